@@ -10,6 +10,7 @@ use std::{env, thread};
 use anyhow::{Context, Result, bail};
 use images::Images;
 
+use crate::children;
 use crate::wait::{self, Scratch};
 
 /// A kernel that has not said a word under KVM for so long is taken for not running.
@@ -70,7 +71,7 @@ fn try_kvm(images: &Images) -> Result<bool> {
     command.args(["-M", "q35", "-m", "256M", "-nodefaults", "-display", "none", "-vga", "none", "-monitor", "none"]);
     command.args(Accel::Kvm.args()).arg("-no-reboot").arg("-serial").arg(format!("file:{}", console.display()));
     command.arg("-kernel").arg(&kernel.vmlinuz).args(["-append", "console=ttyS0 earlyprintk=ttyS0 panic=-1"]);
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let mut child = children::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))?;
     let result = wait::until("a kernel under KVM", PROBE_LIMIT, || {
         let spoke = says_linux(&console);
         let ended = child.try_wait()?.is_some();

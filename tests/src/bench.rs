@@ -1,11 +1,13 @@
 //! What benchmarks report: metrics with their baseline and target, as a table and as JSON.
 
-use std::borrow::Cow;
-use std::fs;
-use std::path::Path;
+pub mod conditions;
+mod record;
 
-use anyhow::{Context, Result};
+use std::borrow::Cow;
+
 use serde_json::{Value, json};
+
+pub use record::Record;
 
 /// What a target demands of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -109,8 +111,8 @@ impl Metric {
     }
 }
 
-/// Prints the table, and writes the JSON file if one is wanted.
-pub fn report(metrics: &[Metric], file: Option<&Path>) -> Result<()> {
+/// Prints the table.
+pub fn print(metrics: &[Metric]) {
     println!(
         "{:44} {:>14} {:8} {:>14} {:>8} {:>10}  met  what others report",
         "metric", "value", "unit", "baseline", "ratio", "target"
@@ -132,25 +134,6 @@ pub fn report(metrics: &[Metric], file: Option<&Path>) -> Result<()> {
             metric.peer.unwrap_or_default()
         );
     }
-    file.map_or(Ok(()), |file| write(metrics, file))
-}
-
-/// Writes the JSON file.
-pub fn write(metrics: &[Metric], file: &Path) -> Result<()> {
-    let text = serde_json::to_string_pretty(&json!({
-        "metrics": metrics.iter().map(Metric::json).collect::<Vec<_>>()
-    }))?;
-    fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))
-}
-
-/// Reads the figures of a JSON file that [`write()`] has made. None when there is no such file.
-pub fn read(file: &Path) -> Result<Vec<Metric>> {
-    if !file.exists() {
-        return Ok(Vec::new());
-    }
-    let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let found: Value = serde_json::from_str(&text).with_context(|| format!("{} holds no figures", file.display()))?;
-    Ok(found["metrics"].as_array().into_iter().flatten().filter_map(Metric::of_json).collect())
 }
 
 /// Small values with the digits that tell them apart.
@@ -178,6 +161,9 @@ pub fn median(values: &[f64]) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -188,18 +174,46 @@ mod tests {
         assert_eq!(Metric::plain("count", 3.0, "messages").met(), None);
     }
 
+    /// A figure that is a little beyond what its target demands.
+    fn worsened(metric: &Metric) -> Metric {
+        let of = metric.baseline.unwrap_or(1.0);
+        let value = match metric.target {
+            Target::AtMost(most) => (most + most.abs() * 0.01 + 1e-6) * of,
+            Target::AtLeast(least) => (least - least.abs() * 0.01 - 1e-6) * of,
+            Target::None => metric.value,
+        };
+        Metric { value, ..metric.clone() }
+    }
+
+    /// The files of figures in the documentation, with the rows that benchmarks of this program have.
+    fn committed() -> Vec<(String, Vec<Metric>, Vec<Value>)> {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let paths = fs::read_dir(docs).unwrap().map(|entry| entry.unwrap().path());
+        let files = paths.filter(|path| path.extension().is_some_and(|of| of == "json")).filter_map(|path| {
+            let text = fs::read_to_string(&path).unwrap();
+            let rows = serde_json::from_str::<Value>(&text).unwrap()["metrics"].as_array()?.clone();
+            let metrics = rows.iter().filter_map(Metric::of_json).collect();
+            Some((path.file_name().unwrap().to_string_lossy().into_owned(), metrics, rows))
+        });
+        files.collect()
+    }
+
     #[test]
-    fn what_was_written_is_read() {
-        let metrics = [
-            Metric::ratio("read", 24.0, "us", 20.0, Target::AtMost(1.2)),
-            Metric::ratio("kept", 96.0, "1/s", 100.0, Target::AtLeast(0.96)),
-            Metric::plain("strikes", 0.0, "strikes").target(Target::AtMost(0.0)),
-            Metric::plain("count", 3.0, "messages"),
-        ];
-        let file = tempfile::NamedTempFile::new().unwrap();
-        write(&metrics, file.path()).unwrap();
-        assert_eq!(read(file.path()).unwrap(), metrics);
-        assert!(read(&file.path().with_extension("none")).unwrap().is_empty());
+    fn figures_in_the_documentation_are_judged_and_would_be_missed_if_they_were_worse() {
+        let files = committed();
+        assert!(files.iter().any(|(_, metrics, _)| metrics.iter().any(|metric| metric.met() == Some(true))));
+        for (file, metrics, rows) in files {
+            assert_eq!(metrics.len(), rows.len(), "{file}: a row is no figure");
+            for (metric, row) in metrics.iter().zip(rows) {
+                assert_eq!(row["met"].as_bool(), metric.met(), "{file}: {}", metric.name);
+                if metric.target == Target::None {
+                    continue;
+                }
+                let worse = worsened(metric);
+                assert_eq!(worse.met(), Some(false), "{file}: {} cannot be missed", metric.name);
+                assert!(worse.json()["met"] == Value::Bool(false), "{file}: {}", metric.name);
+            }
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use rig::service_manager::ServiceManager;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::children;
 use crate::http;
 use crate::wait::{self, Scratch};
 
@@ -247,8 +248,9 @@ fn spawn(scratch: &Scratch, command: &mut Command) -> Result<Child> {
     let output = File::options().create(true).append(true).open(&log);
     let output = output.with_context(|| format!("cannot write {}", log.display()))?;
     let errors = output.try_clone().context("the daemon's log")?;
-    let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn();
-    child.with_context(|| format!("cannot start {}", command.get_program().to_string_lossy()))
+    let name = command.get_program().to_string_lossy().into_owned();
+    let child = children::spawn(command.stdin(Stdio::null()).stdout(output).stderr(errors));
+    child.with_context(|| format!("cannot start {name}"))
 }
 
 /// Runs `command` to its end; it is killed when it takes longer than `limit`.

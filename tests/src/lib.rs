@@ -5,6 +5,7 @@
 //! - [`daemon`]: `mediatord` and `mediatorctl` as an operator runs them;
 //! - [`accel`]: whether KVM can be used here, found out by trying;
 //! - [`mod@bench`]: metrics with baseline and target;
+//! - [`children`]: programs that end with this one;
 //! - [`guest`]: steps that most stories share: configuration, driver, workload;
 //! - [`crowd`]: VMs that share a card; [`contest`]: what each gets of its time;
 //! - [`host`]: a Debian host with systemd, for the package; [`files`]: what a machine gets before it boots;
@@ -38,6 +39,7 @@
 pub mod accel;
 pub mod agent;
 pub mod bench;
+pub mod children;
 pub mod contest;
 pub mod crowd;
 pub mod daemon;

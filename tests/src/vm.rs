@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::accel::Accel;
 use crate::agent::{Agent, Health, Output, Pending};
+use crate::children;
 use crate::klog;
 use crate::qmp::Qmp;
 use crate::wait::{self, Scratch};
@@ -206,7 +207,7 @@ impl Vm {
         let output = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
         let mut command = config.command(folder);
         let errors = output.try_clone().context("QEMU's log")?;
-        let child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn();
+        let child = children::spawn(command.stdin(Stdio::null()).stdout(output).stderr(errors));
         let child = child.with_context(|| format!("cannot start {}", config.qemu.program.display()))?;
         let guard = KillOnDrop(Arc::new(Mutex::new(child)));
         let health: Health = {

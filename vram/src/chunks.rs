@@ -314,6 +314,12 @@ impl ChunkTable {
         self.stock_mut(spot.tier()).quarantine(spot.number());
     }
 
+    /// Chunks of the card without an owner: those that are zeroed, and those that wait to be.
+    #[must_use]
+    pub fn zeroed(&self) -> (u32, u32) {
+        (self.card.free(), self.card.unscrubbed())
+    }
+
     /// The accounts.
     #[must_use]
     pub fn summary(&self) -> Summary {

@@ -71,7 +71,7 @@ enum Command {
         /// Only the attacks of `isolation` (or other parts) whose name contains one of these, with commas between.
         #[arg(long, value_name = "PART")]
         only: Option<String>,
-        /// Keep what the file of `--json` has of `isolation`, and measure the rest.
+        /// Keep what the file of `--json` has, and measure the rest.
         #[arg(long, requires = "json")]
         resume: bool,
         /// Measure beside so many busy loops.
@@ -107,7 +107,7 @@ struct TestArgs {
     /// How long each fuzz target runs, in seconds.
     #[arg(long, value_name = "N", default_value_t = 10)]
     fuzz_seconds: u32,
-    /// Guest tests at the same time; by default one for each two CPUs.
+    /// Guest tests at the same time; by default one for each CPU, and one for each two where a test takes several.
     #[arg(long, value_name = "N")]
     guest_threads: Option<usize>,
     /// Test beside so many busy loops.

@@ -79,6 +79,17 @@ impl Suite {
         !matches!(self, Self::Hosts | Self::Slurm | Self::Xen)
     }
 
+    /// Returns how many of its tests with guests run at the same time on so many CPUs, but for those that are to be
+    /// [alone](is_alone).
+    fn guests_at_once(self, cpus: usize) -> usize {
+        match self {
+            // Much of such a test is one guest's boot, which takes one CPU.
+            Self::Guest | Self::Hostile | Self::Chaos | Self::Fleet => cpus.clamp(1, 8),
+            // A machine that has machines of its own takes several CPUs by itself.
+            _ => (cpus / 2).clamp(1, 8),
+        }
+    }
+
     /// Limit of one of its tests: several times what the longest takes beside busy loops.
     fn limit(self) -> Duration {
         Duration::from_secs(match self {
@@ -167,14 +178,14 @@ impl<'a> Session<'a> {
             Runner::Integration { guests } => {
                 let programs = self.programs(|program| suite_of(program) == Some(suite))?;
                 ensure!(!programs.is_empty(), "tests/tests/{}.rs does not exist", suite.name());
-                self.integration(&programs, manner, guests)
+                self.integration(suite, &programs, manner, guests)
             }
             Runner::Fleet => {
                 let programs = self.programs(|program| program.group == Group::Fleet)?;
                 let mut outcome = self.run_tests(&programs, &manner)?;
                 let guests = self.programs(|program| suite_of(program) == Some(suite))?;
                 if !guests.is_empty() {
-                    outcome += self.integration(&guests, manner, true)?;
+                    outcome += self.integration(suite, &guests, manner, true)?;
                 }
                 Ok(outcome)
             }
@@ -198,7 +209,7 @@ impl<'a> Session<'a> {
     }
 
     /// Runs an integration test of the crate `tests`; with the images of guests, or without.
-    fn integration(&mut self, programs: &[Program], manner: Manner<'_>, guests: bool) -> Result<Outcome> {
+    fn integration(&mut self, suite: Suite, programs: &[Program], manner: Manner<'_>, guests: bool) -> Result<Outcome> {
         if let Some(images) = self.images.as_mut().filter(|_| guests) {
             images.wait()?;
         }
@@ -206,10 +217,13 @@ impl<'a> Session<'a> {
             // A guest that boots alone leaves a part of the processors.
             self.targets = Some(Background::start(|| fuzz::build(Some(1))));
         }
-        // An emulated guest uses a CPU, and the daemon and the software card another.
-        let at_once = if guests { (manner.at_once / 2).clamp(1, 8) } else { manner.at_once };
+        let at_once = if guests { suite.guests_at_once(manner.at_once) } else { manner.at_once };
         let at_once = self.args.guest_threads.unwrap_or(at_once);
-        self.run_tests(programs, &Manner { at_once, ..manner })
+        let (alone, beside): (Vec<_>, Vec<_>) =
+            self.tests(programs)?.into_iter().partition(|test| guests && is_alone(&test.name));
+        let mut outcome = runner::run(&beside, &Manner { at_once, ..manner })?;
+        outcome += runner::run(&alone, &Manner { at_once: 1, ..manner })?;
+        Ok(outcome)
     }
 
     /// The test programs that are `wanted`.
@@ -220,15 +234,19 @@ impl<'a> Session<'a> {
         Ok(self.programs.iter().flatten().filter(|program| wanted(program)).cloned().collect())
     }
 
-    /// Runs those tests of some programs that were asked for.
-    fn run_tests(&self, programs: &[Program], manner: &Manner<'_>) -> Result<Outcome> {
+    /// Those tests of some programs that were asked for.
+    fn tests<'p>(&self, programs: &'p [Program]) -> Result<Vec<Test<'p>>> {
         let filter = self.args.filter.as_deref().unwrap_or_default();
         let mut tests = Vec::new();
         for program in programs {
             let names = program.tests()?.into_iter().filter(|name| name.contains(filter));
             tests.extend(names.map(|name| Test { program, name }));
         }
-        runner::run(&tests, manner)
+        Ok(tests)
+    }
+
+    fn run_tests(&self, programs: &[Program], manner: &Manner<'_>) -> Result<Outcome> {
+        runner::run(&self.tests(programs)?, manner)
     }
 
     /// Runs the examples in documentation.
@@ -242,6 +260,12 @@ fn cargo_test(command: &mut Command) -> Result<Tally> {
     let mut reader = Reader::default();
     let status = lines(command, |line| reader.line(line))?;
     Ok(reader.finish(status.success()))
+}
+
+/// Says whether a test with guests is to have the processors for itself: guests compete in it for a card's time, and one that
+/// stands still because its processor is another's has less of it.
+fn is_alone(test: &str) -> bool {
+    test.starts_with("rogues::")
 }
 
 /// Says whether the suite `fleet` boots guests.

@@ -7,6 +7,7 @@
 
 use super::{Policy, Room, Standing, View};
 use crate::config::VgpuParams;
+use crate::lane::Member;
 use crate::scheduler::{is_order_of, of_members};
 use crate::shares::{Claim, divide, scale};
 use crate::types::{Nanos, VgpuId};
@@ -102,13 +103,18 @@ impl Budgets {
     /// were filled last. The others rest.
     ///
     /// Two kinds have a bound. Who wants nothing now has no more than its share, or what it has just used. Who had more than its share left
-    /// while overdrawn ones ran for want of others, or while it had the engine for itself, loses that, and is given no
+    /// while overdrawn ones ran for want of others, or while nobody else wanted the engine, loses that, and is given no
     /// more. A debt is forgiven beyond a period for each that competes: it is that deep only if others have saved as much.
     fn competitors(&mut self, view: &View<'_>, passed: u64) -> Vec<Competitor> {
         let period = view.config.band.period_ns;
         let weights = view.members.values().map(|member| u64::from(member.params.weight)).sum();
-        let users = self.budgets.values().filter(|budget| budget.used > 0).count();
-        let spare = if users == 1 { i64::MAX } else { signed(self.spare) };
+        let wants = |vgpu, member: &Member| {
+            let used = self.budgets.get(vgpu).is_some_and(|budget| budget.used > 0);
+            used || member.active(view.now, view.config.band.wait_ns)
+        };
+        // One that wants to and owes is no reason for another to lose what it has saved.
+        let alone = view.members.iter().filter(|(vgpu, member)| wants(vgpu, member)).count() == 1;
+        let spare = if alone { i64::MAX } else { signed(self.spare) };
         self.spare = 0;
         let mut competing = Vec::new();
         for (vgpu, member) in view.members {

@@ -5,8 +5,8 @@ use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Schedul
 use std::collections::{BTreeMap, VecDeque};
 
 /// Length of a neighbour's kernel, and of one of the other, in ns.
-const SHORT: u64 = 4_900_000;
-const LONG: u64 = 24_400_000;
+const SHORT: u64 = 9_900_000;
+const LONG: u64 = 50_000_000;
 /// Times between two toggles, and time between an end and when it is seen.
 const TOGGLES: [u64; 5] = [200_000, 600_000, 3_000_000, 11_000_000, 31_000_000];
 const SEEN: u64 = 100_000;

@@ -64,10 +64,14 @@ impl Published {
         let passed = (period - self.period) * PERIOD;
         // Of those that compete and are not at their bound: that, and what they have used.
         let mut loose = BTreeMap::new();
-        let alone = self.queue.iter().filter(|vgpu| vgpu.debited > 0).count() == 1;
-        for vgpu in &mut self.queue {
+        let current = self.current;
+        let wants = |vgpu: &VirtualGpu| {
             let near = vgpu.seen.is_some_and(|seen| now - seen <= WAIT);
-            let wants = near || self.current == Some(vgpu.id) || !vgpu.suspended.is_empty();
+            near || current == Some(vgpu.id) || !vgpu.suspended.is_empty()
+        };
+        let alone = self.queue.iter().filter(|vgpu| vgpu.debited > 0 || wants(vgpu)).count() == 1;
+        for vgpu in &mut self.queue {
+            let wants = wants(vgpu);
             let debited = std::mem::take(&mut vgpu.debited).min(PERIOD);
             vgpu.competes = wants || debited > 0;
             (vgpu.used, vgpu.fills_in) = (0, false);

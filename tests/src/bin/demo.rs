@@ -23,6 +23,9 @@ struct Row {
 }
 
 fn main() -> ExitCode {
+    if let Err(error) = tests::children::end_with_parent() {
+        eprintln!("demo: it goes on when whoever has started it is killed: {error}");
+    }
     match run(std::env::args().any(|arg| arg == "--full")) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

@@ -55,6 +55,7 @@ impl Told {
 impl HostCard {
     /// Moves what the balancer wants moved. Returns when it wants to be asked again, if at any time.
     fn balance(&self, told: &mut Told) -> Option<Duration> {
+        while self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}
         let waiting = self.lock().vram().waiting();
         let stirred = self.lock().stir();
         let mut moved = self.carry_out(stirred);

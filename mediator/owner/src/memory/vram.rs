@@ -13,9 +13,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::{CardAddr, ChunkTable, GuestAddr, HostAddr, Lookup, PagePool, Place, PoolError, ScrubWork, VmId};
 
-/// Bytes that are zeroed with the card's lock held, when there is time: a chunk may be far larger. Some 20 us through a window
-/// of hardware.
-pub(crate) const SCRUB_PIECE: u64 = 64 << 10;
+/// Bytes that are zeroed with the card's lock held, when there is time: a chunk may be far larger. Some 5 us through a window
+/// of hardware, and where the software card's memory is touched for the first time, four pages that the host has to find.
+pub(crate) const SCRUB_PIECE: u64 = 16 << 10;
+/// Chunks of the card that are kept free and zeroed, if there are as many: who needs one at once would have it zeroed whole with
+/// the card's lock held.
+const AHEAD: u32 = 8;
 
 /// Pages of a chunk, one bit each.
 pub(crate) struct Dirty(Vec<u64>);
@@ -141,6 +144,7 @@ impl CardVram {
                         }
                     }
                     self.refusals.placed(chunk);
+                    self.ring_for_zeroed();
                     return Some(placed.place);
                 }
                 // Ends: each turn makes one of the chunks that wait a free one.
@@ -362,6 +366,7 @@ impl CardVram {
         if self.is_tight() {
             self.wakeup.ring();
         }
+        self.ring_for_zeroed();
         Ok(address)
     }
 
@@ -401,6 +406,23 @@ impl CardVram {
     #[must_use]
     pub fn is_vain(&self, vm: VmId, since: Looks, limit: Duration) -> bool {
         self.wants.is_vain(vm, since, limit, self.has_host_memory())
+    }
+
+    /// Wakes the mover when few of the chunks that are free are zeroed.
+    fn ring_for_zeroed(&self) {
+        let (zeroed, to_scrub) = self.chunks.zeroed();
+        if to_scrub > 0 && zeroed < AHEAD / 2 {
+            self.wakeup.ring();
+        }
+    }
+
+    /// As [`Self::scrub_piece`], unless enough chunks are free and zeroed.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub(crate) fn scrub_ahead(&mut self) -> Result<bool, HostError> {
+        let (zeroed, to_scrub) = self.chunks.zeroed();
+        if to_scrub == 0 || zeroed >= AHEAD { Ok(false) } else { self.scrub_piece() }
     }
 
     /// Scrubs one chunk that waits for it, or ends what was begun with; false when there is none.

@@ -1,5 +1,6 @@
 //! What is given only when it is asked for, and what a guest is told when there is no more.
 
+use super::oversubscribe::eventually;
 use super::{A, B, MIB, Rig, VM_MIB, driver, rig, usage};
 use nvspec::mmu::fault::unit;
 use nvspec::regs::pfifo;
@@ -36,6 +37,20 @@ fn vram_has_no_place_before_it_is_used() {
     assert_eq!((usage(&rig).2, guest.peek(3 * MIB)), (1, 7));
     guest.reconnect();
     assert_eq!((usage(&rig).2, guest.peek(3 * MIB)), (0, 0));
+}
+
+#[test]
+fn chunks_are_zeroed_before_anybody_needs_them() {
+    let rig = rig();
+    let mut guest = rig.guest(0, VM_MIB, 4);
+    let zeroed = || rig.host.lock().vram().chunks.zeroed();
+    eventually("chunks that are zeroed", || zeroed().0 >= 8);
+    // Not all: what nobody wants soon can wait, and costs a host the software card's memory.
+    let (before, left) = zeroed();
+    assert!(before < 16 && left > 0, "{before} are zeroed, {left} are not");
+    // As many as are used are zeroed behind them.
+    (0..6).for_each(|chunk| guest.poke(chunk * 2 * MIB, 7));
+    eventually("more chunks that are zeroed", || zeroed().0 >= 8 || zeroed().1 == 0);
 }
 
 #[test]

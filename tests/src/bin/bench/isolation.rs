@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tests::bench::{Metric, Target, read, write};
+use tests::bench::{Metric, Record, Target};
 use tests::contest::{Contest, Load, Outcome};
 use tests::crowd::{Crowd, name_of};
 use tests::daemon::Daemon;
@@ -46,43 +46,33 @@ pub const ALL: &str = "isolation";
 /// Policies.
 pub const POLICIES: [&str; 5] = ["direct", "fifo", "credit", "band", "disengaged"];
 
-/// Measures under some policies, with one boot of the guests; what is there is written to the file as soon as it is known. To
-/// be resumed, a run keeps each row of figures of the file whose last one is there.
-pub fn run(policies: &[&str], request: &Request) -> Result<Vec<Metric>> {
-    let mut metrics = match &request.file {
-        Some(file) if request.resume => read(file)?,
-        _ => Vec::new(),
-    };
+/// Measures under some policies, with one boot of the guests; what is there is recorded as soon as it is known. Each row of
+/// figures is kept whose last one is there.
+pub fn run(policies: &[&str], request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
     let wanted: Vec<Rogue> = Rogue::ATTACKS.into_iter().filter(|rogue| request.wants(rogue.name)).collect();
     let missing = |metrics: &[Metric], policy: &str| -> Vec<Rogue> {
         let has =
             |rogue: &Rogue| metrics.iter().any(|it| it.name == format!("isolation.{policy}.{}.attempts", rogue.name));
         wanted.iter().copied().filter(|rogue| !has(rogue)).collect()
     };
-    if policies.iter().all(|policy| missing(&metrics, policy).is_empty()) {
-        return Ok(metrics);
+    if policies.iter().all(|policy| missing(record.metrics(), policy).is_empty()) {
+        return Ok(Vec::new());
     }
     let mut crowd = Crowd::boot("isolation", 2, MEMORY_MIB, Rogue::KEYS)?;
     for policy in policies {
-        let rogues = missing(&metrics, policy);
+        let rogues = missing(record.metrics(), policy);
         if !rogues.is_empty() {
-            under(&mut crowd, policy, &rogues, request, &mut metrics)?;
+            under(&mut crowd, policy, &rogues, request, record)?;
         }
     }
     if !crowd.daemon().alive() {
         anyhow::bail!("mediatord has ended\n{}", crowd.daemon().log_tail());
     }
-    Ok(metrics)
+    Ok(Vec::new())
 }
 
 /// Measures some attacks under one policy.
-fn under(
-    crowd: &mut Crowd,
-    policy: &str,
-    rogues: &[Rogue],
-    request: &Request,
-    metrics: &mut Vec<Metric>,
-) -> Result<()> {
+fn under(crowd: &mut Crowd, policy: &str, rogues: &[Rogue], request: &Request, record: &mut Record) -> Result<()> {
     let measured = request.seconds.map_or(MEASURED, Duration::from_secs);
     crowd.set(&["--policy", policy])?;
     let steady = |vm| Load::kernels(vm, ROUNDS, IN_FLIGHT);
@@ -94,7 +84,7 @@ fn under(
     let row = |what: &str| format!("isolation.{policy}.{what}");
     eprintln!("bench: {}: {alone:.1} submissions/s alone, {share:.1} beside a well-behaved guest", row("neighbour"));
     let plain = |what: &str, value| Metric::plain(row(what), value, "1/s");
-    replace(metrics, vec![plain("idle_neighbour", alone), plain("share", share)]);
+    record.put(vec![plain("idle_neighbour", alone), plain("share", share)])?;
     for rogue in rogues {
         let row = row(rogue.name);
         Rogue::unpunished(crowd)?;
@@ -108,21 +98,10 @@ fn under(
                 vec![Metric::plain(format!("{row}.failed"), 1.0, "runs").target(Target::AtMost(0.0))]
             }
         };
-        metrics.retain(|metric| metric.name != format!("{row}.failed"));
-        replace(metrics, found);
-        request.file.as_deref().map_or(Ok(()), |file| write(metrics, file))?;
+        record.forget(&format!("{row}.failed"));
+        record.put(found)?;
     }
     Ok(())
-}
-
-/// Puts figures in the place of those with the same names, and others behind the rest.
-fn replace(metrics: &mut Vec<Metric>, found: Vec<Metric>) {
-    for metric in found {
-        match metrics.iter_mut().find(|known| known.name == metric.name) {
-            Some(known) => *known = metric,
-            None => metrics.push(metric),
-        }
-    }
 }
 
 /// Requests of the admin API, one after the other with pauses, on a thread of its own.

@@ -1,5 +1,6 @@
 //! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--only PART] [--resume]`: measures, beside a baseline in the same run.
-//! Without a name, all of them; a name is that of one, or what stands before the `-` of several.
+//! Without a name, all of them; a name is that of one, or what stands before the `-` of several. What is known is in the file at
+//! once, and a run that was cut short goes on with `--resume` behind the last benchmark that had ended.
 
 mod bars;
 mod compute;
@@ -18,7 +19,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use tests::bench::{Metric, report};
+use tests::bench::{Metric, Record, conditions, print};
 
 /// Wishes of the caller.
 #[derive(Default)]
@@ -29,8 +30,6 @@ struct Request {
     seconds: Option<u64>,
     /// Leaves out the parts whose name contains none of these, with commas between, where there are such.
     only: Option<String>,
-    /// Keeps the figures that the file has, where parts can be told apart.
-    resume: bool,
 }
 
 impl Request {
@@ -41,25 +40,25 @@ impl Request {
 }
 
 /// A benchmark by name.
-type Benchmark = (&'static str, fn(&Request) -> Result<Vec<Metric>>);
+type Benchmark = (&'static str, fn(&Request, &mut Record) -> Result<Vec<Metric>>);
 
 const BENCHMARKS: [Benchmark; 16] = [
-    ("transport", |_| transport::run()),
-    ("shadow", |_| shadow::run()),
-    ("compute", |_| compute::run()),
-    ("sched-sim", |request| sched::run(request.only.as_deref())),
-    ("sched-guests", |_| sched_guests::run()),
-    ("swap", |request| swap::run(request.file.as_deref())),
-    ("fv", |_| fv::run()),
-    ("lockhold", |_| lockhold::run()),
-    ("pv", |request| pv::run(request.file.as_deref())),
-    ("xen", |_| xen::run()),
-    (isolation::ALL, |request| isolation::run(&isolation::POLICIES, request)),
-    ("isolation-direct", |request| isolation::run(&["direct"], request)),
-    ("isolation-fifo", |request| isolation::run(&["fifo"], request)),
-    ("isolation-credit", |request| isolation::run(&["credit"], request)),
-    ("isolation-band", |request| isolation::run(&["band"], request)),
-    ("isolation-disengaged", |request| isolation::run(&["disengaged"], request)),
+    ("transport", |_, _| transport::run()),
+    ("shadow", |_, _| shadow::run()),
+    ("compute", |_, _| compute::run()),
+    ("sched-sim", |request, _| sched::run(request.only.as_deref())),
+    ("sched-guests", |_, _| sched_guests::run()),
+    ("swap", |request, _| swap::run(request.file.as_deref())),
+    ("fv", |_, _| fv::run()),
+    ("lockhold", |_, _| lockhold::run()),
+    ("pv", |request, _| pv::run(request.file.as_deref())),
+    ("xen", |_, _| xen::run()),
+    (isolation::ALL, |request, record| isolation::run(&isolation::POLICIES, request, record)),
+    ("isolation-direct", |request, record| isolation::run(&["direct"], request, record)),
+    ("isolation-fifo", |request, record| isolation::run(&["fifo"], request, record)),
+    ("isolation-credit", |request, record| isolation::run(&["credit"], request, record)),
+    ("isolation-band", |request, record| isolation::run(&["band"], request, record)),
+    ("isolation-disengaged", |request, record| isolation::run(&["disengaged"], request, record)),
 ];
 
 /// Whether a benchmark is one of those that `name` asks for.
@@ -76,7 +75,11 @@ fn is_of(known: &str, name: Option<&str>) -> bool {
 }
 
 fn main() -> ExitCode {
-    let mut name = None;
+    if let Err(error) = tests::children::end_with_parent() {
+        eprintln!("bench: it goes on when whoever has started it is killed: {error}");
+    }
+    conditions::note();
+    let (mut name, mut resume) = (None, false);
     let mut request = Request::default();
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
@@ -84,7 +87,7 @@ fn main() -> ExitCode {
             "--json" => request.file = args.next().map(PathBuf::from),
             "--seconds" => request.seconds = args.next().and_then(|seconds| seconds.parse().ok()),
             "--only" => request.only = args.next(),
-            "--resume" => request.resume = true,
+            "--resume" => resume = true,
             _ => name = Some(arg),
         }
     }
@@ -94,11 +97,21 @@ fn main() -> ExitCode {
             let names: Vec<_> = BENCHMARKS.iter().map(|(name, _)| *name).collect();
             bail!("there is no benchmark {:?}; there are: {}", name.unwrap_or_default(), names.join(" "));
         }
-        let mut metrics = Vec::new();
-        for (_, benchmark) in chosen {
-            metrics.extend(benchmark(&request)?);
+        let mut record = Record::open(request.file.clone(), resume)?;
+        // Of one that measures parts only, another call may want others.
+        let whole = request.only.is_none();
+        for (known, benchmark) in chosen {
+            if whole && record.has_ended(known) {
+                continue;
+            }
+            let found = benchmark(&request, &mut record)?;
+            record.put(found)?;
+            if whole {
+                record.end(known)?;
+            }
         }
-        report(&metrics, request.file.as_deref())
+        print(record.metrics());
+        Ok(())
     };
     match run() {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,6 +4,24 @@ use crate::mutations::Mutation;
 
 pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
+        name: "alone-beside-debtor",
+        what: "who has saved time keeps it while another one wants to run and owes",
+        package: "sched",
+        file: "sched/src/policy/credit.rs",
+        from: "            used || member.active(view.now, view.config.band.wait_ns)\n",
+        to: "            let _ = member;\n            used\n",
+        tests: "toggled::",
+    },
+    Mutation {
+        name: "zeroed-ahead",
+        what: "chunks that are free are zeroed before anybody needs them",
+        package: "vgpu",
+        file: "mediator/owner/src/host_card/mover.rs",
+        from: "        while self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}\n",
+        to: "",
+        tests: "demand::",
+    },
+    Mutation {
         name: "mover-and-waiter",
         what: "the mover and a VM that waits for memory do not keep each other busy",
         package: "owner",

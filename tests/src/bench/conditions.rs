@@ -1,0 +1,66 @@
+//! What figures were measured of, where and when: a file of them says so itself.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::thread::available_parallelism;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
+/// Names the commit where the sources are not at hand, as the CUDA benchmark has it.
+const COMMIT_VARIABLE: &str = "GPU_MEDIATOR_COMMIT";
+
+/// Notes the conditions, once; to be called when the program starts, before it makes a load of its own.
+pub fn note() -> &'static Value {
+    static NOTED: OnceLock<Value> = OnceLock::new();
+    NOTED.get_or_init(|| {
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        json!({
+            "commit": std::env::var(COMMIT_VARIABLE).ok().or_else(commit),
+            "started": started,
+            "command": std::env::args().skip(1).collect::<Vec<_>>(),
+            "processor": processor(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
+            "cpus": available_parallelism().map_or(0, usize::from),
+            "kernel": fs::read_to_string("/proc/sys/kernel/osrelease").map(|text| text.trim().to_owned()).ok(),
+            "load_before": load(&fs::read_to_string("/proc/loadavg").unwrap_or_default()),
+        })
+    })
+}
+
+/// The commit of the sources; `+` says that they were changed since.
+fn commit() -> Option<String> {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").args(args).current_dir(Path::new(env!("CARGO_MANIFEST_DIR"))).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let head = git(&["rev-parse", "HEAD"])?;
+    // What was measured before is no part of what is measured.
+    let changed = git(&["status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs"])?;
+    Some(if changed.is_empty() { head } else { head + "+" })
+}
+
+/// The model of the processor, in the text of `/proc/cpuinfo`.
+fn processor(text: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    line.split_once(':').map(|(_, model)| model.trim().to_owned())
+}
+
+/// Load of the minute before, in the text of `/proc/loadavg`.
+fn load(text: &str) -> Option<f64> {
+    text.split(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditions_are_those_of_this_host() {
+        let noted = note();
+        assert!(noted["started"].as_u64().unwrap() > 1_700_000_000 && noted["cpus"].as_u64().unwrap() > 0, "{noted}");
+        assert_eq!(processor("processor: 0\nmodel name\t: A B 7\n"), Some("A B 7".to_owned()));
+        assert_eq!((processor(""), load("0.25 1 2 3/4 5"), load("")), (None, Some(0.25), None));
+    }
+}

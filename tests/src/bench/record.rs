@@ -1,0 +1,130 @@
+//! The figures of a run, in a file from the moment on that they are known: a night of measurements may be cut short.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::{Metric, conditions};
+
+/// Figures, and which benchmarks have given all of theirs.
+#[derive(Debug, Default)]
+pub struct Record {
+    file: Option<PathBuf>,
+    metrics: Vec<Metric>,
+    ended: BTreeSet<String>,
+}
+
+impl Record {
+    /// A record in `file`, if there is to be one; with `resume`, all that the file has stays.
+    ///
+    /// # Errors
+    /// When the file is no record.
+    pub fn open(file: Option<PathBuf>, resume: bool) -> Result<Self> {
+        let kept = file.as_ref().filter(|file| resume && file.exists());
+        let Some(path) = kept else { return Ok(Self { file, ..Self::default() }) };
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let found: Value =
+            serde_json::from_str(&text).with_context(|| format!("{} holds no figures", path.display()))?;
+        let rows = |key: &str| found[key].as_array().into_iter().flatten();
+        let metrics = rows("metrics").filter_map(Metric::of_json).collect();
+        let ended = rows("ended").filter_map(Value::as_str).map(str::to_owned).collect();
+        Ok(Self { metrics, ended, file })
+    }
+
+    /// All figures so far.
+    pub fn metrics(&self) -> &[Metric] {
+        &self.metrics
+    }
+
+    /// Returns whether a benchmark has given all of its figures.
+    pub fn has_ended(&self, benchmark: &str) -> bool {
+        self.ended.contains(benchmark)
+    }
+
+    /// Puts figures in the place of those with the same names, and others behind the rest.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn put(&mut self, found: Vec<Metric>) -> Result<()> {
+        for metric in found {
+            match self.metrics.iter_mut().find(|known| known.name == metric.name) {
+                Some(known) => *known = metric,
+                None => self.metrics.push(metric),
+            }
+        }
+        self.save()
+    }
+
+    /// Takes a figure out.
+    pub fn forget(&mut self, name: &str) {
+        self.metrics.retain(|metric| metric.name != name);
+    }
+
+    /// Notes that a benchmark has given all of its figures.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn end(&mut self, benchmark: &str) -> Result<()> {
+        self.ended.insert(benchmark.to_owned());
+        self.save()
+    }
+
+    fn save(&self) -> Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let text = serde_json::to_string_pretty(&json!({
+            "run": conditions::note(),
+            "ended": self.ended,
+            "metrics": self.metrics.iter().map(Metric::json).collect::<Vec<_>>()
+        }))?;
+        fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Target;
+    use super::*;
+
+    fn strikes(value: f64) -> Metric {
+        Metric::plain("strikes", value, "strikes").target(Target::AtMost(0.0))
+    }
+
+    #[test]
+    fn what_was_measured_before_a_run_was_cut_short_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = Some(folder.path().join("all.json"));
+        let metrics = [
+            Metric::ratio("read", 24.0, "us", 20.0, Target::AtMost(1.2)),
+            Metric::ratio("kept", 96.0, "1/s", 100.0, Target::AtLeast(0.96)),
+            strikes(0.0),
+            Metric::plain("count", 3.0, "messages"),
+        ];
+        let mut record = Record::open(file.clone(), false).unwrap();
+        record.put(metrics[..1].to_vec()).unwrap();
+        record.put(metrics[1..].to_vec()).unwrap();
+        record.end("transport").unwrap();
+        let mut resumed = Record::open(file.clone(), true).unwrap();
+        assert_eq!(resumed.metrics(), metrics);
+        assert!(resumed.has_ended("transport") && !resumed.has_ended("fv"));
+        resumed.put(vec![strikes(2.0)]).unwrap();
+        resumed.forget("count");
+        resumed.end("fv").unwrap();
+        let again = Record::open(file.clone(), true).unwrap();
+        assert_eq!((again.metrics().len(), &again.metrics()[2]), (3, &strikes(2.0)));
+        let text = fs::read_to_string(file.as_ref().unwrap()).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap()["run"], *conditions::note());
+        assert!(Record::open(file, false).unwrap().metrics().is_empty(), "a run from the beginning");
+    }
+
+    #[test]
+    fn file_that_is_no_record_is_an_error_that_names_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("broken.json");
+        fs::write(&file, "{").unwrap();
+        let error = format!("{:#}", Record::open(Some(file), true).unwrap_err());
+        assert!(error.contains("broken.json holds no figures"), "{error}");
+    }
+}
