@@ -71,8 +71,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "no host memory is pinned ahead of need while chunks move",
         package: "cuda-owner",
         file: "cuda/owner/src/core/mod.rs",
-        from: "        if self.relocations.is_empty() {\n            // To pin",
-        to: "        {\n            // To pin",
+        from: "        if !self.relocations.is_empty() {\n            self.moved_at = Some(self.clock);\n        } else {",
+        to: "        {",
         tests: "core::tests",
     },
     Mutation {
