@@ -49,7 +49,7 @@ struct SavedClient {
     link: SavedLink,
 }
 
-/// Why a client cannot be handed over, or taken over.
+/// Reason that a client cannot be handed over, or taken over.
 #[derive(Debug, Error)]
 pub enum ParkError {
     /// What was saved is none that there can be.

@@ -1,4 +1,4 @@
-//! What figures were measured of, where and when: a file of them says so itself.
+//! Conditions of a measurement: of what, where and when. A file of figures says so itself.
 
 use std::fs;
 use std::path::Path;

@@ -297,9 +297,12 @@ fn vms_lose_a_card_that_the_host_takes_away_and_are_told_why() {
     }
 }
 
+/// Something that befalls a card.
+type Mishap = fn(&Machine);
+
 #[test]
 fn vms_lose_a_card_that_is_reset_or_goes_silent_behind_the_mediators_back() {
-    let cases: [(fn(&Machine), &str); 2] = [
+    let cases: [(Mishap, &str); 2] = [
         (|machine| machine.sim.reset(), "somebody else has reset it"),
         (|machine| machine.silent.store(true, Ordering::SeqCst), "it does not answer any more"),
     ];

@@ -42,7 +42,7 @@ impl Outbox {
         Ok(SavedOutbox { bytes: bytes.get(*sent..).unwrap_or_default().to_vec(), fds: places })
     }
 
-    /// What waited, of which there may be `most` bytes and a message.
+    /// Returns what waited, of which there may be `most` bytes and a message.
     pub(super) fn restored(saved: SavedOutbox, given: &Given, most: usize) -> Result<Self, ParkError> {
         let SavedOutbox { bytes, fds } = saved;
         let within = |place: u32| usize::try_from(place).is_ok_and(|place| place < bytes.len());

@@ -1,4 +1,4 @@
-//! What is behind a link as it is saved: the client's memory and its interrupts.
+//! Saves what is behind a link: the client's memory and its interrupts.
 
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ impl Link {
         Ok(SavedLink { memory, interrupts: self.interrupts().save(giving)?, unanswered: self.dma().unanswered() })
     }
 
-    /// What the client had lent and attached is behind this link, which is new.
+    /// Puts what the client had lent and attached behind this link, which is new.
     pub(crate) fn restore(
         &self,
         saved: SavedLink,
