@@ -195,6 +195,8 @@ impl<'a> Session<'a> {
             let Some(Cpu { number, port, .. }) = self.cpus.get(at).copied() else { break };
             let Some(request) = requests::take(self.target.requests(), number) else { continue };
             any = true;
+            // It may have come, with writes before it, since the ring was looked at.
+            self.serve_buffered();
             let read = self.request(&request);
             requests::answer(self.target.requests(), number, read);
             // Fails when the domain has gone, which xenstore tells.
