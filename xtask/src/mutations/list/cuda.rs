@@ -100,7 +100,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "cuda/owner/src/core/time.rs",
         from: "< patience && self.more_may_come(turn.holder)",
         to: "< patience && self.more_may_come(turn.holder) && false",
-        tests: "core::tests::a_quantum",
+        tests: "core::tests::quanta::a_quantum",
     },
     Mutation {
         name: "cuda-undisturbed",
