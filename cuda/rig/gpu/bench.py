@@ -287,6 +287,36 @@ def fill(owner, jobs, serial=False):
     return result
 
 
+def pauses(card_mib):
+    """Gaps between the bursts of a small tenant while 20 GiB of one that is idle leave the card for a third one, which fills
+    as much; and the same on a card on which all of that fits."""
+    served = Owner("--card-mib", card_mib, "--host-mib", 26624, "--host-ready-mib", 22528, "--chunk-mib", 16,
+                   "--tenant", "a:20992", "--tenant", "b:20992", "--tenant", "c:2048")
+    time.sleep(6)  # Until the owner has pinned its stock of host memory.
+    idle, comes, small = job("a", "fill", 20, 2, 9), job("b", "fill", 20, 20, 0.05), job("c", "watch", 7)
+    go([idle])
+    time.sleep(1.5)
+    go([small])
+    time.sleep(2.5)
+    go([comes])
+    answers = [finish(child, 60) for child in (idle, comes, small)]
+    owner, (held, other, watched) = served.end(), answers
+    begin, ends = watched.pop("begin", 0), watched.pop("ends_ms", [])
+    from_ms = (other["begin"] - begin) * 1e3
+    until_ms = from_ms + other["fill_s"] * 1e3
+    gaps = {"before": [], "while it fills": [], "while it works": []}
+    for end, after in zip(ends, ends[1:]):
+        when = "before" if after < from_ms else "while it fills" if end < until_ms else "while it works"
+        gaps[when].append(after - end)
+    shown = {}
+    for when, of in gaps.items():
+        of.sort()
+        if of:
+            shown[when] = {"count": len(of), "p50_ms": of[len(of) // 2], "p99_ms": of[len(of) * 99 // 100],
+                           "longest_ms": [round(gap, 2) for gap in of[-5:]]}
+    return {"gaps": shown, "fill_s": other["fill_s"], "answers": answers, "owner": owner}
+
+
 def takeover():
     """The owner is killed under a program that works, and another one takes its place."""
     plain = job(None, "fill", 4, 300, 0.01)
@@ -430,6 +460,7 @@ REPORT["smi"] = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,m
 BOTH = ["--tenant", "a:10240", "--tenant", "b:10240"]
 SMALL = ("--card-mib", 10240, "--host-mib", 16384, "--host-ready-mib", 12288, "--chunk-mib", 16, *BOTH)
 BIG = [("a", 8, 500, 0), ("b", 8, 500, 0)]
+SHORT_JOBS = [("a", 8, 100, 0), ("b", 8, 100, 0)]
 LASTING = [("a", 8, 2200, 0), ("b", 8, 2200, 0)]
 THREE = [(name, 8, 1000, 0) for name in "abc"]
 SMALL_FOR_THREE = ("--card-mib", 10240, "--host-mib", 24576, "--host-ready-mib", 20480, "--chunk-mib", 16, *BOTH,
@@ -478,8 +509,9 @@ for least in (2000, 5000, 10000, 20000):
          lambda least=least: fill((*SMALL, "--quanta", "forced", "--quantum-min-ms", least, "--quantum-max-ms", least),
                                   LASTING))
 part("more than fits, jobs that last, idle for 20 ms", lambda: fill((*SMALL, "--idle-us", 20000), LASTING))
-part("more than fits, jobs that last, without turns", lambda: fill((*SMALL, "--quanta", "off"), LASTING))
 part("takeover", takeover)
+part("pause of others, 20 GiB fit", lambda: pauses(45056))
+part("pause of others, 20 GiB evicted", lambda: pauses(24576))
 part("evict 20 GiB", measure)
 part("link", lambda: measure("--no-checkpoint", gib=8))
 for name, pairs, repeats in (("torch", 4, 12), ("cupy", 4, 31), ("jax", 3, 31)):
@@ -502,6 +534,8 @@ for least in (1000, 4000, 15000):
                                   MIXED))
 part("mixed, jobs that last, one after the other", lambda: fill(SMALL, MIXED_LASTING, serial=True))
 part("mixed, jobs that last, at once", lambda: fill(SMALL, MIXED_LASTING))
-part("more than fits, at once, without turns", lambda: fill((*SMALL, "--quanta", "off"), BIG))
+part("short jobs, more than fits, one after the other", lambda: fill(SMALL, SHORT_JOBS, serial=True))
+part("short jobs, more than fits, at once", lambda: fill(SMALL, SHORT_JOBS))
+part("short jobs, more than fits, at once, without turns", lambda: fill((*SMALL, "--quanta", "off"), SHORT_JOBS))
 run_all()
 save()

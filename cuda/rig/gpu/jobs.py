@@ -1,7 +1,7 @@
 """Jobs for the benchmark: each gets ready, says so, and begins when a line with the time comes.
 
 Usage: jobs.py loop SIZE MANY SECONDS | alone SECONDS SIZE:MANY... | fill GIB ROUNDS PAUSE | periodic SECONDS |
-       spin SECONDS FILE | idle SECONDS
+       spin SECONDS FILE | idle SECONDS | watch SECONDS
 """
 
 import hashlib
@@ -139,6 +139,18 @@ def idle(seconds):
     return {}
 
 
+def watch(seconds):
+    """Works in bursts of about 1 ms: when each one ended, in milliseconds since the begin, which is by the host's clock."""
+    burst = bursts(2048, 3)
+    begin = ready()
+    ends = []
+    while time.time() < begin + float(seconds):
+        burst()
+        torch.cuda.synchronize()
+        ends.append(round((time.time() - begin) * 1e3, 2))
+    return {"begin": begin, "ends_ms": ends}
+
+
 def fill(gib, rounds, pause):
     """Fills memory and works on all of it, again and again."""
     begin = ready()
@@ -156,8 +168,9 @@ def fill(gib, rounds, pause):
     for p in parts:
         h.update(p.sum(dtype=torch.int64).cpu().numpy().tobytes() + p[::4097].cpu().numpy().tobytes())
     end = time.time()
-    return {"seconds": end - begin, "fill_s": filled - begin, "work_s": worked - filled, "hash": h.hexdigest()[:16],
+    return {"begin": begin, "seconds": end - begin, "fill_s": filled - begin, "work_s": worked - filled, "hash": h.hexdigest()[:16],
             "end": end}
 
 
-print(json.dumps({"loop": loop, "alone": alone, "fill": fill, "periodic": periodic, "spin": spin, "idle": idle}[KIND](*ARGS)), flush=True)
+JOBS = {"loop": loop, "alone": alone, "fill": fill, "periodic": periodic, "spin": spin, "idle": idle, "watch": watch}
+print(json.dumps(JOBS[KIND](*ARGS)), flush=True)
