@@ -1,7 +1,8 @@
 //! The seam to the kernel: one method for each call of VFIO that is made, with plain types.
 //!
 //! The calls work in one order only: the group joins the container, the container gets its IOMMU, the group gives the
-//! device; or, of a function that was opened by its own node, it is bound to an iommufd, and attached to an address space. Tests put a kernel in its place that is stricter than the real one.
+//! device; or, where the function was opened by its own node, it is bound to an iommufd and attached to an address space.
+//! Tests put a kernel in its place that is stricter than the real one.
 
 use std::io;
 use std::ops::Range;
@@ -81,8 +82,8 @@ pub trait Window: Send + Sync {
     fn write64(&self, offset: usize, value: u64);
 }
 
-/// VFIO, for one function: a container, the function's group, and the function; or the function's node and an iommufd. What is open is closed when this is
-/// dropped; the kernel then withdraws all mappings, and stops the function's access to memory.
+/// VFIO, for one function: a container, the function's group, and the function; or the function's node and an iommufd. What is
+/// open is closed when this is dropped; the kernel then withdraws all mappings, and stops the function's access to memory.
 pub trait Kernel: Send + Sync {
     /// Reports whether the function was opened by its own node. Then there are neither a container nor a group.
     fn is_node(&self) -> bool {

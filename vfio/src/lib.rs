@@ -1,8 +1,8 @@
 //! A card that is a PCI function behind VFIO: [`card::Card`] by mapped BARs, an IOMMU container, and eventfds.
 //!
 //! Parts: [`VfioCard`] (this file), [`open`] (from an address to a card, and all that can be in the way), `reset` (which ways
-//! a function has), `pci` (configuration space), `dma` (memory mapped for the card), `bar` (accesses to a BAR), `lost` (the host wants the card back), `kernel` (the
-//! seam to VFIO's calls) with `real` (by container and group), `node` (by the function's own node) and `window` behind it.
+//! a function has), `pci` (configuration space), `dma` (memory mapped for the card), `bar` (accesses to a BAR), `lost` (the host
+//! wants the card back), `kernel` (the seam to VFIO's calls) with `real` (by container and group), `node` (by the function's own node) and `window` behind it.
 //!
 //! Not here: which functions a host has and how they get to `vfio-pci` (`vfio-host`), bring-up, firmware, the card's VBIOS
 //! scripts, and groups of several cards.

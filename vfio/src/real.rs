@@ -1,7 +1,8 @@
 //! The kernel's VFIO: its files below `/dev/vfio`, and its calls.
 #![expect(unsafe_code, reason = "makes VFIO's ioctls")]
 // UNSAFETY: the `ioctl` system call. A call that fills a structure is told its length, and the kernel writes no more than
-// that, or where an address in it points, which is within it; the others take a number, or only read. Memory that the card may reach is kept by who maps it ([`Kernel::map`]).
+// that, or where an address in it points, which is within it; the others take a number, or only read. Memory that the card may
+// reach is kept by who maps it ([`Kernel::map`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -102,9 +102,9 @@ impl Budgets {
     /// Those that have work (or had some within BAND's wait, which is as good), and those that were debited since budgets
     /// were filled last. The others rest.
     ///
-    /// Two kinds have a bound. Who wants nothing now has no more than its share, or what it has just used. Who had more than its share left
-    /// while overdrawn ones ran for want of others, or while nobody else wanted the engine, loses that, and is given no
-    /// more. A debt is forgiven beyond a period for each that competes: it is that deep only if others have saved as much.
+    /// Two kinds have a bound. Who wants nothing now has no more than its share, or what it has just used. Who had more than
+    /// its share left while overdrawn ones ran for want of others, or while nobody else wanted the engine, loses that, and is
+    /// given no more. A debt is forgiven beyond a period for each that competes: it is that deep only if others have saved as much.
     fn competitors(&mut self, view: &View<'_>, passed: u64) -> Vec<Competitor> {
         let period = view.config.band.period_ns;
         let weights = view.members.values().map(|member| u64::from(member.params.weight)).sum();

@@ -24,17 +24,27 @@ extern "C" fn not_ended(_: u64) -> i32 {
     if CURRENT.get() == 0 { driver::INVALID_CONTEXT } else { driver::NOT_READY }
 }
 
-#[test]
-fn work_is_in_flight_for_a_thread_without_a_context_as_well() {
+extern "C" fn recorded(_: u64, _: u64) -> i32 {
+    SUCCESS
+}
+
+/// Puts these functions in the place of the driver's.
+fn stand_in_for_the_driver() {
     use crate::slots::{REAL, at};
     let functions = [
         (at::cuCtxGetCurrent, get_current as *mut ()),
         (at::cuCtxSetCurrent, set_current as *mut ()),
         (at::cuEventQuery, not_ended as *mut ()),
+        (at::cuEventRecord, recorded as *mut ()),
     ];
     for (index, function) in functions {
         REAL[index].store(function, Ordering::SeqCst);
     }
+}
+
+#[test]
+fn work_is_in_flight_for_a_thread_without_a_context_as_well() {
+    stand_in_for_the_driver();
     let mut pace = flying(&[(1.0, true)], Instant::now());
     pace.reap();
     assert_eq!(pace.groups.len(), 1, "the driver has not said that it has ended");
@@ -52,6 +62,14 @@ fn flying(lengths: &[(f64, bool)], at: Instant) -> Pace {
         pace.groups.push_back(group);
     }
     pace
+}
+
+/// Has a group of one kernel take so many milliseconds, of which what is known of its kind was expected; that, after it.
+fn taken(pace: &mut Pace, ms: f64) -> Length {
+    let expected = pace.lengths.get(&1).map_or(UNKNOWN_NS, |length| length.ns);
+    let group = flying(&[(expected / 1e6, false)], Instant::now()).groups.remove(0).expect("one");
+    pace.learn(&group, ms * 1e6);
+    pace.lengths[&1]
 }
 
 #[test]
@@ -95,22 +113,9 @@ fn only_of_work_whose_length_is_steady_the_end_is_foretold() {
     assert_eq!(soon(&flying(&[(1.5, true)], at)), Left::Unknown, "what was submitted before is in flight");
 }
 
-extern "C" fn recorded(_: u64, _: u64) -> i32 {
-    SUCCESS
-}
-
 #[test]
 fn the_end_of_all_work_is_looked_for_when_no_more_is_submitted() {
-    use crate::slots::{REAL, at};
-    let functions = [
-        (at::cuCtxGetCurrent, get_current as *mut ()),
-        (at::cuCtxSetCurrent, set_current as *mut ()),
-        (at::cuEventQuery, not_ended as *mut ()),
-        (at::cuEventRecord, recorded as *mut ()),
-    ];
-    for (index, function) in functions {
-        REAL[index].store(function, Ordering::SeqCst);
-    }
+    stand_in_for_the_driver();
     let begin = Instant::now();
     let mut pace = flying(&[(0.06, true)], begin);
     pace.groups[0].end = None;
@@ -126,13 +131,7 @@ fn the_end_of_all_work_is_looked_for_when_no_more_is_submitted() {
 #[test]
 fn a_length_that_was_met_often_is_not_forgotten_for_one_group_that_was_held_up() {
     let mut pace = Pace::default();
-    let at = Instant::now();
-    let took = |pace: &mut Pace, ms: f64| {
-        let expected = pace.lengths.get(&1).map_or(UNKNOWN_NS, |length| length.ns);
-        let group = flying(&[(expected / 1e6, false)], at).groups.remove(0).expect("one");
-        pace.learn(&group, ms * 1e6);
-        (pace.lengths[&1].ns / 1e6).round()
-    };
+    let took = |pace: &mut Pace, ms: f64| (taken(pace, ms).ns / 1e6).round();
     for _ in 0..20 {
         took(&mut pace, 2.0);
     }
@@ -167,13 +166,7 @@ fn a_kind_that_is_often_in_a_group_is_corrected_once() {
 #[test]
 fn a_length_is_relied_on_when_it_was_met_twice_and_not_when_it_changes() {
     let mut pace = Pace::default();
-    let at = Instant::now();
-    let took = |pace: &mut Pace, ms: f64| {
-        let expected = pace.lengths.get(&1).map_or(UNKNOWN_NS, |length| length.ns);
-        let group = flying(&[(expected / 1e6, false)], at).groups.remove(0).expect("one");
-        pace.learn(&group, ms * 1e6);
-        pace.lengths[&1].steady >= STEADY
-    };
-    let sure: Vec<bool> = [3.0, 3.0, 3.1, 3.0, 30.0, 30.0, 30.0].iter().map(|&ms| took(&mut pace, ms)).collect();
+    let lengths = [3.0, 3.0, 3.1, 3.0, 30.0, 30.0, 30.0];
+    let sure: Vec<bool> = lengths.iter().map(|&ms| taken(&mut pace, ms).steady >= STEADY).collect();
     assert_eq!(sure, [false, false, true, true, false, false, true]);
 }

@@ -55,7 +55,6 @@ impl Told {
 impl HostCard {
     /// Moves what the balancer wants moved. Returns when it wants to be asked again, if at any time.
     fn balance(&self, told: &mut Told) -> Option<Duration> {
-        while self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}
         let waiting = self.lock().vram().waiting();
         let stirred = self.lock().stir();
         let mut moved = self.carry_out(stirred);
@@ -79,6 +78,8 @@ impl HostCard {
         if told.tells(&wait, moved, spare, Instant::now()) {
             wait.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
         }
+        // Behind all that somebody waits for.
+        while self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}
         next.into_iter().chain(retry).min()
     }
 

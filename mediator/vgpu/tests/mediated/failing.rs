@@ -80,6 +80,8 @@ fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Chan
     driver.buffer(&channel, B, 1, 2);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     driver.wait(&channel);
+    // To zero a chunk the mediator moves its own window, which is flushed, too. Nothing is left to be zeroed behind the next.
+    rig.host.scrub();
     // A new page is mapped and flushed.
     driver.buffer(&channel, B + PAGE, 1, 3);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B + PAGE, 1)].concat());
@@ -137,9 +139,10 @@ fn a_channel_that_leaves_late_keeps_its_ring_and_number_until_it_has_left() {
     card.flushed.store(0, Ordering::SeqCst);
     driver.unbind(&channel);
     while rig.host.lock().channels().stuck() != 0 {
-        // The card's memory of its address space is as it was: its ring is mapped.
+        // The card's memory of its address space is as it was: its ring is mapped. In this order: it may leave in between.
+        let flushed = card.flushed.load(Ordering::SeqCst) != 0;
         let hesitates = card.hesitates.load(Ordering::SeqCst) != 0;
-        assert!(!hesitates || card.flushed.load(Ordering::SeqCst) == 0, "its ring is unmapped while it is on the card");
+        assert!(!hesitates || !flushed, "its ring is unmapped while it is on the card");
         std::thread::yield_now();
     }
     assert_eq!(card.hesitates.load(Ordering::SeqCst), 0, "it has left when its number is free");
