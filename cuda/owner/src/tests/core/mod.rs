@@ -324,22 +324,25 @@ fn host_memory_is_not_pinned_ahead_while_chunks_move() {
     world.ask(one, 1, 8);
     let two = world.connect("two");
     world.say(two, FromTenant::Allocate { request: 1, card: 0, chunks: 8 });
-    let mut moving = 0;
+    let (mut since, mut longest) = (None, 0);
     for round in 0..2000 {
-        let before = world.core.pieces.stocking();
+        let (before, short) = (world.core.pieces.stocking(), world.core.pieces.is_short());
         if round % 2 == 0 {
-            world.now += MS;
+            // Each step takes long.
+            world.now += 50 * MS;
             world.event(Event::Tick);
         } else {
             world.step(0);
         }
-        if !world.core.relocations.is_empty() {
-            moving += 1;
-            let stocking = world.core.pieces.stocking();
-            assert!(stocking <= before, "{stocking} pieces are made for the stock, {before} were");
+        if world.core.relocations.is_empty() || !short {
+            since = None;
+            continue;
         }
+        longest = longest.max(world.now - *since.get_or_insert(world.now));
+        let stocking = world.core.pieces.stocking();
+        assert!(stocking <= before, "{stocking} pieces are made for the stock, {before} were");
     }
-    assert!(moving > 0, "chunks move");
+    assert!(longest > 2 * RESTOCK_NS, "chunks move for {} ms while the stock is short", longest / MS);
 }
 
 #[test]

@@ -130,6 +130,10 @@ fn a_guarantee_that_others_are_in_the_way_of_is_given_once_their_memory_has_move
     assert!(world.core.make_room(&refused));
     world.settle();
     world.pass(100 * MS);
+    let told = world.told;
+    // Longer than a chunk stays where it has gone.
+    world.pass(1_000 * MS);
+    assert_eq!((world.places(one), world.told), ((2, 6), told), "nothing comes back before it is given");
     world.core.change_tenant(id, &promised(6)).expect("there is room");
     world.core.promised();
     world.pass(1_000 * MS);

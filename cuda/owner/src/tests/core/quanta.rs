@@ -45,20 +45,46 @@ fn a_quantum_does_not_begin_before_the_memory_of_a_program_that_ends_can_be_had(
     assert_eq!(terms.idle_us, 10_000, "nobody else could use the card");
 }
 
-#[test]
-fn who_waits_for_memory_is_not_idle() {
+/// Two programs that do not fit together, and take turns of 20 s with their memory.
+fn two_that_take_turns() -> (World, [SessionId; 2]) {
     let mut world = two(16, 32);
     let config = world.core.config().clone();
-    let second = 1_000 * MS;
-    let quanta =
-        vram::QuantaConfig { mode: vram::Mode::Forced, min_ns: 20 * second, max_ns: 20 * second, ..config.quanta };
+    let length = 20_000 * MS;
+    let quanta = vram::QuantaConfig { mode: vram::Mode::Forced, min_ns: length, max_ns: length, ..config.quanta };
     world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
-    let sessions = [world.connect("one"), world.connect("two")];
+    let sessions = ["one", "two"].map(|name| world.connect(name));
     for session in sessions {
         world.ask(session, 1, 12);
         world.say(session, FromTenant::Waiting { card: 0 });
     }
-    world.pass(second);
+    world.pass(1_000 * MS);
+    (world, sessions)
+}
+
+#[test]
+fn nobody_waits_for_others_memory_without_an_end() {
+    let (mut world, mut sessions) = two_that_take_turns();
+    let turn = world.core.memory_turn().expect("they take turns").clone();
+    if turn.holder.0 == 2 {
+        sessions.reverse();
+    }
+    let [first, other] = sessions;
+    assert_eq!((world.places(first), world.places(other)), ((12, 0), (4, 8)));
+    // It maps nothing any more.
+    world.programs.get_mut(&other).expect("there").ends = true;
+    world.ask(first, 2, 2);
+    world.pass(400 * MS);
+    assert_eq!(world.places(first), (12, 0), "memory of the other one is to go first");
+    world.pass(200 * MS);
+    assert_eq!(world.places(first), (12, 2), "it does not go in time");
+    world.ask(first, 3, 1);
+    assert_eq!(world.places(first), (12, 3), "it would be in vain again");
+    assert_eq!(world.core.memory_turn().map(|turn| turn.holder), Some(turn.holder), "in the same quantum");
+}
+
+#[test]
+fn who_waits_for_memory_is_not_idle() {
+    let (mut world, sessions) = two_that_take_turns();
     let holder = |world: &World| world.core.memory_turn().map(|turn| turn.holder.0);
     let first = holder(&world).expect("they take turns");
     let session = sessions[first as usize - 1];
@@ -75,7 +101,7 @@ fn who_waits_for_memory_is_not_idle() {
     world.programs.get_mut(&session).expect("there").run = None;
     world.settle();
     assert_eq!(world.programs[&session].chunks.len(), 14);
-    world.pass(second);
+    world.pass(1_000 * MS);
     assert_ne!(holder(&world), Some(first), "now it has nothing to do");
 }
 
