@@ -156,6 +156,19 @@ fn a_tenant_gets_what_it_may_have_and_is_told_so() {
 }
 
 #[test]
+fn a_stream_has_what_it_has_freed_again_at_once_in_each_length() {
+    let rig = Rig::new(256);
+    let owner = rig.owner(&["--device-mib", "64", "--quota-mib", "64"]);
+    // From the second round on, with work in flight that has used all of it.
+    assert_eq!(rig.tenant(&["cycle", "--rounds", "5"]), "20");
+    assert_eq!(owner.counts()["refused"], 0);
+    // Where it may not have all lengths side by side, what it has freed in one is good for the others.
+    let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "20"]);
+    rig.tenant(&["cycle", "--rounds", "5"]);
+    owner.counts();
+}
+
+#[test]
 fn a_killed_program_leaves_nothing_behind() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "128", "--quota-mib", "128", "--relocate-ms", "3", "--batch", "4"]);

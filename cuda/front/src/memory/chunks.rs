@@ -82,10 +82,10 @@ pub fn allocate(device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
 
 fn attempt(device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
     let _grows = GROWS.lock().unwrap_or_else(PoisonError::into_inner);
-    settle(false);
+    let at = with(|memory| memory.region(device, card))?;
+    save_chunks(at, bytes);
     let mut guard = lock();
     let memory = guard.get_or_insert_default();
-    let at = memory.region(device, card)?;
     let region = &mut memory.regions[at];
     let placed = region.arena.place(bytes).ok_or(OUT_OF_MEMORY)?;
     let address = region.base + placed.offset;
@@ -111,6 +111,18 @@ fn attempt(device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
         unused
     });
     result
+}
+
+/// Frees what may be freed by now if an allocation would take chunks that a region does not have. What streams have freed stays
+/// at hand for them until that is too much.
+fn save_chunks(at: usize, bytes: u64) {
+    let lacks = || with(|memory| !memory.ordered.is_empty() && memory.lacks(at, bytes));
+    if lacks() {
+        collect(false);
+    }
+    if lacks() && with(|memory| memory.ordered.loose_bytes() > SPARE) {
+        settle(false);
+    }
 }
 
 /// Asks for chunks of a card and has `take` use them, or learn that there are none; the chunks that it returns go back.
@@ -159,10 +171,14 @@ pub fn with<T>(work: impl FnOnce(&mut Memory) -> T) -> T {
 
 /// Runs `attempt` again if it finds no memory and some can be had without the owner.
 pub fn persist<T>(attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
-    match attempt() {
-        Err(OUT_OF_MEMORY) if settle(true) | trim() => attempt(),
-        done => done,
+    let mut done = attempt();
+    // What waits for no work comes first.
+    for wait in [false, true] {
+        if matches!(done, Err(OUT_OF_MEMORY)) && (settle(wait) | (wait && trim())) {
+            done = attempt();
+        }
     }
+    done
 }
 
 /// Frees the allocation at `address`, after all work of the context; false if it is not ours.
@@ -245,13 +261,21 @@ pub fn contexts_end() {
 
 /// Frees what may be freed by now, or with `wait` all; whether anything was freed. A context must be current.
 fn settle(wait: bool) -> bool {
-    let mut guard = lock();
-    let Some(memory) = guard.as_mut().filter(|memory| !memory.ordered.is_empty() && !gate::captures()) else {
+    if gate::captures() {
+        return false;
+    }
+    if let Some(memory) = lock().as_mut() {
+        memory.ordered.lanes().into_iter().for_each(|lane| memory.gather(lane));
+    }
+    collect(wait)
+}
+
+/// As [`settle`], of what is at hand for no stream.
+fn collect(wait: bool) -> bool {
+    let guard = lock();
+    let Some(memory) = guard.as_ref().filter(|memory| !memory.ordered.is_empty() && !gate::captures()) else {
         return false;
     };
-    for lane in memory.ordered.lanes() {
-        memory.gather(lane);
-    }
     let wait = wait || memory.ordered.waits_for_all();
     drop(guard);
     if wait {
@@ -482,6 +506,14 @@ impl Memory {
         }
         self.regions.push(Region::new((device, card), base, bytes, chunk_bytes));
         Ok(self.regions.len() - 1)
+    }
+
+    /// Says if an allocation would take chunks that a region does not have.
+    fn lacks(&mut self, at: usize, bytes: u64) -> bool {
+        let region = &mut self.regions[at];
+        let Some(placed) = region.arena.place(bytes) else { return true };
+        region.arena.release(placed.offset);
+        placed.chunks.iter().any(|number| !region.spare.contains(number))
     }
 
     /// Maps `chunks` at the chunk numbers `numbers` of a region, or none of them; then the ids are returned.

@@ -43,6 +43,7 @@ struct Waits {
 pub struct Ordered {
     /// By the stream that has freed it, and its length.
     loose: HashMap<Lane, HashMap<u64, Vec<Address>>>,
+    loose_bytes: u64,
     waits: Vec<Waits>,
     /// All of it.
     freed: HashSet<Address>,
@@ -61,9 +62,15 @@ impl Ordered {
         self.freed.is_empty()
     }
 
+    /// Bytes that only the lanes which have freed them may have again.
+    pub fn loose_bytes(&self) -> u64 {
+        self.loose_bytes
+    }
+
     /// Takes memory back of a lane.
     pub fn put(&mut self, lane: Lane, bytes: u64, address: Address) {
         self.freed.insert(address);
+        self.loose_bytes += bytes;
         self.loose.entry(lane).or_default().entry(bytes).or_default().push(address);
     }
 
@@ -77,6 +84,7 @@ impl Ordered {
     pub fn take(&mut self, lane: Lane, bytes: u64) -> Option<Address> {
         let address = self.loose.get_mut(&lane)?.get_mut(&bytes)?.pop()?;
         self.freed.remove(&address);
+        self.loose_bytes -= bytes;
         Some(address)
     }
 
@@ -98,6 +106,7 @@ impl Ordered {
     /// Puts all that a lane has freed behind work of its context.
     pub fn gather(&mut self, lane: Lane, behind: Behind) {
         let lengths = self.loose.remove(&lane).unwrap_or_default();
+        self.loose_bytes -= lengths.iter().map(|(bytes, list)| bytes * list.len() as u64).sum::<u64>();
         let addresses: Vec<Address> = lengths.into_values().flatten().collect();
         self.waits.push(Waits { context: lane.context, behind, addresses });
     }
@@ -163,9 +172,11 @@ mod tests {
         assert_eq!(ordered.take(other, 512), None, "its work may still use it");
         assert_eq!(ordered.take(LANE, 1024), None, "it is shorter");
         assert!(ordered.is_freed(0x1000));
+        assert_eq!(ordered.loose_bytes(), 512);
         assert_eq!(ordered.take(LANE, 512), Some(0x1000));
         assert_eq!(ordered.take(LANE, 512), None, "it is in use");
         assert!(!ordered.is_freed(0x1000));
+        assert_eq!(ordered.loose_bytes(), 0);
     }
 
     #[test]
@@ -174,7 +185,9 @@ mod tests {
         ordered.put(LANE, 512, 0x1000);
         ordered.put(LANE, 1024, 0x2000);
         assert_eq!(ordered.lanes(), [LANE]);
+        assert_eq!(ordered.loose_bytes(), 1536);
         ordered.gather(LANE, Behind::Event(77));
+        assert_eq!(ordered.loose_bytes(), 0);
         assert_eq!(ordered.take(LANE, 512), None, "it is promised to whoever needs it");
         assert_eq!(ordered.passed(|_| false, true), []);
         let mut done = ordered.passed(|event| event == 77, false);

@@ -55,6 +55,12 @@ enum What {
         #[arg(long, default_value_t = 300)]
         steps: u64,
     },
+    /// Allocates and frees five lengths by turns behind a long kernel in a stream; prints how often one had its address again.
+    Cycle {
+        /// Rounds.
+        #[arg(long, default_value_t = 5)]
+        rounds: u64,
+    },
     /// Holds memory and waits until standard input ends.
     Hold {
         /// MiB.
@@ -146,6 +152,7 @@ fn main() -> Result<()> {
         What::Count { kernel_us } => count(cuda, kernel_us),
         What::Fill { step_mib } => fill(cuda, step_mib),
         What::Churn { steps } => churn(cuda, steps),
+        What::Cycle { rounds } => cycle(cuda, rounds),
         What::Hold { mib } => hold(cuda, mib),
         What::Stall { mib } => stall(cuda, mib),
         What::Calls { count } => print(calls::measure(cuda, count)?.to_string()),
@@ -286,6 +293,30 @@ fn churn(cuda: Cuda, steps: u64) -> Result<()> {
         }
     }
     println!("{}", live.len());
+    Ok(())
+}
+
+fn cycle(cuda: Cuda, rounds: u64) -> Result<()> {
+    const LENGTHS: u64 = 5;
+    let (spin, fill, sum, stream) =
+        (cuda.kernel("spin")?, cuda.kernel("fill")?, cuda.kernel("checksum")?, cuda.stream()?);
+    let result = cuda.alloc(4096)?;
+    let (mut addresses, mut again) = ([0; LENGTHS as usize], 0);
+    cuda.launch(spin, &[300_000, result], stream)?;
+    for round in 0..rounds {
+        for (n, before) in (1..).zip(&mut addresses) {
+            let at = cuda.alloc_async(n << 21, stream)?;
+            cuda.launch(fill, &[at, 8, round * LENGTHS + n], stream)?;
+            cuda.launch(sum, &[at, 8, result + 8 * n], stream)?;
+            cuda.free_async(at, stream)?;
+            again += u64::from(at == *before);
+            *before = at;
+        }
+    }
+    cuda.finish(stream)?;
+    let sums = cuda.read(result + 8, LENGTHS as usize)?;
+    ensure!(sums.windows(2).all(|pair| pair[0] != pair[1]), "work has met another's memory: {sums:?}");
+    println!("{again}");
     Ok(())
 }
 
