@@ -516,7 +516,7 @@ part("pause of others, 20 GiB fit", lambda: pauses(45056))
 part("pause of others, 20 GiB evicted", lambda: pauses(24576))
 part("evict 20 GiB", measure)
 part("link", lambda: measure("--no-checkpoint", gib=8))
-for name, pairs, repeats in (("torch", 8, 12), ("cupy", 4, 31), ("jax", 3, 31)):
+for name, pairs, repeats in (("torch", 8, 12), ("cupy", 6, 31), ("jax", 3, 31)):
     part(f"alone: {name}", lambda name=name, pairs=pairs, repeats=repeats: paired(name, pairs, repeats))
 part("calls", calls)
 part("suspended", suspended)
