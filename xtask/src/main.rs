@@ -80,8 +80,8 @@ enum Command {
     },
     /// Make mistakes in copies of the sources, and see that the tests notice each one.
     Mutations {
-        /// Only those whose name contains this.
-        filter: Option<String>,
+        /// Only those whose name contains one of these, or whose package is one of these.
+        filters: Vec<String>,
     },
     /// Make the Debian package.
     Package(package::PackageArgs),
@@ -126,7 +126,7 @@ fn main() -> ExitCode {
             let wishes = guests::Wishes { json, seconds, only, resume, beside_load };
             guests::bench(name.as_deref(), &wishes)
         }
-        Command::Mutations { filter } => mutations::run(filter.as_deref()),
+        Command::Mutations { filters } => mutations::run(&filters),
         Command::Package(args) => package::run(&args),
         Command::Demo { args } => guests::demo(&args),
         Command::Setup { refresh } => setup(refresh).map(|()| true),

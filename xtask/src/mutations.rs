@@ -35,10 +35,17 @@ struct Mutation {
 }
 
 /// Makes each mistake in turn; says whether all were noticed.
-pub fn run(filter: Option<&str>) -> Result<bool> {
-    let wanted: Vec<_> =
-        mutations().filter(|mutation| filter.is_none_or(|filter| mutation.name.contains(filter))).collect();
-    ensure!(!wanted.is_empty(), "no mutation has a name like that");
+pub fn run(filters: &[String]) -> Result<bool> {
+    let is_like = |mutation: &Mutation, filter: &str| mutation.name.contains(filter) || mutation.package == filter;
+    for filter in filters {
+        ensure!(
+            mutations().any(|mutation| is_like(&mutation, filter)),
+            "no mutation has a name or package like `{filter}`"
+        );
+    }
+    let wanted: Vec<_> = mutations()
+        .filter(|mutation| filters.is_empty() || filters.iter().any(|filter| is_like(mutation, filter)))
+        .collect();
     let copy = copy_sources()?;
     // Without a mistake the same tests pass, else a failure would say nothing.
     let tests: BTreeSet<_> = wanted.iter().map(|mutation| (mutation.package, mutation.tests)).collect();
