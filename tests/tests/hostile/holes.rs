@@ -100,8 +100,13 @@ fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     }
     // The attacker's own driver still comes up afterwards.
     guest::load_driver(&attacker)?;
-    guest::smoke(&attacker, "copy --engine m2mf --from gart --to vram --size 65536")?;
-    Ok(())
+    let copies = guest::smoke(&attacker, "copy --engine m2mf --from gart --to vram --size 65536");
+    if copies.is_err() {
+        println!("{}", guest::show(&daemon, "attacker")?);
+        // What each submission waits for.
+        println!("{:?}", daemon.ctl(&["sched", "show"]));
+    }
+    copies.map(drop)
 }
 
 #[test]
