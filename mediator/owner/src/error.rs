@@ -4,7 +4,6 @@ use crate::shortage::Shortage;
 use bringup::CardError;
 use card::DmaError;
 use channels::{BindError, DoorbellError, RingFault, Stuck};
-use saved_state::Invalid;
 use shadow_pt::NoMemory;
 use std::io;
 use vm_memory::VolatileMemoryError;
@@ -114,15 +113,6 @@ pub enum HostError {
     /// A channel of a VM that is removed is on the card still.
     #[error("the card holds on to a channel of the VM; the VM's memory stays out of use until it lets go or is reset")]
     ChannelStays,
-    /// What was saved of a card is none that there can be, or another card's.
-    #[error("the saved card is refused: {0}")]
-    Saved(#[from] Invalid),
-    /// Something has not come to rest that is to be saved.
-    #[error("the card is not at rest: {0}; it goes on, try again")]
-    Unsettled(&'static str),
-    /// The card, or what a VM has there, cannot be handed over.
-    #[error("the card cannot be handed over: {0}")]
-    Stays(&'static str),
     /// A channel does not leave its engines although these were reset.
     #[error(
         "a channel stays on the card's engines, which therefore does not stand still; remove its VM, or restart the daemon"

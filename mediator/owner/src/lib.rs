@@ -20,9 +20,9 @@ pub mod shortage;
 mod tenants;
 mod work;
 
-pub use bringup::start::{CardInfo, read_vbios};
+pub use bringup::start::read_vbios;
 pub use error::HostError;
-pub use host_card::{GuestEvents, Handed, HostCard, HostState, Reopened, SavedHost, Share, Sharing, Standstill};
+pub use host_card::{GuestEvents, HostCard, HostState, Share, Sharing};
 pub use memory::balance::Division;
 pub use memory::chaos::Chaos;
 pub use memory::{CardVram, Looks, Moved, Ranges, Relocated, balance, holdings, iova, segments};

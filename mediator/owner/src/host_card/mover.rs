@@ -60,20 +60,14 @@ impl HostCard {
         let mut moved = self.carry_out(stirred);
         let mut served = BTreeSet::new();
         for _ in 0..ROUNDS {
-            if self.over() {
-                break;
-            }
             let Planned { plan, served: for_them, .. } = self.lock().plan();
-            if plan.is_empty() {
+            if plan.is_empty() || self.over() {
                 break;
             }
             if self.carry_out(plan) {
                 moved = true;
                 served.extend(for_them);
             }
-        }
-        if self.over() {
-            return None;
         }
         self.lock().begin_turn();
         let (wait, next, spare) = {
@@ -142,9 +136,6 @@ impl HostCard {
         let mut any = false;
         for (vm, steps) in plan {
             any |= self.relocate_counted(vm, &steps).has_effect();
-            if self.over() {
-                break;
-            }
             self.scrub();
             self.make_own_room();
         }

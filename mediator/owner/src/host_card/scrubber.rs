@@ -16,10 +16,13 @@ use residue::{Counts, Step, Tenancy};
 use vram::{PagePool, Place, VmId};
 
 /// The mediator's channel on PGRAPH among the VMs of [`Channels`]. No VM of an operator has that number.
-pub(super) const SCRUBBER: VmId = VmId::CLEARER;
+pub(super) const SCRUBBER: VmId = VmId(VmId::MEDIATOR.0 - 1);
 
 /// Its only channel.
 const CHANNEL: VirtualChannelId = VirtualChannelId(0);
+/// Most card memory for page tables, code and push buffer of a card where nothing else of the mediator's has any, in bytes: a chunk of
+/// any size. Less than a MiB is used of a card of 6 GiB.
+pub(super) const POOL_BYTES: u64 = 64 << 20;
 /// Bytes of the kernel's code, and of the push buffer.
 const PART_BYTES: u64 = SMALL_PAGE;
 
@@ -204,7 +207,7 @@ impl HostState {
     }
 
     /// Returns whether work of a VM that may be for PGRAPH is at one of these stages.
-    pub(super) fn has_on_graphics(&self, vm: VmId, stages: &[Stage]) -> bool {
+    fn has_on_graphics(&self, vm: VmId, stages: &[Stage]) -> bool {
         self.work.schedule().any_at(stages, &self.work.channels().on_graphics(vm))
     }
 

@@ -73,19 +73,6 @@ impl Divider {
         }
     }
 
-    /// The divider as it was, by new settings. `waiting`: VMs that are kept from running since it is not their turn.
-    pub(crate) fn restored(
-        division: &Division,
-        balancer: Balancer,
-        quanta: Quanta,
-        turns: u64,
-        waiting: BTreeSet<VmId>,
-    ) -> Self {
-        // Its holder waits only as long as memory moves for the turn.
-        let settling = quanta.turn().is_some_and(|turn| waiting.contains(&turn.holder));
-        Self { balancer, quanta, waiting, settling, turns, ..Self::new(division) }
-    }
-
     /// Returns what an operator has set.
     #[must_use]
     pub fn division(&self) -> Division {

@@ -15,7 +15,7 @@ use nvspec::fifo::{ChannelId, GpEntry, HeaderOp, MethodHeader, VirtualChannelId,
 use nvspec::mmu::Rights;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use vram::{PagePool, Place, VmId};
+use vram::{PagePool, Place, SavedPool, VmId};
 
 /// The mediator among the VMs of [`Channels`]. No VM of an operator has that number.
 pub(crate) const COPIER: VmId = VmId::MEDIATOR;
@@ -32,6 +32,9 @@ const FIRST_WORDS: u64 = 2;
 const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
 /// Pieces that one submission has room for.
 const PIECES: usize = ((PUSH_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS) as usize;
+/// Card memory for page tables and push buffers, in bytes: a card of 6 GiB and as much host memory need
+/// less than 2 MiB.
+const POOL_BYTES: u64 = 64 << 20;
 /// Log2 of the entries of a lane's ring.
 pub(crate) const RING_LOG2: u32 = 4;
 /// Log2 of the copies that others do, at most, before engines that have failed are tried again.
@@ -81,6 +84,7 @@ struct Lane {
 
 /// The channels, and what they have to do.
 pub(crate) struct Copier {
+    pool: PagePool,
     space: OwnSpace,
     lanes: Vec<Lane>,
     waiting: VecDeque<Piece>,
@@ -121,15 +125,27 @@ impl GuestMemory for NoMemory {
 }
 
 impl Copier {
-    /// Binds a channel on each copy engine. Page tables and push buffers are in `pool`.
+    /// Writes down which pages of the card it has.
+    pub(crate) fn save_pool(&self) -> SavedPool {
+        self.pool.save()
+    }
+
+    /// The card's memory that it has, for other work of the mediator's own: with large chunks, one of its own would be dear.
+    pub(crate) fn pool_mut(&mut self) -> &mut PagePool {
+        &mut self.pool
+    }
+
+    /// Binds a channel on each copy engine.
     ///
     /// # Errors
     /// When the card has no memory or no channels left, or does not answer.
-    pub fn new(vram: &mut CardVram, channels: &mut Channels, pool: &mut PagePool) -> Result<Self, HostError> {
-        let space = OwnSpace::new(vram, pool)?;
+    pub fn new(vram: &mut CardVram, channels: &mut Channels) -> Result<Self, HostError> {
+        let mut pool = PagePool::new(POOL_BYTES);
+        let space = OwnSpace::new(vram, &mut pool)?;
         channels.add_vm(COPIER, OBJECTS.len() as u32);
         channels.trust(COPIER);
         let mut copier = Self {
+            pool,
             space,
             lanes: Vec::new(),
             waiting: VecDeque::new(),
@@ -142,8 +158,7 @@ impl Copier {
             ended: Arc::new(Condvar::default()),
         };
         for (number, object) in (0u8..).zip(OBJECTS) {
-            let push = vram.alloc(pool, PUSH_BYTES)?;
-            copier.add_lane(vram, channels, (VirtualChannelId(number), push), object)?;
+            copier.add_lane(vram, channels, VirtualChannelId(number), object)?;
         }
         copier.start(vram, channels);
         Ok(copier)
@@ -190,9 +205,10 @@ impl Copier {
         &mut self,
         vram: &mut CardVram,
         channels: &mut Channels,
-        (channel, push): (VirtualChannelId, VramAddr),
+        channel: VirtualChannelId,
         object: u32,
     ) -> Result<(), HostError> {
+        let push = vram.alloc(&mut self.pool, PUSH_BYTES)?;
         let engine = if channel.0 == 0 { engine::CE0 } else { engine::CE1 };
         let physical = bind(&mut self.space, vram, channels, (COPIER, channel), engine)?;
         let ring = [0; 1 << RING_LOG2];

@@ -7,11 +7,6 @@
 //! else can fill or fragment; what does not fit there comes from what nobody has a window on, up to a quota. The bottom is the
 //! mediator's.
 
-mod saved;
-
-pub(crate) use saved::Claims;
-pub(super) use saved::SavedIova;
-
 use nvspec::addr::{BUS_BITS, Iova};
 use std::collections::BTreeMap;
 use std::ops::Range;

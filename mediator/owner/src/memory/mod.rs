@@ -3,7 +3,7 @@
 //! Parts: [`vram`] (guests' memory wherever it lies), [`pinned`] (host memory for
 //! it), `pages` (where the host finds that), [`iova`] (I/O addresses), [`balance`] (who gives and who gets), [`holdings`] (what
 //! of that the operator sees), [`refusals`] (what nobody got), `wants` (who waits, and what the mediator needs itself), `moved`
-//! (what moves, and has), `saved` (how it is written down), `wakeup` (what wakes the thread that moves it), [`copier`] and `own_space` (the mediator's own
+//! (what moves, and has), `wakeup` (what wakes the thread that moves it), [`copier`] and `own_space` (the mediator's own
 //! channels, and their address space), [`chaos`] (what moves without a reason, for tests), [`segments`] (what several address
 //! spaces share).
 
@@ -17,7 +17,6 @@ mod own_space;
 mod pages;
 pub(crate) mod pinned;
 pub mod refusals;
-mod saved;
 pub mod segments;
 mod vram;
 mod wakeup;
@@ -29,35 +28,23 @@ pub(crate) use copier::{COPIER, Copier, Job, NoMemory, OwnRing, RING_LOG2, bind,
 pub use moved::{Moved, Ranges, Relocated};
 pub(crate) use moved::{Plan, Planned};
 pub(crate) use own_space::{OwnSpace, va};
-pub(crate) use pages::{Wanted, found, found_beside};
-pub(crate) use saved::{Restored, SavedMemory, check_places};
+pub(crate) use pages::{found, found_beside};
 pub(crate) use wakeup::Wakeup;
 pub use wants::Looks;
 pub(crate) use wants::{FIRST_BYTES, LOOK};
 
-use crate::HostError;
-use ::vram::{PagePool, Place, VmId};
-use balance::Divider;
+use ::vram::{Place, VmId};
+use balance::{Divider, Division};
 use bringup::memory::CardMemory;
-use channels::Channels;
 use chaos::Dice;
 use iova::IovaSpace;
-use nvspec::addr::Iova;
 use segments::Segments;
 use std::collections::BTreeMap;
-
-/// Most card memory for page tables, code and push buffers of the mediator's own channels, in bytes: with large chunks, one for
-/// each of them would be dear. A card of 6 GiB and as much host memory need less than 3 MiB.
-pub(crate) const OWN_BYTES: u64 = 64 << 20;
 
 /// A card's memory, with its owners.
 pub(crate) struct Memory {
     vram: CardVram,
     iova: IovaSpace,
-    /// Place of the page that barriers write to.
-    barrier: Iova,
-    /// The card's memory that the mediator's own channels have.
-    own: PagePool,
     /// The mover of memory, if there is where to.
     copier: Option<Copier>,
     /// Division among the VMs.
@@ -75,15 +62,12 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Memory that nothing moves yet ([`Self::start_copier`]).
-    pub(crate) fn new(vram: CardVram, iova: IovaSpace, barrier: Iova, divider: Divider) -> Self {
+    pub(crate) fn new(vram: CardVram, iova: IovaSpace, copier: Option<Copier>, division: &Division) -> Self {
         Self {
             vram,
             iova,
-            barrier,
-            own: PagePool::new(OWN_BYTES),
-            copier: None,
-            divider,
+            copier,
+            divider: Divider::new(division),
             dice: Dice::default(),
             promising: 0,
             segments: Segments::default(),
@@ -115,28 +99,6 @@ impl Memory {
     /// As [`Self::iova`], to change them.
     pub(crate) fn iova_mut(&mut self) -> &mut IovaSpace {
         &mut self.iova
-    }
-
-    /// The card, and the memory there that the mediator's own channels have.
-    pub(crate) fn vram_and_own(&mut self) -> (&mut CardVram, &mut PagePool) {
-        (&mut self.vram, &mut self.own)
-    }
-
-    /// The card's memory that the mediator's own channels have.
-    pub(crate) fn own(&self) -> &PagePool {
-        &self.own
-    }
-
-    /// Binds the channels that move memory, if there is where to.
-    ///
-    /// # Errors
-    /// When the card has no memory or no channels left, or does not answer.
-    pub(crate) fn start_copier(&mut self, channels: &mut Channels) -> Result<(), HostError> {
-        let Self { vram, own, copier, .. } = self;
-        if vram.has_host_memory() {
-            *copier = Some(Copier::new(vram, channels, own)?);
-        }
-        Ok(())
     }
 
     /// Returns the mover of memory, if there is where to.

@@ -1,15 +1,14 @@
-//! Pages of the host for a slot of the pinned pool: anonymous ones, or those of a file that another process can go on with.
+//! Pages of the host for a slot of the pinned pool.
 #![expect(unsafe_code, reason = "asks the kernel for the pages of a mapping")]
 // UNSAFETY: `madvise` on all of a mapping that was made here and is nobody else's. Both kinds of advice leave its contents alone.
 
 use crate::HostError;
 use card::DmaMemory;
 use rustix::mm::{Advice, madvise};
-use std::fs::File;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::thread;
-use vm_memory::{FileOffset, MmapRegion};
+use vm_memory::MmapRegion;
 
 /// Bytes of a huge page of x86-64.
 const HUGE: usize = 2 << 20;
@@ -17,41 +16,23 @@ const HUGE: usize = 2 << 20;
 /// Most threads that find pages at a time. The host's other processors are for VMs.
 const THREADS: usize = 4;
 
-/// Memory that is to be found.
-#[derive(Clone, Debug)]
-pub(crate) struct Wanted {
-    pub(crate) bytes: usize,
-    /// The file that it is to lie in, and where; anonymous memory without.
-    pub(crate) file: Option<(Arc<File>, u64)>,
-}
-
-impl Wanted {
-    /// As [`found`].
-    pub(crate) fn find(&self) -> Result<DmaMemory, HostError> {
-        match &self.file {
-            None => found(self.bytes),
-            Some((file, offset)) => populated(mapped(file, *offset, self.bytes)?),
-        }
-    }
-}
-
-/// Finds all that is wanted, several at a time.
-pub(crate) fn found_beside(wanted: &[Wanted]) -> Vec<Result<DmaMemory, HostError>> {
-    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS).min(wanted.len());
+/// [`found`] for each of `sizes`, several at a time.
+pub(crate) fn found_beside(sizes: &[usize]) -> Vec<Result<DmaMemory, HostError>> {
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS).min(sizes.len());
     if threads < 2 {
-        return wanted.iter().map(Wanted::find).collect();
+        return sizes.iter().copied().map(found).collect();
     }
-    let work = |wanted: &[Wanted]| wanted.iter().map(Wanted::find).collect::<Vec<_>>();
+    let work = |sizes: &[usize]| sizes.iter().copied().map(found).collect::<Vec<_>>();
     thread::scope(|scope| {
-        let start = |wanted| {
-            let thread = thread::Builder::new().name("find-pages".into()).spawn_scoped(scope, move || work(wanted));
-            (wanted, thread.ok())
+        let start = |sizes| {
+            let thread = thread::Builder::new().name("find-pages".into()).spawn_scoped(scope, move || work(sizes));
+            (sizes, thread.ok())
         };
-        let started: Vec<_> = wanted.chunks(wanted.len().div_ceil(threads)).map(start).collect();
+        let started: Vec<_> = sizes.chunks(sizes.len().div_ceil(threads)).map(start).collect();
         // The share of a thread that was not to be had is left to this one.
         let ended = started
             .into_iter()
-            .map(|(wanted, thread)| thread.and_then(|it| it.join().ok()).unwrap_or_else(|| work(wanted)));
+            .map(|(sizes, thread)| thread.and_then(|it| it.join().ok()).unwrap_or_else(|| work(sizes)));
         ended.flatten().collect()
     })
 }
@@ -65,24 +46,6 @@ pub(crate) fn found(bytes: usize) -> Result<DmaMemory, HostError> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let region = MmapRegion::<()>::build(None, bytes, libc::PROT_READ | libc::PROT_WRITE, flags)
         .map_err(|error| refused(error.to_string()))?;
-    populated(region)
-}
-
-/// `bytes` bytes of `file` from `offset` on, as they are there.
-///
-/// # Errors
-/// When the host does not map them.
-pub(crate) fn mapped(file: &Arc<File>, offset: u64, bytes: usize) -> Result<MmapRegion, HostError> {
-    let at = FileOffset::from_arc(Arc::clone(file), offset);
-    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-    MmapRegion::<()>::build(Some(at), bytes, libc::PROT_READ | libc::PROT_WRITE, flags)
-        .map_err(|error| HostError::Pinned { bytes, why: error.to_string() })
-}
-
-/// Has the host find the pages of a mapping.
-fn populated(region: MmapRegion) -> Result<DmaMemory, HostError> {
-    let bytes = region.size();
-    let refused = |why: String| HostError::Pinned { bytes, why };
     let start = region.as_ptr().cast();
     if bytes >= HUGE {
         // A kernel without huge pages has small ones.
@@ -103,16 +66,11 @@ mod tests {
     use super::*;
     use vm_memory::Bytes;
 
-    fn anonymous(bytes: usize) -> Wanted {
-        Wanted { bytes, file: None }
-    }
-
     #[test]
     fn all_sizes_are_found_in_their_order_and_are_zeros() {
         let sizes = [1 << 20, 128 << 10, 2 << 20, 4 << 10, 64 << 10, 8 << 10, 256 << 10];
         for count in 0..=sizes.len() {
-            let wanted: Vec<_> = sizes[..count].iter().copied().map(anonymous).collect();
-            let found = found_beside(&wanted);
+            let found = found_beside(&sizes[..count]);
             let lengths: Vec<_> = found.iter().map(|memory| memory.as_ref().unwrap().len()).collect();
             assert_eq!(lengths, sizes[..count]);
             for memory in found.into_iter().flatten() {
@@ -125,7 +83,7 @@ mod tests {
 
     #[test]
     fn size_that_the_host_does_not_have_fails_alone() {
-        let found = found_beside(&[4 << 10, 1 << 60, 4 << 10].map(anonymous));
+        let found = found_beside(&[4 << 10, 1 << 60, 4 << 10]);
         assert!(found[0].is_ok() && found[2].is_ok());
         assert!(matches!(&found[1], Err(HostError::Pinned { bytes, .. }) if *bytes == 1 << 60));
     }

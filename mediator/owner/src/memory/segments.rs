@@ -101,12 +101,6 @@ impl Segments {
         (own().map(|segment| segment.bytes).sum(), own().count())
     }
 
-    /// Returns whether there are none.
-    pub(super) fn is_empty(&self) -> bool {
-        let Self { segments, last: _, pools } = self;
-        segments.is_empty() && pools.is_empty()
-    }
-
     fn next_id(&mut self) -> u32 {
         loop {
             self.last = self.last.wrapping_add(1).max(1);

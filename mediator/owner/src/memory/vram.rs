@@ -77,7 +77,7 @@ pub struct CardVram {
     /// Chunks that were used since it was told.
     pub(crate) touched: BTreeSet<(VmId, u64)>,
     /// The chunk that is being scrubbed, and how much of it is zeroed.
-    pub(super) scrubbing: Option<(ScrubWork, u64)>,
+    scrubbing: Option<(ScrubWork, u64)>,
     /// Requests of guests that were refused.
     pub(crate) refusals: Refusals,
     /// VMs that wanted memory that there was none of.

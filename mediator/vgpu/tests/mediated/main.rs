@@ -8,7 +8,6 @@ mod demand;
 mod doorbell;
 mod failing;
 mod fuzz_seeds;
-mod handover;
 mod holes;
 mod isolation;
 mod lifecycle;
