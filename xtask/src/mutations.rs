@@ -39,7 +39,7 @@ pub fn run(filters: &[String]) -> Result<bool> {
     let is_like = |mutation: &Mutation, filter: &str| mutation.name.contains(filter) || mutation.package == filter;
     for filter in filters {
         ensure!(
-            mutations().any(|mutation| is_like(&mutation, filter)),
+            mutations().any(|mutation| is_like(mutation, filter)),
             "no mutation has a name or package like `{filter}`"
         );
     }
