@@ -61,6 +61,8 @@ pub mod reg {
     /// Low half of the time at which the alarm rings.
     pub const PTIMER_ALARM: u32 = 0x009420;
     /// PTIMER, low and high.
+    /// Which units' interrupts reach the CPU; all, as the card is posted.
+    pub const INTR_MASKS: [u32; 2] = [0x000640, 0x000644];
     pub const PTIMER_LOW: u32 = 0x009400;
     /// The high half.
     pub const PTIMER_HIGH: u32 = 0x009410;

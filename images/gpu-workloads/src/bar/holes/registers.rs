@@ -27,6 +27,7 @@ fn write_all(lab: &Lab<'_>, verdict: &mut Verdict, registers: impl Iterator<Item
 pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.take(1);
     lab.card.vram_write(own, MARKER);
+    let masks = reg::INTR_MASKS.map(|register| (register, lab.card.read(register)));
     // Microcode for FECS, GPCCS, both copy engines and the PMU.
     for falcon in [0x409000, 0x41a000, 0x104000, 0x105000, 0x10a000] {
         lab.card.write(falcon + 0x180, 1 << 24);
@@ -47,6 +48,8 @@ pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     // The sweep leaves the window on our own memory out.
     let sweep = (0..0x100_0000).step_by(STRIDE as usize).map(|offset| offset + offset / STRIDE * 4 % STRIDE);
     write_all(lab, verdict, sweep.filter(|offset| !(reg::PRAMIN..reg::PRAMIN + 0x10_0000).contains(offset)));
+    // No driver of this card writes them: it would never be interrupted again.
+    masks.into_iter().for_each(|(register, value)| lab.card.write(register, value));
     verdict.check("our memory is whole", lab.card.vram_read(own) == MARKER);
     Ok(())
 }
