@@ -23,6 +23,11 @@ use crate::watch;
 /// The unit of CPU times in `/proc`, which is the same for every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
+/// Most lines behind a panic or an error that are shown once more at the end, of each test, and of each line.
+const REASON_LINES: usize = 6;
+const REASONS_LINES: usize = 20;
+const REASON_CHARS: usize = 400;
+
 /// Begins a line of a test's output that is shown whatever becomes of the test.
 const REPORT: &str = "REPORT ";
 
@@ -48,12 +53,23 @@ pub struct Taken {
 pub struct Outcome {
     pub tally: Tally,
     pub taken: Vec<Taken>,
+    pub failures: Vec<Failure>,
+}
+
+/// A test that failed, and why in short.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Package, target and name.
+    pub test: String,
+    /// What of its output says so.
+    pub why: Vec<String>,
 }
 
 impl AddAssign for Outcome {
     fn add_assign(&mut self, more: Self) {
         self.tally += more.tally;
         self.taken.extend(more.taken);
+        self.failures.extend(more.failures);
     }
 }
 
@@ -85,6 +101,7 @@ pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
             );
             if !passed {
                 println!("{output}");
+                outcome.failures.push(Failure { test: taken.test.clone(), why: reasons(&output) });
             }
             // What a test has run on, and how much of what, is of interest when all is well too.
             let begin = format!("test {} ... ", test.name);
@@ -142,6 +159,18 @@ fn began_one(output: &str) -> bool {
     output.trim_start().starts_with("running 1 test\n")
 }
 
+/// The lines of a failed test's output that say why: of each panic and each error, from there to the trace behind it.
+fn reasons(output: &str) -> Vec<String> {
+    let mut lines = output.lines();
+    let mut found = Vec::new();
+    while let Some(line) = lines.find(|line| line.contains(" panicked at ") || line.starts_with("Error: ")) {
+        let more = lines.clone().take_while(|line| !line.to_ascii_lowercase().starts_with("stack backtrace"));
+        found.extend(std::iter::once(line).chain(more.take(REASON_LINES)).filter(|line| !line.is_empty()));
+    }
+    found.extend(output.lines().rev().find(|line| line.starts_with("exit status: ") || line.starts_with("signal: ")));
+    found.into_iter().take(REASONS_LINES).map(|line| line.chars().take(REASON_CHARS).collect()).collect()
+}
+
 /// Waits until `child` has ended, but leaves it to be waited for; the CPU time of it and of its ended children.
 fn cpu_at_end(child: &Child) -> Result<Duration> {
     let pid = Pid::from_child(child);
@@ -175,8 +204,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn reasons_are_told_without_what_is_around_them() {
+        let output = "running 1 test\nnoise\nthread 'a' (7) panicked at src/a.rs:1:2:\nboth are 3\nstack backtrace:\n   0: x\n\
+                      Error: no port\n\nCaused by:\n    it is taken\n\nStack backtrace:\n   0: y\nexit status: 101\n";
+        let told = ["thread 'a' (7) panicked at src/a.rs:1:2:", "both are 3", "Error: no port", "Caused by:"];
+        let told = told.into_iter().chain(["    it is taken", "exit status: 101"]);
+        assert_eq!(reasons(output), told.collect::<Vec<_>>());
+        assert_eq!(reasons(&"Error: a\n".repeat(99)).len(), REASONS_LINES);
+    }
+
+    #[test]
     fn output_that_a_thread_tears_is_still_that_of_one_test() {
-        assert!(began_one("\nrunning 1 test\ntest a ... 4: serve\nok\n >test result: ::okbalance\n. 1 passed; 0 failed\n"));
+        assert!(began_one(
+            "\nrunning 1 test\ntest a ... 4: serve\nok\n >test result: ::okbalance\n. 1 passed; 0 failed\n"
+        ));
         assert!(!began_one("\nrunning 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored\n"));
         assert!(!began_one(""));
     }

@@ -119,6 +119,10 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     let all = || Suite::value_variants().iter().copied().filter(|suite| suite.by_default()).collect();
     let suites: Vec<Suite> = args.suite.map_or_else(all, |suite| vec![suite]);
     let mut session = Session::start(args, &suites);
+    if args.beside_load > 0 {
+        // It is tests that run beside a load. What is made at a low priority would not be made at all.
+        session.make()?;
+    }
     let _loops = BusyLoops::start(args.beside_load);
     let mut ran = Vec::new();
     for suite in &suites {
@@ -163,6 +167,12 @@ impl<'a> Session<'a> {
         let images = guests.then(guests::images);
         let headers = any(Runner::Cuda).then(|| Background::start(|| cuda::headers().map(drop)));
         Self { args, programs: None, images, headers, fuzzes: any(Runner::Fuzz), targets: None }
+    }
+
+    /// Makes now what is made otherwise when it is first asked for, but for the fuzz targets.
+    fn make(&mut self) -> Result<()> {
+        self.programs(|_| false)?;
+        self.headers.iter_mut().chain(&mut self.images).try_for_each(Background::wait)
     }
 
     fn run(&mut self, suite: Suite) -> Result<Outcome> {

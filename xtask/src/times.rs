@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use crate::runner::Taken;
+use crate::runner::{Failure, Taken};
 use crate::suites::Ran;
 
 /// How many tests are shown.
 const SLOWEST: usize = 10;
 
-/// Prints the tests that took longest, and then each suite with its counts.
+/// Prints the tests that took longest, those that failed with the reason, and each suite with its counts: what is read first
+/// stands last.
 pub fn print(suites: &[Ran]) {
     let mut taken: Vec<&Taken> = suites.iter().flat_map(|suite| &suite.outcome.taken).collect();
     taken.sort_by_key(|taken| std::cmp::Reverse(taken.elapsed));
@@ -17,6 +18,10 @@ pub fn print(suites: &[Ran]) {
         for Taken { test, elapsed, cpu } in taken.into_iter().take(SLOWEST) {
             println!("  {}  {test}", seconds(*elapsed, *cpu));
         }
+    }
+    for Failure { test, why } in suites.iter().flat_map(|suite| &suite.outcome.failures) {
+        println!("FAILED {test}");
+        why.iter().for_each(|line| println!("    {line}"));
     }
     println!("suites");
     for Ran { name, outcome, elapsed, cpu } in suites {
