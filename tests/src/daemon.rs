@@ -111,7 +111,8 @@ impl Daemon {
             if let Some(manager) = &self.manager {
                 return Ok(manager.wait(Duration::ZERO, |heard| heard.take("READY=1")).ok());
             }
-            Ok(UnixStream::connect(&self.paths.admin_socket).is_ok().then_some(()))
+            // Its socket is there before its VMs are: who connects waits until it serves.
+            Ok(self.get("/v1/vms").ok().map(drop))
         });
         ready.with_context(|| self.log_tail())
     }
