@@ -82,6 +82,16 @@ impl Channels {
         true
     }
 
+    /// Tells the card how far it may fetch in each ring, as it was told before: another owner that was still there may have
+    /// given it more since this one's state was written down.
+    pub fn allow_again(&self, host: &mut impl Host) {
+        for physical in self.vms.values().flat_map(|vm| vm.channels.values().copied()) {
+            if let Some(bound) = self.bound(physical) {
+                host.userd_write(physical, userd::GP_PUT, bound.ring.allowed_index());
+            }
+        }
+    }
+
     /// Channels with entries that may be pulled and for which there is room: after completions, and after a channel was
     /// enabled that had work when its guest unbound it. Those that the card does not schedule are not among them, nor
     /// those with room for a few of many entries only, for each pull has a record and an interrupt.

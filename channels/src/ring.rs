@@ -185,6 +185,11 @@ impl Ring {
         u32::try_from(end & INDEX).ok()
     }
 
+    /// Index up to which the card may fetch.
+    pub(crate) fn allowed_index(&self) -> u32 {
+        u32::try_from(self.started & INDEX).unwrap_or(0)
+    }
+
     /// Records of which the card has fetched all.
     pub(crate) fn fetched(&self) -> usize {
         self.records.partition_point(|record| record.end() <= self.get)

@@ -15,11 +15,19 @@ pub struct TenantId(pub u32);
 impl TenantId {
     /// The mediator itself, for the channels by which it moves memory. No tenant is given this number.
     pub const MEDIATOR: Self = Self(u32::MAX);
+    /// The mediator itself, for the channel by which it clears what tenants leave in PGRAPH. No tenant is given this number.
+    pub const CLEARER: Self = Self(u32::MAX - 1);
+
+    /// Returns whether it is the mediator itself.
+    #[must_use]
+    pub const fn is_mediator(self) -> bool {
+        self.0 >= Self::CLEARER.0
+    }
 }
 
 impl fmt::Display for TenantId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == Self::MEDIATOR { f.write_str("mediator") } else { self.0.fmt(f) }
+        if self.is_mediator() { f.write_str("mediator") } else { self.0.fmt(f) }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::ring::{Ring, SavedRing};
 use crate::state::{Permit, Wish};
 use crate::submit::SavedWords;
 use crate::watchdog::{Episode, SavedEpisode, Watchdog};
-use crate::{Layout, Pause, Place, RunState, VmId};
+use crate::{Layout, Pause, Place, RunState, Submission, VmId};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, SMALL_PAGE, VA_BITS, VramAddr};
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId, engine};
 use nvspec::instance::ramfc;
@@ -190,6 +190,34 @@ impl Channels {
             Slot::Free => None,
             Slot::Bound(bound) => Some((bound.vm, bound.directory)),
             Slot::Stuck { vm, directory, .. } => Some((*vm, *directory)),
+        })
+    }
+
+    /// The physical channels that a VM has bound.
+    pub fn bound_of(&self, vm: VmId) -> impl Iterator<Item = ChannelId> {
+        self.vms.get(&vm).into_iter().flat_map(|vm| vm.channels.values().copied())
+    }
+
+    /// The shadow directory of a VM's channel that is bound.
+    #[must_use]
+    pub fn directory_of(&self, vm: VmId, channel: VirtualChannelId) -> Option<VramAddr> {
+        self.bound(self.physical(vm, channel)?).map(|bound| bound.directory)
+    }
+
+    /// Returns whether a VM's channels are kept from running for that reason.
+    #[must_use]
+    pub fn is_paused(&self, vm: VmId, why: Pause) -> bool {
+        self.vms.get(&vm).is_some_and(|vm| vm.paused & why.bit() != 0)
+    }
+
+    /// The submissions in flight, with the channels that they are of.
+    pub fn flights(&self) -> impl Iterator<Item = (VmId, ChannelId, Submission)> {
+        let bounds = (0..).zip(&self.slots).filter_map(|(number, slot)| match slot {
+            Slot::Bound(bound) => Some((ChannelId(number), bound)),
+            Slot::Free | Slot::Stuck { .. } => None,
+        });
+        bounds.flat_map(|(physical, bound)| {
+            bound.ring.records.iter().map(move |record| (bound.vm, physical, record.submission))
         })
     }
 
@@ -464,7 +492,7 @@ impl Vm {
         let says = |what: &'static str| move || format!("VM {id}: {what}");
         Invalid::unless(channels.len() <= cap as usize, says("more channels are bound than it may have"))?;
         Invalid::unless(paused & !Pause::all() == 0, says("it is paused for no reason that there is"))?;
-        Invalid::unless(!trusted || id == VmId::MEDIATOR, says("what a guest says of its work is not to be trusted"))?;
+        Invalid::unless(!trusted || id.is_mediator(), says("what a guest says of its work is not to be trusted"))?;
         Invalid::unless(news < 1 << engine::COUNT, says("there is news of no engine"))?;
         let listed: BTreeSet<u8> = list.iter().copied().collect();
         let may_be_listed = |channel: &u8| {

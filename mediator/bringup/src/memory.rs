@@ -50,17 +50,7 @@ impl CardMemory {
     /// # Errors
     /// When the card does not answer a TLB invalidation.
     pub fn take_over(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Result<Self, CardError> {
-        let bar1_size = card.identity().bar1_size;
-        let slots = bar1_size.min(nvspec::mmu::PDE_SPAN) / WINDOW;
-        let mut memory = Self {
-            card,
-            layout,
-            vram_bytes,
-            window_of: vec![NO_WINDOW; vram_bytes.div_ceil(WINDOW) as usize],
-            windows: vec![Window { maps: None, used: false }; slots as usize],
-            hand: 1,
-            moves: 0,
-        };
+        let mut memory = Self::unmapped(card, layout, vram_bytes);
         memory.pramin_zero(VramAddr(layout.base.0), layout.bootstrap_bytes());
         memory.pramin_write_instance(layout.bar3_instance, layout.bar3_directory);
         memory.pramin_write_directory(layout.bar3_directory, layout.bar3_table);
@@ -79,6 +69,28 @@ impl CardMemory {
         }
         memory.invalidate(layout.bar1_directory, true)?;
         Ok(memory)
+    }
+
+    /// Goes on with BAR1 and BAR3 of a `card` that another process has [taken over](Self::take_over) with that layout. Nothing is
+    /// written before something is read or written in VRAM.
+    #[must_use]
+    pub fn resume(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Self {
+        Self::unmapped(card, layout, vram_bytes)
+    }
+
+    /// Without any window.
+    fn unmapped(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Self {
+        let bar1_size = card.identity().bar1_size;
+        let slots = bar1_size.min(nvspec::mmu::PDE_SPAN) / WINDOW;
+        Self {
+            card,
+            layout,
+            vram_bytes,
+            window_of: vec![NO_WINDOW; vram_bytes.div_ceil(WINDOW) as usize],
+            windows: vec![Window { maps: None, used: false }; slots as usize],
+            hand: 1,
+            moves: 0,
+        }
     }
 
     /// Bytes of VRAM.

@@ -50,6 +50,8 @@ pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> 
     }
     card.write32(pmc::INTR_EN_0::OFFSET, 0);
     card.write32(pmc::ENABLE::OFFSET, u32::MAX);
+    // The MMU debug mode is for driver development; off.
+    card.write32(pfb::MMU_DEBUG_CTRL::OFFSET, 0);
     let vram_bytes = memory_size(card)?;
     let pbdmas = start_fifo(card);
     let context_bytes = start_graph(card, firmware)?;
@@ -58,10 +60,28 @@ pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> 
     Ok(CardInfo { chip, vram_bytes, context_bytes, pbdmas, vbios: read_vbios(card) })
 }
 
+/// Learns again of a card that another process has brought up what [`bring_up`] did then, and changes nothing. `context_bytes` is
+/// what its PGRAPH's contexts have, which only bring-up can ask for.
+///
+/// # Errors
+/// When it is no chip that is known, or does not answer as one.
+pub fn look_at(card: &dyn Card, context_bytes: u32) -> Result<CardInfo, CardError> {
+    let boot0 = card.read32(pmc::BOOT_0::OFFSET);
+    let chip = chip::by_boot0(boot0).ok_or(CardError::UnknownChip { boot0 })?;
+    let vram_bytes = memory_size(card)?;
+    let pbdmas = card.read32(pmc::PBDMA_ENABLE::OFFSET).count_ones().min(pbdma::INTR_0::COUNT);
+    Ok(CardInfo { chip, vram_bytes, context_bytes, pbdmas, vbios: vbios(card) })
+}
+
 /// Reads the image in PROM, as long as its header says it is (in units of 512 bytes); empty without a valid header.
 #[must_use]
 pub fn read_vbios(card: &dyn Card) -> Arc<[u8]> {
     card.write32(ppci::ROM_CONTROL::OFFSET, 0);
+    vbios(card)
+}
+
+/// The image in PROM, which can be read.
+fn vbios(card: &dyn Card) -> Arc<[u8]> {
     let header = card.read32(prom::BASE).to_le_bytes();
     let bytes = match header {
         [0x55, 0xaa, blocks, _] => (u32::from(blocks) * 512).min(prom::BYTES),
@@ -83,8 +103,6 @@ fn memory_size(card: &dyn Card) -> Result<u64, CardError> {
         .filter(|fbp| disabled & (1 << fbp) == 0)
         .map(|fbp| u64::from(card.read32(pbfb::MEM_AMOUNT::at(fbp))))
         .sum();
-    // The MMU debug mode is for driver development; off.
-    card.write32(pfb::MMU_DEBUG_CTRL::OFFSET, 0);
     if mib == 0 { Err(CardError::Unresponsive("it reports no memory")) } else { Ok(mib << 20) }
 }
 

@@ -208,6 +208,7 @@ impl OwnedCard {
             division: division(&self.memory.lock(), self.spec.chunk_kib),
             scheduler: *self.scheduler.lock(),
             clear: self.spec.residue == Residue::Clear,
+            shared: false,
         };
         let firmware = self.cards.firmware(self.spec.kind)?;
         let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, &sharing, firmware);

@@ -1,7 +1,7 @@
 //! Mediated VMs without a VMM: a software card, its owner, and devices that are called as the server calls them.
 //!
 //! Parts: [`Rig`] (the card), [`altered`] (what a test changes of it), [`Guest`] (one VM: registers, apertures, RAM, interrupts), [`driver`] (what a driver in
-//! the guest does with them), [`paravirtual`] (a driver that knows us), [`fuzz`] (any sequence of accesses against it);
+//! the guest does with them), [`paravirtual`] (a driver that knows us), [`fuzz`] (any sequence of accesses against it), [`Handover`] (all of that goes on with another owner);
 //! [`RemoteGuest`] (the same behind the socket of a daemon), [`xen`] (a domain of Xen without Xen) and [`Machine`] (what a driver wants of any);
 //! [`service_manager`] (what starts a daemon, and keeps its sockets). Mistakes of the caller panic.
 //!
@@ -10,6 +10,7 @@
 pub mod altered;
 pub mod driver;
 pub mod fuzz;
+mod handover;
 mod machine;
 pub mod paravirtual;
 mod remote;
@@ -29,6 +30,7 @@ use vmm_glue::client::wait_event;
 use vmm_glue::{Device, IrqCounts, Link, RegionIndex};
 use vram::{Limits, Summary, VmId};
 
+pub use handover::Handover;
 use machine::Ram;
 pub use machine::{Machine, read_file};
 pub use remote::RemoteGuest;
@@ -90,7 +92,7 @@ impl Rig {
         device.connected();
         let msi = link.attach_msi().expect("an event");
         let vram_bytes = settings.share.vram_bytes;
-        Guest { device, backend, link, msi, ram: Ram::default(), vram_bytes }
+        Guest { device, backend, link, settings: settings.clone(), msi, ram: Ram::default(), vram_bytes }
     }
 
     /// Returns whether an address of a VM's VRAM lies in host memory.
@@ -118,6 +120,7 @@ pub fn sharing() -> Sharing {
         division: Division::default(),
         scheduler: sched::Config::default(),
         clear: true,
+        shared: false,
     }
 }
 
@@ -146,6 +149,7 @@ pub struct Guest {
     device: MediatedDevice,
     backend: Arc<MediatedVm>,
     link: Link,
+    settings: Settings,
     msi: OwnedFd,
     ram: Ram,
     /// Bytes of its VRAM.

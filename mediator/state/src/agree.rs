@@ -18,8 +18,8 @@ pub(crate) fn agree_on_vms(
 ) -> Result<(), Invalid> {
     let vms: Vec<VmId> = vms.collect();
     Invalid::unless(ascend(&vms), || "the VMs are not in their order".into())?;
-    let with_channels = channels.vms().filter(|vm| *vm != VmId::MEDIATOR);
-    let with_time = scheduler.vgpus().filter(|vm| *vm != VmId::MEDIATOR);
+    let with_channels = channels.vms().filter(|vm| !vm.is_mediator());
+    let with_time = scheduler.vgpus().filter(|vm| !vm.is_mediator());
     let same = chunks.vms().map(|(vm, _)| vm).eq(vms.iter().copied())
         && with_channels.eq(vms.iter().copied())
         && with_time.eq(vms.iter().copied());
@@ -34,7 +34,7 @@ pub(crate) fn check_vram(vm: VmId, gpu: &VGpu, chunks: &ChunkTable) -> Result<()
 
 /// Each channel is of a VM that has its directory, and whose guest sees it bound.
 pub(crate) fn check_channels(channels: &Channels, vms: &BTreeMap<VmId, RestoredVm>) -> Result<(), Invalid> {
-    for (vm, directory) in channels.directories().filter(|(vm, _)| *vm != VmId::MEDIATOR) {
+    for (vm, directory) in channels.directories().filter(|(vm, _)| !vm.is_mediator()) {
         let shadows = vms.get(&vm).map(|vm| &vm.spaces);
         let own = shadows.is_some_and(|spaces| spaces.ids().any(|id| spaces.directory(id) == Some(directory)));
         Invalid::unless(own, || {

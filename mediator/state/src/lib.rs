@@ -12,8 +12,8 @@
 //! channels must be off the engines when a card is saved, and its TLBs are to be flushed when it is restored; then each
 //! address space is prepared before anything of it runs.
 //!
-//! Not here yet: what clears PGRAPH between VMs, segments that VMs share, what waits in queues of the feeder, interrupts on their way to a VM, batches of a
-//! paravirtual driver; the connections of VMMs.
+//! The owner of a card and a VM save what is their own beside it (`owner`, `vgpu`), and so do the connections of VMMs (`vmm-glue`).
+//! Nowhere yet: segments that VMs share.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

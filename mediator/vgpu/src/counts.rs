@@ -15,6 +15,12 @@ macro_rules! counts {
             pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$(($metric, self.$field)),+].into_iter()
             }
+
+            /// Those that `of` knows by that name; the others begin anew.
+            #[allow(dead_code, reason = "not all are of what goes on in another process")]
+            pub(crate) fn of(of: impl Fn(&str) -> Option<u64>) -> Self {
+                Self { $($field: of($metric).unwrap_or(0)),+ }
+            }
         }
     };
 }

@@ -1,13 +1,12 @@
 //! A mediated VM as the vfio-user server, the card's interrupt thread and the daemon see it.
 
 use super::Apertures;
-use super::backend::{self, Description, VmBackend as Backend};
+use super::backend::{self, Description, Rung, VmBackend as Backend};
 use super::memory::Remap;
 use super::pv::{After, Interface, Progress, PvSettings};
 use super::status::{DeviceError, DeviceStatus};
 use super::work::Runlist;
 use super::write_wait;
-use card_state::SavedVm;
 use devmodel::backend::{Aperture, Backend as _, NoMemory};
 use devmodel::{VGpu, VGpuConfig};
 use nvspec::regs::windows::pramin;
@@ -29,9 +28,11 @@ pub(super) struct Core {
     pub(super) gpu: VGpu,
     pub(super) backend: Backend,
     /// A thread looks for doorbells under mapped apertures.
-    polls: bool,
+    pub(super) polls: bool,
     /// The card's time, in ns, for which the guest's alarm is armed.
     pub(super) alarm: Option<u64>,
+    /// Channels that are to be rung once the card goes on.
+    pub(super) rung: Rung,
     pub(super) board: Arc<Board>,
 }
 
@@ -98,24 +99,15 @@ impl MediatedVm {
         link: &Link,
     ) -> Result<(MediatedDevice, Arc<Self>), DeviceError> {
         let Settings { share, shadow, apertures, queue_limit, paravirtual } = settings;
-        let mut config = VGpuConfig::of_chip(host.info().chip, share.vram_bytes, Arc::clone(&host.info().vbios));
-        // All numbers are the guest's to use; how many at a time is checked at bind.
-        config.channels = nvspec::fifo::CHANNELS;
-        let card = host.card().identity();
-        config.pci.bar1_bytes = card.bar1_size;
-        config.pci.bar3_bytes = card.bar3_size;
+        let config = settings.origin(host.info(), host.card().identity());
         let pci = config.pci;
-        config.vendor_capability = paravirtual.as_ref().map(PvSettings::capability).unwrap_or_default();
         let gpu = VGpu::new(config)?;
         let (vram_bytes, queue_limit) = (share.vram_bytes, *queue_limit);
         let description = Description { vm, link: link.clone(), shadow: *shadow, vram_bytes, queue_limit };
         let interface = |settings| Box::new(Interface::new(settings, vm, share.channels));
         let backend = Backend::new(Arc::clone(host), description, paravirtual.as_ref().map(interface));
         let board = Arc::<Board>::default();
-        let core = Core { gpu, backend, polls: false, alarm: None, board: Arc::clone(&board) };
-        board.publish(core.status());
-        let this = Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() };
-        let this = Arc::new(this);
+        let this = Arc::new(Self::of(Core::new(gpu, backend, &board), board, host, vm, link));
         let events: Weak<Self> = Arc::downgrade(&this);
         host.add_vm(vm, share, events)?;
         if *apertures == Apertures::Remapped {
@@ -127,8 +119,13 @@ impl MediatedVm {
                 }
             }
         }
-        let device = MediatedDevice { vm: Arc::clone(&this), pci, config_bytes: devmodel::pci::CONFIG_BYTES as u64 };
-        Ok((device, this))
+        Ok((MediatedDevice::of(&this, pci), this))
+    }
+
+    /// Of its parts.
+    pub(super) fn of(core: Core, board: Arc<Board>, host: &Arc<HostCard>, vm: VmId, link: &Link) -> Self {
+        board.publish(core.status());
+        Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() }
     }
 
     #[track_caller]
@@ -214,6 +211,11 @@ impl MediatedVm {
 }
 
 impl Core {
+    /// Of its parts.
+    pub(super) fn new(gpu: VGpu, backend: Backend, board: &Arc<Board>) -> Self {
+        Self { gpu, backend, polls: false, alarm: None, rung: Rung::new(), board: Arc::clone(board) }
+    }
+
     /// Takes everything of the guest's driver off the card. What lived under mapped apertures is lost.
     fn clean(&mut self) {
         let Self { gpu, backend, .. } = self;
@@ -236,7 +238,7 @@ impl Core {
     }
 
     /// Has the card's interrupt thread come back when the guest's alarm is to ring, where that has changed.
-    fn arm(&mut self) {
+    pub(super) fn arm(&mut self) {
         let at = self.gpu.alarm_at();
         if at != self.alarm {
             self.alarm = at;
@@ -299,6 +301,11 @@ enum Served {
 }
 
 impl MediatedDevice {
+    /// The device of a VM.
+    pub(super) fn of(vm: &Arc<MediatedVm>, pci: devmodel::pci::PciIdentity) -> Self {
+        Self { vm: Arc::clone(vm), pci, config_bytes: devmodel::pci::CONFIG_BYTES as u64 }
+    }
+
     /// Serves a write. The VM's lock is free when it returns, for memory may have to move.
     fn write_once(&self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Served, AccessError> {
         let core = &mut *self.vm.core();
@@ -501,13 +508,6 @@ impl MediatedVm {
         ];
         status.counters.extend(counts.map(|(name, count)| (name.to_owned(), count)));
         status
-    }
-
-    /// Writes down what the mediator keeps of the VM. For a card that [stands still](HostCard::stand_still).
-    #[must_use]
-    pub fn save(&self) -> SavedVm {
-        let core = self.core();
-        core.backend.memory().save(core.gpu.save())
     }
 
     /// Origin of its vGPU, for who restores what was written down.

@@ -25,6 +25,10 @@ impl GuestEvents for MediatedVm {
         self.core().backend.relocate(commit)
     }
 
+    fn taken_over(&self) -> Result<(), HostError> {
+        self.core().backend.prepare_all()
+    }
+
     fn card_failed(&self) {
         self.link.disconnect();
     }

@@ -3,6 +3,10 @@
 //! Nothing waits here with a lock held: what cannot be done is remembered, the mover is asked for memory, and it is all tried
 //! again when the VM is told that there may be some.
 
+mod saved;
+
+pub(crate) use saved::SavedPending;
+
 use ::channels::Doorbell;
 use nvspec::addr::Place;
 use nvspec::fifo::VirtualChannelId;

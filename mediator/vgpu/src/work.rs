@@ -1,5 +1,9 @@
 //! The guest's channels, as the mediator knows them: no lock, no card.
 
+mod saved;
+
+pub(crate) use saved::SavedWork;
+
 use super::memory::{Objects, Slot};
 use nvspec::addr::Place;
 use nvspec::fifo::{ChannelId, VirtualChannelId};

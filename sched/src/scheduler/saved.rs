@@ -54,6 +54,13 @@ impl Scheduler {
         Ok(scheduler)
     }
 
+    /// Submissions that it knows, queued or on the card, with whose they are.
+    pub fn tickets(&self) -> impl Iterator<Item = (VgpuId, Ticket)> {
+        let on_card = self.engines.iter().flat_map(|engine| engine.flights().chain(engine.asides()));
+        let queued = self.lanes.iter().flat_map(|lane| lane.waiting().map(|(vgpu, queued)| (vgpu, queued.ticket)));
+        on_card.map(|flight| (flight.vgpu, flight.ticket)).chain(queued)
+    }
+
     /// Checks that what was read can be a scheduler.
     fn check(&self, now: Nanos) -> Result<(), Invalid> {
         let Self { config, vgpus, engines, lanes, order, ignored, now: last } = self;

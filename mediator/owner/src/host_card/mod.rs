@@ -3,7 +3,8 @@
 //! Parts: `state` (what others ask of it), `scheduling` (the card behind its scheduler), `interrupts` (the card's interrupt
 //! tree, and whom it concerns), `interrupt_thread` (that thread, each time that it wakes), `recovery` (channels that faulted or
 //! are to leave the card), `mover` (the thread that moves memory), `relocate` (one VM's chunks change places), `standstill`
-//! (nothing is at work), `failure` (what a panic has left half changed), `scrubber` (PGRAPH is cleared between tenants).
+//! (nothing is at work), `saved` (all that is kept of the card, written down, and the card given away), `reopen` (the same in the
+//! next process), `failure` (what a panic has left half changed), `scrubber` (PGRAPH is cleared between tenants).
 
 mod failure;
 pub(crate) mod interrupt_thread;
@@ -11,17 +12,14 @@ mod interrupts;
 mod mover;
 mod recovery;
 mod relocate;
+mod reopen;
+mod saved;
 mod scheduling;
 mod scrubber;
 mod standstill;
 mod state;
 
 use crate::alarm::TimerAlarm;
-use crate::memory::balance::Division;
-use crate::memory::iova::{IovaSpace, RamShare};
-use crate::memory::pinned::PinnedPool;
-use crate::memory::{COPIER, CardVram, Copier, Memory, Ranges, SCRUB_PIECE, Wakeup, found};
-use crate::shortage::Shortage;
 use crate::tenants::{GuestAlarms, GuestEvent};
 use crate::work::Work;
 use crate::work::schedule::Schedule;
@@ -32,21 +30,31 @@ use bringup::memory::CardMemory;
 use bringup::start::{self, CardInfo};
 use bringup::{CardError, golden};
 use card::{Card, InterruptMode};
+use card_memory::balance::{Divider, Division};
+use card_memory::iova::{IovaSpace, RamShare};
+use card_memory::pinned::PinnedPool;
+use card_memory::shortage::Shortage;
+use card_memory::{COPIER, CardVram, Memory, Ranges, SCRUB_PIECE, Wakeup, found};
 use channels::Channels;
 use failure::StateGuard;
 use firmware::{Inbox, Set};
 use locks::{Mutex, rank};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
+use nvspec::chip::Chip;
 use nvspec::falcon::Falcon;
+pub use reopen::{Handed, Reopened};
+pub use saved::SavedHost;
 use sched::VgpuParams;
 use scrubber::{SCRUBBER, Scrubber};
+pub use standstill::Standstill;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
-use vram::{ChunkTable, Contents, GuestAddr, Limits, PagePool, ScrubWork, VmId};
+use vram::{ChunkTable, Contents, GuestAddr, Limits, ScrubWork, VmId};
 
 /// A VM that takes events.
 pub trait GuestEvents: Send + Sync {
@@ -59,6 +67,15 @@ pub trait GuestEvents: Send + Sync {
     /// # Errors
     /// When the card does not answer.
     fn relocated(&self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError>;
+
+    /// The card was taken over from another owner. When this returns, the VM's address spaces are on the card as its guest has them;
+    /// nothing of it runs before. Called without the card's lock.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    fn taken_over(&self) -> Result<(), HostError> {
+        Ok(())
+    }
 
     /// The card has failed: the VM's client is to be disconnected. Called without any lock.
     fn card_failed(&self) {}
@@ -74,9 +91,9 @@ pub struct HostState {
     removed: BTreeSet<VmId>,
     /// Alarms of guests' PTIMERs.
     guest_alarms: GuestAlarms,
-    /// What clears PGRAPH between VMs, if it is to be.
+    /// Clears PGRAPH between VMs, if it is to be cleared.
     scrubber: Option<Scrubber>,
-    /// What its falcons run.
+    /// Firmware of its falcons.
     firmware: Set,
     /// Somebody has the card stand still.
     still: bool,
@@ -97,6 +114,8 @@ pub struct Sharing {
     pub scheduler: sched::Config,
     /// Clear what one VM's kernels leave in PGRAPH before another's run.
     pub clear: bool,
+    /// Host memory for chunks lies in a file without a name, so that another process can go on with the card.
+    pub shared: bool,
 }
 
 /// A VM's share of a card.
@@ -121,6 +140,8 @@ pub struct HostCard {
     card: Arc<dyn Card>,
     info: CardInfo,
     layout: channels::Layout,
+    /// Place on the card and bytes of the chunks with the fixed structures.
+    own: (VramAddr, u64),
     state: Mutex<rank::Card, HostState>,
     event: EventFd,
     stop: AtomicBool,
@@ -134,6 +155,52 @@ pub struct HostCard {
     threads: Mutex<rank::Threads, Vec<JoinHandle<()>>>,
     /// Takes what guests load into their falcons.
     inbox: OnceLock<Inbox>,
+    /// The card is this process's to reset. Not before it was taken over from another, nor once it was given away.
+    owned: AtomicBool,
+}
+
+/// Parts of a card that is being opened.
+struct Parts {
+    card: Arc<dyn Card>,
+    info: CardInfo,
+    layout: Layout,
+    own: (VramAddr, u64),
+    memory: Memory,
+    work: Work,
+    clock: Clock,
+    firmware: Set,
+    timers: Timers,
+}
+
+/// Sources that a card's interrupt thread waits for, and what sets that off.
+struct Timers {
+    event: EventFd,
+    guest_alarm: TimerAlarm,
+    waits: Waits,
+}
+
+/// Descriptors that a card's interrupt thread waits for.
+struct Waits {
+    event: EventFd,
+    timer: OwnedFd,
+    guest_timer: OwnedFd,
+}
+
+impl Timers {
+    /// Makes them, with the alarm of the card's scheduler.
+    fn new() -> Result<(Self, TimerAlarm), HostError> {
+        let event = EventFd::new(EFD_CLOEXEC).map_err(no_descriptor)?;
+        let another = || event.try_clone().map_err(no_descriptor);
+        let (alarm, guest_alarm) = (TimerAlarm::new(another()?)?, TimerAlarm::new(another()?)?);
+        let timer = alarm.timer_fd().map_err(no_descriptor)?;
+        let guest_timer = guest_alarm.timer_fd().map_err(no_descriptor)?;
+        let waits = Waits { event: another()?, timer, guest_timer };
+        Ok((Self { event, guest_alarm, waits }, alarm))
+    }
+}
+
+fn no_descriptor(error: std::io::Error) -> HostError {
+    HostError::host("no event descriptor or thread for the card", error)
 }
 
 impl HostCard {
@@ -142,7 +209,7 @@ impl HostCard {
     /// # Errors
     /// When the card does not come up, or has too little memory.
     pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing, firmware: Set) -> Result<Arc<Self>, HostError> {
-        let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear } = *sharing;
+        let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear, shared } = *sharing;
         let info = start::bring_up(&*card, &firmware)?;
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
         // The first chunks to scrub become the mediator's own: the way to scrub any other begins in them.
@@ -161,44 +228,58 @@ impl HostCard {
         let reserved = chunks.reserve_mediator(count as u32, 1)?;
         assert_eq!(chunks.address(reserved), first, "the only scrubbed chunks are those just scrubbed");
         chunks.set_aside(u32::try_from(reserve_bytes.div_ceil(chunk_bytes)).unwrap_or(u32::MAX))?;
-        let io = |error: std::io::Error| HostError::host("no event descriptor or thread for the card", error);
-        let event = EventFd::new(EFD_CLOEXEC).map_err(io)?;
-        let alarm = TimerAlarm::new(event.try_clone().map_err(io)?)?;
-        let timer = alarm.timer_fd().map_err(io)?;
-        let guest_alarm = TimerAlarm::new(event.try_clone().map_err(io)?)?;
-        let guest_timer = guest_alarm.timer_fd().map_err(io)?;
+        let (timers, alarm) = Timers::new()?;
         let mut iova = IovaSpace::without(&card.unmappable());
         let slots = u32::try_from(host_bytes / chunk_bytes).unwrap_or(u32::MAX);
-        let pinned = PinnedPool::new(Arc::clone(&card), &mut iova, slots, chunk_bytes)?;
+        let pinned = PinnedPool::new(Arc::clone(&card), &mut iova, (slots, chunk_bytes), shared)?;
         chunks.set_host_budget(slots);
         let barrier = iova.allocate(SMALL_PAGE, 0).ok_or(HostError::OutOfIova { len: SMALL_PAGE })?;
         card.map_dma(barrier.0, found(SMALL_PAGE as usize)?)?;
         memory.set_barrier_page(barrier);
-        let mut vram = CardVram::new(memory, pinned, chunks);
-        let mut channels = Channels::new(layout.channels(), &golden);
-        let mut copier = (slots != 0).then(|| Copier::new(&mut vram, &mut channels)).transpose()?;
-        let mut alone = PagePool::new(scrubber::POOL_BYTES);
-        let pool = copier.as_mut().map_or(&mut alone, Copier::pool_mut);
-        let scrubber = clear.then(|| Scrubber::new(&mut vram, &mut channels, pool, info.chip)).transpose()?;
-        let schedule = Schedule::new(scheduler, alarm)?;
-        let mut state = HostState {
-            memory: Memory::new(vram, iova, copier, &division),
-            work: Work::new(channels, schedule),
+        let vram = CardVram::new(memory, pinned, chunks);
+        let channels = Channels::new(layout.channels(), &golden);
+        let (host, waits) = Self::assembled(Parts {
+            card,
+            info,
+            layout,
+            own: (VramAddr(first.0), available),
+            memory: Memory::new(vram, iova, barrier, Divider::new(&division)),
+            work: Work::new(channels, Schedule::new(scheduler, alarm)?),
             clock: Clock::new(),
-            scrubber,
+            firmware,
+            timers,
+        });
+        host.owned.store(true, Ordering::Release);
+        {
+            let mut state = host.lock();
+            state.bind_own(clear, host.info.chip)?;
+            state.set_division(&division)?;
+        }
+        host.start(name, waits)?;
+        Ok(host)
+    }
+
+    /// A card without VMs, of which no thread takes care yet.
+    fn assembled(parts: Parts) -> (Arc<Self>, Waits) {
+        let Parts { card, info, layout, own, memory, work, clock, firmware, timers } = parts;
+        let Timers { event, guest_alarm, waits } = timers;
+        let state = HostState {
+            memory,
+            work,
+            clock,
+            scrubber: None,
             firmware,
             vms: BTreeMap::new(),
             removed: BTreeSet::new(),
             guest_alarms: GuestAlarms::new(guest_alarm),
             still: false,
         };
-        state.set_division(&division)?;
         let wakeup = Arc::clone(&state.vram().wakeup);
-        card.set_interrupt(InterruptMode::Msi, Some(event.try_clone().map_err(io)?));
-        let host = Arc::new(Self {
+        let host = Self {
             card,
             info,
             layout: layout.channels(),
+            own,
             state: Mutex::new(state),
             event,
             stop: AtomicBool::new(false),
@@ -208,22 +289,31 @@ impl HostCard {
             moving: Mutex::new(()),
             threads: Mutex::default(),
             inbox: OnceLock::new(),
-        });
-        let weak = Arc::downgrade(&host);
-        let wait = host.event.try_clone().map_err(io)?;
+            owned: AtomicBool::new(false),
+        };
+        (Arc::new(host), waits)
+    }
+
+    /// Starts the card's threads, and lets it raise interrupts.
+    fn start(self: &Arc<Self>, name: &str, waits: Waits) -> Result<(), HostError> {
+        self.card.set_interrupt(InterruptMode::Msi, Some(self.event.try_clone().map_err(no_descriptor)?));
+        let weak = Arc::downgrade(self);
         let thread = std::thread::Builder::new()
             .name(format!("irq-{name}"))
-            .spawn(move || failure::watched(&weak, "irq", || interrupts::serve(&weak, &wait, &timer, &guest_timer)))
-            .map_err(io)?;
-        host.threads.lock().push(thread);
-        let (weak, wakeup) = (Arc::downgrade(&host), Arc::clone(&host.wakeup));
+            .spawn(move || {
+                let Waits { event, timer, guest_timer } = waits;
+                failure::watched(&weak, "irq", || interrupts::serve(&weak, &event, &timer, &guest_timer));
+            })
+            .map_err(no_descriptor)?;
+        self.threads.lock().push(thread);
+        let (weak, wakeup) = (Arc::downgrade(self), Arc::clone(&self.wakeup));
         let thread = std::thread::Builder::new()
             .name(format!("mem-{name}"))
             .spawn(move || failure::watched(&weak, "mem", || mover::serve(&weak, &wakeup)))
-            .map_err(io)?;
-        host.threads.lock().push(thread);
-        start::enable_interrupts(&*host.card);
-        Ok(host)
+            .map_err(no_descriptor)?;
+        self.threads.lock().push(thread);
+        start::enable_interrupts(&*self.card);
+        Ok(())
     }
 
     /// The card itself.
@@ -306,7 +396,7 @@ impl HostCard {
     /// Pieces of chunks that the copy engines have moved.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn pieces_moved(&self) -> u64 {
-        self.lock().memory.copier().map_or(0, Copier::pieces)
+        self.lock().memory.copier().map_or(0, card_memory::Copier::pieces)
     }
 
     /// Returns whether room is being made for a promise.
@@ -418,8 +508,16 @@ impl HostCard {
         self.lock().vram_mut().scrub_piece()
     }
 
-    /// Ends the card's threads and quiets the card.
+    /// Ends the card's threads and quiets the card, unless it is another process's.
     pub fn close(&self) {
+        self.end_threads();
+        if self.owned.load(Ordering::Acquire) {
+            self.card.set_interrupt(InterruptMode::Msi, None);
+            self.card.reset();
+        }
+    }
+
+    fn end_threads(&self) {
         self.stop.store(true, Ordering::Release);
         self.wake_threads();
         let threads = std::mem::take(&mut *self.threads.lock());
@@ -429,8 +527,17 @@ impl HostCard {
                 tracing::error!(name, "a thread of the card had panicked");
             }
         }
-        self.card.set_interrupt(InterruptMode::Msi, None);
-        self.card.reset();
+    }
+}
+
+impl HostState {
+    /// Binds the mediator's own channels: those that move memory, if there is where to, and what clears PGRAPH, if it is to be.
+    fn bind_own(&mut self, clear: bool, chip: &Chip) -> Result<(), HostError> {
+        let Self { memory, work, scrubber, .. } = self;
+        memory.start_copier(work.channels_mut())?;
+        let (vram, own) = memory.vram_and_own();
+        *scrubber = clear.then(|| Scrubber::new(vram, work.channels_mut(), own, chip)).transpose()?;
+        Ok(())
     }
 }
 

@@ -4,8 +4,8 @@
 //! memory suffices.
 
 use super::{HostCard, HostState};
-use crate::memory::{FIRST_BYTES, LOOK, Plan, Planned, Relocated, Wakeup};
 use crate::tenants::GuestEvent;
+use card_memory::{FIRST_BYTES, LOOK, Plan, Planned, Relocated, Wakeup};
 use std::collections::BTreeSet;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
@@ -60,14 +60,20 @@ impl HostCard {
         let mut moved = self.carry_out(stirred);
         let mut served = BTreeSet::new();
         for _ in 0..ROUNDS {
+            if self.over() {
+                break;
+            }
             let Planned { plan, served: for_them, .. } = self.lock().plan();
-            if plan.is_empty() || self.over() {
+            if plan.is_empty() {
                 break;
             }
             if self.carry_out(plan) {
                 moved = true;
                 served.extend(for_them);
             }
+        }
+        if self.over() {
+            return None;
         }
         self.lock().begin_turn();
         let (wait, next, spare) = {
@@ -136,6 +142,9 @@ impl HostCard {
         let mut any = false;
         for (vm, steps) in plan {
             any |= self.relocate_counted(vm, &steps).has_effect();
+            if self.over() {
+                break;
+            }
             self.scrub();
             self.make_own_room();
         }

@@ -3,12 +3,12 @@
 use super::scrubber::SCRUBBER;
 use super::{HostCard, HostState};
 use crate::Feeder;
-use crate::memory::COPIER;
 use crate::tenants::GuestEvent;
 use crate::work::departures::Remedy;
 use crate::work::schedule::LOOK_NS;
 use bringup::start::restart_engine;
 use card::Card;
+use card_memory::COPIER;
 use channels::{RunState, Stuck};
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
 use nvspec::mmu::fault;

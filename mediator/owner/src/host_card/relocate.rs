@@ -11,9 +11,9 @@
 //! Neither lock is held while anything is waited for.
 
 use super::{GuestEvents, HostCard, HostState};
-use crate::memory::{COPIER, Copier, Dirty, Job, Ranges, Relocated, found_beside};
 use crate::{Feeder, HostError};
 use bringup::CardError;
+use card_memory::{COPIER, Copier, Dirty, Job, Ranges, Relocated, Wanted, found_beside};
 use channels::Pause;
 use nvspec::addr::SMALL_PAGE;
 use std::sync::{Arc, Weak};
@@ -46,6 +46,11 @@ impl HostCard {
     pub fn relocate(&self, vm: VmId, steps: &[Step]) -> Relocated {
         let _one_at_a_time = self.moving.lock();
         let mut done = Relocated::default();
+        if self.over() {
+            // It was waited for until the card had been given away, or was closed.
+            done.stayed = steps.len() as u32;
+            return done;
+        }
         let Some(holder) = self.holder(vm) else {
             done.stayed = steps.len() as u32;
             return done;
@@ -163,7 +168,7 @@ impl HostCard {
     /// Has the host find pages for where chunks go, which takes it long and nobody waits for: the VM still works, and the
     /// card's lock is free. What fails here is tried again with the lock held, and fails there.
     fn find_pages(&self, chunks: &[Move]) {
-        let lacking: Vec<(HostAddr, usize)> = {
+        let lacking: Vec<(HostAddr, Wanted)> = {
             let state = self.lock();
             let pinned = &state.vram().pinned;
             let lacking = chunks.iter().filter_map(|chunk| match chunk.to {
@@ -172,8 +177,8 @@ impl HostCard {
             });
             lacking.collect()
         };
-        let sizes: Vec<usize> = lacking.iter().map(|(_, bytes)| *bytes).collect();
-        for ((at, _), found) in lacking.into_iter().zip(found_beside(&sizes)) {
+        let (places, wanted): (Vec<HostAddr>, Vec<Wanted>) = lacking.into_iter().unzip();
+        for (at, found) in places.into_iter().zip(found_beside(&wanted)) {
             let given = found.and_then(|memory| self.lock().vram_mut().pinned.give(at, memory));
             if let Err(error) = given {
                 tracing::debug!(%error, "no pages for a slot of host memory");

@@ -5,8 +5,8 @@
 
 use super::HostState;
 use crate::HostError;
-use crate::memory::{CardVram, NoMemory, OwnRing, OwnSpace, RING_LOG2, bind, own_pages, va};
 use crate::work::schedule::Stage;
+use card_memory::{CardVram, NoMemory, OwnRing, OwnSpace, RING_LOG2, bind, own_pages, va};
 use channels::{Channels, Parts, Submission};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::chip::Chip;
@@ -16,13 +16,10 @@ use residue::{Counts, Step, Tenancy};
 use vram::{PagePool, Place, VmId};
 
 /// The mediator's channel on PGRAPH among the VMs of [`Channels`]. No VM of an operator has that number.
-pub(super) const SCRUBBER: VmId = VmId(VmId::MEDIATOR.0 - 1);
+pub(super) const SCRUBBER: VmId = VmId::CLEARER;
 
 /// Its only channel.
 const CHANNEL: VirtualChannelId = VirtualChannelId(0);
-/// Most card memory for page tables, code and push buffer of a card where nothing else of the mediator's has any, in bytes: a chunk of
-/// any size. Less than a MiB is used of a card of 6 GiB.
-pub(super) const POOL_BYTES: u64 = 64 << 20;
 /// Bytes of the kernel's code, and of the push buffer.
 const PART_BYTES: u64 = SMALL_PAGE;
 
@@ -108,7 +105,7 @@ impl Scrubber {
 }
 
 impl HostState {
-    /// How often PGRAPH changed hands, if it is cleared in between.
+    /// Times that PGRAPH changed hands, if it is cleared in between.
     #[must_use]
     pub fn tenancy_counts(&self) -> Option<Counts> {
         self.scrubber.as_ref().map(|scrubber| scrubber.tenancy.counts())
@@ -207,7 +204,7 @@ impl HostState {
     }
 
     /// Returns whether work of a VM that may be for PGRAPH is at one of these stages.
-    fn has_on_graphics(&self, vm: VmId, stages: &[Stage]) -> bool {
+    pub(super) fn has_on_graphics(&self, vm: VmId, stages: &[Stage]) -> bool {
         self.work.schedule().any_at(stages, &self.work.channels().on_graphics(vm))
     }
 

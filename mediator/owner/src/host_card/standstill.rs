@@ -6,18 +6,16 @@
 
 use super::scrubber::Scrubber;
 use super::{HostCard, HostState};
-use crate::memory::Copier;
 use crate::tenants::GuestEvent;
 use crate::work::{engine_numbered, number_of};
 use crate::{Feeder, HostError};
-use card_state::SavedCard;
 use channels::Pause;
 use locks::rank;
 use nvspec::fifo::VirtualChannelId;
 use sched::Engine;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
-use vram::{PagePool, VmId};
+use vram::VmId;
 
 /// Time that it may take more once the channels that hang are killed.
 // TIMEOUT: an engine that was reset has no work, and departures give up by themselves after a quarter of a second.
@@ -28,7 +26,7 @@ const LOOK: Duration = Duration::from_micros(50);
 /// A card that stands still while this lives.
 #[must_use = "the card goes on when this is dropped"]
 pub struct Standstill<'a> {
-    host: &'a HostCard,
+    pub(super) host: &'a HostCard,
     _no_moves: locks::Guard<'a, rank::Moving, ()>,
 }
 
@@ -80,7 +78,7 @@ impl HostCard {
     }
 
     /// Tells guests what has ended. The card raises nothing more afterwards, since nothing is at work.
-    fn tell_ended(&self) {
+    pub(super) fn tell_ended(&self) {
         let events = {
             let mut state = self.lock();
             state.complete();
@@ -89,24 +87,6 @@ impl HostCard {
             events
         };
         events.into_iter().for_each(|(vm, event)| self.deliver(vm, event));
-    }
-}
-
-impl Standstill<'_> {
-    /// Writes down what the mediator keeps of the card. Its VMs are left out: each writes down itself.
-    #[must_use]
-    pub fn save(&self) -> SavedCard {
-        let state = self.host.lock();
-        let divider = state.memory.divider();
-        SavedCard {
-            chunks: state.vram().chunks.save(),
-            balancer: divider.balancer.save(),
-            quanta: divider.quanta.save(),
-            channels: state.work.channels().save(),
-            scheduler: state.work.schedule().scheduler().save(),
-            pool: state.memory.copier().map_or_else(|| PagePool::new(0).save(), Copier::save_pool),
-            vms: Vec::new(),
-        }
     }
 }
 
@@ -150,7 +130,7 @@ impl HostState {
         Some(GuestEvent::Hang { engine, channel })
     }
 
-    fn move_again(&mut self) {
+    pub(super) fn move_again(&mut self) {
         self.still = false;
         for vm in self.vms.keys().copied().collect::<Vec<_>>() {
             self.keep_still(vm);

@@ -2,13 +2,13 @@
 
 use super::HostState;
 use crate::Feeder;
-use crate::memory::balance::{Divider, Division, Hint};
-use crate::memory::holdings::Holdings;
-use crate::memory::iova::{IovaSpace, RamShare};
-use crate::memory::segments::{Party, Wanted};
-use crate::memory::{CardVram, Moved, Plan, Planned, Relocated};
-use crate::shortage::Shortage;
 use crate::work::usage::SchedulerUsage;
+use card_memory::balance::{Divider, Division, Hint};
+use card_memory::holdings::Holdings;
+use card_memory::iova::{IovaSpace, RamShare};
+use card_memory::segments::{Party, Wanted};
+use card_memory::shortage::Shortage;
+use card_memory::{CardVram, Moved, Plan, Planned, Relocated};
 use channels::{Channels, Pause};
 use nvspec::addr::VramAddr;
 use pv::Control;

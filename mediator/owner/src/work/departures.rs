@@ -85,6 +85,11 @@ impl Departures {
         self.0.values().any(|departure| departure.stage == Stage::Kept && departure.vm == vm)
     }
 
+    /// Says whether no channel departs, nor has and waits for its VM.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Says whether the card keeps any channel.
     pub(crate) fn any_kept_at_all(&self) -> bool {
         self.0.values().any(|departure| departure.stage == Stage::Kept)

@@ -3,19 +3,22 @@
 //! Parts: [`schedule`] (the scheduler with what is known of submissions), [`feeder`] (what it is told, and what comes of it),
 //! `withheld` (work that is kept off the card), `departures` (channels that have not left yet), `noise` (interrupts that VMs
 //! cause), `recording` (what the scheduler was told and decided), [`usage`] (what of that the operator sees), [`overdue`] (what
-//! submissions wait for that do not end), [`time`] (the card's clock).
+//! submissions wait for that do not end), `saved` (how all that is
+//! written down), [`time`] (the card's clock).
 
 pub(crate) mod departures;
 pub(crate) mod feeder;
 mod noise;
 pub mod overdue;
 mod recording;
+mod saved;
 pub(crate) mod schedule;
 pub mod time;
 pub mod usage;
 mod withheld;
 
 pub(crate) use feeder::{engine_numbered, number_of};
+pub(crate) use saved::SavedWork;
 
 use channels::Channels;
 use departures::Departures;

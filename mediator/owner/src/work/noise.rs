@@ -14,17 +14,17 @@ const EACH: u32 = 2;
 
 /// Account of one VM.
 #[derive(Clone, Copy, Debug, Default)]
-struct Caused {
+pub(super) struct Caused {
     /// Since the last look, less what its submissions may cause.
-    lately: u32,
-    total: u64,
-    paused: bool,
-    pauses: u64,
+    pub(super) lately: u32,
+    pub(super) total: u64,
+    pub(super) paused: bool,
+    pub(super) pauses: u64,
 }
 
 /// Accounts of all VMs.
 #[derive(Debug, Default)]
-pub(crate) struct Noise(BTreeMap<VmId, Caused>);
+pub(crate) struct Noise(pub(super) BTreeMap<VmId, Caused>);
 
 impl Noise {
     /// Counts an interrupt. Returns whether the VM's channels are to be paused from now on.

@@ -54,8 +54,8 @@ pub struct Schedule<A = TimerAlarm> {
     /// Expires when the scheduler is to be called.
     pub(crate) alarm: A,
     /// Time at which it does, if it was set and has not expired.
-    armed: Option<Nanos>,
-    outbox: Vec<(VmId, GuestEvent)>,
+    pub(super) armed: Option<Nanos>,
+    pub(super) outbox: Vec<(VmId, GuestEvent)>,
     /// Submissions that wait for something else than an engine, as of the last look.
     pub(crate) waiting: usize,
     /// Channels whose work is kept off the card.
@@ -63,7 +63,7 @@ pub struct Schedule<A = TimerAlarm> {
     /// Channels that can work on several engines, each with the one that it was seen on last.
     pub(crate) several: BTreeMap<ChannelId, Option<Engine>>,
     /// Time at which the engines were asked last whom they work for.
-    looked: Nanos,
+    pub(super) looked: Nanos,
     /// VMs of whose overdue work the log has told, and when.
     pub(crate) told: BTreeMap<VmId, Nanos>,
     /// The operator's recording.

@@ -19,20 +19,27 @@ pub fn now_ns(card: &dyn Card) -> u64 {
 /// The card's clock, as it runs by the host's.
 #[derive(Debug)]
 pub(crate) struct Clock {
-    /// Time at which the card was taken over.
+    /// Time at which the clock showed `before_ns`.
     began: Instant,
+    /// Time since the card was taken over, by all that have had it since, in ns.
+    before_ns: u64,
     /// By how many ns the card's clock is ahead of the host's.
     ahead_ns: i64,
 }
 
 impl Clock {
     pub(crate) fn new() -> Self {
-        Self { began: Instant::now(), ahead_ns: 0 }
+        Self::since(0)
+    }
+
+    /// A clock that shows so many ns now.
+    pub(crate) fn since(before_ns: u64) -> Self {
+        Self { began: Instant::now(), before_ns, ahead_ns: 0 }
     }
 
     /// Nanoseconds since the card was taken over, by the host's clock.
     pub(crate) fn host_ns(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        self.before_ns.saturating_add(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
     /// The card's time, by the host's clock and what was between them when [`Self::set`] was called last.

@@ -31,11 +31,11 @@ pub(crate) enum Why {
 /// The channels that are withheld.
 #[derive(Debug, Default)]
 pub(crate) struct Withheld {
-    channels: BTreeMap<ChannelId, (VmId, Why)>,
+    pub(super) channels: BTreeMap<ChannelId, (VmId, Why)>,
     /// Those that rest; who looks next is first.
-    resting: VecDeque<ChannelId>,
+    pub(super) resting: VecDeque<ChannelId>,
     /// Time of the next look.
-    next: Nanos,
+    pub(super) next: Nanos,
     pub(crate) hops: Hops,
 }
 
@@ -96,7 +96,7 @@ impl Withheld {
 /// Counts how often a VM's channels have worked between two looks at which they waited. What they did then is not measured, and
 /// nobody's turn: so each VM may do it a few times, and then once for each look of one that rests.
 #[derive(Debug, Default)]
-pub(crate) struct Hops(BTreeMap<VmId, Nanos>);
+pub(crate) struct Hops(pub(super) BTreeMap<VmId, Nanos>);
 
 impl Hops {
     /// Counts one. False when the VM has had as many as it may.

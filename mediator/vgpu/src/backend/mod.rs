@@ -3,13 +3,14 @@
 //! Parts: `registers` (what the vGPU's registers mean for the card), `channels` (from instance block and doorbell to the
 //! card), `aperture` (CPU accesses to guest VRAM, by BAR1, BAR3 and PRAMIN), `moves` (pages that come under mapped apertures,
 //! and go), `waits` (binds and work that memory has been found for), `operations` (what a guest that knows us asks for),
-//! `segments` (memory that VMs share, in address spaces).
+//! `segments` (memory that VMs share, in address spaces), `saved` (all of it, written down).
 
 mod aperture;
 mod channels;
 mod moves;
 mod operations;
 mod registers;
+mod saved;
 mod segments;
 mod waits;
 
@@ -28,6 +29,7 @@ use nvspec::addr::Place;
 use nvspec::fifo::VirtualChannelId;
 pub(super) use operations::Done;
 use owner::{Feeder, HostCard, HostError, HostState, Ranges};
+pub(super) use saved::{Rung, SavedBackend};
 use std::sync::Arc;
 use std::time::Duration;
 use vmm_glue::memory::MemoryTable;

@@ -33,6 +33,16 @@ impl Grants {
         Self { vm, vram_bytes, link, ram: RamMap::default(), bus_master: false, remap: Remap::default(), tables: None }
     }
 
+    /// As they were: with regions of RAM that are mapped for the card, and page tables that are kept.
+    pub(super) fn restored(
+        vm: VmId,
+        link: Link,
+        vram_bytes: u64,
+        (ram, bus_master, tables): (RamMap, bool, Option<pv::Tables>),
+    ) -> Self {
+        Self { ram, bus_master, tables, ..Self::new(vm, link, vram_bytes) }
+    }
+
     /// Bytes of VRAM.
     pub(crate) fn vram_bytes(&self) -> u64 {
         self.vram_bytes
@@ -53,6 +63,11 @@ impl Grants {
     }
 
     /// The regions of RAM that are mapped for the card.
+    pub(super) fn ram(&self) -> &RamMap {
+        &self.ram
+    }
+
+    /// As [`Self::ram`], to change them.
     pub(crate) fn ram_mut(&mut self) -> &mut RamMap {
         &mut self.ram
     }

@@ -1,12 +1,14 @@
 //! The memory of one VM, as its guest, the card and its page tables see it.
 //!
 //! Parts: `grants` (what page tables may name), `view` (the card as one VM reads it), `spaces` (shadow page tables), `ram`
-//! (guest RAM as the card sees it), `remap` and `window` (apertures that the VMM maps), `operands` (which memory work names).
+//! (guest RAM as the card sees it), `remap` and `window` (apertures that the VMM maps), `operands` (which memory work names), `saved`
+//! (what of it is written down).
 
 mod grants;
 mod operands;
 pub(crate) mod ram;
 mod remap;
+mod saved;
 mod spaces;
 mod view;
 mod window;
@@ -14,21 +16,22 @@ mod window;
 pub(crate) use grants::Grants;
 pub(crate) use operands::{Names, Objects};
 pub(crate) use remap::{Moves, Remap, Slot, Want, ranges};
+pub(crate) use saved::{Restored, SavedMemory};
 pub(crate) use view::View;
 
 use card_state::SavedVm;
 use devmodel::SavedVGpu;
 use devmodel::backend::Aperture;
-use nvspec::addr::Place;
+use nvspec::addr::{Place, VramAddr};
 use owner::HostCard;
-use shadow_pt::{AddressSpaces, ApertureTlb, Limits, Mapping, Mode, SyncReport};
+use shadow_pt::{AddressSpaces, ApertureTlb, Limits, Mapping, Mode, SpaceId, SyncReport};
 use std::sync::Arc;
 use vmm_glue::Link;
 use vram::{PagePool, VmId};
 
 /// Card memory that the shadow tables of one VM may take, in bytes. A directory takes 64 KiB, and each 128 MiB of
 /// address space that is in use 264 KiB.
-const POOL_BYTES: u64 = 128 << 20;
+pub(crate) const POOL_BYTES: u64 = 128 << 20;
 
 /// The memory that a VM has, and its address spaces.
 pub(crate) struct Memory {
@@ -64,6 +67,11 @@ impl Memory {
     pub(crate) fn save(&self, gpu: SavedVGpu) -> SavedVm {
         let tables = self.grants.tables().map(pv::Tables::save);
         SavedVm { vm: self.vm, gpu, spaces: self.shadows.save(), tables, pool: self.pool.save() }
+    }
+
+    /// The address space whose shadow directory lies there on the card.
+    pub(crate) fn space_of(&self, directory: VramAddr) -> Option<SpaceId> {
+        self.shadows.ids().find(|space| self.shadows.directory(*space) == Some(directory))
     }
 
     /// Returns what the VM's page tables may name.

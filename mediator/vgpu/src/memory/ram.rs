@@ -1,9 +1,11 @@
 //! A VM's RAM as the card sees it: which guest-physical range has which I/O virtual address.
 
+use super::saved::{SavedRam, SavedRegion};
 use card::{DmaMemory, HostMemory};
 use nvspec::addr::{Gpa, Iova};
 use owner::iova::NoIova;
 use owner::{HostCard, HostError};
+use saved_state::Invalid;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use vm_memory::{VolatileMemory, VolatileSlice};
@@ -54,6 +56,12 @@ impl Lent {
     }
 }
 
+/// A region's memory, as the card takes it.
+fn memory_of(mapping: &Arc<Mapping>, region: &DmaRegion) -> Result<DmaMemory, HostError> {
+    let memory = Arc::new(ClientMemory(Arc::clone(mapping)));
+    Ok(DmaMemory::new(memory, 0, mapping.len(), region.writable)?)
+}
+
 /// The regions of one VM that are mapped for the card.
 #[derive(Debug, Default)]
 pub(crate) struct RamMap {
@@ -71,7 +79,7 @@ impl RamMap {
         if !region.readable {
             return Ok(());
         }
-        let memory = DmaMemory::new(Arc::new(ClientMemory(Arc::clone(mapping))), 0, mapping.len(), region.writable)?;
+        let memory = memory_of(mapping, region)?;
         let len = region.size;
         let iova = host.lock().iova_mut().allocate_for(vm, len, region.gpa).map_err(|why| match why {
             NoIova::Quota(quota) => HostError::RamQuota { len, quota },
@@ -83,6 +91,34 @@ impl RamMap {
         }
         self.regions.insert(region.gpa, Region { size: region.size, iova, writable: region.writable });
         Ok(())
+    }
+
+    /// Maps `region`, which the client has lent, for the card where it was mapped by who had the card before.
+    ///
+    /// # Errors
+    /// When the card could not reach it, or the host refuses.
+    pub(super) fn map_at(&mut self, host: &HostCard, region: &DmaRegion, iova: Iova) -> Result<(), HostError> {
+        let mapping = region.mapping.as_ref().filter(|_| region.readable);
+        let mapping =
+            mapping.ok_or_else(|| Invalid::new(format_args!("the card cannot reach RAM at {:#x}", region.gpa)))?;
+        host.card().map_dma(iova.0, memory_of(mapping, region)?)?;
+        self.regions.insert(region.gpa, Region { size: region.size, iova, writable: region.writable });
+        Ok(())
+    }
+
+    /// Writes the regions down.
+    pub(super) fn save(&self) -> SavedRam {
+        let Self { regions } = self;
+        let regions = regions.iter().map(|(gpa, region)| {
+            let Region { size, iova, writable } = *region;
+            SavedRegion { gpa: *gpa, size, iova: iova.0, writable }
+        });
+        SavedRam(regions.collect())
+    }
+
+    /// The ranges of I/O addresses that the regions have.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = (Iova, u64)> {
+        self.regions.values().map(|region| (region.iova, region.size))
     }
 
     /// Takes the region at `gpa` out: from now on no page table may name it. [`Lent::give_back`] takes it from the card.

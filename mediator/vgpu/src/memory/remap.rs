@@ -132,6 +132,11 @@ impl Remap {
         Ok(this)
     }
 
+    /// Returns whether the VMM maps any.
+    pub(crate) fn is_open(&self) -> bool {
+        self.windows.iter().any(Option::is_some)
+    }
+
     /// Other memory, of zeros, for the next client. Nothing lives in the old. What there is no memory for is trapped.
     pub(crate) fn renew(&mut self, host: &HostCard, bar1: u64, bar3: u64) {
         if self.windows.iter().all(Option::is_none) {

@@ -71,6 +71,15 @@ impl Memory {
         self.sync(state, space, true)
     }
 
+    /// As [`Self::prepare`], of all spaces.
+    pub(crate) fn prepare_all(&mut self) -> Result<(), HostError> {
+        let host = Arc::clone(&self.host);
+        for space in self.shadows.ids().collect::<Vec<_>>() {
+            self.sync(&mut host.lock(), space, true)?;
+        }
+        Ok(())
+    }
+
     fn sync(&mut self, state: &mut HostState, space: SpaceId, prepare: bool) -> Result<(), HostError> {
         let Self { vm, grants, shadows, pool, report, syncs, .. } = self;
         let Some(directory) = shadows.directory(space) else { return Ok(()) };

@@ -1,16 +1,18 @@
 //! The paravirtual interface of one VM: what is beside the chip on its function.
 //!
 //! Parts: `registers` (set-up, doorbell, interrupt), `queue` (batches out of the guest's memory and answers into it),
-//! `attachments` (segments in address spaces). The binary form, and the page tables that the guest has us keep, are the crate
+//! `attachments` (segments in address spaces), `saved` (all of that, written down). The binary form, and the page tables that the guest has us keep, are the crate
 //! [`pv`]'s. What batches do is `batches`.
 
 mod attachments;
 mod queue;
 mod registers;
+mod saved;
 
 pub(crate) use attachments::{Attachment, Attachments, segment_va};
 pub(super) use queue::Progress;
 pub(super) use registers::After;
+pub(super) use saved::SavedInterface;
 
 use super::counts::counts;
 use nvspec::fifo::VirtualChannelId;

@@ -8,6 +8,7 @@ mod demand;
 mod doorbell;
 mod failing;
 mod fuzz_seeds;
+mod handover;
 mod holes;
 mod isolation;
 mod lifecycle;

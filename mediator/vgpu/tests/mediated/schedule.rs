@@ -429,7 +429,10 @@ fn who_stops_a_channel_whose_work_goes_on_pays_for_it_and_the_neighbour_does_not
             let in_flight = rig.host.lock().scheduler().in_flight();
             let struck = strikes(&rig, 0);
             let kept = in_flight == 1 || struck == 1;
-            assert!(kept, "{policy:?}, {what}: it is set aside while it works: {in_flight} in flight, {struck} strikes");
+            assert!(
+                kept,
+                "{policy:?}, {what}: it is set aside while it works: {in_flight} in flight, {struck} strikes"
+            );
             copies(&mut good, &mut other, 1);
             good.wait(&other);
             let charged = used(&rig, 0);

@@ -184,9 +184,9 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     for (driver, channel) in drivers.iter_mut().zip(&mut channels) {
         driver.submit(channel, &[object(CE0), ce_copy(super::A, super::B, 1)].concat());
     }
-    let mut saved = still.save();
     let vms: Vec<_> = drivers.iter().map(|driver| driver.guest.vm()).collect();
-    saved.vms = vms.iter().map(|vm| vm.save()).collect();
+    let parts = || vms.iter().map(|vm| vm.save().map(|(saved, _)| saved)).collect();
+    let saved = still.save(parts).expect("a card at rest").card;
     let file = file_of(&saved);
 
     let mut same = Same { rig: &rig, own, origins: vms.iter().map(|vm| vm.origin()).collect(), written: 0 };

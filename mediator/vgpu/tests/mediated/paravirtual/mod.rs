@@ -3,6 +3,7 @@
 mod hostile;
 mod share;
 
+use super::handover::handover;
 use super::{A, B, CARD_MIB, MIB, VM_MIB, rig};
 use nvspec::regs::pbus;
 use pv::abi::{Status, feature, kind, op, query, register, status};
@@ -130,6 +131,38 @@ fn channel_works_in_tables_that_the_mediator_keeps() {
     let gone = Ops::new().channel(op::CHANNEL_DESTROY, 3).bind(0, work.instance).destroy(2).destroy(1);
     assert_eq!(interface.call(&mut driver.guest, &gone).status, 0);
     assert_eq!(driver.guest.counter("pv_tables"), 0);
+}
+
+#[test]
+fn interface_goes_on_with_another_owner_and_so_do_the_tables_that_it_keeps() {
+    let handover = handover(0);
+    let mut rig = handover.rig();
+    let (mut driver, mut interface) = guest(&rig, 0, None);
+    let mut work = channel(&mut driver, &mut interface, 3, 1);
+    assert_eq!(interface.call(&mut driver.guest, &Ops::new().runlist(&[3])).status, 0);
+    let (from, to) = (driver.vram(4), driver.vram(4));
+    let map =
+        Ops::new().run(2, (A / PAGE) as u32, 4, pte(from), PAGE >> 8).run(2, (B / PAGE) as u32, 4, pte(to), PAGE >> 8);
+    assert_eq!(interface.call(&mut driver.guest, &map.flush(1)).status, 0);
+    let mut operations = driver.guest.counter("pv_operations");
+    for round in 0..5 {
+        for page in 0..4 {
+            driver.guest.vram_write(from + page * PAGE, &pattern(round, page));
+        }
+        driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
+        handover.hand_over(&mut rig, &mut [&mut driver.guest]);
+        driver.wait(&work);
+        assert!(driver.vram_holds(to, 4, round));
+        assert_eq!(driver.guest.counter("pv_operations"), operations);
+        // Batches go on where they were.
+        let again = Ops::new().run(2, (B / PAGE) as u32, 4, pte(to), PAGE >> 8).flush(1);
+        assert_eq!(interface.call(&mut driver.guest, &again).status, 0);
+        operations += 2;
+    }
+    assert_eq!(interface.call(&mut driver.guest, &Ops::new().zero(2, (B / PAGE) as u32, 4).flush(1)).status, 0);
+    driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
+    let fault = driver.wait_fault();
+    assert_eq!((fault.instance, fault.va), (work.instance, B), "what is taken away is gone");
 }
 
 #[test]

@@ -36,8 +36,10 @@ pub enum Hint {
 
 /// Divides a card's memory.
 pub struct Divider {
-    pub(crate) balancer: Balancer,
-    pub(crate) quanta: Quanta,
+    /// Decides who gives to whom.
+    pub balancer: Balancer,
+    /// Turns at memory.
+    pub quanta: Quanta,
     /// The operator's settings.
     division: Division,
     /// VMs that do not run, since it is another one's turn.
@@ -61,7 +63,8 @@ struct Bus {
 }
 
 impl Divider {
-    pub(crate) fn new(division: &Division) -> Self {
+    /// One that divides memory that way, with nobody yet.
+    pub fn new(division: &Division) -> Self {
         Self {
             balancer: Balancer::new(division.balance),
             quanta: Quanta::new(division.quanta),
@@ -71,6 +74,19 @@ impl Divider {
             turns: 0,
             bus: Bus::default(),
         }
+    }
+
+    /// The divider as it was, by new settings. `waiting`: VMs that are kept from running since it is not their turn.
+    pub fn restored(
+        division: &Division,
+        balancer: Balancer,
+        quanta: Quanta,
+        turns: u64,
+        waiting: BTreeSet<VmId>,
+    ) -> Self {
+        // Its holder waits only as long as memory moves for the turn.
+        let settling = quanta.turn().is_some_and(|turn| waiting.contains(&turn.holder));
+        Self { balancer, quanta, waiting, settling, turns, ..Self::new(division) }
     }
 
     /// Returns what an operator has set.
@@ -100,7 +116,7 @@ impl Divider {
 
 impl Memory {
     /// Returns what is to move now, what the mediator itself needs first.
-    pub(crate) fn plan(&mut self, now: u64, working: impl Iterator<Item = VmId>) -> Planned {
+    pub fn plan(&mut self, now: u64, working: impl Iterator<Item = VmId>) -> Planned {
         // Who has work that has not ended is at work, if only in a queue; so is who waits for memory.
         let working: BTreeSet<VmId> = working.chain(self.vram.waiting()).collect();
         working.into_iter().for_each(|vm| self.divider.balancer.active(vm, now));
@@ -142,7 +158,7 @@ impl Memory {
     }
 
     /// Returns what is to move for the mediator's own structures, if anything.
-    pub(crate) fn plan_own(&mut self, now: u64) -> Plan {
+    pub fn plan_own(&mut self, now: u64) -> Plan {
         by_vm(self.own_steps(now))
     }
 
@@ -163,7 +179,7 @@ impl Memory {
 
     /// The mover has looked: `waiting` waited for it all the while, and something was moved for `served`. Returns who
     /// waits now.
-    pub(crate) fn looked(&mut self, now: u64, waiting: &BTreeSet<VmId>, served: &BTreeSet<VmId>) -> BTreeSet<VmId> {
+    pub fn looked(&mut self, now: u64, waiting: &BTreeSet<VmId>, served: &BTreeSet<VmId>) -> BTreeSet<VmId> {
         let wait = self.vram.waiting();
         for vm in wait.intersection(waiting) {
             self.vram.wants.looked(*vm, served.contains(vm), now);
@@ -172,7 +188,7 @@ impl Memory {
     }
 
     /// Nothing moves any more for now: a turn that memory was moved for begins.
-    pub(crate) fn begin_turn(&mut self, now: u64) -> Holds {
+    pub fn begin_turn(&mut self, now: u64) -> Holds {
         if !std::mem::take(&mut self.divider.settling) {
             return Holds::new();
         }
@@ -181,7 +197,7 @@ impl Memory {
     }
 
     /// Returns what is to move so that `chunks` more of the card can be promised.
-    pub(crate) fn plan_promise(&mut self, now: u64, chunks: u32) -> Plan {
+    pub fn plan_promise(&mut self, now: u64, chunks: u32) -> Plan {
         let Self { vram, divider, .. } = self;
         // A promise counts what the mediator claims as there; the plan does not, so that it stays the mediator's.
         let chunks = chunks.saturating_add(vram.chunks.uncommitted());
@@ -189,7 +205,7 @@ impl Memory {
     }
 
     /// Returns when there may be more to move, if nothing happens before.
-    pub(crate) fn next_plan(&self) -> Option<Duration> {
+    pub fn next_plan(&self) -> Option<Duration> {
         let summary = self.vram.chunks.summary();
         let swapped = summary.host.used != 0 || summary.vms.values().any(|vm| vm.parked != 0);
         // In forced mode turns begin whether or not anything has to move.
@@ -202,7 +218,7 @@ impl Memory {
     ///
     /// # Errors
     /// When the reserve cannot be had; nothing has changed then.
-    pub(crate) fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
+    pub fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
         self.vram.chunks.set_reserve(division.reserve)?;
         self.vram.watches = division.balance.policy == VictimPolicy::Clock;
         self.divider.balancer.set_config(division.balance);
@@ -217,7 +233,7 @@ impl Memory {
     ///
     /// # Errors
     /// When that cannot be promised; nothing has changed then.
-    pub(crate) fn set_limits(&mut self, vm: VmId, limits: vram::Limits) -> Result<(), vram::Error> {
+    pub fn set_limits(&mut self, vm: VmId, limits: vram::Limits) -> Result<(), vram::Error> {
         self.vram.chunks.set_limits(vm, limits)?;
         self.vram.wakeup.ring();
         Ok(())
@@ -227,7 +243,7 @@ impl Memory {
     ///
     /// # Errors
     /// When the range is not the VM's, or more would be pinned than is guaranteed.
-    pub(crate) fn hint(&mut self, vm: VmId, address: GuestAddr, len: u64, hint: Hint) -> Result<(), PinError> {
+    pub fn hint(&mut self, vm: VmId, address: GuestAddr, len: u64, hint: Hint) -> Result<(), PinError> {
         let Self { vram, divider, .. } = self;
         let (balancer, chunks) = (&mut divider.balancer, &vram.chunks);
         match hint {
@@ -240,7 +256,7 @@ impl Memory {
     }
 
     /// Chunks of a VM that lie on the card (or do not) and could move, in a range of its VRAM, in ascending order.
-    pub(crate) fn movable(&self, vm: VmId, address: GuestAddr, len: u64, on_card: bool) -> Vec<u32> {
+    pub fn movable(&self, vm: VmId, address: GuestAddr, len: u64, on_card: bool) -> Vec<u32> {
         let chunks = &self.vram.chunks;
         let pieces = chunks.pieces(address, len.min(chunks.vm_bytes(vm).unwrap_or(0).saturating_sub(address.0)));
         let here = |at: GuestAddr| match chunks.lookup(vm, at, 1) {
@@ -255,12 +271,12 @@ impl Memory {
     }
 
     /// Returns what was moved of a VM's memory, if anything was.
-    pub(crate) fn moved(&self, vm: VmId) -> Option<&Moved> {
+    pub fn moved(&self, vm: VmId) -> Option<&Moved> {
         self.moved.get(&vm)
     }
 
     /// A VM has submitted work.
-    pub(crate) fn worked(&mut self, now: u64, vm: VmId) {
+    pub fn worked(&mut self, now: u64, vm: VmId) {
         self.divider.balancer.active(vm, now);
         if self.dice.submitted() {
             self.vram.wakeup.ring();
@@ -268,7 +284,7 @@ impl Memory {
     }
 
     /// Memory was moved.
-    pub(crate) fn has_moved(&mut self, now: u64, vm: VmId, done: &Relocated) {
+    pub fn has_moved(&mut self, now: u64, vm: VmId, done: &Relocated) {
         self.divider.quanta.relocated(now, done.bytes, done.copied_ns);
         self.divider.bus.copied += done.bytes;
         self.moved.entry(vm).or_default().add(done);

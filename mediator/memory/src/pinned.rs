@@ -4,18 +4,27 @@
 //! loses it, so that the next owner finds zeros and the host has the memory back; the I/O addresses of all slots follow
 //! one another and stay. Some slots are zeroed and stay instead: finding fresh memory takes longer than copying to it.
 
+mod saved;
+
+pub(crate) use saved::SavedSlots;
+
 use super::iova::IovaSpace;
-use super::pages;
+use super::pages::Wanted;
 use crate::HostError;
 use card::{Card, DmaMemory};
 use nvspec::addr::Iova;
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::sync::Arc;
 use vm_memory::Bytes;
 use vram::HostAddr;
 
 /// Most bytes of slots without an owner that keep their memory: as much as moves in a few milliseconds.
 const KEPT_BYTES: u64 = 32 << 20;
+
+/// Seals that keep the file's length as it is: an access behind its end would kill the process.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// The slots.
 pub struct PinnedPool {
@@ -25,18 +34,47 @@ pub struct PinnedPool {
     slots: Vec<Option<DmaMemory>>,
     /// Slots without an owner that have memory, full of zeros.
     kept: BTreeSet<usize>,
+    /// The file that all of their memory lies in, each at its place, if another process can go on with it.
+    file: Option<Arc<File>>,
+    /// Another goes on with the memory, and with what is mapped for the card.
+    handed: bool,
 }
 
 impl PinnedPool {
-    /// Room for `slots` slots of `slot_bytes` bytes, none of which takes memory yet.
+    /// Room for `slots` slots of `slot_bytes` bytes, none of which takes memory yet. `shared`: their memory is to be one file,
+    /// that another process can go on with.
     ///
     /// # Errors
-    /// When the card's I/O address space has no such gap.
-    pub fn new(card: Arc<dyn Card>, iova: &mut IovaSpace, slots: u32, slot_bytes: u64) -> Result<Self, HostError> {
+    /// When the card's I/O address space has no such gap, or the host no such file.
+    pub fn new(
+        card: Arc<dyn Card>,
+        iova: &mut IovaSpace,
+        (slots, slot_bytes): (u32, u64),
+        shared: bool,
+    ) -> Result<Self, HostError> {
         let len = u64::from(slots) * slot_bytes;
         // Large pages are large on both sides.
         let base = if slots == 0 { Iova(0) } else { iova.allocate(len, 0).ok_or(HostError::OutOfIova { len })? };
-        Ok(Self { card, base, slot_bytes, slots: (0..slots).map(|_| None).collect(), kept: BTreeSet::new() })
+        let file = (shared && slots != 0).then(|| memory_file(len)).transpose()?.map(Arc::new);
+        let slots = (0..slots).map(|_| None).collect();
+        Ok(Self { card, base, slot_bytes, slots, kept: BTreeSet::new(), file, handed: false })
+    }
+
+    /// The file that the memory of all slots lies in, for another process; `None` if it lies in none.
+    #[must_use]
+    pub fn file(&self) -> Option<&Arc<File>> {
+        self.file.as_ref()
+    }
+
+    /// Returns whether another process could go on with the slots.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.file.is_some() || self.slots.is_empty()
+    }
+
+    /// From now on another goes on with the slots: their memory stays, and what is mapped for the card stays mapped.
+    pub fn hand_over(&mut self) {
+        self.handed = true;
     }
 
     /// First I/O address of the slots, and bytes of all.
@@ -51,11 +89,12 @@ impl PinnedPool {
         self.base.offset(address.0)
     }
 
-    /// Bytes that the slot at `address` lacks: all, or none when it has memory.
+    /// Memory that the slot at `address` lacks: all, or none when it has some.
     #[must_use]
-    pub fn lacks(&self, address: HostAddr) -> Option<usize> {
+    pub fn lacks(&self, address: HostAddr) -> Option<Wanted> {
         let (index, _) = self.at(address);
-        self.slots[index].is_none().then_some(self.slot_bytes as usize)
+        let file = self.file.as_ref().map(|file| (Arc::clone(file), index as u64 * self.slot_bytes));
+        self.slots[index].is_none().then_some(Wanted { bytes: self.slot_bytes as usize, file })
     }
 
     /// The slot at `address` has an owner, and needs memory, zeroed and mapped for the card. Nothing when it has.
@@ -63,19 +102,19 @@ impl PinnedPool {
     /// # Errors
     /// When the host has no memory for it, or may not pin it.
     pub fn fill(&mut self, address: HostAddr) -> Result<(), HostError> {
-        if let Some(bytes) = self.lacks(address) {
-            self.give(address, pages::found(bytes)?)?;
+        if let Some(wanted) = self.lacks(address) {
+            self.give(address, wanted.find()?)?;
         }
         let (index, _) = self.at(address);
         self.kept.remove(&index);
         Ok(())
     }
 
-    /// Gives the slot at `address`, which lacks memory, some that was [found](pages::found) for it.
+    /// Gives the slot at `address`, which lacks memory, some that was [found](Wanted::find) for it.
     ///
     /// # Errors
     /// When the host may not pin it.
-    pub(crate) fn give(&mut self, address: HostAddr, memory: DmaMemory) -> Result<(), HostError> {
+    pub fn give(&mut self, address: HostAddr, memory: DmaMemory) -> Result<(), HostError> {
         let (index, _) = self.at(address);
         let (iova, bytes) = (self.base.offset(index as u64 * self.slot_bytes), memory.len());
         let mapped = self.card.map_dma(iova.0, memory.clone());
@@ -102,8 +141,14 @@ impl PinnedPool {
 
     fn release(&mut self, index: usize) -> Result<(), HostError> {
         if self.slots[index].is_some() {
-            self.card.unmap_dma(self.base.offset(index as u64 * self.slot_bytes).0, self.slot_bytes)?;
+            let offset = index as u64 * self.slot_bytes;
+            self.card.unmap_dma(self.base.offset(offset).0, self.slot_bytes)?;
             self.slots[index] = None;
+            if let Some(file) = &self.file {
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                fallocate(file, flags, offset, self.slot_bytes)
+                    .map_err(|error| HostError::host("the host does not take back a slot of memory", error))?;
+            }
         }
         Ok(())
     }
@@ -139,8 +184,22 @@ impl PinnedPool {
     }
 }
 
+/// A file without a name, of `bytes` bytes.
+fn memory_file(bytes: u64) -> Result<File, HostError> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let made = memfd_create("swapped-vram", flags).and_then(|file| {
+        ftruncate(&file, bytes)?;
+        fcntl_add_seals(&file, SEALS)?;
+        Ok(File::from(file))
+    });
+    made.map_err(|error| HostError::host("no file for host memory of the card", error))
+}
+
 impl Drop for PinnedPool {
     fn drop(&mut self) {
+        if self.handed {
+            return;
+        }
         for index in 0..self.slots.len() {
             if let Err(error) = self.release(index) {
                 tracing::error!(%error, "the card keeps host memory");

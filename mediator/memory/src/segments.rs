@@ -51,7 +51,7 @@ struct Segment {
     removed: bool,
 }
 
-/// Arguments of [`HostState::share_get`](crate::HostState::share_get).
+/// Arguments of [`Memory::share_get`](crate::Memory::share_get).
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     /// Its key; 0 for none.
@@ -101,6 +101,12 @@ impl Segments {
         (own().map(|segment| segment.bytes).sum(), own().count())
     }
 
+    /// Returns whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        let Self { segments, last: _, pools } = self;
+        segments.is_empty() && pools.is_empty()
+    }
+
     fn next_id(&mut self) -> u32 {
         loop {
             self.last = self.last.wrapping_add(1).max(1);
@@ -129,7 +135,7 @@ impl Memory {
     ///
     /// # Errors
     /// See [`Status`].
-    pub(crate) fn share_get(&mut self, party: &Party, wanted: Wanted) -> Result<u32, Status> {
+    pub fn share_get(&mut self, party: &Party, wanted: Wanted) -> Result<u32, Status> {
         let Wanted { key, bytes, create, exclusive, abroad, mode } = wanted;
         let scope = match abroad {
             false => Scope::Own(party.vm),
@@ -186,7 +192,7 @@ impl Memory {
     ///
     /// # Errors
     /// See [`Status`].
-    pub(crate) fn share_zero(&mut self, party: &Party, id: u32) -> Result<bool, Status> {
+    pub fn share_zero(&mut self, party: &Party, id: u32) -> Result<bool, Status> {
         self.segments.visible(party, id)?;
         let segment = self.segments.segments.get_mut(&id).ok_or(Status::NoObject)?;
         let piece = (segment.bytes - segment.zeroed).min(SCRUB_PIECE);
@@ -199,7 +205,7 @@ impl Memory {
     ///
     /// # Errors
     /// See [`Status`].
-    pub(crate) fn share_attach(&mut self, party: &Party, id: u32, write: bool) -> Result<(VramAddr, u64), Status> {
+    pub fn share_attach(&mut self, party: &Party, id: u32, write: bool) -> Result<(VramAddr, u64), Status> {
         let segment = self.segments.visible(party, id)?;
         let needed = if write { share::mode::READ | share::mode::WRITE } else { share::mode::READ };
         if segment.owner != party.vm && segment.mode & needed != needed {
@@ -214,7 +220,7 @@ impl Memory {
     }
 
     /// One address space of the VM less maps the segment; the card's TLBs have forgotten it.
-    pub(crate) fn share_detach(&mut self, vm: VmId, id: u32) {
+    pub fn share_detach(&mut self, vm: VmId, id: u32) {
         if let Some(segment) = self.segments.segments.get_mut(&id)
             && let Some(count) = segment.attached.get_mut(&vm)
         {
@@ -230,7 +236,7 @@ impl Memory {
     ///
     /// # Errors
     /// See [`Status`].
-    pub(crate) fn share_control(&mut self, party: &Party, id: u32, control: Control) -> Result<u64, Status> {
+    pub fn share_control(&mut self, party: &Party, id: u32, control: Control) -> Result<u64, Status> {
         let segments = &mut self.segments;
         let segment = segments.visible(party, id)?;
         match control {
@@ -248,7 +254,7 @@ impl Memory {
 
     /// Removes a VM's segments, as their maker is gone: no key finds them any more. Those that others have attached stay until
     /// these let go.
-    pub(crate) fn forget_segments(&mut self, vm: VmId) {
+    pub fn forget_segments(&mut self, vm: VmId) {
         let own: Vec<u32> = self.segments.segments.iter().filter(|(_, it)| it.owner == vm).map(|(id, _)| *id).collect();
         for id in own {
             if let Some(segment) = self.segments.segments.get_mut(&id) {

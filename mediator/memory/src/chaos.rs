@@ -21,7 +21,7 @@ pub struct Chaos {
 
 /// Counts submissions, and draws.
 #[derive(Debug, Default)]
-pub(crate) struct Dice {
+pub struct Dice {
     chaos: Chaos,
     state: u64,
     submissions: u32,
@@ -29,12 +29,14 @@ pub(crate) struct Dice {
 }
 
 impl Dice {
-    pub(crate) fn new(chaos: Chaos) -> Self {
+    /// Dice that fall that often.
+    #[must_use]
+    pub fn new(chaos: Chaos) -> Self {
         Self { chaos, state: chaos.seed, ..Self::default() }
     }
 
     /// Work was submitted. Says whether something is to move now.
-    pub(crate) fn submitted(&mut self) -> bool {
+    pub fn submitted(&mut self) -> bool {
         if self.chaos.every == 0 {
             return false;
         }
@@ -54,7 +56,7 @@ impl Dice {
 
 impl Memory {
     /// Returns what is to move at random, if it is time to: what leaves the card, then what comes to it.
-    pub(crate) fn stir(&mut self) -> Plan {
+    pub fn stir(&mut self) -> Plan {
         if !std::mem::take(&mut self.dice.due) {
             return Plan::new();
         }

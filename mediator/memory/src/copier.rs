@@ -15,10 +15,10 @@ use nvspec::fifo::{ChannelId, GpEntry, HeaderOp, MethodHeader, VirtualChannelId,
 use nvspec::mmu::Rights;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use vram::{PagePool, Place, SavedPool, VmId};
+use vram::{PagePool, Place, VmId};
 
 /// The mediator among the VMs of [`Channels`]. No VM of an operator has that number.
-pub(crate) const COPIER: VmId = VmId::MEDIATOR;
+pub const COPIER: VmId = VmId::MEDIATOR;
 
 /// Bytes of a copy that an engine does before another channel can have it.
 const PIECE: u64 = 512 << 10;
@@ -32,11 +32,8 @@ const FIRST_WORDS: u64 = 2;
 const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
 /// Pieces that one submission has room for.
 const PIECES: usize = ((PUSH_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS) as usize;
-/// Card memory for page tables and push buffers, in bytes: a card of 6 GiB and as much host memory need
-/// less than 2 MiB.
-const POOL_BYTES: u64 = 64 << 20;
 /// Log2 of the entries of a lane's ring.
-pub(crate) const RING_LOG2: u32 = 4;
+pub const RING_LOG2: u32 = 4;
 /// Log2 of the copies that others do, at most, before engines that have failed are tried again.
 const RESTS_MAX_LOG2: u32 = 8;
 /// Place of the ring, as far as anyone asks: its entries are read from the mediator's own memory.
@@ -48,7 +45,7 @@ const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 
 /// A number for a copy that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct CopyId(u64);
+pub struct CopyId(u64);
 
 /// A copy that is to be done.
 #[derive(Clone, Copy, Debug)]
@@ -83,8 +80,7 @@ struct Lane {
 }
 
 /// The channels, and what they have to do.
-pub(crate) struct Copier {
-    pool: PagePool,
+pub struct Copier {
     space: OwnSpace,
     lanes: Vec<Lane>,
     waiting: VecDeque<Piece>,
@@ -103,7 +99,7 @@ pub(crate) struct Copier {
 }
 
 /// The mediator's own ring: nothing that a guest could write.
-pub(crate) struct OwnRing<'a>(pub(crate) &'a [u64]);
+pub struct OwnRing<'a>(pub &'a [u64]);
 
 impl GuestRing for OwnRing<'_> {
     fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped> {
@@ -116,7 +112,7 @@ impl GuestRing for OwnRing<'_> {
 }
 
 /// The mediator's channels have no instance block but the card's.
-pub(crate) struct NoMemory;
+pub struct NoMemory;
 
 impl GuestMemory for NoMemory {
     fn read(&mut self, _: channels::Place, _: &mut [u8]) -> Result<(), Unreadable> {
@@ -125,27 +121,15 @@ impl GuestMemory for NoMemory {
 }
 
 impl Copier {
-    /// Writes down which pages of the card it has.
-    pub(crate) fn save_pool(&self) -> SavedPool {
-        self.pool.save()
-    }
-
-    /// The card's memory that it has, for other work of the mediator's own: with large chunks, one of its own would be dear.
-    pub(crate) fn pool_mut(&mut self) -> &mut PagePool {
-        &mut self.pool
-    }
-
-    /// Binds a channel on each copy engine.
+    /// Binds a channel on each copy engine. Page tables and push buffers are in `pool`.
     ///
     /// # Errors
     /// When the card has no memory or no channels left, or does not answer.
-    pub fn new(vram: &mut CardVram, channels: &mut Channels) -> Result<Self, HostError> {
-        let mut pool = PagePool::new(POOL_BYTES);
-        let space = OwnSpace::new(vram, &mut pool)?;
+    pub fn new(vram: &mut CardVram, channels: &mut Channels, pool: &mut PagePool) -> Result<Self, HostError> {
+        let space = OwnSpace::new(vram, pool)?;
         channels.add_vm(COPIER, OBJECTS.len() as u32);
         channels.trust(COPIER);
         let mut copier = Self {
-            pool,
             space,
             lanes: Vec::new(),
             waiting: VecDeque::new(),
@@ -158,7 +142,8 @@ impl Copier {
             ended: Arc::new(Condvar::default()),
         };
         for (number, object) in (0u8..).zip(OBJECTS) {
-            copier.add_lane(vram, channels, VirtualChannelId(number), object)?;
+            let push = vram.alloc(pool, PUSH_BYTES)?;
+            copier.add_lane(vram, channels, (VirtualChannelId(number), push), object)?;
         }
         copier.start(vram, channels);
         Ok(copier)
@@ -185,7 +170,7 @@ impl Copier {
     ///
     /// # Errors
     /// When the card has no channels left, or does not answer: they stay as they were.
-    pub(crate) fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), HostError> {
+    pub fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), HostError> {
         self.rests = 1 << self.breaks.min(RESTS_MAX_LOG2);
         self.waiting.clear();
         self.left.clear();
@@ -205,10 +190,9 @@ impl Copier {
         &mut self,
         vram: &mut CardVram,
         channels: &mut Channels,
-        channel: VirtualChannelId,
+        (channel, push): (VirtualChannelId, VramAddr),
         object: u32,
     ) -> Result<(), HostError> {
-        let push = vram.alloc(&mut self.pool, PUSH_BYTES)?;
         let engine = if channel.0 == 0 { engine::CE0 } else { engine::CE1 };
         let physical = bind(&mut self.space, vram, channels, (COPIER, channel), engine)?;
         let ring = [0; 1 << RING_LOG2];
@@ -261,7 +245,7 @@ impl Copier {
 
     /// Returns whether a copy has ended. `None` when it never will.
     #[must_use]
-    pub(crate) fn has_ended(&self, copy: CopyId) -> Option<bool> {
+    pub fn has_ended(&self, copy: CopyId) -> Option<bool> {
         match (self.left.contains_key(&copy), self.broken) {
             (true, true) => None,
             (left, _) => Some(!left),
@@ -325,13 +309,13 @@ impl Copier {
 }
 
 /// Returns what the address space of a channel must map of the mediator's.
-pub(crate) fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr, Rights)> {
+pub fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr, Rights)> {
     let layout = channels.layout();
     layout.work_pages(physical).into_iter().chain(layout.image_pages(physical)).collect()
 }
 
 /// Binds a channel of the mediator's own, with a context for one engine.
-pub(crate) fn bind(
+pub fn bind(
     space: &mut OwnSpace,
     vram: &mut CardVram,
     channels: &mut Channels,

@@ -15,22 +15,22 @@ use vram::{CardAddr, ChunkTable, GuestAddr, HostAddr, Lookup, PagePool, Place, P
 
 /// Bytes that are zeroed with the card's lock held, when there is time: a chunk may be far larger. Some 5 us through a window
 /// of hardware, and where the software card's memory is touched for the first time, four pages that the host has to find.
-pub(crate) const SCRUB_PIECE: u64 = 16 << 10;
+pub const SCRUB_PIECE: u64 = 16 << 10;
 /// Chunks of the card that are kept free and zeroed, if there are as many: who needs one at once would have it zeroed whole with
 /// the card's lock held.
 const AHEAD: u32 = 8;
 
 /// Pages of a chunk, one bit each.
-pub(crate) struct Dirty(Vec<u64>);
+pub struct Dirty(Vec<u64>);
 
 impl Dirty {
     /// None of the pages of a chunk of `bytes` bytes.
-    pub(crate) fn new(bytes: u64) -> Self {
+    pub fn new(bytes: u64) -> Self {
         Self(vec![0; (bytes / SMALL_PAGE).div_ceil(64) as usize])
     }
 
     /// Marks those that hold one of the `len` bytes from `offset` on, which is relative to the chunk.
-    pub(crate) fn mark(&mut self, offset: u64, len: u64) {
+    pub fn mark(&mut self, offset: u64, len: u64) {
         let last = offset + len.max(1) - 1;
         for page in offset / SMALL_PAGE..=last / SMALL_PAGE {
             if let Some(word) = self.0.get_mut((page / 64) as usize) {
@@ -40,7 +40,7 @@ impl Dirty {
     }
 
     /// Takes the marks of up to `most` pages off; returns their byte offsets, relative to the chunk.
-    pub(crate) fn take(&mut self, most: usize) -> Vec<u64> {
+    pub fn take(&mut self, most: usize) -> Vec<u64> {
         let pages: Vec<u64> = self.pages().take(most).collect();
         for page in pages.iter().map(|offset| offset / SMALL_PAGE) {
             if let Some(word) = self.0.get_mut((page / 64) as usize) {
@@ -51,7 +51,7 @@ impl Dirty {
     }
 
     /// Byte offset of each that is marked, relative to the chunk.
-    pub(crate) fn pages(&self) -> impl Iterator<Item = u64> + '_ {
+    pub fn pages(&self) -> impl Iterator<Item = u64> + '_ {
         let marked = |page: &u64| self.0[(page / 64) as usize] >> (page % 64) & 1 != 0;
         (0..self.0.len() as u64 * 64).filter(marked).map(|page| page * SMALL_PAGE)
     }
@@ -66,31 +66,31 @@ pub struct CardVram {
     /// Owners of chunks.
     pub chunks: ChunkTable,
     /// Chunks that are being copied: which of their pages were written since.
-    pub(crate) copied: BTreeMap<(VmId, u64), Dirty>,
+    pub copied: BTreeMap<(VmId, u64), Dirty>,
     /// New chunks that found no room on the card since the balancer was told: they were born in host memory, or have no place
     /// and are waited for.
     pub(crate) unmet: BTreeSet<(VmId, u64)>,
     /// The policy that picks victims wants to know what is used.
-    pub(crate) watches: bool,
+    pub watches: bool,
     /// Bytes that work names in host memory since somebody began to ask; `None` when nobody does.
     pub(crate) over_bus: Option<u64>,
     /// Chunks that were used since it was told.
-    pub(crate) touched: BTreeSet<(VmId, u64)>,
+    pub touched: BTreeSet<(VmId, u64)>,
     /// The chunk that is being scrubbed, and how much of it is zeroed.
-    scrubbing: Option<(ScrubWork, u64)>,
+    pub(super) scrubbing: Option<(ScrubWork, u64)>,
     /// Requests of guests that were refused.
-    pub(crate) refusals: Refusals,
+    pub refusals: Refusals,
     /// VMs that wanted memory that there was none of.
-    pub(crate) short: BTreeSet<VmId>,
+    pub short: BTreeSet<VmId>,
     /// Requests that wait for the mover.
-    pub(crate) wants: Wants,
+    pub wants: Wants,
     /// Rung when a guest wanted memory that there was none of on the card, and when some has become free.
-    pub(crate) wakeup: Arc<Wakeup>,
+    pub wakeup: Arc<Wakeup>,
 }
 
 impl CardVram {
     /// Memory of which nothing is being copied.
-    pub(crate) fn new(memory: CardMemory, pinned: PinnedPool, chunks: ChunkTable) -> Self {
+    pub fn new(memory: CardMemory, pinned: PinnedPool, chunks: ChunkTable) -> Self {
         Self {
             memory,
             pinned,
@@ -166,7 +166,7 @@ impl CardVram {
     }
 
     /// Forgets what a VM wanted that is removed.
-    pub(crate) fn forget(&mut self, vm: VmId) {
+    pub fn forget(&mut self, vm: VmId) {
         self.short.remove(&vm);
         self.wants.forget(vm);
         self.refusals.forget(vm);
@@ -229,7 +229,7 @@ impl CardVram {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub(crate) fn guest_zero(&mut self, vm: VmId, address: GuestAddr, len: u64) -> Result<(), HostError> {
+    pub fn guest_zero(&mut self, vm: VmId, address: GuestAddr, len: u64) -> Result<(), HostError> {
         let Lookup::Placed(place) = self.chunks.lookup(vm, address, len) else { return Ok(()) };
         self.written(vm, address, len);
         match place {
@@ -333,7 +333,7 @@ impl CardVram {
     }
 
     /// Chunks that so many bytes take.
-    pub(crate) fn count(&self, bytes: u64) -> u32 {
+    pub fn count(&self, bytes: u64) -> u32 {
         u32::try_from(bytes.div_ceil(self.chunks.chunk_bytes())).unwrap_or(u32::MAX)
     }
 
@@ -351,7 +351,7 @@ impl CardVram {
     ///
     /// # Errors
     /// As [`Self::alloc`].
-    pub(crate) fn take(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
+    pub fn take(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
         let address = loop {
             match pool.alloc(&mut self.chunks, bytes) {
                 Ok(CardAddr(address)) => break VramAddr(address),
@@ -391,7 +391,7 @@ impl CardVram {
     }
 
     /// VMs that wait for memory, their own or that of their page tables.
-    pub(crate) fn waiting(&self) -> BTreeSet<VmId> {
+    pub fn waiting(&self) -> BTreeSet<VmId> {
         self.short.iter().copied().chain(self.wants.vms()).collect()
     }
 
@@ -420,7 +420,7 @@ impl CardVram {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub(crate) fn scrub_ahead(&mut self) -> Result<bool, HostError> {
+    pub fn scrub_ahead(&mut self) -> Result<bool, HostError> {
         let (zeroed, to_scrub) = self.chunks.zeroed();
         if to_scrub == 0 || zeroed >= AHEAD { Ok(false) } else { self.scrub_piece() }
     }

@@ -13,24 +13,24 @@ pub struct Refusals {
 
 impl Refusals {
     /// A chunk has no place, by its VM and its index there.
-    pub(crate) fn refused(&mut self, chunk: (VmId, u64), limit: Limit) {
+    pub fn refused(&mut self, chunk: (VmId, u64), limit: Limit) {
         if self.open.insert(chunk) {
             *self.counts.entry(chunk.0).or_default().entry(limit.name()).or_default() += 1;
         }
     }
 
     /// It has one.
-    pub(crate) fn placed(&mut self, chunk: (VmId, u64)) {
+    pub fn placed(&mut self, chunk: (VmId, u64)) {
         self.open.remove(&chunk);
     }
 
     /// The VM's guest has begun anew, and wants nothing.
-    pub(crate) fn restart(&mut self, vm: VmId) {
+    pub fn restart(&mut self, vm: VmId) {
         self.open.retain(|(of, _)| *of != vm);
     }
 
     /// The VM is gone.
-    pub(crate) fn forget(&mut self, vm: VmId) {
+    pub fn forget(&mut self, vm: VmId) {
         self.restart(vm);
         self.counts.remove(&vm);
     }

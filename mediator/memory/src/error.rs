@@ -4,6 +4,7 @@ use crate::shortage::Shortage;
 use bringup::CardError;
 use card::DmaError;
 use channels::{BindError, DoorbellError, RingFault, Stuck};
+use saved_state::Invalid;
 use shadow_pt::NoMemory;
 use std::io;
 use vm_memory::VolatileMemoryError;
@@ -58,7 +59,7 @@ pub enum HostError {
     /// The host refuses a descriptor, a timer, a thread or a mapping.
     #[error("{what}: {source}")]
     Host {
-        /// What was asked for.
+        /// The request.
         what: &'static str,
         /// The host's answer.
         #[source]
@@ -113,6 +114,15 @@ pub enum HostError {
     /// A channel of a VM that is removed is on the card still.
     #[error("the card holds on to a channel of the VM; the VM's memory stays out of use until it lets go or is reset")]
     ChannelStays,
+    /// The saved state of a card is none that there can be, or another card's.
+    #[error("the saved card is refused: {0}")]
+    Saved(#[from] Invalid),
+    /// Something has not come to rest that is to be saved.
+    #[error("the card is not at rest: {0}; it goes on, try again")]
+    Unsettled(&'static str),
+    /// The card, or what a VM has there, cannot be handed over.
+    #[error("the card cannot be handed over: {0}")]
+    Stays(&'static str),
     /// A channel does not leave its engines although these were reset.
     #[error(
         "a channel stays on the card's engines, which therefore does not stand still; remove its VM, or restart the daemon"

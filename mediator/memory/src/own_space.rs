@@ -33,7 +33,7 @@ pub fn va(place: Place) -> GpuVa {
 }
 
 /// The space. Its tables are in chunks of the mediator.
-pub(crate) struct OwnSpace {
+pub struct OwnSpace {
     directory: VramAddr,
     /// Tables of large pages by directory entry.
     tables: BTreeMap<u64, VramAddr>,
@@ -90,7 +90,7 @@ impl OwnSpace {
     ///
     /// # Errors
     /// When the card does not answer.
-    pub(crate) fn unmap_work(&mut self, vram: &mut CardVram, index: u32) -> Result<(), HostError> {
+    pub fn unmap_work(&mut self, vram: &mut CardVram, index: u32) -> Result<(), HostError> {
         self.stale = true;
         Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &[0; ENTRY_BYTES as usize])?)
     }

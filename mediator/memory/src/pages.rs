@@ -1,14 +1,15 @@
-//! Pages of the host for a slot of the pinned pool.
+//! Pages of the host for a slot of the pinned pool: anonymous ones, or those of a file that another process can go on with.
 #![expect(unsafe_code, reason = "asks the kernel for the pages of a mapping")]
 // UNSAFETY: `madvise` on all of a mapping that was made here and is nobody else's. Both kinds of advice leave its contents alone.
 
 use crate::HostError;
 use card::DmaMemory;
 use rustix::mm::{Advice, madvise};
+use std::fs::File;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::thread;
-use vm_memory::MmapRegion;
+use vm_memory::{FileOffset, MmapRegion};
 
 /// Bytes of a huge page of x86-64.
 const HUGE: usize = 2 << 20;
@@ -16,23 +17,42 @@ const HUGE: usize = 2 << 20;
 /// Most threads that find pages at a time. The host's other processors are for VMs.
 const THREADS: usize = 4;
 
-/// [`found`] for each of `sizes`, several at a time.
-pub(crate) fn found_beside(sizes: &[usize]) -> Vec<Result<DmaMemory, HostError>> {
-    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS).min(sizes.len());
-    if threads < 2 {
-        return sizes.iter().copied().map(found).collect();
+/// Memory that is to be found.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Its bytes.
+    pub bytes: usize,
+    /// The file that it is to lie in, and where; anonymous memory without.
+    pub file: Option<(Arc<File>, u64)>,
+}
+
+impl Wanted {
+    /// As [`found`].
+    pub fn find(&self) -> Result<DmaMemory, HostError> {
+        match &self.file {
+            None => found(self.bytes),
+            Some((file, offset)) => populated(mapped(file, *offset, self.bytes)?),
+        }
     }
-    let work = |sizes: &[usize]| sizes.iter().copied().map(found).collect::<Vec<_>>();
+}
+
+/// Finds all that is wanted, several at a time.
+pub fn found_beside(wanted: &[Wanted]) -> Vec<Result<DmaMemory, HostError>> {
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS).min(wanted.len());
+    if threads < 2 {
+        return wanted.iter().map(Wanted::find).collect();
+    }
+    let work = |wanted: &[Wanted]| wanted.iter().map(Wanted::find).collect::<Vec<_>>();
     thread::scope(|scope| {
-        let start = |sizes| {
-            let thread = thread::Builder::new().name("find-pages".into()).spawn_scoped(scope, move || work(sizes));
-            (sizes, thread.ok())
+        let start = |wanted| {
+            let thread = thread::Builder::new().name("find-pages".into()).spawn_scoped(scope, move || work(wanted));
+            (wanted, thread.ok())
         };
-        let started: Vec<_> = sizes.chunks(sizes.len().div_ceil(threads)).map(start).collect();
+        let started: Vec<_> = wanted.chunks(wanted.len().div_ceil(threads)).map(start).collect();
         // The share of a thread that was not to be had is left to this one.
         let ended = started
             .into_iter()
-            .map(|(sizes, thread)| thread.and_then(|it| it.join().ok()).unwrap_or_else(|| work(sizes)));
+            .map(|(wanted, thread)| thread.and_then(|it| it.join().ok()).unwrap_or_else(|| work(wanted)));
         ended.flatten().collect()
     })
 }
@@ -41,11 +61,29 @@ pub(crate) fn found_beside(sizes: &[usize]) -> Vec<Result<DmaMemory, HostError>>
 ///
 /// # Errors
 /// When the host has no memory for it.
-pub(crate) fn found(bytes: usize) -> Result<DmaMemory, HostError> {
+pub fn found(bytes: usize) -> Result<DmaMemory, HostError> {
     let refused = |why: String| HostError::Pinned { bytes, why };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let region = MmapRegion::<()>::build(None, bytes, libc::PROT_READ | libc::PROT_WRITE, flags)
         .map_err(|error| refused(error.to_string()))?;
+    populated(region)
+}
+
+/// `bytes` bytes of `file` from `offset` on, as they are there.
+///
+/// # Errors
+/// When the host does not map them.
+pub fn mapped(file: &Arc<File>, offset: u64, bytes: usize) -> Result<MmapRegion, HostError> {
+    let at = FileOffset::from_arc(Arc::clone(file), offset);
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+    MmapRegion::<()>::build(Some(at), bytes, libc::PROT_READ | libc::PROT_WRITE, flags)
+        .map_err(|error| HostError::Pinned { bytes, why: error.to_string() })
+}
+
+/// Has the host find the pages of a mapping.
+fn populated(region: MmapRegion) -> Result<DmaMemory, HostError> {
+    let bytes = region.size();
+    let refused = |why: String| HostError::Pinned { bytes, why };
     let start = region.as_ptr().cast();
     if bytes >= HUGE {
         // A kernel without huge pages has small ones.
@@ -66,11 +104,16 @@ mod tests {
     use super::*;
     use vm_memory::Bytes;
 
+    fn anonymous(bytes: usize) -> Wanted {
+        Wanted { bytes, file: None }
+    }
+
     #[test]
     fn all_sizes_are_found_in_their_order_and_are_zeros() {
         let sizes = [1 << 20, 128 << 10, 2 << 20, 4 << 10, 64 << 10, 8 << 10, 256 << 10];
         for count in 0..=sizes.len() {
-            let found = found_beside(&sizes[..count]);
+            let wanted: Vec<_> = sizes[..count].iter().copied().map(anonymous).collect();
+            let found = found_beside(&wanted);
             let lengths: Vec<_> = found.iter().map(|memory| memory.as_ref().unwrap().len()).collect();
             assert_eq!(lengths, sizes[..count]);
             for memory in found.into_iter().flatten() {
@@ -83,7 +126,7 @@ mod tests {
 
     #[test]
     fn size_that_the_host_does_not_have_fails_alone() {
-        let found = found_beside(&[4 << 10, 1 << 60, 4 << 10]);
+        let found = found_beside(&[4 << 10, 1 << 60, 4 << 10].map(anonymous));
         assert!(found[0].is_ok() && found[2].is_ok());
         assert!(matches!(&found[1], Err(HostError::Pinned { bytes, .. }) if *bytes == 1 << 60));
     }

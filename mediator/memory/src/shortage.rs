@@ -116,7 +116,7 @@ impl Shortage {
 
     /// Bus addresses that a VM is to be guaranteed, and how many of them there are in one piece.
     #[must_use]
-    pub(crate) fn of_ram(guarantee: u64, most: u64) -> Self {
+    pub fn of_ram(guarantee: u64, most: u64) -> Self {
         let what = format!(
             "memory.ram.guarantee_mib: {}, expected at most {}: the rest of the card's bus addresses is guaranteed to other VMs, \
              or in use",

@@ -24,7 +24,7 @@ pub struct Relocated {
 impl Relocated {
     /// Returns whether the accounts differ from before.
     #[must_use]
-    pub(crate) fn has_effect(&self) -> bool {
+    pub fn has_effect(&self) -> bool {
         self.moved != 0 || self.rebooked != 0
     }
 }
@@ -42,7 +42,8 @@ pub struct Moved {
 }
 
 impl Moved {
-    pub(crate) fn add(&mut self, one: &Relocated) {
+    /// Counts one relocation more.
+    pub fn add(&mut self, one: &Relocated) {
         self.sum.moved = self.sum.moved.saturating_add(one.moved);
         self.sum.stayed = self.sum.stayed.saturating_add(one.stayed);
         self.sum.bytes += one.bytes;
@@ -53,15 +54,17 @@ impl Moved {
 }
 
 /// A plan of the balancer.
-pub(crate) struct Planned {
-    pub(crate) plan: Plan,
+pub struct Planned {
+    /// Moves that are to be made.
+    pub plan: Plan,
     /// VMs that waited for what it will free.
-    pub(crate) served: BTreeSet<VmId>,
-    pub(crate) holds: Holds,
+    pub served: BTreeSet<VmId>,
+    /// VMs of which the channels are to wait, or to go on.
+    pub holds: Holds,
 }
 
 /// VMs to keep from running (or to let run again), as another one's turn begins.
 pub(crate) type Holds = Vec<(VmId, bool)>;
 
 /// Steps in the order in which they are to be done, those of one VM together that follow one another.
-pub(crate) type Plan = Vec<(VmId, Vec<Step>)>;
+pub type Plan = Vec<(VmId, Vec<Step>)>;

@@ -33,7 +33,7 @@ pub struct Holdings {
 
 impl Memory {
     /// Returns what lies where now.
-    pub(crate) fn holdings(&self, now: u64) -> Holdings {
+    pub fn holdings(&self, now: u64) -> Holdings {
         let (chunks, balancer) = (&self.vram.chunks, self.divider.balancer());
         let summary = chunks.summary();
         Holdings {

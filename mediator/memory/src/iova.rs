@@ -7,6 +7,11 @@
 //! else can fill or fragment; what does not fit there comes from what nobody has a window on, up to a quota. The bottom is the
 //! mediator's.
 
+mod saved;
+
+pub use saved::Claims;
+pub(super) use saved::SavedIova;
+
 use nvspec::addr::{BUS_BITS, Iova};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -130,7 +135,7 @@ impl IovaSpace {
     }
 
     /// Takes a VM's window back. Ranges that it has not given back stay taken.
-    pub(crate) fn dismiss(&mut self, vm: VmId) {
+    pub fn dismiss(&mut self, vm: VmId) {
         self.vms.remove(&vm);
     }
 

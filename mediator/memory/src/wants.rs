@@ -11,9 +11,9 @@ use vram::VmId;
 /// or page table must not wait since other guests' memory fills the card.
 pub(crate) const KEPT: u32 = 2;
 /// Time between two looks of the mover while somebody waits. A look that comes sooner is not counted.
-pub(crate) const LOOK: Duration = Duration::from_millis(50);
+pub const LOOK: Duration = Duration::from_millis(50);
 /// Bytes of a VM's first page tables: two address spaces.
-pub(crate) const FIRST_BYTES: u64 = 1 << 20;
+pub const FIRST_BYTES: u64 = 1 << 20;
 /// Most chunks that one VM's tables wait for: what a pool may hold.
 const MOST: u32 = 1 << 10;
 
@@ -44,7 +44,7 @@ struct Seen {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(crate) struct Wants {
+pub struct Wants {
     /// Chunks that a VM's first page tables have not taken yet.
     first: BTreeMap<VmId, u32>,
     /// Chunks that a VM's page tables wait for.
@@ -56,12 +56,12 @@ pub(crate) struct Wants {
 
 impl Wants {
     /// A VM is admitted whose first page tables take so many chunks.
-    pub(crate) fn admit(&mut self, vm: VmId, chunks: u32) {
+    pub fn admit(&mut self, vm: VmId, chunks: u32) {
         self.first.insert(vm, chunks);
     }
 
     /// The VM is gone.
-    pub(crate) fn forget(&mut self, vm: VmId) {
+    pub fn forget(&mut self, vm: VmId) {
         self.first.remove(&vm);
         self.set_waits(vm, false);
         self.seen.remove(&vm);
@@ -73,19 +73,19 @@ impl Wants {
     }
 
     /// A VM's page tables have found what they looked for.
-    pub(crate) fn found(&mut self, vm: VmId) {
+    pub fn found(&mut self, vm: VmId) {
         self.tables.remove(&vm);
     }
 
     /// A VM's page tables hold `held` chunks, and begin with `first`.
-    pub(crate) fn hold(&mut self, vm: VmId, held: u32, first: u32) {
+    pub fn hold(&mut self, vm: VmId, held: u32, first: u32) {
         if let Some(left) = self.first.get_mut(&vm) {
             *left = first.saturating_sub(held);
         }
     }
 
     /// Work of the VM waits, or none does any more.
-    pub(crate) fn set_waits(&mut self, vm: VmId, waits: bool) {
+    pub fn set_waits(&mut self, vm: VmId, waits: bool) {
         if waits {
             self.waiting.insert(vm);
         } else {
@@ -95,22 +95,22 @@ impl Wants {
     }
 
     /// Chunks of the card that the mediator is to have at hand.
-    pub(crate) fn chunks(&self) -> u32 {
+    pub fn chunks(&self) -> u32 {
         self.first.values().chain(self.tables.values()).fold(KEPT, |sum, chunks| sum.saturating_add(*chunks))
     }
 
     /// VMs whose work or page tables wait.
-    pub(crate) fn vms(&self) -> impl Iterator<Item = VmId> + '_ {
+    pub fn vms(&self) -> impl Iterator<Item = VmId> + '_ {
         self.waiting.iter().chain(self.tables.keys()).copied()
     }
 
     /// VMs whose page tables wait.
-    pub(crate) fn of_tables(&self) -> impl Iterator<Item = VmId> + '_ {
+    pub fn of_tables(&self) -> impl Iterator<Item = VmId> + '_ {
         self.tables.keys().copied()
     }
 
     /// The mover has looked at `now_ns` for a VM that waited all the while, and moved something for it or not.
-    pub(crate) fn looked(&mut self, vm: VmId, useful: bool, now_ns: u64) {
+    pub fn looked(&mut self, vm: VmId, useful: bool, now_ns: u64) {
         let seen = self.seen.entry(vm).or_default();
         let apart = u64::try_from(LOOK.as_nanos()).unwrap_or(u64::MAX);
         if useful {
@@ -122,12 +122,12 @@ impl Wants {
     }
 
     /// Returns what it has done for a VM so far.
-    pub(crate) fn looks(&self, vm: VmId) -> Looks {
+    pub fn looks(&self, vm: VmId) -> Looks {
         self.seen.get(&vm).map(|seen| seen.looks).unwrap_or_default()
     }
 
     /// Returns whether a wait that began at `since` has had as many vain looks as `limit` stands for.
-    pub(crate) fn is_vain(&self, vm: VmId, since: Looks, limit: Duration, moves: bool) -> bool {
+    pub fn is_vain(&self, vm: VmId, since: Looks, limit: Duration, moves: bool) -> bool {
         self.looks(vm).vain.saturating_sub(since.vain) >= Looks::of(limit, moves)
     }
 }

@@ -1,0 +1,81 @@
+//! The things that are given: a file, and descriptors by name.
+
+use crate::Error;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
+use rustix::io::{pread, write};
+use std::os::fd::OwnedFd;
+
+/// Most bytes of a file.
+pub(crate) const FILE_MAX: u64 = 1 << 30;
+/// Most descriptors.
+pub(crate) const DESCRIPTORS_MAX: usize = 1 << 16;
+/// Longest name of one, in bytes.
+pub(crate) const NAME_MAX: usize = 128;
+/// Seals of a file that nobody changes any more.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE);
+
+/// The things that are given.
+#[derive(Debug, Default)]
+pub struct Package {
+    /// A file of saved state.
+    pub file: Vec<u8>,
+    /// Descriptors by name. Several may have one: they are in an order then.
+    pub descriptors: Vec<(String, OwnedFd)>,
+}
+
+impl Package {
+    /// Takes all descriptors of that name out, in their order.
+    pub fn take(&mut self, name: &str) -> Vec<OwnedFd> {
+        self.descriptors.extract_if(.., |(of, _)| of == name).map(|(_, fd)| fd).collect()
+    }
+
+    /// Checks that it is not too much.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let Self { file, descriptors } = self;
+        let bytes = file.len() as u64;
+        if bytes > FILE_MAX {
+            return Err(Error::TooMuch("a file", bytes, FILE_MAX));
+        }
+        if descriptors.len() > DESCRIPTORS_MAX {
+            return Err(Error::TooMuch("descriptors", descriptors.len() as u64, DESCRIPTORS_MAX as u64));
+        }
+        let longest = descriptors.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        if longest > NAME_MAX {
+            return Err(Error::TooMuch("bytes of a name", longest as u64, NAME_MAX as u64));
+        }
+        Ok(())
+    }
+}
+
+/// A file without a name that nobody can change, of these bytes.
+pub(crate) fn sealed(bytes: &[u8]) -> Result<OwnedFd, Error> {
+    let failed = || Error::io("no file for what is handed over");
+    let file = memfd_create("handover", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed())?;
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let written = write(&file, rest).map_err(failed())?;
+        rest = rest.get(written..).unwrap_or_default();
+    }
+    fcntl_add_seals(&file, SEALS).map_err(failed())?;
+    Ok(file)
+}
+
+/// The bytes of such a file, which is to have `bytes`.
+pub(crate) fn unsealed(file: &OwnedFd, bytes: u64) -> Result<Vec<u8>, Error> {
+    let failed = || Error::io("what is handed over cannot be read");
+    let seals = fcntl_get_seals(file).map_err(failed())?;
+    let length = u64::try_from(fstat(file).map_err(failed())?.st_size).unwrap_or(u64::MAX);
+    if !seals.contains(SEALS) || length != bytes || bytes > FILE_MAX {
+        return Err(Error::Protocol(format!("a file of {length} bytes, said to have {bytes}, or one that can change")));
+    }
+    let mut data = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
+    let mut done = 0;
+    while done < data.len() {
+        let read = pread(file, data.get_mut(done..).unwrap_or_default(), done as u64).map_err(failed())?;
+        if read == 0 {
+            return Err(Error::Protocol("its file ends early".into()));
+        }
+        done = done.saturating_add(read);
+    }
+    Ok(data)
+}

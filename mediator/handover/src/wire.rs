@@ -1,0 +1,131 @@
+//! Messages between the two, and the descriptors that go with them.
+
+use crate::{Error, Introduction};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use serde::{Deserialize, Serialize};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// First bytes of each message.
+const MAGIC: [u8; 4] = *b"GPUH";
+/// Version of what the two say to each other.
+pub(crate) const PROTOCOL: u32 = 1;
+/// Most descriptors of a message: the kernel takes 253.
+pub(crate) const BATCH: usize = 128;
+/// Longest message, in bytes: the names of a batch.
+const MESSAGE_MAX: usize = 64 << 10;
+/// Time for which the other end may leave messages unread.
+// TIMEOUT: it only has to receive them. A host that is busy delays it by less.
+const SEND_LIMIT: Duration = Duration::from_secs(10);
+
+/// A message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Message {
+    /// The taker's first.
+    Hello(Introduction),
+    /// The giver's: bytes of the file, which comes along, and descriptors that follow.
+    Offer { bytes: u64, descriptors: u32 },
+    /// The giver's: the names of descriptors, which come along.
+    Descriptors(Vec<String>),
+    /// The taker's: everything is made.
+    Ready,
+    /// The taker's, in the place of any of the others: why it does not take over.
+    Refused(String),
+    /// The giver's last.
+    Yours,
+}
+
+/// A socket of messages (`SOCK_SEQPACKET`), whose other end is another process's.
+#[derive(Debug)]
+pub(crate) struct Wire(OwnedFd);
+
+impl Wire {
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        Self(socket)
+    }
+
+    /// Sends a message, with descriptors.
+    pub(crate) fn send(&self, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(PROTOCOL.to_le_bytes());
+        let body = postcard::to_allocvec(message).map_err(|_| Error::Protocol("it cannot be encoded".into()))?;
+        bytes.extend(body);
+        if bytes.len() > MESSAGE_MAX {
+            return Err(Error::TooMuch("a message", bytes.len() as u64, MESSAGE_MAX as u64));
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(Error::TooMuch("descriptors of a message", fds.len() as u64, BATCH as u64));
+        }
+        set_socket_timeout(&self.0, Timeout::Send, Some(SEND_LIMIT)).map_err(Error::io("a socket cannot be set up"))?;
+        match sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(_) => Ok(()),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(Error::Ended("before it was told something")),
+            Err(Errno::AGAIN) => Err(Error::Silent(SEND_LIMIT, "and takes in nothing more")),
+            Err(errno) => Err(Error::Io("a message cannot be sent", errno.into())),
+        }
+    }
+
+    /// Receives a message, with its descriptors. `awaits` says what is waited for, for `limit` at most.
+    pub(crate) fn receive(&self, limit: Duration, awaits: &'static str) -> Result<(Message, Vec<OwnedFd>), Error> {
+        let failed = || Error::io("a message cannot be received");
+        let deadline = Instant::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).map_err(|_| Error::Protocol("a time that is too long".into()))?;
+            match poll(&mut [PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::IN)], Some(&timeout)) {
+                Ok(0) => return Err(Error::Silent(limit, awaits)),
+                Ok(_) => break,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(failed()(errno)),
+            }
+        }
+        let mut bytes = vec![0; MESSAGE_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let received = match recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+            Err(Errno::CONNRESET) => return Err(Error::Ended(awaits)),
+            other => other.map_err(failed())?,
+        };
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        if received.bytes == 0 {
+            return Err(Error::Ended(awaits));
+        }
+        if received.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
+            return Err(Error::Protocol(
+                "a message that is too long, or descriptors for which this process has no room (RLIMIT_NOFILE)".into(),
+            ));
+        }
+        bytes.truncate(received.bytes);
+        Ok((decoded(&bytes)?, fds))
+    }
+}
+
+fn decoded(bytes: &[u8]) -> Result<Message, Error> {
+    let other = || Error::Protocol("a message of another program".into());
+    let rest = bytes.strip_prefix(&MAGIC).ok_or_else(other)?;
+    let (version, body) = rest.split_first_chunk::<4>().ok_or_else(other)?;
+    let version = u32::from_le_bytes(*version);
+    if version != PROTOCOL {
+        return Err(Error::Version(version, PROTOCOL));
+    }
+    match postcard::take_from_bytes(body) {
+        Ok((message, [])) => Ok(message),
+        _ => Err(Error::Protocol("a message that cannot be decoded".into())),
+    }
+}

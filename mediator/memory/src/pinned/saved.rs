@@ -1,0 +1,93 @@
+//! Slots of host memory as they are saved: where the card sees them, and which have memory. That is in a file, which is handed over
+//! beside.
+
+use super::{PinnedPool, SEALS};
+use crate::HostError;
+use crate::pages;
+use card::{Card, DmaMemory};
+use nvspec::addr::Iova;
+use rustix::fs::{fcntl_get_seals, fstat};
+use saved_state::{Invalid, ascend};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::sync::Arc;
+use vram::HostAddr;
+
+/// The slots.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedSlots {
+    /// First I/O address of all.
+    pub base: u64,
+    pub slots: u32,
+    /// Numbers of those that have memory, in their order.
+    filled: Vec<u32>,
+    /// Numbers of those among them that have no owner.
+    kept: Vec<u32>,
+}
+
+impl PinnedPool {
+    /// Writes the slots down. What they hold is in [`PinnedPool::file`].
+    pub fn save(&self) -> SavedSlots {
+        let Self { card: _, base, slot_bytes: _, slots, kept, file: _, handed: _ } = self;
+        let filled = (0..).zip(slots).filter(|(_, memory)| memory.is_some()).map(|(number, _)| number);
+        SavedSlots {
+            base: base.0,
+            slots: u32::try_from(slots.len()).unwrap_or(u32::MAX),
+            filled: filled.collect(),
+            kept: kept.iter().map(|number| u32::try_from(*number).unwrap_or(u32::MAX)).collect(),
+        }
+    }
+
+    /// The slots as they were, each of `slot_bytes` bytes, with their memory in `file`. They are mapped for `card`, which does not
+    /// have them. When this is dropped before [`Self::owned`], the memory stays.
+    ///
+    /// # Errors
+    /// When they are none that there can be, or the file is another; when the host does not map it.
+    pub fn restored(
+        saved: SavedSlots,
+        card: Arc<dyn Card>,
+        slot_bytes: u64,
+        file: Option<File>,
+    ) -> Result<Self, HostError> {
+        let SavedSlots { base, slots: count, filled, kept } = saved;
+        let len = u64::from(count).checked_mul(slot_bytes).ok_or_else(|| Invalid::new("host memory has no end"))?;
+        let within = |numbers: &[u32]| ascend(numbers) && numbers.iter().all(|number| *number < count);
+        let sound = within(&filled) && within(&kept) && kept.iter().all(|number| filled.binary_search(number).is_ok());
+        Invalid::unless(sound, || "slots of host memory have memory that there are not".into())?;
+        let file = file.map(|file| checked(file, len)).transpose()?;
+        Invalid::unless(file.is_some() == (count != 0), || {
+            format!("{count} slots of host memory come with a file: {}", file.is_some())
+        })?;
+        let kept = kept.into_iter().map(|number| number as usize).collect();
+        let slots = (0..count).map(|_| None).collect();
+        let mut pool = Self { card, base: Iova(base), slot_bytes, slots, kept, file, handed: true };
+        for number in filled {
+            let Some(file) = &pool.file else { break };
+            let (offset, bytes) = (u64::from(number) * slot_bytes, slot_bytes as usize);
+            let region = pages::mapped(file, offset, bytes)?;
+            pool.give(HostAddr(offset), DmaMemory::new(Arc::new(region), 0, bytes, true)?)?;
+        }
+        Ok(pool)
+    }
+
+    /// The slots and their memory are this process's from now on.
+    pub fn owned(&mut self) {
+        self.handed = false;
+    }
+
+    /// Returns whether the slot at `address` has memory.
+    pub fn has(&self, address: HostAddr) -> bool {
+        let number = usize::try_from(address.0 / self.slot_bytes).unwrap_or(usize::MAX);
+        self.slots.get(number).is_some_and(Option::is_some)
+    }
+}
+
+/// The file, if it has that length and nobody can cut it.
+fn checked(file: File, len: u64) -> Result<Arc<File>, HostError> {
+    let look = |error| HostError::host("a file of host memory cannot be looked at", error);
+    let (seals, bytes) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?.st_size);
+    Invalid::unless(seals.contains(SEALS) && u64::try_from(bytes) == Ok(len), || {
+        format!("host memory of {len:#x} bytes was handed over in a file of {bytes:#x}, or in one that can be cut")
+    })?;
+    Ok(Arc::new(file))
+}

@@ -1,0 +1,329 @@
+//! A card that another owner has saved: opened with its VMs, and taken over.
+//!
+//! The other goes on with the card unless this one takes it over. So there are two steps. [`HostCard::reopen`] makes everything of
+//! what was saved, and checks it; VMs are made and [readmitted](Reopened::readmit). Until then the card and its memory are only
+//! looked at, by registers; what is to be written there is kept. [`Reopened::take_over`] writes it and has everything go on.
+//!
+//! The channels of the mediator's own are bound anew: nothing of theirs is under way when a card stands still.
+
+use super::saved::{SavedHost, SavedOwner};
+use super::scrubber::{SCRUBBER, Scrubber};
+use super::{GuestEvents, HostCard, HostState, Parts, Sharing, Timers, Waits};
+use crate::work::schedule::Stage;
+use crate::work::time::{self, Clock};
+use crate::{Feeder, HostError};
+use bringup::CardError;
+use bringup::layout::Layout;
+use bringup::memory::CardMemory;
+use bringup::start::{self, CardInfo};
+use card::{Card, Identity};
+use card_memory::balance::Divider;
+use card_memory::iova::Claims;
+use card_memory::{COPIER, CardVram, FIRST_BYTES, Memory, Restored, check_places};
+use card_state::{RestoredCard, RestoredVm, Surroundings, VmSurroundings};
+use channels::Pause;
+use firmware::Set;
+use nvspec::addr::{Iova, VramAddr};
+use saved_state::Invalid;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use vram::VmId;
+
+/// Time for which the mediator's own channels may take to leave the engines: they have no work.
+// TIMEOUT: microseconds on hardware. The software card needs its thread for it, which a busy host may not let run.
+const LEAVE_LIMIT: Duration = Duration::from_secs(5);
+/// Time between two looks whether they have.
+const LOOK: Duration = Duration::from_micros(50);
+
+/// Parts that a card is made of which was saved.
+pub struct Handed {
+    /// The parts that were written down.
+    pub saved: SavedHost,
+    /// The file that host memory for chunks lies in, where there is such memory.
+    pub host_memory: Option<File>,
+}
+
+/// A card that can be taken over, and is another's until then.
+pub struct Reopened {
+    host: Arc<HostCard>,
+    waits: Waits,
+    vms: BTreeMap<VmId, RestoredVm>,
+    /// I/O addresses that nobody has said to be his own.
+    claims: Claims,
+    /// Writes to the card's memory that are to be done.
+    writes: Vec<(VramAddr, Vec<u8>)>,
+    scheduler: sched::Config,
+    clear: bool,
+}
+
+/// The card, for what is restored of it.
+struct Around<'a> {
+    layout: channels::Layout,
+    own: (u32, u32),
+    now_ns: u64,
+    vm: &'a dyn Fn(VmId) -> Option<VmSurroundings>,
+    writes: Vec<(VramAddr, Vec<u8>)>,
+}
+
+impl Surroundings for Around<'_> {
+    fn layout(&self) -> channels::Layout {
+        self.layout
+    }
+
+    fn own(&self) -> (u32, u32) {
+        self.own
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    fn vm(&self, vm: VmId) -> Option<VmSurroundings> {
+        (self.vm)(vm)
+    }
+
+    fn write(&mut self, address: VramAddr, data: &[u8]) {
+        self.writes.push((address, data.to_vec()));
+    }
+}
+
+impl HostCard {
+    /// Opens a `card` that another owner has saved, and does nothing to it. Its settings are those of `sharing`, but for what the
+    /// size of chunks and host memory for them are; `vm` says what is set of each VM.
+    ///
+    /// # Errors
+    /// When what was saved is no card, or another one, or is set otherwise; when the host has no memory for it.
+    pub fn reopen(
+        card: Arc<dyn Card>,
+        sharing: &Sharing,
+        firmware: Set,
+        handed: Handed,
+        vm: &dyn Fn(VmId, &CardInfo, Identity) -> Option<VmSurroundings>,
+    ) -> Result<Reopened, HostError> {
+        let Handed { saved: SavedHost { card: saved, owner }, host_memory } = handed;
+        let SavedOwner { chunk_bytes: had, own: (first, bytes), context_bytes, host_ns, memory, work } = owner;
+        let Sharing { chunk_bytes, division, scheduler: config, clear, .. } = *sharing;
+        Invalid::unless(had == chunk_bytes, || {
+            format!("it has chunks of {had:#x} bytes, which stay so, and {chunk_bytes:#x} is set")
+        })?;
+        let info = start::look_at(&*card, context_bytes)?;
+        let layout = layout_of((first, bytes), &info, chunk_bytes)?;
+        let identity = card.identity();
+        let chunk = |bytes: u64| u32::try_from(bytes / chunk_bytes).unwrap_or(u32::MAX);
+        let mut around = Around {
+            layout: layout.channels(),
+            own: (chunk(first), chunk(bytes)),
+            now_ns: time::now_ns(&*card),
+            vm: &|of| vm(of, &info, identity),
+            writes: Vec::new(),
+        };
+        let restored = saved.restore(&mut around)?;
+        let writes = around.writes;
+        let RestoredCard { chunks, balancer, quanta, channels, scheduler, pool, vms } = restored;
+        let Restored { iova, claims, barrier, pinned, turns } = memory.restored(&card, chunk_bytes, host_memory)?;
+        let summary = chunks.summary();
+        let fits = summary.chunk_bytes == chunk_bytes
+            && u64::from(summary.total) == info.vram_bytes / chunk_bytes
+            && u64::from(summary.host.budget.max(summary.host.end)) * chunk_bytes <= pinned.range().1;
+        Invalid::unless(fits, || {
+            format!(
+                "it has {} chunks of {:#x} bytes and {} in host memory, and this card {:#x} bytes in chunks of \
+                 {chunk_bytes:#x}, and {:#x} in host memory",
+                summary.total,
+                summary.chunk_bytes,
+                summary.host.end,
+                info.vram_bytes,
+                pinned.range().1
+            )
+        })?;
+        check_places(&chunks, &pinned)?;
+        let moving = vms.keys().find(|vm| !channels.is_paused(**vm, Pause::Standstill));
+        Invalid::unless(moving.is_none(), || format!("VM {moving:?} does not stand still"))?;
+        let waiting: BTreeSet<VmId> = vms.keys().copied().filter(|vm| channels.is_paused(*vm, Pause::Turn)).collect();
+        let divider = Divider::restored(&division, balancer, quanta, turns, waiting);
+        let (timers, alarm) = Timers::new()?;
+        let vram = CardVram::new(CardMemory::resume(Arc::clone(&card), layout, info.vram_bytes), pinned, chunks);
+        let (host, waits) = Self::assembled(Parts {
+            card,
+            info,
+            layout,
+            own: (VramAddr(first), bytes),
+            memory: Memory::restored(vram, iova, barrier, pool, divider),
+            work: work.restored(channels, scheduler, alarm)?,
+            clock: Clock::since(host_ns),
+            firmware,
+            timers,
+        });
+        {
+            let mut state = host.lock();
+            state.still = true;
+            state.set_division(&division)?;
+        }
+        // A setting that is refused is to be refused now.
+        config.check()?;
+        Ok(Reopened { host, waits, vms, claims, writes, scheduler: config, clear })
+    }
+}
+
+/// Lays out the fixed structures as they lie in the `bytes` bytes from `first` on.
+fn layout_of((first, bytes): (u64, u64), info: &CardInfo, chunk_bytes: u64) -> Result<Layout, HostError> {
+    let whole = |bytes: u64| bytes.checked_rem(chunk_bytes) == Some(0);
+    let within = first.checked_add(bytes).is_some_and(|end| end <= info.vram_bytes);
+    Invalid::unless(whole(first) && whole(bytes) && within && first < 1 << 40, || {
+        format!("the mediator's structures are {bytes:#x} bytes at {first:#x} of a card of {:#x}", info.vram_bytes)
+    })?;
+    Ok(Layout::new(VramAddr(first), bytes, info.context_bytes.into())?)
+}
+
+impl Reopened {
+    /// The card. It has no VM that was not [readmitted](Self::readmit), and nothing goes on before [`Self::take_over`].
+    #[must_use]
+    pub fn host(&self) -> &Arc<HostCard> {
+        &self.host
+    }
+
+    /// Numbers of the VMs that were saved and are not made anew yet.
+    #[must_use]
+    pub fn vms(&self) -> Vec<VmId> {
+        self.vms.keys().copied().collect()
+    }
+
+    /// Takes what was restored of a VM, for it to be made of that.
+    ///
+    /// # Errors
+    /// When it was not saved, or was made already.
+    pub fn take_vm(&mut self, vm: VmId) -> Result<RestoredVm, HostError> {
+        let restored = self.vms.remove(&vm);
+        Ok(restored.ok_or_else(|| Invalid::new(format_args!("VM {vm} was not saved, or is there already")))?)
+    }
+
+    /// Lets a VM that was saved be one again, which takes `events`; it has `ram`, ranges of I/O addresses, and pages in a pool of
+    /// `held` bytes.
+    ///
+    /// # Errors
+    /// When those are another's, or nobody's.
+    pub fn readmit(
+        &mut self,
+        vm: VmId,
+        events: Weak<dyn GuestEvents>,
+        ram: impl Iterator<Item = (Iova, u64)>,
+        held: u64,
+    ) -> Result<(), HostError> {
+        let mut state = self.host.lock();
+        for (iova, len) in ram {
+            state.iova_mut().claim(&mut self.claims, Some(vm), iova, len)?;
+        }
+        let (held, first) = (state.vram().count(held), state.vram().count(FIRST_BYTES));
+        let wants = &mut state.vram_mut().wants;
+        wants.admit(vm, first);
+        wants.hold(vm, held, first);
+        state.vms.insert(vm, events);
+        Ok(())
+    }
+
+    /// Takes the card over: its VMs go on. Who had it before has given it away.
+    ///
+    /// # Errors
+    /// When a VM was not made anew, or the card does not answer. It may be half taken over then, and is to be reset.
+    pub fn take_over(self, name: &str) -> Result<Arc<HostCard>, HostError> {
+        let Self { host, waits, vms, claims: _, writes, scheduler, clear } = self;
+        if let Some(vm) = vms.keys().next() {
+            return Err(Invalid::new(format_args!("VM {vm} was not made anew")).into());
+        }
+        let no_moves = host.moving.lock();
+        host.owned.store(true, Ordering::Release);
+        {
+            let state = &mut *host.lock();
+            state.vram_mut().pinned.owned();
+            for (address, data) in writes {
+                state.vram_mut().memory.write(address, &data)?;
+            }
+            state.flush_all()?;
+            let HostState { memory, work, .. } = state;
+            work.channels().allow_again(memory.card_mut());
+        }
+        host.clear_own()?;
+        {
+            let state = &mut *host.lock();
+            state.set_clock();
+            state.memory.give_back_own();
+            state.bind_own(clear, host.info.chip)?;
+            if !clear {
+                let HostState { memory, work, .. } = state;
+                work.channels_mut().admit_all(memory.card_mut());
+            }
+            if *state.scheduler().config() != scheduler {
+                state.set_scheduler(scheduler);
+            }
+            state.want_graphics_again();
+        }
+        for vm in host.tenants() {
+            vm.taken_over()?;
+        }
+        host.start(name, waits)?;
+        {
+            let state = &mut *host.lock();
+            state.move_again();
+            state.tick();
+        }
+        // What the card has raised while nobody listened is not raised again.
+        host.wake_threads();
+        drop(no_moves);
+        Ok(host)
+    }
+}
+
+impl HostCard {
+    /// Has the mediator's own channels, as another owner has left them, leave the card. Without a lock in between.
+    fn clear_own(&self) -> Result<(), HostError> {
+        for vm in [COPIER, SCRUBBER] {
+            let own: Vec<_> = self.lock().channels().bound_of(vm).collect();
+            let began = Instant::now();
+            for physical in own {
+                while self.lock().leaves(physical).is_err() {
+                    if began.elapsed() > LEAVE_LIMIT {
+                        return Err(CardError::Unresponsive("a channel of the mediator's own stays on it").into());
+                    }
+                    locks::sleep(LOOK);
+                }
+            }
+            let stuck = {
+                let HostState { memory, work, .. } = &mut *self.lock();
+                work.channels_mut().destroy_vm(memory.card_mut(), vm)
+            };
+            if !stuck.is_empty() {
+                return Err(CardError::Unresponsive("a channel of the mediator's own stays on it").into());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl HostState {
+    /// Asks the card to let go of a channel.
+    fn leaves(&mut self, physical: nvspec::fifo::ChannelId) -> Result<(), channels::Stuck> {
+        let Self { memory, work, .. } = self;
+        work.channels_mut().kick(memory.card_mut(), physical)
+    }
+
+    /// The card's TLBs forget what they hold of any address space.
+    fn flush_all(&mut self) -> Result<(), HostError> {
+        let directories: BTreeSet<VramAddr> = self.channels().directories().map(|(_, directory)| directory).collect();
+        for directory in directories {
+            self.vram_mut().memory.invalidate(directory, false)?;
+        }
+        Ok(())
+    }
+
+    /// VMs that have begun work which may be for PGRAPH wait for it again: it is nobody's now.
+    fn want_graphics_again(&mut self) {
+        let begun: Vec<VmId> =
+            self.vms.keys().copied().filter(|vm| self.has_on_graphics(*vm, &[Stage::Started])).collect();
+        if let Some(Scrubber { tenancy, .. }) = &mut self.scrubber {
+            begun.into_iter().for_each(|vm| tenancy.want(vm));
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! A card and its VMs that go on with another owner, as in another process: what goes over is a file, the memory of the card and
+//! of the host as descriptors, and the links to the VMs' clients.
+
+use super::{Guest, LONG, Rig};
+use card::Card;
+use firmware::Set;
+use handover::{Giver, Introduction, Package, Taker};
+use owner::{Handed, HostCard, HostError, Reopened, SavedHost, Sharing, Standstill};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use saved_state::{Known, SavedState, Writer};
+use simgpu::memory::Vram;
+use simgpu::{Config, SavedCard, SimGpu, Unrest};
+use std::error::Error;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use vgpu::{MediatedDevice, MediatedVm, SavedSide};
+use vram::VmId;
+
+/// Owner of the parts that are the card's, in the file.
+const CARD: u32 = 0;
+/// Time between two tries at what has not come to rest.
+const AGAIN: Duration = Duration::from_millis(1);
+
+/// Names of descriptors that go over.
+const VRAM: &str = "vram";
+const HOST_MEMORY: &str = "host-memory";
+
+/// Settings of a card that is handed over: those that it was made with.
+#[derive(Clone, Debug)]
+pub struct Handover {
+    /// Of the card, which is [shared](Config::shared).
+    pub config: Config,
+    /// Of its owner, of which host memory is [shared](Sharing::shared).
+    pub sharing: Sharing,
+}
+
+/// A card and its VMs as the next owner has them before it takes them over.
+struct Next {
+    card: Arc<SimGpu>,
+    reopened: Reopened,
+    vms: Vec<(MediatedDevice, Arc<MediatedVm>)>,
+}
+
+type Refusal = Box<dyn Error>;
+
+impl Handover {
+    /// A card that can be handed over.
+    #[must_use]
+    pub fn rig(&self) -> Rig {
+        Rig::made(&self.config, &self.sharing, |card| card)
+    }
+
+    /// Has the rig's card, with all of its `guests`, go on with another owner. Guests see that time has passed.
+    pub fn hand_over(&self, rig: &mut Rig, guests: &mut [&mut Guest]) {
+        guests.sort_by_key(|guest| guest.backend.id());
+        let (Next { card, reopened, vms }, taker) = {
+            let still = rig.host.stand_still(LONG).expect("a card that stands still");
+            let file = written(rig, &still, guests);
+            let (giver, taker, next) = self.offered(rig, guests, file).expect("what was saved");
+            giver.await_ready(LONG).expect("a taker that is ready");
+            still.give_away();
+            giver.let_go().expect("a taker that is there");
+            (next, taker)
+        };
+        taker.wait(LONG).expect("a giver that lets go");
+        card.go_on();
+        rig.host = reopened.take_over("next").expect("a card that is taken over");
+        rig.card = card;
+        for (guest, (device, backend)) in guests.iter_mut().zip(vms) {
+            (guest.device, guest.backend) = (device, backend);
+            guest.backend.go_on();
+        }
+    }
+
+    /// Offers the card to another owner, which goes before it has taken it over: the rig goes on. `edit` changes the file on its
+    /// way.
+    ///
+    /// # Errors
+    /// When the other refuses it.
+    pub fn offer(&self, rig: &Rig, guests: &mut [&mut Guest], edit: impl FnOnce(&mut Vec<u8>)) -> Result<(), Refusal> {
+        guests.sort_by_key(|guest| guest.backend.id());
+        let still = rig.host.stand_still(LONG)?;
+        let mut file = written(rig, &still, guests);
+        edit(&mut file);
+        let offered = self.offered(rig, guests, file).map(drop);
+        rig.card.go_on();
+        drop(still);
+        offered
+    }
+
+    /// Gives all to another, which opens it as in another process. It is the rig's still.
+    fn offered(&self, rig: &Rig, guests: &[&mut Guest], file: Vec<u8>) -> Result<(Giver, Taker, Next), Refusal> {
+        let (giver, taker) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let taker = Taker::connect(taker, &Introduction { program: "the next".into(), reads: known() })?;
+        let (giver, _) = Giver::meet(giver, LONG)?;
+        let mut descriptors = vec![(VRAM.to_owned(), rig.card.vram_file().ok_or("private VRAM")?.try_clone()?.into())];
+        if let Some(file) = rig.host.host_memory() {
+            descriptors.push((HOST_MEMORY.to_owned(), file.try_clone()?.into()));
+        }
+        giver.give(&Package { file, descriptors })?;
+        let next = self.open(guests, taker.take(LONG)?)?;
+        taker.ready()?;
+        Ok((giver, taker, next))
+    }
+
+    /// Opens what was given.
+    fn open(&self, guests: &[&mut Guest], mut package: Package) -> Result<Next, Refusal> {
+        let vram = package.take(VRAM).pop().ok_or("no VRAM")?;
+        let host_memory = package.take(HOST_MEMORY).pop().map(File::from);
+        let mut file = SavedState::parse(&package.file, &known())?;
+        let saved = SavedHost::read(&mut file)?;
+        let vram = Vram::of_file(vram.into(), u64::from(self.config.vram_mib) << 20)?;
+        let card = Arc::new(SimGpu::restored(&self.config, file.take(CARD)?, vram)?);
+        let settings = |vm: VmId| guests.iter().find(|guest| guest.backend.id() == vm).map(|guest| &guest.settings);
+        let mut reopened = HostCard::reopen(
+            Arc::clone(&card) as Arc<dyn Card>,
+            &self.sharing,
+            Set::stand_in(),
+            Handed { saved, host_memory },
+            &|vm, info, card| Some(settings(vm)?.surroundings(info, card)),
+        )?;
+        let mut vms = Vec::new();
+        for guest in guests {
+            let (vm, settings) = (guest.backend.id(), &guest.settings);
+            vms.push(MediatedVm::reopen(&mut reopened, vm, file.take(vm.0)?, settings, &guest.link)?);
+        }
+        file.finish()?;
+        Ok(Next { card, reopened, vms })
+    }
+}
+
+/// The parts that are in the file.
+fn known() -> Vec<Known> {
+    let mut known = SavedHost::known();
+    known.extend([SavedSide::known(), Known::of::<SavedCard>()]);
+    known
+}
+
+/// Writes everything down. The card rests then.
+fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest]) -> Vec<u8> {
+    let began = Instant::now();
+    let (host, sides) = loop {
+        let mut sides = Vec::new();
+        let mut save = |guest: &&mut Guest| {
+            let (saved, side) = guest.backend.save()?;
+            sides.push((saved.vm, side));
+            Ok(saved)
+        };
+        match still.save(|| guests.iter().map(&mut save).collect()) {
+            Ok(saved) => break (saved, sides),
+            Err(HostError::Unsettled(_)) if began.elapsed() < LONG => std::thread::sleep(AGAIN),
+            Err(error) => panic!("the card is not written down: {error}"),
+        }
+    };
+    while let Err(unrest) = rig.card.halt() {
+        assert!(matches!(unrest, Unrest::Working(_)) && began.elapsed() < LONG, "{unrest}");
+        std::thread::sleep(AGAIN);
+    }
+    let mut file = Writer::new([7; 16]);
+    host.write(&mut file).expect("a card that can be written");
+    file.put(CARD, &rig.card.save().expect("it rests")).expect("the card itself");
+    for (vm, side) in &sides {
+        file.put(vm.0, side).expect("a VM that can be written");
+    }
+    file.finish()
+}

@@ -1,0 +1,120 @@
+//! A VM's memory as it is saved, but for its address spaces and the page tables that are kept for it, which save themselves.
+
+use super::ram::RamMap;
+use super::{Grants, Memory};
+use crate::places::SavedPlace;
+use nvspec::addr::{Iova, Place};
+use owner::{HostCard, HostError};
+use pv::Tables;
+use saved_state::{Invalid, ascend};
+use serde::{Deserialize, Serialize};
+use shadow_pt::{AddressSpaces, ApertureTlb, SyncReport};
+use std::sync::Arc;
+use vmm_glue::Link;
+use vram::{PagePool, VmId};
+
+/// The memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedMemory {
+    bus_master: bool,
+    /// Instance blocks of BAR1 and BAR3.
+    apertures: [Option<SavedPlace>; 2],
+    ram: SavedRam,
+}
+
+/// Parts of a VM that were restored already.
+pub(crate) struct Restored {
+    pub(crate) spaces: AddressSpaces,
+    pub(crate) tables: Option<Tables>,
+    pub(crate) pool: PagePool,
+}
+
+/// Regions of guest RAM that are mapped for the card, by address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedRam(pub(super) Vec<SavedRegion>);
+
+/// A region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedRegion {
+    pub(super) gpa: u64,
+    pub(super) size: u64,
+    pub(super) iova: u64,
+    pub(super) writable: bool,
+}
+
+impl Memory {
+    /// Writes down what is not in the parts of [`Self::save`].
+    pub(crate) fn save_own(&self) -> SavedMemory {
+        let Self {
+            host: _,
+            vm: _,
+            grants,
+            // Both are parts of their own.
+            shadows: _,
+            pool: _,
+            bar1,
+            bar3,
+            // Statistics, which begin anew.
+            report: _,
+            syncs: _,
+        } = self;
+        SavedMemory {
+            bus_master: grants.bus_master(),
+            apertures: [bar1, bar3].map(|aperture| aperture.instance().map(SavedPlace::from)),
+            ram: grants.ram().save(),
+        }
+    }
+
+    /// The memory as it was, with what was restored of it, and the client's memory behind `link`. The card is only told where that
+    /// is.
+    ///
+    /// # Errors
+    /// When the client has not lent what it had, or the host does not map it.
+    pub(crate) fn restored(
+        host: Arc<HostCard>,
+        vm: VmId,
+        link: Link,
+        vram_bytes: u64,
+        (saved, restored): (SavedMemory, Restored),
+    ) -> Result<Self, HostError> {
+        let SavedMemory { bus_master, apertures, ram } = saved;
+        let Restored { spaces, tables, pool } = restored;
+        let ram = ram.restored(&host, &link)?;
+        let grants = Grants::restored(vm, link, vram_bytes, (ram, bus_master, tables));
+        let [bar1, bar3] = apertures.map(|instance| {
+            let instance = instance.map(Place::from);
+            let directory = instance.and_then(|instance| grants.directory_of(instance));
+            let mut aperture = ApertureTlb::new();
+            aperture.bind(instance, directory);
+            aperture
+        });
+        let report = SyncReport::default();
+        Ok(Self { host, vm, grants, shadows: spaces, pool, bar1, bar3, report, syncs: 0 })
+    }
+
+    /// Ranges of I/O addresses that the VM's RAM has, and bytes of its pool.
+    pub(crate) fn held(&self) -> (impl Iterator<Item = (Iova, u64)> + '_, u64) {
+        (self.grants.ram().ranges(), self.pool.held_bytes())
+    }
+}
+
+impl SavedRam {
+    /// Maps the regions for the card where they were.
+    fn restored(self, host: &HostCard, link: &Link) -> Result<RamMap, HostError> {
+        let Self(regions) = self;
+        Invalid::unless(ascend(regions.iter().map(|region| region.gpa)), || {
+            "regions of guest RAM are not in their order".into()
+        })?;
+        let mut map = RamMap::default();
+        let lent = link.memory().snapshot();
+        for SavedRegion { gpa, size, iova, writable } in regions {
+            let region =
+                lent.find(gpa).filter(|region| (region.gpa, region.size, region.writable) == (gpa, size, writable));
+            let region = region.ok_or_else(|| {
+                Invalid::new(format_args!("the client has not lent {size:#x} bytes of RAM at {gpa:#x}"))
+            })?;
+            map.map_at(host, region, Iova(iova))?;
+        }
+        Ok(map)
+    }
+}

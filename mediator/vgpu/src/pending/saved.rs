@@ -1,0 +1,48 @@
+//! Work that waits for memory, as it is saved. For how long it has waited is forgotten: it may wait anew.
+
+use super::Pending;
+use nvspec::fifo::{CHANNELS, VirtualChannelId};
+use saved_state::{Invalid, ascend};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use vram::VmId;
+
+/// Work that waits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedPending {
+    /// Channels that are bound and have been rung, with GP_PUT.
+    rung: Vec<(u8, u32)>,
+    /// The runlist that the guest has submitted last.
+    listed: Vec<u8>,
+}
+
+impl Pending {
+    /// Writes down what waits; `None` while a channel waits to be bound.
+    pub(crate) fn save(&self) -> Option<SavedPending> {
+        let Self { vm: _, limit: _, binds, work, listed } = self;
+        let rung = work.iter().map(|(channel, (doorbell, _))| (channel.0, doorbell.gp_put)).collect();
+        let listed = listed.iter().map(|channel| channel.0).collect();
+        binds.is_empty().then_some(SavedPending { rung, listed })
+    }
+}
+
+impl SavedPending {
+    /// Nothing that waits, and the channels that are to be rung again once the card goes on.
+    ///
+    /// # Errors
+    /// When it is nothing that there can be.
+    pub(crate) fn restored(
+        self,
+        vm: VmId,
+        limit: Duration,
+    ) -> Result<(Pending, Vec<(VirtualChannelId, u32)>), Invalid> {
+        let Self { rung, listed } = self;
+        let numbers =
+            rung.iter().map(|(channel, _)| channel).chain(&listed).all(|channel| u32::from(*channel) < CHANNELS);
+        let sound = numbers && ascend(rung.iter().map(|(channel, _)| channel)) && listed.len() <= 2 * CHANNELS as usize;
+        Invalid::unless(sound, || "work waits on channels that there are not".into())?;
+        let mut pending = Pending::new(vm, limit);
+        pending.listed = listed.into_iter().map(VirtualChannelId).collect();
+        Ok((pending, rung.into_iter().map(|(channel, gp_put)| (VirtualChannelId(channel), gp_put)).collect()))
+    }
+}

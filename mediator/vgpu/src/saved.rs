@@ -1,0 +1,145 @@
+//! A VM's own side of the card as it is saved, beside its registers and address spaces; and a VM that was saved.
+//!
+//! The connection of its VMM is not here: whoever makes the VM anew brings a link to the same client.
+
+use super::Apertures;
+use super::backend::{Description, SavedBackend, VmBackend};
+use super::device::{Board, Core, MediatedDevice, MediatedVm, Settings};
+use super::memory::{POOL_BYTES, Restored};
+use super::status::DeviceError;
+use card::Identity;
+use card_state::{RestoredVm, SavedVm, VmSurroundings};
+use devmodel::VGpuConfig;
+use owner::{CardInfo, HostError, Reopened};
+use saved_state::{Invalid, Known, first_version};
+use serde::{Deserialize, Serialize};
+use shadow_pt::Limits;
+use std::sync::{Arc, Weak};
+use vmm_glue::Link;
+use vram::VmId;
+
+/// State that is a VM's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedSide(SavedBackend);
+
+first_version!(SavedSide, "vgpu");
+
+impl SavedSide {
+    /// The part, in the versions that are read here.
+    #[must_use]
+    pub fn known() -> Known {
+        Known::of::<Self>()
+    }
+}
+
+impl Settings {
+    /// Returns what is restored of a VM with these settings, on a card that is so.
+    #[must_use]
+    pub fn surroundings(&self, info: &CardInfo, card: Identity) -> VmSurroundings {
+        let limits = Limits { table_bytes: POOL_BYTES };
+        let table_bytes = self.paravirtual.as_ref().map_or(0, |pv| pv.table_bytes);
+        VmSurroundings { config: self.origin(info, card), mode: self.shadow, limits, table_bytes }
+    }
+
+    /// Origin of a vGPU with these settings.
+    pub(super) fn origin(&self, info: &CardInfo, card: Identity) -> VGpuConfig {
+        let mut config = VGpuConfig::of_chip(info.chip, self.share.vram_bytes, Arc::clone(&info.vbios));
+        // All numbers are the guest's to use; how many at a time is checked at bind.
+        config.channels = nvspec::fifo::CHANNELS;
+        config.pci.bar1_bytes = card.bar1_size;
+        config.pci.bar3_bytes = card.bar3_size;
+        config.vendor_capability = self.paravirtual.as_ref().map(super::PvSettings::capability).unwrap_or_default();
+        config
+    }
+}
+
+impl MediatedVm {
+    /// Says whether another process could go on with the VM; to be asked before its card is made to stand still.
+    ///
+    /// # Errors
+    /// What cannot be handed over.
+    pub fn check_movable(&self) -> Result<(), HostError> {
+        match self.core().backend.remap().is_open() {
+            true => Err(HostError::Stays("its apertures are mapped by its VMM (`apertures` is `remapped`)")),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes down what the mediator keeps of the VM, with what is its own. For a card that [stands
+    /// still](owner::HostCard::stand_still), and a VM that nobody serves.
+    ///
+    /// # Errors
+    /// [`HostError::Unsettled`] when something of it is under way; see also [`Self::check_movable`].
+    pub fn save(&self) -> Result<(SavedVm, SavedSide), HostError> {
+        self.check_movable()?;
+        // What has come for it is taken up when the lock is let go.
+        drop(self.core());
+        let core = self.core();
+        let Core {
+            gpu,
+            backend,
+            // No aperture is mapped.
+            polls: _,
+            // It is set anew.
+            alarm: _,
+            rung,
+            board: _,
+        } = &*core;
+        if !rung.is_empty() {
+            return Err(HostError::Unsettled("the card was only just taken over"));
+        }
+        let side = backend.save_side()?;
+        Ok((backend.memory().save(gpu.save()), SavedSide(side)))
+    }
+
+    /// Makes a VM of what was saved, on a card that is not taken over yet, with a `link` to its client, which has lent what it
+    /// had.
+    ///
+    /// # Errors
+    /// When it is none that there can be, or one with other settings; when the host does not map the client's memory.
+    pub fn reopen(
+        card: &mut Reopened,
+        vm: VmId,
+        SavedSide(side): SavedSide,
+        settings: &Settings,
+        link: &Link,
+    ) -> Result<(MediatedDevice, Arc<Self>), DeviceError> {
+        let Settings { share, shadow, apertures, queue_limit, paravirtual } = settings;
+        if *apertures != Apertures::Trapped {
+            return Err(HostError::Stays("apertures that a VMM maps are not handed over").into());
+        }
+        let host = Arc::clone(card.host());
+        let RestoredVm { gpu, spaces, tables, pool } = card.take_vm(vm)?;
+        let pci = gpu.config().pci;
+        let (vram_bytes, queue_limit) = (share.vram_bytes, *queue_limit);
+        let description = Description { vm, link: link.clone(), shadow: *shadow, vram_bytes, queue_limit };
+        let pv = paravirtual.as_ref().map(|settings| (settings, share.channels));
+        let of_vm = |why: Invalid| HostError::from(Invalid::new(format_args!("VM {vm}: {why}")));
+        let restored = Restored { spaces, tables, pool };
+        let made = VmBackend::restored(Arc::clone(&host), description, pv, (side, restored));
+        let (backend, rung) = made.map_err(|error| match error {
+            HostError::Saved(why) => of_vm(why),
+            other => other,
+        })?;
+        let board = Arc::<Board>::default();
+        let core = Core { rung, ..Core::new(gpu, backend, &board) };
+        let this = Arc::new(Self::of(core, board, &host, vm, link));
+        let events: Weak<Self> = Arc::downgrade(&this);
+        {
+            let mut core = this.core();
+            let (ram, held) = core.backend.memory().held();
+            card.readmit(vm, events, ram, held)?;
+            core.arm();
+        }
+        Ok((MediatedDevice::of(&this, pci), this))
+    }
+
+    /// The card was taken over: work that waits for memory asks for it again.
+    pub fn go_on(&self) {
+        let core = &mut *self.core();
+        for (channel, gp_put) in std::mem::take(&mut core.rung) {
+            core.backend.ring(channel, gp_put);
+        }
+        core.finish_access();
+    }
+}

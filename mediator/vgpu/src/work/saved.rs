@@ -1,0 +1,99 @@
+//! A guest's channels as they are saved. Which of them are on the card, and in which address spaces, the card's channels say.
+
+use super::{Bound, Channel, Runlist, Work};
+use crate::memory::Objects;
+use crate::places::SavedPlace;
+use nvspec::fifo::{CHANNELS, VirtualChannelId};
+use saved_state::{Invalid, ascend};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+
+/// All channels of one guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedWork {
+    /// By number.
+    channels: Vec<SavedChannel>,
+    blocked: u32,
+    runlist: SavedRunlist,
+}
+
+/// A channel that the guest has bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedChannel {
+    number: u8,
+    instance: SavedPlace,
+    /// Page of guest VRAM with its USERD.
+    userd: Option<u64>,
+    gp_put: [u8; 4],
+}
+
+/// State of the guest's runlist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum SavedRunlist {
+    InForce,
+    Taken,
+    Awaited,
+}
+
+impl Work {
+    /// Writes the channels down; `None` while one is still to leave the card.
+    pub(crate) fn save(&self) -> Option<SavedWork> {
+        let Self { channels, userd, departing, blocked, runlist } = self;
+        let saved = channels.iter().map(|(number, channel)| {
+            let Channel {
+                instance,
+                // The card's channels say it.
+                bound: _,
+                gp_put,
+                // No aperture is mapped.
+                polled: _,
+                seen: _,
+                // They are learned again.
+                objects: _,
+            } = channel;
+            let userd = userd.iter().find(|(_, owner)| *owner == number).map(|(page, _)| *page);
+            SavedChannel { number: number.0, instance: (*instance).into(), userd, gp_put: *gp_put }
+        });
+        let runlist = match runlist {
+            Runlist::InForce => SavedRunlist::InForce,
+            Runlist::Taken => SavedRunlist::Taken,
+            Runlist::Awaited => SavedRunlist::Awaited,
+        };
+        departing.is_empty().then(|| SavedWork { channels: saved.collect(), blocked: *blocked, runlist })
+    }
+}
+
+impl SavedWork {
+    /// The channels as they were; `bound` says which of them are on the card.
+    ///
+    /// # Errors
+    /// When they are none that there can be.
+    pub(crate) fn restored(self, bound: impl Fn(VirtualChannelId) -> Option<Bound>) -> Result<Work, Invalid> {
+        let Self { channels: saved, blocked, runlist } = self;
+        let numbers = saved.iter().all(|channel| u32::from(channel.number) < CHANNELS);
+        Invalid::unless(numbers && ascend(saved.iter().map(|channel| channel.number)), || {
+            "the guest's channels are not in their order, or none".into()
+        })?;
+        let (mut channels, mut pages) = (BTreeMap::new(), HashMap::new());
+        for SavedChannel { number, instance, userd, gp_put } in saved {
+            let number = VirtualChannelId(number);
+            let other = userd.and_then(|page| pages.insert(page, number));
+            Invalid::unless(other.is_none(), || format!("two channels have their USERD in one page: {}", number.0))?;
+            let channel = Channel {
+                instance: instance.into(),
+                bound: bound(number),
+                gp_put,
+                polled: None,
+                seen: None,
+                objects: Objects::default(),
+            };
+            channels.insert(number, channel);
+        }
+        let runlist = match runlist {
+            SavedRunlist::InForce => Runlist::InForce,
+            SavedRunlist::Taken => Runlist::Taken,
+            SavedRunlist::Awaited => Runlist::Awaited,
+        };
+        Ok(Work { channels, userd: pages, departing: BTreeMap::new(), blocked, runlist })
+    }
+}
