@@ -7,13 +7,14 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 use std::{env, thread};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rig::service_manager::ServiceManager;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
 use crate::children;
 use crate::http;
+use crate::process::Process;
 use crate::wait::{self, Scratch};
 
 /// How long the daemon may take until its admin socket answers.
@@ -67,7 +68,9 @@ impl Ended {
 
 /// A running `mediatord`; dropping it ends it.
 pub struct Daemon {
-    child: Child,
+    process: Process,
+    /// The program, which may be another one by the next upgrade.
+    program: PathBuf,
     paths: Paths,
     /// What it was started by, unless by nobody in particular.
     manager: Option<ServiceManager>,
@@ -89,23 +92,55 @@ impl Daemon {
     }
 
     fn start_by(manager: Option<ServiceManager>, (scratch, paths): (Scratch, Paths)) -> Result<Self> {
-        let child = spawn(&scratch, &mut command(&scratch, manager.as_ref())?)?;
-        let mut daemon = Self { child, paths, manager, scratch };
+        Self::start_program(binary("mediatord")?, manager, (scratch, paths))
+    }
+
+    /// Starts the daemon from `program`, a copy that the test exchanges.
+    pub fn start_copy(name: &str, copy: &Path, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
+        fs::copy(binary("mediatord")?, copy).with_context(|| format!("cannot write {}", copy.display()))?;
+        Self::start_program(copy.to_owned(), None, prepare(name, configure)?)
+    }
+
+    fn start_program(
+        program: PathBuf,
+        manager: Option<ServiceManager>,
+        (scratch, paths): (Scratch, Paths),
+    ) -> Result<Self> {
+        let child = spawn(&scratch, &mut command(&program, &scratch, manager.as_ref())?)?;
+        let mut daemon = Self { process: Process::Started(child), program, paths, manager, scratch };
         daemon.wait_ready()?;
         Ok(daemon)
     }
 
+    /// Has the program that lies at the daemon's path now go on with all that it has, and waits for the end of the one before.
+    /// Returns what `mediatorctl daemon upgrade` says.
+    pub fn upgrade(&mut self) -> Result<Value> {
+        Process::adopt_orphans().context("orphans cannot be adopted")?;
+        let info = self.ctl_json(&["daemon", "upgrade"]).with_context(|| self.log_tail())?;
+        let ended = wait::until("the daemon before to end", STOP_LIMIT, || Ok(self.process.try_wait()?));
+        let status = ended.with_context(|| self.log_tail())?;
+        ensure!(status.success(), "the daemon before has ended with {status}:\n{}", self.log_tail());
+        let pid = info["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+        self.process = Process::adopted(pid.with_context(|| format!("no process in {info}"))?)?;
+        Ok(info)
+    }
+
+    /// The configuration file.
+    pub fn config(&self) -> PathBuf {
+        config_of(&self.scratch)
+    }
+
     /// Kills the daemon in the midst of whatever it does, and starts another with the same configuration. Its log goes on.
     pub fn kill_and_restart(&mut self) -> Result<()> {
-        self.child.kill().context("cannot kill mediatord")?;
-        self.child.wait().context("mediatord, killed")?;
-        self.child = spawn(&self.scratch, &mut command(&self.scratch, self.manager.as_ref())?)?;
+        self.process.end().context("cannot kill mediatord")?;
+        let mut command = command(&self.program, &self.scratch, self.manager.as_ref())?;
+        self.process = Process::Started(spawn(&self.scratch, &mut command)?);
         self.wait_ready()
     }
 
     fn wait_ready(&mut self) -> Result<()> {
         let ready = wait::until("mediatord to be ready", START_LIMIT, || {
-            if let Some(status) = self.child.try_wait()? {
+            if let Some(status) = self.process.try_wait()? {
                 bail!("mediatord has ended ({status})");
             }
             if let Some(manager) = &self.manager {
@@ -120,7 +155,7 @@ impl Daemon {
     /// Runs the daemon with a configuration that it must refuse, and returns what it said.
     pub fn refused(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Ended> {
         let (scratch, _paths) = prepare(name, configure)?;
-        run_to_end(&mut command(&scratch, None)?, START_LIMIT)
+        run_to_end(&mut command(&binary("mediatord")?, &scratch, None)?, START_LIMIT)
     }
 
     /// Where its files are.
@@ -162,12 +197,12 @@ impl Daemon {
 
     /// Whether the daemon still runs.
     pub fn alive(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
+        matches!(self.process.try_wait(), Ok(None))
     }
 
     /// The daemon's process number.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.id().as_raw_pid().unsigned_abs()
     }
 
     /// All that the daemon has logged so far.
@@ -191,12 +226,11 @@ impl Daemon {
 
     /// Ends the daemon by SIGTERM and returns how it ended.
     pub fn stop(&mut self) -> Result<ExitStatus> {
-        if let Some(status) = self.child.try_wait()? {
+        if let Some(status) = self.process.try_wait()? {
             return Ok(status);
         }
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, Signal::TERM).context("cannot signal mediatord")?;
-        let ended = wait::until("mediatord to end after SIGTERM", STOP_LIMIT, || Ok(self.child.try_wait()?));
+        kill_process(self.process.id(), Signal::TERM).context("cannot signal mediatord")?;
+        let ended = wait::until("mediatord to end after SIGTERM", STOP_LIMIT, || Ok(self.process.try_wait()?));
         ended.with_context(|| self.log_tail())
     }
 
@@ -210,8 +244,7 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         if self.stop().is_err() {
             // It hangs or is gone; both end here.
-            let _ = self.child.kill();
-            let _ = self.child.wait();
+            let _ = self.process.end();
         }
         if thread::panicking() {
             eprintln!("{}", self.log_tail());
@@ -233,10 +266,9 @@ fn config_of(scratch: &Scratch) -> PathBuf {
     scratch.path().join("mediatord.toml")
 }
 
-fn command(scratch: &Scratch, manager: Option<&ServiceManager>) -> Result<Command> {
-    let program = binary("mediatord")?;
+fn command(program: &Path, scratch: &Scratch, manager: Option<&ServiceManager>) -> Result<Command> {
     let mut command = match manager {
-        Some(manager) => manager.command(&program).context("a service")?,
+        Some(manager) => manager.command(program).context("a service")?,
         None => Command::new(program),
     };
     command.arg("--config").arg(config_of(scratch));

@@ -51,6 +51,7 @@ pub mod http;
 pub mod klog;
 pub mod light;
 pub mod nest;
+mod process;
 pub mod qmp;
 pub mod rogues;
 pub mod vm;

@@ -14,5 +14,7 @@ mod paravirtual;
 mod service;
 #[path = "guest/stories.rs"]
 mod stories;
+#[path = "guest/upgrade.rs"]
+mod upgrade;
 #[path = "guest/workloads.rs"]
 mod workload_stories;

@@ -5,7 +5,7 @@
 //! events; a client that says nothing or reads nothing costs only its own connection.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::counters::{Counters, add, add_len, worth_logging};
 use crate::device::Device;
 use crate::link::{Link, StopHandle};
 use crate::memory::MemoryLimits;
-use crate::parked::Parked;
+use crate::parked::{ParkError, Parked, SavedClients};
 use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
 use crate::socket::{self, BindError, BoundPath, SocketOptions};
 use crate::spin::Spin;
@@ -108,6 +108,22 @@ impl Server {
         Self { keeper, ..self }
     }
 
+    /// Clients that another process has saved, for [`Self::serve`] to go on with; what was behind their link is behind `link`.
+    ///
+    /// # Errors
+    /// See [`Parked::restored`].
+    pub fn restored(&self, saved: SavedClients, descriptors: Vec<OwnedFd>, link: &Link) -> Result<Parked, ParkError> {
+        Parked::restored(saved, descriptors, link, &self.options)
+    }
+
+    /// Another descriptor of the listening socket, for another process.
+    ///
+    /// # Errors
+    /// When this process may have no more descriptors.
+    pub fn listener(&self) -> io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
+    }
+
     /// Serves clients, one after the other, until `stop`. `device` must have been made with a clone of `link`.
     ///
     /// Returns early only if the host fails (no client can cause it).
@@ -137,7 +153,7 @@ impl Server {
                 return Ok(Some(clients.park()));
             }
             let ready = clients.wait(stop)?;
-            spin.woke(ready.client);
+            spin.woke(ready.client, Instant::now());
             if ready.wake {
                 link.wake().clear();
             }

@@ -67,8 +67,8 @@ impl Spin {
         }
     }
 
-    /// A sleep has ended; `message` tells whether by a message of the client.
-    pub(crate) fn woke(&mut self, message: bool) {
+    /// A sleep has ended at `now`; `message` tells whether by a message of the client.
+    pub(crate) fn woke(&mut self, message: bool, now: Instant) {
         if !message {
             return;
         }
@@ -76,7 +76,8 @@ impl Spin {
         if self.credit != 0 {
             return;
         }
-        self.streak = if slept.elapsed() < self.length { self.streak.saturating_add(1) } else { 0 };
+        self.streak =
+            if now.saturating_duration_since(slept) < self.length { self.streak.saturating_add(1) } else { 0 };
         if self.streak >= self.needed {
             self.streak = 0;
             self.credit = MAX_CREDIT / 2;
@@ -104,8 +105,9 @@ mod tests {
     }
 
     fn sleep(spin: &mut Spin, length: Duration) {
-        spin.slept = Some(Instant::now().checked_sub(length).unwrap());
-        spin.woke(true);
+        let slept = Instant::now();
+        spin.slept = Some(slept);
+        spin.woke(true, slept.checked_add(length).unwrap());
     }
 
     /// Short sleeps until it spins again.
@@ -161,7 +163,7 @@ mod tests {
         let now = Instant::now();
         assert!(spin.deadline(now).is_some());
         spin.miss(now);
-        spin.woke(false);
+        spin.woke(false, now);
         assert!(spin.deadline(now).is_none());
     }
 

@@ -159,11 +159,16 @@ fn began_one(output: &str) -> bool {
     output.trim_start().starts_with("running 1 test\n")
 }
 
+/// Whether a line begins to say why. The first one stands behind the test's name.
+fn is_reason(line: &str) -> bool {
+    line.contains(" panicked at ") || line.rsplit(" ... ").next().is_some_and(|line| line.starts_with("Error: "))
+}
+
 /// The lines of a failed test's output that say why: of each panic and each error, from there to the trace behind it.
 fn reasons(output: &str) -> Vec<String> {
     let mut lines = output.lines();
     let mut found = Vec::new();
-    while let Some(line) = lines.find(|line| line.contains(" panicked at ") || line.starts_with("Error: ")) {
+    while let Some(line) = lines.find(|line| is_reason(line)) {
         let more = lines.clone().take_while(|line| !line.to_ascii_lowercase().starts_with("stack backtrace"));
         found.extend(std::iter::once(line).chain(more.take(REASON_LINES)).filter(|line| !line.is_empty()));
     }
@@ -205,6 +210,7 @@ mod tests {
 
     #[test]
     fn reasons_are_told_without_what_is_around_them() {
+        assert!(is_reason("test a::b ... Error: no port") && !is_reason("an Error: of theirs"));
         let output = "running 1 test\nnoise\nthread 'a' (7) panicked at src/a.rs:1:2:\nboth are 3\nstack backtrace:\n   0: x\n\
                       Error: no port\n\nCaused by:\n    it is taken\n\nStack backtrace:\n   0: y\nexit status: 101\n";
         let told = ["thread 'a' (7) panicked at src/a.rs:1:2:", "both are 3", "Error: no port", "Caused by:"];

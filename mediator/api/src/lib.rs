@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+mod daemon;
 mod desired;
 mod durations;
 pub mod launch;
@@ -18,6 +19,7 @@ mod scheduler;
 pub mod schema;
 mod tenant;
 
+pub use daemon::{DaemonInfo, Upgraded};
 pub use desired::{Action, Applied, CardSettings, Comparison, Desired, Exported, KeyChange, Kind, Step};
 pub use durations::{Bucket, Durations};
 pub use memory::{

@@ -73,7 +73,7 @@ const fn act(
 }
 
 /// All requests but `/metrics`, which has a format of its own.
-const OPERATIONS: [Operation; 34] = [
+const OPERATIONS: [Operation; 36] = [
     get("/v1/tenants", "All tenants of CUDA cards", NONE, of::<crate::TenantList>),
     change("post", "/v1/tenants", "Adds a tenant", Some(of::<crate::AddTenant>), (201, Some(of::<crate::Tenant>))),
     change("delete", "/v1/tenants/{name}", "Removes a tenant", None, (204, None)),
@@ -101,6 +101,14 @@ const OPERATIONS: [Operation; 34] = [
         (200, Some(of::<crate::VmTime>)),
     ),
     act("/v1/vms/{name}/release", "Lets a virtual machine out of quarantine", NONE, None, (204, None)),
+    get("/v1/daemon", "The daemon itself", NONE, of::<crate::DaemonInfo>),
+    act(
+        "/v1/daemon/upgrade",
+        "Has the program that lies at the daemon's path go on with all virtual machines; this daemon ends then",
+        NONE,
+        None,
+        (200, Some(of::<crate::Upgraded>)),
+    ),
     get("/v1/cards", "All cards", NONE, of::<crate::CardList>),
     get("/v1/cards/{name}", "One card", NONE, of::<crate::Card>),
     get("/v1/schedulers", "How the time of cards is shared", WINDOW, of::<crate::SchedulerList>),

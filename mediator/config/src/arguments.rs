@@ -24,4 +24,7 @@ pub struct Arguments {
     /// Sets what is kept in `state_dir` aside, and starts as the configuration file says
     #[arg(long)]
     pub ignore_state: bool,
+    /// Goes on with what the daemon at the other end of the standard input has; started by `mediatorctl daemon upgrade`
+    #[arg(long, conflicts_with_all = ["check", "ignore_state"])]
+    pub takeover: bool,
 }

@@ -23,6 +23,7 @@ use config::{Apertures, DEFAULT_ADMIN_SOCKET, Paravirtual, SocketMode, VmSpec};
 
 mod cdi;
 pub mod client;
+mod daemon;
 mod desired;
 mod doctor;
 mod firmware;
@@ -116,6 +117,9 @@ enum Command {
     /// Cards
     #[command(subcommand)]
     Card(CardCommand),
+    /// The daemon itself
+    #[command(subcommand)]
+    Daemon(daemon::DaemonCommand),
     /// How the time of cards is shared
     #[command(subcommand)]
     Sched(sched::SchedCommand),
@@ -430,6 +434,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
             let card: api::Card = client.get(&format!("/v1/cards/{}", client::segment(&name)))?;
             form.of(&card, output::card)
         }
+        Command::Daemon(command) => command.run(&client, form)?,
         Command::Sched(command) => sched::answer(&client, form, command)?,
         Command::Memory(command) => memory::answer(&client, form, command)?,
         Command::Tenant(command) => tenant::answer(&client, form, command)?,

@@ -84,6 +84,19 @@ fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, Ac
     Ok(activated)
 }
 
+impl Activated {
+    /// Checks that all sockets listen.
+    ///
+    /// # Errors
+    /// Names one that does not.
+    pub fn check(&self) -> Result<(), ActivationError> {
+        let mut all = self.listeners.iter().chain(&self.stored);
+        let other =
+            all.find(|(_, socket)| !is_stream(socket.as_fd()) || sockopt::socket_acceptconn(socket) != Ok(true));
+        other.map_or(Ok(()), |(name, _)| Err(ActivationError::NotListening { name: name.clone() }))
+    }
+}
+
 fn is_stream(fd: BorrowedFd<'_>) -> bool {
     sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX) && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
 }

@@ -12,6 +12,8 @@ use config::{CardMemory, CardSpec, VmSpec};
 use owner::HostCard;
 use owner::shortage::Shortage;
 use owner::usage::SchedulerUsage;
+use simgpu::SimGpu;
+use vgpu::MediatedVm;
 
 /// Status of a virtual machine's device, for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,6 +37,11 @@ pub trait VmBackend: Send + Sync {
 
     /// Its number in the scheduler of its card; `None` when nothing stands between its guest and the card.
     fn scheduled_as(&self) -> Option<VmId> {
+        None
+    }
+
+    /// The mediated virtual machine, which another daemon can go on with; `None` when it is none.
+    fn mediated(&self) -> Option<&MediatedVm> {
         None
     }
 
@@ -107,6 +114,16 @@ pub struct CardStatus {
     pub strangers: Vec<api::Stranger>,
 }
 
+/// A card that another daemon can go on with.
+pub struct Movable {
+    /// The mediator's side of it.
+    pub host: Arc<HostCard>,
+    /// The software card.
+    pub card: Arc<SimGpu>,
+    /// Number of the next virtual machine.
+    pub next_vm: u32,
+}
+
 /// A card that is there, and makes the devices of its virtual machines.
 pub trait CardBackend: Send + Sync {
     /// Returns how it does.
@@ -146,6 +163,16 @@ pub trait CardBackend: Send + Sync {
     /// The card as the mediator has it, if it has; what is done with its memory is done there.
     fn mediated(&self) -> Option<Arc<HostCard>> {
         None
+    }
+
+    /// The card, for another daemon to go on with; `None` when the mediator does not have it, so that there is nothing to go on with.
+    ///
+    /// # Errors
+    /// When it cannot go over.
+    fn movable(&self) -> Result<Option<Movable>, BackendError> {
+        Err(BackendError::failed(
+            "a card of this kind cannot go over to another daemon yet; stop its VMs, and restart the daemon",
+        ))
     }
 
     /// Returns what its memory is to hold, and how it is divided; `None` when nothing is moved on such a card.

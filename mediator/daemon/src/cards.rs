@@ -1,6 +1,7 @@
 //! The cards of a configuration, opened, and what they make of virtual machines.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -8,22 +9,24 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use card::Card;
 use firmware::{Inbox, Set, Store};
 use locks::{Mutex, rank};
+use saved_state::SavedState;
 use sched::VgpuParams;
+use simgpu::memory::Vram;
 use simgpu::{EngineId, EngineTiming, SimGpu, TimeModel};
 use vfio_card::VfioCard;
-use vmm_glue::Link;
+use vmm_glue::{IrqCounts, Link};
 use vram::{OnFull, QuantaConfig, Summary, VmId};
 
-use super::backend::{BackendError, Built, CardBackend, CardStatus, OpenCard};
+use super::backend::{BackendError, Built, CardBackend, CardStatus, Movable, OpenCard};
 use super::memory::ram_share;
 use config::check::{MAX_CHANNELS, MIN_VM_VRAM_MIB};
 use config::memory::QuantaSpec;
 use config::{Apertures, CardKind, CardMemory, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay, Residue, VmSpec};
 use owner::shortage::Shortage;
 use owner::usage::SchedulerUsage;
-use owner::{Chaos, Division, Feeder, HostCard, Share, Sharing};
+use owner::{Chaos, Division, Feeder, Handed, HostCard, Reopened, SavedHost, Share, Sharing};
 use vgpu::passthrough::PassthroughDevice;
-use vgpu::{MediatedVm, PvSettings, Settings};
+use vgpu::{MediatedVm, PvSettings, SavedSide, Settings};
 
 /// Opens real and software cards.
 #[derive(Clone, Debug, Default)]
@@ -61,19 +64,18 @@ impl Cards {
 impl OpenCard for Cards {
     fn open(&self, spec: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError> {
         let card = match spec.kind {
-            CardKind::Simgpu => software_card(spec)?,
-            CardKind::Vfio => card_behind_vfio(spec)?,
+            CardKind::Simgpu => {
+                let made = SimGpu::new(&software_config(spec)?).map_err(BackendError::failed)?;
+                Physical::Software(Arc::new(made))
+            }
+            CardKind::Vfio => Physical::Vfio(card_behind_vfio(spec)?),
             CardKind::Cuda => return Err(BackendError::failed("it has an owner of its own, and no card here")),
         };
-        let (host, next_vm) = (Mutex::new(None), AtomicU32::new(0));
-        let (scheduler, memory) = (Mutex::new(spec.scheduler), Mutex::new(spec.memory));
-        let left_over = AtomicBool::new(false);
         // It is asked for when the mediator takes the card, and may come until then.
         if let Err(error) = self.firmware(spec.kind) {
             tracing::warn!(card = spec.name, %error, "virtual machines cannot share the card yet");
         }
-        let cards = self.clone();
-        Ok(Box::new(OwnedCard { spec: spec.clone(), cards, card, host, scheduler, memory, next_vm, left_over }))
+        Ok(Box::new(OwnedCard::new(spec, self, card, 0)))
     }
 }
 
@@ -90,10 +92,10 @@ fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, BackendError> {
     Ok(Arc::new(card))
 }
 
-/// The software card that a configuration describes.
-fn software_card(spec: &CardSpec) -> Result<Arc<dyn Card>, BackendError> {
+/// The software card that a configuration describes. Its memory is a file of the kernel's, so that another daemon can go on with it.
+fn software_config(spec: &CardSpec) -> Result<simgpu::Config, BackendError> {
     let timing = |bytes_per_second, launch_ns| EngineTiming { bytes_per_second, launch_ns };
-    let config = simgpu::Config {
+    Ok(simgpu::Config {
         vram_mib: u32::try_from(spec.vram_mib).map_err(BackendError::failed)?,
         bar1_size: spec.bar1_mib << 20,
         bar3_size: spec.bar3_mib << 20,
@@ -106,9 +108,9 @@ fn software_card(spec: &CardSpec) -> Result<Arc<dyn Card>, BackendError> {
         }),
         profile: spec.profile,
         faults: spec.faults.iter().map(fault).collect(),
+        shared: true,
         ..simgpu::Config::default()
-    };
-    SimGpu::new(&config).map(|card| Arc::new(card) as Arc<dyn Card>).map_err(BackendError::failed)
+    })
 }
 
 fn fault(spec: &FaultSpec) -> simgpu::Fault {
@@ -158,11 +160,26 @@ fn division(memory: &CardMemory, chunk_kib: u64) -> Division {
     }
 }
 
+/// A card itself.
+enum Physical {
+    Software(Arc<SimGpu>),
+    Vfio(Arc<dyn Card>),
+}
+
+impl Physical {
+    fn card(&self) -> Arc<dyn Card> {
+        match self {
+            Self::Software(card) => Arc::clone(card) as Arc<dyn Card>,
+            Self::Vfio(card) => Arc::clone(card),
+        }
+    }
+}
+
 /// A card of this daemon.
 struct OwnedCard {
     spec: CardSpec,
     cards: Cards,
-    card: Arc<dyn Card>,
+    card: Physical,
     /// The mediator's side of the card, from the first mediated virtual machine until one wants passthrough.
     host: Mutex<rank::Ownership, Option<Arc<HostCard>>>,
     /// Settings of its time, whether or not the mediator has it now.
@@ -175,6 +192,54 @@ struct OwnedCard {
 }
 
 impl OwnedCard {
+    fn new(spec: &CardSpec, cards: &Cards, card: Physical, next_vm: u32) -> Self {
+        let (host, next_vm) = (Mutex::new(None), AtomicU32::new(next_vm));
+        let (scheduler, memory) = (Mutex::new(spec.scheduler), Mutex::new(spec.memory));
+        let (spec, cards, left_over) = (spec.clone(), cards.clone(), AtomicBool::new(false));
+        Self { spec, cards, card, host, scheduler, memory, next_vm, left_over }
+    }
+
+    /// Settings of the card's owner, as they are now.
+    fn sharing(&self) -> Sharing {
+        Sharing {
+            chunk_bytes: self.spec.chunk_kib << 10,
+            reserve_bytes: self.spec.reserve_mib() << 20,
+            host_bytes: self.spec.memory.host_mib << 20,
+            division: division(&self.memory.lock(), self.spec.chunk_kib),
+            scheduler: *self.scheduler.lock(),
+            clear: self.spec.residue == Residue::Clear,
+            // Only such a card can go over to another daemon.
+            shared: matches!(self.card, Physical::Software(_)),
+        }
+    }
+
+    /// Settings of a virtual machine whose guest sees so much VRAM, of which all is kept for it if that is how it is.
+    fn settings(&self, vm: &VmSpec, vram_bytes: u64) -> Settings {
+        let mut memory = vm.memory.limits(vm.vram_mib.unwrap_or(0), &self.spec);
+        if memory.on_full == OnFull::Refuse {
+            let chunk = self.spec.chunk_kib << 10;
+            memory.guarantee = u32::try_from(vram_bytes.checked_div(chunk).unwrap_or(0)).unwrap_or(u32::MAX);
+        }
+        let share = Share {
+            vram_bytes,
+            memory,
+            channels: vm.channels(),
+            hang_limit: vm.hang_limit(),
+            time: vm.time_share(),
+            ram: ram_share(&vm.memory.ram.on(&self.spec.memory)),
+        };
+        let paravirtual = vm.paravirtual.offered.then(|| PvSettings {
+            table_bytes: vm.paravirtual.tables_mib << 20,
+            segment_bytes: vm.paravirtual.segments_mib << 20,
+            group: vm.paravirtual.group.as_deref().map(Into::into),
+        });
+        let apertures = match vm.apertures {
+            Apertures::Trapped => vgpu::Apertures::Trapped,
+            Apertures::Remapped => vgpu::Apertures::Remapped,
+        };
+        Settings { share, shadow: vm.shadow, apertures, queue_limit: vm.memory.queue_limit(), paravirtual }
+    }
+
     /// Takes the card from the mediator, for passthrough. What another virtual machine left in VRAM is zeroed.
     fn hand_over(&self) -> Result<(), BackendError> {
         // The mediator scrubs what its virtual machines had when they go, so this is for passthrough after passthrough.
@@ -201,17 +266,8 @@ impl OwnedCard {
                 Some(why) => Err(BackendError::failed(format!("the card has failed: {why}; restart the daemon"))),
             };
         }
-        let sharing = Sharing {
-            chunk_bytes: self.spec.chunk_kib << 10,
-            reserve_bytes: self.spec.reserve_mib() << 20,
-            host_bytes: self.spec.memory.host_mib << 20,
-            division: division(&self.memory.lock(), self.spec.chunk_kib),
-            scheduler: *self.scheduler.lock(),
-            clear: self.spec.residue == Residue::Clear,
-            shared: false,
-        };
         let firmware = self.cards.firmware(self.spec.kind)?;
-        let opened = HostCard::open(Arc::clone(&self.card), &self.spec.name, &sharing, firmware);
+        let opened = HostCard::open(self.card.card(), &self.spec.name, &self.sharing(), firmware);
         let opened = opened.map_err(BackendError::failed)?;
         if let Some(inbox) = &self.cards.inbox {
             opened.collect_firmware(inbox.clone());
@@ -228,7 +284,7 @@ impl OwnedCard {
 
 impl CardBackend for OwnedCard {
     fn status(&self) -> CardStatus {
-        let id = self.card.identity();
+        let id = self.card.card().identity();
         let chunks = self.working().map(|host| host.lock().vram().chunks.summary());
         let mib = |count: fn(&Summary) -> u32| {
             chunks.as_ref().map(|chunks| u64::from(count(chunks)).saturating_mul(chunks.chunk_bytes) >> 20)
@@ -285,6 +341,15 @@ impl CardBackend for OwnedCard {
         self.working()
     }
 
+    fn movable(&self) -> Result<Option<Movable>, BackendError> {
+        let Some(host) = self.working() else { return Ok(None) };
+        let Physical::Software(card) = &self.card else {
+            return Err(BackendError::failed("a card behind VFIO cannot go over to another daemon yet"));
+        };
+        let next_vm = self.next_vm.load(Ordering::Relaxed);
+        Ok(Some(Movable { host, card: Arc::clone(card), next_vm }))
+    }
+
     fn memory(&self) -> Option<CardMemory> {
         Some(*self.memory.lock())
     }
@@ -307,7 +372,7 @@ impl CardBackend for OwnedCard {
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {
         if vm.passthrough {
             self.hand_over()?;
-            let (card, CardSpec { vram_mib, flr, .. }) = (Arc::clone(&self.card), &self.spec);
+            let (card, CardSpec { vram_mib, flr, .. }) = (self.card.card(), &self.spec);
             let (device, vm) = PassthroughDevice::build(card, *vram_mib, *flr, &vm.name, link)?;
             return Ok(Built { device: Box::new(device), backend: vm });
         }
@@ -315,7 +380,7 @@ impl CardBackend for OwnedCard {
         let vram_bytes = vram.saturating_mul(1 << 20);
         let id = VmId(self.next_vm.fetch_add(1, Ordering::Relaxed));
         let host = self.host()?;
-        let mut memory = vm.memory.limits(vram, &self.spec);
+        let memory = vm.memory.limits(vram, &self.spec);
         let mut vram_bytes = vram_bytes;
         if memory.on_full == OnFull::Refuse {
             // The guest sees what can be kept for it, and that is kept.
@@ -323,7 +388,6 @@ impl CardBackend for OwnedCard {
             let chunk = state.vram().chunks.chunk_bytes();
             let most = memory.guarantee.max(state.vram().chunks.spare()).min(memory.quota);
             vram_bytes = vram_bytes.min(u64::from(most).saturating_mul(chunk));
-            memory.guarantee = u32::try_from(vram_bytes / chunk).unwrap_or(u32::MAX);
         }
         if vram_bytes < MIN_VM_VRAM_MIB << 20 {
             let what = format!(
@@ -335,27 +399,98 @@ impl CardBackend for OwnedCard {
             let what_to_do = "remove another VM, lower its `memory.guarantee_mib`, or choose another `memory.on_full`";
             return Err(BackendError::lacking(Shortage::new(what, what_to_do)));
         }
-        let share = Share {
-            vram_bytes,
-            memory,
-            channels: vm.channels(),
-            hang_limit: vm.hang_limit(),
-            time: vm.time_share(),
-            ram: ram_share(&vm.memory.ram.on(&self.spec.memory)),
-        };
-        let paravirtual = vm.paravirtual.offered.then(|| PvSettings {
-            table_bytes: vm.paravirtual.tables_mib << 20,
-            segment_bytes: vm.paravirtual.segments_mib << 20,
-            group: vm.paravirtual.group.as_deref().map(Into::into),
-        });
         tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "what the log tells of the card names the VM by a number");
-        let apertures = match vm.apertures {
-            Apertures::Trapped => vgpu::Apertures::Trapped,
-            Apertures::Remapped => vgpu::Apertures::Remapped,
-        };
-        let (shadow, queue_limit) = (vm.shadow, vm.memory.queue_limit());
-        let settings = Settings { share, shadow, apertures, queue_limit, paravirtual };
-        let (device, vm) = MediatedVm::build(&host, id, &settings, link)?;
+        let (device, vm) = MediatedVm::build(&host, id, &self.settings(vm, vram_bytes), link)?;
         Ok(Built { device: Box::new(device), backend: vm })
+    }
+}
+
+/// What another daemon has given of a card.
+pub(crate) struct GivenCard {
+    /// The software card's memory.
+    pub vram: File,
+    /// Host memory for its chunks.
+    pub host_memory: Option<File>,
+    /// Number of the next virtual machine.
+    pub next_vm: u32,
+    /// Its virtual machines, with the bytes of VRAM that their guests see.
+    pub vms: BTreeMap<VmId, (VmSpec, u64)>,
+}
+
+/// A card that is made of what another daemon gave, and is the other's still.
+pub(crate) struct ReopenedCard {
+    owned: OwnedCard,
+    card: Arc<SimGpu>,
+    reopened: Reopened,
+    settings: BTreeMap<VmId, Settings>,
+    vms: Vec<Arc<MediatedVm>>,
+}
+
+impl Cards {
+    /// Makes a card of what another daemon has written down in `file`, and does nothing to it.
+    ///
+    /// # Errors
+    /// When it does not go with the configuration, or is none that there can be.
+    pub(crate) fn reopen(
+        &self,
+        spec: &CardSpec,
+        given: GivenCard,
+        file: &mut SavedState<'_>,
+    ) -> Result<ReopenedCard, BackendError> {
+        if spec.kind != CardKind::Simgpu {
+            return Err(BackendError::failed(format!("it is of kind = \"{}\" now; put `simgpu` back", spec.kind)));
+        }
+        let GivenCard { vram, host_memory, next_vm, vms } = given;
+        let saved = SavedHost::read(file).map_err(BackendError::failed)?;
+        let vram = Vram::of_file(vram, spec.vram_mib << 20).map_err(BackendError::failed)?;
+        let state = file.take(0).map_err(BackendError::failed)?;
+        let card = SimGpu::restored(&software_config(spec)?, state, vram).map_err(BackendError::failed)?;
+        let card = Arc::new(card);
+        let owned = OwnedCard::new(spec, self, Physical::Software(Arc::clone(&card)), next_vm);
+        let settings: BTreeMap<VmId, Settings> =
+            vms.iter().map(|(id, (vm, bytes))| (*id, owned.settings(vm, *bytes))).collect();
+        let reopened = HostCard::reopen(
+            Arc::clone(&card) as Arc<dyn Card>,
+            &owned.sharing(),
+            self.firmware(spec.kind)?,
+            Handed { saved, host_memory },
+            &|vm, info, card| Some(settings.get(&vm)?.surroundings(info, card)),
+        )
+        .map_err(BackendError::failed)?;
+        Ok(ReopenedCard { owned, card, reopened, settings, vms: Vec::new() })
+    }
+}
+
+impl ReopenedCard {
+    /// The interrupts of a virtual machine's device.
+    pub(crate) fn irqs(&self) -> IrqCounts {
+        self.owned.irqs()
+    }
+
+    /// Makes the device of a virtual machine that was saved, whose client is behind `link`.
+    ///
+    /// # Errors
+    /// When it is none that there can be.
+    pub(crate) fn vm(&mut self, vm: VmId, side: SavedSide, link: &Link) -> Result<Built, BackendError> {
+        let settings = self.settings.get(&vm).ok_or_else(|| BackendError::failed("it was not saved"))?;
+        let (device, made) = MediatedVm::reopen(&mut self.reopened, vm, side, settings, link)?;
+        self.vms.push(Arc::clone(&made));
+        Ok(Built { device: Box::new(device), backend: made })
+    }
+
+    /// Takes the card over, which the other daemon has given away.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub(crate) fn take_over(self) -> Result<Box<dyn CardBackend>, BackendError> {
+        let Self { owned, card, reopened, settings: _, vms } = self;
+        card.go_on();
+        let host = reopened.take_over(&owned.spec.name).map_err(BackendError::failed)?;
+        if let Some(inbox) = &owned.cards.inbox {
+            host.collect_firmware(inbox.clone());
+        }
+        vms.iter().for_each(|vm| vm.go_on());
+        *owned.host.lock() = Some(host);
+        Ok(Box::new(owned))
     }
 }

@@ -44,6 +44,10 @@ impl VmBackend for MediatedVm {
         Some(self.id())
     }
 
+    fn mediated(&self) -> Option<&MediatedVm> {
+        Some(self)
+    }
+
     #[cfg(any(test, feature = "test-rig"))]
     fn while_locked(&self, act: &mut (dyn FnMut() + Send)) {
         Self::while_locked(self, act);

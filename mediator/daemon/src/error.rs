@@ -113,6 +113,9 @@ pub enum DaemonError {
     /// A value of a question cannot be answered.
     #[error("{0}")]
     Query(String),
+    /// The next daemon does not go on with what this one has.
+    #[error("the daemon is not upgraded, and goes on as before: {0}")]
+    NotHandedOver(String),
     /// Another operator has changed something since.
     #[error("revision conflict: expected {expected}, current {now}")]
     Changed {
@@ -165,7 +168,7 @@ impl DaemonError {
             Self::TooMany(_) | Self::TooManyTenants(_) | Self::Quota { .. } => ErrorCode::Quota,
             Self::NoAccount { .. } | Self::Setting { .. } | Self::Query(_) => ErrorCode::Invalid,
             Self::NoDomain(_) | Self::IsDomain(..) => ErrorCode::Invalid,
-            Self::Changed { .. } => ErrorCode::Conflict,
+            Self::Changed { .. } | Self::NotHandedOver(_) => ErrorCode::Conflict,
             Self::Desired(obstacles) => {
                 // The first of these is what to see to first.
                 let order = [ErrorCode::Invalid, ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Quota];
@@ -228,6 +231,9 @@ impl DaemonError {
                 _ => "nothing was changed; correct the values",
             },
             Self::Partly { .. } => "see to what failed, and apply it again: what is done stays",
+            Self::NotHandedOver(_) => {
+                "mend what is named, and ask again; `mediatord --check` looks at the configuration alone"
+            }
             Self::NotKept(_) => "make room or correct the rights of `state_dir`; the next change writes all again",
             Self::Failed(_) => "see the daemon's log",
             Self::ShuttingDown => "start it again",

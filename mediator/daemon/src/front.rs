@@ -1,11 +1,12 @@
 //! The way to a virtual machine: a socket for a VMM, or a domain of Xen.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use vmm_glue::memory::MemoryLimits;
 use vmm_glue::server::{Server, ServerError, ServerOptions};
 use vmm_glue::xen::{DomainName, XenOptions, XenServer};
-use vmm_glue::{Device, Link, StopHandle};
+use vmm_glue::{Device, Link, ParkError, Parked, SavedClients, StopHandle};
 
 use config::VmSpec;
 
@@ -80,14 +81,42 @@ pub(super) enum FrontServer {
 }
 
 impl FrontServer {
-    /// Serves until `stop`.
+    /// Serves until `stop`, going on with clients that were `parked`. Returns them as they are if it is to rest.
     ///
     /// # Errors
     /// When the host fails.
-    pub fn run(&mut self, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> Result<(), ServerError> {
+    pub fn serve(
+        &mut self,
+        link: &Link,
+        device: &mut dyn Device,
+        stop: &StopHandle,
+        parked: Option<Parked>,
+    ) -> Result<Option<Parked>, ServerError> {
         match self {
-            Self::Socket(server) => server.run(link, device, stop),
-            Self::Xen(server) => server.run(link, device, stop),
+            Self::Socket(server) => server.serve(link, device, stop, parked),
+            Self::Xen(server) => server.run(link, device, stop).map(|()| None),
+        }
+    }
+
+    /// Clients that another daemon has served, with what was behind their link put behind `link`.
+    ///
+    /// # Errors
+    /// When they are none that there can be, or their memory cannot be mapped.
+    pub fn parked(&self, saved: SavedClients, descriptors: Vec<OwnedFd>, link: &Link) -> Result<Parked, ParkError> {
+        match self {
+            Self::Socket(server) => server.restored(saved, descriptors, link),
+            Self::Xen(_) => Err(ParkError::Stays("domain")),
+        }
+    }
+
+    /// Another descriptor of the listening socket.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn listener(&self) -> std::io::Result<OwnedFd> {
+        match self {
+            Self::Socket(server) => server.listener(),
+            Self::Xen(_) => Err(std::io::ErrorKind::Unsupported.into()),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The daemon's core: which cards and virtual machines there are, and how they come and go.
 //!
 //! Parts: [`backend`] (the seam to what serves a virtual machine), [`cards`] (the cards of a configuration),
-//! `vm` (a virtual machine's thread), `front` (a socket or a domain of Xen), `scheduling` (how the time of cards is shared, live), [`desired`] (all that can be changed,
+//! `vm` (a virtual machine's thread), `front` (a socket or a domain of Xen), `scheduling` (how the time of cards is shared, live), [`upgrade`] (another daemon goes on with all that there is), [`desired`] (all that can be changed,
 //! at once), [`state`] (what of that outlives the daemon), [`sockets`] and [`activation`] (listening sockets, made or from the
 //! service manager), [`account`] (users and groups), [`error`], `devices` (crate `vgpu` behind the seam), [`admin`] (the admin
 //! API), [`serving`] (from ready to the end), [`logging`], `fixture` (feature `test-rig`: a daemon for tests).
@@ -11,8 +11,8 @@
 //!
 //! Lock order: `locks::rank`.
 //!
-//! What it does not do: launch VMMs, reload its configuration, write changes back into it (they are kept beside it), or keep
-//! what a guest has on a card over its own restart.
+//! What it does not do: launch VMMs, reload its configuration (the next daemon reads it), write changes back into it (they are
+//! kept beside it), or keep what a guest has on a card when it is killed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -48,6 +48,7 @@ pub mod sockets;
 pub mod state;
 mod stored;
 mod tenants;
+pub mod upgrade;
 mod vm;
 
 #[cfg(test)]
@@ -62,6 +63,7 @@ use front::Front;
 use revision::Revision;
 use sockets::Sockets;
 use state::{Keeper, Live, Tuning};
+use upgrade::{Line, Succession};
 use vm::{End, Running};
 
 /// Regions of memory that may be lent to a card that is passed through: a VM with an IOMMU of its own lends pages. Each is a
@@ -156,6 +158,8 @@ pub struct Daemon {
     /// Writes what is changed to where it outlives the daemon.
     keeper: Mutex<rank::Keeper, Keeper>,
     sockets: Sockets,
+    /// The daemon before this one, and the one behind it.
+    line: Line,
 }
 
 impl Daemon {
@@ -169,41 +173,9 @@ impl Daemon {
         sockets: Sockets,
         keeper: Keeper,
     ) -> Result<Arc<Self>, DaemonError> {
-        let Config { daemon, cards: specs, vms, tenants, profiles } = config;
-        let mut cards = BTreeMap::new();
-        for spec in &specs {
-            let failed = |error| DaemonError::Failed(format!("card `{}` cannot be opened: {error}", spec.name));
-            let (backend, cuda) = match spec.kind {
-                CardKind::Cuda => {
-                    let card = Arc::new(CudaCard::open(spec, &daemon.socket_dir).map_err(failed)?);
-                    (Box::new(cuda::Backend(Arc::clone(&card))) as Box<dyn CardBackend>, Some(card))
-                }
-                CardKind::Simgpu | CardKind::Vfio => (opener.open(spec).map_err(failed)?, None),
-            };
-            let name = &spec.name;
-            tracing::info!(card = name.as_str(), kind = %spec.kind, vram_mib = spec.vram_mib, "card is open");
-            cards.insert(name.clone(), Card { spec: spec.clone(), backend, cuda });
-        }
-        let tunings = specs.iter().map(|card| (card.name.clone(), Tuning::of(card))).collect();
-        let state = State {
-            vms: BTreeMap::new(),
-            tunings,
-            tenants: BTreeMap::new(),
-            coming: BTreeSet::new(),
-            revision: Revision::first(),
-            closing: false,
-        };
-        let daemon = Arc::new(Self {
-            spec: daemon,
-            specs,
-            profiles,
-            cards,
-            state: Mutex::new(state),
-            changing: Mutex::new(()),
-            tuning: Mutex::new(()),
-            keeper: Mutex::new(keeper),
-            sockets,
-        });
+        let cards = Self::opened(config.cards.iter(), opener, &config.daemon)?;
+        let (vms, tenants) = (config.vms.clone(), config.tenants.clone());
+        let daemon = Arc::new(Self::with(config, cards, sockets, keeper));
         for vm in vms {
             let name = vm.name.clone();
             if let Err(error) = daemon.reserve(vm, None).and_then(|spec| daemon.fill(&spec)) {
@@ -218,6 +190,72 @@ impl Daemon {
         Ok(daemon)
     }
 
+    /// Opens cards.
+    fn opened<'a>(
+        specs: impl Iterator<Item = &'a CardSpec>,
+        opener: &dyn OpenCard,
+        daemon: &DaemonSpec,
+    ) -> Result<BTreeMap<String, Card>, DaemonError> {
+        let mut cards = BTreeMap::new();
+        for spec in specs {
+            let failed = |error| DaemonError::Failed(format!("card `{}` cannot be opened: {error}", spec.name));
+            let (backend, cuda) = match spec.kind {
+                CardKind::Cuda => {
+                    let card = Arc::new(CudaCard::open(spec, &daemon.socket_dir).map_err(failed)?);
+                    (Box::new(cuda::Backend(Arc::clone(&card))) as Box<dyn CardBackend>, Some(card))
+                }
+                CardKind::Simgpu | CardKind::Vfio => (opener.open(spec).map_err(failed)?, None),
+            };
+            let name = &spec.name;
+            tracing::info!(card = name.as_str(), kind = %spec.kind, vram_mib = spec.vram_mib, "card is open");
+            cards.insert(name.clone(), Card { spec: spec.clone(), backend, cuda });
+        }
+        Ok(cards)
+    }
+
+    /// A daemon with these cards, and no virtual machine or tenant yet.
+    fn with(config: Config, cards: BTreeMap<String, Card>, sockets: Sockets, keeper: Keeper) -> Self {
+        let Config { daemon, cards: specs, vms: _, tenants: _, profiles } = config;
+        let tunings = specs.iter().map(|card| (card.name.clone(), Tuning::of(card))).collect();
+        let state = State {
+            vms: BTreeMap::new(),
+            tunings,
+            tenants: BTreeMap::new(),
+            coming: BTreeSet::new(),
+            revision: Revision::first(),
+            closing: false,
+        };
+        Self {
+            spec: daemon,
+            specs,
+            profiles,
+            cards,
+            state: Mutex::new(state),
+            changing: Mutex::new(()),
+            tuning: Mutex::new(()),
+            keeper: Mutex::new(keeper),
+            sockets,
+            line: Line::default(),
+        }
+    }
+
+    /// Sets how another daemon is started that is to go on with all that this one has.
+    pub fn continues_by(&self, succession: Succession) {
+        self.line.continues_by(succession);
+    }
+
+    /// The daemon itself, for the operator.
+    #[must_use]
+    pub fn about(&self) -> api::DaemonInfo {
+        let (pause, upgrades) = self.line.last().unzip();
+        api::DaemonInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            upgrades: upgrades.unwrap_or(0),
+            upgrade_pause_ms: pause.map(|pause| u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)),
+        }
+    }
+
     /// The revision of what operators can change: another one after each change.
     #[must_use]
     pub fn revision(&self) -> String {
@@ -230,19 +268,22 @@ impl Daemon {
     /// When it cannot be written. The change has been made all the same.
     fn keep(&self) -> Result<(), DaemonError> {
         let mut keeper = self.keeper.lock();
-        let live = {
-            let state = self.state.lock();
-            if state.closing {
-                // Virtual machines that are missing now have not been removed by anyone.
-                return Err(DaemonError::ShuttingDown);
-            }
-            let there = state.vms.iter().filter(|(_, entry)| matches!(entry.life, Life::Running(_)));
-            let vms = there.map(|(name, entry)| (name.clone(), entry.spec.clone())).collect();
-            let tenants = state.tenants.iter().filter(|(name, _)| !state.coming.contains(*name));
-            let tenants = tenants.map(|(name, spec)| (name.clone(), spec.clone())).collect();
-            Live { vms, tunings: state.tunings.clone(), tenants }
-        };
+        if self.state.lock().closing {
+            // Virtual machines that are missing now have not been removed by anyone.
+            return Err(DaemonError::ShuttingDown);
+        }
+        let live = self.live_now();
         keeper.keep(&live).map_err(|error| DaemonError::NotKept(format!("{:#}", anyhow::Error::new(error))))
+    }
+
+    /// All that operators can change, as it is now.
+    fn live_now(&self) -> Live {
+        let state = self.state.lock();
+        let there = state.vms.iter().filter(|(_, entry)| matches!(entry.life, Life::Running(_)));
+        let vms = there.map(|(name, entry)| (name.clone(), entry.spec.clone())).collect();
+        let tenants = state.tenants.iter().filter(|(name, _)| !state.coming.contains(*name));
+        let tenants = tenants.map(|(name, spec)| (name.clone(), spec.clone())).collect();
+        Live { vms, tunings: state.tunings.clone(), tenants }
     }
 
     /// The `[daemon]` table.
@@ -321,13 +362,7 @@ impl Daemon {
         // The front first: it is what most often fails, and costs nothing to give back.
         let front = Front::open(spec, &self.spec.socket_dir, &self.sockets)?;
         let ram = self.state.lock().ram(spec, &card.spec);
-        // The card's owner minds the quota, which may change; a card that is passed through has no other user.
-        let mapped_bytes = if spec.passthrough { memory::bytes(ram.quota_mib) } else { owner::iova::SHARED_BYTES };
-        let mut limits = MemoryLimits { mapped_bytes, ..MemoryLimits::default() };
-        if spec.passthrough {
-            limits.regions = PASSED_THROUGH_REGIONS;
-        }
-        let (server, path) = front.serve(name, limits, &self.sockets)?;
+        let (server, path) = front.serve(name, memory_limits(spec, &ram), &self.sockets)?;
         let built = || {
             let link = Link::new(card.backend.irqs()).map_err(|error| failed(&error))?;
             let stop = StopHandle::new().map_err(|error| failed(&error))?;
@@ -341,7 +376,7 @@ impl Daemon {
             Ok((link, stop, built))
         };
         match built() {
-            Ok((link, stop, built)) => Running::start(name, server, path, link, stop, built),
+            Ok((link, stop, built)) => Running::start(name, server, path, link, stop, built, None),
             Err(error) => {
                 if let Some(path) = path {
                     path.forget();
@@ -432,7 +467,9 @@ impl Daemon {
     /// Returns whether there are cards and all have failed: nothing is left to serve.
     #[must_use]
     pub(crate) fn has_failed(&self) -> bool {
-        !self.cards.is_empty() && self.cards.values().all(|card| card.backend.status().failed.is_some())
+        !self.line.is_gone()
+            && !self.cards.is_empty()
+            && self.cards.values().all(|card| card.backend.status().failed.is_some())
     }
 
     /// One card.
@@ -512,6 +549,17 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         self.shut_down();
     }
+}
+
+/// Bounds of what a virtual machine may lend.
+fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
+    // The card's owner minds the quota, which may change; a card that is passed through has no other user.
+    let mapped_bytes = if vm.passthrough { memory::bytes(ram.quota_mib) } else { owner::iova::SHARED_BYTES };
+    let mut limits = MemoryLimits { mapped_bytes, ..MemoryLimits::default() };
+    if vm.passthrough {
+        limits.regions = PASSED_THROUGH_REGIONS;
+    }
+    limits
 }
 
 /// The reason against a virtual machine of a tenant's name.

@@ -19,18 +19,21 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be awaited")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be awaited")?;
     let (nothing_left, failed) = (Arc::new(AtomicBool::new(false)), Arc::clone(daemon));
-    let found = Arc::clone(&nothing_left);
+    let (found, leaving) = (Arc::clone(&nothing_left), Arc::clone(daemon));
     let stop = async move {
         let reason = tokio::select! {
             _ = terminate.recv() => "SIGTERM",
             _ = interrupt.recv() => "SIGINT",
+            () = leaving.line.left() => "another daemon goes on with all that there was",
             () = look_around(failed) => {
                 found.store(true, Ordering::Relaxed);
                 "all cards have failed"
             }
         };
         tracing::info!(reason, "ending");
-        notify(NotifyState::Stopping);
+        if !leaving.line.is_gone() {
+            notify(NotifyState::Stopping);
+        }
     };
     tracing::info!("ready");
     notify(NotifyState::Ready);

@@ -12,6 +12,8 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use locks::{Mutex, rank};
 use sd_notify::NotifyState;
@@ -19,7 +21,8 @@ use vmm_glue::server::Keeper;
 use vmm_glue::socket::{self, BindError, BoundPath, SocketOptions};
 
 use super::activation::{ADMIN, Activated, READ_ONLY};
-use super::stored::{OF_VM, OF_VMM, STORED_ADMIN, STORED_READ_ONLY};
+use super::stored::{OF_VM, OF_VMM};
+pub use super::stored::{STORED_ADMIN, STORED_READ_ONLY};
 
 /// Set by the service manager to the number of descriptors that it keeps (systemd 254 and newer).
 const CAPACITY: &str = "FDSTORE";
@@ -40,6 +43,8 @@ pub struct SocketPath {
     bound: Option<BoundPath>,
     /// Name in the store, if a copy is there.
     stored: Option<String>,
+    /// Whether it is this process's to remove.
+    ours: Arc<AtomicBool>,
 }
 
 impl SocketPath {
@@ -59,7 +64,8 @@ impl SocketPath {
 
 impl Drop for SocketPath {
     fn drop(&mut self) {
-        if let (Some(bound), Some(_)) = (self.bound.take(), &self.stored) {
+        let stays = self.stored.is_some() || !self.ours.load(Ordering::Acquire);
+        if let Some(bound) = self.bound.take().filter(|_| stays) {
             bound.leave();
         }
     }
@@ -90,6 +96,8 @@ pub struct Sockets {
     stored: Mutex<rank::Sockets, HashMap<String, UnixListener>>,
     /// The service manager keeps copies.
     store: bool,
+    /// Whether the paths are this process's: while two daemons have the sockets, they are one's.
+    ours: Arc<AtomicBool>,
 }
 
 impl Sockets {
@@ -102,9 +110,33 @@ impl Sockets {
             socket::end(&connection);
             give_up(&name);
         }
+        Self {
+            ours: Arc::new(AtomicBool::new(true)),
+            ..Self::handed(Activated { listeners, stored, ..Activated::default() })
+        }
+    }
+
+    /// Those of another daemon, which goes on with them unless they become [ours](Self::own).
+    #[must_use]
+    pub fn handed(Activated { listeners, stored, connections: _ }: Activated) -> Self {
         let capacity = std::env::var(CAPACITY).ok().and_then(|count| count.parse::<u32>().ok());
         let store = capacity.is_some_and(|count| count > 0) && std::env::var_os("NOTIFY_SOCKET").is_some();
-        Self { units: listeners, stored: Mutex::new(stored), store }
+        Self { units: listeners, stored: Mutex::new(stored), store, ours: Arc::default() }
+    }
+
+    /// The sockets and their paths are this process's from now on.
+    pub fn own(&self) {
+        self.ours.store(true, Ordering::Release);
+    }
+
+    /// The sockets and their paths are another process's from now on.
+    pub fn leave(&self) {
+        self.ours.store(false, Ordering::Release);
+    }
+
+    /// The sockets of the service manager's units, by name.
+    pub fn of_units(&self) -> impl Iterator<Item = (&str, &UnixListener)> {
+        self.units.iter().map(|(name, listener)| (name.as_str(), listener))
     }
 
     /// Returns what keeps the connection of a virtual machine's VMM, if the service manager does.
@@ -154,11 +186,25 @@ impl Sockets {
         // One of another path ends here, and its path with it.
         let earlier = self.stored.lock().remove(&stored);
         let adopted = earlier.and_then(|listener| Some((socket::adopt(&listener)?, listener)));
-        let (bound, listener) = match adopted.filter(|(bound, _)| bound.path() == path) {
-            Some((bound, listener)) => {
-                bound.set_rights(rights)?;
-                (bound, listener)
+        let adopted = match adopted {
+            Some((bound, _)) if !self.ours.load(Ordering::Acquire) && bound.path() != path => {
+                // It is the other daemon's, which goes on with it.
+                bound.leave();
+                let source = std::io::Error::other("an upgrade keeps the paths of sockets; put the old one back");
+                return Err(BindError::System { action: "move a socket to", path: path.to_owned(), source });
             }
+            adopted => adopted.filter(|(bound, _)| bound.path() == path),
+        };
+        let (bound, listener) = match adopted {
+            Some((bound, listener)) => match bound.set_rights(rights) {
+                Ok(()) => (bound, listener),
+                Err(error) => {
+                    if !self.ours.load(Ordering::Acquire) {
+                        bound.leave();
+                    }
+                    return Err(error);
+                }
+            },
             None => {
                 let (listener, bound) = socket::bind(path, rights)?;
                 if self.store {
@@ -168,7 +214,8 @@ impl Sockets {
             }
         };
         let stored = self.store.then_some(stored);
-        Ok(Listening { listener, path: Some(SocketPath { path: path.to_owned(), bound: Some(bound), stored }) })
+        let ours = Arc::clone(&self.ours);
+        Ok(Listening { listener, path: Some(SocketPath { path: path.to_owned(), bound: Some(bound), stored, ours }) })
     }
 
     /// Ends the sockets of an earlier run that nobody has taken: what they were for is not there any more.

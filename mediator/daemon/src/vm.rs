@@ -1,5 +1,6 @@
 //! One virtual machine while it runs: its thread, its socket, and what the daemon knows of both.
 
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::thread::JoinHandle;
 use locks::{Mutex, rank};
 use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::link::StopHandle;
-use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, RegionIndex, RegionInfo};
+use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, Parked, RegionIndex, RegionInfo};
 
 use super::backend::{Built, VmBackend};
 use super::error::DaemonError;
@@ -37,11 +38,28 @@ pub(super) struct Running {
     pub backend: Arc<dyn VmBackend>,
     pub seen: Arc<Seen>,
     stop: StopHandle,
-    thread: Mutex<rank::Threads, Option<JoinHandle<()>>>,
+    thread: Mutex<rank::Threads, Option<JoinHandle<Option<Rest>>>>,
+}
+
+/// A virtual machine whose thread has ended for a while: to go on, or to be another daemon's. Its client is told nothing.
+pub(super) struct Rest {
+    work: Work,
+    /// Its clients.
+    pub parked: Parked,
+}
+
+impl Rest {
+    /// Another descriptor of its listening socket.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn listener(&self) -> std::io::Result<OwnedFd> {
+        self.work.server.listener()
+    }
 }
 
 impl Running {
-    /// Starts the thread of a virtual machine, which ends by `stop`.
+    /// Starts the thread of a virtual machine, which ends by `stop` and goes on with clients that were `parked`.
     pub fn start(
         name: &str,
         server: FrontServer,
@@ -49,13 +67,12 @@ impl Running {
         link: Link,
         stop: StopHandle,
         built: Built,
+        parked: Option<Parked>,
     ) -> Result<Self, DaemonError> {
-        let failed = |error: std::io::Error| DaemonError::Failed(format!("VM `{name}` cannot have a thread: {error}"));
         let Built { device, backend } = built;
         let seen = Arc::new(Seen::default());
         let socket = socket_path.as_ref().map(|socket| socket.path().to_owned());
         let socket_path = Arc::new(Mutex::new(socket_path));
-        let span = tracing::info_span!(parent: None, "vm", name);
         let work = Work {
             device: Observed { device, seen: Arc::clone(&seen) },
             server,
@@ -63,16 +80,31 @@ impl Running {
             link: link.clone(),
             stop: stop.clone(),
         };
-        let thread = std::thread::Builder::new()
-            .name(format!("vm-{name}"))
-            .spawn(move || span.in_scope(|| work.run()))
-            .map_err(|error| {
-                // The device went with the closure.
-                give_back(name, &*backend);
-                forget(&socket_path);
-                failed(error)
-            })?;
+        let thread = work.spawn(name, parked).inspect_err(|_| {
+            // The device went with the closure.
+            give_back(name, &*backend);
+            forget(&socket_path);
+        })?;
         Ok(Self { socket, socket_path, link, backend, seen, stop, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Has the thread end for a while, as soon as no request of its client is half done. `None` when it has failed.
+    pub fn rest(&self) -> Option<Rest> {
+        self.stop.park();
+        let thread = self.thread.lock().take();
+        let rest = thread.and_then(|thread| thread.join().ok()).flatten();
+        self.stop.unpark();
+        rest
+    }
+
+    /// Goes on after [`Self::rest`].
+    ///
+    /// # Errors
+    /// When the host gives no thread.
+    pub fn go_on(&self, name: &str, Rest { work, parked }: Rest) -> Result<(), DaemonError> {
+        let thread = work.spawn(name, Some(parked))?;
+        *self.thread.lock() = Some(thread);
+        Ok(())
     }
 
     /// Tells the thread to end; does not wait.
@@ -127,13 +159,26 @@ struct Work {
 }
 
 impl Work {
-    fn run(self) {
+    fn spawn(self, name: &str, parked: Option<Parked>) -> Result<JoinHandle<Option<Rest>>, DaemonError> {
+        let span = tracing::info_span!(parent: None, "vm", name);
+        let thread = std::thread::Builder::new().name(format!("vm-{name}"));
+        let thread = thread.spawn(move || span.in_scope(|| self.run(parked)));
+        thread.map_err(|error| DaemonError::Failed(format!("VM `{name}` cannot have a thread: {error}")))
+    }
+
+    fn run(self, parked: Option<Parked>) -> Option<Rest> {
         let Self { mut device, mut server, socket_path, link, stop } = self;
         let seen = Arc::clone(&device.seen);
-        tracing::info!("waiting for {}", server.awaits());
-        let result = catch_unwind(AssertUnwindSafe(|| server.run(&link, &mut device, &stop)));
+        if parked.is_none() {
+            tracing::info!("waiting for {}", server.awaits());
+        }
+        let result = catch_unwind(AssertUnwindSafe(|| server.serve(&link, &mut device, &stop, parked)));
         let failed = match result {
-            Ok(Ok(())) => None,
+            Ok(Ok(Some(parked))) => {
+                let work = Self { device, server, socket_path, link, stop };
+                return Some(Rest { work, parked });
+            }
+            Ok(Ok(None)) => None,
             Ok(Err(error)) => Some(error.to_string()),
             Err(panic) => Some(format!("internal error: {}", panic_text(&*panic))),
         };
@@ -145,6 +190,7 @@ impl Work {
         drop(server);
         drop(device);
         tracing::info!("the VM's thread has ended");
+        None
     }
 }
 

@@ -285,7 +285,7 @@ impl<'a> Session<'a> {
             }
             (ready(events), ready(changes))
         };
-        self.spin.woke(events);
+        self.spin.woke(events, Instant::now());
         if events {
             self.take_events()?;
         }

@@ -107,6 +107,24 @@ pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler], memories: 
     text
 }
 
+/// Metrics of the daemon itself.
+#[must_use]
+pub fn daemon(info: &api::DaemonInfo) -> String {
+    let mut text = String::new();
+    let name = "gpu_mediator_upgrades_total";
+    let _ = writeln!(text, "# HELP {name} Daemons that have gone on with the same VMs before this one");
+    let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", info.upgrades);
+    let name = "gpu_mediator_upgrade_pause_seconds";
+    let _ = writeln!(
+        text,
+        "# HELP {name} Time for which VMs waited when this daemon went on with them\n# TYPE {name} gauge"
+    );
+    if let Some(ms) = info.upgrade_pause_ms {
+        let _ = writeln!(text, "{name} {}.{:03}", ms / 1000, ms % 1000);
+    }
+    text
+}
+
 fn samples<T, V: Display>(text: &mut String, metrics: &[Metric<T, V>], things: &[T], labels: impl Fn(&T) -> String) {
     for (name, kind, help, values) in metrics {
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");

@@ -64,6 +64,8 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/profiles/{name}", get(profile))
         .route("/v1/desired", get(export).patch(apply))
         .route("/v1/desired/compare", post(compare))
+        .route("/v1/daemon", get(about))
+        .route("/v1/daemon/upgrade", post(upgrade))
         .route("/v1/schema", get(schema))
         .route("/metrics", get(metrics))
         .fallback(unknown)
@@ -284,6 +286,15 @@ async fn set_vm_time(
 ) -> Answer<api::VmTime> {
     let patch = patch(body)?;
     Ok(Json(beside(move || daemon.set_vm_time_if(&name, &patch, expected.as_deref())).await?))
+}
+
+async fn about(State(daemon): State<Arc<Daemon>>) -> Json<api::DaemonInfo> {
+    Json(daemon.about())
+}
+
+async fn upgrade(State(daemon): State<Arc<Daemon>>) -> Result<Json<api::Upgraded>, Failure> {
+    let pid = beside(move || daemon.hand_over()).await?;
+    Ok(Json(api::Upgraded { pid }))
 }
 
 async fn release_vm(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Result<StatusCode, Failure> {
@@ -536,7 +547,7 @@ async fn metrics(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse,
     let text = look(move || {
         let cards = daemon.cards();
         let text = metrics::text(&cards, &daemon.vms(), &daemon.schedulers(WINDOW_MS)?, &daemon.memories());
-        Ok(text + &metrics::tenants::text(&daemon.tenants()))
+        Ok(text + &metrics::tenants::text(&daemon.tenants()) + &metrics::daemon(&daemon.about()))
     });
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text.await?))
 }

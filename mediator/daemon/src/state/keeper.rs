@@ -1,5 +1,6 @@
 //! The state of a running daemon: read when it starts, written after each change.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::store::{Store, StoreError};
@@ -73,6 +74,49 @@ impl Keeper {
         // What does not apply any more must not come back when the file is edited again.
         keeper.keep(&Live::of(&config))?;
         Ok((config, keeper))
+    }
+
+    /// Goes on with what another daemon keeps, which has said that it is `state`; `lock`: that of its folder. The answer is the
+    /// configuration with it.
+    ///
+    /// # Errors
+    /// When it does not go with the configuration.
+    pub(crate) fn handed(file: Config, state: &str, lock: Option<File>) -> Result<(Config, Self), StateError> {
+        let folder = file.daemon.state_dir.clone();
+        let place = folder.clone().unwrap_or_else(|| PathBuf::from("what was changed at run time"));
+        let written = parsed(state.as_bytes(), &place)?;
+        let store = match (&folder, lock) {
+            (None, _) => None,
+            (Some(folder), Some(lock)) => Some(Store::of(folder, lock)),
+            // The other had none.
+            (Some(folder), None) => Some(Store::open(folder)?),
+        };
+        let unusable = |what| StateError::Unusable { path: place.clone(), what };
+        let (config, forgotten) = written.applied(&file).map_err(unusable)?;
+        for what in &forgotten {
+            tracing::warn!("not kept any more: {what}");
+        }
+        let mistakes = check::config(&config);
+        if !mistakes.is_empty() {
+            let named = mistakes.iter().map(|mistake| named(&config, &mistake.key, &mistake.what));
+            return Err(StateError::Misfit { path: place, mistakes: named.collect() });
+        }
+        Ok((config, Self { file, store, written }))
+    }
+
+    /// The lock of the folder, if there is one.
+    pub(crate) fn lock(&self) -> Option<&File> {
+        self.store.as_ref().map(Store::lock)
+    }
+
+    /// The differences from the configuration file, as they are written.
+    ///
+    /// # Errors
+    /// When a value cannot be written as JSON.
+    pub(crate) fn state(&self, now: &Live) -> Result<String, StateError> {
+        let unusable = |what| StateError::Unusable { path: PathBuf::from("what was changed at run time"), what };
+        let state = State::between(&self.file, now).map_err(unusable)?;
+        serde_json::to_string(&state).map_err(|error| unusable(error.to_string()))
     }
 
     /// Writes what is now, if that is not written yet.

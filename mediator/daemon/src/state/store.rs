@@ -62,7 +62,7 @@ pub(super) enum Step {
 pub(super) struct Store {
     folder: PathBuf,
     /// Kept out of the way of others as long as this is open.
-    _lock: File,
+    lock: File,
 }
 
 impl Store {
@@ -72,10 +72,20 @@ impl Store {
         let path = folder.join(LOCK);
         let lock = private().open(&path).map_err(system("open", &path))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { folder: folder.to_owned(), _lock: lock }),
+            Ok(()) => Ok(Self { folder: folder.to_owned(), lock }),
             Err(rustix::io::Errno::WOULDBLOCK) => Err(StoreError::InUse(folder.to_owned())),
             Err(errno) => Err(system("lock", &path)(errno.into())),
         }
+    }
+
+    /// The folder of another daemon, whose lock is ours as well.
+    pub fn of(folder: &Path, lock: File) -> Self {
+        Self { folder: folder.to_owned(), lock }
+    }
+
+    /// The lock, for another process: it holds as long as one of the two has it.
+    pub fn lock(&self) -> &File {
+        &self.lock
     }
 
     /// Path of the file.

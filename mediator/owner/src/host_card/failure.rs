@@ -28,6 +28,10 @@ impl<'a> StateGuard<'a> {
         let unwinding = std::thread::panicking();
         if let Some(why) = host.failure().filter(|_| !unwinding) {
             drop(state);
+            if host.is_given_away() {
+                // No fault: the thread ends, and nothing is said of it.
+                std::panic::resume_unwind(Box::new("the card was given away"));
+            }
             // PANIC: what the lock guards is torn. All threads that get here have a catch around them.
             panic!("the card has failed: {why}");
         }

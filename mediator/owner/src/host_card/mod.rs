@@ -409,6 +409,11 @@ impl HostCard {
         self.stop.load(Ordering::Acquire)
     }
 
+    /// Returns whether another process goes on with the card.
+    pub(crate) fn is_given_away(&self) -> bool {
+        self.stopping() && !self.owned.load(Ordering::Acquire)
+    }
+
     /// Returns whether the card's threads are to end.
     pub(crate) fn over(&self) -> bool {
         self.stopping() || self.failure().is_some()

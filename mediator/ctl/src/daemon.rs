@@ -1,0 +1,64 @@
+//! The daemon itself: what it is, and its upgrade while virtual machines run.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Subcommand;
+
+use crate::Form;
+use crate::client::{Client, ClientError};
+
+/// Time that the next daemon may take to answer. It goes on with the virtual machines already.
+// TIMEOUT: it serves its socket right after it has taken over.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+/// Time between two looks whether it does.
+const AGAIN: Duration = Duration::from_millis(50);
+
+#[derive(Clone, Debug, Subcommand)]
+pub(super) enum DaemonCommand {
+    /// Shows version and process of the daemon, and how long its virtual machines waited at the last upgrade
+    Show,
+    /// Has the program that lies at the daemon's path now go on with all virtual machines, and the running daemon end
+    ///
+    /// Virtual machines see that time passes. When the next daemon cannot go on with everything, the running one does, and says why.
+    Upgrade,
+}
+
+impl DaemonCommand {
+    /// Does it.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub(super) fn run(self, client: &Client, form: Form) -> Result<String, ClientError> {
+        match self {
+            Self::Show => Ok(form.of(&client.get("/v1/daemon")?, show)),
+            Self::Upgrade => {
+                let api::Upgraded { pid } = client.post("/v1/daemon/upgrade", &())?;
+                Ok(form.of(&next(client, pid)?, show))
+            }
+        }
+    }
+}
+
+/// Waits until the next daemon answers.
+fn next(client: &Client, pid: u32) -> Result<api::DaemonInfo, ClientError> {
+    let began = Instant::now();
+    loop {
+        let found: Result<api::DaemonInfo, _> = client.get("/v1/daemon");
+        match found {
+            Ok(found) if found.pid == pid => return Ok(found),
+            Err(error) if began.elapsed() > ANSWER_LIMIT => return Err(error),
+            Ok(found) if began.elapsed() > ANSWER_LIMIT => {
+                let what = format!("process {} answers, and not {pid}, which has taken over", found.pid);
+                return Err(ClientError::protocol(what));
+            }
+            _ => thread::sleep(AGAIN),
+        }
+    }
+}
+
+fn show(info: &api::DaemonInfo) -> String {
+    let api::DaemonInfo { version, pid, upgrades, upgrade_pause_ms } = info;
+    let pause = upgrade_pause_ms.map(|ms| format!("last pause  {ms} ms\n")).unwrap_or_default();
+    format!("version     {version}\nprocess     {pid}\nupgrades    {upgrades}\n{pause}")
+}

@@ -1,0 +1,374 @@
+//! The daemon that gives what it has to the next one.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
+use std::thread::{self, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use handover::{Giver, Introduction, Package};
+use owner::{HostError, Standstill};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use saved_state::{Known, Writer};
+use simgpu::Unrest;
+use vmm_glue::SavedClients;
+use vram::VmId;
+
+use super::roster::{Roster, RosterCard, RosterVm};
+use super::{CLIENTS, HOST_MEMORY, MEET_LIMIT, READY_LIMIT, SOCKET, STATE_LOCK, STILL_LIMIT, UNIT, VRAM, monotonic_ns};
+use crate::backend::Movable;
+use crate::stored::OF_VM;
+use crate::vm::{Rest, Running};
+use crate::{Daemon, DaemonError, Life};
+
+/// Time between two tries at what has not come to rest.
+const AGAIN: Duration = Duration::from_millis(1);
+/// The file's identity: one file goes from one process to one other, and is not kept.
+const IDENTITY: [u8; 16] = *b"mediatord upgrad";
+/// Owner of the parts that are a card's, in its file.
+const CARD: u32 = 0;
+
+/// A card that goes over with its virtual machines.
+struct Going {
+    name: String,
+    movable: Movable,
+    vms: Vec<(String, Arc<Running>)>,
+}
+
+/// The client of a virtual machine, written down.
+struct Client {
+    vm: RosterVm,
+    saved: SavedClients,
+    descriptors: Vec<(String, OwnedFd)>,
+}
+
+/// A card's part, written down.
+struct Written {
+    file: Vec<u8>,
+    vms: Vec<RosterVm>,
+    descriptors: Vec<(String, OwnedFd)>,
+}
+
+/// A program that was started, which ends with this unless it has taken over.
+struct Next {
+    child: Child,
+    keeps: bool,
+}
+
+impl Drop for Next {
+    fn drop(&mut self) {
+        if !self.keeps {
+            // It may have ended by itself.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Daemon {
+    /// Has the next daemon, the program at this one's path, go on with all that there is, and returns its process. This one ends
+    /// when its answer is given.
+    ///
+    /// # Errors
+    /// When something cannot be handed over, or the next daemon does not take over. All goes on here then.
+    pub fn hand_over(&self) -> Result<u32, DaemonError> {
+        let _one_at_a_time = self.changing.lock();
+        let _settings = self.tuning.lock();
+        let succession = self.line.succession.get().ok_or_else(|| no("this daemon was not started as a program"))?;
+        if self.state.lock().closing {
+            return Err(DaemonError::ShuttingDown);
+        }
+        let going = self.going()?;
+        let program = &succession.program;
+        let (giver, introduction, mut next) = start(program, &succession.config)?;
+        let pid = next.child.id();
+        tracing::info!(program = %program.display(), pid, version = introduction.program, "the next daemon is there");
+        let began_ns = monotonic_ns();
+        let mut resting = Vec::new();
+        let given = self.give(giver, &introduction.reads, &going, began_ns, &mut resting);
+        if let Err(why) = given {
+            tracing::error!(why, "the next daemon does not take over; this one goes on");
+            for (name, running, rest) in resting {
+                if let Err(error) = running.go_on(&name, rest) {
+                    tracing::error!(vm = name, %error, "the VM is out of service; remove it and add it again");
+                }
+            }
+            return Err(no(why));
+        }
+        next.keeps = true;
+        self.forget_all(resting);
+        if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
+            tracing::warn!(%error, "the service manager is not told which process goes on");
+        }
+        let paused_ms = monotonic_ns().saturating_sub(began_ns) / 1_000_000;
+        tracing::info!(pid, paused_ms, "the next daemon goes on with all that this one had");
+        self.line.leave();
+        Ok(pid)
+    }
+
+    /// Nothing of virtual machines and sockets is this process's any more.
+    fn forget_all(&self, resting: Vec<(String, Arc<Running>, Rest)>) {
+        self.sockets.leave();
+        let vms = {
+            let mut state = self.state.lock();
+            state.closing = true;
+            std::mem::take(&mut state.vms)
+        };
+        // Their clients are told nothing, and the cards nothing is given back.
+        drop(resting);
+        drop(vms);
+    }
+
+    /// Says what goes over.
+    fn going(&self) -> Result<Vec<Going>, DaemonError> {
+        let state = self.state.lock();
+        if !state.tenants.is_empty() {
+            return Err(no("tenants of CUDA cards cannot go over: their owner is this daemon's child"));
+        }
+        let mut going = Vec::new();
+        for (name, card) in &self.cards {
+            let of_card = |why: &dyn std::fmt::Display| no(format!("card `{name}`: {why}"));
+            let users = state.vms.iter().filter(|(_, entry)| entry.spec.card == *name);
+            let mut vms = Vec::new();
+            for (vm, entry) in users {
+                let of_vm = |why: &dyn std::fmt::Display| no(format!("VM `{vm}`: {why}"));
+                if entry.spec.passthrough || entry.spec.xen_domain.is_some() {
+                    return Err(of_vm(&"it has its card by passthrough, or is a domain of Xen, and cannot go over"));
+                }
+                let Life::Running(running) = &entry.life else { return Err(of_vm(&"it is being made or removed")) };
+                if let Some(why) = &*running.seen.failed.lock() {
+                    return Err(of_vm(&format!("it is out of service, remove it: {why}")));
+                }
+                let mediated = running.backend.mediated().ok_or_else(|| of_vm(&"its device cannot go over"))?;
+                mediated.check_movable().map_err(|error| of_vm(&error))?;
+                vms.push((vm.clone(), Arc::clone(running)));
+            }
+            match card.backend.movable().map_err(|error| of_card(&error))? {
+                Some(movable) => {
+                    movable.host.check_movable().map_err(|error| of_card(&error))?;
+                    going.push(Going { name: name.clone(), movable, vms });
+                }
+                // Nobody has ever used it: the next daemon opens it as this one did.
+                None if vms.is_empty() => {}
+                None => return Err(of_card(&"it has failed")),
+            }
+        }
+        Ok(going)
+    }
+
+    /// Gives everything, up to the point where it is the next daemon's. Virtual machines that rest are added to `resting`.
+    fn give(
+        &self,
+        giver: Giver,
+        reads: &[Known],
+        going: &[Going],
+        began_ns: u64,
+        resting: &mut Vec<(String, Arc<Running>, Rest)>,
+    ) -> Result<(), String> {
+        for (name, running) in going.iter().flat_map(|going| &going.vms) {
+            let rest = running.rest().ok_or_else(|| format!("VM `{name}` has failed just now"))?;
+            resting.push((name.clone(), Arc::clone(running), rest));
+        }
+        let mut clients = Vec::new();
+        for card in going {
+            let its = resting.iter().filter(|(name, ..)| card.vms.iter().any(|(of, _)| of == name));
+            clients.push(its.map(|(name, running, rest)| client(name, running, rest)).collect::<Result<Vec<_>, _>>()?);
+        }
+        thread::scope(|scope| {
+            let mut cards = Vec::new();
+            for (card, clients) in going.iter().zip(clients) {
+                let (written, rests) = mpsc::channel();
+                let (verdict, told) = mpsc::channel();
+                let thread = scope.spawn(move || rest(card, clients, reads, &written, &told));
+                cards.push((card, rests, verdict, thread));
+            }
+            let mut parts = Vec::new();
+            let mut failed = None;
+            for (card, rests, ..) in &cards {
+                match rests.recv().unwrap_or_else(|_| Err("its thread has panicked".to_owned())) {
+                    Ok(written) => parts.push((*card, written)),
+                    Err(why) => failed = failed.or(Some(format!("card `{}`: {why}", card.name))),
+                }
+            }
+            let done = match failed {
+                Some(why) => Err(why),
+                None => self.package(began_ns, parts, reads).and_then(|package| {
+                    giver.give(&package).map_err(|error| error.to_string())?;
+                    giver.await_ready(READY_LIMIT).map_err(|error| error.to_string())
+                }),
+            };
+            let goes = done.is_ok();
+            for (.., verdict, thread) in cards {
+                let _gone = verdict.send(goes);
+                joined(thread);
+            }
+            done
+        })?;
+        // From here on nothing is ours, whatever becomes of the other.
+        if let Err(error) = giver.let_go() {
+            tracing::error!(%error, "the next daemon has ended just when it was to take over: its VMs have lost their device");
+        }
+        Ok(())
+    }
+
+    /// All that goes over.
+    fn package(&self, began_ns: u64, parts: Vec<(&Going, Written)>, reads: &[Known]) -> Result<Package, String> {
+        let mut descriptors = Vec::new();
+        let mut cards = Vec::new();
+        for (going, Written { file, vms, descriptors: more }) in parts {
+            cards.push(RosterCard { name: going.name.clone(), next_vm: going.movable.next_vm, file, vms });
+            descriptors.extend(more);
+        }
+        let copied = |name: String, listener: &dyn AsFd| -> Result<_, String> {
+            let fd = listener.as_fd().try_clone_to_owned().map_err(|error| format!("socket `{name}`: {error}"))?;
+            Ok((name, fd))
+        };
+        for (name, listener) in self.line.succession.get().map(|it| it.admin.as_slice()).unwrap_or_default() {
+            descriptors.push(copied(format!("{SOCKET}{name}"), listener)?);
+        }
+        for (name, listener) in self.sockets.of_units() {
+            descriptors.push(copied(format!("{UNIT}{name}"), listener)?);
+        }
+        let keeper = self.keeper.lock();
+        if let Some(lock) = keeper.lock() {
+            descriptors.push(copied(STATE_LOCK.to_owned(), lock)?);
+        }
+        let state = keeper.state(&self.live_now()).map_err(|error| error.to_string())?;
+        let upgrades = self.line.last().map_or(0, |(_, upgrades)| upgrades);
+        let mut file = Writer::for_reader(IDENTITY, reads.to_vec());
+        file.put(CARD, &Roster { began_ns, upgrades, state, cards }).map_err(|error| error.to_string())?;
+        Ok(Package { file: file.finish(), descriptors })
+    }
+}
+
+fn joined(thread: ScopedJoinHandle<'_, ()>) {
+    if thread.join().is_err() {
+        tracing::error!("a thread that has a card rest has panicked");
+    }
+}
+
+/// Starts the next program, and waits until it says who it is.
+fn start(program: &Path, config: &Path) -> Result<(Giver, Introduction, Next), DaemonError> {
+    let failed = |what: &dyn std::fmt::Display| no(format!("{}: {what}", program.display()));
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let (ours, theirs) = pair.map_err(|error| failed(&error))?;
+    let child = Command::new(program)
+        .arg("--takeover")
+        .arg("--config")
+        .arg(config)
+        .stdin(Stdio::from(theirs))
+        // They name this process.
+        .env_remove("WATCHDOG_PID")
+        .env_remove("LISTEN_PID")
+        .env_remove("LISTEN_FDS")
+        .env_remove("LISTEN_FDNAMES")
+        .spawn()
+        .map_err(|error| failed(&error))?;
+    let next = Next { child, keeps: false };
+    let (giver, introduction) = Giver::meet(ours, MEET_LIMIT).map_err(|error| failed(&error))?;
+    Ok((giver, introduction, next))
+}
+
+/// Writes down the client of a virtual machine that rests.
+fn client(name: &str, running: &Running, rest: &Rest) -> Result<Client, String> {
+    let failed = |what: &dyn std::fmt::Display| format!("VM `{name}`: {what}");
+    let id = running.backend.scheduled_as().ok_or_else(|| failed(&"it is not mediated"))?;
+    let (saved, of_clients) = rest.parked.save(&running.link).map_err(|error| failed(&error))?;
+    let mut descriptors: Vec<_> = of_clients.into_iter().map(|fd| (format!("{CLIENTS}{name}"), fd)).collect();
+    // The service manager's sockets go over as such.
+    if running.socket.is_some() {
+        let listener = rest.listener().map_err(|error| failed(&error))?;
+        descriptors.push((format!("{SOCKET}{OF_VM}{name}"), listener));
+    }
+    let vm = RosterVm {
+        name: name.to_owned(),
+        id: id.0,
+        vram_bytes: running.backend.status().vram_mib << 20,
+        memory_not_shared: running.seen.memory_not_shared.load(Ordering::Relaxed),
+        resets: running.seen.resets.load(Ordering::Relaxed),
+    };
+    Ok(Client { vm, saved, descriptors })
+}
+
+/// Has one card stand still, writes it down, and waits for what becomes of it.
+fn rest(
+    going: &Going,
+    clients: Vec<Client>,
+    reads: &[Known],
+    written: &mpsc::Sender<Result<Written, String>>,
+    verdict: &mpsc::Receiver<bool>,
+) {
+    let Movable { host, card, .. } = &going.movable;
+    let still = match host.stand_still(STILL_LIMIT) {
+        Ok(still) => still,
+        Err(error) => {
+            let _nobody = written.send(Err(error.to_string()));
+            return;
+        }
+    };
+    let done = write(going, clients, reads, &still);
+    let _nobody = written.send(done);
+    if verdict.recv().unwrap_or(false) {
+        still.give_away();
+    } else {
+        card.go_on();
+        drop(still);
+    }
+}
+
+/// Writes a card down that stands still.
+fn write(going: &Going, clients: Vec<Client>, reads: &[Known], still: &Standstill<'_>) -> Result<Written, String> {
+    let Movable { host, card, .. } = &going.movable;
+    let began = Instant::now();
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let mut file = Writer::for_reader(IDENTITY, reads.to_vec());
+    let mut descriptors = Vec::new();
+    let mut vms = Vec::new();
+    for Client { vm, saved, descriptors: its } in clients {
+        file.put(vm.id, &saved).map_err(|error| text(&error))?;
+        descriptors.extend(its);
+        vms.push(vm);
+    }
+    let (saved, sides) = loop {
+        let mut sides = Vec::new();
+        let mut save = |(_, running): &(String, Arc<Running>)| {
+            let vm = running.backend.mediated().ok_or(HostError::OutOfService)?;
+            let (saved, side) = vm.save()?;
+            sides.push((saved.vm, side));
+            Ok::<_, HostError>(saved)
+        };
+        match still.save(|| going.vms.iter().map(&mut save).collect()) {
+            Ok(saved) => break (saved, sides),
+            Err(HostError::Unsettled(_)) if began.elapsed() < STILL_LIMIT => thread::sleep(AGAIN),
+            Err(error) => return Err(error.to_string()),
+        }
+    };
+    while let Err(unrest) = card.halt() {
+        if !matches!(unrest, Unrest::Working(_)) || began.elapsed() > STILL_LIMIT {
+            return Err(unrest.to_string());
+        }
+        thread::sleep(AGAIN);
+    }
+    saved.write(&mut file).map_err(|error| text(&error))?;
+    let state = card.save().ok_or("the software card does not rest")?;
+    file.put(CARD, &state).map_err(|error| text(&error))?;
+    for (vm, side) in &sides {
+        let VmId(owner) = *vm;
+        file.put(owner, side).map_err(|error| text(&error))?;
+    }
+    let name = &going.name;
+    let vram = card.vram_file().ok_or("the software card's memory is not shared")?;
+    let vram = vram.try_clone().map_err(|error| text(&error))?;
+    descriptors.push((format!("{VRAM}{name}"), vram.into()));
+    if let Some(memory) = host.host_memory() {
+        let memory = memory.try_clone().map_err(|error| text(&error))?;
+        descriptors.push((format!("{HOST_MEMORY}{name}"), memory.into()));
+    }
+    Ok(Written { file: file.finish(), vms, descriptors })
+}
+
+fn no(why: impl std::fmt::Display) -> DaemonError {
+    DaemonError::NotHandedOver(why.to_string())
+}

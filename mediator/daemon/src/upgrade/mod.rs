@@ -1,0 +1,112 @@
+//! One daemon goes on with the cards, virtual machines and sockets of another one, in the middle of their work.
+//!
+//! The running daemon starts the next program with one end of a socket as its standard input, and gives it what it has by the
+//! crate `handover` ([decision 069](../../../../docs/decisions/069-from-one-process-to-the-next.md)): `giver` is its side,
+//! [`taker`] the next one's. Until the next daemon has said that it has made everything of what it was given, the first goes on when
+//! anything fails. `roster` is what goes over beside what a card and its virtual machines write down themselves.
+
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use owner::SavedHost;
+use rustix::time::{ClockId, clock_gettime};
+use saved_state::Known;
+use simgpu::SavedCard;
+use tokio::sync::Notify;
+use vgpu::SavedSide;
+use vmm_glue::SavedClients;
+
+mod giver;
+mod roster;
+pub mod taker;
+
+use roster::Roster;
+
+/// Time for which the next program may take to say who it is, and to read its configuration: nothing waits for it.
+// TIMEOUT: a host that is busy starts a program in seconds.
+const MEET_LIMIT: Duration = Duration::from_secs(20);
+/// Time for which the next daemon may take to make everything of what it was given. Virtual machines wait for that.
+// TIMEOUT: a hundred times what it takes.
+const READY_LIMIT: Duration = Duration::from_secs(10);
+/// Time for which a channel may take to leave its engine; one that has not is treated as one that hangs.
+const STILL_LIMIT: Duration = Duration::from_secs(2);
+
+/// Begins the names of descriptors that go over: listening sockets by their names in the service manager's store.
+const SOCKET: &str = "socket:";
+/// The same of sockets of the service manager's units.
+const UNIT: &str = "unit:";
+/// The software card's memory.
+const VRAM: &str = "vram:";
+/// Host memory for a card's chunks.
+const HOST_MEMORY: &str = "host-memory:";
+/// Descriptors of a virtual machine's clients.
+const CLIENTS: &str = "clients:";
+/// The lock of the state folder.
+const STATE_LOCK: &str = "state-lock";
+
+/// Means by which this daemon starts the next one.
+#[derive(Debug)]
+pub struct Succession {
+    /// The program of this daemon; after an upgrade of the package, the next version's.
+    pub program: PathBuf,
+    /// The configuration file.
+    pub config: PathBuf,
+    /// The admin socket, and the read-only one, as they are served here.
+    pub admin: Vec<(&'static str, UnixListener)>,
+}
+
+/// State of a daemon between the one before and the one behind it.
+#[derive(Debug, Default)]
+pub(crate) struct Line {
+    succession: OnceLock<Succession>,
+    /// Everything is another daemon's.
+    gone: AtomicBool,
+    /// Rung when it is.
+    left: Notify,
+    /// What the last takeover took, in this process.
+    last: OnceLock<(Duration, u64)>,
+}
+
+impl Line {
+    /// Sets how the next daemon is started.
+    pub(crate) fn continues_by(&self, succession: Succession) {
+        let _already = self.succession.set(succession);
+    }
+
+    /// Returns whether everything is another daemon's.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    fn leave(&self) {
+        self.gone.store(true, Ordering::Release);
+        self.left.notify_one();
+    }
+
+    /// Waits until everything is another daemon's.
+    pub(crate) async fn left(&self) {
+        self.left.notified().await;
+    }
+
+    /// Pause of the last upgrade, and the upgrades since the first daemon; none if this is the first.
+    pub(crate) fn last(&self) -> Option<(Duration, u64)> {
+        self.last.get().copied()
+    }
+}
+
+/// The parts that are read and written here.
+fn known() -> Vec<Known> {
+    let mut known = SavedHost::known();
+    known.extend([SavedSide::known(), Known::of::<SavedCard>(), Known::of::<SavedClients>(), Known::of::<Roster>()]);
+    known
+}
+
+/// Time of the host's monotonic clock, which is the same for all processes, in ns.
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
+}

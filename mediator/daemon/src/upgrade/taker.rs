@@ -1,0 +1,253 @@
+//! The daemon that goes on with what another one had.
+//!
+//! Until the other has let go, nothing is done to a card, to a virtual machine's client or to a path: all of it is the other's.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use handover::{Introduction, Package, Taker};
+use saved_state::SavedState;
+use vmm_glue::{Link, Parked, StopHandle};
+use vram::VmId;
+
+use super::roster::{Roster, RosterCard, RosterVm};
+use super::{CLIENTS, HOST_MEMORY, READY_LIMIT, SOCKET, STATE_LOCK, UNIT, VRAM, known, monotonic_ns};
+use crate::activation::Activated;
+use crate::backend::Built;
+use crate::cards::{Cards, GivenCard, ReopenedCard};
+use crate::front::FrontServer;
+use crate::sockets::{SocketPath, Sockets};
+use crate::state::Keeper;
+use crate::vm::Running;
+use crate::{Card, Daemon, DaemonError, Entry, Front, Life, memory};
+use config::{Config, VmSpec};
+
+/// Owner of the parts that are a card's, in its file.
+const CARD: u32 = 0;
+
+/// The end of the line that this process is.
+pub struct Heir {
+    taker: Taker,
+    roster: Roster,
+    descriptors: Package,
+}
+
+/// A virtual machine that is made, and not served yet.
+struct Coming {
+    spec: VmSpec,
+    saved: RosterVm,
+    server: FrontServer,
+    path: Option<SocketPath>,
+    link: Link,
+    stop: StopHandle,
+    built: Built,
+    parked: Parked,
+}
+
+impl Heir {
+    /// Meets the daemon at the other end of the standard input, and takes in what it gives.
+    ///
+    /// # Errors
+    /// When there is none, or it gives something that this program does not read.
+    pub fn meet() -> Result<Self, String> {
+        let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
+        let introduction = Introduction { program: env!("CARGO_PKG_VERSION").to_owned(), reads: known() };
+        let taker = Taker::connect(socket, &introduction)
+            .map_err(|error| format!("{error}; --takeover is for the daemon that `mediatorctl daemon upgrade` asks"))?;
+        let package = taker.take(READY_LIMIT).map_err(|error| error.to_string())?;
+        match roster(&package) {
+            Ok(roster) => Ok(Self { taker, roster, descriptors: package }),
+            Err(why) => {
+                // It may have ended meanwhile.
+                let _nobody = taker.refuse(&why);
+                Err(why)
+            }
+        }
+    }
+
+    /// Tells the other daemon why this one does not go on.
+    pub fn refuse(self, why: &str) {
+        // It may have ended meanwhile.
+        let _nobody = self.taker.refuse(why);
+    }
+
+    /// The listening sockets. Their paths are the other's still.
+    ///
+    /// # Errors
+    /// When a descriptor is none of a socket that listens.
+    pub fn sockets(&mut self) -> Result<Sockets, String> {
+        let mut activated = Activated::default();
+        for (name, fd) in self.take(SOCKET) {
+            activated.stored.insert(name, UnixListener::from(fd));
+        }
+        for (name, fd) in self.take(UNIT) {
+            activated.listeners.insert(name, UnixListener::from(fd));
+        }
+        activated.check().map_err(|error| error.to_string())?;
+        Ok(Sockets::handed(activated))
+    }
+
+    /// The configuration with all that was changed at run time, and who keeps that.
+    ///
+    /// # Errors
+    /// See [`Keeper::handed`].
+    pub fn keeper(&mut self, file: Config) -> Result<(Config, Keeper), String> {
+        let lock = self.descriptors.take(STATE_LOCK).pop().map(File::from);
+        Keeper::handed(file, &self.roster.state, lock).map_err(|error| format!("{:#}", anyhow::Error::new(error)))
+    }
+
+    /// All descriptors whose name begins so, with what follows there.
+    fn take(&mut self, prefix: &str) -> Vec<(String, OwnedFd)> {
+        let of = self.descriptors.descriptors.extract_if(.., |(name, _)| name.starts_with(prefix));
+        of.map(|(name, fd)| (name.get(prefix.len()..).unwrap_or_default().to_owned(), fd)).collect()
+    }
+}
+
+/// The daemon's own part.
+fn roster(package: &Package) -> Result<Roster, String> {
+    let mut file = SavedState::parse(&package.file, &known()).map_err(|error| error.to_string())?;
+    let roster = file.take(CARD).map_err(|error| error.to_string())?;
+    file.finish().map_err(|error| error.to_string())?;
+    Ok(roster)
+}
+
+impl Daemon {
+    /// Goes on with what another daemon had, as `config` says it is.
+    ///
+    /// # Errors
+    /// When it does not go with the configuration, or cannot be had; the other daemon has been told, and goes on.
+    pub fn take_over(
+        config: Config,
+        opener: &Cards,
+        sockets: Sockets,
+        keeper: Keeper,
+        mut heir: Heir,
+    ) -> Result<Arc<Self>, DaemonError> {
+        let refused = |heir: Heir, why: String| {
+            heir.refuse(&why);
+            DaemonError::Failed(why)
+        };
+        let vms = config.vms.clone();
+        let tenants = config.tenants.clone();
+        let mut cards = Vec::new();
+        let mut coming = Vec::new();
+        for saved in std::mem::take(&mut heir.roster.cards) {
+            match reopened(&config, opener, &sockets, &mut heir, saved) {
+                Ok((card, its)) => {
+                    cards.push(card);
+                    coming.extend(its);
+                }
+                Err(why) => return Err(refused(heir, why)),
+            }
+        }
+        let others = config.cards.iter().filter(|spec| cards.iter().all(|(name, _)| *name != spec.name));
+        let opened = match Self::opened(others, opener, &config.daemon) {
+            Ok(opened) => opened,
+            Err(error) => return Err(refused(heir, error.to_string())),
+        };
+        let Heir { taker, roster, descriptors: _ } = heir;
+        let failed = |error: handover::Error| DaemonError::Failed(format!("the other daemon goes on: {error}"));
+        taker.ready().map_err(failed)?;
+        taker.wait(READY_LIMIT).map_err(failed)?;
+        sockets.own();
+        let mut all: BTreeMap<String, Card> = opened;
+        for (name, card) in cards {
+            let spec = config.cards.iter().find(|card| card.name == name).cloned();
+            let spec = spec.ok_or_else(|| DaemonError::NoCard(name.clone()))?;
+            let backend = card.take_over().map_err(|error| DaemonError::Failed(format!("card `{name}`: {error}")))?;
+            tracing::info!(card = name.as_str(), "card is taken over");
+            all.insert(name, Card { spec, backend, cuda: None });
+        }
+        let daemon = Arc::new(Self::with(config, all, sockets, keeper));
+        for vm in coming {
+            let name = vm.spec.name.clone();
+            if let Err(error) = daemon.serve_again(vm) {
+                tracing::error!(vm = name.as_str(), %error, "a VM is lost");
+            }
+        }
+        let pause = Duration::from_nanos(monotonic_ns().saturating_sub(roster.began_ns));
+        let _first = daemon.line.last.set((pause, roster.upgrades.saturating_add(1)));
+        tracing::info!(pause_ms = pause.as_millis() as u64, "the other daemon's VMs go on");
+        for vm in vms.into_iter().filter(|vm| !daemon.state.lock().vms.contains_key(&vm.name)) {
+            let name = vm.name.clone();
+            if let Err(error) = daemon.reserve(vm, None).and_then(|spec| daemon.fill(&spec)) {
+                tracing::error!(vm = name.as_str(), %error, "a VM that the configuration has now cannot be started");
+            }
+        }
+        if let Err(error) = daemon.start_tenants(tenants) {
+            tracing::error!(%error, "tenants cannot be started");
+        }
+        daemon.sockets.end_unused();
+        Ok(daemon)
+    }
+
+    /// Goes on serving a virtual machine.
+    fn serve_again(&self, vm: Coming) -> Result<(), DaemonError> {
+        let Coming { spec, saved, server, path, link, stop, built, parked } = vm;
+        let name = spec.name.clone();
+        let running = Running::start(&name, server, path, link, stop, built, Some(parked))?;
+        running.seen.memory_not_shared.store(saved.memory_not_shared, Ordering::Relaxed);
+        running.seen.resets.store(saved.resets, Ordering::Relaxed);
+        let entry = Entry { spec, life: Life::Running(Arc::new(running)) };
+        self.state.lock().vms.insert(name, entry);
+        Ok(())
+    }
+}
+
+/// Makes a card and its virtual machines of what was given, and does nothing to them.
+fn reopened(
+    config: &Config,
+    opener: &Cards,
+    sockets: &Sockets,
+    heir: &mut Heir,
+    saved: RosterCard,
+) -> Result<((String, ReopenedCard), Vec<Coming>), String> {
+    let RosterCard { name, next_vm, file, vms } = saved;
+    let of_card = |why: &dyn std::fmt::Display| format!("card `{name}`: {why}");
+    let spec = config.cards.iter().find(|card| card.name == name);
+    let spec =
+        spec.ok_or_else(|| of_card(&"the configuration has it no more; put it back, or remove its VMs first"))?;
+    let mut file = SavedState::parse(&file, &known()).map_err(|error| of_card(&error))?;
+    let one = |package: &mut Package, prefix: &str| package.take(&format!("{prefix}{name}")).pop().map(File::from);
+    let vram = one(&mut heir.descriptors, VRAM).ok_or_else(|| of_card(&"its memory did not come along"))?;
+    let host_memory = one(&mut heir.descriptors, HOST_MEMORY);
+    let mut specs = Vec::new();
+    for saved in vms {
+        let vm = config.vms.iter().find(|vm| vm.name == saved.name && vm.card == name);
+        let vm = vm.ok_or_else(|| {
+            let what = "the configuration has it no more on this card; put it back, or remove the VM first";
+            format!("VM `{}`: {what}", saved.name)
+        })?;
+        if vm.passthrough || vm.xen_domain.is_some() {
+            return Err(format!("VM `{}`: the configuration has it otherwise now; remove the VM first", saved.name));
+        }
+        specs.push((vm.clone(), saved));
+    }
+    let settings = specs.iter().map(|(vm, saved)| (VmId(saved.id), (vm.clone(), saved.vram_bytes))).collect();
+    let given = GivenCard { vram, host_memory, next_vm, vms: settings };
+    let mut card = opener.reopen(spec, given, &mut file).map_err(|error| of_card(&error))?;
+    let mut coming = Vec::new();
+    for (vm, saved) in specs {
+        let of_vm = |why: &dyn std::fmt::Display| format!("VM `{}`: {why}", vm.name);
+        let front = Front::open(&vm, &config.daemon.socket_dir, sockets).map_err(|error| of_vm(&error))?;
+        let ram = vm.memory.ram.on(&spec.memory);
+        let limits = crate::memory_limits(&vm, &ram);
+        let (server, path) = front.serve(&vm.name, limits, sockets).map_err(|error| of_vm(&error))?;
+        let link = Link::new(card.irqs()).map_err(|error| of_vm(&error))?;
+        let stop = StopHandle::new().map_err(|error| of_vm(&error))?;
+        link.memory().first_touches().set_limit(memory::touch_limit(&ram));
+        let clients = file.take(saved.id).map_err(|error| of_vm(&error))?;
+        let descriptors = heir.descriptors.take(&format!("{CLIENTS}{}", vm.name));
+        let parked = server.parked(clients, descriptors, &link).map_err(|error| of_vm(&error))?;
+        let side = file.take(saved.id).map_err(|error| of_vm(&error))?;
+        let built = card.vm(VmId(saved.id), side, &link).map_err(|error| of_vm(&error))?;
+        coming.push(Coming { spec: vm, saved, server, path, link, stop, built, parked });
+    }
+    file.finish().map_err(|error| of_card(&error))?;
+    Ok(((name, card), coming))
+}

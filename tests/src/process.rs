@@ -1,0 +1,78 @@
+//! The daemon's process: one that was started here, or one that has gone on with what such a one had.
+
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus};
+
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
+
+/// A process whose end is waited for here.
+#[derive(Debug)]
+pub(crate) enum Process {
+    /// Started here.
+    Started(Child),
+    /// Started by one that has ended, so that it is ours; with its status once it has ended.
+    Adopted(Pid, Option<ExitStatus>),
+}
+
+impl Process {
+    /// Has processes whose parent ends become ours.
+    ///
+    /// # Errors
+    /// When the kernel refuses that.
+    pub fn adopt_orphans() -> io::Result<()> {
+        Ok(set_child_subreaper(Some(getpid()))?)
+    }
+
+    /// The process of that number, which is ours.
+    ///
+    /// # Errors
+    /// When there is no such number.
+    pub fn adopted(pid: u32) -> io::Result<Self> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        pid.map(|pid| Self::Adopted(pid, None)).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+
+    /// Its number.
+    pub fn id(&self) -> Pid {
+        match self {
+            Self::Started(child) => Pid::from_child(child),
+            Self::Adopted(pid, _) => *pid,
+        }
+    }
+
+    /// How it has ended, if it has.
+    ///
+    /// # Errors
+    /// When it is not ours.
+    pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        match self {
+            Self::Started(child) => child.try_wait(),
+            Self::Adopted(pid, ended) => {
+                if ended.is_none() {
+                    let found = waitpid(Some(*pid), WaitOptions::NOHANG)?;
+                    *ended = found.map(|(_, status)| ExitStatus::from_raw(status.as_raw()));
+                }
+                Ok(*ended)
+            }
+        }
+    }
+
+    /// Kills it, and waits for its end.
+    ///
+    /// # Errors
+    /// When it is not ours.
+    pub fn end(&mut self) -> io::Result<()> {
+        match self {
+            Self::Started(child) => child.kill().and_then(|()| child.wait()).map(drop),
+            Self::Adopted(pid, ended) => {
+                if ended.is_none() {
+                    kill_process(*pid, Signal::KILL)?;
+                    let found = waitpid(Some(*pid), WaitOptions::empty())?;
+                    *ended = found.map(|(_, status)| ExitStatus::from_raw(status.as_raw()));
+                }
+                Ok(())
+            }
+        }
+    }
+}

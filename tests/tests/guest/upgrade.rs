@@ -1,0 +1,172 @@
+//! Another daemon goes on with the same VMs: guests that compute meanwhile, and next daemons that do not come up.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, ensure};
+use rig::RemoteGuest;
+use rig::driver::{Channel, Driver, M2MF, PAGE, m2mf_copy, object};
+use tests::guest::{self, card_toml, vm_toml};
+use tests::wait::Scratch;
+use tests::{Daemon, Vm, VmConfig};
+
+use super::knowing;
+use super::stories::complaints;
+
+/// Upgrades under guests that compute.
+const UPGRADES: u64 = 20;
+/// Virtual addresses of buffers.
+const FROM: u64 = 0x100_0000;
+const TO: u64 = 0x200_0000;
+
+/// A guest without a VMM that has a channel, and copies when it is asked to.
+struct Copies {
+    driver: Driver<RemoteGuest>,
+    channel: Channel,
+    pages: u64,
+}
+
+impl Copies {
+    fn begin(daemon: &Daemon, name: &str) -> Result<Self> {
+        let mut driver = Driver::new(RemoteGuest::connect(&daemon.vm_socket(name), 32 << 20)?);
+        let channel = driver.channel(1);
+        Ok(Self { driver, channel, pages: 0 })
+    }
+
+    /// Copies memory that it has just written.
+    fn copy(&mut self) -> Result<()> {
+        let Self { driver, channel, pages } = self;
+        *pages += 1;
+        let (from, to, seed) = (FROM + *pages * PAGE, TO + *pages * PAGE, *pages as u32);
+        driver.buffer(channel, from, 1, seed);
+        let place = driver.buffer(channel, to, 1, 0xdead);
+        driver.submit(channel, &[object(M2MF), m2mf_copy(from, to, PAGE as u32)].concat());
+        driver.wait(channel);
+        ensure!(driver.vram_holds(place, 1, seed) && driver.faults.is_empty(), "copy {pages}: {:?}", driver.faults);
+        Ok(())
+    }
+}
+
+/// Puts a program at a path that is in use: the running one keeps its file.
+fn put(path: &Path, text: &[u8]) -> Result<()> {
+    let new = path.with_extension("new");
+    fs::write(&new, text)?;
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o755))?;
+    fs::rename(&new, path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[test]
+fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
+    let scratch = Scratch::new("upgrade-refused")?;
+    let program = scratch.path().join("mediatord");
+    let vms = vm_toml("a", 32) + &vm_toml("b", 32);
+    let mut daemon = Daemon::start_copy("refused", &program, |paths| card_toml(paths, 128) + &vms)?;
+    let mut copies = [Copies::begin(&daemon, "a")?, Copies::begin(&daemon, "b")?];
+    let good = fs::read(&program)?;
+    let pid = daemon.pid();
+    let scripts: [(&str, &[u8]); 3] = [
+        ("ends at once", b"#!/bin/sh\nexit 3\n"),
+        ("says something else", b"#!/bin/sh\necho hello >&0\nsleep 1\n"),
+        ("is no program", b"\x7fELF"),
+    ];
+    let refused = |daemon: &mut Daemon, copies: &mut [Copies], what: &str, said: &str| -> Result<()> {
+        let ended = daemon.ctl(&["daemon", "upgrade"])?;
+        assert_eq!(ended.code, Some(4), "{what}: {}{}", ended.stdout, ended.stderr);
+        assert!(ended.stderr.contains("goes on as before") && ended.stderr.contains(said), "{what}: {}", ended.stderr);
+        assert!(daemon.alive() && daemon.pid() == pid, "{what}");
+        copies.iter_mut().try_for_each(|copies| copies.copy().context(what.to_owned()))
+    };
+    for (what, text) in scripts {
+        put(&program, text)?;
+        refused(&mut daemon, &mut copies, what, "mediatord")?;
+    }
+    put(&program, &good)?;
+    let config = fs::read_to_string(daemon.config())?;
+    for (what, text, said) in [
+        ("a file that is none", "nonsense".to_owned(), "expected"),
+        ("a VM less", config.replace(&vm_toml("b", 32), ""), "VM `b`: the configuration has it no more"),
+        ("another size", config.replace("vram_mib = 128", "vram_mib = 256"), "card"),
+        ("another socket", config.replace("admin.sock", "other.sock"), "an upgrade keeps the paths of sockets"),
+    ] {
+        assert_ne!(text, config, "{what}");
+        fs::write(daemon.config(), text)?;
+        refused(&mut daemon, &mut copies, what, said)?;
+    }
+    fs::write(daemon.config(), config)?;
+    // And then it does: back and forth.
+    for upgrades in 1..=3 {
+        let info = daemon.upgrade()?;
+        assert_eq!(info["upgrades"], upgrades, "{info}");
+        copies.iter_mut().try_for_each(|copies| copies.copy().with_context(|| daemon.log_tail()))?;
+    }
+    // Others come and go, and the last daemon ends as the first would have.
+    daemon.ctl(&["vm", "remove", "b"])?.success()?;
+    assert!(!daemon.vm_socket("b").exists() && daemon.vm_socket("a").exists());
+    let [a, _] = copies;
+    drop(a);
+    assert!(Copies::begin(&daemon, "a")?.copy().is_ok(), "another VMM");
+    ensure!(daemon.stop()?.success(), "{}", daemon.log_tail());
+    assert!(!daemon.vm_socket("a").exists() && !daemon.paths().admin_socket.exists());
+    Ok(())
+}
+
+/// Computes and verifies until `stop`; how often.
+fn compute_until(vm: &Vm, stop: &AtomicBool) -> Result<u64> {
+    let mut bytes = 0;
+    while !stop.load(Ordering::Acquire) {
+        bytes += guest::smoke(vm, "stress --seconds 3 --max 262144")?.bytes;
+    }
+    Ok(bytes)
+}
+
+#[test]
+fn guests_compute_and_verify_while_their_daemon_is_upgraded() -> Result<()> {
+    let vms = vm_toml("old", 96) + &vm_toml("new", 96) + &knowing::offered("knows", 96, "");
+    let memory = "overcommit = true\nmemory = { host_mib = 320, chaos_every = 50, chaos_seed = 7 }\n";
+    let mut daemon = Daemon::start("upgrade", |paths| card_toml(paths, 256) + memory + &vms)?;
+    let stock = |name: &str, kernel| -> Result<Vm> {
+        let vm = Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))?;
+        vm.wait_ready()?;
+        guest::load_driver(&vm)?;
+        Ok(vm)
+    };
+    let vms = [stock("old", "6.1")?, stock("new", "6.12")?, knowing::boot(&daemon, "knows", "6.1")?];
+    let stop = AtomicBool::new(false);
+    let (pauses, bytes) = std::thread::scope(|scope| -> Result<_> {
+        let runs: Vec<_> = vms.iter().map(|vm| scope.spawn(|| compute_until(vm, &stop))).collect();
+        let mut pauses = Vec::new();
+        let mut upgraded = Ok(());
+        for _ in 0..UPGRADES {
+            let rung = guest::counter(&daemon, "old", "doorbells");
+            upgraded = daemon.upgrade().and_then(|info| {
+                pauses.push(info["upgrade_pause_ms"].as_u64().context("no pause")?);
+                // They go on: the next upgrade comes in the middle of their work.
+                let rung = rung?;
+                tests::wait::until("VM old to go on", guest::SMOKE_LIMIT, || {
+                    Ok((guest::counter(&daemon, "old", "doorbells")? > rung + 4).then_some(()))
+                })
+            });
+            if upgraded.is_err() {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Release);
+        let bytes = runs.into_iter().map(|run| run.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))?);
+        let bytes = bytes.collect::<Result<Vec<u64>>>();
+        upgraded?;
+        Ok((pauses, bytes.with_context(|| daemon.log_tail())?))
+    })?;
+    println!("REPORT pauses of {UPGRADES} upgrades under three guests: {pauses:?} ms; bytes verified: {bytes:?}");
+    assert!(bytes.iter().all(|bytes| *bytes > 0), "{bytes:?}");
+    for vm in &vms {
+        vm.ensure_healthy()?;
+        assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new(), "VM {}", vm.name());
+        let shown = guest::show(&daemon, vm.name())?;
+        assert_eq!((&shown["counters"]["faults"], &shown["counters"]["hangs"]), (&0.into(), &0.into()), "{shown}");
+        let smoke = guest::smoke(vm, "all --quick")?;
+        assert!(smoke.ok, "{}", smoke.line);
+    }
+    Ok(())
+}
