@@ -21,7 +21,7 @@ use crate::wait::{self, Scratch};
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long the daemon may take to end after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
-/// How long a `mediatorctl` command may take.
+/// Limit of a `mediatorctl` command.
 const CONTROL_LIMIT: Duration = Duration::from_secs(60);
 
 /// Where the daemon of a test has its files; for the configuration that the test writes.

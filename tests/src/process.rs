@@ -41,7 +41,7 @@ impl Process {
         }
     }
 
-    /// How it has ended, if it has.
+    /// Its status, if it has ended.
     ///
     /// # Errors
     /// When it is not ours.

@@ -61,7 +61,7 @@ pub struct Outcome {
 pub struct Failure {
     /// Package, target and name.
     pub test: String,
-    /// What of its output says so.
+    /// Lines of its output that say so.
     pub why: Vec<String>,
 }
 
@@ -152,14 +152,14 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     Ok((passed, taken, text))
 }
 
-/// Whether a program says that it runs one test: a name that no test has would be a success of none.
+/// Returns whether a program says that it runs one test: a name that no test has would be a success of none.
 ///
 /// It says so before any thread of a test is there. What it says in the end may be torn by what such a thread still writes.
 fn began_one(output: &str) -> bool {
     output.trim_start().starts_with("running 1 test\n")
 }
 
-/// Whether a line begins to say why. The first one stands behind the test's name.
+/// Returns whether a line begins to say why. The first one stands behind the test's name.
 fn is_reason(line: &str) -> bool {
     line.contains(" panicked at ") || line.rsplit(" ... ").next().is_some_and(|line| line.starts_with("Error: "))
 }

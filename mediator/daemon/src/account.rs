@@ -10,7 +10,7 @@ use config::SocketMode;
 ///
 /// # Errors
 /// When a user or a group does not exist.
-pub fn socket_options(
+pub(crate) fn socket_options(
     mode: SocketMode,
     owner: Option<&str>,
     group: Option<&str>,

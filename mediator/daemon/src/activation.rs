@@ -12,13 +12,13 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use super::stored;
 
 /// Name of the admin socket's descriptor.
-pub const ADMIN: &str = "admin";
+pub(crate) const ADMIN: &str = "admin";
 /// Name of the read-only socket's descriptor.
 pub const READ_ONLY: &str = "admin-read";
 
 /// Sockets and connections that were handed over.
 #[derive(Debug, Default)]
-pub struct Activated {
+pub(crate) struct Activated {
     /// The listening sockets of units, by name.
     pub listeners: HashMap<String, UnixListener>,
     /// Those from the store, by their names there.
@@ -29,8 +29,7 @@ pub struct Activated {
 
 /// Why a descriptor that was handed over cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say it")]
-pub enum ActivationError {
+pub(crate) enum ActivationError {
     #[error("the environment variables LISTEN_PID, LISTEN_FDS, LISTEN_FDNAMES are not as systemd sets them")]
     Environment(#[source] std::io::Error),
     #[error("socket `{name}` that the service manager handed over is no listening UNIX stream socket")]

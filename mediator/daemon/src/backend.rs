@@ -17,7 +17,7 @@ use vgpu::MediatedVm;
 
 /// Status of a virtual machine's device, for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BackendStatus {
+pub(crate) struct BackendStatus {
     /// MiB of VRAM that the guest sees.
     pub vram_mib: u64,
     /// Channels that the guest has on the card.
@@ -46,7 +46,7 @@ pub trait VmBackend: Send + Sync {
     }
 
     /// Does `act` while the virtual machine is at work for long.
-    #[cfg(any(test, feature = "test-rig"))]
+    #[cfg(test)]
     fn while_locked(&self, act: &mut (dyn FnMut() + Send)) {
         act();
     }
@@ -71,7 +71,7 @@ pub struct Built {
 /// Why a device or a card could not be made.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
-pub struct BackendError {
+pub(crate) struct BackendError {
     /// The error.
     pub what: String,
     /// Remedy for the operator, when it is for want of memory.
@@ -93,7 +93,7 @@ impl BackendError {
 
 /// Status of a card, for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CardStatus {
+pub(crate) struct CardStatus {
     /// Why it is out of service with all that use it, if it is.
     pub failed: Option<String>,
     /// Reason why it does not serve for now, if it is expected back by itself.
@@ -115,7 +115,7 @@ pub struct CardStatus {
 }
 
 /// A card that another daemon can go on with.
-pub struct Movable {
+pub(crate) struct Movable {
     /// The mediator's side of it.
     pub host: Arc<HostCard>,
     /// The software card.
@@ -125,7 +125,7 @@ pub struct Movable {
 }
 
 /// A card that is there, and makes the devices of its virtual machines.
-pub trait CardBackend: Send + Sync {
+pub(crate) trait CardBackend: Send + Sync {
     /// Returns how it does.
     fn status(&self) -> CardStatus;
 
@@ -174,12 +174,6 @@ pub trait CardBackend: Send + Sync {
             "a card of this kind cannot go over to another daemon yet; stop its VMs, and restart the daemon",
         ))
     }
-
-    /// Returns what its memory is to hold, and how it is divided; `None` when nothing is moved on such a card.
-    fn memory(&self) -> Option<CardMemory> {
-        None
-    }
-
     /// Changes how its memory is divided, from now on; the settings are within their bounds.
     ///
     /// # Errors
@@ -197,7 +191,7 @@ pub trait CardBackend: Send + Sync {
 }
 
 /// Opens the cards of a configuration.
-pub trait OpenCard: Send + Sync {
+pub(crate) trait OpenCard: Send + Sync {
     /// Opens one.
     ///
     /// # Errors

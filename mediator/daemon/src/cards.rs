@@ -31,7 +31,7 @@ use vgpu::{MediatedVm, PvSettings, SavedSide, Settings};
 /// Opens real and software cards.
 #[derive(Clone, Debug, Default)]
 pub struct Cards {
-    /// Where the firmware of real cards' falcons is, and that of guests goes; nowhere without.
+    /// Places where the firmware of real cards' falcons is, and that of guests goes; nowhere without.
     store: Option<Store>,
     inbox: Option<Inbox>,
 }
@@ -49,7 +49,7 @@ impl Cards {
         Self { store, inbox }
     }
 
-    /// What the falcons of a card are to run.
+    /// Firmware that the falcons of a card are to run.
     fn firmware(&self, kind: CardKind) -> Result<Set, BackendError> {
         if kind == CardKind::Simgpu {
             return Ok(Set::stand_in());
@@ -350,10 +350,6 @@ impl CardBackend for OwnedCard {
         Ok(Some(Movable { host, card: Arc::clone(card), next_vm }))
     }
 
-    fn memory(&self) -> Option<CardMemory> {
-        Some(*self.memory.lock())
-    }
-
     fn set_memory(&self, memory: CardMemory) -> Result<(), BackendError> {
         let host = self.host.lock();
         if let Some(host) = host.as_ref().filter(|host| host.failure().is_none()) {
@@ -405,7 +401,7 @@ impl CardBackend for OwnedCard {
     }
 }
 
-/// What another daemon has given of a card.
+/// The parts of a card that another daemon has given.
 pub(crate) struct GivenCard {
     /// The software card's memory.
     pub vram: File,

@@ -9,13 +9,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::state::Tuning;
 use super::{Daemon, DaemonError, State, account};
 use api::{Action, Applied, CardSettings, Comparison, Desired, ErrorCode, Exported, KeyChange, Kind, Step};
 use config::check::{self, MAX_TENANTS, MAX_VMS, RefusalKind};
 use config::patch::{Difference, differences, patched, table, with};
 use config::profile::Of;
 use config::{CardKind, CardSpec, TenantSpec, VmSpec, live};
+use kept::Tuning;
 
 /// Why a part of a desired state cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -48,7 +48,7 @@ impl VmBackend for MediatedVm {
         Some(self)
     }
 
-    #[cfg(any(test, feature = "test-rig"))]
+    #[cfg(test)]
     fn while_locked(&self, act: &mut (dyn FnMut() + Send)) {
         Self::while_locked(self, act);
     }

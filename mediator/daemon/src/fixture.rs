@@ -23,8 +23,8 @@ use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, RegionIndex, Regi
 
 use super::backend::{BackendError, BackendStatus, Built, CardBackend, CardStatus, OpenCard, VmBackend};
 use super::sockets::Sockets;
-use super::state::Keeper;
 use super::{Daemon, DaemonError, activation, cards};
+use kept::Keeper;
 
 /// MiB of each VM.
 const VM_MIB: u64 = 16;
@@ -209,13 +209,13 @@ impl Fixture {
 }
 
 /// Sockets of units by name.
-pub type Listeners = HashMap<String, UnixListener>;
+pub(crate) type Listeners = HashMap<String, UnixListener>;
 
 /// A daemon that keeps nothing.
 ///
 /// # Errors
 /// As [`Daemon::start`].
-pub fn start(config: Config, opener: &dyn OpenCard, listeners: Listeners) -> Result<Arc<Daemon>, DaemonError> {
+pub(crate) fn start(config: Config, opener: &dyn OpenCard, listeners: Listeners) -> Result<Arc<Daemon>, DaemonError> {
     let sockets = Sockets::new(activation::Activated { listeners, ..Default::default() });
     Daemon::start(config, opener, sockets, Keeper::default())
 }

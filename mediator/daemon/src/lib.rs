@@ -1,10 +1,10 @@
 //! The daemon's core: which cards and virtual machines there are, and how they come and go.
 //!
-//! Parts: [`backend`] (the seam to what serves a virtual machine), [`cards`] (the cards of a configuration),
-//! `vm` (a virtual machine's thread), `front` (a socket or a domain of Xen), `scheduling` (how the time of cards is shared, live), [`upgrade`] (another daemon goes on with all that there is), [`desired`] (all that can be changed,
-//! at once), [`state`] (what of that outlives the daemon), [`sockets`] and [`activation`] (listening sockets, made or from the
-//! service manager), [`account`] (users and groups), [`error`], `devices` (crate `vgpu` behind the seam), [`admin`] (the admin
-//! API), [`serving`] (from ready to the end), [`logging`], `fixture` (feature `test-rig`: a daemon for tests).
+//! Parts: `backend` (the seam to what serves a virtual machine), `cards` (the cards of a configuration),
+//! `vm` (a virtual machine's thread), `front` (a socket or a domain of Xen), `scheduling` (how the time of cards is shared, live), `upgrade` (another daemon goes on with all that there is), `desired` (all that can be changed,
+//! at once; `kept` has what of that outlives the daemon), `sockets` and `activation` (listening sockets, made or from the
+//! service manager), `account` (users and groups), `error`, `devices` (crate `vgpu` behind the seam), `admin` (the admin
+//! API), `serving` (from ready to the end), `logging`, `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another. Adding and removing
 //! happens one at a time and may take long (memory is scrubbed); looking never waits for it.
@@ -25,44 +25,44 @@ use vmm_glue::{Link, StopHandle};
 use config::check::{self, MAX_VMS};
 use config::{CardKind, CardSpec, Config, DaemonSpec, ProfileSpec, RamSpec, TenantSpec, VmSpec};
 
-pub mod account;
-pub mod activation;
-pub mod admin;
-pub mod backend;
-pub mod cards;
+mod account;
+mod activation;
+mod admin;
+mod backend;
+mod cards;
 mod cuda;
-pub mod desired;
+mod desired;
 mod devices;
 mod durations;
-pub mod error;
+mod error;
 #[cfg(any(test, feature = "test-rig"))]
 pub mod fixture;
 mod front;
-pub mod logging;
+mod logging;
 mod memory;
 mod profiles;
+pub mod program;
 mod revision;
 mod scheduling;
-pub mod serving;
-pub mod sockets;
-pub mod state;
+mod serving;
+mod sockets;
 mod stored;
 mod tenants;
-pub mod upgrade;
+mod upgrade;
 mod vm;
 
 #[cfg(test)]
 mod tests;
 
 pub use error::DaemonError;
-pub use scheduling::{HISTORY_MS, RECORD_BYTES, SchedulerRecord, WINDOW_MS};
+pub(crate) use scheduling::{HISTORY_MS, WINDOW_MS};
 
 use backend::{BackendStatus, CardBackend, OpenCard};
 use cuda::CudaCard;
 use front::Front;
+use kept::{Keeper, Live, Tuning};
 use revision::Revision;
 use sockets::Sockets;
-use state::{Keeper, Live, Tuning};
 use upgrade::{Line, Succession};
 use vm::{End, Running};
 
@@ -167,7 +167,7 @@ impl Daemon {
     ///
     /// # Errors
     /// When a card or a virtual machine cannot be had; what was started is taken down.
-    pub fn start(
+    pub(crate) fn start(
         config: Config,
         opener: &dyn OpenCard,
         sockets: Sockets,
@@ -240,7 +240,7 @@ impl Daemon {
     }
 
     /// Sets how another daemon is started that is to go on with all that this one has.
-    pub fn continues_by(&self, succession: Succession) {
+    pub(crate) fn continues_by(&self, succession: Succession) {
         self.line.continues_by(succession);
     }
 
@@ -304,7 +304,7 @@ impl Daemon {
     ///
     /// # Errors
     /// As [`Self::add`], and when it is another.
-    pub fn add_if(&self, spec: VmSpec, expected: Option<&str>) -> Result<api::Vm, DaemonError> {
+    pub(crate) fn add_if(&self, spec: VmSpec, expected: Option<&str>) -> Result<api::Vm, DaemonError> {
         let _one_at_a_time = self.changing.lock();
         let spec = self.reserve(spec, expected)?;
         let vm = self.fill(&spec)?;
@@ -398,7 +398,7 @@ impl Daemon {
     ///
     /// # Errors
     /// As [`Self::remove`], and when it is another.
-    pub fn remove_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
+    pub(crate) fn remove_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         // Before waiting for others: an unknown name needs no patience.
         if !self.state.lock().vms.contains_key(name) {
             return Err(DaemonError::NoVm(name.to_owned()));
@@ -528,7 +528,7 @@ impl Daemon {
     }
 
     /// Takes all virtual machines down; none can be added any more.
-    pub fn shut_down(&self) {
+    pub(crate) fn shut_down(&self) {
         self.state.lock().closing = true;
         let _one_at_a_time = self.changing.lock();
         let running: Vec<_> = {

@@ -26,15 +26,15 @@ use config::LogFormat;
 use config::check::parse_filter;
 
 /// Name of the span of a virtual machine's threads; its field `name` is the machine's.
-pub const VM_SPAN: &str = "vm";
+pub(crate) const VM_SPAN: &str = "vm";
 /// Environment variable that replaces the configured filter.
-pub const FILTER_VARIABLE: &str = "MEDIATORD_LOG";
+pub(crate) const FILTER_VARIABLE: &str = "MEDIATORD_LOG";
 /// Events of one call site and virtual machine that pass in a row.
-pub const BURST: u32 = 10;
+pub(crate) const BURST: u32 = 10;
 /// Time in which one more may pass after a burst.
 pub const INTERVAL: Duration = Duration::from_secs(5);
 /// Events of one call site that pass in a row where no virtual machine is named: an operator may add many at a time.
-pub const BURST_OF_ALL: u32 = 200;
+pub(crate) const BURST_OF_ALL: u32 = 200;
 /// Most pairs of call site and virtual machine that are remembered; beyond it, events of others are held back until the
 /// bucket of some is full again.
 const MAX_BUCKETS: usize = 4096;
@@ -70,7 +70,7 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), TryInitError> {
 }
 
 /// Logs what was held back since the last call: a line for each call site and virtual machine, and a sum of the rest.
-pub fn tell_suppressed() {
+pub(crate) fn tell_suppressed() {
     if let Some(limit) = LIMIT.get() {
         limit.tell();
     }
@@ -145,7 +145,7 @@ struct Books {
 
 /// Limits events by call site, and by virtual machine where one is known; clones share the books.
 #[derive(Clone, Debug, Default)]
-pub struct GuestLimit {
+pub(crate) struct GuestLimit {
     books: Arc<locks::Mutex<locks::rank::Log, Books>>,
 }
 

@@ -67,7 +67,7 @@ impl Daemon {
     /// # Errors
     /// When there is no such card, it is passed through, the revision is not `expected`, or a setting cannot be so; nothing is
     /// changed then.
-    pub fn set_memory_if(
+    pub(crate) fn set_memory_if(
         &self,
         card: &str,
         patch: &Map<String, Value>,
@@ -157,7 +157,7 @@ impl Daemon {
     /// # Errors
     /// As [`Self::vm_memory`], when the revision is not `expected`, and when a setting cannot be so or cannot be promised;
     /// nothing is changed then.
-    pub fn set_vm_memory_if(
+    pub(crate) fn set_vm_memory_if(
         &self,
         name: &str,
         patch: &Map<String, Value>,
@@ -257,7 +257,8 @@ impl Daemon {
     /// The owner of a card.
     #[cfg(any(test, feature = "test-rig"))]
     #[must_use]
-    pub fn host_of(&self, card: &str) -> Option<Arc<HostCard>> {
+    #[cfg(test)]
+    pub(crate) fn host_of(&self, card: &str) -> Option<Arc<HostCard>> {
         self.cards.get(card)?.backend.mediated()
     }
 
@@ -271,7 +272,7 @@ impl Daemon {
     ///
     /// # Errors
     /// As [`Self::vm_memory`], and when the range is not the guest's.
-    pub fn move_vm_memory(
+    pub(crate) fn move_vm_memory(
         &self,
         name: &str,
         request: &api::MoveRequest,
@@ -303,7 +304,7 @@ impl Daemon {
     ///
     /// # Errors
     /// As [`Self::vm_memory`], when a range is not the guest's, or more would be pinned than is guaranteed.
-    pub fn hint_vm_memory(&self, name: &str, hints: &api::Hints) -> Result<(), DaemonError> {
+    pub(crate) fn hint_vm_memory(&self, name: &str, hints: &api::Hints) -> Result<(), DaemonError> {
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         let mut state = host.lock();
         let (bytes, chunk_bytes) = (state.vram().chunks.vm_bytes(vm).unwrap_or(0), state.vram().chunks.chunk_bytes());

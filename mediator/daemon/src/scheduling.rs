@@ -19,11 +19,11 @@ const MS: u64 = 1_000_000;
 /// Length of a history's interval, in ms.
 const INTERVAL_MS: u64 = History::INTERVAL / MS;
 /// The longest time that a history reaches back, in ms.
-pub const HISTORY_MS: u64 = INTERVAL_MS * History::KEPT as u64;
+pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::KEPT as u64;
 /// The longest record of a scheduler, in bytes: some 200,000 events.
-pub const RECORD_BYTES: usize = 32 << 20;
+pub(crate) const RECORD_BYTES: usize = 32 << 20;
 /// The time over which received shares are taken when nothing else is said, in ms.
-pub const WINDOW_MS: u64 = 1000;
+pub(crate) const WINDOW_MS: u64 = 1000;
 
 impl Daemon {
     /// Returns how a card's time is shared, with what was received in the last `window_ms` milliseconds that are over,
@@ -90,7 +90,7 @@ impl Daemon {
     ///
     /// # Errors
     /// As [`Self::set_scheduler`], and when it is another.
-    pub fn set_scheduler_if(
+    pub(crate) fn set_scheduler_if(
         &self,
         card: &str,
         patch: &Map<String, Value>,
@@ -134,7 +134,7 @@ impl Daemon {
     ///
     /// # Errors
     /// When there is no such card, it is passed through, or `since_ms` is out of bounds.
-    pub fn scheduler_history(&self, card: &str, since_ms: u64) -> Result<api::SchedulerHistory, DaemonError> {
+    pub(crate) fn scheduler_history(&self, card: &str, since_ms: u64) -> Result<api::SchedulerHistory, DaemonError> {
         let since_ms = within("since_ms", since_ms)?;
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
             return self.cuda_history(cuda, since_ms);
@@ -164,7 +164,7 @@ impl Daemon {
     ///
     /// # Errors
     /// When there is no such card, it is passed through or used by nobody, or a record of it is being made already.
-    pub fn record_scheduler(self: &Arc<Self>, card: &str) -> Result<SchedulerRecord, DaemonError> {
+    pub(crate) fn record_scheduler(self: &Arc<Self>, card: &str) -> Result<SchedulerRecord, DaemonError> {
         if self.known(card)?.cuda.is_some() {
             return Err(DaemonError::NoRecordOfCuda(card.to_owned()));
         }
@@ -191,7 +191,8 @@ impl Daemon {
     ///
     /// # Errors
     /// As [`Self::vm_time`], and when a setting cannot be so; nothing is changed then.
-    pub fn set_vm_time(&self, name: &str, patch: &Map<String, Value>) -> Result<api::VmTime, DaemonError> {
+    #[cfg(test)]
+    pub(crate) fn set_vm_time(&self, name: &str, patch: &Map<String, Value>) -> Result<api::VmTime, DaemonError> {
         self.set_vm_time_if(name, patch, None)
     }
 
@@ -199,7 +200,7 @@ impl Daemon {
     ///
     /// # Errors
     /// As [`Self::set_vm_time`], and when it is another.
-    pub fn set_vm_time_if(
+    pub(crate) fn set_vm_time_if(
         &self,
         name: &str,
         patch: &Map<String, Value>,
@@ -296,7 +297,7 @@ impl Daemon {
 }
 
 /// A record that is being made.
-pub struct SchedulerRecord {
+pub(crate) struct SchedulerRecord {
     daemon: Arc<Daemon>,
     card: String,
     over: bool,

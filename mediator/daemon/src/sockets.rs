@@ -22,14 +22,14 @@ use vmm_glue::socket::{self, BindError, BoundPath, SocketOptions};
 
 use super::activation::{ADMIN, Activated, READ_ONLY};
 use super::stored::{OF_VM, OF_VMM};
-pub use super::stored::{STORED_ADMIN, STORED_READ_ONLY};
+pub(crate) use super::stored::{STORED_ADMIN, STORED_READ_ONLY};
 
 /// Set by the service manager to the number of descriptors that it keeps (systemd 254 and newer).
 const CAPACITY: &str = "FDSTORE";
 
 /// A listening socket, and the path that is ours.
 #[derive(Debug)]
-pub struct Listening {
+pub(crate) struct Listening {
     /// The socket.
     pub listener: UnixListener,
     /// Its path, unless it is the service manager's.
@@ -43,7 +43,7 @@ pub struct SocketPath {
     bound: Option<BoundPath>,
     /// Name in the store, if a copy is there.
     stored: Option<String>,
-    /// Whether it is this process's to remove.
+    /// Set while it is this process's to remove.
     ours: Arc<AtomicBool>,
 }
 
@@ -96,7 +96,7 @@ pub struct Sockets {
     stored: Mutex<rank::Sockets, HashMap<String, UnixListener>>,
     /// The service manager keeps copies.
     store: bool,
-    /// Whether the paths are this process's: while two daemons have the sockets, they are one's.
+    /// Set while the paths are this process's: while two daemons have the sockets, they are one's.
     ours: Arc<AtomicBool>,
 }
 
@@ -104,7 +104,7 @@ impl Sockets {
     /// Those that the service manager handed over, and its store if it has one. VMMs that an earlier run served are told here
     /// that their device has gone, so that they learn it whatever becomes of this run.
     #[must_use]
-    pub fn new(activated: Activated) -> Self {
+    pub(crate) fn new(activated: Activated) -> Self {
         let Activated { listeners, stored, connections } = activated;
         for (name, connection) in connections {
             socket::end(&connection);
@@ -118,7 +118,7 @@ impl Sockets {
 
     /// Those of another daemon, which goes on with them unless they become [ours](Self::own).
     #[must_use]
-    pub fn handed(Activated { listeners, stored, connections: _ }: Activated) -> Self {
+    pub(crate) fn handed(Activated { listeners, stored, connections: _ }: Activated) -> Self {
         let capacity = std::env::var(CAPACITY).ok().and_then(|count| count.parse::<u32>().ok());
         let store = capacity.is_some_and(|count| count > 0) && std::env::var_os("NOTIFY_SOCKET").is_some();
         Self { units: listeners, stored: Mutex::new(stored), store, ours: Arc::default() }
@@ -135,7 +135,7 @@ impl Sockets {
     }
 
     /// The sockets of the service manager's units, by name.
-    pub fn of_units(&self) -> impl Iterator<Item = (&str, &UnixListener)> {
+    pub(crate) fn of_units(&self) -> impl Iterator<Item = (&str, &UnixListener)> {
         self.units.iter().map(|(name, listener)| (name.as_str(), listener))
     }
 
@@ -154,7 +154,7 @@ impl Sockets {
     ///
     /// # Errors
     /// When it cannot be made.
-    pub fn admin(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
+    pub(crate) fn admin(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(ADMIN, STORED_ADMIN.to_owned(), path, rights)
     }
 
@@ -162,7 +162,7 @@ impl Sockets {
     ///
     /// # Errors
     /// When it cannot be made.
-    pub fn read_only(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
+    pub(crate) fn read_only(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(READ_ONLY, STORED_READ_ONLY.to_owned(), path, rights)
     }
 
@@ -170,7 +170,7 @@ impl Sockets {
     ///
     /// # Errors
     /// When it cannot be made.
-    pub fn of_vm(&self, name: &str, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
+    pub(crate) fn of_vm(&self, name: &str, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(name, format!("{OF_VM}{name}"), path, rights)
     }
 
@@ -219,7 +219,7 @@ impl Sockets {
     }
 
     /// Ends the sockets of an earlier run that nobody has taken: what they were for is not there any more.
-    pub fn end_unused(&self) {
+    pub(crate) fn end_unused(&self) {
         for (name, listener) in self.stored.lock().drain() {
             tracing::info!(name, "a socket of an earlier run is removed");
             // The path goes with this.

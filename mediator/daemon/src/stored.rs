@@ -5,9 +5,9 @@ pub(crate) const OF_VM: &str = "vm/";
 /// Begin of the names of their VMMs' connections.
 pub(crate) const OF_VMM: &str = "vmm/";
 /// The admin socket.
-pub const STORED_ADMIN: &str = "daemon/admin";
+pub(crate) const STORED_ADMIN: &str = "daemon/admin";
 /// The read-only socket.
-pub const STORED_READ_ONLY: &str = "daemon/admin-read";
+pub(crate) const STORED_READ_ONLY: &str = "daemon/admin-read";
 
 /// Returns whether a socket of this name comes from the store.
 pub(crate) fn is_stored(name: &str) -> bool {

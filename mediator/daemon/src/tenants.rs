@@ -10,12 +10,12 @@ use cuda_control::{Answer, Request};
 use serde_json::{Map, Value};
 
 use super::cuda::{self, Change, CudaCard, Seen, show};
-use super::state::Tuning;
 use super::{Daemon, DaemonError, State};
 use api::TenantPatch;
 use config::check::{self, MAX_TENANTS, Refusal};
 use config::patch::{patched, table};
 use config::{CardSpec, OnRemove, TenantSpec};
+use kept::Tuning;
 
 /// Time over which received parts are taken, in ns.
 const WINDOW_NS: u64 = 1_000_000_000;

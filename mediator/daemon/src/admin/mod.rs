@@ -29,7 +29,7 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// The sockets of the API.
 #[derive(Debug)]
-pub struct Listeners {
+pub(crate) struct Listeners {
     /// Takes all requests.
     pub admin: UnixListener,
     /// Takes requests that only look.

@@ -20,8 +20,8 @@ use vmm_glue::Link;
 use super::account;
 use super::backend::{BackendError, Built, CardBackend, CardStatus};
 use super::error::DaemonError;
-use super::state::Tuning;
 use config::{CardSpec, CudaSpec, OnStuck, TenantSpec, VmSpec};
+use kept::Tuning;
 
 mod board;
 mod process;

@@ -6,8 +6,8 @@ use cuda_control::TenantView;
 use sched::{Engine, History};
 
 use super::Seen;
-use crate::state::Tuning;
 use config::{CardSpec, TenantSpec};
+use kept::Tuning;
 
 /// The engine that turns are accounted on: a turn is the whole card.
 const ENGINE: Engine = Engine::Compute;

@@ -2,7 +2,7 @@
 //!
 //! The running daemon starts the next program with one end of a socket as its standard input, and gives it what it has by the
 //! crate `handover` ([decision 069](../../../../docs/decisions/069-from-one-process-to-the-next.md)): `giver` is its side,
-//! [`taker`] the next one's. Until the next daemon has said that it has made everything of what it was given, the first goes on when
+//! `taker` the next one's. Until the next daemon has said that it has made everything of what it was given, the first goes on when
 //! anything fails. `roster` is what goes over beside what a card and its virtual machines write down themselves.
 
 use std::os::unix::net::UnixListener;
@@ -49,7 +49,7 @@ const STATE_LOCK: &str = "state-lock";
 
 /// Means by which this daemon starts the next one.
 #[derive(Debug)]
-pub struct Succession {
+pub(crate) struct Succession {
     /// The program of this daemon; after an upgrade of the package, the next version's.
     pub program: PathBuf,
     /// The configuration file.
@@ -66,7 +66,7 @@ pub(crate) struct Line {
     gone: AtomicBool,
     /// Rung when it is.
     left: Notify,
-    /// What the last takeover took, in this process.
+    /// Pause of the last takeover, in this process.
     last: OnceLock<(Duration, u64)>,
 }
 

@@ -1,4 +1,4 @@
-//! What goes over beside what cards and virtual machines write down themselves: which there are, and what was changed at run time.
+//! The part that goes over beside what cards and virtual machines write down themselves: which there are, and what was changed at run time.
 
 use saved_state::first_version;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// The daemon's own part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Roster {
-    /// When virtual machines began to wait, by the host's monotonic clock, in ns.
+    /// Time at which virtual machines began to wait, by the host's monotonic clock, in ns.
     pub began_ns: u64,
     /// Upgrades before this one.
     pub upgrades: u64,

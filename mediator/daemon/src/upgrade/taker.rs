@@ -22,16 +22,16 @@ use crate::backend::Built;
 use crate::cards::{Cards, GivenCard, ReopenedCard};
 use crate::front::FrontServer;
 use crate::sockets::{SocketPath, Sockets};
-use crate::state::Keeper;
 use crate::vm::Running;
 use crate::{Card, Daemon, DaemonError, Entry, Front, Life, memory};
 use config::{Config, VmSpec};
+use kept::Keeper;
 
 /// Owner of the parts that are a card's, in its file.
 const CARD: u32 = 0;
 
 /// The end of the line that this process is.
-pub struct Heir {
+pub(crate) struct Heir {
     taker: Taker,
     roster: Roster,
     descriptors: Package,
@@ -121,7 +121,7 @@ impl Daemon {
     ///
     /// # Errors
     /// When it does not go with the configuration, or cannot be had; the other daemon has been told, and goes on.
-    pub fn take_over(
+    pub(crate) fn take_over(
         config: Config,
         opener: &Cards,
         sockets: Sockets,

@@ -5,6 +5,8 @@
 //!
 //! Only differences are kept, each with what the file said when it was made. When the daemon starts, a difference applies
 //! if the file still says that; where the operator has edited the file since, the file holds and the difference is forgotten.
+//!
+//! What it does not do: change settings, or know why they are changed; the daemon says what is now.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +32,7 @@ const VERSION: u32 = 1;
 /// The differences.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct State {
+pub(crate) struct State {
     version: u32,
     /// Virtual machines that the file has not.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -83,7 +85,7 @@ impl Default for State {
 
 /// Settings of a card that can be changed while the daemon runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tuning {
+pub struct Tuning {
     /// Settings of its time.
     pub scheduler: sched::Config,
     /// Settings of its memory.
@@ -99,7 +101,7 @@ impl Tuning {
 
 /// All settings that can be changed while the daemon runs, as they are now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Live {
+pub struct Live {
     /// The virtual machines by name.
     pub vms: BTreeMap<String, VmSpec>,
     /// Those of the cards, by their names.

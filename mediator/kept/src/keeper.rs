@@ -81,7 +81,7 @@ impl Keeper {
     ///
     /// # Errors
     /// When it does not go with the configuration.
-    pub(crate) fn handed(file: Config, state: &str, lock: Option<File>) -> Result<(Config, Self), StateError> {
+    pub fn handed(file: Config, state: &str, lock: Option<File>) -> Result<(Config, Self), StateError> {
         let folder = file.daemon.state_dir.clone();
         let place = folder.clone().unwrap_or_else(|| PathBuf::from("what was changed at run time"));
         let written = parsed(state.as_bytes(), &place)?;
@@ -105,7 +105,7 @@ impl Keeper {
     }
 
     /// The lock of the folder, if there is one.
-    pub(crate) fn lock(&self) -> Option<&File> {
+    pub fn lock(&self) -> Option<&File> {
         self.store.as_ref().map(Store::lock)
     }
 
@@ -113,7 +113,7 @@ impl Keeper {
     ///
     /// # Errors
     /// When a value cannot be written as JSON.
-    pub(crate) fn state(&self, now: &Live) -> Result<String, StateError> {
+    pub fn state(&self, now: &Live) -> Result<String, StateError> {
         let unusable = |what| StateError::Unusable { path: PathBuf::from("what was changed at run time"), what };
         let state = State::between(&self.file, now).map_err(unusable)?;
         serde_json::to_string(&state).map_err(|error| unusable(error.to_string()))
@@ -123,7 +123,7 @@ impl Keeper {
     ///
     /// # Errors
     /// When it cannot be written; the next change tries again.
-    pub(crate) fn keep(&mut self, now: &Live) -> Result<(), StateError> {
+    pub fn keep(&mut self, now: &Live) -> Result<(), StateError> {
         let Some(store) = &self.store else { return Ok(()) };
         let unusable = |what| StateError::Unusable { path: store.path(), what };
         let state = State::between(&self.file, now).map_err(unusable)?;

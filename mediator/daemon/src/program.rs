@@ -1,0 +1,153 @@
+//! The program from its arguments to its end: a daemon that begins with nothing, or one that goes on with what another one has.
+
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use config::arguments::Arguments;
+use config::{Config, DaemonSpec};
+use kept::Keeper;
+
+use crate::admin::Listeners;
+use crate::cards::Cards;
+use crate::sockets::{Listening, STORED_ADMIN, STORED_READ_ONLY, SocketPath, Sockets};
+use crate::upgrade::Succession;
+use crate::upgrade::taker::Heir;
+use crate::{Daemon, account, activation, logging, serving};
+
+/// Runs the program to its end.
+#[must_use]
+pub fn run(arguments: Arguments) -> ExitCode {
+    // Before the package is exchanged: what lies there later is the next version.
+    let program = std::env::current_exe();
+    let heir = arguments.takeover.then(Heir::meet).transpose();
+    let sockets = if arguments.takeover { Ok(Sockets::default()) } else { activation::take().map(Sockets::new) };
+    let config = match Config::load(&arguments.config) {
+        Ok(config) => config,
+        Err(error) => {
+            let why = format!("{:#}", anyhow::Error::new(error));
+            if let Ok(Some(heir)) = heir {
+                heir.refuse(&why);
+            }
+            eprintln!("mediatord: {why}");
+            return ExitCode::from(2);
+        }
+    };
+    if arguments.check {
+        println!("{}: good: cards {}, VMs {}", arguments.config.display(), config.cards.len(), config.vms.len());
+        return ExitCode::SUCCESS;
+    }
+    let done = match (heir, sockets) {
+        (Err(why), _) => Err(anyhow::anyhow!(why)),
+        (_, Err(error)) => Err(error.into()),
+        (Ok(Some(heir)), _) => go_on(config, heir, program, arguments.config),
+        (Ok(None), Ok(sockets)) => begin(config, sockets, arguments.ignore_state, program, arguments.config),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("mediatord: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A daemon that begins with nothing.
+fn begin(
+    config: Config,
+    sockets: Sockets,
+    ignore_state: bool,
+    program: std::io::Result<PathBuf>,
+    path: PathBuf,
+) -> anyhow::Result<()> {
+    logging::init(&config.daemon.log, config.daemon.log_format)?;
+    // The admin socket first: a second daemon ends here, before it touches a card.
+    let admin = Admin::open(&config.daemon, &sockets)?;
+    let (config, keeper) = Keeper::open(config, ignore_state)?;
+    for name in sockets.units().filter(|name| config.vms.iter().all(|vm| vm.name != **name)) {
+        tracing::warn!(socket = name, "socket from the service manager fits no VM yet; a VM of that name gets it");
+    }
+    let cards = Cards::of(config.daemon.state_dir.as_deref());
+    let daemon = Daemon::start(config, &cards, sockets, keeper)?;
+    serve(&daemon, admin, program, path)
+}
+
+/// A daemon that goes on with what another one has.
+fn go_on(config: Config, mut heir: Heir, program: std::io::Result<PathBuf>, path: PathBuf) -> anyhow::Result<()> {
+    logging::init(&config.daemon.log, config.daemon.log_format)?;
+    let mut prepared = || {
+        let sockets = heir.sockets().map_err(anyhow::Error::msg)?;
+        let admin = Admin::open(&config.daemon, &sockets)?;
+        let (config, keeper) = heir.keeper(config.clone()).map_err(anyhow::Error::msg)?;
+        anyhow::Ok((sockets, admin, config, keeper))
+    };
+    let (sockets, admin, config, keeper) = match prepared() {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            heir.refuse(&format!("{error:#}"));
+            return Err(error);
+        }
+    };
+    let cards = Cards::of(config.daemon.state_dir.as_deref());
+    let daemon = Daemon::take_over(config, &cards, sockets, keeper, heir)?;
+    serve(&daemon, admin, program, path)
+}
+
+/// The sockets of the admin API, with their paths.
+struct Admin {
+    listeners: Listeners,
+    paths: [Option<SocketPath>; 2],
+}
+
+impl Admin {
+    fn open(spec: &DaemonSpec, sockets: &Sockets) -> anyhow::Result<Self> {
+        let rights = account::socket_options(spec.admin_mode, spec.admin_owner.as_deref(), spec.admin_group.as_deref())
+            .context("the admin socket")?;
+        let Listening { listener: admin, path } =
+            sockets.admin(&spec.admin_socket, &rights).context("the admin socket")?;
+        let read_only = spec.read_socket.as_ref().map(|path| {
+            let (owner, group) = (spec.read_owner.as_deref(), spec.read_group.as_deref());
+            let rights = account::socket_options(spec.read_mode, owner, group)?;
+            anyhow::Ok(sockets.read_only(path, &rights)?)
+        });
+        let read_only = read_only.transpose().context("the read-only socket")?;
+        let (read_only, read_path) = read_only.map(|Listening { listener, path }| (listener, path)).unzip();
+        Ok(Self { listeners: Listeners { admin, read_only }, paths: [path, read_path.flatten()] })
+    }
+
+    /// Another descriptor of each socket whose path is ours, by its name for another daemon.
+    fn copies(&self) -> std::io::Result<Vec<(&'static str, UnixListener)>> {
+        let all = [Some(&self.listeners.admin), self.listeners.read_only.as_ref()];
+        let names = [STORED_ADMIN, STORED_READ_ONLY];
+        let ours = all.into_iter().zip(names).zip(&self.paths).filter(|(_, path)| path.is_some());
+        ours.filter_map(|((listener, name), _)| Some((name, listener?)))
+            .map(|(name, it)| Ok((name, it.try_clone()?)))
+            .collect()
+    }
+}
+
+/// Serves until the end.
+fn serve(daemon: &Arc<Daemon>, admin: Admin, program: std::io::Result<PathBuf>, config: PathBuf) -> anyhow::Result<()> {
+    let copies = admin.copies().context("the admin socket")?;
+    let Admin { listeners, paths: _paths } = admin;
+    match program {
+        Ok(program) => daemon.continues_by(Succession { program, config, admin: copies }),
+        Err(error) => {
+            tracing::warn!(%error, "the path of this program is not known: it cannot be upgraded while it runs")
+        }
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_name("admin-work")
+        .build()
+        .context("the admin API cannot be started")?;
+    runtime.block_on(serving::serve(daemon, listeners))?;
+    // Requests that still run are not waited for; the daemon refuses changes from here on.
+    runtime.shutdown_background();
+    daemon.shut_down();
+    logging::tell_suppressed();
+    tracing::info!("ended");
+    Ok(())
+}
