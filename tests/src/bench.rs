@@ -152,6 +152,14 @@ pub fn order(count: usize, round: usize) -> Vec<usize> {
     order
 }
 
+/// The value that so many of some measurements are at most: 0.99 of them, say.
+pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let place = (part * sorted.len() as f64).ceil() as usize;
+    sorted.get(place.max(1) - 1).copied()
+}
+
 /// The middle one of some measurements; of an even number, the lower.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();

@@ -202,6 +202,24 @@ fn works(host: &Host) -> Result<()> {
     Ok(())
 }
 
+/// The next daemon goes on with the VMs, and the service manager with the next daemon.
+fn is_reloaded(host: &Host) -> Result<()> {
+    let (before, pid) = (state(host)?, property(host, "MainPID")?);
+    host.ok("systemctl reload gpu-mediator")?;
+    let gone =
+        format!("test $(systemctl show --value --property=MainPID gpu-mediator) != {pid} && ! test -e /proc/{pid}");
+    host.until("the next daemon to be the service's", &gone, LIMIT)?;
+    restarted(host, 0)?;
+    let shown = json(host, "daemon show")?;
+    assert_eq!((shown["upgrades"].as_u64(), shown["pid"].to_string()), (Some(1), property(host, "MainPID")?));
+    host.ok("systemctl is-active vm1 vm2")?;
+    for vm in ["vm1", "vm2"] {
+        assert_eq!(json(host, &format!("vm show {vm}"))?["state"], "connected");
+    }
+    assert_eq!(state(host)?, before);
+    Ok(())
+}
+
 /// A restart by the administrator, which takes a while: who comes meanwhile waits.
 fn is_restarted(host: &Host) -> Result<()> {
     let before = state(host)?;
@@ -319,6 +337,7 @@ fn package_is_installed_and_its_service_lives_through_all_that_befalls_it() -> R
     is_installed(&host)?;
     is_configured(&host)?;
     works(&host)?;
+    is_reloaded(&host)?;
     is_restarted(&host)?;
     is_killed(&host)?;
     hangs(&host)?;

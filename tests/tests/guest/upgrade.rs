@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
@@ -61,9 +61,10 @@ fn put(path: &Path, text: &[u8]) -> Result<()> {
 fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
     let scratch = Scratch::new("upgrade-refused")?;
     let program = scratch.path().join("mediatord");
-    let vms = vm_toml("a", 32) + &vm_toml("b", 32);
-    let mut daemon = Daemon::start_copy("refused", &program, |paths| card_toml(paths, 128) + &vms)?;
-    let mut copies = [Copies::begin(&daemon, "a")?, Copies::begin(&daemon, "b")?];
+    let other = "\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 96\n";
+    let vms = vm_toml("a", 32) + &vm_toml("b", 32) + &vm_toml("c", 32).replace("card0", "card1");
+    let mut daemon = Daemon::start_copy("refused", &program, |paths| card_toml(paths, 128) + other + &vms)?;
+    let mut copies = [Copies::begin(&daemon, "a")?, Copies::begin(&daemon, "b")?, Copies::begin(&daemon, "c")?];
     let good = fs::read(&program)?;
     let pid = daemon.pid();
     let scripts: [(&str, &[u8]); 3] = [
@@ -81,6 +82,16 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
     for (what, text) in scripts {
         put(&program, text)?;
         refused(&mut daemon, &mut copies, what, "mediatord")?;
+    }
+    put(&program, &fs::read(faulty_taker()?)?)?;
+    for (step, said) in [
+        ("reads less", "card"),
+        ("ends when it has said who it is", "the other process has ended"),
+        ("ends with everything", "the other process has ended"),
+        ("refuses", "it does not want to"),
+    ] {
+        fs::write(program.with_extension("step"), step)?;
+        refused(&mut daemon, &mut copies, step, said)?;
     }
     put(&program, &good)?;
     let config = fs::read_to_string(daemon.config())?;
@@ -104,15 +115,42 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
     // Others come and go, and the last daemon ends as the first would have.
     daemon.ctl(&["vm", "remove", "b"])?.success()?;
     assert!(!daemon.vm_socket("b").exists() && daemon.vm_socket("a").exists());
-    let [a, _] = copies;
+    let [a, _, mut c] = copies;
     drop(a);
+    c.copy()?;
     assert!(Copies::begin(&daemon, "a")?.copy().is_ok(), "another VMM");
     ensure!(daemon.stop()?.success(), "{}", daemon.log_tail());
     assert!(!daemon.vm_socket("a").exists() && !daemon.paths().admin_socket.exists());
     Ok(())
 }
 
-/// Computes and verifies until `stop`; how often.
+#[test]
+fn next_daemon_that_ends_when_it_takes_over_takes_its_vms_devices_along() -> Result<()> {
+    let scratch = Scratch::new("upgrade-lost")?;
+    let program = scratch.path().join("mediatord");
+    let mut daemon = Daemon::start_copy("lost", &program, |paths| card_toml(paths, 128) + &vm_toml("a", 32))?;
+    Copies::begin(&daemon, "a")?.copy()?;
+    let good = fs::read(&program)?;
+    put(&program, &fs::read(faulty_taker()?)?)?;
+    fs::write(program.with_extension("step"), "ends when it is ready")?;
+    // Nobody answers any more: the daemon before has let go of everything.
+    let ended = daemon.ctl(&["daemon", "upgrade"])?;
+    assert_ne!(ended.code, Some(0), "{}", ended.stdout);
+    tests::wait::until("the daemon before to end", guest::SMOKE_LIMIT, || Ok((!daemon.alive()).then_some(())))?;
+    // What is left of it is in nobody's way.
+    put(&program, &good)?;
+    daemon.kill_and_restart()?;
+    Copies::begin(&daemon, "a")?.copy()
+}
+
+/// The program of the crate `rig` that fails at a step.
+fn faulty_taker() -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let folder = own.ancestors().nth(2).context("no folder of programs")?;
+    Ok(folder.join("examples").join("faulty_taker"))
+}
+
+/// Computes and verifies until `stop`; the bytes that were verified.
 fn compute_until(vm: &Vm, stop: &AtomicBool) -> Result<u64> {
     let mut bytes = 0;
     while !stop.load(Ordering::Acquire) {

@@ -5,7 +5,7 @@ use mediatord::fixture::one_card;
 use std::io;
 
 /// Each command with arguments with which it works; VM `a` and card `card0` are there. In the order in which they can run.
-const GOOD: [&[&str]; 39] = [
+const GOOD: [&[&str]; 40] = [
     &["tenant", "list"],
     &["profile", "list"],
     &["profile", "show", "sliver"],
@@ -18,6 +18,7 @@ const GOOD: [&[&str]; 39] = [
     &["card", "show", "card0"],
     &["card", "list"],
     &["card", "list", "--host"],
+    &["daemon", "show"],
     &["sched", "show"],
     &["sched", "show", "card0"],
     &["sched", "set", "card0", "--strikes", "4"],
@@ -95,6 +96,8 @@ fn every_command_ends_with_0_when_done_5_without_a_daemon_and_2_when_misspelt() 
             "run",
             "card bind",
             "card unbind",
+            // This a daemon that is a program: `guest upgrade`.
+            "daemon upgrade",
             // These a folder: the tests of `firmware`.
             "card firmware list",
             "card firmware import",

@@ -7,6 +7,7 @@ mod compute;
 mod fv;
 mod isolation;
 mod lockhold;
+mod moves;
 mod nested;
 mod pv;
 mod sched;
@@ -43,7 +44,7 @@ impl Request {
 /// A benchmark by name.
 type Benchmark = (&'static str, fn(&Request, &mut Record) -> Result<Vec<Metric>>);
 
-const BENCHMARKS: [Benchmark; 17] = [
+const BENCHMARKS: [Benchmark; 18] = [
     ("transport", |_, _| transport::run()),
     ("shadow", |_, _| shadow::run()),
     ("compute", |_, _| compute::run()),
@@ -52,6 +53,7 @@ const BENCHMARKS: [Benchmark; 17] = [
     ("swap", |request, _| swap::run(request.file.as_deref())),
     ("fv", |_, _| fv::run()),
     ("lockhold", |_, _| lockhold::run()),
+    ("move", |_, _| moves::run()),
     ("pv", |request, _| pv::run(request.file.as_deref())),
     ("xen", |_, _| xen::run()),
     ("nested", |request, _| nested::run(request)),

@@ -1,0 +1,50 @@
+//! A next daemon that fails at a step; which one says the file beside it (`PROGRAM.step`). For tests of the daemon that gives.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use handover::{Introduction, Taker};
+use owner::SavedHost;
+use saved_state::Known;
+use simgpu::SavedCard;
+use vgpu::SavedSide;
+use vmm_glue::SavedClients;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    match fail() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("faulty_taker: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn fail() -> Result<(), Box<dyn std::error::Error>> {
+    let step = fs::read_to_string(std::env::current_exe()?.with_extension("step"))?;
+    let step = step.trim();
+    let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
+    let mut reads = SavedHost::known();
+    reads.extend([SavedSide::known(), Known::of::<SavedCard>(), Known::of::<SavedClients>()]);
+    reads.push(Known { name: "mediatord".to_owned(), version: 1 });
+    if step == "reads less" {
+        reads.truncate(2);
+    }
+    let taker = Taker::connect(socket, &Introduction { program: "of another".to_owned(), reads })?;
+    if step == "ends when it has said who it is" {
+        return Ok(());
+    }
+    let given = taker.take(LIMIT)?;
+    assert!(!given.descriptors.is_empty());
+    match step {
+        "ends with everything" => {}
+        "refuses" => taker.refuse("it does not want to")?,
+        "ends when it is ready" => taker.ready()?,
+        _ => taker.ready().map(drop).and_then(|()| taker.wait(LIMIT))?,
+    }
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! How long VMs wait when another daemon goes on with them, against the memory that they have and the channels: two daemons beside
+//! each other, one whose VMs have little of both and one whose VMs have much, are upgraded in turns while all VMs work.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result, anyhow};
+use rig::RemoteGuest;
+use rig::driver::{CE0, Channel, Driver, PAGE, ce_copy, object};
+use tests::Daemon;
+use tests::bench::{Metric, Target, quantile};
+use tests::guest::{card_toml, vm_toml};
+
+/// VMs of each daemon, and MiB of VRAM of each.
+const VMS: usize = 4;
+const VM_MIB: u32 = 256;
+/// Upgrades of each daemon.
+const UPGRADES: usize = 100;
+/// MiB that a VM has written, and its channels: few, and many.
+const FEW: (u64, u8) = (8, 1);
+const MANY: (u64, u8) = (240, 8);
+/// Target for 99 of 100 pauses, in ms.
+const MOST_MS: f64 = 300.0;
+/// Pages of a copy.
+const PAGES: u64 = 64;
+/// Virtual address of the first buffer.
+const BASE: u64 = 0x100_0000;
+const MIB: u64 = 1 << 20;
+
+/// A VM that works.
+struct Worker {
+    driver: Driver<RemoteGuest>,
+    channels: Vec<Channel>,
+}
+
+impl Worker {
+    fn new(daemon: &Daemon, name: &str, (mib, channels): (u64, u8)) -> Result<Self> {
+        let mut driver = Driver::new(RemoteGuest::connect(&daemon.vm_socket(name), 32 << 20)?);
+        let channels: Vec<Channel> = (1..=channels).map(|id| driver.channel(id)).collect();
+        let first = channels.first().context("no channel")?;
+        // All of it is written, so that it lies on the card.
+        for at in (0..mib * MIB).step_by((PAGES * PAGE) as usize) {
+            driver.buffer(first, BASE + at, PAGES, at as u32);
+        }
+        for channel in channels.iter().skip(1) {
+            driver.buffer(channel, BASE, PAGES, 1);
+            driver.buffer(channel, BASE + PAGES * PAGE, PAGES, 2);
+        }
+        Ok(Self { driver, channels })
+    }
+
+    /// Copies on all channels until `stop`; how often.
+    fn work(&mut self, stop: &AtomicBool) -> Result<u64> {
+        let Self { driver, channels } = self;
+        let mut rounds = 0;
+        while !stop.load(Ordering::Acquire) {
+            for channel in channels.iter_mut() {
+                driver.submit(channel, &[object(CE0), ce_copy(BASE, BASE + PAGES * PAGE, PAGES as u32)].concat());
+            }
+            channels.iter().for_each(|channel| driver.wait(channel));
+            rounds += 1;
+        }
+        anyhow::ensure!(driver.faults.is_empty(), "{:?}", driver.faults);
+        Ok(rounds)
+    }
+}
+
+/// A daemon, with its VMs.
+struct Host {
+    daemon: Daemon,
+    workers: Vec<Worker>,
+    pauses: Vec<f64>,
+}
+
+impl Host {
+    fn new(name: &str, load: (u64, u8)) -> Result<Self> {
+        let names: Vec<String> = (0..VMS).map(|vm| format!("vm{vm}")).collect();
+        let vms: String = names.iter().map(|name| vm_toml(name, VM_MIB)).collect();
+        let daemon = Daemon::start(name, |paths| card_toml(paths, VMS as u32 * VM_MIB + 256) + &vms)?;
+        let workers = names.iter().map(|name| Worker::new(&daemon, name, load)).collect::<Result<_>>()?;
+        Ok(Self { daemon, workers, pauses: Vec::new() })
+    }
+}
+
+/// Measures.
+pub fn run() -> Result<Vec<Metric>> {
+    let mut hosts = [Host::new("few", FEW)?, Host::new("many", MANY)?];
+    let stop = AtomicBool::new(false);
+    let done = thread::scope(|scope| -> Result<()> {
+        let mut runs = Vec::new();
+        let mut daemons = Vec::new();
+        for Host { daemon, workers, pauses } in &mut hosts {
+            runs.extend(workers.iter_mut().map(|worker| scope.spawn(|| worker.work(&stop))));
+            daemons.push((daemon, pauses));
+        }
+        let mut upgrade = || -> Result<()> {
+            for round in 0..UPGRADES {
+                eprintln!("bench: move, upgrade {} of {UPGRADES}", round + 1);
+                for (daemon, pauses) in &mut daemons {
+                    let info = daemon.upgrade()?;
+                    pauses.push(info["upgrade_pause_ms"].as_u64().context("no pause")? as f64);
+                }
+            }
+            Ok(())
+        };
+        let upgraded = upgrade();
+        stop.store(true, Ordering::Release);
+        for run in runs {
+            let rounds = run.join().map_err(|_| anyhow!("a thread has panicked"))??;
+            anyhow::ensure!(rounds > 0, "a VM has done nothing");
+        }
+        upgraded
+    });
+    done?;
+    let [few, many] = &hosts;
+    let at = |host: &Host, q: f64| quantile(&host.pauses, q).context("no pauses");
+    Ok(vec![
+        Metric::plain("move.upgrade.pause_p50_8_mib_1_channel", at(few, 0.5)?, "ms"),
+        Metric::plain("move.upgrade.pause_p99_8_mib_1_channel", at(few, 0.99)?, "ms").target(Target::AtMost(MOST_MS)),
+        Metric::plain("move.upgrade.pause_p50_240_mib_8_channels", at(many, 0.5)?, "ms"),
+        Metric::plain("move.upgrade.pause_p99_240_mib_8_channels", at(many, 0.99)?, "ms")
+            .target(Target::AtMost(MOST_MS)),
+    ])
+}
