@@ -1,0 +1,124 @@
+//! Files of saved cards with sections that were edited by who can make sums as well: each is refused or opened, and changes nothing.
+
+use super::super::oversubscribe::eventually;
+use super::super::relocate::{Dice, free_settings, move_all, work};
+use super::super::{A, B};
+use super::{PAGES, copy, driver, guests, handover};
+use rig::driver::Driver;
+use sha2::{Digest, Sha256};
+use std::ops::Range;
+use vram::To;
+
+/// Files of each round, and rounds. Between two rounds the VMs work.
+const FILES: u64 = 60;
+const ROUNDS: u64 = 4;
+/// Bytes of a file before its sections: magic, format, identity, count.
+const HEAD: usize = 8 + 4 + 16 + 4;
+/// The identity's place.
+const IDENTITY: Range<usize> = 12..28;
+
+/// A section's place in a file: name and numbers in front, sum, contents.
+struct Place {
+    name: String,
+    head: Range<usize>,
+    sum: Range<usize>,
+    contents: Range<usize>,
+}
+
+/// The sections of a file, by the description in `saved-state`.
+fn places(file: &[u8]) -> Vec<Place> {
+    let mut places = Vec::new();
+    let mut at = HEAD;
+    while at < file.len() {
+        let name = usize::from(file[at]);
+        let head = at..at + 1 + name + 4 + 4 + 8;
+        let length = u64::from_le_bytes(file[head.end - 8..head.end].try_into().expect("eight bytes"));
+        let sum = head.end..head.end + 32;
+        let contents = sum.end..sum.end + length as usize;
+        at = contents.end;
+        let name = String::from_utf8(file[head.start + 1..head.start + 1 + name].to_vec()).expect("a name");
+        places.push(Place { name, head, sum, contents });
+    }
+    places
+}
+
+/// Edits a few bytes of one section, and makes its sum anew. Returns its name.
+fn edit(file: &mut [u8], dice: &mut Dice) -> String {
+    let places = places(file);
+    let place = &places[dice.below(places.len() as u64) as usize];
+    for _ in 0..=dice.below(3) {
+        // Numbers that say how much there is stand in front.
+        let near = if dice.below(2) == 0 { place.contents.len() } else { place.contents.len().min(64) };
+        let at = place.contents.start + dice.below(near.max(1) as u64) as usize;
+        let byte = &mut file[at];
+        *byte = match dice.below(4) {
+            0 => *byte ^ 1 << dice.below(8),
+            1 => byte.wrapping_add(1),
+            2 => 0xff,
+            _ => 0,
+        };
+    }
+    let sum = Sha256::new()
+        .chain_update(&file[IDENTITY])
+        .chain_update(&file[place.head.clone()])
+        .chain_update(&file[place.contents.clone()])
+        .finalize();
+    file[place.sum.clone()].copy_from_slice(&sum);
+    place.name.clone()
+}
+
+#[test]
+fn edited_sections_are_refused_or_opened_and_change_nothing() {
+    let handover = handover(64);
+    let rig = handover.rig();
+    let mut drivers: Vec<Driver> = (0..2).map(|vm| driver(&rig, vm, &free_settings(16))).collect();
+    let mut dice = Dice(18);
+    let (mut refused, mut names) = (0, std::collections::BTreeMap::<String, u64>::new());
+    for round in 0..ROUNDS {
+        let mut channels = Vec::new();
+        for (vm, driver) in (0..).zip(&mut drivers) {
+            let mut channel = driver.channel(3);
+            driver.buffer(&channel, A, PAGES, 50 + vm);
+            let to = driver.buffer(&channel, B, PAGES, 7);
+            if round % 2 == 0 {
+                move_all(&rig, vm, To::Host);
+            }
+            copy(driver, &mut channel, vm);
+            channels.push((channel, to));
+        }
+        for _ in 0..FILES {
+            let mut name = String::new();
+            let offered = handover.offer(&rig, &mut guests(&mut drivers), |file| name = edit(file, &mut dice));
+            refused += u64::from(offered.is_err());
+            *names.entry(name).or_default() += 1;
+        }
+        for (vm, (driver, (channel, to))) in (0..).zip(drivers.iter_mut().zip(&channels)) {
+            driver.wait(channel);
+            assert!(driver.vram_holds(*to, PAGES, 50 + vm), "VM {vm} in round {round}");
+            assert_eq!((driver.faults.len(), driver.guest.counter("faults")), (0, 0));
+            driver.unbind(channel);
+            driver.submit_runlist();
+            work(driver, 5, &mut Dice(round));
+        }
+    }
+    assert!(names.len() > 8 && refused > ROUNDS * FILES / 4, "{refused} refused, of {names:?}");
+    eventually("all has ended", || rig.host.lock().scheduler().in_flight() == 0);
+}
+
+#[test]
+fn unedited_sections_have_the_sums_that_are_described() {
+    let handover = handover(0);
+    let rig = handover.rig();
+    let mut drivers = vec![driver(&rig, 0, &free_settings(16))];
+    let again = |file: &mut Vec<u8>| {
+        for Place { head, sum, contents, .. } in places(file) {
+            let made = Sha256::new()
+                .chain_update(&file[IDENTITY])
+                .chain_update(&file[head])
+                .chain_update(&file[contents])
+                .finalize();
+            assert_eq!(file[sum], made[..]);
+        }
+    };
+    handover.offer(&rig, &mut guests(&mut drivers), again).expect("a file as it was");
+}
