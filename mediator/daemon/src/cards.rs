@@ -342,10 +342,11 @@ impl CardBackend for OwnedCard {
     }
 
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
-        let Some(host) = self.working() else { return Ok(None) };
+        // Also one that nobody uses: this process has it open.
         let Physical::Software(card) = &self.card else {
             return Err(BackendError::failed("a card behind VFIO cannot go over to another daemon yet"));
         };
+        let Some(host) = self.working() else { return Ok(None) };
         let next_vm = self.next_vm.load(Ordering::Relaxed);
         Ok(Some(Movable { host, card: Arc::clone(card), next_vm }))
     }
@@ -479,11 +480,22 @@ impl ReopenedCard {
     /// # Errors
     /// When the card does not answer.
     pub(crate) fn take_over(self) -> Result<Box<dyn CardBackend>, BackendError> {
-        let Self { owned, card, reopened, settings: _, vms } = self;
+        let Self { owned, card, reopened, settings, vms } = self;
         card.go_on();
         let host = reopened.take_over(&owned.spec.name).map_err(BackendError::failed)?;
         if let Some(inbox) = &owned.cards.inbox {
             host.collect_firmware(inbox.clone());
+        }
+        // What the configuration has otherwise now.
+        for (vm, Settings { share, .. }) in settings {
+            let mut state = host.lock();
+            state.set_share(vm, share.time);
+            if let Err(error) = state.set_limits(vm, share.memory) {
+                tracing::warn!(%vm, %error, "the VM keeps the limits of memory that it had");
+            }
+            if let Err(shortage) = state.set_ram(vm, share.ram) {
+                tracing::warn!(%vm, what = shortage.what, "the VM keeps the limits of RAM that it had");
+            }
         }
         vms.iter().for_each(|vm| vm.go_on());
         *owned.host.lock() = Some(host);

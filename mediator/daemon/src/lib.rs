@@ -64,7 +64,7 @@ use kept::{Keeper, Live, Tuning};
 use revision::Revision;
 use sockets::Sockets;
 use upgrade::{Line, Succession};
-use vm::{End, Running};
+use vm::{End, Running, Seen};
 
 /// Regions of memory that may be lent to a card that is passed through: a VM with an IOMMU of its own lends pages. Each is a
 /// mapping of this process, of which the kernel gives it 65,530 (`vm.max_map_count`).
@@ -376,7 +376,7 @@ impl Daemon {
             Ok((link, stop, built))
         };
         match built() {
-            Ok((link, stop, built)) => Running::start(name, server, path, link, stop, built, None),
+            Ok((link, stop, built)) => Running::start(name, server, path, link, stop, built, (None, Seen::default())),
             Err(error) => {
                 if let Some(path) = path {
                     path.forget();

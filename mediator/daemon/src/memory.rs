@@ -305,6 +305,8 @@ impl Daemon {
     /// # Errors
     /// As [`Self::vm_memory`], when a range is not the guest's, or more would be pinned than is guaranteed.
     pub(crate) fn hint_vm_memory(&self, name: &str, hints: &api::Hints) -> Result<(), DaemonError> {
+        // Not while another daemon is given everything.
+        let _settings = self.tuning.lock();
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         let mut state = host.lock();
         let (bytes, chunk_bytes) = (state.vram().chunks.vm_bytes(vm).unwrap_or(0), state.vram().chunks.chunk_bytes());

@@ -22,14 +22,13 @@ use crate::{Daemon, account, activation, logging, serving};
 pub fn run(arguments: Arguments) -> ExitCode {
     // Before the package is exchanged: what lies there later is the next version.
     let program = std::env::current_exe();
-    let heir = arguments.takeover.then(Heir::meet).transpose();
     let sockets = if arguments.takeover { Ok(Sockets::default()) } else { activation::take().map(Sockets::new) };
     let config = match Config::load(&arguments.config) {
         Ok(config) => config,
         Err(error) => {
             let why = format!("{:#}", anyhow::Error::new(error));
-            if let Ok(Some(heir)) = heir {
-                heir.refuse(&why);
+            if arguments.takeover {
+                Heir::decline(&why);
             }
             eprintln!("mediatord: {why}");
             return ExitCode::from(2);
@@ -39,11 +38,10 @@ pub fn run(arguments: Arguments) -> ExitCode {
         println!("{}: good: cards {}, VMs {}", arguments.config.display(), config.cards.len(), config.vms.len());
         return ExitCode::SUCCESS;
     }
-    let done = match (heir, sockets) {
-        (Err(why), _) => Err(anyhow::anyhow!(why)),
-        (_, Err(error)) => Err(error.into()),
-        (Ok(Some(heir)), _) => go_on(config, heir, program, arguments.config),
-        (Ok(None), Ok(sockets)) => begin(config, sockets, arguments.ignore_state, program, arguments.config),
+    let done = match sockets {
+        Err(error) => Err(error.into()),
+        Ok(_) if arguments.takeover => go_on(config, program, arguments.config),
+        Ok(sockets) => begin(config, sockets, arguments.ignore_state, program, arguments.config),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -75,8 +73,13 @@ fn begin(
 }
 
 /// A daemon that goes on with what another one has.
-fn go_on(config: Config, mut heir: Heir, program: std::io::Result<PathBuf>, path: PathBuf) -> anyhow::Result<()> {
-    logging::init(&config.daemon.log, config.daemon.log_format)?;
+fn go_on(config: Config, program: std::io::Result<PathBuf>, path: PathBuf) -> anyhow::Result<()> {
+    // All that can be wrong before anybody waits for it.
+    if let Err(error) = logging::init(&config.daemon.log, config.daemon.log_format) {
+        Heir::decline(&error.to_string());
+        return Err(error.into());
+    }
+    let mut heir = Heir::meet().map_err(anyhow::Error::msg)?;
     let mut prepared = || {
         let sockets = heir.sockets().map_err(anyhow::Error::msg)?;
         let admin = Admin::open(&config.daemon, &sockets)?;

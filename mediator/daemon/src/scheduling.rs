@@ -250,6 +250,8 @@ impl Daemon {
         if self.is_tenant(name) {
             return self.release_tenant(name);
         }
+        // Not while another daemon is given everything.
+        let _settings = self.tuning.lock();
         self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| {
             card.backend.release_vm(vm);
             Ok(())

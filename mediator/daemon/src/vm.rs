@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use locks::{Mutex, rank};
 use vmm_glue::device::NUM_REGIONS;
@@ -16,6 +17,9 @@ use super::backend::{Built, VmBackend};
 use super::error::DaemonError;
 use super::front::FrontServer;
 use super::sockets::SocketPath;
+
+/// Time between two looks whether a thread has ended.
+const LOOK: Duration = Duration::from_micros(200);
 
 /// Status that the device's calls have shown, for the operator.
 #[derive(Debug, Default)]
@@ -59,7 +63,8 @@ impl Rest {
 }
 
 impl Running {
-    /// Starts the thread of a virtual machine, which ends by `stop` and goes on with clients that were `parked`.
+    /// Starts the thread of a virtual machine, which ends by `stop` and goes on with clients that were `parked`, and with what its device
+    /// had shown.
     pub fn start(
         name: &str,
         server: FrontServer,
@@ -67,10 +72,10 @@ impl Running {
         link: Link,
         stop: StopHandle,
         built: Built,
-        parked: Option<Parked>,
+        (parked, seen): (Option<Parked>, Seen),
     ) -> Result<Self, DaemonError> {
         let Built { device, backend } = built;
-        let seen = Arc::new(Seen::default());
+        let seen = Arc::new(seen);
         let socket = socket_path.as_ref().map(|socket| socket.path().to_owned());
         let socket_path = Arc::new(Mutex::new(socket_path));
         let work = Work {
@@ -88,13 +93,26 @@ impl Running {
         Ok(Self { socket, socket_path, link, backend, seen, stop, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Has the thread end for a while, as soon as no request of its client is half done. `None` when it has failed.
-    pub fn rest(&self) -> Option<Rest> {
+    /// Has the thread end for a while, as soon as no request of its client is half done; see [`Self::rested`].
+    pub fn park(&self) {
         self.stop.park();
+    }
+
+    /// Waits until the thread has ended for a while, or no longer than until a time.
+    ///
+    /// # Errors
+    /// When it has not by then, or has failed.
+    pub fn rested(&self, until: Option<Instant>) -> Result<Rest, &'static str> {
+        while self.thread.lock().as_ref().is_some_and(|thread| !thread.is_finished()) {
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Err("it does not come to rest: its client, or its memory, is waited for");
+            }
+            std::thread::sleep(LOOK);
+        }
         let thread = self.thread.lock().take();
         let rest = thread.and_then(|thread| thread.join().ok()).flatten();
         self.stop.unpark();
-        rest
+        rest.ok_or("it has failed just now")
     }
 
     /// Goes on after [`Self::rest`].
@@ -102,8 +120,13 @@ impl Running {
     /// # Errors
     /// When the host gives no thread.
     pub fn go_on(&self, name: &str, Rest { work, parked }: Rest) -> Result<(), DaemonError> {
-        let thread = work.spawn(name, Some(parked))?;
-        *self.thread.lock() = Some(thread);
+        match work.spawn(name, Some(parked)) {
+            Ok(thread) => *self.thread.lock() = Some(thread),
+            Err(error) => {
+                *self.seen.failed.lock() = Some(error.to_string());
+                return Err(error);
+            }
+        }
         Ok(())
     }
 

@@ -24,6 +24,14 @@ impl Taker {
         Ok(Self(wire))
     }
 
+    /// Says, in the place of who this is, why it does not take anything over. Nothing waits for it then.
+    ///
+    /// # Errors
+    /// When the giver has ended.
+    pub fn decline(socket: OwnedFd, why: &str) -> Result<(), Error> {
+        Wire::new(socket).send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
+    }
+
     /// Waits for what is given, for `limit` at most. It is still the giver's.
     ///
     /// # Errors

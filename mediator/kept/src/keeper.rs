@@ -35,8 +35,8 @@ pub struct Keeper {
     /// The configuration file as it was when the daemon started.
     file: Config,
     store: Option<Store>,
-    /// Content of the file, to write only what is new.
-    written: State,
+    /// Content of the file, to write only what is new; `None` when it is not known.
+    written: Option<State>,
 }
 
 impl Keeper {
@@ -50,7 +50,7 @@ impl Keeper {
             tracing::info!(
                 "no `state_dir` is configured: VMs and limits that are changed at run time end with the daemon"
             );
-            return Ok((file.clone(), Self { file, store: None, written: State::default() }));
+            return Ok((file.clone(), Self { file, store: None, written: None }));
         };
         let store = Store::open(folder)?;
         if ignore && let Some(path) = store.set_aside()? {
@@ -70,7 +70,7 @@ impl Keeper {
             let named = mistakes.iter().map(|mistake| named(&config, &mistake.key, &mistake.what));
             return Err(StateError::Misfit { path: store.path(), mistakes: named.collect() });
         }
-        let mut keeper = Self { file, store: Some(store), written };
+        let mut keeper = Self { file, store: Some(store), written: Some(written) };
         // What does not apply any more must not come back when the file is edited again.
         keeper.keep(&Live::of(&config))?;
         Ok((config, keeper))
@@ -87,9 +87,9 @@ impl Keeper {
         let written = parsed(state.as_bytes(), &place)?;
         let store = match (&folder, lock) {
             (None, _) => None,
-            (Some(folder), Some(lock)) => Some(Store::of(folder, lock)),
-            // The other had none.
-            (Some(folder), None) => Some(Store::open(folder)?),
+            (Some(folder), Some(lock)) if Store::is_lock_of(&lock, folder) => Some(Store::of(folder, lock)),
+            // The other had none, or another.
+            (Some(folder), _) => Some(Store::open(folder)?),
         };
         let unusable = |what| StateError::Unusable { path: place.clone(), what };
         let (config, forgotten) = written.applied(&file).map_err(unusable)?;
@@ -101,7 +101,8 @@ impl Keeper {
             let named = mistakes.iter().map(|mistake| named(&config, &mistake.key, &mistake.what));
             return Err(StateError::Misfit { path: place, mistakes: named.collect() });
         }
-        Ok((config, Self { file, store, written }))
+        // The other may not have written it.
+        Ok((config, Self { file, store, written: None }))
     }
 
     /// The lock of the folder, if there is one.
@@ -127,13 +128,13 @@ impl Keeper {
         let Some(store) = &self.store else { return Ok(()) };
         let unusable = |what| StateError::Unusable { path: store.path(), what };
         let state = State::between(&self.file, now).map_err(unusable)?;
-        if state == self.written {
+        if self.written.as_ref() == Some(&state) {
             return Ok(());
         }
         let mut text = serde_json::to_string_pretty(&state).map_err(|error| unusable(error.to_string()))?;
         text.push('\n');
         store.write(text.as_bytes())?;
-        self.written = state;
+        self.written = Some(state);
         Ok(())
     }
 }

@@ -5,7 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -81,6 +81,13 @@ impl Store {
     /// The folder of another daemon, whose lock is ours as well.
     pub fn of(folder: &Path, lock: File) -> Self {
         Self { folder: folder.to_owned(), lock }
+    }
+
+    /// Returns whether a file is the lock of a folder.
+    pub(super) fn is_lock_of(lock: &File, folder: &Path) -> bool {
+        let same = |one: fs::Metadata, other: fs::Metadata| (one.dev(), one.ino()) == (other.dev(), other.ino());
+        let found = lock.metadata().and_then(|one| Ok(same(one, fs::metadata(folder.join(LOCK))?)));
+        found.unwrap_or(false)
     }
 
     /// The lock, for another process: it holds as long as one of the two has it.

@@ -42,6 +42,7 @@ fn fail() -> Result<(), Box<dyn std::error::Error>> {
     assert!(!given.descriptors.is_empty());
     match step {
         "ends with everything" => {}
+        "is silent" => std::thread::sleep(LIMIT),
         "refuses" => taker.refuse("it does not want to")?,
         "ends when it is ready" => taker.ready()?,
         _ => taker.ready().map(drop).and_then(|()| taker.wait(LIMIT))?,

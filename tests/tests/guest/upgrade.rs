@@ -89,6 +89,7 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
         ("ends when it has said who it is", "the other process has ended"),
         ("ends with everything", "the other process has ended"),
         ("refuses", "it does not want to"),
+        ("is silent", "before it was ready"),
     ] {
         fs::write(program.with_extension("step"), step)?;
         refused(&mut daemon, &mut copies, step, said)?;
@@ -99,6 +100,11 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
         ("a file that is none", "nonsense".to_owned(), "expected"),
         ("a VM less", config.replace(&vm_toml("b", 32), ""), "VM `b`: the configuration has it no more"),
         ("another size", config.replace("vram_mib = 128", "vram_mib = 256"), "card"),
+        (
+            "more host memory",
+            config.replace("vram_mib = 128\n", "vram_mib = 128\nmemory = { host_mib = 64 }\n"),
+            "host memory, which grow by a restart only",
+        ),
         ("another socket", config.replace("admin.sock", "other.sock"), "an upgrade keeps the paths of sockets"),
     ] {
         assert_ne!(text, config, "{what}");

@@ -9,15 +9,16 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use handover::{Giver, Introduction, Package};
-use owner::{HostError, Standstill};
+use owner::{HostCard, HostError, SavedHost, Standstill};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use saved_state::{Known, Writer};
-use simgpu::Unrest;
+use simgpu::{SavedCard, SimGpu, Unrest};
+use vgpu::SavedSide;
 use vmm_glue::SavedClients;
 use vram::VmId;
 
 use super::roster::{Roster, RosterCard, RosterVm};
-use super::{CLIENTS, HOST_MEMORY, MEET_LIMIT, READY_LIMIT, SOCKET, STATE_LOCK, STILL_LIMIT, UNIT, VRAM, monotonic_ns};
+use super::{CLIENTS, HOST_MEMORY, MEET_LIMIT, PAUSE_LIMIT, SOCKET, STATE_LOCK, STILL_LIMIT, UNIT, VRAM, monotonic_ns};
 use crate::backend::Movable;
 use crate::stored::OF_VM;
 use crate::vm::{Rest, Running};
@@ -42,6 +43,13 @@ struct Client {
     vm: RosterVm,
     saved: SavedClients,
     descriptors: Vec<(String, OwnedFd)>,
+}
+
+/// A card that rests, and what is written down of it.
+struct Settled {
+    host: SavedHost,
+    sides: Vec<(VmId, SavedSide)>,
+    card: SavedCard,
 }
 
 /// A card's part, written down.
@@ -90,18 +98,15 @@ impl Daemon {
         let given = self.give(giver, &introduction.reads, &going, began_ns, &mut resting);
         if let Err(why) = given {
             tracing::error!(why, "the next daemon does not take over; this one goes on");
-            for (name, running, rest) in resting {
-                if let Err(error) = running.go_on(&name, rest) {
-                    tracing::error!(vm = name, %error, "the VM is out of service; remove it and add it again");
-                }
-            }
+            go_on(&going, resting);
             return Err(no(why));
         }
         next.keeps = true;
-        self.forget_all(resting);
+        // Before the next daemon has anything to say to it.
         if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
             tracing::warn!(%error, "the service manager is not told which process goes on");
         }
+        self.forget_all(resting);
         let paused_ms = monotonic_ns().saturating_sub(began_ns) / 1_000_000;
         tracing::info!(pid, paused_ms, "the next daemon goes on with all that this one had");
         self.line.leave();
@@ -167,39 +172,47 @@ impl Daemon {
         began_ns: u64,
         resting: &mut Vec<(String, Arc<Running>, Rest)>,
     ) -> Result<(), String> {
-        for (name, running) in going.iter().flat_map(|going| &going.vms) {
-            let rest = running.rest().ok_or_else(|| format!("VM `{name}` has failed just now"))?;
+        let until = Instant::now() + PAUSE_LIMIT;
+        let vms = || going.iter().flat_map(|going| &going.vms);
+        // All of them, before any is waited for.
+        vms().for_each(|(_, running)| running.park());
+        for (name, running) in vms() {
+            let rest = running.rested(Some(until)).map_err(|why| format!("VM `{name}`: {why}"))?;
             resting.push((name.clone(), Arc::clone(running), rest));
         }
-        let mut clients = Vec::new();
-        for card in going {
-            let its = resting.iter().filter(|(name, ..)| card.vms.iter().any(|(of, _)| of == name));
-            clients.push(its.map(|(name, running, rest)| client(name, running, rest)).collect::<Result<Vec<_>, _>>()?);
-        }
+        let resting = &*resting;
         thread::scope(|scope| {
             let mut cards = Vec::new();
-            for (card, clients) in going.iter().zip(clients) {
-                let (written, rests) = mpsc::channel();
+            for card in going {
+                let (settled, settles) = mpsc::channel();
                 let (verdict, told) = mpsc::channel();
-                let thread = scope.spawn(move || rest(card, clients, reads, &written, &told));
-                cards.push((card, rests, verdict, thread));
+                let thread = scope.spawn(move || rest(card, until, &settled, &told));
+                cards.push((card, settles, verdict, thread));
             }
             let mut parts = Vec::new();
             let mut failed = None;
-            for (card, rests, ..) in &cards {
-                match rests.recv().unwrap_or_else(|_| Err("its thread has panicked".to_owned())) {
+            for (card, settles, ..) in &cards {
+                let of_card = |why: String| format!("card `{}`: {why}", card.name);
+                let settled = settles.recv().unwrap_or_else(|_| Err("its thread has panicked".to_owned()));
+                // Clients last: what ends while the card comes to rest is an interrupt of theirs.
+                let written = settled.map_err(of_card).and_then(|settled| write(card, settled, resting, reads));
+                match written {
                     Ok(written) => parts.push((*card, written)),
-                    Err(why) => failed = failed.or(Some(format!("card `{}`: {why}", card.name))),
+                    Err(why) => failed = failed.or(Some(why)),
                 }
             }
             let done = match failed {
                 Some(why) => Err(why),
                 None => self.package(began_ns, parts, reads).and_then(|package| {
                     giver.give(&package).map_err(|error| error.to_string())?;
-                    giver.await_ready(READY_LIMIT).map_err(|error| error.to_string())
+                    let left = until.saturating_duration_since(Instant::now());
+                    giver.await_ready(left).map_err(|error| error.to_string())
                 }),
             };
             let goes = done.is_ok();
+            if goes {
+                self.line.lets_go();
+            }
             for (.., verdict, thread) in cards {
                 let _gone = verdict.send(goes);
                 joined(thread);
@@ -271,8 +284,29 @@ fn start(program: &Path, config: &Path) -> Result<(Giver, Introduction, Next), D
     Ok((giver, introduction, next))
 }
 
+/// Has all virtual machines go on that were to rest.
+fn go_on(going: &[Going], resting: Vec<(String, Arc<Running>, Rest)>) {
+    let goes_on = |name: &str, running: &Running, rest: Rest| {
+        if let Err(error) = running.go_on(name, rest) {
+            tracing::error!(vm = name, %error, "the VM is out of service; remove it and add it again");
+        }
+    };
+    let late = going.iter().flat_map(|going| &going.vms).filter(|(name, _)| resting.iter().all(|(of, ..)| of != name));
+    for (name, running) in late {
+        // One that has not come to rest yet does some time, and goes on then.
+        let (name, running) = (name.clone(), Arc::clone(running));
+        thread::spawn(move || match running.rested(None) {
+            Ok(rest) => goes_on(&name, &running, rest),
+            Err(why) => tracing::error!(vm = name, why, "the VM does not go on"),
+        });
+    }
+    for (name, running, rest) in resting {
+        goes_on(&name, &running, rest);
+    }
+}
+
 /// Writes down the client of a virtual machine that rests.
-fn client(name: &str, running: &Running, rest: &Rest) -> Result<Client, String> {
+fn client(name: &str, running: &Running, rest: &Rest, host: &HostCard) -> Result<Client, String> {
     let failed = |what: &dyn std::fmt::Display| format!("VM `{name}`: {what}");
     let id = running.backend.scheduled_as().ok_or_else(|| failed(&"it is not mediated"))?;
     let (saved, of_clients) = rest.parked.save(&running.link).map_err(|error| failed(&error))?;
@@ -285,7 +319,7 @@ fn client(name: &str, running: &Running, rest: &Rest) -> Result<Client, String> 
     let vm = RosterVm {
         name: name.to_owned(),
         id: id.0,
-        vram_bytes: running.backend.status().vram_mib << 20,
+        vram_bytes: host.lock().vram().chunks.vm_bytes(id).ok_or_else(|| failed(&"it has no memory"))?,
         memory_not_shared: running.seen.memory_not_shared.load(Ordering::Relaxed),
         resets: running.seen.resets.load(Ordering::Relaxed),
     };
@@ -295,43 +329,40 @@ fn client(name: &str, running: &Running, rest: &Rest) -> Result<Client, String> 
 /// Has one card stand still, writes it down, and waits for what becomes of it.
 fn rest(
     going: &Going,
-    clients: Vec<Client>,
-    reads: &[Known],
-    written: &mpsc::Sender<Result<Written, String>>,
+    until: Instant,
+    settled: &mpsc::Sender<Result<Settled, String>>,
     verdict: &mpsc::Receiver<bool>,
 ) {
     let Movable { host, card, .. } = &going.movable;
     let still = match host.stand_still(STILL_LIMIT) {
         Ok(still) => still,
         Err(error) => {
-            let _nobody = written.send(Err(error.to_string()));
+            let _nobody = settled.send(Err(error.to_string()));
             return;
         }
     };
-    let done = write(going, clients, reads, &still);
-    let _nobody = written.send(done);
+    let halted = Halted(card);
+    let _nobody = settled.send(settle(going, until, &still));
     if verdict.recv().unwrap_or(false) {
+        std::mem::forget(halted);
         still.give_away();
     } else {
-        card.go_on();
-        drop(still);
+        drop((halted, still));
     }
 }
 
-/// Writes a card down that stands still.
-fn write(going: &Going, clients: Vec<Client>, reads: &[Known], still: &Standstill<'_>) -> Result<Written, String> {
-    let Movable { host, card, .. } = &going.movable;
-    let began = Instant::now();
-    let text = |error: &dyn std::fmt::Display| error.to_string();
-    let mut file = Writer::for_reader(IDENTITY, reads.to_vec());
-    let mut descriptors = Vec::new();
-    let mut vms = Vec::new();
-    for Client { vm, saved, descriptors: its } in clients {
-        file.put(vm.id, &saved).map_err(|error| text(&error))?;
-        descriptors.extend(its);
-        vms.push(vm);
+/// A software card that may be halted, and goes on when this is dropped.
+struct Halted<'a>(&'a SimGpu);
+
+impl Drop for Halted<'_> {
+    fn drop(&mut self) {
+        self.0.go_on();
     }
-    let (saved, sides) = loop {
+}
+
+/// Writes a card down that stands still, with its virtual machines, and halts it.
+fn settle(going: &Going, until: Instant, still: &Standstill<'_>) -> Result<Settled, String> {
+    let (host, sides) = loop {
         let mut sides = Vec::new();
         let mut save = |(_, running): &(String, Arc<Running>)| {
             let vm = running.backend.mediated().ok_or(HostError::OutOfService)?;
@@ -341,25 +372,47 @@ fn write(going: &Going, clients: Vec<Client>, reads: &[Known], still: &Standstil
         };
         match still.save(|| going.vms.iter().map(&mut save).collect()) {
             Ok(saved) => break (saved, sides),
-            Err(HostError::Unsettled(_)) if began.elapsed() < STILL_LIMIT => thread::sleep(AGAIN),
+            Err(HostError::Unsettled(_)) if Instant::now() < until => thread::sleep(AGAIN),
             Err(error) => return Err(error.to_string()),
         }
     };
+    let card = &going.movable.card;
     while let Err(unrest) = card.halt() {
-        if !matches!(unrest, Unrest::Working(_)) || began.elapsed() > STILL_LIMIT {
+        if !matches!(unrest, Unrest::Working(_)) || Instant::now() >= until {
             return Err(unrest.to_string());
         }
         thread::sleep(AGAIN);
     }
+    let card = card.save().ok_or("the software card does not rest")?;
+    Ok(Settled { host, sides, card })
+}
+
+/// Makes a card's file, with the clients of its virtual machines.
+fn write(
+    going: &Going,
+    settled: Settled,
+    resting: &[(String, Arc<Running>, Rest)],
+    reads: &[Known],
+) -> Result<Written, String> {
+    let Movable { host, card, .. } = &going.movable;
+    let Settled { host: saved, sides, card: state } = settled;
+    let name = &going.name;
+    let text = |error: &dyn std::fmt::Display| format!("card `{name}`: {error}");
+    let mut file = Writer::for_reader(IDENTITY, reads.to_vec());
+    let mut descriptors = Vec::new();
+    let mut vms = Vec::new();
+    for (vm, running, rest) in resting.iter().filter(|(vm, ..)| going.vms.iter().any(|(of, _)| of == vm)) {
+        let Client { vm, saved, descriptors: its } = client(vm, running, rest, host)?;
+        file.put(vm.id, &saved).map_err(|error| text(&error))?;
+        descriptors.extend(its);
+        vms.push(vm);
+    }
     saved.write(&mut file).map_err(|error| text(&error))?;
-    let state = card.save().ok_or("the software card does not rest")?;
     file.put(CARD, &state).map_err(|error| text(&error))?;
     for (vm, side) in &sides {
-        let VmId(owner) = *vm;
-        file.put(owner, side).map_err(|error| text(&error))?;
+        file.put(vm.0, side).map_err(|error| text(&error))?;
     }
-    let name = &going.name;
-    let vram = card.vram_file().ok_or("the software card's memory is not shared")?;
+    let vram = card.vram_file().ok_or_else(|| text(&"its memory is not shared"))?;
     let vram = vram.try_clone().map_err(|error| text(&error))?;
     descriptors.push((format!("{VRAM}{name}"), vram.into()));
     if let Some(memory) = host.host_memory() {

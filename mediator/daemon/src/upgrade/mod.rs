@@ -28,11 +28,15 @@ use roster::Roster;
 /// Time for which the next program may take to say who it is, and to read its configuration: nothing waits for it.
 // TIMEOUT: a host that is busy starts a program in seconds.
 const MEET_LIMIT: Duration = Duration::from_secs(20);
-/// Time for which the next daemon may take to make everything of what it was given. Virtual machines wait for that.
-// TIMEOUT: a hundred times what it takes.
-const READY_LIMIT: Duration = Duration::from_secs(10);
+/// Time for which virtual machines may wait until the next daemon has made everything of what it was given, or the upgrade is refused.
+// TIMEOUT: QEMU gives up a request that was not answered for 5 s.
+const PAUSE_LIMIT: Duration = Duration::from_secs(4);
 /// Time for which a channel may take to leave its engine; one that has not is treated as one that hangs.
-const STILL_LIMIT: Duration = Duration::from_secs(2);
+const STILL_LIMIT: Duration = Duration::from_secs(1);
+/// Time for which the next daemon waits for what it is given, and for the word that it is its own. The other one has shorter limits,
+/// and its end is noticed at once: should it only be held up, everything is nobody's without this one.
+// TIMEOUT: longer than anybody waits.
+const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// Begins the names of descriptors that go over: listening sockets by their names in the service manager's store.
 const SOCKET: &str = "socket:";
@@ -81,8 +85,13 @@ impl Line {
         self.gone.load(Ordering::Acquire)
     }
 
-    fn leave(&self) {
+    /// From now on all is another daemon's: what cards say of themselves here means nothing.
+    fn lets_go(&self) {
         self.gone.store(true, Ordering::Release);
+    }
+
+    /// This daemon may end.
+    fn leave(&self) {
         self.left.notify_one();
     }
 

@@ -7,7 +7,6 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use handover::{Introduction, Package, Taker};
@@ -16,13 +15,13 @@ use vmm_glue::{Link, Parked, StopHandle};
 use vram::VmId;
 
 use super::roster::{Roster, RosterCard, RosterVm};
-use super::{CLIENTS, HOST_MEMORY, READY_LIMIT, SOCKET, STATE_LOCK, UNIT, VRAM, known, monotonic_ns};
+use super::{CLIENTS, HOST_MEMORY, PATIENCE, SOCKET, STATE_LOCK, UNIT, VRAM, known, monotonic_ns};
 use crate::activation::Activated;
 use crate::backend::Built;
 use crate::cards::{Cards, GivenCard, ReopenedCard};
 use crate::front::FrontServer;
 use crate::sockets::{SocketPath, Sockets};
-use crate::vm::Running;
+use crate::vm::{Running, Seen};
 use crate::{Card, Daemon, DaemonError, Entry, Front, Life, memory};
 use config::{Config, VmSpec};
 use kept::Keeper;
@@ -59,7 +58,7 @@ impl Heir {
         let introduction = Introduction { program: env!("CARGO_PKG_VERSION").to_owned(), reads: known() };
         let taker = Taker::connect(socket, &introduction)
             .map_err(|error| format!("{error}; --takeover is for the daemon that `mediatorctl daemon upgrade` asks"))?;
-        let package = taker.take(READY_LIMIT).map_err(|error| error.to_string())?;
+        let package = taker.take(PATIENCE).map_err(|error| error.to_string())?;
         match roster(&package) {
             Ok(roster) => Ok(Self { taker, roster, descriptors: package }),
             Err(why) => {
@@ -67,6 +66,14 @@ impl Heir {
                 let _nobody = taker.refuse(&why);
                 Err(why)
             }
+        }
+    }
+
+    /// Tells the daemon at the other end of the standard input, which has not given anything yet, why this one does not go on.
+    pub(crate) fn decline(why: &str) {
+        if let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() {
+            // It may have ended meanwhile.
+            let _nobody = Taker::decline(socket, why);
         }
     }
 
@@ -153,15 +160,23 @@ impl Daemon {
         let Heir { taker, roster, descriptors: _ } = heir;
         let failed = |error: handover::Error| DaemonError::Failed(format!("the other daemon goes on: {error}"));
         taker.ready().map_err(failed)?;
-        taker.wait(READY_LIMIT).map_err(failed)?;
+        taker.wait(PATIENCE).map_err(failed)?;
         sockets.own();
         let mut all: BTreeMap<String, Card> = opened;
         for (name, card) in cards {
             let spec = config.cards.iter().find(|card| card.name == name).cloned();
             let spec = spec.ok_or_else(|| DaemonError::NoCard(name.clone()))?;
-            let backend = card.take_over().map_err(|error| DaemonError::Failed(format!("card `{name}`: {error}")))?;
-            tracing::info!(card = name.as_str(), "card is taken over");
-            all.insert(name, Card { spec, backend, cuda: None });
+            match card.take_over() {
+                Ok(backend) => {
+                    tracing::info!(card = name.as_str(), "card is taken over");
+                    all.insert(name, Card { spec, backend, cuda: None });
+                }
+                Err(error) => {
+                    // Other cards go on.
+                    tracing::error!(card = name.as_str(), %error, "the card is lost, with its VMs; restart the daemon");
+                    coming.retain(|vm: &Coming| vm.spec.card != name);
+                }
+            }
         }
         let daemon = Arc::new(Self::with(config, all, sockets, keeper));
         for vm in coming {
@@ -183,6 +198,10 @@ impl Daemon {
             tracing::error!(%error, "tenants cannot be started");
         }
         daemon.sockets.end_unused();
+        // What the other had not written, and what the configuration has made needless.
+        if let Err(error) = daemon.keep() {
+            tracing::warn!(%error, "what was changed at run time is not kept");
+        }
         Ok(daemon)
     }
 
@@ -190,9 +209,9 @@ impl Daemon {
     fn serve_again(&self, vm: Coming) -> Result<(), DaemonError> {
         let Coming { spec, saved, server, path, link, stop, built, parked } = vm;
         let name = spec.name.clone();
-        let running = Running::start(&name, server, path, link, stop, built, Some(parked))?;
-        running.seen.memory_not_shared.store(saved.memory_not_shared, Ordering::Relaxed);
-        running.seen.resets.store(saved.resets, Ordering::Relaxed);
+        let seen =
+            Seen { memory_not_shared: saved.memory_not_shared.into(), resets: saved.resets.into(), ..Seen::default() };
+        let running = Running::start(&name, server, path, link, stop, built, (Some(parked), seen))?;
         let entry = Entry { spec, life: Life::Running(Arc::new(running)) };
         self.state.lock().vms.insert(name, entry);
         Ok(())

@@ -105,7 +105,7 @@ impl HostCard {
     ) -> Result<Reopened, HostError> {
         let Handed { saved: SavedHost { card: saved, owner }, host_memory } = handed;
         let SavedOwner { chunk_bytes: had, own: (first, bytes), context_bytes, host_ns, memory, work } = owner;
-        let Sharing { chunk_bytes, division, scheduler: config, clear, .. } = *sharing;
+        let Sharing { chunk_bytes, host_bytes, division, scheduler: config, clear, .. } = *sharing;
         Invalid::unless(had == chunk_bytes, || {
             format!("it has chunks of {had:#x} bytes, which stay so, and {chunk_bytes:#x} is set")
         })?;
@@ -139,6 +139,13 @@ impl HostCard {
                 pinned.range().1
             )
         })?;
+        let slots = chunk(host_bytes);
+        Invalid::unless(u64::from(slots) * chunk_bytes <= pinned.range().1, || {
+            format!(
+                "it has {:#x} bytes of host memory, which grow by a restart only, and {host_bytes:#x} are set",
+                pinned.range().1
+            )
+        })?;
         check_places(&chunks, &pinned)?;
         let moving = vms.keys().find(|vm| !channels.is_paused(**vm, Pause::Standstill));
         Invalid::unless(moving.is_none(), || format!("VM {moving:?} does not stand still"))?;
@@ -161,6 +168,7 @@ impl HostCard {
             let mut state = host.lock();
             state.still = true;
             state.set_division(&division)?;
+            state.vram_mut().chunks.set_host_budget(slots);
         }
         // A setting that is refused is to be refused now.
         config.check()?;
