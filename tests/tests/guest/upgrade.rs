@@ -124,6 +124,9 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
     let [a, _, mut c] = copies;
     drop(a);
     c.copy()?;
+    tests::wait::until("VM a to be without a VMM", guest::SMOKE_LIMIT, || {
+        Ok((guest::show(&daemon, "a")?["state"] == "waiting").then_some(()))
+    })?;
     assert!(Copies::begin(&daemon, "a")?.copy().is_ok(), "another VMM");
     ensure!(daemon.stop()?.success(), "{}", daemon.log_tail());
     assert!(!daemon.vm_socket("a").exists() && !daemon.paths().admin_socket.exists());
