@@ -3,7 +3,7 @@
 mod saved;
 
 pub(crate) use saved::COUNT_MAX;
-pub use saved::SavedChannels;
+pub use saved::{SavedChannels, SavedPlace};
 
 use crate::card;
 use crate::gate::Gate;

@@ -98,8 +98,10 @@ pub(crate) enum SavedPermit {
 
 /// Place of a guest's structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum SavedPlace {
+pub enum SavedPlace {
+    /// Address in the guest's VRAM.
     Vram(u64),
+    /// Address in its RAM.
     Ram(u64),
 }
 

@@ -459,6 +459,11 @@ impl Cards {
 }
 
 impl ReopenedCard {
+    /// Its table of the configuration.
+    pub(crate) fn spec(&self) -> &CardSpec {
+        &self.owned.spec
+    }
+
     /// The interrupts of a virtual machine's device.
     pub(crate) fn irqs(&self) -> IrqCounts {
         self.owned.irqs()

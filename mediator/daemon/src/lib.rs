@@ -1,10 +1,11 @@
 //! The daemon's core: which cards and virtual machines there are, and how they come and go.
 //!
-//! Parts: `backend` (the seam to what serves a virtual machine), `cards` (the cards of a configuration),
-//! `vm` (a virtual machine's thread), `front` (a socket or a domain of Xen), `scheduling` (how the time of cards is shared, live), `upgrade` (another daemon goes on with all that there is), `desired` (all that can be changed,
-//! at once; `kept` has what of that outlives the daemon), `sockets` and `activation` (listening sockets, made or from the
-//! service manager), `account` (users and groups), `error`, `devices` (crate `vgpu` behind the seam), `admin` (the admin
-//! API), `serving` (from ready to the end), `logging`, `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
+//! Parts: `backend` (the seam to what serves a virtual machine), `cards` (the cards of a configuration), `vm` (a virtual machine's
+//! thread), `front` (a socket or a domain of Xen), `show` (what operators see of it), `scheduling` (how the time of cards is
+//! shared, live), `upgrade` (another daemon goes on with all that there is), `desired` (all that can be changed, at once; `kept`
+//! has what of that outlives the daemon), `sockets` and `activation` (listening sockets, made or from the service manager),
+//! `account` (users and groups), `error`, `devices` (crate `vgpu` behind the seam), `admin` (the admin API), `serving` (from ready
+//! to the end), `logging`, `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another. Adding and removing
 //! happens one at a time and may take long (memory is scrubbed); looking never waits for it.
@@ -16,7 +17,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use locks::{Mutex, rank};
 use vmm_glue::memory::MemoryLimits;
@@ -45,6 +45,7 @@ pub mod program;
 mod revision;
 mod scheduling;
 mod serving;
+mod show;
 mod sockets;
 mod stored;
 mod tenants;
@@ -57,11 +58,12 @@ mod tests;
 pub use error::DaemonError;
 pub(crate) use scheduling::{HISTORY_MS, WINDOW_MS};
 
-use backend::{BackendStatus, CardBackend, OpenCard};
+use backend::{CardBackend, OpenCard};
 use cuda::CudaCard;
 use front::Front;
 use kept::{Keeper, Live, Tuning};
 use revision::Revision;
+use show::{Found, show};
 use sockets::Sockets;
 use upgrade::{Line, Succession};
 use vm::{End, Running, Seen};
@@ -567,95 +569,4 @@ fn taken_by_tenant(state: &State, vm: &VmSpec) -> Option<check::Refusal> {
     let what = format!("`{}` is the name of a tenant, expected a new one", vm.name);
     let refusal = check::Refusal { kind: check::RefusalKind::Conflict, field: "name", what };
     state.tenants.contains_key(&vm.name).then_some(refusal)
-}
-
-/// A virtual machine as it was found in the table.
-struct Found {
-    spec: VmSpec,
-    life: Life,
-    ram: RamSpec,
-}
-
-/// Renders the RAM that a virtual machine lends.
-fn lent(running: Option<&Arc<Running>>, ram: &RamSpec) -> api::Ram {
-    let lends = running.map(|running| running.link.memory());
-    let touches = lends.map(|memory| memory.first_touches());
-    api::Ram {
-        lent_bytes: lends.map_or(0, |memory| memory.snapshot().mapped_bytes()),
-        quota_bytes: memory::bytes(ram.quota_mib),
-        guarantee_bytes: memory::bytes(ram.guarantee_mib),
-        touched_bytes: touches.map_or(0, vmm_glue::memory::FirstTouches::bytes),
-        touch_limit_bytes: ram.touch_mib.map(|mib| memory::bytes(Some(mib))),
-        touches_refused: touches.map_or(0, vmm_glue::memory::FirstTouches::refused),
-    }
-}
-
-fn show(Found { spec, life, ram }: Found) -> api::Vm {
-    let (state, running) = match &life {
-        Life::Starting => (api::VmState::Starting, None),
-        Life::Running(running) => {
-            let state = match () {
-                () if running.seen.failed.lock().is_some() => api::VmState::Failed,
-                () if running.link.client().is_some() => api::VmState::Connected,
-                () => api::VmState::Waiting,
-            };
-            (state, Some(running))
-        }
-        Life::Stopping(running) => (api::VmState::Stopping, Some(running)),
-    };
-    let BackendStatus { vram_mib, channels_used, driver, denied, mut counters } =
-        running.map(|running| running.backend.status()).unwrap_or_default();
-    let seen = running.map(|running| &*running.seen);
-    let withdrawn = |running: &Arc<Running>| {
-        running.link.memory().snapshot().regions().iter().any(vmm_glue::DmaRegion::is_withdrawn)
-    };
-    if let Some(seen) = seen {
-        counters.insert("resets".to_owned(), seen.resets.load(Ordering::Relaxed));
-    }
-    let denials = |denied: &api::Denied| denied.reads.saturating_add(denied.writes);
-    api::Vm {
-        name: spec.name.clone(),
-        card: spec.card.clone(),
-        profile: spec.profile.clone(),
-        mode: if spec.passthrough { api::VmMode::Passthrough } else { api::VmMode::Mediated },
-        state,
-        error: seen.and_then(|seen| seen.failed.lock().clone()),
-        socket: running.and_then(|running| running.socket.clone()),
-        xen_domain: spec.xen_domain.clone(),
-        client: running.and_then(|running| running.link.client()).map(|client| api::Client {
-            pid: client.pid,
-            uid: client.uid,
-            domain: client.domain,
-        }),
-        vram_mib: spec.vram_mib.unwrap_or(vram_mib),
-        channels_limit: if spec.passthrough { check::MAX_CHANNELS } else { spec.channels() },
-        channels_used,
-        memory_not_shared: seen.is_some_and(|seen| seen.memory_not_shared.load(Ordering::Relaxed)),
-        memory_withdrawn: running.is_some_and(withdrawn),
-        ram: lent(running, &ram),
-        driver,
-        denied_total: denied.iter().map(denials).fold(0, u64::saturating_add),
-        denied,
-        counters,
-        transport: running.map(|running| transport(&running.link)).unwrap_or_default(),
-        labels: spec.labels.clone(),
-    }
-}
-
-/// The counts of a connection, flat: those of messages get the prefix `messages_`.
-fn transport(link: &Link) -> BTreeMap<String, u64> {
-    let Ok(serde_json::Value::Object(counts)) = serde_json::to_value(link.counters().snapshot()) else {
-        return BTreeMap::new();
-    };
-    let mut flat = BTreeMap::new();
-    for (name, value) in counts {
-        match value {
-            serde_json::Value::Object(messages) => {
-                let messages = messages.into_iter().filter_map(|(name, count)| Some((name, count.as_u64()?)));
-                flat.extend(messages.map(|(name, count)| (format!("messages_{}", name.to_lowercase()), count)));
-            }
-            value => flat.extend(value.as_u64().map(|count| (name, count))),
-        }
-    }
-    flat
 }

@@ -115,7 +115,7 @@ impl Running {
         rest.ok_or("it has failed just now")
     }
 
-    /// Goes on after [`Self::rest`].
+    /// Goes on after [`Self::rested`].
     ///
     /// # Errors
     /// When the host gives no thread.

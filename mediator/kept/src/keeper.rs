@@ -60,16 +60,7 @@ impl Keeper {
             None => State::default(),
             Some(text) => parsed(&text, &store.path())?,
         };
-        let unusable = |what| StateError::Unusable { path: store.path(), what };
-        let (config, forgotten) = written.applied(&file).map_err(unusable)?;
-        for what in &forgotten {
-            tracing::warn!("not kept any more: {what}");
-        }
-        let mistakes = check::config(&config);
-        if !mistakes.is_empty() {
-            let named = mistakes.iter().map(|mistake| named(&config, &mistake.key, &mistake.what));
-            return Err(StateError::Misfit { path: store.path(), mistakes: named.collect() });
-        }
+        let config = applied(&written, &file, &store.path())?;
         let mut keeper = Self { file, store: Some(store), written: Some(written) };
         // What does not apply any more must not come back when the file is edited again.
         keeper.keep(&Live::of(&config))?;
@@ -91,16 +82,7 @@ impl Keeper {
             // The other had none, or another.
             (Some(folder), _) => Some(Store::open(folder)?),
         };
-        let unusable = |what| StateError::Unusable { path: place.clone(), what };
-        let (config, forgotten) = written.applied(&file).map_err(unusable)?;
-        for what in &forgotten {
-            tracing::warn!("not kept any more: {what}");
-        }
-        let mistakes = check::config(&config);
-        if !mistakes.is_empty() {
-            let named = mistakes.iter().map(|mistake| named(&config, &mistake.key, &mistake.what));
-            return Err(StateError::Misfit { path: place, mistakes: named.collect() });
-        }
+        let config = applied(&written, &file, &place)?;
         // The other may not have written it.
         Ok((config, Self { file, store, written: None }))
     }
@@ -137,6 +119,21 @@ impl Keeper {
         self.written = Some(state);
         Ok(())
     }
+}
+
+/// The configuration file with a state, which came from `path`.
+fn applied(state: &State, file: &Config, path: &Path) -> Result<Config, StateError> {
+    let unusable = |what| StateError::Unusable { path: path.to_owned(), what };
+    let (config, forgotten) = state.applied(file).map_err(unusable)?;
+    for what in &forgotten {
+        tracing::warn!("not kept any more: {what}");
+    }
+    let mistakes = check::config(&config);
+    if mistakes.is_empty() {
+        return Ok(config);
+    }
+    let named = mistakes.iter().map(|mistake| named(&config, &mistake.key, &mistake.what));
+    Err(StateError::Misfit { path: path.to_owned(), mistakes: named.collect() })
 }
 
 /// The state that a file has.

@@ -128,21 +128,25 @@ impl Daemon {
 
     /// Says what goes over.
     fn going(&self) -> Result<Vec<Going>, DaemonError> {
-        let state = self.state.lock();
-        if !state.tenants.is_empty() {
-            return Err(no("tenants of CUDA cards cannot go over: their owner is this daemon's child"));
-        }
+        // Who looks at the table does not wait for what is asked of cards and VMs.
+        let table: Vec<_> = {
+            let state = self.state.lock();
+            if !state.tenants.is_empty() {
+                return Err(no("tenants of CUDA cards cannot go over: their owner is this daemon's child"));
+            }
+            state.vms.values().map(|entry| (entry.spec.clone(), entry.life.clone())).collect()
+        };
         let mut going = Vec::new();
         for (name, card) in &self.cards {
             let of_card = |why: &dyn std::fmt::Display| no(format!("card `{name}`: {why}"));
-            let users = state.vms.iter().filter(|(_, entry)| entry.spec.card == *name);
             let mut vms = Vec::new();
-            for (vm, entry) in users {
+            for (spec, life) in table.iter().filter(|(spec, _)| spec.card == *name) {
+                let vm = &spec.name;
                 let of_vm = |why: &dyn std::fmt::Display| no(format!("VM `{vm}`: {why}"));
-                if entry.spec.passthrough || entry.spec.xen_domain.is_some() {
+                if spec.passthrough || spec.xen_domain.is_some() {
                     return Err(of_vm(&"it has its card by passthrough, or is a domain of Xen, and cannot go over"));
                 }
-                let Life::Running(running) = &entry.life else { return Err(of_vm(&"it is being made or removed")) };
+                let Life::Running(running) = life else { return Err(of_vm(&"it is being made or removed")) };
                 if let Some(why) = &*running.seen.failed.lock() {
                     return Err(of_vm(&format!("it is out of service, remove it: {why}")));
                 }

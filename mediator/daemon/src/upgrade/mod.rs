@@ -21,7 +21,7 @@ use vmm_glue::SavedClients;
 
 mod giver;
 mod roster;
-pub mod taker;
+pub(crate) mod taker;
 
 use roster::Roster;
 

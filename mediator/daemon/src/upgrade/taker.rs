@@ -1,6 +1,7 @@
 //! The daemon that goes on with what another one had.
 //!
-//! Until the other has let go, nothing is done to a card, to a virtual machine's client or to a path: all of it is the other's.
+//! Until the other has let go, nothing is done to a card or to a virtual machine's client, and no path is removed: all of it is the
+//! other's. Only what the configuration says otherwise of a socket's rights takes effect before.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -164,8 +165,7 @@ impl Daemon {
         sockets.own();
         let mut all: BTreeMap<String, Card> = opened;
         for (name, card) in cards {
-            let spec = config.cards.iter().find(|card| card.name == name).cloned();
-            let spec = spec.ok_or_else(|| DaemonError::NoCard(name.clone()))?;
+            let spec = card.spec().clone();
             match card.take_over() {
                 Ok(backend) => {
                     tracing::info!(card = name.as_str(), "card is taken over");

@@ -2,7 +2,7 @@
 
 use super::ram::RamMap;
 use super::{Grants, Memory};
-use crate::places::SavedPlace;
+use channels::SavedPlace;
 use nvspec::addr::{Iova, Place};
 use owner::{HostCard, HostError};
 use pv::Tables;

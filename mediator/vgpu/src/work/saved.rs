@@ -2,7 +2,7 @@
 
 use super::{Bound, Channel, Runlist, Work};
 use crate::memory::Objects;
-use crate::places::SavedPlace;
+use channels::SavedPlace;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
 use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
