@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use support::{Program, Rig, built, chunks, describe, owner};
+use support::{Program, Rig, built, chunks, owner, settled};
 
 /// What the runtime does in the namespaces before the program begins: arguments are the image's folder, the library, the
 /// folder of the socket, and then the program's. A socket that is bound in by itself would be the file of one owner only.
@@ -86,8 +86,7 @@ fn a_program_in_a_container_is_a_tenant_and_leaves_nothing_behind() {
     let serving = owner(&rig, 32, &["--quanta", "off"]);
     inside.grow();
     assert_eq!(inside.end(), "held 6");
-    rig.program("b", &["look"]).end();
-    let view = describe(serving);
+    let view = settled(&rig, serving);
     assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "{view}");
     rig.until_free();
 }
@@ -106,5 +105,5 @@ fn what_is_mounted_in_a_container_is_seen_there_alone() {
     let now = std::fs::metadata(image.join("lib/libcuda.so.1")).expect("there").ino();
     assert_eq!(before, now, "outside of the container the file is the driver's");
     assert_eq!(inside.end(), "held");
-    assert_eq!(chunks(&describe(serving), 0), 0);
+    assert_eq!(chunks(&settled(&rig, serving), 0), 0);
 }

@@ -2,7 +2,7 @@
 
 mod support;
 
-use support::{Program, Rig, chunks, describe, owner};
+use support::{Program, Rig, chunks, describe, owner, settled};
 
 /// Tenants with so many MiB each: the second one's program maps its memory itself.
 fn mapped_by([first, second]: [&str; 2]) -> [(&str, Vec<&str>); 2] {
@@ -93,9 +93,7 @@ fn owners_that_are_killed_while_memory_moves_lose_nothing() {
     for program in programs {
         assert_eq!(program.end(), "held 18");
     }
-    // Served behind the ends of the programs before it, which the owner has seen by then.
-    rig.program("a", &["look"]).end();
-    let view = describe(serving);
+    let view = settled(&rig, serving);
     assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "what ended is free: {view}");
     rig.until_free();
 }
@@ -114,9 +112,7 @@ fn a_program_that_is_killed_while_memory_moves_leaves_nothing_behind() {
     }
     other.grow();
     assert_eq!(other.end(), "held 12");
-    // Served behind the ends of the programs before it, which the owner has seen by then.
-    rig.program("a", &["look"]).end();
-    let view = describe(serving);
+    let view = settled(&rig, serving);
     assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "{view}");
     rig.until_free();
 }
@@ -160,8 +156,7 @@ fn processes_of_a_tenant_share_memory_and_others_cannot_open_it() {
         for other in others {
             assert_eq!(other.end(), "held 8");
         }
-        rig.program("a", &["look"]).end();
-        let view = describe(serving);
+        let view = settled(&rig, serving);
         assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "what ended is free: {view}");
         rig.until_free();
     }
@@ -189,8 +184,7 @@ fn shared_memory_stays_shared_under_the_next_owner() {
     assert_eq!(first.end(), "freed");
     assert_eq!(second.end(), "closed");
     assert_eq!(other.end(), "held 15");
-    rig.program("a", &["look"]).end();
-    let view = describe(serving);
+    let view = settled(&rig, serving);
     assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "what ended is free: {view}");
     rig.until_free();
 }
@@ -213,8 +207,7 @@ fn a_program_that_does_not_answer_is_suspended_and_its_memory_another_ones() {
     other.steps(3);
     assert!(mute.child.try_wait().expect("a child").is_none(), "it is there, for a debugger");
     assert_eq!(other.end(), "held 14");
-    rig.program("b", &["look"]).end();
-    let view = describe(serving);
+    let view = settled(&rig, serving);
     let of = |key: &str| view["tenants"][0][key].as_u64().expect("a number");
     assert_eq!((of("suspended"), of("killed")), (1, 0), "{view}");
     assert_eq!(chunks(&view, 0), 0, "nothing of it is left: {view}");
@@ -232,8 +225,7 @@ fn a_program_that_the_driver_cannot_reach_is_killed() {
     other.steps(3);
     assert!(!mute.child.wait().expect("ends").success(), "the driver waits for a process that is stopped");
     assert_eq!(other.end(), "held 14");
-    rig.program("b", &["look"]).end();
-    let view = describe(serving);
+    let view = settled(&rig, serving);
     let of = |key: &str| view["tenants"][0][key].as_u64().expect("a number");
     assert_eq!((of("suspended"), of("killed")), (0, 1), "{view}");
     rig.until_free();

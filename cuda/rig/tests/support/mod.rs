@@ -179,6 +179,12 @@ pub fn describe(owner: Program) -> serde_json::Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
 
+/// The same, once it has seen the end of every program that has ended: another is served behind them.
+pub fn settled(rig: &Rig, owner: Program) -> serde_json::Value {
+    rig.program("a", &["look"]).end();
+    describe(owner)
+}
+
 /// Chunks of a tenant, wherever they are.
 pub fn chunks(view: &serde_json::Value, tenant: usize) -> u64 {
     let number = |key: &str| view["tenants"][tenant][key].as_u64().expect("a number");
