@@ -5,7 +5,7 @@
 //! shared, live), `upgrade` (another daemon goes on with all that there is), `desired` (all that can be changed, at once; `kept`
 //! has what of that outlives the daemon), `sockets` and `activation` (listening sockets, made or from the service manager),
 //! `account` (users and groups), `error`, `devices` (crate `vgpu` behind the seam), `admin` (the admin API), `serving` (from ready
-//! to the end), `logging`, `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
+//! to the end), `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another. Adding and removing
 //! happens one at a time and may take long (memory is scrubbed); looking never waits for it.
@@ -38,7 +38,6 @@ mod error;
 #[cfg(any(test, feature = "test-rig"))]
 pub mod fixture;
 mod front;
-mod logging;
 mod memory;
 mod profiles;
 pub mod program;

@@ -15,7 +15,7 @@ use crate::cards::Cards;
 use crate::sockets::{Listening, STORED_ADMIN, STORED_READ_ONLY, SocketPath, Sockets};
 use crate::upgrade::Succession;
 use crate::upgrade::taker::Heir;
-use crate::{Daemon, account, activation, logging, serving};
+use crate::{Daemon, account, activation, serving};
 
 /// Runs the program to its end.
 #[must_use]

@@ -9,7 +9,7 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::admin::{self, Listeners};
-use crate::{Daemon, logging};
+use crate::Daemon;
 
 /// Serves the admin API until a signal asks for the end, or all cards have failed.
 ///

@@ -1,7 +1,7 @@
 //! The admin API: HTTP and JSON over a UNIX socket, and Prometheus metrics.
 //!
-//! Parts: [`routes`] (what is done), [`metrics`], `bounded` (so many connections at a time). What goes over the wire is the crate
-//! [`api`]'s.
+//! Parts: [`routes`] (what is done), `bounded` (so many connections at a time). What goes over the wire is the crate [`api`]'s, but for
+//! [`metrics`].
 //!
 //! It runs on a thread of its own and never on the path of a guest's data. Requests that take long (a virtual machine is added
 //! or removed) run beside it, so that looking never waits.
@@ -18,7 +18,6 @@ use crate::Daemon;
 use bounded::Bounded;
 
 mod bounded;
-pub mod metrics;
 pub mod routes;
 
 #[cfg(test)]

@@ -15,7 +15,6 @@ use serde::Deserialize;
 use tokio::sync::Semaphore;
 use vram::To;
 
-use super::metrics;
 use crate::{Daemon, DaemonError, HISTORY_MS, WINDOW_MS};
 use api::ErrorCode;
 use api::launch::{self, MemorySize, SocketVmm, Vmm};
@@ -67,7 +66,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/daemon", get(about))
         .route("/v1/daemon/upgrade", post(upgrade))
         .route("/v1/schema", get(schema))
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(all_metrics))
         .fallback(unknown)
         .method_not_allowed_fallback(not_allowed)
         .layer(DefaultBodyLimit::max(MAX_BODY))
@@ -543,11 +542,12 @@ async fn schema() -> Json<serde_json::Value> {
     Json(api::schema::document())
 }
 
-async fn metrics(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, Failure> {
+async fn all_metrics(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, Failure> {
     let text = look(move || {
         let cards = daemon.cards();
         let text = metrics::text(&cards, &daemon.vms(), &daemon.schedulers(WINDOW_MS)?, &daemon.memories());
-        Ok(text + &metrics::tenants::text(&daemon.tenants()) + &metrics::daemon(&daemon.about()))
+        let itself = metrics::daemon(&daemon.about(), logging::suppressed());
+        Ok(text + &metrics::tenants::text(&daemon.tenants()) + &itself)
     });
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text.await?))
 }

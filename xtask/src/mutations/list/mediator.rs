@@ -601,7 +601,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "log-flood",
         what: "strangers and guests make the daemon write a bounded number of lines",
         package: "mediatord",
-        file: "mediator/daemon/src/logging.rs",
+        file: "mediator/logging/src/lib.rs",
         from: "let some = self.tokens > 0;",
         to: "let some = true;",
         tests: "fills_no_log",

@@ -1,4 +1,8 @@
-//! Metrics in Prometheus' text format.
+//! Metrics: what the admin API shows, in Prometheus' text format.
+//!
+//! Parts: cards, virtual machines and the daemon itself (this file), `scheduler` and `memory` (how cards are shared), [`tenants`], `locks`.
+//!
+//! What it does not do: serve a request, or look at a card.
 
 use std::fmt::{Display, Write};
 
@@ -101,16 +105,16 @@ pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler], memories: 
     scheduler::samples(&mut text, schedulers);
     memory::samples(&mut text, memories);
     locks::samples(&mut text);
-    let name = "gpu_mediator_log_events_suppressed_total";
-    let _ = writeln!(text, "# HELP {name} Log events that came too often and were held back");
-    let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", crate::logging::suppressed());
     text
 }
 
-/// Metrics of the daemon itself.
+/// Metrics of the daemon itself, which has held so many log events back.
 #[must_use]
-pub fn daemon(info: &api::DaemonInfo) -> String {
+pub fn daemon(info: &api::DaemonInfo, suppressed: u64) -> String {
     let mut text = String::new();
+    let name = "gpu_mediator_log_events_suppressed_total";
+    let _ = writeln!(text, "# HELP {name} Log events that came too often and were held back");
+    let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", suppressed);
     let name = "gpu_mediator_upgrades_total";
     let _ = writeln!(text, "# HELP {name} Daemons that have gone on with the same VMs before this one");
     let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", info.upgrades);
