@@ -6,8 +6,11 @@ use std::path::Path;
 
 use tracing_subscriber::filter::{EnvFilter, ParseError};
 
+use super::labels::MAX_LABELS;
 pub use super::refusal::{Refusal, RefusalKind};
 use super::{CardKind, CardSpec, Config, DaemonSpec, Paravirtual, RamSpec, TenantSpec, TimeShare, VmMemory, VmSpec};
+
+pub mod place;
 
 /// Longest name of a card or a virtual machine, in bytes.
 pub const MAX_NAME: usize = 63;
@@ -219,6 +222,9 @@ fn daemon(daemon: &DaemonSpec, mistakes: &mut Vec<Mistake>) {
             format!("`{}` is no absolute path, expected a folder such as /var/lib/gpu-mediator", folder.display());
         table.say("state_dir", what);
     }
+    for (field, what) in daemon.rebalance.iter().flat_map(super::RebalanceSpec::check) {
+        table.say(field, what);
+    }
     if let Err(error) = parse_filter(&daemon.log) {
         table.say(
             "log",
@@ -305,6 +311,11 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     if let Err(what) = vm.labels.check() {
         say(RefusalKind::Invalid, "labels", what);
     }
+    for (field, labels) in [("near", &vm.near), ("apart_from", &vm.apart_from)] {
+        if labels.len() > MAX_LABELS {
+            say(RefusalKind::Invalid, field, format!("{} labels, expected at most {MAX_LABELS}", labels.len()));
+        }
+    }
     if others.iter().any(|other| other.name == vm.name) {
         say(RefusalKind::Conflict, "name", format!("`{}` is the name of another VM, expected a new one", vm.name));
     }
@@ -340,7 +351,7 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     let mut say = |kind, field, what| refusals.push(Refusal { kind, field, what });
 
     if vm.card.is_empty() && !cards.is_empty() {
-        refusals.extend(nowhere(vm, daemon, cards, others));
+        refusals.extend(place::nowhere(vm, daemon, cards, others));
         return refusals;
     }
     let Some(card) = cards.iter().find(|card| card.name == vm.card) else {
@@ -357,6 +368,9 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     let beside: Vec<_> = others.iter().filter(|other| other.card == vm.card && other.name != vm.name).collect();
     for (field, what) in vm.memory.check(card).into_iter().chain(vm.paravirtual.check()) {
         say(RefusalKind::Invalid, field, what);
+    }
+    if let Some(what) = beside.iter().find_map(|other| place::apart(vm, other)) {
+        say(RefusalKind::Conflict, "apart_from", format!("{what} on card `{}`, expected another card", card.name));
     }
     if vm.passthrough {
         if vm.paravirtual != Paravirtual::default() {
@@ -401,55 +415,6 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     }
     vram(vm, card, &beside, &mut say);
     refusals
-}
-
-/// The reason against a virtual machine that names no card, if none can have it: what each lacks.
-fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Option<Refusal> {
-    let mut kind = RefusalKind::Invalid;
-    let mut against = Vec::new();
-    for card in cards {
-        let here = VmSpec { card: card.name.clone(), ..vm.clone() };
-        // What is wrong with its name or its socket has been told, and is so on every card.
-        let mut refusals = self::vm(&here, daemon, cards, others).into_iter();
-        let refusal = refusals.find(|refusal| !["name", "socket"].contains(&refusal.field));
-        let Refusal { kind: of_card, field, what } = refusal?;
-        if of_card != RefusalKind::Invalid {
-            kind = RefusalKind::Quota;
-        }
-        against.push(match card.kind {
-            CardKind::Cuda => format!("`{}` is of kind = \"cuda\", for tenants", card.name),
-            CardKind::Simgpu | CardKind::Vfio => format!("`{}` ({field}: {what})", card.name),
-        });
-    }
-    Some(Refusal { kind, field: "card", what: format!("no card has room: {}", against.join(", ")) })
-}
-
-impl VmSpec {
-    /// Gives a virtual machine that names no card the one that has most room for it, of those that can have it beside `others`.
-    #[must_use]
-    pub fn placed(mut self, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Self {
-        if !self.card.is_empty() {
-            return self;
-        }
-        let fits = |card: &&CardSpec| {
-            let here = Self { card: card.name.clone(), ..self.clone() };
-            self::vm(&here, daemon, cards, others).is_empty()
-        };
-        // What is sure to no one; of cards that promise nothing, what fewest virtual machines believe to have.
-        let room = |card: &CardSpec| {
-            let there = others.iter().filter(|other| other.card == card.name);
-            let (sure, seen) = there.fold((0u64, 0u64), |(sure, seen), other| {
-                let vram = other.vram_mib.unwrap_or(card.vram_mib);
-                (sure.saturating_add(other.memory.guaranteed_mib(vram, card)), seen.saturating_add(vram))
-            });
-            (card.shared_mib().saturating_sub(sure), u64::MAX - seen)
-        };
-        // Of equals, the first.
-        if let Some(card) = cards.iter().rev().filter(fits).max_by_key(|card| room(card)) {
-            self.card.clone_from(&card.name);
-        }
-        self
-    }
 }
 
 fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(RefusalKind, &'static str, String)) {

@@ -148,8 +148,10 @@ impl TenantSpec {
             let there = others.iter().filter(|other| other.card == card.name).map(|other| other.vram_mib);
             there.fold(self.vram_mib, u64::saturating_add).saturating_mul(1000) / card.vram_mib.max(1)
         };
-        let fits =
-            |card: &&CardSpec| tenant(&Self { card: card.name.clone(), ..self.clone() }, cards, vms, others).is_empty();
+        let fits = |card: &&CardSpec| {
+            let here = Self { card: card.name.clone(), ..self.clone() };
+            !card.drained && tenant(&here, cards, vms, others).is_empty()
+        };
         let kind = |card: &&CardSpec| card.kind == CardKind::Cuda;
         // Where none can, the first one says why.
         let found = cards.iter().filter(kind).filter(fits).min_by_key(|card| load(card));

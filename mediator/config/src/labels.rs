@@ -1,20 +1,23 @@
 //! Labels: words of whoever places work, told again wherever a virtual machine or a tenant is shown.
 //!
-//! A key is the name of a label in the metrics, too, so it has only what Prometheus allows there.
+//! A key is the name of a label in the metrics, too, so it has only what Prometheus allows there. The daemon takes no meaning from
+//! them but that of [`LabelMatch`]: virtual machines look for each other by them.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Most labels of one virtual machine or tenant.
-const MAX_LABELS: usize = 16;
+pub(crate) const MAX_LABELS: usize = 16;
 /// Longest key, in bytes.
 const MAX_KEY: usize = 32;
 /// Longest value, in bytes: the name of a Kubernetes object fits.
 const MAX_VALUE: usize = 253;
 
-/// A `labels` table: keys and values that mean nothing to the daemon.
+/// A `labels` table: keys and values of whoever places work.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Labels(pub BTreeMap<String, String>);
@@ -58,6 +61,60 @@ impl Labels {
     }
 }
 
+/// A label that others are looked for by, written `KEY` for any value or `KEY=VALUE`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct LabelMatch {
+    key: String,
+    value: Option<String>,
+}
+
+impl LabelMatch {
+    /// Says whether one of these labels is meant.
+    pub(crate) fn is_among(&self, labels: &Labels) -> bool {
+        let found = labels.0.get(&self.key);
+        found.is_some_and(|found| self.value.as_ref().is_none_or(|value| value == found))
+    }
+}
+
+impl FromStr for LabelMatch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (key, value) = match text.split_once('=') {
+            Some((key, value)) => (key, Some(value)),
+            None => (text, None),
+        };
+        let label = Labels(BTreeMap::from([(key.to_owned(), value.unwrap_or_default().to_owned())]));
+        label.check().map_err(|what| format!("{what}; write KEY or KEY=VALUE"))?;
+        Ok(Self { key: key.to_owned(), value: value.map(str::to_owned) })
+    }
+}
+
+impl TryFrom<String> for LabelMatch {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<LabelMatch> for String {
+    fn from(label: LabelMatch) -> Self {
+        label.to_string()
+    }
+}
+
+impl fmt::Display for LabelMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.value {
+            Some(value) => write!(f, "{}={value}", self.key),
+            None => f.write_str(&self.key),
+        }
+    }
+}
+
 impl FromIterator<(String, String)> for Labels {
     fn from_iter<T: IntoIterator<Item = (String, String)>>(labels: T) -> Self {
         Self(labels.into_iter().collect())
@@ -90,5 +147,20 @@ mod tests {
         }
         let many: Labels = (0..=MAX_LABELS).map(|n| (format!("k{n}"), String::new())).collect();
         assert_eq!(many.check(), Err("17 labels, expected at most 16".to_owned()));
+    }
+
+    #[test]
+    fn labels_are_found_by_key_alone_or_with_their_value() {
+        let of = labels(&[("app", "web"), ("tier", "")]);
+        for (text, found) in
+            [("app", true), ("app=web", true), ("app=db", false), ("app=", false), ("tier=", true), ("zone", false)]
+        {
+            let label: LabelMatch = text.parse().unwrap();
+            assert_eq!((label.is_among(&of), label.to_string().as_str()), (found, text));
+        }
+        for bad in ["", "=web", "App=web", "app=a\nb"] {
+            let error = bad.parse::<LabelMatch>().unwrap_err();
+            assert!(error.ends_with("write KEY or KEY=VALUE"), "{bad:?}: {error}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The configuration file: cards, virtual machines, sockets.
 //!
-//! Parts: the types that the TOML file is read into (this file), [`check`] for what the types cannot say, [`position`] for
-//! the line and the key of a mistake, [`profile`] for keys that several tables share by a name, [`patch`] for tables that are changed while the daemon runs, [`live`] for which keys can be.
+//! Parts: the types that the TOML file is read into (this file), [`check`] for what the types cannot say, [`place`] for the card of
+//! a virtual machine that names none, `rebalance` for when running ones change it, [`position`] for the line and the key of a mistake, [`profile`] for keys that several tables share by a name, [`patch`] for tables that are changed while the daemon runs, [`live`] for which keys can be.
 //! A virtual machine that is added while the daemon runs passes the same checks.
 //!
 //! What it does not do: open a card or a socket, or write the file.
@@ -24,6 +24,7 @@ pub mod paravirtual;
 pub mod patch;
 pub mod position;
 pub mod profile;
+mod rebalance;
 mod refusal;
 mod software;
 pub mod vfio;
@@ -32,12 +33,14 @@ mod xen;
 #[cfg(test)]
 mod tests;
 
+pub use check::place::{self, Placement};
 pub use check::{Key, Mistake};
 pub use cuda::{CudaSpec, OnRemove, OnStranger, OnStuck, TenantSpec};
-pub use labels::Labels;
+pub use labels::{LabelMatch, Labels};
 pub use memory::{CardMemory, RamSpec, VmMemory};
 pub use paravirtual::Paravirtual;
 pub use profile::ProfileSpec;
+pub use rebalance::RebalanceSpec;
 pub use software::{FaultEngine, FaultKind, FaultSpec, TimeSpec};
 pub use vfio::ResetWay;
 
@@ -96,6 +99,10 @@ pub struct DaemonSpec {
     pub log_format: LogFormat,
     /// Folder in which is kept what was changed while the daemon ran; without it, nothing is.
     pub state_dir: Option<PathBuf>,
+    /// Policy by which a virtual machine that names no card gets one.
+    pub placement: Placement,
+    /// Moves of virtual machines from full cards to empty ones, by themselves; without it, there are none.
+    pub rebalance: Option<RebalanceSpec>,
 }
 
 impl Default for DaemonSpec {
@@ -113,6 +120,8 @@ impl Default for DaemonSpec {
             log: "info".to_owned(),
             log_format: LogFormat::Text,
             state_dir: None,
+            placement: Placement::default(),
+            rebalance: None,
         }
     }
 }
@@ -147,6 +156,9 @@ pub struct CardSpec {
     pub name: String,
     /// Kind of its carrier.
     pub kind: CardKind,
+    /// Takes no further virtual machine or tenant; those that are there stay.
+    #[serde(default)]
+    pub drained: bool,
     /// Address of the PCI function, of a card behind VFIO.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<Address>,
@@ -261,7 +273,7 @@ impl fmt::Display for CardKind {
 pub struct VmSpec {
     /// Name of the virtual machine.
     pub name: String,
-    /// Name of the card that it uses; the one with most room if none is given.
+    /// Name of the card that it uses; the one that `daemon.placement` says if none is given.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
     /// Name of the profile whose keys it has where it says nothing itself.
@@ -313,6 +325,12 @@ pub struct VmSpec {
     /// Words of whoever places work, shown wherever it is.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
+    /// Labels, `KEY` or `KEY=VALUE`: without `card`, it goes where a virtual machine with one of them is, if there is one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub near: Vec<LabelMatch>,
+    /// Labels, `KEY` or `KEY=VALUE`: it is never on one card with a virtual machine that has one of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub apart_from: Vec<LabelMatch>,
 }
 
 /// Channels of a virtual machine that says nothing else.
@@ -345,6 +363,8 @@ impl VmSpec {
             owner: None,
             group: None,
             labels: Labels::default(),
+            near: Vec::new(),
+            apart_from: Vec::new(),
         }
     }
 

@@ -4,8 +4,8 @@
 const OF_VM: [&str; 2] = ["time", "memory"];
 /// Keys of a `[[tenant]]` that can be changed while its programs run, and tables of such.
 const OF_TENANT: [&str; 4] = ["time", "memory", "on_stuck", "on_remove"];
-/// Tables of a `[[card]]` whose keys can be changed while the daemon runs.
-const OF_CARD: [&str; 2] = ["scheduler", "memory"];
+/// Keys of a `[[card]]` that can be changed while the daemon runs, and tables of such.
+const OF_CARD: [&str; 3] = ["drained", "scheduler", "memory"];
 
 fn within(key: &str, tables: &[&str]) -> bool {
     tables.iter().any(|table| key.strip_prefix(table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
@@ -36,7 +36,7 @@ mod tests {
     #[test]
     fn keys_are_found_by_their_table() {
         assert!(of_tenant("on_stuck") && of_tenant("memory.quota_mib") && !of_tenant("card"));
-        assert!(of_vm("time.weight") && of_card("scheduler.band.wait_ns"));
+        assert!(of_vm("time.weight") && of_card("scheduler.band.wait_ns") && of_card("drained"));
         assert!(!of_vm("timeout") && !of_vm("vram_mib") && !of_card("time.copy_mib_per_s"));
     }
 }

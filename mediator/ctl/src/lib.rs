@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 use api::launch::{MemorySize, Vmm};
 use api::{self, ErrorCode};
 use config::patch::table;
-use config::{Apertures, DEFAULT_ADMIN_SOCKET, Paravirtual, SocketMode, VmSpec};
+use config::{Apertures, DEFAULT_ADMIN_SOCKET, LabelMatch, Paravirtual, SocketMode, VmSpec};
 
 mod cdi;
 pub mod client;
@@ -218,7 +218,7 @@ enum VmCommand {
 struct Add {
     /// Its name
     name: String,
-    /// The card that it uses; where most room is if not given
+    /// The card that it uses; one by the daemon's policy if not given
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     card: String,
     /// Profile whose keys it has where nothing else is given
@@ -261,6 +261,12 @@ struct Add {
     /// A label that is shown wherever the VM is; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = values::label)]
     label: Vec<(String, String)>,
+    /// Without --card: goes where a VM with this label is, if there is one; may be given several times
+    #[arg(long, value_name = "KEY[=VALUE]")]
+    near: Vec<LabelMatch>,
+    /// Is never on one card with a VM that has this label; may be given several times
+    #[arg(long, value_name = "KEY[=VALUE]")]
+    apart_from: Vec<LabelMatch>,
     /// Wires it straight to the card, without mediation; the card must have no other
     #[arg(long)]
     passthrough: bool,
@@ -295,6 +301,8 @@ impl From<Add> for VmSpec {
             owner,
             group,
             label,
+            near,
+            apart_from,
             passthrough,
         } = add;
         Self {
@@ -316,6 +324,8 @@ impl From<Add> for VmSpec {
             owner,
             group,
             labels: label.into_iter().collect(),
+            near,
+            apart_from,
         }
     }
 }
