@@ -24,6 +24,9 @@ pub struct Exported {
 pub struct CardSettings {
     /// Its name.
     pub name: String,
+    /// It takes no further virtual machine or tenant.
+    #[serde(default)]
+    pub drained: bool,
     /// What its memory is to hold: a `[card.memory]` table.
     pub memory: CardMemory,
     /// How its time is shared: a `[card.scheduler]` table.

@@ -14,6 +14,7 @@ mod desired;
 mod durations;
 pub mod launch;
 mod memory;
+mod moving;
 mod profile;
 mod scheduler;
 pub mod schema;
@@ -26,6 +27,7 @@ pub use memory::{
     CardMemory, CardMemorySettings, Hint, Hints, MemoryList, MoveReport, MoveRequest, Range, Turn, VmMemory,
     VmMemorySettings,
 };
+pub use moving::{DrainReport, Left, MoveTo, Moved};
 pub use profile::{Capacity, Profile, ProfileList};
 pub use scheduler::{
     CardScheduler, EngineUse, Overdue, Quarantine, SchedulerHistory, SchedulerList, UseSample, VmEngine, VmHistory,
@@ -276,6 +278,9 @@ pub struct Card {
     pub strangers: Vec<Stranger>,
     /// One virtual machine has it by passthrough.
     pub passthrough: bool,
+    /// It takes no further virtual machine or tenant, until an operator says so.
+    #[serde(default)]
+    pub drained: bool,
 }
 
 /// A process that uses a CUDA card past its owner.

@@ -73,7 +73,7 @@ const fn act(
 }
 
 /// All requests but `/metrics`, which has a format of its own.
-const OPERATIONS: [Operation; 36] = [
+const OPERATIONS: [Operation; 39] = [
     get("/v1/tenants", "All tenants of CUDA cards", NONE, of::<crate::TenantList>),
     change("post", "/v1/tenants", "Adds a tenant", Some(of::<crate::AddTenant>), (201, Some(of::<crate::Tenant>))),
     change("delete", "/v1/tenants/{name}", "Removes a tenant", None, (204, None)),
@@ -101,6 +101,13 @@ const OPERATIONS: [Operation; 36] = [
         (200, Some(of::<crate::VmTime>)),
     ),
     act("/v1/vms/{name}/release", "Lets a virtual machine out of quarantine", NONE, None, (204, None)),
+    change(
+        "post",
+        "/v1/vms/{name}/move",
+        "Moves a virtual machine to another card while it works",
+        Some(of::<crate::MoveTo>),
+        (200, Some(of::<crate::Moved>)),
+    ),
     get("/v1/daemon", "The daemon itself", NONE, of::<crate::DaemonInfo>),
     act(
         "/v1/daemon/upgrade",
@@ -111,6 +118,20 @@ const OPERATIONS: [Operation; 36] = [
     ),
     get("/v1/cards", "All cards", NONE, of::<crate::CardList>),
     get("/v1/cards/{name}", "One card", NONE, of::<crate::Card>),
+    change(
+        "post",
+        "/v1/cards/{name}/drain",
+        "Has a card take nobody new, and moves its virtual machines to other cards",
+        None,
+        (200, Some(of::<crate::DrainReport>)),
+    ),
+    change(
+        "post",
+        "/v1/cards/{name}/undrain",
+        "Has a card take virtual machines and tenants again",
+        None,
+        (200, Some(of::<crate::Card>)),
+    ),
     get("/v1/schedulers", "How the time of cards is shared", WINDOW, of::<crate::SchedulerList>),
     get("/v1/cards/{name}/scheduler", "How the time of a card is shared", WINDOW, of::<crate::CardScheduler>),
     change(

@@ -17,7 +17,7 @@ use tokio::net::UnixStream;
 
 pub use hyper::Method;
 
-/// Longest time for one request; adding a virtual machine waits until its memory has been scrubbed.
+/// Longest time for one request unless more is asked for; adding a virtual machine waits until its memory has been scrubbed.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Largest answer, in bytes.
 const MAX_ANSWER: usize = 64 << 20;
@@ -42,21 +42,28 @@ pub enum AskError {
     Refused(api::Error),
     #[error("the answer is not what the API promises: {0}")]
     Protocol(String),
-    #[error("the daemon did not answer within {} seconds", LIMIT.as_secs())]
-    TimedOut,
+    #[error("the daemon did not answer within {} seconds", .0.as_secs())]
+    TimedOut(Duration),
 }
 
 /// A client of one daemon, which connects with each request.
 #[derive(Clone, Debug)]
 pub struct Admin {
     socket: PathBuf,
+    limit: Duration,
 }
 
 impl Admin {
     /// A client of the daemon behind `socket`.
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
-        Self { socket }
+        Self { socket, limit: LIMIT }
+    }
+
+    /// Waits for an answer for so long, and no longer.
+    #[must_use]
+    pub fn waiting(self, limit: Duration) -> Self {
+        Self { limit, ..self }
     }
 
     /// Asks for something.
@@ -95,7 +102,7 @@ impl Admin {
         expected: Option<&str>,
     ) -> Result<Bytes, AskError> {
         let exchange = self.exchange(method, path, body, expected);
-        tokio::time::timeout(LIMIT, exchange).await.unwrap_or(Err(AskError::TimedOut))
+        tokio::time::timeout(self.limit, exchange).await.unwrap_or(Err(AskError::TimedOut(self.limit)))
     }
 
     async fn exchange(

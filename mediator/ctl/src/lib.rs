@@ -468,7 +468,7 @@ impl ClientError {
             },
             Self::Report(_) | Self::Record { .. } | Self::Desired { .. } => Code::Usage,
             Self::Runtime(_)
-            | Self::Ask(AskError::Protocol(_) | AskError::TimedOut)
+            | Self::Ask(AskError::Protocol(_) | AskError::TimedOut(_))
             | Self::Differs { .. }
             | Self::File { .. }
             | Self::Terminal(_) => Code::Failed,
@@ -486,7 +486,7 @@ impl ClientError {
             Self::Ask(AskError::Protocol(_)) => {
                 "check that --socket names mediatord's admin socket, of the same version"
             }
-            Self::Ask(AskError::TimedOut) => "see the daemon's log",
+            Self::Ask(AskError::TimedOut(_)) => "see the daemon's log",
             Self::Runtime(_) => "try again when the host has room",
             Self::Record { .. } => "name a file that `mediatorctl sched record` has written",
             Self::Differs { .. } => "replay it with the version that recorded it, to see what has changed",

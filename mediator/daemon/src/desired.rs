@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use super::draining::Arrival;
 use super::{Daemon, DaemonError, State, account};
 use api::{Action, Applied, CardSettings, Comparison, Desired, ErrorCode, Exported, KeyChange, Kind, Step};
 use config::check::{self, MAX_TENANTS, MAX_VMS, RefusalKind};
@@ -16,6 +17,9 @@ use config::patch::{Difference, differences, patched, table, with};
 use config::profile::Of;
 use config::{CardKind, CardSpec, TenantSpec, VmSpec, live};
 use kept::Tuning;
+
+/// The key of a card that takes nobody new.
+const DRAINED: &str = "drained";
 
 /// Why a part of a desired state cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,8 +66,8 @@ impl Daemon {
     pub fn export(&self) -> Exported {
         let state = self.state.lock();
         let card = |(name, tuning): (&String, &Tuning)| {
-            let Tuning { scheduler, memory } = *tuning;
-            CardSettings { name: name.clone(), memory, scheduler }
+            let Tuning { scheduler, memory, drained } = *tuning;
+            CardSettings { name: name.clone(), drained, memory, scheduler }
         };
         Exported {
             revision: state.revision.to_string(),
@@ -147,8 +151,7 @@ impl Daemon {
                 plan.say(ErrorCode::NotFound, described(Kind::Card, &name), what);
                 continue;
             };
-            let Tuning { scheduler, memory } = state.tunings.get(&name).copied().unwrap_or(Tuning::of(spec));
-            let now = CardSpec { scheduler, memory, ..spec.clone() };
+            let now = state.tuning(spec).on(spec);
             let (step, wanted) = plan.compared(Kind::Card, &name, &now, patch, CardSpec::whole);
             if let Some(card) = wanted {
                 for what in card_mistakes(&card) {
@@ -243,13 +246,17 @@ impl Daemon {
             _ => Some(now),
         });
         let new = plan.items.iter().filter(|item| item.step.action == Action::Create);
+        let cards = plan.marked(state.marked(&self.specs));
         let mut there: Vec<TenantSpec> = Vec::new();
         let mut obstacles = Vec::new();
-        for tenant in staying.chain(new.filter_map(|item| item.tenant.as_ref())) {
+        let staying = staying.map(|tenant| (Arrival::Configured, tenant));
+        let new = new.filter_map(|item| item.tenant.as_ref()).map(|tenant| (Arrival::New, tenant));
+        for (arrival, tenant) in staying.chain(new) {
             let others: Vec<&TenantSpec> = there.iter().collect();
-            let tenant = tenant.clone().placed(&self.specs, &vms, &others);
+            let tenant = tenant.clone().placed(&cards, &vms, &others);
             let of = described(Kind::Tenant, &tenant.name);
-            let refusals = check::tenant(&tenant, &self.spec, &self.specs, &vms, &others);
+            let mut refusals = check::tenant(&tenant, &self.spec, &cards, &vms, &others);
+            refusals.extend(arrival.refused(&tenant.card, &cards));
             obstacles.extend(refusals.into_iter().map(|refusal| Obstacle {
                 code: code_of(refusal.kind),
                 of: of.clone(),
@@ -285,12 +292,15 @@ impl Daemon {
         });
         let new =
             plan.items.iter().filter(|item| item.step.action == Action::Create).filter_map(|item| item.vm.as_ref());
+        let cards = plan.marked(state.marked(&self.specs));
         let mut placed: Vec<VmSpec> = Vec::new();
-        for vm in staying.chain(new) {
+        let (staying, new) = (staying.map(|vm| (Arrival::Configured, vm)), new.map(|vm| (Arrival::New, vm)));
+        for (arrival, vm) in staying.chain(new) {
             let there: Vec<&VmSpec> = placed.iter().collect();
-            let vm = vm.clone().placed(&self.spec, &self.specs, &there);
+            let vm = vm.clone().placed(&self.spec, &cards, &there);
             let say = |code, what| Obstacle { code, of: described(Kind::Vm, &vm.name), what };
-            let refusals = check::vm(&vm, &self.spec, &self.specs, &there);
+            let mut refusals = check::vm(&vm, &self.spec, &cards, &there);
+            refusals.extend(arrival.refused(&vm.card, &cards));
             obstacles.extend(refusals.into_iter().filter_map(|refusal| {
                 // What is invalid was found already.
                 let told = refusal.kind != RefusalKind::Invalid;
@@ -306,7 +316,8 @@ impl Daemon {
             let what = format!("they would be {}, one daemon serves at most {MAX_VMS}; leave some out", there.len());
             obstacles.push(Obstacle { code: ErrorCode::Quota, of: "all VMs".to_owned(), what });
         }
-        let tuned = plan.items.iter().filter(|item| item.step.kind == Kind::Card && item.step.action == Action::Change);
+        let shared = |step: &Step| step.kind == Kind::Card && step.changes.iter().any(|change| change.key != DRAINED);
+        let tuned = plan.items.iter().filter(|item| shared(&item.step) && item.step.action == Action::Change);
         for Item { step, .. } in tuned {
             if let Some(vm) = there.iter().find(|vm| vm.passthrough && vm.card == step.name) {
                 let what =
@@ -333,9 +344,11 @@ impl Daemon {
                 (Action::Remove, Kind::Vm) => self.take_out(&step.name, None),
                 (Action::Remove, Kind::Tenant) => self.take_tenant(&step.name, None),
                 (Action::Create, Kind::Vm) => {
-                    vm.map_or(Ok(()), |vm| self.reserve(vm, None).and_then(|vm| self.fill(&vm).map(drop)))
+                    vm.map_or(Ok(()), |vm| self.reserve(vm, None, Arrival::New).and_then(|vm| self.fill(&vm).map(drop)))
                 }
-                (Action::Create, Kind::Tenant) => tenant.map_or(Ok(()), |tenant| self.put_tenant(tenant, None)),
+                (Action::Create, Kind::Tenant) => {
+                    tenant.map_or(Ok(()), |tenant| self.put_tenant(tenant, None, Arrival::New))
+                }
                 (Action::Change, Kind::Card) => self.change_card(&step),
                 (Action::Change, Kind::Vm) => self.change_vm(&step),
                 (Action::Change, Kind::Tenant) => self.change_tenant(&step),
@@ -352,9 +365,15 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Changes tables of a card, as far as a step names them.
+    /// Changes tables of a card, as far as a step names them. One that is drained so keeps what it has.
     fn change_card(&self, step: &Step) -> Result<(), DaemonError> {
         let [scheduler, memory] = ["scheduler", "memory"].map(|table| within(step, table));
+        if let Some(drained) = drained_by(step) {
+            self.mark(&step.name, drained, None)?;
+        }
+        if scheduler.is_empty() && memory.is_empty() {
+            return Ok(());
+        }
         if let Some(cuda) = self.known(&step.name)?.cuda.as_deref() {
             return self.tune_cuda(cuda, &scheduler, &memory, None);
         }
@@ -388,6 +407,16 @@ impl Daemon {
 }
 
 impl Plan {
+    /// Marks the cards that are to be drained, or not.
+    fn marked(&self, mut cards: Vec<CardSpec>) -> Vec<CardSpec> {
+        let steps = || self.items.iter().map(|item| &item.step).filter(|step| step.kind == Kind::Card);
+        for card in &mut cards {
+            let by_step = steps().find(|step| step.name == card.name).and_then(drained_by);
+            card.drained = by_step.unwrap_or(card.drained);
+        }
+        cards
+    }
+
     fn say(&mut self, code: ErrorCode, of: String, what: String) {
         self.obstacles.push(Obstacle { code, of, what });
     }
@@ -480,6 +509,11 @@ fn card_mistakes(card: &CardSpec) -> Vec<String> {
     let scheduler = card.scheduler.check().err().map(|error| format!("scheduler.{error}"));
     let memory = card.memory.check(card.chunk_kib, card.shared_mib()).into_iter().map(told);
     scheduler.into_iter().chain(memory).collect()
+}
+
+/// Returns whether a step has a card drained or not, if it says so.
+fn drained_by(step: &Step) -> Option<bool> {
+    step.changes.iter().find(|change| change.key == DRAINED)?.to.as_bool()
 }
 
 fn changeable(kind: Kind, key: &str) -> bool {

@@ -116,6 +116,24 @@ pub enum DaemonError {
     /// The next daemon does not go on with what this one has.
     #[error("the daemon is not upgraded, and goes on as before: {0}")]
     NotHandedOver(String),
+    /// A virtual machine stays with its card: which card it does not get, and why.
+    #[error("VM `{vm}` cannot move to card `{to}`: {why}")]
+    CannotMove {
+        /// Its name.
+        vm: String,
+        /// The card.
+        to: String,
+        /// Reason.
+        why: String,
+    },
+    /// A virtual machine can move to no card.
+    #[error("VM `{vm}` cannot move to another card: {why}")]
+    Immovable {
+        /// Its name.
+        vm: String,
+        /// Reason.
+        why: String,
+    },
     /// Another operator has changed something since.
     #[error("revision conflict: expected {expected}, current {now}")]
     Changed {
@@ -169,6 +187,7 @@ impl DaemonError {
             Self::NoAccount { .. } | Self::Setting { .. } | Self::Query(_) => ErrorCode::Invalid,
             Self::NoDomain(_) | Self::IsDomain(..) => ErrorCode::Invalid,
             Self::Changed { .. } | Self::NotHandedOver(_) => ErrorCode::Conflict,
+            Self::CannotMove { .. } | Self::Immovable { .. } => ErrorCode::Conflict,
             Self::Desired(obstacles) => {
                 // The first of these is what to see to first.
                 let order = [ErrorCode::Invalid, ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Quota];
@@ -221,6 +240,8 @@ impl DaemonError {
             Self::NoRecord(_) => "try again when the other record is done, or a VM has been added",
             Self::Setting { .. } => "correct the value; keys that are left out stay as they are",
             Self::Query(_) => "correct the value",
+            Self::CannotMove { .. } => "see to what is in the way, or name another card; the VM goes on where it is",
+            Self::Immovable { .. } => "make room on another card, or remove the VM; it goes on where it is",
             Self::Changed { .. } => "look again (`mediatorctl export`), and repeat what is still right",
             Self::Desired(_) => match self.code() {
                 ErrorCode::Conflict => "nothing was changed; see above for what to do with each",

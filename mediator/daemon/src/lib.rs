@@ -2,7 +2,7 @@
 //!
 //! Parts: `backend` (the seam to what serves a virtual machine), `cards` (the cards of a configuration), `vm` (a virtual machine's
 //! thread), `front` (a socket or a domain of Xen), `show` (what operators see of it), `scheduling` (how the time of cards is
-//! shared, live), `upgrade` (another daemon goes on with all that there is), `desired` (all that can be changed, at once; `kept`
+//! shared, live), `draining` (cards that are emptied), `moving` (from one card to another), `upgrade` (another daemon goes on with all that there is), `desired` (all that can be changed, at once; `kept`
 //! has what of that outlives the daemon), `sockets` and `activation` (listening sockets, made or from the service manager),
 //! `account` (users and groups), `error`, `devices` (crate `vgpu` behind the seam), `admin` (the admin API), `serving` (from ready
 //! to the end), `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
@@ -33,12 +33,14 @@ mod cards;
 mod cuda;
 mod desired;
 mod devices;
+mod draining;
 mod durations;
 mod error;
 #[cfg(any(test, feature = "test-rig"))]
 pub mod fixture;
 mod front;
 mod memory;
+mod moving;
 mod profiles;
 pub mod program;
 mod revision;
@@ -59,8 +61,10 @@ pub(crate) use scheduling::{HISTORY_MS, WINDOW_MS};
 
 use backend::{CardBackend, OpenCard};
 use cuda::CudaCard;
+use draining::Arrival;
 use front::Front;
 use kept::{Keeper, Live, Tuning};
+use metrics::moves::Moves;
 use revision::Revision;
 use show::{Found, show};
 use sockets::Sockets;
@@ -161,6 +165,7 @@ pub struct Daemon {
     sockets: Sockets,
     /// The daemon before this one, and the one behind it.
     line: Line,
+    moves: Moves,
 }
 
 impl Daemon {
@@ -179,7 +184,7 @@ impl Daemon {
         let daemon = Arc::new(Self::with(config, cards, sockets, keeper));
         for vm in vms {
             let name = vm.name.clone();
-            if let Err(error) = daemon.reserve(vm, None).and_then(|spec| daemon.fill(&spec)) {
+            if let Err(error) = daemon.reserve(vm, None, Arrival::Configured).and_then(|spec| daemon.fill(&spec)) {
                 daemon.shut_down();
                 // What an earlier run had started is kept for the next one.
                 tracing::error!(vm = name.as_str(), %error, "a VM cannot be started");
@@ -237,6 +242,7 @@ impl Daemon {
             keeper: Mutex::new(keeper),
             sockets,
             line: Line::default(),
+            moves: Moves::default(),
         }
     }
 
@@ -307,23 +313,25 @@ impl Daemon {
     /// As [`Self::add`], and when it is another.
     pub(crate) fn add_if(&self, spec: VmSpec, expected: Option<&str>) -> Result<api::Vm, DaemonError> {
         let _one_at_a_time = self.changing.lock();
-        let spec = self.reserve(spec, expected)?;
+        let spec = self.reserve(spec, expected, Arrival::New)?;
         let vm = self.fill(&spec)?;
         self.keep()?;
         Ok(vm)
     }
 
     /// Makes a place for a virtual machine, if there can be such a one. Needs `changing`, or that nobody else knows the daemon.
-    fn reserve(&self, spec: VmSpec, expected: Option<&str>) -> Result<VmSpec, DaemonError> {
+    fn reserve(&self, spec: VmSpec, expected: Option<&str>, arrival: Arrival) -> Result<VmSpec, DaemonError> {
         let mut state = self.state.lock();
         state.expect(expected)?;
         if state.vms.len() >= MAX_VMS {
             return Err(DaemonError::TooMany(MAX_VMS));
         }
         let others: Vec<_> = state.vms.values().map(|entry| &entry.spec).collect();
-        let spec = spec.placed(&self.spec, &self.specs, &others);
-        let mut refusals = check::vm(&spec, &self.spec, &self.specs, &others);
+        let cards = state.marked(&self.specs);
+        let spec = spec.placed(&self.spec, &cards, &others);
+        let mut refusals = check::vm(&spec, &self.spec, &cards, &others);
         refusals.extend(taken_by_tenant(&state, &spec));
+        refusals.extend(arrival.refused(&spec.card, &cards));
         if !refusals.is_empty() {
             return Err(DaemonError::Refused { vm: spec.name, refusals });
         }
@@ -493,6 +501,7 @@ impl Daemon {
             let state = self.state.lock();
             state.tenants.values().filter(|tenant| tenant.card == spec.name).cloned().collect()
         };
+        let drained = self.state.lock().tuning(spec).drained;
         let status = backend.status();
         let used = running.iter().flatten().map(|running| running.backend.status().channels_used);
         let passthrough = users.iter().any(|vm| vm.passthrough);
@@ -525,6 +534,7 @@ impl Daemon {
             tenants: tenants.into_iter().map(|tenant| tenant.name).collect(),
             strangers: status.strangers,
             passthrough,
+            drained,
         }
     }
 

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::{Daemon, DaemonError};
 use config::profile::{Of, expanded};
-use config::{CardKind, CardSpec, ProfileSpec, TenantSpec, VmSpec};
+use config::{CardKind, CardSpec, ProfileSpec, TenantSpec, VmSpec, place};
 
 impl Daemon {
     /// A table with the keys of the profile that it names.
@@ -34,12 +34,16 @@ impl Daemon {
     /// All profiles, with what the cards can still have of each.
     #[must_use]
     pub fn profiles(&self) -> Vec<api::Profile> {
-        let (vms, tenants): (Vec<VmSpec>, Vec<TenantSpec>) = {
+        let (cards, vms, tenants): (Vec<CardSpec>, Vec<VmSpec>, Vec<TenantSpec>) = {
             let state = self.state.lock();
-            (state.vms.values().map(|entry| entry.spec.clone()).collect(), state.tenants.values().cloned().collect())
+            let vms = state.vms.values().map(|entry| entry.spec.clone()).collect();
+            (state.marked(&self.specs), vms, state.tenants.values().cloned().collect())
         };
-        let mut profiles: Vec<_> =
-            self.profiles.iter().map(|profile| self.profile_of(profile, &vms, &tenants)).collect();
+        let profile_of = |profile: &ProfileSpec| {
+            let cards = cards.iter().map(|card| self.capacity(profile, card, &vms, &tenants)).collect();
+            api::Profile { spec: profile.clone(), cards }
+        };
+        let mut profiles: Vec<_> = self.profiles.iter().map(profile_of).collect();
         profiles.sort_by(|one, other| one.spec.name.cmp(&other.spec.name));
         profiles
     }
@@ -51,11 +55,6 @@ impl Daemon {
     pub fn profile(&self, name: &str) -> Result<api::Profile, DaemonError> {
         let mut all = self.profiles().into_iter();
         all.find(|profile| profile.spec.name == name).ok_or_else(|| DaemonError::NoProfile(name.to_owned()))
-    }
-
-    fn profile_of(&self, profile: &ProfileSpec, vms: &[VmSpec], tenants: &[TenantSpec]) -> api::Profile {
-        let cards = self.specs.iter().map(|card| self.capacity(profile, card, vms, tenants)).collect();
-        api::Profile { spec: profile.clone(), cards }
     }
 
     /// Adds what a profile stands for in thought until a card can have no more. There is a bound on all that a daemon serves.
@@ -74,7 +73,8 @@ impl Daemon {
         let users = of_vms.chain(of_tenants).cloned().collect();
         let mut left = 0;
         let lacks = loop {
-            if let Some(lacks) = profile.lacks(&self.spec, card, &vms, &tenants) {
+            let drained = place::drained(card).map(|refusal| format!("{}: {}", refusal.field, refusal.what));
+            if let Some(lacks) = drained.or_else(|| profile.lacks(&self.spec, card, &vms, &tenants)) {
                 break lacks;
             }
             // Names that no operator gives: a space is not allowed.

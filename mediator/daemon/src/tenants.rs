@@ -10,6 +10,7 @@ use cuda_control::{Answer, Request};
 use serde_json::{Map, Value};
 
 use super::cuda::{self, Change, CudaCard, Seen, show};
+use super::draining::Arrival;
 use super::{Daemon, DaemonError, State};
 use api::TenantPatch;
 use config::check::{self, MAX_TENANTS, Refusal};
@@ -48,7 +49,7 @@ impl Daemon {
     /// When one of them cannot be had.
     pub(super) fn start_tenants(&self, tenants: Vec<TenantSpec>) -> Result<(), DaemonError> {
         for spec in tenants {
-            self.put_tenant(spec, None)?;
+            self.put_tenant(spec, None, Arrival::Configured)?;
         }
         Ok(())
     }
@@ -116,15 +117,23 @@ impl Daemon {
     /// When it cannot be; nothing is left of it then.
     pub(crate) fn add_tenant_if(&self, spec: TenantSpec, expected: Option<&str>) -> Result<api::Tenant, DaemonError> {
         let name = spec.name.clone();
-        self.put_tenant(spec, expected)?;
+        self.put_tenant(spec, expected, Arrival::New)?;
         self.keep()?;
         self.tenant(&name)
     }
 
     /// Adds a tenant. Nothing that outlives the daemon is written.
-    pub(super) fn put_tenant(&self, spec: TenantSpec, expected: Option<&str>) -> Result<(), DaemonError> {
+    pub(super) fn put_tenant(
+        &self,
+        spec: TenantSpec,
+        expected: Option<&str>,
+        arrival: Arrival,
+    ) -> Result<(), DaemonError> {
         // Placed once before the card's turn is waited for, and looked at again with it.
-        let spec = { self.state.lock().placed(spec, &self.specs) };
+        let spec = {
+            let state = self.state.lock();
+            state.placed(spec, &state.marked(&self.specs))
+        };
         let refused = |refusals| DaemonError::TenantRefused { tenant: spec.name.clone(), refusals };
         let Ok(card) = self.cuda(&spec.card) else {
             return Err(refused(self.state.lock().refusals(&spec, self)));
@@ -142,7 +151,8 @@ impl Daemon {
                     false => DaemonError::TooManyTenants(MAX_TENANTS),
                 });
             }
-            let refusals = state.refusals(&spec, self);
+            let mut refusals = state.refusals(&spec, self);
+            refusals.extend(arrival.refused(&spec.card, &state.marked(&self.specs)));
             if !refusals.is_empty() {
                 return Err(refused(refusals));
             }
@@ -269,8 +279,9 @@ impl Daemon {
         let tuning = Tuning {
             scheduler: patched(&now.scheduler, scheduler).map_err(wrong)?,
             memory: patched(&now.memory, memory).map_err(wrong)?,
+            ..now
         };
-        let wanted = CardSpec { scheduler: tuning.scheduler, memory: tuning.memory, ..spec.clone() };
+        let wanted = tuning.on(spec);
         let mut mistakes = config::cuda::scheduler(&wanted.scheduler);
         mistakes.extend(config::cuda::memory(&wanted));
         if let Some((key, what)) = mistakes.into_iter().next() {
@@ -282,7 +293,9 @@ impl Daemon {
         turn.ask(&of, Request::Tune(Box::new(cuda::rules(spec, &tuning))))?;
         tracing::info!(card = spec.name, ?tuning, "how the CUDA card is shared is set");
         let mut state = self.state.lock();
-        state.tunings.insert(spec.name.clone(), tuning);
+        // It may have been drained while its owner was asked.
+        let drained = state.tuning(spec).drained;
+        state.tunings.insert(spec.name.clone(), Tuning { drained, ..tuning });
         state.revision.next();
         Ok(())
     }

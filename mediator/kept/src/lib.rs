@@ -90,12 +90,20 @@ pub struct Tuning {
     pub scheduler: sched::Config,
     /// Settings of its memory.
     pub memory: CardMemory,
+    /// It takes nobody new.
+    pub drained: bool,
 }
 
 impl Tuning {
     /// As a configuration says.
     pub fn of(card: &CardSpec) -> Self {
-        Self { scheduler: card.scheduler, memory: card.memory }
+        Self { scheduler: card.scheduler, memory: card.memory, drained: card.drained }
+    }
+
+    /// The card with these settings.
+    pub fn on(&self, card: &CardSpec) -> CardSpec {
+        let Self { scheduler, memory, drained } = *self;
+        CardSpec { scheduler, memory, drained, ..card.clone() }
     }
 }
 
@@ -134,9 +142,8 @@ impl State {
         let (added, removed) = (&mut state.tenants_added, &mut state.tenants_removed);
         Parts { added, removed, changed: &mut state.tenants_changed }.fill(&file.tenants, &now.tenants)?;
         for card in &file.cards {
-            if let Some(Tuning { scheduler, memory }) = now.tunings.get(&card.name).copied() {
-                let now = CardSpec { scheduler, memory, ..card.clone() };
-                insert(&mut state.cards_changed, &card.name, card, &now)?;
+            if let Some(tuning) = now.tunings.get(&card.name) {
+                insert(&mut state.cards_changed, &card.name, card, &tuning.on(card))?;
             }
         }
         Ok(state)

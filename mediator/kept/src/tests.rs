@@ -75,10 +75,10 @@ fn differences_applied_to_the_file_give_what_was_there() {
             ..Live::of(&file)
         };
         for (card, (strikes, now)) in file.cards.iter_mut().zip(file_strikes.into_iter().zip(now_strikes)) {
-            card.scheduler.strikes = strikes;
+            (card.scheduler.strikes, card.drained) = (strikes, strikes > 1);
             let scheduler = sched::Config { strikes: now, ..sched::Config::default() };
             let memory = CardMemory { return_ms: 50 + u64::from(now), ..card.memory };
-            live.tunings.insert(card.name.clone(), Tuning { scheduler, memory });
+            live.tunings.insert(card.name.clone(), Tuning { scheduler, memory, drained: now % 2 == 1 });
         }
         let state = State::between(&file, &live).unwrap();
         let text = serde_json::to_vec_pretty(&state).unwrap();
@@ -258,4 +258,35 @@ fn what_does_not_apply_any_more_is_forgotten_for_good() {
     assert_eq!(weight_of(&Keeper::open(edited, false).unwrap().0, "web"), Some(50));
     // Back to what it said when the weight was changed: the file holds.
     assert_eq!(weight_of(&Keeper::open(config, false).unwrap().0, "web"), Some(100));
+}
+
+#[test]
+fn card_that_is_drained_stays_so_until_the_file_says_otherwise_and_its_vm_where_it_moved_to() {
+    let two = |drained: &str| {
+        let second = "[[card]]\nname = \"card1\"\nkind = \"simgpu\"\n";
+        let cards = format!("[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 256\n{drained}{second}");
+        Config::parse(&format!("{cards}{WEB}"), "test").unwrap()
+    };
+    let old = two("");
+    let drained = live(&old, |live| {
+        live.tunings.get_mut("card0").unwrap().drained = true;
+        live.vms.get_mut("web").unwrap().card = "card1".to_owned();
+    });
+    let state = State::between(&old, &drained).unwrap();
+    let text = serde_json::to_string(&state).unwrap();
+    // No key of the file's own: a daemon that kept a state before there was such a mark is read as ever.
+    assert!(text.starts_with(r#"{"version":1,"#) && text.contains(r#""drained":{"file":false,"now":true}"#), "{text}");
+    let before =
+        parsed(br#"{"version":1,"cards_changed":{"card0":{"scheduler.strikes":{"file":3,"now":4}}}}"#, Path::new("s"));
+    assert!(!before.unwrap().applied(&old).unwrap().0.cards[0].drained);
+    let (config, forgotten) = state.applied(&old).unwrap();
+    let marks: Vec<_> = config.cards.iter().map(|card| card.drained).collect();
+    assert_eq!((marks, &*config.vms[0].card, forgotten.len()), (vec![true, false], "card1", 0));
+    // The file has the mark itself by now: undrained means a difference to that.
+    let edited = two("drained = true\n");
+    let (config, forgotten) = state.applied(&edited).unwrap();
+    assert_eq!((config.cards[0].drained, forgotten.len()), (true, 0));
+    let undrained = live(&edited, |live| live.tunings.get_mut("card0").unwrap().drained = false);
+    let (config, _) = State::between(&edited, &undrained).unwrap().applied(&edited).unwrap();
+    assert!(!config.cards[0].drained);
 }

@@ -99,6 +99,8 @@ ranks! {
     SocketPath, false, None;
     /// Daemon: what the owner of a CUDA card has said last, which nobody waits for.
     CudaBoard, false, None;
+    /// Daemon: how many VMs have moved between cards.
+    Moves, false, None;
     /// Daemon: why a VM failed.
     Failure, false, None;
     /// Passthrough: level of the interrupt line.

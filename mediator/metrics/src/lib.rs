@@ -1,6 +1,7 @@
-//! Metrics: what the admin API shows, in Prometheus' text format.
+//! Metrics: what the admin API shows, in Prometheus' text format, and counts of what it does not show.
 //!
-//! Parts: cards, virtual machines and the daemon itself (this file), `scheduler` and `memory` (how cards are shared), [`tenants`], `locks`.
+//! Parts: cards, virtual machines and the daemon itself (this file), `scheduler` and `memory` (how cards are shared), [`tenants`], `locks`,
+//! [`moves`] (virtual machines that move between cards, counted here).
 //!
 //! What it does not do: serve a request, or look at a card.
 
@@ -10,6 +11,7 @@ use api::{Card, CardMemory, CardScheduler, Labels, Vm, VmMode, VmState};
 
 mod locks;
 mod memory;
+pub mod moves;
 mod scheduler;
 pub mod tenants;
 
@@ -23,10 +25,11 @@ fn one(value: impl Into<u64>) -> Vec<(String, u64)> {
     vec![(String::new(), value.into())]
 }
 
-const CARD: [Metric<Card>; 6] = [
+const CARD: [Metric<Card>; 7] = [
     ("gpu_mediator_card_failed", "gauge", "1 for a card that is out of service with its VMs", |card| {
         one(card.error.is_some())
     }),
+    ("gpu_mediator_card_drained", "gauge", "1 for a card that takes no further VMs", |card| one(card.drained)),
     ("gpu_mediator_card_vram_bytes", "gauge", "VRAM of a card, by use", |card| {
         let uses =
             [("assigned", card.vram_assigned_mib), ("free", card.vram_free_mib), ("reserved", card.vram_reserved_mib)];

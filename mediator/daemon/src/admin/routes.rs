@@ -19,6 +19,8 @@ use crate::{Daemon, DaemonError, HISTORY_MS, WINDOW_MS};
 use api::ErrorCode;
 use api::launch::{self, MemorySize, SocketVmm, Vmm};
 
+mod moving;
+
 /// Largest body of a request, in bytes.
 const MAX_BODY: usize = 64 << 10;
 /// The longest record of a scheduler, in ms.
@@ -45,8 +47,11 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/vms/{name}/launch-args", get(launch_args))
         .route("/v1/vms/{name}/time", get(vm_time).patch(set_vm_time))
         .route("/v1/vms/{name}/release", post(release_vm))
+        .route("/v1/vms/{name}/move", post(moving::move_vm))
         .route("/v1/cards", get(cards))
         .route("/v1/cards/{name}", get(card))
+        .route("/v1/cards/{name}/drain", post(moving::drain))
+        .route("/v1/cards/{name}/undrain", post(moving::undrain))
         .route("/v1/schedulers", get(schedulers))
         .route("/v1/cards/{name}/scheduler", get(scheduler).patch(set_scheduler))
         .route("/v1/cards/{name}/scheduler/history", get(scheduler_history))
@@ -547,7 +552,7 @@ async fn all_metrics(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoRespo
         let cards = daemon.cards();
         let text = metrics::text(&cards, &daemon.vms(), &daemon.schedulers(WINDOW_MS)?, &daemon.memories());
         let itself = metrics::daemon(&daemon.about(), logging::suppressed());
-        Ok(text + &metrics::tenants::text(&daemon.tenants()) + &itself)
+        Ok(text + &metrics::tenants::text(&daemon.tenants()) + &itself + &daemon.moves.text())
     });
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text.await?))
 }

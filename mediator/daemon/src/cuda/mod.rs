@@ -195,7 +195,7 @@ fn settings(spec: &CardSpec, folder: &Path) -> Settings {
 
 /// The rules by which a card is shared, as its owner is told of them.
 pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
-    let Tuning { scheduler, memory } = *tuning;
+    let Tuning { scheduler, memory, .. } = *tuning;
     let quanta = memory.quanta;
     Rules {
         scheduler,

@@ -20,6 +20,7 @@ use super::{CLIENTS, HOST_MEMORY, PATIENCE, SOCKET, STATE_LOCK, UNIT, VRAM, know
 use crate::activation::Activated;
 use crate::backend::Built;
 use crate::cards::{Cards, GivenCard, ReopenedCard};
+use crate::draining::Arrival;
 use crate::front::FrontServer;
 use crate::sockets::{SocketPath, Sockets};
 use crate::vm::{Running, Seen};
@@ -190,7 +191,7 @@ impl Daemon {
         tracing::info!(pause_ms = pause.as_millis() as u64, "the other daemon's VMs go on");
         for vm in vms.into_iter().filter(|vm| !daemon.state.lock().vms.contains_key(&vm.name)) {
             let name = vm.name.clone();
-            if let Err(error) = daemon.reserve(vm, None).and_then(|spec| daemon.fill(&spec)) {
+            if let Err(error) = daemon.reserve(vm, None, Arrival::Configured).and_then(|spec| daemon.fill(&spec)) {
                 tracing::error!(vm = name.as_str(), %error, "a VM that the configuration has now cannot be started");
             }
         }

@@ -1,0 +1,38 @@
+//! Requests that move virtual machines between cards.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{Path, State};
+
+use super::{Answer, Failure, IfMatch, beside};
+use crate::Daemon;
+
+pub(super) async fn move_vm(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    Path(name): Path<String>,
+    body: Result<Json<api::MoveTo>, JsonRejection>,
+) -> Answer<api::Moved> {
+    let advice = "send a JSON object with `card`, or without it for one that the daemon chooses";
+    let Json(api::MoveTo { card }) =
+        body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+    Ok(Json(beside(move || daemon.move_if(&name, card.as_deref(), expected.as_deref())).await?))
+}
+
+pub(super) async fn drain(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    Path(name): Path<String>,
+) -> Answer<api::DrainReport> {
+    Ok(Json(beside(move || daemon.drain_if(&name, expected.as_deref())).await?))
+}
+
+pub(super) async fn undrain(
+    State(daemon): State<Arc<Daemon>>,
+    IfMatch(expected): IfMatch,
+    Path(name): Path<String>,
+) -> Answer<api::Card> {
+    Ok(Json(beside(move || daemon.undrain_if(&name, expected.as_deref())).await?))
+}

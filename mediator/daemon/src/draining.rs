@@ -1,0 +1,262 @@
+//! Cards that are emptied: the mark that keeps new virtual machines and tenants away, and moves of those that are there.
+//!
+//! The mark comes first, so that whoever arrives while virtual machines leave goes elsewhere or is refused. Each of them leaves by
+//! itself: in between, others change what they like.
+
+use super::{Daemon, DaemonError, Entry, Life, State};
+use api::{DrainReport, Left, Moved};
+use config::check::{self, Refusal};
+use config::{CardSpec, TenantSpec, VmSpec, place};
+
+/// Time at which somebody comes to a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// The configuration has it: a card that is drained may have it still.
+    Configured,
+    /// It comes now.
+    New,
+}
+
+impl Arrival {
+    /// Returns the reason why a card takes nobody who comes so.
+    pub fn refused(self, card: &str, cards: &[CardSpec]) -> Option<Refusal> {
+        let card = cards.iter().find(|known| known.name == card).filter(|_| self == Self::New)?;
+        place::drained(card)
+    }
+}
+
+impl State {
+    /// Returns the cards of a configuration, with those marked that are drained now.
+    pub(super) fn marked(&self, cards: &[CardSpec]) -> Vec<CardSpec> {
+        cards.iter().map(|card| CardSpec { drained: self.tuning(card).drained, ..card.clone() }).collect()
+    }
+
+    /// Returns a virtual machine that can be moved as far as it is concerned.
+    fn movable(&self, name: &str) -> Result<&Entry, DaemonError> {
+        let entry = self.vms.get(name).ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
+        let what = match &entry.life {
+            Life::Starting => return Err(DaemonError::Busy(name.to_owned(), "added")),
+            Life::Stopping(_) => return Err(DaemonError::Busy(name.to_owned(), "removed")),
+            Life::Running(_) if entry.spec.passthrough => {
+                "it has its card by passthrough: its guest drives the card itself"
+            }
+            Life::Running(_) if entry.spec.xen_domain.is_some() => {
+                "it is a domain of Xen, which keeps the card that it has"
+            }
+            Life::Running(running) if running.seen.failed.lock().is_some() => "it has failed; remove it",
+            Life::Running(_) => return Ok(entry),
+        };
+        Err(DaemonError::Immovable { vm: name.to_owned(), why: what.to_owned() })
+    }
+
+    fn others(&self, name: &str) -> Vec<&VmSpec> {
+        self.vms.values().map(|entry| &entry.spec).filter(|vm| vm.name != name).collect()
+    }
+}
+
+impl Daemon {
+    /// Returns the cards that work, as far as a virtual machine may move to them.
+    fn working(&self) -> Vec<CardSpec> {
+        let fails =
+            |card: &CardSpec| self.cards.get(&card.name).is_none_or(|card| card.backend.status().failed.is_some());
+        self.specs.iter().filter(|card| !fails(card)).cloned().collect()
+    }
+
+    /// Checks that a virtual machine may move to a card: that both can, and that the card has room for it and takes it.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub(crate) fn may_move(&self, name: &str, to: &str) -> Result<(), DaemonError> {
+        let failed = self.known(to)?.backend.status().failed;
+        let state = self.state.lock();
+        let spec = &state.movable(name)?.spec;
+        let no = |why: String| Err(DaemonError::CannotMove { vm: name.to_owned(), to: to.to_owned(), why });
+        if spec.card == to {
+            return no("it has that card already".to_owned());
+        }
+        if let Some(why) = failed {
+            return no(format!("the card is out of service: {why}"));
+        }
+        let (cards, there) = (state.marked(&self.specs), VmSpec { card: to.to_owned(), ..spec.clone() });
+        let refusals = check::vm(&there, &self.spec, &cards, &state.others(name));
+        match refusals.into_iter().chain(Arrival::New.refused(to, &cards)).next() {
+            Some(Refusal { field, what, .. }) => no(format!("{field}: {what}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Chooses another card for a virtual machine, by the daemon's policy.
+    fn other_card(&self, name: &str) -> Result<String, DaemonError> {
+        let working = self.working();
+        let state = self.state.lock();
+        let spec = &state.movable(name)?.spec;
+        let cards: Vec<_> = state.marked(&working).into_iter().filter(|card| card.name != spec.card).collect();
+        let others = state.others(name);
+        if let Some(card) = place::chosen(spec, &self.spec, &cards, &others) {
+            return Ok(card.name.clone());
+        }
+        let why = place::nowhere(spec, &self.spec, &cards, &others).filter(|_| !cards.is_empty());
+        let why = why.map_or_else(|| "there is no other card that works".to_owned(), |refusal| refusal.what);
+        Err(DaemonError::Immovable { vm: name.to_owned(), why })
+    }
+
+    /// Moves a virtual machine to a card, or to another one by the daemon's policy, if the revision is still `expected`.
+    ///
+    /// # Errors
+    /// When it, or the card, is none that can be; the virtual machine goes on where it is then.
+    pub(crate) fn move_if(&self, name: &str, card: Option<&str>, expected: Option<&str>) -> Result<Moved, DaemonError> {
+        self.move_for(name, card, expected, "an operator wants it")
+    }
+
+    /// The same for another reason, which is logged.
+    pub(super) fn move_for(
+        &self,
+        name: &str,
+        card: Option<&str>,
+        expected: Option<&str>,
+        reason: &str,
+    ) -> Result<Moved, DaemonError> {
+        let _one_at_a_time = self.changing.lock();
+        self.state.lock().expect(expected)?;
+        let card = card.map_or_else(|| self.other_card(name), |card| Ok(card.to_owned()))?;
+        let moved = self.move_counted(name, &card, reason)?;
+        self.keep()?;
+        Ok(moved)
+    }
+
+    /// Moves a virtual machine to a card that may have it, counts that, and logs it with the reason. Needs `changing`.
+    fn move_counted(&self, name: &str, card: &str, reason: &str) -> Result<Moved, DaemonError> {
+        self.may_move(name, card)?;
+        let done = self.move_vm_now(name, card);
+        match &done {
+            Ok(moved) => {
+                self.moves.record(moved);
+                let Moved { from, pause_ms, memory_mib, total_ms, .. } = moved;
+                tracing::info!(vm = name, from, to = card, pause_ms, memory_mib, total_ms, reason, "the VM has moved");
+            }
+            Err(error) => {
+                self.moves.failed();
+                tracing::warn!(vm = name, to = card, %error, reason, "the VM stays where it is");
+            }
+        }
+        done
+    }
+
+    /// Marks a card as drained or not. Nothing that outlives the daemon is written.
+    pub(super) fn mark(&self, card: &str, drained: bool, expected: Option<&str>) -> Result<(), DaemonError> {
+        let spec = &self.known(card)?.spec;
+        let mut state = self.state.lock();
+        state.expect(expected)?;
+        let mut tuning = state.tuning(spec);
+        if tuning.drained != drained {
+            tuning.drained = drained;
+            state.tunings.insert(card.to_owned(), tuning);
+            state.revision.next();
+            tracing::info!(card, drained, "whether the card takes VMs and tenants is set");
+        }
+        Ok(())
+    }
+
+    /// Has a card take nobody new if the revision is still `expected`, and moves its virtual machines to other cards, one after the
+    /// other. What cannot move goes on there, and is reported; doing it again tries again.
+    ///
+    /// # Errors
+    /// When there is no such card, the revision is another, or what was changed cannot be written.
+    pub(crate) fn drain_if(&self, card: &str, expected: Option<&str>) -> Result<DrainReport, DaemonError> {
+        {
+            // Not while another daemon is given everything.
+            let _settings = self.tuning.lock();
+            self.mark(card, true, expected)?;
+        }
+        self.keep()?;
+        let (vms, mut left) = {
+            // Whoever was let in before the mark is there now, or has been refused.
+            let _one_at_a_time = self.changing.lock();
+            let state = self.state.lock();
+            let of_card = |entry: &&Entry| entry.spec.card == card;
+            let vms: Vec<String> = state.vms.values().filter(of_card).map(|entry| entry.spec.name.clone()).collect();
+            let tenants = state.tenants.values().filter(|tenant| tenant.card == card);
+            (vms, tenants.map(tenant_left).collect::<Vec<_>>())
+        };
+        let (moved, stayed) = emptied(vms, |vm| self.move_off(vm, card));
+        left.extend(stayed);
+        // What a move could not write, this does or tells.
+        self.keep()?;
+        tracing::info!(card, moved = moved.len(), left = left.len(), "the card is drained");
+        Ok(DrainReport { card: card.to_owned(), moved, left })
+    }
+
+    /// Moves a virtual machine off a card that is drained; nothing if it is not there any more.
+    fn move_off(&self, name: &str, card: &str) -> Result<Option<Moved>, DaemonError> {
+        let _one_at_a_time = self.changing.lock();
+        {
+            let state = self.state.lock();
+            state.expect(None)?;
+            if state.vms.get(name).is_none_or(|entry| entry.spec.card != card) {
+                return Ok(None);
+            }
+            if !state.tuning(&self.known(card)?.spec).drained {
+                let why = format!("card `{card}` was undrained meanwhile");
+                return Err(DaemonError::Immovable { vm: name.to_owned(), why });
+            }
+        }
+        let to = self.other_card(name)?;
+        let moved = self.move_counted(name, &to, "its card is drained")?;
+        if let Err(error) = self.keep() {
+            tracing::warn!(vm = name, %error, "the VM's card is not kept yet");
+        }
+        Ok(Some(moved))
+    }
+
+    /// Has a card take virtual machines and tenants again if the revision is still `expected`.
+    ///
+    /// # Errors
+    /// When there is no such card, the revision is another, or the change cannot be written.
+    pub(crate) fn undrain_if(&self, card: &str, expected: Option<&str>) -> Result<api::Card, DaemonError> {
+        {
+            let _settings = self.tuning.lock();
+            self.mark(card, false, expected)?;
+        }
+        self.keep()?;
+        self.card(card)
+    }
+}
+
+fn tenant_left(tenant: &TenantSpec) -> Left {
+    let why =
+        "it is a tenant: what its programs have of the card cannot move; end them, or remove the tenant".to_owned();
+    Left { vm: tenant.name.clone(), why }
+}
+
+/// Has virtual machines leave by `move_off`, one after the other. Those that had no place to go are tried again as long as others
+/// leave: one that is to be near to another goes where that went.
+fn emptied(
+    mut vms: Vec<String>,
+    mut move_off: impl FnMut(&str) -> Result<Option<Moved>, DaemonError>,
+) -> (Vec<Moved>, Vec<Left>) {
+    let (mut moved, mut left) = (Vec::new(), Vec::new());
+    loop {
+        let before = moved.len();
+        let mut again = Vec::new();
+        for vm in std::mem::take(&mut vms) {
+            match move_off(&vm) {
+                Ok(done) => moved.extend(done),
+                Err(error @ DaemonError::Immovable { .. }) => again.push((vm, error)),
+                Err(error) => left.push(reported(vm, &error)),
+            }
+        }
+        if again.is_empty() || moved.len() == before {
+            left.extend(again.into_iter().map(|(vm, error)| reported(vm, &error)));
+            left.sort_by(|one, other| one.vm.cmp(&other.vm));
+            return (moved, left);
+        }
+        vms = again.into_iter().map(|(vm, _)| vm).collect();
+    }
+}
+
+fn reported(vm: String, error: &DaemonError) -> Left {
+    Left { vm, why: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests;

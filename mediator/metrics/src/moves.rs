@@ -1,0 +1,89 @@
+//! Moves of virtual machines between cards, counted, and the counts as metrics.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use ::locks::{Mutex, rank};
+
+use super::escaped;
+
+/// Counts of moves since the daemon began.
+#[derive(Default)]
+pub struct Moves(Mutex<rank::Moves, Counts>);
+
+#[derive(Clone, Debug, Default)]
+struct Counts {
+    /// Virtual machines that have moved, by the cards that they had and have.
+    made: BTreeMap<(String, String), u64>,
+    /// Moves that were begun and did not come about.
+    failed: u64,
+    /// Time for which the last one that moved waited, in ms.
+    last_pause_ms: Option<u64>,
+}
+
+impl Moves {
+    /// Counts a virtual machine that has moved.
+    pub fn record(&self, moved: &api::Moved) {
+        let mut counts = self.0.lock();
+        let made = counts.made.entry((moved.from.clone(), moved.to.clone())).or_default();
+        *made = made.saturating_add(1);
+        counts.last_pause_ms = Some(moved.pause_ms);
+    }
+
+    /// Counts a move that did not come about.
+    pub fn failed(&self) {
+        let mut counts = self.0.lock();
+        counts.failed = counts.failed.saturating_add(1);
+    }
+
+    /// Returns the counts as metrics.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let counts = self.0.lock().clone();
+        let mut text = String::new();
+        let name = "gpu_mediator_moves_total";
+        let _ = writeln!(text, "# HELP {name} VMs that have moved from one card to another\n# TYPE {name} counter");
+        for ((from, to), count) in &counts.made {
+            let _ = writeln!(text, "{name}{{from=\"{}\",to=\"{}\"}} {count}", escaped(from), escaped(to));
+        }
+        let name = "gpu_mediator_move_failures_total";
+        let _ = writeln!(text, "# HELP {name} Moves of VMs that were begun and did not come about");
+        let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", counts.failed);
+        let name = "gpu_mediator_move_pause_seconds";
+        let _ = writeln!(text, "# HELP {name} Time for which the VM that moved last waited\n# TYPE {name} gauge");
+        if let Some(ms) = counts.last_pause_ms {
+            let _ = writeln!(text, "{name} {}.{:03}", ms / 1000, ms % 1000);
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moves_are_counted_by_their_cards() {
+        let moved = |vm: &str, pause_ms| api::Moved {
+            vm: vm.to_owned(),
+            from: "card0".to_owned(),
+            to: "card1".to_owned(),
+            pause_ms,
+            memory_mib: 64,
+            total_ms: 90,
+        };
+        let moves = Moves::default();
+        assert!(!moves.text().lines().any(|line| line.starts_with("gpu_mediator_move_pause")), "there was none yet");
+        moves.record(&moved("a", 12));
+        moves.record(&moved("b", 1007));
+        moves.failed();
+        let text = moves.text();
+        for line in [
+            "gpu_mediator_moves_total{from=\"card0\",to=\"card1\"} 2",
+            "gpu_mediator_move_failures_total 1",
+            "gpu_mediator_move_pause_seconds 1.007",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+}
