@@ -9,7 +9,7 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::admin::{self, Listeners};
-use crate::Daemon;
+use crate::{Daemon, rebalancing};
 
 /// Serves the admin API until a signal asks for the end, or all cards have failed.
 ///
@@ -39,6 +39,10 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
     notify(NotifyState::Ready);
     if let Some(limit) = sd_notify::watchdog_enabled() {
         tokio::spawn(watch(Arc::clone(daemon), limit, || notify(NotifyState::Watchdog)));
+    }
+    if let Some(spec) = daemon.spec().rebalance {
+        tracing::info!(?spec, "VMs move by themselves from full cards to empty ones");
+        tokio::spawn(rebalancing::run(Arc::clone(daemon), spec));
     }
     admin::serve(Arc::clone(daemon), listeners, stop).await.context("the admin API cannot be served")?;
     anyhow::ensure!(

@@ -1,0 +1,100 @@
+//! Virtual machines that move from full cards to empty ones by themselves.
+//!
+//! The crate [`rebalance`] decides which and when. Here it is shown the cards, and what it says is moved by the same way as by an operator.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rebalance::{Advice, Busy, CardLoad, Rebalancer, VmLoad};
+use sched::Engine;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::{Daemon, HISTORY_MS};
+use config::RebalanceSpec;
+
+/// Parts of each engine, by what a card's scheduler shows.
+fn busy<T>(engines: &BTreeMap<Engine, T>, part: impl Fn(&T) -> u32) -> Busy {
+    let mut busy = Busy::default();
+    for (engine, of) in engines {
+        if let Some(place) = busy.get_mut(engine.index()) {
+            *place = part(of);
+        }
+    }
+    busy
+}
+
+impl Daemon {
+    /// Looks at the cards once, and moves what has to be.
+    fn rebalance(&self, rebalancer: &mut Rebalancer, window_ms: u64, began: Instant) {
+        let (cards, vms) = self.loads(window_ms);
+        let Some(Advice { vm, to, why }) = rebalancer.round(began.elapsed(), &cards, &vms) else { return };
+        if let Err(error) = self.move_for(&vm, Some(&to), None, &why) {
+            tracing::warn!(vm, to, why, %error, "the VM was to move by itself, and has not");
+        }
+        // One that cannot is not tried every round either.
+        rebalancer.rests(vm, began.elapsed());
+    }
+
+    /// Returns the cards that virtual machines share and may move between, and these virtual machines.
+    fn loads(&self, window_ms: u64) -> (Vec<CardLoad>, Vec<VmLoad>) {
+        let shared = |card: &api::Card| {
+            let of_tenants = self.known(&card.name).is_ok_and(|card| card.cuda.is_some());
+            card.error.is_none() && !of_tenants && !card.passthrough && !card.drained
+        };
+        let cards: Vec<_> = self.cards().into_iter().filter(shared).collect();
+        let mut loads = (Vec::new(), Vec::new());
+        for card in &cards {
+            let name = &card.name;
+            let (Ok(time), Ok(memory)) = (self.scheduler(name, window_ms), self.memory(name)) else { continue };
+            loads.0.push(CardLoad {
+                name: name.clone(),
+                shared_mib: card.vram_mib.saturating_sub(card.vram_reserved_mib),
+                placed_mib: card.vram_placed_mib,
+                busy: busy(&time.engines, |engine| engine.busy_permille),
+            });
+            for vm in memory.vms {
+                let share = time.vms.iter().find(|share| share.vm == vm.vm);
+                let fits = cards.iter().map(|card| &card.name).filter(|to| self.may_move(&vm.vm, to).is_ok());
+                loads.1.push(VmLoad {
+                    card: name.clone(),
+                    placed_mib: vm.on_card_bytes >> 20,
+                    busy: share
+                        .map(|share| busy(&share.engines, |engine| engine.received_permille))
+                        .unwrap_or_default(),
+                    fits: fits.cloned().collect(),
+                    name: vm.vm,
+                });
+            }
+        }
+        loads
+    }
+}
+
+/// Rebalances again and again. It ends with the runtime that it runs on.
+pub(super) async fn run(daemon: Arc<Daemon>, spec: RebalanceSpec) {
+    let (mut rebalancer, began) = (Rebalancer::new(spec), Instant::now());
+    let window_ms = spec.every_s.saturating_mul(1000).min(HISTORY_MS);
+    let mut turns = interval(Duration::from_secs(spec.every_s.max(1)));
+    // A move may take longer than a round: those that are missed are not made up for.
+    turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    turns.tick().await;
+    loop {
+        turns.tick().await;
+        let daemon = Arc::clone(&daemon);
+        let round = tokio::task::spawn_blocking(move || {
+            daemon.rebalance(&mut rebalancer, window_ms, began);
+            rebalancer
+        });
+        match round.await {
+            Ok(after) => rebalancer = after,
+            Err(error) => {
+                tracing::error!(%error, "cards are not rebalanced any more; restart the daemon");
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

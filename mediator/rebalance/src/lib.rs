@@ -1,0 +1,149 @@
+//! Virtual machines that move from full cards to empty ones by themselves: which, and when.
+//!
+//! [`Rebalancer`] decides from what it is shown and the time that it is told, and says at most one virtual machine a round.
+//!
+//! What it does not do: look at cards, or move anything; the daemon does both.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use config::RebalanceSpec;
+use sched::Engine;
+
+/// A whole card, in thousandths.
+const WHOLE: u64 = 1000;
+/// Least part of a card by which a move must lower the difference, in thousandths: loads are never quite still.
+const MARGIN: u64 = 50;
+/// A move costs this part of the memory that it copies: that much must the difference be lower by, besides the margin.
+const COST: u64 = 10;
+
+/// Parts of each engine's time, in thousandths.
+pub type Busy = [u32; Engine::COUNT];
+
+/// A card that virtual machines share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CardLoad {
+    /// Its name.
+    pub name: String,
+    /// MiB that virtual machines can have of it.
+    pub shared_mib: u64,
+    /// MiB of them that are in use.
+    pub placed_mib: u64,
+    /// Part of the last window in which each engine was busy.
+    pub busy: Busy,
+}
+
+impl CardLoad {
+    /// Returns how full it is, in thousandths: of its memory, or of its busiest engine if that is more.
+    fn load(&self) -> u64 {
+        let memory = self.placed_mib.saturating_mul(WHOLE) / self.shared_mib.max(1);
+        let busy = self.busy.iter().copied().max().unwrap_or(0);
+        memory.max(u64::from(busy)).min(WHOLE)
+    }
+
+    fn with(&self, vm: &VmLoad) -> Self {
+        let mut busy = self.busy;
+        busy.iter_mut().zip(vm.busy).for_each(|(all, one)| *all = all.saturating_add(one));
+        Self { placed_mib: self.placed_mib.saturating_add(vm.placed_mib), busy, ..self.clone() }
+    }
+
+    fn without(&self, vm: &VmLoad) -> Self {
+        let mut busy = self.busy;
+        busy.iter_mut().zip(vm.busy).for_each(|(all, one)| *all = all.saturating_sub(one));
+        Self { placed_mib: self.placed_mib.saturating_sub(vm.placed_mib), busy, ..self.clone() }
+    }
+}
+
+/// A virtual machine's part of its card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmLoad {
+    /// Its name.
+    pub name: String,
+    /// The card that it has.
+    pub card: String,
+    /// MiB of the card that it uses.
+    pub placed_mib: u64,
+    /// Part of the last window in which each engine was busy for it.
+    pub busy: Busy,
+    /// Cards to which it may move.
+    pub fits: Vec<String>,
+}
+
+/// A move that is worth it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Advice {
+    /// The virtual machine.
+    pub vm: String,
+    /// The card to which it moves.
+    pub to: String,
+    /// Reason, in words.
+    pub why: String,
+}
+
+/// State of the decision from round to round.
+#[derive(Debug)]
+pub struct Rebalancer {
+    spec: RebalanceSpec,
+    /// Rounds in a row in which cards were too different.
+    rounds: u32,
+    /// Time at which each virtual machine was moved last, or could not be.
+    moved: BTreeMap<String, Duration>,
+}
+
+impl Rebalancer {
+    /// Begins with nothing seen.
+    #[must_use]
+    pub fn new(spec: RebalanceSpec) -> Self {
+        Self { spec, rounds: 0, moved: BTreeMap::new() }
+    }
+
+    /// Looks at the cards once, and says what is to move, if something is.
+    pub fn round(&mut self, now: Duration, cards: &[CardLoad], vms: &[VmLoad]) -> Option<Advice> {
+        let rest = Duration::from_secs(self.spec.rest_s);
+        self.moved.retain(|_, then| now.saturating_sub(*then) < rest);
+        // Of equals, the first by name: rounds that see the same say the same.
+        let fullest = cards.iter().rev().max_by_key(|card| card.load())?;
+        let emptiest = cards.iter().min_by_key(|card| card.load())?;
+        let before = fullest.load() - emptiest.load();
+        if before <= self.spec.above_percent.saturating_mul(WHOLE / 100) {
+            self.rounds = 0;
+            return None;
+        }
+        self.rounds = self.rounds.saturating_add(1);
+        if self.rounds < self.spec.for_rounds {
+            return None;
+        }
+        let worth = |vm: &&VmLoad| {
+            let (from, to) = (fullest.without(vm).load(), emptiest.with(vm).load());
+            // The fuller of both stays the fuller: what comes next is never the same move back.
+            let after = from.checked_sub(to)?;
+            let cost = vm.placed_mib.saturating_mul(WHOLE) / emptiest.shared_mib.max(1) / COST;
+            (before.saturating_sub(after) > MARGIN.saturating_add(cost)).then_some(after)
+        };
+        let here = vms.iter().filter(|vm| vm.card == fullest.name && vm.fits.contains(&emptiest.name));
+        let here = here.filter(|vm| !self.moved.contains_key(&vm.name));
+        let best = here
+            .filter_map(|vm| Some((worth(&vm)?, vm.placed_mib, &vm.name, vm)))
+            .min_by_key(|one| (one.0, one.1, one.2));
+        let (after, _, _, vm) = best?;
+        let (name, least) = (&fullest.name, &emptiest.name);
+        let percent = |load: u64| format!("{}.{} %", load / 10, load % 10);
+        let why = format!(
+            "`{name}` is {} full and `{least}` {}, {} rounds in a row; with this VM there, they differ by {}",
+            percent(fullest.load()),
+            percent(emptiest.load()),
+            self.rounds,
+            percent(after)
+        );
+        self.rounds = 0;
+        Some(Advice { vm: vm.name.clone(), to: emptiest.name.clone(), why })
+    }
+
+    /// Has a virtual machine, which was to move, rest from now on.
+    pub fn rests(&mut self, vm: String, now: Duration) {
+        self.moved.insert(vm, now);
+    }
+}
+
+#[cfg(test)]
+mod tests;
