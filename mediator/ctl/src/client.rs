@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use admin_client::{Admin, Method, json, parse};
 use hyper::body::Bytes;
@@ -72,6 +73,12 @@ impl Client {
     #[must_use]
     pub fn expecting(self, revision: Option<String>) -> Self {
         Self { revision, ..self }
+    }
+
+    /// Waits for each answer for so long, and no longer.
+    #[must_use]
+    pub fn waiting(self, limit: Duration) -> Self {
+        Self { admin: self.admin.waiting(limit), ..self }
     }
 
     /// Asks for something.

@@ -1,6 +1,6 @@
 //! `mediatorctl`: a thin client of the admin API.
 //!
-//! Parts: the command line (this file), `tenant` (tenants of CUDA cards), `cdi` (for containers), `profile` (what both are made from), `host` (the host's own cards), `sched` (its commands on how cards' time is shared), [`report`] (a picture of that),
+//! Parts: the command line (this file), `tenant` (tenants of CUDA cards), `cdi` (for containers), `profile` (what both are made from), `host` (the host's own cards), `moving` (virtual machines from card to card), `sched` (its commands on how cards' time is shared), [`report`] (a picture of that),
 //! [`replay`] (a record of it, decided anew),
 //! `top` (the same live), `desired` (a state that is written down), `doctor` (what a host lacks), `libvirt` (the hook of libvirt), `watch` (looking again and again), `pages` (man pages and
 //! completion), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (what has a unit).
@@ -30,6 +30,7 @@ mod firmware;
 mod host;
 mod libvirt;
 mod memory;
+mod moving;
 pub mod output;
 mod pages;
 mod profile;
@@ -186,6 +187,14 @@ enum VmCommand {
         /// Its name
         name: String,
     },
+    /// Moves a virtual machine to another card, while its VMM is connected and its guest works
+    Move {
+        /// Its name
+        name: String,
+        /// The card; one by the daemon's policy if not given
+        #[arg(long, value_name = "NAME")]
+        card: Option<String>,
+    },
     /// Lists the virtual machines
     List {
         #[command(flatten)]
@@ -339,6 +348,17 @@ enum CardCommand {
         #[command(flatten)]
         watch: Watch,
     },
+    /// Has a card take no further virtual machine or tenant, and moves its virtual machines to other cards: ends with 0 if none is
+    /// left, with 4 if one is
+    Drain {
+        /// Its name
+        name: String,
+    },
+    /// Has a card take virtual machines and tenants again
+    Undrain {
+        /// Its name
+        name: String,
+    },
     /// Firmware of real cards' falcons: what is there, and what the operator approves of it
     #[command(subcommand)]
     Firmware(firmware::FirmwareCommand),
@@ -392,6 +412,7 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
     let client = Client::new(socket.clone())?.expecting(if_revision);
     let text = match command {
         Command::Assert(assert) => return assert.run(&client, form),
+        Command::Card(CardCommand::Drain { name }) => return moving::drain(client, form, &name),
         Command::Doctor(doctor) => return Ok(doctor.run(&client, &socket, form)),
         Command::Apply(apply) => apply.run(&client, form)?,
         Command::Export(export) => export.run(&client, form)?,
@@ -434,6 +455,8 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
             let args: api::LaunchArgs = client.get(&path)?;
             form.of(&args, output::launch_args)
         }
+        Command::Vm(VmCommand::Move { name, card }) => moving::move_vm(client, form, &name, card)?,
+        Command::Card(CardCommand::Undrain { name }) => moving::undrain(&client, form, &name)?,
         Command::Card(CardCommand::Host(command)) => command.run(&client, form)?,
         Command::Card(CardCommand::Firmware(command)) => command.run(form)?,
         Command::Card(CardCommand::Show { name: None, .. }) => {

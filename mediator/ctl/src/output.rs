@@ -115,7 +115,6 @@ pub fn vm_added(vm: &Vm) -> String {
 /// All about one virtual machine.
 #[must_use]
 pub fn vm(vm: &Vm) -> String {
-    let yes = |flag: bool| if flag { "yes" } else { "no" };
     let interrupts = match vm.driver.interrupts {
         InterruptKind::Off => "off",
         InterruptKind::Intx => "INTx",
@@ -196,6 +195,10 @@ pub fn launch_args(args: &LaunchArgs) -> String {
     text
 }
 
+fn yes(flag: bool) -> &'static str {
+    if flag { "yes" } else { "no" }
+}
+
 fn users(card: &Card) -> String {
     let users: Vec<&str> = card.vms.iter().chain(&card.tenants).map(String::as_str).collect();
     if users.is_empty() { NOTHING.to_owned() } else { users.join(" ") }
@@ -207,11 +210,13 @@ pub fn cards(cards: &[Card]) -> String {
     if cards.is_empty() {
         return "no cards\n".to_owned();
     }
-    let mut rows = vec![heads(&["NAME", "KIND", "PCI ID", "VRAM MIB", "ASSIGNED", "FREE", "CHANNELS", "USERS"])];
+    let mut rows =
+        vec![heads(&["NAME", "KIND", "PCI ID", "VRAM MIB", "ASSIGNED", "FREE", "CHANNELS", "DRAINED", "USERS"])];
     rows.extend(cards.iter().map(|card| {
         let channels = format!("{}/{}", card.channels_used, card.channels);
         let Card { name, kind, pci_id, vram_mib, vram_assigned_mib, vram_free_mib, .. } = card;
-        row(&[name, kind, pci_id, vram_mib, vram_assigned_mib, vram_free_mib, &channels, &users(card)])
+        let drained = yes(card.drained);
+        row(&[name, kind, pci_id, vram_mib, vram_assigned_mib, vram_free_mib, &channels, &drained, &users(card)])
     }));
     table(rows, &[3, 4, 5, 6])
 }
@@ -227,6 +232,7 @@ pub fn card(card: &Card) -> String {
             row(&[&"kind", &card.kind]),
             row(&[&"PCI id", &card.pci_id]),
             row(&[&"mode", &mode]),
+            row(&[&"drained", &yes(card.drained)]),
             row(&[&"trouble", &card.error.as_deref().unwrap_or(NOTHING)]),
             row(&[&"VRAM", &mib(card.vram_mib)]),
             row(&[&"  assigned", &mib(card.vram_assigned_mib)]),

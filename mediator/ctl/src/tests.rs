@@ -9,6 +9,7 @@ mod codes;
 mod desired;
 mod firmware;
 mod host;
+mod moving;
 mod profile;
 mod sched;
 

@@ -5,7 +5,7 @@ use mediatord::fixture::one_card;
 use std::io;
 
 /// Each command with arguments with which it works; VM `a` and card `card0` are there. In the order in which they can run.
-const GOOD: [&[&str]; 40] = [
+const GOOD: [&[&str]; 41] = [
     &["tenant", "list"],
     &["profile", "list"],
     &["profile", "show", "sliver"],
@@ -18,6 +18,7 @@ const GOOD: [&[&str]; 40] = [
     &["card", "show", "card0"],
     &["card", "list"],
     &["card", "list", "--host"],
+    &["card", "undrain", "card0"],
     &["daemon", "show"],
     &["sched", "show"],
     &["sched", "show", "card0"],
@@ -96,6 +97,9 @@ fn every_command_ends_with_0_when_done_5_without_a_daemon_and_2_when_misspelt() 
             "run",
             "card bind",
             "card unbind",
+            // These another card, to which something can move: the tests of `moving`.
+            "vm move",
+            "card drain",
             // This a daemon that is a program: `guest upgrade`.
             "daemon upgrade",
             // These a folder: the tests of `firmware`.

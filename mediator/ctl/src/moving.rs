@@ -1,0 +1,93 @@
+//! Virtual machines that move from card to card, and cards that are emptied.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use super::client::{self, Client, ClientError};
+use super::{Code, Form, output};
+use api::{DrainReport, MoveTo, Moved};
+
+/// Time that moves may take.
+// TIMEOUT: a card of 64 virtual machines, each with some GiB that are copied by way of the host, in minutes.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// Moves a virtual machine; what is printed.
+pub(super) fn move_vm(client: Client, form: Form, name: &str, card: Option<String>) -> Result<String, ClientError> {
+    let path = format!("/v1/vms/{}/move", client::segment(name));
+    let done: Moved = client.waiting(PATIENCE).post(&path, &MoveTo { card })?;
+    Ok(form.of(&done, moved))
+}
+
+/// Drains a card; what is printed, and whether somebody is left.
+pub(super) fn drain(client: Client, form: Form, name: &str) -> Result<(String, Code), ClientError> {
+    let path = format!("/v1/cards/{}/drain", client::segment(name));
+    let done: DrainReport = client.waiting(PATIENCE).post(&path, &())?;
+    let code = if done.left.is_empty() { Code::Good } else { Code::Conflict };
+    Ok((form.of(&done, report), code))
+}
+
+/// Ends that; what is printed.
+pub(super) fn undrain(client: &Client, form: Form, name: &str) -> Result<String, ClientError> {
+    let card: api::Card = client.post(&format!("/v1/cards/{}/undrain", client::segment(name)), &())?;
+    Ok(form.of(&card, |card| format!("card {} takes VMs and tenants\n", card.name)))
+}
+
+fn moved(moved: &Moved) -> String {
+    let Moved { vm, from, to, pause_ms, memory_mib, total_ms } = moved;
+    format!(
+        "VM {vm} has moved from {from} to {to}: {memory_mib} MiB in {total_ms} ms, of which it waited {pause_ms} ms\n"
+    )
+}
+
+fn report(report: &DrainReport) -> String {
+    let DrainReport { card, moved, left } = report;
+    let mut text = format!("card {card} takes no further VMs and tenants\n");
+    if !moved.is_empty() {
+        let mut rows = vec![output::heads(&["MOVED", "TO", "MIB", "PAUSE MS", "TOTAL MS"])];
+        rows.extend(moved.iter().map(|one| {
+            let Moved { vm, to, pause_ms, memory_mib, total_ms, .. } = one;
+            vec![vm.clone(), to.clone(), memory_mib.to_string(), pause_ms.to_string(), total_ms.to_string()]
+        }));
+        // Writing to a string does not fail.
+        let _ = write!(text, "\n{}", output::table(rows, &[2, 3, 4]));
+    }
+    if left.is_empty() {
+        text.push_str("\nnobody is left on it\n");
+    } else {
+        let mut rows = vec![output::heads(&["LEFT", "WHY"])];
+        rows.extend(left.iter().map(|one| vec![one.vm.clone(), one.why.clone()]));
+        let _ = write!(text, "\n{}", output::table(rows, &[]));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_has_who_moved_where_and_who_is_left_and_why() {
+        let one = |vm: &str, to: &str| Moved {
+            vm: vm.to_owned(),
+            from: "card0".to_owned(),
+            to: to.to_owned(),
+            pause_ms: 31,
+            memory_mib: 512,
+            total_ms: 840,
+        };
+        assert_eq!(
+            moved(&one("web", "card1")),
+            "VM web has moved from card0 to card1: 512 MiB in 840 ms, of which it waited 31 ms\n"
+        );
+        let left = vec![api::Left { vm: "wired".to_owned(), why: "it has its card by passthrough".to_owned() }];
+        let mut all = DrainReport { card: "card0".to_owned(), moved: vec![one("web", "card1")], left };
+        assert_eq!(
+            report(&all),
+            "card card0 takes no further VMs and tenants\n\n\
+             MOVED  TO     MIB  PAUSE MS  TOTAL MS\nweb    card1  512        31       840\n\n\
+             LEFT   WHY\nwired  it has its card by passthrough\n"
+        );
+        (all.moved, all.left) = (Vec::new(), Vec::new());
+        assert_eq!(report(&all), "card card0 takes no further VMs and tenants\n\nnobody is left on it\n");
+    }
+}
