@@ -30,6 +30,8 @@ pub enum Trouble {
     Failed,
     /// A virtual machine has all of it.
     Passthrough,
+    /// An operator empties the card.
+    Drained,
     /// The daemon does not answer.
     Unreachable,
 }
@@ -39,6 +41,7 @@ impl Trouble {
         match self {
             Self::Failed => "failed",
             Self::Passthrough => "passthrough",
+            Self::Drained => "drained",
             Self::Unreachable => "unreachable",
         }
     }
@@ -116,6 +119,7 @@ impl Offer {
         let trouble = match () {
             () if card.error.is_some() => Some(Trouble::Failed),
             () if card.passthrough => Some(Trouble::Passthrough),
+            () if card.drained => Some(Trouble::Drained),
             () => None,
         };
         let mut attributes = BTreeMap::from([
@@ -261,5 +265,21 @@ pub(crate) mod tests {
         assert_eq!(offer.unreachable().device().taints.unwrap()[0].value.as_deref(), Some("unreachable"));
         (failed.error, failed.passthrough) = (None, true);
         assert_eq!(Offer::all(&[failed], &[], &[])[0].trouble, Some(Trouble::Passthrough));
+    }
+
+    #[test]
+    fn card_that_is_drained_takes_no_new_claims_and_says_so() {
+        let drained = Card { drained: true, ..card("card0", "simgpu") };
+        let offer = Offer::all(std::slice::from_ref(&drained), &[], &[]).remove(0);
+        let taints = offer.device().taints.unwrap();
+        let told: Vec<_> =
+            taints.iter().map(|taint| (taint.key.as_str(), taint.value.as_deref(), taint.effect.as_str())).collect();
+        // Who has a part of it keeps that: the effect is none that ends pods.
+        assert_eq!(told, [("gpu-mediator.internal/unusable", Some("drained"), "NoSchedule")]);
+        let back = Card { drained: false, ..drained };
+        assert_eq!(Offer::all(&[back], &[], &[])[0].device().taints, None);
+        // A card that has failed is first of all that.
+        let both = Card { drained: true, error: Some("gone".to_owned()), ..card("card0", "simgpu") };
+        assert_eq!(Offer::all(&[both], &[], &[])[0].trouble, Some(Trouble::Failed));
     }
 }

@@ -253,6 +253,6 @@ pub fn health(offer: &Offer) -> (fleet_grpc::health::v1alpha1::HealthStatus, Str
     match offer.trouble {
         Some(Trouble::Failed) => (HealthStatus::Unhealthy, why),
         Some(Trouble::Unreachable) => (HealthStatus::Unknown, why),
-        Some(Trouble::Passthrough) | None => (HealthStatus::Healthy, why),
+        Some(Trouble::Passthrough | Trouble::Drained) | None => (HealthStatus::Healthy, why),
     }
 }
