@@ -3,6 +3,7 @@
 use crate::Host;
 use crate::image::{self, Golden, image_vas};
 use crate::instance::{BLOCK, CONTEXTS, context_words};
+use crate::work::Span;
 use crate::{Layout, Stuck};
 use nvspec::addr::{GpuVa, Target, VramAddr};
 use nvspec::fifo::{ChannelId, RunlistEntry};
@@ -33,13 +34,18 @@ impl Layout {
 
 /// Writes a channel's instance block, clears its USERD and work area and makes it known to the card, stopped.
 pub(crate) fn bind(host: &mut impl Host, layout: &Layout, channel: ChannelId, block: &[u8; BLOCK]) {
-    let instance = layout.instance(channel);
     host.vram_write(layout.userd(channel), &[0; BLOCK]);
-    for (_, page, _) in layout.work_pages(channel) {
+    for (_, page, _) in layout.work_pages(channel, channel.into()) {
         host.vram_write(page, &[0; BLOCK]);
     }
-    host.vram_write(instance, block);
+    host.vram_write(layout.instance(channel), block);
     host.vram_flush();
+    make_known(host, layout, channel);
+}
+
+/// Makes a channel known to the card, stopped: its structures are in VRAM.
+pub(crate) fn make_known(host: &mut impl Host, layout: &Layout, channel: ChannelId) {
+    let instance = layout.instance(channel);
     host.write32(
         pfifo::CHANNEL::at(channel.0.into()),
         pfifo::CHANNEL::VALID.mask()
@@ -118,11 +124,11 @@ pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId
 pub(crate) fn set_contexts(
     host: &mut impl Host,
     layout: &Layout,
-    channel: ChannelId,
+    (channel, span): (ChannelId, Span),
     golden: &Golden,
     (old, new): (&[Option<GpuVa>; 3], &[Option<GpuVa>; 3]),
 ) {
-    let changes = CONTEXTS.into_iter().zip(image_vas(channel)).zip(old.iter().zip(new));
+    let changes = CONTEXTS.into_iter().zip(image_vas(span)).zip(old.iter().zip(new));
     let [graph, ce0, ce1] = new;
     let [old_graph, old_ce0, old_ce1] = old;
     let is_fresh = |old: &Option<GpuVa>, new: &Option<GpuVa>| new.is_some() && old != new;

@@ -10,7 +10,7 @@
 use crate::card;
 use crate::pool::{Slot, Vm};
 use crate::ring::{Record, Ring};
-use crate::work::{SEMAPHORE_BYTES, record_end, semaphore, semaphore_offset};
+use crate::work::{SEMAPHORE_BYTES, Span, record_end, semaphore, semaphore_offset};
 use crate::{Channels, Completion, Host, Layout, RunState, VmId};
 use nvspec::addr::VramAddr;
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
@@ -50,7 +50,11 @@ impl Channels {
             let vm = vms.get_mut(&bound.vm);
             let listed = vm.as_ref().is_some_and(|vm| vm.list.contains(&bound.channel.0));
             let mut ended = released(host, layout, physical, ring);
-            if ended < ring.with_card() && bound.told == RunState::Running && listed && at_rest(host, physical, ring) {
+            if ended < ring.with_card()
+                && bound.told == RunState::Running
+                && listed
+                && at_rest(host, (physical, bound.span), ring)
+            {
                 ended = ring.with_card();
             }
             let doubt = doubt && vm.as_ref().is_none_or(|vm| !vm.trusted);
@@ -187,11 +191,11 @@ fn look(host: &mut impl Host, layout: &Layout, physical: ChannelId, record: &Rec
 /// Returns whether the card has nothing left to do for a channel that it may schedule. The guest can make the last record's
 /// methods data of one of its own; they are never executed then.
 // GUESS: that GET at the end of the last range means that all before it was executed or handed to an engine.
-fn at_rest(host: &mut impl Host, physical: ChannelId, ring: &Ring) -> bool {
+fn at_rest(host: &mut impl Host, (physical, span): (ChannelId, Span), ring: &Ring) -> bool {
     let last = ring.with_card().checked_sub(1).and_then(|last| ring.records.get(last));
     let Some(last) = last.filter(|_| ring.drained()) else { return false };
     let busy = CHANNEL_STATE::PENDING.mask() | CHANNEL_STATE::ACQUIRE_PENDING.mask();
-    card::userd_wide(host, physical, userd::GET, userd::GET_HI) == record_end(physical, last.slot)
+    card::userd_wide(host, physical, userd::GET, userd::GET_HI) == record_end(span, last.slot)
         && card::state(host, physical) & busy == 0
         && !is_worked_for(host, physical)
 }

@@ -5,7 +5,7 @@
 //! mediator, mapped behind the channel's work area for privileged accesses alone, which a channel's work does not make.
 
 use crate::instance::{BLOCK, CONTEXTS};
-use crate::work::{PAGE_STRIDE, WORK_BYTES};
+use crate::work::{PAGE_STRIDE, Span, WORK_BYTES};
 use crate::{Host, Layout, work_va};
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
 use nvspec::fifo::ChannelId;
@@ -59,25 +59,26 @@ impl Layout {
     }
 
     /// Returns the places of the images of PGRAPH, CE0 and CE1 for a physical channel, and their bytes.
-    fn images_of(&self, channel: ChannelId) -> [(VramAddr, u64); CONTEXTS.len()] {
+    pub(crate) fn images_of(&self, channel: ChannelId) -> [(VramAddr, u64); CONTEXTS.len()] {
         let ce0 = self.images.offset(u64::from(channel.0).wrapping_mul(self.images_stride()));
         let ce1 = ce0.offset(COPY_IMAGE);
         [(ce1.offset(COPY_IMAGE), self.graph_image_bytes()), (ce0, COPY_IMAGE), (ce1, COPY_IMAGE)]
     }
 
     /// Returns what else the address space of a physical channel must map, for as long: as [`Self::work_pages`] has it.
-    pub fn image_pages(&self, channel: ChannelId) -> impl Iterator<Item = (u32, VramAddr, Rights)> {
-        let span = u32::from(channel.0).wrapping_mul(PAGE_STRIDE);
+    pub fn image_pages(&self, channel: ChannelId, span: Span) -> impl Iterator<Item = (u32, VramAddr, Rights)> {
+        let first = span.first_page();
         PAGES.into_iter().zip(self.images_of(channel)).flat_map(move |(page, (image, bytes))| {
             let at = (0..bytes).step_by(BLOCK).map(move |offset| image.offset(offset));
-            (span.wrapping_add(page)..).zip(at).map(|(index, at)| (index, at, Rights::Privileged))
+            (first.wrapping_add(page)..).zip(at).map(|(index, at)| (index, at, Rights::Privileged))
         })
     }
 }
 
-/// Returns the addresses of the images of PGRAPH, CE0 and CE1 in the space that a physical channel uses.
-pub(crate) fn image_vas(channel: ChannelId) -> [GpuVa; CONTEXTS.len()] {
-    PAGES.map(|page| work_va(channel).offset(u64::from(page).wrapping_mul(SMALL_PAGE)))
+/// Returns the addresses of the images of PGRAPH, CE0 and CE1 in the space that a channel uses.
+pub(crate) fn image_vas(span: impl Into<Span>) -> [GpuVa; CONTEXTS.len()] {
+    let base = work_va(span);
+    PAGES.map(|page| base.offset(u64::from(page).wrapping_mul(SMALL_PAGE)))
 }
 
 /// Makes the images of contexts that `fresh` says new ones'.

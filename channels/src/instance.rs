@@ -2,9 +2,8 @@
 
 use crate::Place;
 use crate::image::image_vas;
-use crate::work::{RING_LOG2, work_va};
+use crate::work::{RING_LOG2, Span, work_va};
 use nvspec::addr::{GpuVa, GuestVramAddr, Target, VA_BITS, VramAddr};
-use nvspec::fifo::ChannelId;
 use nvspec::instance::{INSTANCE_BYTES, context, ramfc, userd, vm};
 
 /// Bytes of the instance block, as an array's length.
@@ -106,16 +105,16 @@ impl GuestInstance {
     /// The instance block that the card gets: constants, and the host's own USERD, ring and directory, and for each engine that
     /// the guest has a context for the host's image. All virtual addresses are valid, for the host's lie at their end. Saved
     /// PBDMA state is zero.
-    pub(crate) fn block(&self, channel: ChannelId, userd: VramAddr, directory: VramAddr) -> [u8; BLOCK] {
+    pub(crate) fn block(&self, span: Span, userd: VramAddr, directory: VramAddr) -> [u8; BLOCK] {
         let mut block = [0; BLOCK];
         for (offset, value) in ramfc::DEFAULTS {
             put(&mut block, offset, value);
         }
         put_wide(&mut block, ramfc::USERD_LO, userd.0);
-        put_wide(&mut block, ramfc::GP_BASE_LO, work_va(channel).0 | u64::from(RING_LOG2) << 48);
+        put_wide(&mut block, ramfc::GP_BASE_LO, work_va(span).0 | u64::from(RING_LOG2) << 48);
         put_wide(&mut block, vm::PDB_LO, directory.0);
         put_wide(&mut block, vm::LIMIT_LO, VA_MASK);
-        for ((offset, pointer), image) in CONTEXTS.into_iter().zip(self.contexts).zip(image_vas(channel)) {
+        for ((offset, pointer), image) in CONTEXTS.into_iter().zip(self.contexts).zip(image_vas(span)) {
             put_wide(&mut block, offset, context_words(pointer.map(|_| image)));
         }
         block
@@ -151,7 +150,7 @@ fn put(block: &mut [u8; BLOCK], offset: u64, value: u32) {
 }
 
 /// Two words, the low one first, as every pair in an instance block stands.
-fn put_wide(block: &mut [u8; BLOCK], offset: u64, value: u64) {
+pub(crate) fn put_wide(block: &mut [u8; BLOCK], offset: u64, value: u64) {
     if let Some(words) = usize::try_from(offset).ok().and_then(|at| block.get_mut(at..)?.first_chunk_mut()) {
         *words = value.to_le_bytes();
     }

@@ -90,14 +90,14 @@ pub use image::GRAPH_IMAGE_MAX;
 pub use instance::{GuestInstance, InstanceError};
 pub use nvspec::addr::Place;
 pub use parts::Parts;
-pub use pool::{Channels, SavedChannels, SavedPlace};
+pub use pool::{Arrived, Channels, MoveError, Moving, SavedChannels, SavedPlace};
 pub use state::{Presence, RunState};
 pub use types::{
     Bind, BindError, Completion, Doorbell, DoorbellError, Hang, HardwareState, Hindrance, Layout, Pause, PullError,
     Pulled, RingFault, Stall, Stuck, Submission, Submitted,
 };
 pub use watchdog::{HANG_LIMIT_NS, Watchdog};
-pub use work::{WORK_BYTES, work_va};
+pub use work::{Span, WORK_BYTES, work_va};
 
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::ChannelId;

@@ -1,7 +1,9 @@
 //! The card's channels and who has them.
 
+mod moving;
 mod saved;
 
+pub use moving::{Arrived, MoveError, Moving};
 pub(crate) use saved::COUNT_MAX;
 pub use saved::{SavedChannels, SavedPlace};
 
@@ -15,6 +17,7 @@ use crate::ring::Ring;
 use crate::state::{Permit, Wish};
 use crate::submit::SavedWords;
 use crate::watchdog::{Episode, Watchdog};
+use crate::work::Span;
 use crate::{
     Bind, BindError, GuestMemory, HANG_LIMIT_NS, Host, Layout, Pause, Place, RunState, Stuck, Submitted, VmId,
 };
@@ -32,6 +35,8 @@ pub(crate) enum Slot {
     Stuck {
         vm: VmId,
         directory: VramAddr,
+        /// Its addresses in that.
+        span: Span,
         /// Its work area may be reached from that directory still, also when no engine works for it.
         stranded: bool,
     },
@@ -46,6 +51,8 @@ pub(crate) struct Bound {
     pub(crate) serial: u64,
     pub(crate) instance: Place,
     pub(crate) directory: VramAddr,
+    /// Addresses of what is the host's, in the address space of the directory.
+    pub(crate) span: Span,
     pub(crate) userd: GuestVramAddr,
     /// The guest's pointers of the contexts that the card's block has.
     pub(crate) contexts: [Option<GpuVa>; 3],
@@ -189,6 +196,7 @@ impl Channels {
             return Err(BindError::Cap { cap: record.cap });
         }
         let physical = self.take_free()?;
+        let span = self.take_span(vm, physical)?;
         let record = self.vms.get_mut(&vm).ok_or(BindError::NoSuchVm)?;
         record.channels.insert(channel.0, physical);
         record.saved.remove(&channel.0);
@@ -200,6 +208,7 @@ impl Channels {
             serial: self.serial,
             instance,
             directory,
+            span,
             userd: guest.userd,
             contexts: guest.contexts,
             next_contexts: None,
@@ -211,7 +220,7 @@ impl Channels {
             ring: Ring::new(guest),
         };
         self.go(physical, Slot::Bound(Box::new(bound)));
-        let block = guest.block(physical, self.layout.userd(physical), directory);
+        let block = guest.block(span, self.layout.userd(physical), directory);
         card::stop(host, physical);
         image::renew(host, &self.layout, physical, &self.golden, guest.contexts.map(|context| context.is_some()));
         card::bind(host, &self.layout, physical, &block);
@@ -478,7 +487,7 @@ impl Channels {
         if !bound.ring.records.is_empty() {
             return false;
         }
-        card::set_contexts(host, &self.layout, physical, &self.golden, (&bound.contexts, &contexts));
+        card::set_contexts(host, &self.layout, (physical, bound.span), &self.golden, (&bound.contexts, &contexts));
         if let Some(bound) = self.bound_mut(physical) {
             (bound.contexts, bound.next_contexts) = (contexts, None);
         }
@@ -513,12 +522,12 @@ impl Channels {
         self.preemptions.forget(physical);
         card::unbind(host, physical);
         // It is bound: only bound channels are released.
-        let Some(&Bound { vm, directory, stranded, .. }) = self.bound(physical) else { return };
+        let Some(&Bound { vm, directory, span, stranded, .. }) = self.bound(physical) else { return };
         if kicked.is_ok() && !stranded {
             card::clear(host, &self.layout, physical);
             self.go(physical, Slot::Free);
         } else {
-            self.go(physical, Slot::Stuck { vm, directory, stranded });
+            self.go(physical, Slot::Stuck { vm, directory, span, stranded });
         }
     }
 
@@ -555,7 +564,7 @@ impl Channels {
         card::submit(host, page, &list);
     }
 
-    fn take_free(&mut self) -> Result<ChannelId, BindError> {
+    pub(crate) fn take_free(&mut self) -> Result<ChannelId, BindError> {
         let count = self.slots.len();
         let index = (0..count)
             .filter_map(|step| self.next_slot.checked_add(step)?.checked_rem(count))
@@ -574,7 +583,7 @@ impl Channels {
         }
     }
 
-    fn go(&mut self, physical: ChannelId, to: Slot) {
+    pub(crate) fn go(&mut self, physical: ChannelId, to: Slot) {
         if let Some(slot) = self.slots.get_mut(usize::from(physical.0)) {
             check(physical, state(slot), state(&to));
             *slot = to;

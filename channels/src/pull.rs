@@ -5,7 +5,8 @@ use crate::pool::Bound;
 use crate::ring::{Record, Ring};
 use crate::state::Permit;
 use crate::work::{
-    ENTRY_BYTES, RING_ENTRIES, SEMAPHORE_BYTES, entry_offset, push_offset, record_entry, record_push, semaphore_offset,
+    ENTRY_BYTES, RING_ENTRIES, SEMAPHORE_BYTES, Span, entry_offset, push_offset, record_entry, record_push,
+    semaphore_offset,
 };
 use crate::{Channels, Doorbell, GuestRing, Host, Layout, PullError, Pulled, RingFault, RunState, Submission, VmId};
 use nvspec::addr::{GpuVa, SMALL_PAGE};
@@ -51,13 +52,13 @@ impl Channels {
             let left = self.bound(physical).map_or(0, |bound| bound.ring.left());
             return Ok(Pulled { left, ..Pulled::default() });
         }
-        let Some(Bound { ring, .. }) = self.bound_mut(physical) else { return Ok(Pulled::default()) };
+        let Some(Bound { ring, span, .. }) = self.bound_mut(physical) else { return Ok(Pulled::default()) };
         ring.observe(card.userd_read(physical, userd::GP_GET));
         let (entries, fault) = take(ring, card, ring.left().min(ring.room()));
         if !entries.is_empty() {
             let at = ring.host_index();
             let record = ring.submit(submission, &entries, now);
-            give(card, &layout, physical, at, &entries, record);
+            give(card, &layout, (physical, *span), at, &entries, record);
             for entry in entries.iter().filter(|entry| entry.end.is_some()) {
                 let entry = GpEntry::from(entry.raw);
                 card.taken(GpuVa(entry.address()), entry.dwords());
@@ -151,9 +152,16 @@ fn chunk(va: GpuVa, wanted: usize, to_end: usize) -> usize {
 }
 
 /// Writes a submission into the work area: entries from ring index `at` on, record entry, record.
-fn give(host: &mut impl Host, layout: &Layout, physical: ChannelId, at: u32, entries: &[Entry], record: Record) {
+fn give(
+    host: &mut impl Host,
+    layout: &Layout,
+    (physical, span): (ChannelId, Span),
+    at: u32,
+    entries: &[Entry],
+    record: Record,
+) {
     let area = layout.work_area(physical);
-    let raws = entries.iter().map(|entry| entry.raw).chain([record_entry(physical, record.slot)]);
+    let raws = entries.iter().map(|entry| entry.raw).chain([record_entry(span, record.slot)]);
     let bytes: Vec<u8> = raws.flat_map(u64::to_le_bytes).collect();
     let to_end = RING_ENTRIES.saturating_sub(at) as usize;
     let (before, after) = bytes.split_at(bytes.len().min(to_end.saturating_mul(ENTRY_BYTES)));
@@ -161,7 +169,7 @@ fn give(host: &mut impl Host, layout: &Layout, physical: ChannelId, at: u32, ent
     if !after.is_empty() {
         host.vram_write(area, after);
     }
-    let push = record_push(physical, record.slot, record.sequence);
+    let push = record_push(span, record.slot, record.sequence);
     host.vram_write(area.offset(push_offset(record.slot)), &push);
     host.vram_write(area.offset(semaphore_offset(record.slot)), &[0; SEMAPHORE_BYTES]);
 }

@@ -66,7 +66,7 @@ impl Channels {
             let va = card::userd_wide(host, physical, low, high);
             match va.checked_sub(HOST_VA_BASE.0) {
                 None => va,
-                Some(_) => record_at(physical, va).map_or(0, |slot| bound.ring.end_before(slot)),
+                Some(_) => record_at(bound.span, va).map_or(0, |slot| bound.ring.end_before(slot)),
             }
         };
         match offset & !3 {

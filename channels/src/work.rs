@@ -49,10 +49,28 @@ const _: () = assert!(
         && WORK_BYTES <= VA_STRIDE
 );
 
-/// First virtual address of a physical channel's work area, in the address space that the channel uses.
+/// Number of the virtual addresses that a bound channel has for its work area and its images, behind the guest's: no other channel
+/// of its VM has it. It is the physical channel's number where that is free, and goes with the channel to another card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span(pub(crate) u8);
+
+impl From<ChannelId> for Span {
+    fn from(channel: ChannelId) -> Self {
+        Self(channel.0)
+    }
+}
+
+impl Span {
+    /// Its first small page, from [`HOST_VA_BASE`] on.
+    pub(crate) fn first_page(self) -> u32 {
+        u32::from(self.0).wrapping_mul(PAGE_STRIDE)
+    }
+}
+
+/// First virtual address of a channel's work area, in the address space that the channel uses.
 #[must_use]
-pub fn work_va(channel: ChannelId) -> GpuVa {
-    HOST_VA_BASE.offset(u64::from(channel.0).wrapping_mul(VA_STRIDE))
+pub fn work_va(span: impl Into<Span>) -> GpuVa {
+    HOST_VA_BASE.offset(u64::from(span.into().0).wrapping_mul(VA_STRIDE))
 }
 
 impl Layout {
@@ -62,12 +80,12 @@ impl Layout {
         self.work.offset(u64::from(channel.0).wrapping_mul(WORK_BYTES))
     }
 
-    /// Returns what the address space of a physical channel must map, before the channel is enabled and for as long as
+    /// Returns what the address space of a physical channel must map in its `span`, before the channel is enabled and for as long as
     /// it is bound, beside [`Self::image_pages`]: index of the small page from [`HOST_VA_BASE`] on, the page in VRAM, and
     /// the rights to it.
     #[must_use]
-    pub fn work_pages(&self, channel: ChannelId) -> [(u32, VramAddr, Rights); 4] {
-        let first = u32::from(channel.0).wrapping_mul(PAGE_STRIDE);
+    pub fn work_pages(&self, channel: ChannelId, span: Span) -> [(u32, VramAddr, Rights); 4] {
+        let first = span.first_page();
         let area = self.work_area(channel);
         [0u32, 1, 2, 3].map(|page| {
             let offset = u64::from(page).wrapping_mul(SMALL_PAGE);
@@ -94,15 +112,15 @@ pub(crate) fn semaphore_offset(slot: usize) -> u64 {
 
 /// The ring entry that has the card fetch a record's push buffer. Not the main one: what the guest sees of its own
 /// top level stays.
-pub(crate) fn record_entry(channel: ChannelId, slot: usize) -> u64 {
-    let va = work_va(channel).offset(push_offset(slot));
+pub(crate) fn record_entry(span: Span, slot: usize) -> u64 {
+    let va = work_va(span).offset(push_offset(slot));
     GpEntry::new().with_address_dwords(va.0 >> 2).with_not_main(true).with_dwords(PUSH_WORDS).into()
 }
 
 /// A record's push buffer: when all before it has ended, release the semaphore with `sequence` and the time, then raise
 /// the non-stall interrupt.
-pub(crate) fn record_push(channel: ChannelId, slot: usize, sequence: u32) -> [u8; PUSH_BYTES] {
-    let va = work_va(channel).offset(semaphore_offset(slot));
+pub(crate) fn record_push(span: Span, slot: usize, sequence: u32) -> [u8; PUSH_BYTES] {
+    let va = work_va(span).offset(semaphore_offset(slot));
     let [b0, b1, b2, b3, b4, ..] = va.0.to_le_bytes();
     let words = [
         MethodHeader::to(HeaderOp::Increasing, SUBCHANNEL, SEMAPHORE_A, 4).into(),
@@ -120,13 +138,13 @@ pub(crate) fn record_push(channel: ChannelId, slot: usize, sequence: u32) -> [u8
 }
 
 /// Returns where the card's GET stands once it has read a record's push buffer to the end.
-pub(crate) fn record_end(channel: ChannelId, slot: usize) -> u64 {
-    work_va(channel).offset(push_offset(slot)).offset(PUSH_BYTES as u64).0
+pub(crate) fn record_end(span: Span, slot: usize) -> u64 {
+    work_va(span).offset(push_offset(slot)).offset(PUSH_BYTES as u64).0
 }
 
 /// The record in whose push buffer (or behind its last word) `va` lies.
-pub(crate) fn record_at(channel: ChannelId, va: u64) -> Option<usize> {
-    let within = va.checked_sub(work_va(channel).offset(PUSH).0)?;
+pub(crate) fn record_at(span: Span, va: u64) -> Option<usize> {
+    let within = va.checked_sub(work_va(span).offset(PUSH).0)?;
     let slot = usize::try_from(within / PUSH_STRIDE).ok()?;
     (slot < RECORDS && within % PUSH_STRIDE <= PUSH_BYTES as u64).then_some(slot)
 }

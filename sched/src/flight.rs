@@ -128,6 +128,11 @@ impl EngineState {
         Some((flight, used))
     }
 
+    /// A submission that has begun elsewhere waits.
+    pub(crate) fn adopt(&mut self, flight: Flight) {
+        self.aside.push(flight);
+    }
+
     /// Takes out a submission that was set aside.
     pub(crate) fn take_aside(&mut self, ticket: Ticket) -> Option<Flight> {
         let at = self.aside.iter().position(|flight| flight.ticket == ticket)?;

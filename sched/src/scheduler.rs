@@ -79,6 +79,7 @@ impl Scheduler {
             Event::Added { vgpu, params } => self.add(vgpu, params),
             Event::Removed { vgpu } => self.remove(vgpu),
             Event::Arrival { vgpu, channel, engine, ticket } => self.arrive(vgpu, channel, engine, ticket),
+            Event::Adopted { vgpu, channel, engine, ticket } => self.adopt(vgpu, channel, engine, ticket),
             Event::Started { ticket } => self.started(ticket),
             Event::Waiting { ticket } => self.wait(ticket),
             Event::Resumed { ticket } => self.resume(ticket),
@@ -258,6 +259,15 @@ impl Scheduler {
         self.order += 1;
         let lane = self.lane_of(engine);
         self.lanes[lane].enqueue(&self.config, vgpu, queued, self.now);
+        true
+    }
+
+    fn adopt(&mut self, vgpu: VgpuId, channel: Channel, engine: Engine, ticket: Ticket) -> bool {
+        let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
+        let account = &mut known.accounts[engine.index()];
+        (account.arrived, account.started) = (account.arrived + 1, account.started + 1);
+        let flight = Flight { ticket, vgpu, channel, started: self.now, began: None, killed: false };
+        self.engines[engine.index()].adopt(flight);
         true
     }
 

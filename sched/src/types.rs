@@ -100,6 +100,18 @@ pub enum Event {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
+    /// Something has come from another card that had begun there: it is off the card, and waits. Where it goes on it is
+    /// [requeued](Self::Requeued).
+    Adopted {
+        /// The vGPU that it belongs to.
+        vgpu: VgpuId,
+        /// On which of its channels.
+        channel: Channel,
+        /// The engine that the channel works on.
+        engine: Engine,
+        /// The submission, by its ticket.
+        ticket: Ticket,
+    },
     /// The card has got what [`Decision::Start`] asked for. Says more exactly since when; may be left out.
     Started {
         /// The submission, by its ticket.

@@ -1,5 +1,7 @@
 //! The channels as they are saved. What the card holds of them (instance blocks, rings, records, images) stays where it is.
 
+mod before;
+
 use super::{Bound, Channels, Slot, Vm};
 use crate::gate::Gate;
 use crate::image::{GRAPH_IMAGE_MAX, Golden};
@@ -9,11 +11,12 @@ use crate::ring::{Ring, SavedRing};
 use crate::state::{Permit, Wish};
 use crate::submit::SavedWords;
 use crate::watchdog::{Episode, SavedEpisode, Watchdog};
+use crate::work::Span;
 use crate::{Layout, Pause, Place, RunState, Submission, VmId};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, SMALL_PAGE, VA_BITS, VramAddr};
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId, engine};
 use nvspec::instance::ramfc;
-use saved_state::{Invalid, ascend, first_version};
+use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,8 +45,6 @@ pub struct SavedChannels {
     gate: SavedGate,
 }
 
-first_version!(SavedChannels, "channels");
-
 /// Whom PGRAPH is open to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum SavedGate {
@@ -67,7 +68,7 @@ pub(crate) struct SavedLayout {
 pub(crate) enum SavedSlot {
     Free,
     Bound(Box<SavedBound>),
-    Stuck { vm: u32, directory: u64, stranded: bool },
+    Stuck { vm: u32, directory: u64, stranded: bool, span: u8 },
 }
 
 /// Binding of a channel. Whether the card may schedule it follows from what its guest and the host want.
@@ -80,12 +81,14 @@ pub(crate) struct SavedBound {
     pub(crate) directory: u64,
     pub(crate) userd: u64,
     pub(crate) contexts: [Option<u64>; 3],
-    next_contexts: Option<[Option<u64>; 3]>,
+    pub(crate) next_contexts: Option<[Option<u64>; 3]>,
     pub(crate) enabled: bool,
     pub(crate) permit: SavedPermit,
-    stranded: bool,
-    still: Option<SavedEpisode>,
+    pub(crate) stranded: bool,
+    pub(crate) still: Option<SavedEpisode>,
     pub(crate) ring: SavedRing,
+    /// Number of its addresses in the space of its directory.
+    pub(crate) span: u8,
 }
 
 /// Leave of the host for a channel to run.
@@ -261,6 +264,7 @@ impl Channels {
         if let Some(vm) = own.keys().next() {
             return Err(Invalid::new(format_args!("channels are bound for VM {vm}, which is not there")));
         }
+        check_spans(&slots)?;
         let restored = |slot| Slot::restored(slot, &records, serial, submissions);
         let slots = slots.into_iter().map(restored).collect::<Result<Vec<_>, _>>()?;
         check_submissions(&slots)?;
@@ -316,6 +320,22 @@ fn check_submissions(slots: &[Slot]) -> Result<(), Invalid> {
     Invalid::unless(twice.is_none(), || "two submissions have the same number".into())
 }
 
+/// Checks that no two channels of a VM have the same addresses.
+fn check_spans(slots: &[SavedSlot]) -> Result<(), Invalid> {
+    let mut seen = BTreeSet::new();
+    let spans = slots.iter().filter_map(|slot| match slot {
+        SavedSlot::Bound(bound) => Some((bound.vm, bound.span)),
+        SavedSlot::Stuck { vm, span, .. } => Some((*vm, *span)),
+        SavedSlot::Free => None,
+    });
+    for (vm, span) in spans {
+        Invalid::unless(u32::from(span) < CHANNELS && seen.insert((vm, span)), || {
+            format!("VM {vm}: two channels have the same addresses, or one has none ({span})")
+        })?;
+    }
+    Ok(())
+}
+
 impl Layout {
     fn save(&self) -> SavedLayout {
         let Self { instances, userd, runlists: [first, second], work, images, graph_image } = *self;
@@ -329,8 +349,8 @@ impl Slot {
         match self {
             Self::Free => SavedSlot::Free,
             Self::Bound(bound) => SavedSlot::Bound(Box::new(bound.save())),
-            Self::Stuck { vm, directory, stranded } => {
-                SavedSlot::Stuck { vm: vm.0, directory: directory.0, stranded: *stranded }
+            Self::Stuck { vm, directory, span, stranded } => {
+                SavedSlot::Stuck { vm: vm.0, directory: directory.0, stranded: *stranded, span: span.0 }
             }
         }
     }
@@ -346,21 +366,22 @@ impl Slot {
                 })?;
                 Ok(Self::Bound(Box::new(bound)))
             }
-            SavedSlot::Stuck { vm, directory, stranded } => {
-                Ok(Self::Stuck { vm: VmId(vm), directory: page(directory)?, stranded })
+            SavedSlot::Stuck { vm, directory, stranded, span } => {
+                Ok(Self::Stuck { vm: VmId(vm), directory: page(directory)?, span: Span(span), stranded })
             }
         }
     }
 }
 
 impl Bound {
-    fn save(&self) -> SavedBound {
+    pub(super) fn save(&self) -> SavedBound {
         let Self {
             vm,
             channel,
             serial,
             instance,
             directory,
+            span,
             userd,
             contexts,
             next_contexts,
@@ -390,10 +411,11 @@ impl Bound {
             stranded: *stranded,
             still: still.as_ref().map(Episode::save),
             ring: ring.save(),
+            span: span.0,
         }
     }
 
-    fn restored(saved: SavedBound, vms: &BTreeMap<VmId, Vm>) -> Result<Self, Invalid> {
+    pub(super) fn restored(saved: SavedBound, vms: &BTreeMap<VmId, Vm>) -> Result<Self, Invalid> {
         let SavedBound {
             vm,
             channel,
@@ -408,6 +430,7 @@ impl Bound {
             stranded,
             still,
             ring,
+            span,
         } = saved;
         let vm = VmId(vm);
         let permit = match permit {
@@ -425,6 +448,7 @@ impl Bound {
             serial,
             instance: instance.into(),
             directory: page(directory)?,
+            span: Span(span),
             userd: GuestVramAddr(userd),
             contexts: restored_contexts(contexts)?,
             next_contexts,
@@ -444,14 +468,14 @@ fn restored_contexts(contexts: [Option<u64>; 3]) -> Result<[Option<GpuVa>; 3], I
     Ok(contexts.map(|context| context.map(GpuVa)))
 }
 
-fn page(address: u64) -> Result<VramAddr, Invalid> {
+pub(super) fn page(address: u64) -> Result<VramAddr, Invalid> {
     let aligned = address.checked_rem(SMALL_PAGE) == Some(0);
     Invalid::unless(aligned, || format!("a page directory at {address:#x} is not at a page"))?;
     Ok(VramAddr(address))
 }
 
 impl Vm {
-    fn save(&self, vm: VmId) -> SavedVm {
+    pub(super) fn save(&self, vm: VmId) -> SavedVm {
         let Self {
             cap,
             paused,
@@ -487,7 +511,11 @@ impl Vm {
         }
     }
 
-    fn restored(saved: SavedVm, channels: BTreeMap<u8, ChannelId>, slots: &[SavedSlot]) -> Result<Self, Invalid> {
+    pub(super) fn restored(
+        saved: SavedVm,
+        channels: BTreeMap<u8, ChannelId>,
+        slots: &[SavedSlot],
+    ) -> Result<Self, Invalid> {
         let SavedVm { vm, cap, paused, trusted, list, unlisted, refused, saved, news, told, hang_limit, next_look } =
             saved;
         let id = VmId(vm);

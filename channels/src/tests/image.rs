@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 /// The pages of a channel's image: PGRAPH's.
 fn graph_pages(physical: ChannelId) -> Vec<u64> {
     let first = physical.0 as u32 * PAGE_STRIDE + GRAPH_PAGE;
-    LAYOUT.image_pages(physical).filter(|(index, ..)| *index >= first).map(|(_, at, _)| at.0).collect()
+    LAYOUT.image_pages(physical, physical.into()).filter(|(index, ..)| *index >= first).map(|(_, at, _)| at.0).collect()
 }
 
 fn is_golden(world: &World, physical: ChannelId) -> bool {
@@ -25,9 +25,9 @@ fn images_are_for_privileged_accesses_and_overlap_nothing() {
     let mut pages = BTreeSet::new();
     let mut indexes = BTreeSet::new();
     for physical in (0..128).map(ChannelId) {
-        let work = LAYOUT.work_pages(physical);
+        let work = LAYOUT.work_pages(physical, physical.into());
         assert!(work.iter().all(|(_, _, rights)| *rights != Rights::Privileged));
-        let images: Vec<_> = LAYOUT.image_pages(physical).collect();
+        let images: Vec<_> = LAYOUT.image_pages(physical, physical.into()).collect();
         assert!(images.iter().all(|(_, _, rights)| *rights == Rights::Privileged));
         let vas = image_vas(physical).map(|va| ((va.0 - nvspec::mmu::HOST_VA_BASE.0) / SMALL_PAGE) as u32);
         assert!(vas.iter().all(|va| images.iter().any(|(index, ..)| index == va)));
@@ -43,7 +43,7 @@ fn images_are_for_privileged_accesses_and_overlap_nothing() {
 #[test]
 fn the_largest_image_ends_where_the_next_channels_span_begins() {
     let layout = Layout { graph_image: GRAPH_IMAGE_MAX, ..LAYOUT };
-    let last = layout.image_pages(ChannelId(3)).map(|(index, ..)| index).max();
+    let last = layout.image_pages(ChannelId(3), ChannelId(3).into()).map(|(index, ..)| index).max();
     assert_eq!(last, Some(4 * PAGE_STRIDE - 1));
 }
 

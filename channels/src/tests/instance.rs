@@ -3,7 +3,7 @@ use crate::tests::fake::Guest;
 use proptest::prelude::*;
 
 const USERD: VramAddr = VramAddr(0x1_2345_6000);
-const CHANNEL: ChannelId = ChannelId(1);
+const CHANNEL: nvspec::fifo::ChannelId = nvspec::fifo::ChannelId(1);
 const RING: GpuVa = GpuVa(0xff_f802_0000);
 /// Images of PGRAPH, CE0 and CE1.
 const IMAGES: [u64; 3] = [0xff_f802_6000, 0xff_f802_4000, 0xff_f802_5000];
@@ -55,7 +55,7 @@ fn a_directory_in_ram_is_one() {
 
 #[test]
 fn the_block_names_the_hosts_userd_ring_and_directory() {
-    let block = parse_with(context::CE1, 0x7_7000 | context::VALID).unwrap().block(CHANNEL, USERD, DIRECTORY);
+    let block = parse_with(context::CE1, 0x7_7000 | context::VALID).unwrap().block(CHANNEL.into(), USERD, DIRECTORY);
     let at = |offset| word(&block, offset).unwrap();
     assert_eq!((at(ramfc::USERD_LO), at(ramfc::USERD_HI)), (0x2345_6000, 1));
     assert_eq!((at(vm::PDB_LO), at(vm::PDB_HI)), (0x0001_0000, 2));
@@ -81,7 +81,7 @@ proptest! {
             prop_assert!(!sane);
             return Ok(());
         };
-        let block = guest.block(CHANNEL, USERD, DIRECTORY);
+        let block = guest.block(CHANNEL.into(), USERD, DIRECTORY);
         let mut expected = [0u8; BLOCK];
         let mut put = |at: usize, value: u64, len: usize| {
             expected[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);

@@ -195,7 +195,7 @@ fn nothing_of_an_earlier_owner_is_in_the_work_area() {
         world.bind(VmId(3), channel);
     }
     assert_eq!(world.bind(B, 0), physical);
-    for (_, page, _) in crate::tests::fake::LAYOUT.work_pages(physical) {
+    for (_, page, _) in crate::tests::fake::LAYOUT.work_pages(physical, physical.into()) {
         assert!((0..1024).all(|word| world.card.word(page.0 + 4 * word) == 0));
     }
 }

@@ -234,7 +234,7 @@ fn the_work_area_is_mapped_read_only_but_for_the_semaphores() {
     let physical = world.bind(A, 1);
     assert_eq!(physical.0, 1);
     let at = |page: u64| VramAddr(0x40_4000 + 0x1000 * page);
-    let pages = crate::tests::fake::LAYOUT.work_pages(physical);
+    let pages = crate::tests::fake::LAYOUT.work_pages(physical, physical.into());
     let (read, write) = (Rights::ReadOnly, Rights::ReadWrite);
     assert_eq!(pages, [(32, at(0), read), (33, at(1), read), (34, at(2), read), (35, at(3), write)]);
     assert_eq!(crate::work_va(physical).0, 0xff_f802_0000);

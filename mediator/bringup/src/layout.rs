@@ -136,7 +136,7 @@ mod tests {
                 assert_eq!(layout.bytes(), needed);
                 assert_eq!(layout.userd.0 % LARGE_PAGE, 0);
                 let last = nvspec::fifo::ChannelId(127);
-                let ends = layout.channels().image_pages(last).map(|(_, at, _)| at.0 + SMALL_PAGE).max();
+                let ends = layout.channels().image_pages(last, last.into()).map(|(_, at, _)| at.0 + SMALL_PAGE).max();
                 assert!(ends.is_some_and(|end| end <= base + needed && end > layout.images.0));
             }
         }

@@ -154,12 +154,19 @@ impl Memory {
         if steps.is_empty() && *promising == 0 {
             steps = balancer.plan(&vram.chunks, now, None);
         }
-        Planned { plan: by_vm(steps), served, holds }
+        Planned { plan: by_vm(self.without_travellers(steps)), served, holds }
     }
 
     /// Returns what is to move for the mediator's own structures, if anything.
     pub fn plan_own(&mut self, now: u64) -> Plan {
-        by_vm(self.own_steps(now))
+        let steps = self.own_steps(now);
+        by_vm(self.without_travellers(steps))
+    }
+
+    /// Leaves the memory of VMs alone that go to another card or come from one.
+    fn without_travellers(&self, mut steps: Vec<Step>) -> Vec<Step> {
+        steps.retain(|step| !self.travelling.contains(&step.vm));
+        steps
     }
 
     /// Returns what becomes free for it is no VM's; what is borrowed from the reserve for it is evicted behind that.
@@ -201,7 +208,8 @@ impl Memory {
         let Self { vram, divider, .. } = self;
         // A promise counts what the mediator claims as there; the plan does not, so that it stays the mediator's.
         let chunks = chunks.saturating_add(vram.chunks.uncommitted());
-        by_vm(divider.balancer.plan(&vram.chunks, now, Some(Request { by: By::Guarantee, chunks })))
+        let steps = divider.balancer.plan(&vram.chunks, now, Some(Request { by: By::Guarantee, chunks }));
+        by_vm(self.without_travellers(steps))
     }
 
     /// Returns when there may be more to move, if nothing happens before.

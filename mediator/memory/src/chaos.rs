@@ -61,7 +61,7 @@ impl Memory {
             return Plan::new();
         }
         let (table, dice) = (&self.vram.chunks, &mut self.dice);
-        let vms: Vec<VmId> = table.vms().map(|(vm, _)| vm).collect();
+        let vms: Vec<VmId> = table.vms().map(|(vm, _)| vm).filter(|vm| !self.travelling.contains(vm)).collect();
         if vms.is_empty() {
             return Plan::new();
         }

@@ -311,7 +311,11 @@ impl Copier {
 /// Returns what the address space of a channel must map of the mediator's.
 pub fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr, Rights)> {
     let layout = channels.layout();
-    layout.work_pages(physical).into_iter().chain(layout.image_pages(physical)).collect()
+    layout
+        .work_pages(physical, physical.into())
+        .into_iter()
+        .chain(layout.image_pages(physical, physical.into()))
+        .collect()
 }
 
 /// Binds a channel of the mediator's own, with a context for one engine.

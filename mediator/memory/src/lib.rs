@@ -45,7 +45,7 @@ use chaos::Dice;
 use iova::IovaSpace;
 use nvspec::addr::Iova;
 use segments::Segments;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Most card memory for page tables, code and push buffers of the mediator's own channels, in bytes: with large chunks, one for
 /// each of them would be dear. A card of 6 GiB and as much host memory need less than 3 MiB.
@@ -69,6 +69,8 @@ pub struct Memory {
     promising: u32,
     /// Memory that several address spaces share.
     segments: Segments,
+    /// VMs that go to another card, or come from one: nothing of their memory moves but for that.
+    travelling: BTreeSet<VmId>,
     /// Moves of VMs' memory.
     moved: BTreeMap<VmId, Moved>,
     /// Places that chunks have left, of the relocation that was committed last.
@@ -88,6 +90,7 @@ impl Memory {
             dice: Dice::default(),
             promising: 0,
             segments: Segments::default(),
+            travelling: BTreeSet::new(),
             moved: BTreeMap::new(),
             left: Vec::new(),
         }
@@ -166,12 +169,27 @@ impl Memory {
         self.promising != 0
     }
 
+    /// A VM goes to another card or comes from one, so that nothing of its memory moves by itself; or no more.
+    pub fn travel(&mut self, vm: VmId, travels: bool) {
+        if travels {
+            self.travelling.insert(vm);
+        } else {
+            self.travelling.remove(&vm);
+        }
+    }
+
+    /// Returns whether a VM has made segments.
+    pub fn segments_of(&self, vm: VmId) -> bool {
+        self.segments.of(vm).1 != 0
+    }
+
     /// Forgets a VM that is removed: nobody is told any more what of it has moved, so that what the card does not let go of
     /// stays where it is.
     pub fn dismiss(&mut self, vm: VmId) {
         self.iova.dismiss(vm);
         self.forget_segments(vm);
         self.moved.remove(&vm);
+        self.travelling.remove(&vm);
         self.vram.chunks.freeze(vm);
         self.vram.forget(vm);
     }

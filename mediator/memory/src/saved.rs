@@ -56,6 +56,8 @@ impl Memory {
             promising: _,
             // A card with segments is not saved.
             segments: _,
+            // Nobody goes to another card at the time.
+            travelling: _,
             // Statistics, which begin anew.
             moved: _,
             left: _,

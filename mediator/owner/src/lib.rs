@@ -22,7 +22,9 @@ pub use card_memory::chaos::Chaos;
 pub use card_memory::{
     CardVram, HostError, Looks, Moved, Ranges, Relocated, balance, holdings, iova, segments, shortage,
 };
-pub use host_card::{GuestEvents, Handed, HostCard, HostState, Reopened, SavedHost, Share, Sharing, Standstill};
+pub use host_card::{
+    Departing, GuestEvents, Handed, HostCard, HostState, Reopened, SavedHost, Share, Sharing, Standstill, Suspended,
+};
 pub use tenants::{GuestEvent, mailbox};
 pub use work::feeder::Feeder;
 pub use work::{overdue, time, usage};

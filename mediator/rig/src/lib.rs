@@ -25,7 +25,7 @@ use simgpu::{Config, SimGpu, TimeModel};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
-use vgpu::{Apertures, DeviceStatus, MediatedDevice, MediatedVm, Settings};
+use vgpu::{Apertures, DeviceError, DeviceStatus, MediatedDevice, MediatedVm, Settings};
 use vmm_glue::client::wait_event;
 use vmm_glue::{Device, IrqCounts, Link, RegionIndex};
 use vram::{Limits, Summary, VmId};
@@ -321,6 +321,32 @@ impl Guest {
         self.device.disconnected();
         self.device.connected();
         self.msi = self.link.attach_msi().expect("an event");
+    }
+
+    /// The operator has the VM go to another card, as `vm` there. Its memory leaves the card that it is on before if `emptied`.
+    /// Returns the bytes that were copied while it stood still.
+    ///
+    /// # Errors
+    /// What is in the way. It goes on where it was then.
+    pub fn move_to(&mut self, to: &Rig, vm: u32, emptied: bool) -> Result<u64, DeviceError> {
+        let (device, there) = MediatedVm::build(&to.host, VmId(vm), &self.settings, &self.link)?;
+        let from = Arc::clone(self.backend.host());
+        if emptied {
+            from.empty(self.backend.id());
+        }
+        let moved = there.await_arrival().and_then(|()| self.backend.move_to(&there, &self.settings, LONG));
+        match moved {
+            Ok(bytes) => {
+                (self.device, self.backend) = (device, there);
+                Ok(bytes)
+            }
+            Err(error) => {
+                from.stays(self.backend.id());
+                drop(device);
+                there.release()?;
+                Err(error.into())
+            }
+        }
     }
 
     /// The operator removes the VM.

@@ -33,6 +33,8 @@ pub(super) struct Core {
     pub(super) alarm: Option<u64>,
     /// Channels that are to be rung once the card goes on.
     pub(super) rung: Rung,
+    /// The VM goes on, on another card: nothing that happens here is for its guest any more.
+    pub(super) gone: bool,
     pub(super) board: Arc<Board>,
 }
 
@@ -120,6 +122,12 @@ impl MediatedVm {
             }
         }
         Ok((MediatedDevice::of(&this, pci), this))
+    }
+
+    /// The card that it is on.
+    #[must_use]
+    pub fn host(&self) -> &Arc<HostCard> {
+        &self.host
     }
 
     /// Of its parts.
@@ -213,7 +221,7 @@ impl MediatedVm {
 impl Core {
     /// Of its parts.
     pub(super) fn new(gpu: VGpu, backend: Backend, board: &Arc<Board>) -> Self {
-        Self { gpu, backend, polls: false, alarm: None, rung: Rung::new(), board: Arc::clone(board) }
+        Self { gpu, backend, polls: false, alarm: None, rung: Rung::new(), gone: false, board: Arc::clone(board) }
     }
 
     /// Takes everything of the guest's driver off the card. What lived under mapped apertures is lost.
@@ -532,7 +540,7 @@ impl MediatedVm {
         }
         {
             let core = &mut *self.core.lock_torn();
-            match self.core.is_torn() {
+            match self.core.is_torn() || core.gone {
                 false => core.clean(),
                 true => core.backend.quiesce(),
             }

@@ -36,6 +36,9 @@ impl GuestEvents for MediatedVm {
 
 impl Recipient for Core {
     fn take_up(&mut self, event: GuestEvent) {
+        if self.gone {
+            return;
+        }
         let Self { gpu, backend, .. } = &mut *self;
         match event {
             GuestEvent::Resume(doorbell) => backend.submit(doorbell),

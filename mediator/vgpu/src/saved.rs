@@ -32,6 +32,13 @@ impl SavedSide {
     }
 }
 
+impl SavedSide {
+    /// What is in it.
+    pub(super) fn into_inner(self) -> SavedBackend {
+        self.0
+    }
+}
+
 impl Settings {
     /// Returns what is restored of a VM with these settings, on a card that is so.
     #[must_use]
@@ -83,6 +90,7 @@ impl MediatedVm {
             // It is set anew.
             alarm: _,
             rung,
+            gone: _,
             board: _,
         } = &*core;
         if !rung.is_empty() {

@@ -5,6 +5,7 @@ mod saved;
 pub(crate) use saved::SavedWork;
 
 use super::memory::{Objects, Slot};
+use channels::Span;
 use nvspec::addr::Place;
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::userd;
@@ -18,6 +19,8 @@ pub(crate) struct Bound {
     pub(crate) space: SpaceId,
     /// Its number on the card.
     pub(crate) physical: ChannelId,
+    /// Addresses of what is the mediator's, in its address space.
+    pub(crate) span: Span,
 }
 
 /// A channel that the guest has bound, whether or not it is on the card.
@@ -53,8 +56,8 @@ pub(crate) struct Work {
     channels: BTreeMap<VirtualChannelId, Channel>,
     /// Guest VRAM pages in which a channel has its USERD.
     userd: HashMap<u64, VirtualChannelId>,
-    /// Channels that are off the guest's list and have not left the card: their address spaces, by their number there.
-    departing: BTreeMap<ChannelId, SpaceId>,
+    /// Channels that are off the guest's list and have not left the card, by their number there.
+    departing: BTreeMap<ChannelId, Bound>,
     /// Engines that the guest holds back, one bit each.
     blocked: u32,
     runlist: Runlist,
@@ -115,12 +118,12 @@ impl Work {
     }
 
     /// A channel has still to leave the card, with its address space.
-    pub(crate) fn depart(&mut self, physical: ChannelId, space: SpaceId) {
-        self.departing.insert(physical, space);
+    pub(crate) fn depart(&mut self, bound: Bound) {
+        self.departing.insert(bound.physical, bound);
     }
 
-    /// A channel has left the card. Returns its address space.
-    pub(crate) fn departed(&mut self, physical: ChannelId) -> Option<SpaceId> {
+    /// A channel has left the card. Returns what it was.
+    pub(crate) fn departed(&mut self, physical: ChannelId) -> Option<Bound> {
         self.departing.remove(&physical)
     }
 

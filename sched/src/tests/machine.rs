@@ -130,6 +130,25 @@ fn a_withdrawn_ticket_frees_its_place_and_costs_nothing() {
 }
 
 #[test]
+fn what_had_begun_on_another_card_waits_for_its_turn_and_is_charged_from_then_on() {
+    for policy in PolicyKind::ALL {
+        let mut scheduler = Scheduler::new(config(policy), Nanos(0)).unwrap();
+        let (vgpu, channel, engine, ticket) = (VgpuId(0), Channel(0), Engine::Compute, Ticket(1));
+        let mut decisions = Vec::new();
+        let mut feed = |at, event| scheduler.event(Nanos(at), event, &mut decisions);
+        feed(0, Event::Added { vgpu, params: VgpuParams::default() });
+        feed(100, Event::Adopted { vgpu, channel, engine, ticket });
+        feed(200, Event::Tick);
+        feed(300, Event::Requeued { ticket });
+        feed(900, Event::Completed { ticket, ended: Some(Nanos(800)) });
+        let account = scheduler.account(vgpu, engine).unwrap();
+        let counts = (account.arrived, account.started, account.completed, account.used);
+        assert_eq!((counts, scheduler.ignored()), ((1, 1, 1, 500), 0), "{policy:?}");
+        assert_eq!(decisions, starts(&[1]), "{policy:?}: it is started when it is requeued, and not before");
+    }
+}
+
+#[test]
 fn what_is_not_known_is_counted_and_has_no_effect() {
     let mut harness = two(config(PolicyKind::Band));
     let params = VgpuParams { weight: 0, ..VgpuParams::default() };
@@ -143,6 +162,7 @@ fn what_is_not_known_is_counted_and_has_no_effect() {
         Event::Resumed { ticket: Ticket(9) },
         Event::Requeued { ticket: Ticket(9) },
         Event::Moved { ticket: Ticket(9), since: Nanos(0) },
+        Event::Adopted { vgpu: VgpuId(7), channel: Channel(0), engine: Engine::Compute, ticket: Ticket(9) },
         Event::Struck { vgpu: VgpuId(7), engine: Engine::Compute },
         Event::Withdrawn { ticket: Ticket(9) },
         Event::ChannelEnded { vgpu: VgpuId(7), channel: Channel(0) },

@@ -10,7 +10,7 @@ use crate::ids::{MAX_SPACES, SpaceId};
 use crate::mode::Mode;
 use crate::shared::{Limits, Shared};
 use crate::space::Space;
-use crate::{Place, ShadowMemory};
+use crate::{NoMemory, Place, ShadowMemory};
 use nvspec::addr::{Gpa, GuestVramAddr, SMALL_PAGE, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, PD_BYTES};
 use saved_state::{Invalid, first_version};
@@ -113,6 +113,26 @@ impl AddressSpaces {
 }
 
 impl SavedSpaces {
+    /// The same spaces for another card: their directories have memory there, which nothing is in, and the mediator's own pages
+    /// are to be mapped anew. Returns as well which directory takes the place of which.
+    ///
+    /// # Errors
+    /// [`NoMemory`]; what was allocated is to be freed as a whole then.
+    pub fn moved(self, memory: &mut impl ShadowMemory) -> Result<(Self, Vec<(VramAddr, VramAddr)>), NoMemory> {
+        let Self { spaces, generations, old: _, ram_barred } = self;
+        let mut places = Vec::new();
+        let mut moved = Vec::new();
+        for space in spaces {
+            let space = space.map(|space| {
+                let card = memory.alloc(PD_BYTES).ok_or(NoMemory)?;
+                places.push((VramAddr(space.card), card));
+                Ok(SavedSpace { card: card.0, own: None, common: None, ..space })
+            });
+            moved.push(space.transpose()?);
+        }
+        Ok((Self { spaces: moved, generations, old: Vec::new(), ram_barred }, places))
+    }
+
     /// Checks that each piece of card memory is the VM's, and used once.
     fn check(&self, owns: &mut impl FnMut(VramAddr, u64) -> bool) -> Result<(), Invalid> {
         let Self { spaces, generations: _, old, ram_barred: _ } = self;

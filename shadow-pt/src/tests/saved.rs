@@ -53,6 +53,30 @@ fn the_mediators_own_pages_stay_mapped() {
 }
 
 #[test]
+fn spaces_that_go_to_another_card_have_directories_there_and_map_nothing() {
+    let mut here = Card::default();
+    let before = spaces(&mut here);
+    let mut there = Card::default();
+    // Addresses there mean something else.
+    let occupied = crate::ShadowMemory::alloc(&mut there, 0x3000).unwrap();
+    let (saved, places) = before.save().moved(&mut there).unwrap();
+    let after = restored(saved, &mut there).unwrap();
+    for (id, moved) in before.ids().zip(after.ids()) {
+        let (old, new) = (before.directory(id).unwrap(), after.directory(moved).unwrap());
+        assert_eq!(
+            (moved, after.guest_directory(moved)),
+            (id, before.guest_directory(id)),
+            "its guest knows it as before"
+        );
+        assert!(places.contains(&(old, new)) && new != occupied);
+        assert!(there.entries(new.0, 8192).all(|entry| entry == 0), "nothing is mapped before it is prepared");
+    }
+    assert_eq!((places.len(), after.count()), (2, 2));
+    let saved = before.save();
+    assert_eq!(saved.moved(&mut Card { room: Some(1), ..Card::default() }).unwrap_err(), NoMemory);
+}
+
+#[test]
 fn card_memory_of_others_is_refused() {
     assert!(refused(|saved| first(saved).card += 0x1000).contains("are not for this use"));
     assert!(refused(|saved| first(saved).card = 3).contains("are not for this use"));

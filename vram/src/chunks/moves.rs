@@ -128,6 +128,33 @@ impl ChunkTable {
         }
     }
 
+    /// Gives guest chunk `index`, which comes from another card, a place in a memory, zeroed: in host memory also beyond what the
+    /// VM may have there, which it has for as long as it has just come.
+    ///
+    /// # Errors
+    /// [`Error::NeedsScrub`]: scrub a chunk there and ask again. [`Error::Full`]; [`Error::Settled`] when it has a place;
+    /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
+    pub fn receive(&mut self, vm: VmId, index: u32, tier: Tier) -> Result<Place, Error> {
+        let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
+        let address = self.guest_address(index);
+        if map.index(address) != Some(index) {
+            return Err(Error::OutOfRange { vm, address });
+        }
+        if map.get(index).is_some() {
+            return Err(Error::Settled { vm, index });
+        }
+        let limit = match tier {
+            Tier::Card => self.limit_of(map, tier),
+            Tier::Host => (self.host_room() == 0).then(|| Limit::HostBudget(self.host.limit())),
+        };
+        if let Some(limit) = limit {
+            return Err(Error::Full { vm, limit, host: None });
+        }
+        let spot = self.take(tier, ChunkState::Vm { vm, index })?;
+        self.change(vm, |map| map.set(index, spot));
+        Ok(self.place_of(spot))
+    }
+
     /// Keeps the chunks of a VM where they are until it is destroyed: nobody would be told that they have moved. Moves under
     /// way end as they would.
     pub fn freeze(&mut self, vm: VmId) {

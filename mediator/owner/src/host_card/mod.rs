@@ -2,7 +2,7 @@
 //!
 //! Parts: `state` (what others ask of it), `scheduling` (the card behind its scheduler), `interrupts` (the card's interrupt
 //! tree, and whom it concerns), `interrupt_thread` (that thread, each time that it wakes), `recovery` (channels that faulted or
-//! are to leave the card), `mover` (the thread that moves memory), `relocate` (one VM's chunks change places), `standstill`
+//! are to leave the card), `mover` (the thread that moves memory), `moving` (a VM goes to another card), `relocate` (one VM's chunks change places), `standstill`
 //! (nothing is at work), `saved` (all that is kept of the card, written down, and the card given away), `reopen` (the same in the
 //! next process), `failure` (what a panic has left half changed), `scrubber` (PGRAPH is cleared between tenants).
 
@@ -10,6 +10,7 @@ mod failure;
 pub(crate) mod interrupt_thread;
 mod interrupts;
 mod mover;
+mod moving;
 mod recovery;
 mod relocate;
 mod reopen;
@@ -23,7 +24,7 @@ use crate::alarm::TimerAlarm;
 use crate::tenants::{GuestAlarms, GuestEvent};
 use crate::work::Work;
 use crate::work::schedule::Schedule;
-use crate::work::time::Clock;
+use crate::work::time::{self, Clock};
 use crate::{Feeder, HostError};
 use bringup::layout::Layout;
 use bringup::memory::CardMemory;
@@ -39,6 +40,7 @@ use channels::Channels;
 use failure::StateGuard;
 use firmware::{Inbox, Set};
 use locks::{Mutex, rank};
+pub use moving::{Departing, Suspended};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::chip::Chip;
 use nvspec::falcon::Falcon;
@@ -211,6 +213,7 @@ impl HostCard {
     pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing, firmware: Set) -> Result<Arc<Self>, HostError> {
         let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear, shared } = *sharing;
         let info = start::bring_up(&*card, &firmware)?;
+        time::set(&*card);
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
         // The first chunks to scrub become the mediator's own: the way to scrub any other begins in them.
         let graph_image = u64::from(info.context_bytes);

@@ -72,7 +72,7 @@ impl HostCard {
     }
 
     /// A channel has not left within its limit.
-    fn hangs(&self, vm: VmId, channel: VirtualChannelId) {
+    pub(super) fn hangs(&self, vm: VmId, channel: VirtualChannelId) {
         let told = self.lock().kill_hung(vm, channel);
         told.into_iter().for_each(|event| self.deliver(vm, event));
     }

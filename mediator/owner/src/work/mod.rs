@@ -15,7 +15,7 @@ mod saved;
 pub(crate) mod schedule;
 pub mod time;
 pub mod usage;
-mod withheld;
+pub(crate) mod withheld;
 
 pub(crate) use feeder::{engine_numbered, number_of};
 pub(crate) use saved::SavedWork;

@@ -16,6 +16,15 @@ pub fn now_ns(card: &dyn Card) -> u64 {
     u64::from(again) << 32 | u64::from(low)
 }
 
+/// Sets the card's clock to the host's, so that it does not go back for a VM that comes from another card of the host.
+pub(crate) fn set(card: &dyn Card) {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let ns = now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000).saturating_add(now.tv_nsec.unsigned_abs());
+    let [low, high] = [ns, ns >> 32].map(|half| (half & u64::from(u32::MAX)) as u32);
+    card.write32(ptimer::TIME_1::OFFSET, high);
+    card.write32(ptimer::TIME_0::OFFSET, low);
+}
+
 /// The card's clock, as it runs by the host's.
 #[derive(Debug)]
 pub(crate) struct Clock {

@@ -5,7 +5,7 @@ use crate::work::Bound;
 use ::channels::{Bind, Doorbell, DoorbellError, GuestInstance, InstanceError, PullError, RingFault};
 use devmodel::events::MmuFault;
 use nvspec::addr::{GpuVa, Place, VramAddr};
-use nvspec::fifo::{ChannelId, VirtualChannelId};
+use nvspec::fifo::VirtualChannelId;
 use nvspec::instance::INSTANCE_BYTES;
 use nvspec::mmu::{Rights, fault};
 use owner::{Feeder, HostError, HostState};
@@ -155,14 +155,16 @@ impl VmBackend {
         let bind = Bind { instance, guest, directory };
         let physical =
             self.with_channels(|channels, card, vm| channels.bind(card, vm, channel, bind)).map_err(HostError::Bind)?;
-        let pages = own_pages(self.host.layout(), physical);
+        let span = self.host.lock().channels().span(physical).unwrap_or(physical.into());
+        let bound = Bound { space, physical, span };
+        let pages = own_pages(self.host.layout(), bound);
         if let Err(error) = self.memory.map_host(space, &pages) {
             // It has done nothing, so that it has nothing to leave.
             let _ = self.host.lock().end_channel(self.vm, channel);
             return Err(error);
         }
         self.work.enlist(channel, instance, Some(guest.userd.0));
-        self.work.set_bound(channel, Bound { space, physical });
+        self.work.set_bound(channel, bound);
         Ok(())
     }
 
@@ -220,9 +222,9 @@ impl VmBackend {
             retired
         };
         match (bound, retired) {
-            (Some(Bound { space, physical }), Err(_)) => self.work.depart(physical, space),
+            (Some(bound), Err(_)) => self.work.depart(bound),
             (bound, Ok(())) => {
-                let unmapped = bound.is_none_or(|bound| self.unmap_own(bound.space, bound.physical));
+                let unmapped = bound.is_none_or(|bound| self.unmap_own(bound));
                 let mut state = self.host.lock();
                 if !unmapped {
                     state.channels_mut().strand(self.vm, channel);
@@ -237,8 +239,8 @@ impl VmBackend {
     pub(crate) fn channels_left(&mut self) {
         let left = self.host.lock().take_left(self.vm);
         for physical in left {
-            let space = self.work.departed(physical);
-            if space.is_none_or(|space| self.unmap_own(space, physical)) {
+            let bound = self.work.departed(physical);
+            if bound.is_none_or(|bound| self.unmap_own(bound)) {
                 self.host.lock().free_left(physical);
             }
         }
@@ -247,11 +249,11 @@ impl VmBackend {
 
     /// Takes the work area of a channel that is off the card out of its address space. Returns whether the card can reach it
     /// no more.
-    fn unmap_own(&mut self, space: shadow_pt::SpaceId, physical: ChannelId) -> bool {
-        let pages = own_pages(self.host.layout(), physical);
-        let unmapped = self.memory.unmap_host(space, &pages);
+    fn unmap_own(&mut self, bound: Bound) -> bool {
+        let pages = own_pages(self.host.layout(), bound);
+        let unmapped = self.memory.unmap_host(bound.space, &pages);
         if let Err(error) = &unmapped {
-            tracing::error!(vm = %self.vm, channel = physical.0, %error,
+            tracing::error!(vm = %self.vm, channel = bound.physical.0, %error,
                 "the card may still reach a channel's ring; its number and the VM's memory stay out of use until the \
                  card is reset");
         }
@@ -271,8 +273,9 @@ impl VmBackend {
     }
 }
 
-/// Returns what the address space of a physical channel must map of the mediator's.
-fn own_pages(layout: &::channels::Layout, physical: ChannelId) -> Vec<(HostPage, VramAddr, Rights)> {
-    let pages = layout.work_pages(physical).into_iter().chain(layout.image_pages(physical));
+/// Returns what the address space of a channel must map of the mediator's.
+pub(super) fn own_pages(layout: &::channels::Layout, bound: Bound) -> Vec<(HostPage, VramAddr, Rights)> {
+    let Bound { physical, span, .. } = bound;
+    let pages = layout.work_pages(physical, span).into_iter().chain(layout.image_pages(physical, span));
     pages.map(|(index, at, rights)| (HostPage::Own(index), at, rights)).collect()
 }

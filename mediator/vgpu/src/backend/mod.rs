@@ -270,6 +270,12 @@ impl VmBackend {
         self.quiet = self.memory.clear();
     }
 
+    /// Has all of the client's memory mapped for the card, and nothing else.
+    pub(super) fn lend_all(&mut self) -> Result<(), HostError> {
+        let lent = self.link.memory().snapshot();
+        self.memory.lend_all(&lent)
+    }
+
     /// The VMM lends guest memory.
     pub(super) fn lend(&mut self, region: &DmaRegion) -> Result<(), HostError> {
         self.memory.lend(region)

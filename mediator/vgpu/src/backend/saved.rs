@@ -1,15 +1,19 @@
 //! One VM's side of the card as it is saved.
 
+use super::channels::own_pages;
 use super::{Counts, Description, VmBackend};
 use crate::memory::{Memory, Restored, SavedMemory};
 use crate::pending::SavedPending;
 use crate::pv::{PvSettings, SavedInterface};
 use crate::work::{Bound, SavedWork};
 use crate::write_wait::WriteWait;
+use nvspec::addr::VramAddr;
 use nvspec::fifo::VirtualChannelId;
-use owner::{HostCard, HostError};
+use owner::{Departing, HostCard, HostError};
+use pv::Tables;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
+use shadow_pt::SavedSpaces;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -22,6 +26,17 @@ pub(crate) struct SavedBackend {
     /// By name.
     counts: Vec<(String, u64)>,
     pv: Option<SavedInterface>,
+}
+
+/// Returns where a guest's channel is on the card, by the card's channels.
+fn bound_of(
+    channels: &channels::Channels,
+    memory: &Memory,
+    (vm, channel): (vram::VmId, VirtualChannelId),
+) -> Option<Bound> {
+    let space = memory.space_of(channels.directory_of(vm, channel)?)?;
+    let physical = channels.physical(vm, channel)?;
+    Some(Bound { space, physical, span: channels.span(physical)? })
 }
 
 /// Channels that are to be rung once the card goes on, with GP_PUT.
@@ -66,6 +81,52 @@ impl VmBackend {
         self.memory.prepare_all()
     }
 
+    /// Takes in the side of a VM that comes from another card, with its address spaces and what that card held of its channels. Its
+    /// memory is there. It is held on this card, and nothing is served yet. What is left half done by an error goes with the VM.
+    ///
+    /// # Errors
+    /// When it is none that there can be here; when the card has no memory or channels for it.
+    pub(crate) fn arrive(
+        &mut self,
+        saved: SavedBackend,
+        (spaces, tables): (SavedSpaces, Option<Tables>),
+        departing: Departing,
+        settings: Option<(&PvSettings, u32)>,
+    ) -> Result<Rung, HostError> {
+        let SavedBackend { memory, work, pending, counts, pv } = saved;
+        let places = self.memory.arrive(memory, spaces, tables)?;
+        let place = |there: VramAddr| places.iter().find(|(old, _)| *old == there).map(|(_, new)| *new);
+        let (host, vm) = (Arc::clone(&self.host), self.vm);
+        host.lock().arrive(vm, departing, place)?;
+        self.work = {
+            let state = host.lock();
+            work.restored(|channel| bound_of(state.channels(), &self.memory, (vm, channel)))?
+        };
+        let all: Vec<Bound> = self.work.all_bound().map(|(_, bound)| bound).collect();
+        let there = host.lock().channels().bound_of(vm).count();
+        Invalid::unless(all.len() == there, || {
+            format!("{there} channels have come, of which the guest knows {}", all.len())
+        })?;
+        for bound in all {
+            self.memory.map_host(bound.space, &own_pages(host.layout(), bound))?;
+        }
+        let (pending, rung) = pending.restored(vm, self.pending.limit())?;
+        self.pending = pending;
+        self.pv = match (pv, settings) {
+            (None, None) => None,
+            (Some(pv), Some((settings, cap))) => {
+                Some(Box::new(pv.restored(settings, (vm, cap), &self.link.memory().snapshot())?))
+            }
+            (Some(_), None) | (None, Some(_)) => {
+                return Err(Invalid::new("its paravirtual interface was offered otherwise").into());
+            }
+        };
+        let counts: BTreeMap<String, u64> = counts.into_iter().collect();
+        self.counts = Counts::of(|name| counts.get(name).copied());
+        self.quiet = false;
+        Ok(rung)
+    }
+
     /// The side as it was, of a card that is not taken over yet.
     ///
     /// # Errors
@@ -82,10 +143,7 @@ impl VmBackend {
         let (work, all) = {
             let state = host.lock();
             let channels = state.channels();
-            let bound = |channel| {
-                let space = memory.space_of(channels.directory_of(vm, channel)?)?;
-                Some(Bound { space, physical: channels.physical(vm, channel)? })
-            };
+            let bound = |channel| bound_of(channels, &memory, (vm, channel));
             (work.restored(bound)?, channels.bound_of(vm).count())
         };
         Invalid::unless(work.all_bound().count() == all, || {

@@ -43,6 +43,11 @@ impl Grants {
         Self { ram, bus_master, tables, ..Self::new(vm, link, vram_bytes) }
     }
 
+    /// Takes in what a VM had on another card.
+    pub(super) fn receive(&mut self, bus_master: bool, tables: Option<pv::Tables>) {
+        (self.bus_master, self.tables) = (bus_master, tables);
+    }
+
     /// Bytes of VRAM.
     pub(crate) fn vram_bytes(&self) -> u64 {
         self.vram_bytes

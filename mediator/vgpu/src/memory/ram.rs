@@ -9,6 +9,7 @@ use saved_state::Invalid;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use vm_memory::{VolatileMemory, VolatileSlice};
+use vmm_glue::memory::MemoryTable;
 use vmm_glue::{DmaRegion, Mapping};
 use vram::VmId;
 
@@ -104,6 +105,23 @@ impl RamMap {
         host.card().map_dma(iova.0, memory_of(mapping, region)?)?;
         self.regions.insert(region.gpa, Region { size: region.size, iova, writable: region.writable });
         Ok(())
+    }
+
+    /// Returns which regions are lent no more, and which are new.
+    pub(super) fn difference(&self, lent: &MemoryTable) -> (Vec<(u64, u64)>, Vec<DmaRegion>) {
+        let is_lent = |gpa: u64, here: &Region| {
+            let there = lent.find(gpa).filter(|there| there.mapping.is_some() && there.readable);
+            there.is_some_and(|there| (there.gpa, there.size, there.writable) == (gpa, here.size, here.writable))
+        };
+        let gone: BTreeMap<u64, u64> = self
+            .regions
+            .iter()
+            .filter(|(gpa, here)| !is_lent(**gpa, here))
+            .map(|(gpa, here)| (*gpa, here.size))
+            .collect();
+        let stays = |gpa: u64| self.regions.contains_key(&gpa) && !gone.contains_key(&gpa);
+        let new = lent.regions().iter().filter(|region| !stays(region.gpa)).cloned().collect();
+        (gone.into_iter().collect(), new)
     }
 
     /// Writes the regions down.

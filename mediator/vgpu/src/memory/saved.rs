@@ -3,12 +3,13 @@
 use super::ram::RamMap;
 use super::{Grants, Memory};
 use channels::SavedPlace;
-use nvspec::addr::{Iova, Place};
+use devmodel::backend::Aperture;
+use nvspec::addr::{Iova, Place, VramAddr};
 use owner::{HostCard, HostError};
 use pv::Tables;
 use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
-use shadow_pt::{AddressSpaces, ApertureTlb, SyncReport};
+use shadow_pt::{AddressSpaces, ApertureTlb, SavedSpaces, SyncReport};
 use std::sync::Arc;
 use vmm_glue::Link;
 use vram::{PagePool, VmId};
@@ -92,6 +93,32 @@ impl Memory {
         Ok(Self { host, vm, grants, shadows: spaces, pool, bar1, bar3, report, syncs: 0 })
     }
 
+    /// Takes in what was saved of a VM's memory on another card, with its address spaces and the page tables that are kept for it.
+    /// What the client lends is mapped for the card already. Returns which directory takes the place of which.
+    ///
+    /// # Errors
+    /// When the client lends other memory than it did there; when the card has no memory for the directories.
+    pub(crate) fn arrive(
+        &mut self,
+        saved: SavedMemory,
+        spaces: SavedSpaces,
+        tables: Option<Tables>,
+    ) -> Result<Vec<(VramAddr, VramAddr)>, HostError> {
+        let SavedMemory { bus_master, apertures, ram } = saved;
+        Invalid::unless(self.grants.ram().save().is_like(&ram), || {
+            "the client lends other memory than it did to the other card".into()
+        })?;
+        self.grants.receive(bus_master, tables);
+        let places = self.adopt(spaces)?;
+        let [bar1, bar3] = apertures.map(|instance| {
+            let instance = instance.map(Place::from);
+            (instance, instance.and_then(|instance| self.grants.directory_of(instance)))
+        });
+        self.bind_aperture(Aperture::Bar1, bar1.0, bar1.1);
+        self.bind_aperture(Aperture::Bar3, bar3.0, bar3.1);
+        Ok(places)
+    }
+
     /// Ranges of I/O addresses that the VM's RAM has, and bytes of its pool.
     pub(crate) fn held(&self) -> (impl Iterator<Item = (Iova, u64)> + '_, u64) {
         (self.grants.ram().ranges(), self.pool.held_bytes())
@@ -99,6 +126,12 @@ impl Memory {
 }
 
 impl SavedRam {
+    /// Returns whether the regions are the same, wherever the card sees them.
+    fn is_like(&self, other: &Self) -> bool {
+        let of = |ram: &Self| ram.0.iter().map(|one| (one.gpa, one.size, one.writable)).collect::<Vec<_>>();
+        of(self) == of(other)
+    }
+
     /// Maps the regions for the card where they were.
     fn restored(self, host: &HostCard, link: &Link) -> Result<RamMap, HostError> {
         let Self(regions) = self;

@@ -3,15 +3,16 @@
 use super::grants::Grants;
 use super::operands::{Names, Objects};
 use super::view::{Pool, Ring, View};
-use super::{Memory, ram};
+use super::{Memory, POOL_BYTES, ram};
 use ::channels::{Doorbell, PullError, Pulled};
 use nvspec::addr::{Gpa, GuestVramAddr, Place, VramAddr};
 use nvspec::mmu::Rights;
 use owner::{CardVram, HostError, HostState};
-use shadow_pt::{AddressSpaces, GuestRange, HostPage, RELINK_PIECES, SpaceId};
+use shadow_pt::{AddressSpaces, GuestRange, HostPage, Limits, RELINK_PIECES, SavedSpaces, SpaceId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use vmm_glue::DmaRegion;
+use vmm_glue::memory::MemoryTable;
 use vram::{PagePool, VmId};
 
 /// A view from which shadow tables are made.
@@ -27,6 +28,19 @@ impl Memory {
         let mut guard = host.lock();
         let mut view = for_tables(*vm, guard.vram_mut(), grants, pool);
         shadows.open(directory, &mut view).map_err(|error| view.refused(error))
+    }
+
+    /// Makes address spaces that were saved on another card those of this VM, which has none. Nothing of the guest's is mapped before
+    /// [`Self::prepare`]. Returns which directory takes the place of which.
+    pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, HostError> {
+        let Self { host, vm, grants, shadows, pool, .. } = self;
+        let mut guard = host.lock();
+        let mut view = for_tables(*vm, guard.vram_mut(), grants, pool);
+        let (saved, places) = saved.moved(&mut view).map_err(|error| view.refused(error))?;
+        let own = |at: VramAddr, _| places.iter().any(|(_, here)| *here == at);
+        let limits = Limits { table_bytes: POOL_BYTES };
+        *shadows = AddressSpaces::restored(saved, shadows.mode(), limits, &mut view, own)?;
+        Ok(places)
     }
 
     /// Returns where the shadow directory of a space lies on the card.
@@ -183,6 +197,13 @@ impl Memory {
         // Entries that named this memory before it was there (or while it was moved) are good now.
         self.granted();
         Ok(())
+    }
+
+    /// As [`Self::lend`], of all that the client lends, and takes out what it lends no more.
+    pub(crate) fn lend_all(&mut self, lent: &MemoryTable) -> Result<(), HostError> {
+        let (gone, new) = self.grants.ram().difference(lent);
+        gone.into_iter().for_each(|(gpa, size)| self.withdraw(gpa, size));
+        new.into_iter().try_for_each(|region| self.lend(&region))
     }
 
     /// The VMM takes guest memory back. When this returns, the card cannot reach it.

@@ -40,7 +40,7 @@ fn hand_over(handover: &Handover, rig: &mut Rig, drivers: &mut [Driver]) {
 }
 
 /// Submits a copy of a buffer, by one engine or another.
-fn copy(driver: &mut Driver, channel: &mut Channel, by: u32) {
+pub(super) fn copy(driver: &mut Driver, channel: &mut Channel, by: u32) {
     let words = match by % 3 {
         0 => [object(M2MF), m2mf_copy(A, B, (PAGES * PAGE) as u32)].concat(),
         1 => [object(CE0), ce_copy(A, B, PAGES as u32)].concat(),

@@ -1,0 +1,214 @@
+//! A VM's channels on their way to another card, with what this one holds of them: instance blocks, rings, records, images.
+//!
+//! A channel keeps its [`Span`] there, since its own structures name addresses in that; everything else that is the card's is
+//! made anew: its physical number, its place, the numbers of its submissions.
+
+use super::saved::{SavedBound, SavedSlot, SavedVm, page};
+use super::{Bound, Channels, Slot, Vm};
+use crate::instance::{BLOCK, put_wide};
+use crate::state::Permit;
+use crate::work::{Span, WORK_BYTES};
+use crate::{BindError, Host, RunState, Submission, VmId, card};
+use nvspec::addr::VramAddr;
+use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
+use nvspec::instance::{ramfc, vm as instance_vm};
+use saved_state::Invalid;
+
+/// The channels of a VM, off the engines.
+#[derive(Debug)]
+pub struct Moving {
+    vm: SavedVm,
+    channels: Vec<Channel>,
+}
+
+/// A channel with what the card holds of it.
+#[derive(Debug)]
+struct Channel {
+    bound: SavedBound,
+    block: Box<[u8; BLOCK]>,
+    userd: Box<[u8; BLOCK]>,
+    work: Vec<u8>,
+    images: [Vec<u8>; 3],
+}
+
+/// A channel that has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Its number for the guest.
+    pub channel: VirtualChannelId,
+    /// Its number for the card.
+    pub physical: ChannelId,
+    /// Its submissions in flight, oldest first, and which of them it may have fetched: they have begun.
+    pub flights: Vec<(Submission, bool)>,
+}
+
+/// Why channels cannot come.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MoveError {
+    /// There are too few channels.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// They are none that this card can have.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+}
+
+impl Moving {
+    /// The shadow directories that the channels had, each once for each channel.
+    pub fn directories(&self) -> impl Iterator<Item = VramAddr> {
+        self.channels.iter().map(|channel| VramAddr(channel.bound.directory))
+    }
+}
+
+impl Channels {
+    /// Copies a VM's channels, for another card, with what this one holds of them. Nothing changes here. The VM is paused, and off
+    /// the engines; `None` while a channel is still to leave them, or the guest's runlist is not in force.
+    pub fn moving(&self, host: &mut impl Host, vm: VmId) -> Option<Moving> {
+        let record = self.vms.get(&vm)?;
+        let leaves = |physical: &ChannelId| self.preemptions.waiting.contains(physical);
+        if record.paused == 0 || !record.unlisted.is_empty() || record.channels.values().any(leaves) {
+            return None;
+        }
+        let channels = record.channels.values().filter_map(|physical| self.copied(host, *physical)).collect();
+        Some(Moving { vm: record.save(vm), channels })
+    }
+
+    fn copied(&self, host: &mut impl Host, physical: ChannelId) -> Option<Channel> {
+        let (bound, layout) = (self.bound(physical)?, self.layout);
+        let mut block = Box::new([0; BLOCK]);
+        host.vram_read(layout.instance(physical), &mut *block);
+        let mut userd = Box::new([0; BLOCK]);
+        host.vram_read(layout.userd(physical), &mut *userd);
+        let mut work = vec![0; usize::try_from(WORK_BYTES).ok()?];
+        host.vram_read(layout.work_area(physical), &mut work);
+        let images = layout.images_of(physical).map(|(at, bytes)| {
+            let mut image = vec![0; usize::try_from(bytes).unwrap_or(0)];
+            host.vram_read(at, &mut image);
+            image
+        });
+        Some(Channel { bound: bound.save(), block, userd, work, images })
+    }
+
+    /// Binds the channels that come from another card, for a VM that has none here and is [paused](crate::Pause). `directory` says which
+    /// directory here takes the place of one there. Their address spaces must map their own pages before the VM goes on. Those that
+    /// had begun something are [withheld](Self::withhold).
+    ///
+    /// # Errors
+    /// [`MoveError`]; nothing has changed then.
+    pub fn arrive(
+        &mut self,
+        host: &mut impl Host,
+        vm: VmId,
+        moving: Moving,
+        directory: impl Fn(VramAddr) -> Option<VramAddr>,
+    ) -> Result<Vec<Arrived>, MoveError> {
+        let Moving { vm: saved, channels } = moving;
+        let record = self.vms.get(&vm).ok_or(BindError::NoSuchVm)?;
+        let new = record.paused != 0 && record.channels.is_empty();
+        Invalid::unless(new, || format!("VM {vm} is here already, or it does not stand still"))?;
+        if channels.len() > record.cap as usize {
+            return Err(BindError::Cap { cap: record.cap }.into());
+        }
+        if self.slots.iter().filter(|slot| matches!(slot, Slot::Free)).count() < channels.len() {
+            return Err(BindError::Full.into());
+        }
+        let made = channels.into_iter().map(|channel| {
+            let at = directory(VramAddr(channel.bound.directory));
+            let at = at.ok_or_else(|| Invalid::new("a channel's address space has not come"))?;
+            self.check_images(&channel)?;
+            let bound = SavedBound { vm: vm.0, directory: page(at.0)?.0, ..channel.bound.clone() };
+            Ok((Bound::restored(bound, &self.vms)?, channel))
+        });
+        let made: Vec<(Bound, Channel)> = made.collect::<Result<_, Invalid>>()?;
+        let Vm { list, refused, saved, news, told, .. } = record_of(saved, &made)?;
+        let mut arrived = Vec::new();
+        for (bound, channel) in made {
+            arrived.push(self.settle(host, vm, bound, &channel)?);
+        }
+        if let Some(record) = self.vms.get_mut(&vm) {
+            (record.list, record.refused, record.saved) = (list, refused, saved);
+            (record.news, record.told) = (news, told);
+        }
+        host.vram_flush();
+        self.submit(host);
+        Ok(arrived)
+    }
+
+    /// Gives a channel that comes a number, and writes what the card is to hold of it.
+    fn settle(
+        &mut self,
+        host: &mut impl Host,
+        vm: VmId,
+        mut bound: Bound,
+        channel: &Channel,
+    ) -> Result<Arrived, BindError> {
+        let physical = self.take_free()?;
+        self.serial = self.serial.wrapping_add(1);
+        bound.serial = self.serial;
+        (bound.told, bound.stranded, bound.still) = (RunState::Stopped, false, None);
+        let with_card = bound.ring.with_card();
+        if bound.permit != Permit::Ended {
+            bound.permit = if with_card > 0 { Permit::Withheld } else { Permit::Granted };
+        }
+        let mut flights = Vec::new();
+        for (index, record) in bound.ring.records.iter_mut().enumerate() {
+            record.submission = Submission(self.submissions);
+            self.submissions = self.submissions.wrapping_add(1);
+            flights.push((record.submission, index < with_card));
+        }
+        let number = bound.channel;
+        if let Some(record) = self.vms.get_mut(&vm) {
+            record.channels.insert(number.0, physical);
+        }
+        let layout = self.layout;
+        let mut block = *channel.block;
+        put_wide(&mut block, ramfc::USERD_LO, layout.userd(physical).0);
+        put_wide(&mut block, instance_vm::PDB_LO, bound.directory.0);
+        self.go(physical, Slot::Bound(Box::new(bound)));
+        card::stop(host, physical);
+        for ((at, _), image) in layout.images_of(physical).into_iter().zip(&channel.images) {
+            host.vram_write(at, image);
+        }
+        host.vram_write(layout.userd(physical), &*channel.userd);
+        host.vram_write(layout.work_area(physical), &channel.work);
+        host.vram_write(layout.instance(physical), &block);
+        host.vram_flush();
+        card::make_known(host, &layout, physical);
+        Ok(Arrived { channel: number, physical, flights })
+    }
+
+    /// Checks that contexts are as long here as where they come from.
+    fn check_images(&self, channel: &Channel) -> Result<(), Invalid> {
+        let here = self.layout.images_of(ChannelId(0)).map(|(_, bytes)| bytes);
+        let same = here.into_iter().eq(channel.images.iter().map(|image| image.len() as u64));
+        Invalid::unless(same, || "contexts of PGRAPH are of another length on this card".into())
+    }
+
+    /// A span for a VM's next channel: that of its physical number, unless another channel of the VM has it, which has come from
+    /// another card, or was bound before such a one was gone.
+    pub(super) fn take_span(&self, vm: VmId, physical: ChannelId) -> Result<Span, BindError> {
+        let taken = self.slots.iter().filter_map(|slot| match slot {
+            Slot::Bound(bound) => (bound.vm == vm).then_some(bound.span),
+            Slot::Stuck { vm: of, span, .. } => (*of == vm).then_some(*span),
+            Slot::Free => None,
+        });
+        let taken: Vec<Span> = taken.collect();
+        let all = (0u8..).take(CHANNELS as usize).map(Span);
+        [physical.into()].into_iter().chain(all).find(|span| !taken.contains(span)).ok_or(BindError::Full)
+    }
+
+    /// The span of a physical channel that is bound.
+    #[must_use]
+    pub fn span(&self, physical: ChannelId) -> Option<Span> {
+        self.bound(physical).map(|bound| bound.span)
+    }
+}
+
+/// State of the VM beside its channels, checked against them.
+fn record_of(saved: SavedVm, channels: &[(Bound, Channel)]) -> Result<Vm, Invalid> {
+    let numbered = || (0u8..).map(ChannelId).zip(channels);
+    let by_guest = numbered().map(|(number, (bound, _))| (bound.channel.0, number)).collect();
+    let slots: Vec<SavedSlot> =
+        channels.iter().map(|(_, channel)| SavedSlot::Bound(Box::new(channel.bound.clone()))).collect();
+    Vm::restored(saved, by_guest, &slots)
+}

@@ -1,0 +1,300 @@
+//! One VM goes from this card to another one of the same host, while the others go on with theirs.
+//!
+//! Before it stops, its memory leaves the card for host memory, and its guest works on from there ([`HostCard::empty`]). Then it is
+//! suspended ([`HostCard::suspend`]): its channels leave the engines, and what this card holds of them is copied
+//! ([`Suspended::depart`]), as is its memory ([`Suspended::copy_memory`]). The other card has made it a VM already, which is
+//! [held](HostState::hold_still), takes the channels in ([`HostState::arrive`]), and lets it go on. Until then nothing has changed here:
+//! when anything fails, the guard is dropped, and it goes on where it was.
+
+use super::{HostCard, HostState};
+use crate::work::schedule::{Held, Stage};
+use crate::work::withheld::Why;
+use crate::{Feeder, HostError};
+use channels::{Arrived, MoveError, Moving, Pause};
+use locks::rank;
+use nvspec::addr::VramAddr;
+use sched::{Channel, Engine, Event, Ticket};
+use std::time::{Duration, Instant};
+use vram::{GuestAddr, Lookup, Place, Step, Tier, To, VmId};
+
+/// Time that it may take more once the channels that hang are killed.
+// TIMEOUT: as for a card that stands still.
+const KILLED_LIMIT: Duration = Duration::from_secs(1);
+/// Time between two looks whether all have left. The card has no interrupt for that.
+const LOOK: Duration = Duration::from_micros(50);
+/// Bytes that leave the card for host memory at a time: its guest's work stands still for as long as they are copied.
+const BATCH_BYTES: u64 = 8 << 20;
+/// Times that what is on the card again, or new there, is looked for.
+const ROUNDS: u32 = 3;
+/// Bytes that are copied with a card's lock held once.
+const PIECE: u64 = 64 << 10;
+
+/// What goes along with a VM, beside what is its own and its memory.
+#[derive(Debug)]
+pub struct Departing {
+    channels: Moving,
+    /// Submissions beyond their limit.
+    strikes: u32,
+}
+
+impl Departing {
+    /// The shadow directories of its channels on the card that it leaves.
+    pub fn directories(&self) -> impl Iterator<Item = VramAddr> {
+        self.channels.directories()
+    }
+}
+
+/// A VM whose work stands still, and whose memory does not move, while this lives.
+#[must_use = "the VM goes on when this is dropped"]
+pub struct Suspended<'a> {
+    host: &'a HostCard,
+    vm: VmId,
+    _no_moves: locks::Guard<'a, rank::Moving, ()>,
+}
+
+impl HostCard {
+    /// Has a VM's memory leave the card for host memory, as far as there is room, while it works on. Nothing of it comes back before
+    /// [`Self::stays`]. Returns the bytes that have left.
+    pub fn empty(&self, vm: VmId) -> u64 {
+        self.lock().memory.travel(vm, true);
+        let mut left = 0;
+        for _ in 0..ROUNDS {
+            let (on_card, chunk) = {
+                let state = self.lock();
+                let bytes = state.vram().chunks.vm_bytes(vm).unwrap_or(0);
+                (state.movable(vm, GuestAddr(0), bytes, true), state.vram().chunks.chunk_bytes())
+            };
+            let before = left;
+            for batch in on_card.chunks((BATCH_BYTES / chunk).max(1) as usize) {
+                let steps: Vec<Step> = batch.iter().map(|index| Step { vm, index: *index, to: To::Host }).collect();
+                let done = self.relocate_counted(vm, &steps);
+                left += done.bytes;
+                if !done.has_effect() {
+                    return left;
+                }
+            }
+            if left == before {
+                break;
+            }
+        }
+        left
+    }
+
+    /// A VM does not leave: its memory may come back to the card.
+    pub fn stays(&self, vm: VmId) {
+        self.lock().memory.travel(vm, false);
+        self.look_again();
+    }
+
+    /// Has the work of a VM leave the engines. A channel that has not within `limit` hangs: it is killed, and its guest is told. Without
+    /// any lock.
+    ///
+    /// # Errors
+    /// When the card keeps a channel all the same; the VM goes on then.
+    pub fn suspend(&self, vm: VmId, limit: Duration) -> Result<Suspended<'_>, HostError> {
+        let suspended = Suspended { host: self, vm, _no_moves: self.moving.lock() };
+        if let Some(why) = self.failure() {
+            return Err(HostError::Failed { why: why.to_owned() });
+        }
+        self.lock().hold_still(vm, true);
+        let began = Instant::now();
+        loop {
+            let Some(stays) = self.lock().stays_of(vm) else { break };
+            if began.elapsed() > limit + KILLED_LIMIT {
+                tracing::error!(%vm, ?stays, "a VM does not stand still");
+                return Err(HostError::NotStill);
+            }
+            if began.elapsed() > limit {
+                stays.into_iter().for_each(|channel| self.hangs(vm, channel));
+            }
+            locks::sleep(LOOK);
+        }
+        self.tell_ended();
+        if self.lock().work.departures().any_kept(vm) {
+            return Err(HostError::NotStill);
+        }
+        Ok(suspended)
+    }
+}
+
+impl Suspended<'_> {
+    /// Copies what this card holds of the VM's channels. Nothing changes here.
+    ///
+    /// # Errors
+    /// [`HostError::Unsettled`] when something is under way; when the card does not answer.
+    pub fn depart(&self) -> Result<Departing, HostError> {
+        let (host, vm) = (self.host, self.vm);
+        host.tell_ended();
+        let state = &mut *host.lock();
+        if state.memory.segments_of(vm) {
+            return Err(HostError::Stays("it has made a segment that other address spaces may share"));
+        }
+        // What its engines wrote before they were left.
+        state.vram().memory.barrier()?;
+        let strikes = state.scheduler().strikes(vm).map_or(0, |(strikes, _)| strikes);
+        let HostState { memory, work, .. } = state;
+        let channels = work.channels().moving(memory.card_mut(), vm);
+        let channels = channels.ok_or(HostError::Unsettled("a channel leaves the card"))?;
+        Ok(Departing { channels, strikes })
+    }
+
+    /// Copies the VM's memory to what is VM `its` of card `to`, which has none of it yet. Returns the bytes.
+    ///
+    /// # Errors
+    /// When the other card has no room, or one of them does not answer.
+    pub fn copy_memory(&self, to: &HostCard, its: VmId) -> Result<u64, HostError> {
+        let chunks = self.chunks();
+        let here = self.host.lock().chunk_bytes();
+        let there = to.lock().chunk_bytes();
+        let mut data = vec![0; PIECE.min(here).min(there) as usize];
+        let mut copied = 0;
+        for at in chunks {
+            for offset in (0..here).step_by(data.len()) {
+                let at = GuestAddr(at.0 + offset);
+                {
+                    let state = &mut *self.host.lock();
+                    let Some(from) = state.place_of(self.vm, at) else { continue };
+                    state.vram_mut().read_at(from, &mut data)?;
+                }
+                let place = to.receive(its, at)?;
+                // A new chunk holds zeros.
+                if data.iter().any(|byte| *byte != 0) {
+                    to.lock().vram_mut().write_at(place, &data)?;
+                }
+                copied += data.len() as u64;
+            }
+        }
+        Ok(copied)
+    }
+
+    /// Begins of the VM's chunks that have a place.
+    fn chunks(&self) -> Vec<GuestAddr> {
+        let state = self.host.lock();
+        let chunks = &state.vram().chunks;
+        let advertised = chunks.vms().find(|(vm, _)| *vm == self.vm).map_or(0, |(_, account)| account.advertised);
+        let all = (0..advertised).map(|index| chunks.guest_address(index));
+        all.filter(|at| chunks.is_placed(self.vm, *at) == Some(true)).collect()
+    }
+}
+
+impl Drop for Suspended<'_> {
+    fn drop(&mut self) {
+        if self.host.failure().is_none() {
+            self.host.lock().hold_still(self.vm, false);
+        }
+    }
+}
+
+impl HostCard {
+    /// Gives guest memory that comes from another card a place, zeroed: in host memory, or where there is none left on the card. The
+    /// card's lock is free between the pieces of what is scrubbed for it.
+    fn receive(&self, vm: VmId, at: GuestAddr) -> Result<Place, HostError> {
+        if let Some(place) = self.lock().place_of(vm, at) {
+            return Ok(place);
+        }
+        let mut tier = Tier::Host;
+        loop {
+            let state = &mut *self.lock();
+            let vram = state.vram_mut();
+            let index = vram.chunks.index(vm, at).ok_or(vram::Error::NoSuchVm(vm))?;
+            match vram.chunks.receive(vm, index, tier) {
+                Ok(place) => {
+                    if let Place::Host(slot) = place {
+                        vram.pinned.fill(slot)?;
+                    }
+                    let place = state.place_of(vm, at);
+                    return place.ok_or(HostError::Unsettled("a chunk has lost its place"));
+                }
+                Err(vram::Error::NeedsScrub { .. }) if vram.scrub_piece()? => {}
+                Err(vram::Error::Full { .. }) if tier == Tier::Host => tier = Tier::Card,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl HostState {
+    /// Keeps a VM's channels from running, has them leave the engines, and leaves its memory where it is; or lets all of that go on.
+    pub fn hold_still(&mut self, vm: VmId, held: bool) {
+        let held = held || self.still;
+        self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Standstill, held);
+        if held {
+            self.work.channels_mut().vacate(self.memory.card_mut(), vm);
+        }
+        self.look_at_waits(Some(vm));
+    }
+
+    /// Leaves a VM's memory where it is, for it comes from another card; or lets it move.
+    pub fn travels(&mut self, vm: VmId, travels: bool) {
+        self.memory.travel(vm, travels);
+    }
+
+    /// Channels of a VM that are still to leave their engines, or `None` when nothing is.
+    fn stays_of(&mut self, vm: VmId) -> Option<Vec<nvspec::fifo::VirtualChannelId>> {
+        self.look_at_departures();
+        let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
+        (!left.is_empty() || self.work.departures().any_leaving(Some(vm))).then_some(left)
+    }
+
+    fn chunk_bytes(&self) -> u64 {
+        self.vram().chunks.chunk_bytes()
+    }
+
+    /// Place of a byte of guest VRAM, if it has one.
+    fn place_of(&self, vm: VmId, at: GuestAddr) -> Option<Place> {
+        match self.vram().chunks.lookup(vm, at, 1) {
+            Lookup::Placed(place) => Some(place),
+            Lookup::Unplaced | Lookup::Split | Lookup::Outside => None,
+        }
+    }
+
+    /// Takes in the channels of a VM that comes from another card, and is [held](Self::hold_still) here. `directory` says which directory
+    /// takes the place of one there. Its address spaces must map the pages of the channels before it goes on.
+    ///
+    /// # Errors
+    /// When there are too few channels, or they are none that this card can have; nothing has changed then.
+    pub fn arrive(
+        &mut self,
+        vm: VmId,
+        Departing { channels, strikes }: Departing,
+        directory: impl Fn(VramAddr) -> Option<VramAddr>,
+    ) -> Result<(), HostError> {
+        let HostState { memory, work, .. } = self;
+        let arrived = work.channels_mut().arrive(memory.card_mut(), vm, channels, directory);
+        let arrived = arrived.map_err(|error| match error {
+            MoveError::Bind(error) => HostError::Bind(error),
+            MoveError::Invalid(why) => HostError::Saved(why),
+        })?;
+        let mut events: Vec<Event> =
+            (0..strikes).map(|_| Event::Struck { vgpu: vm, engine: Engine::Compute }).collect();
+        for channel in arrived {
+            events.extend(self.adopt(vm, &channel));
+        }
+        self.feed(events);
+        Ok(())
+    }
+
+    /// Notes a channel's submissions: those that have begun wait for their turn, as those of a channel that was stopped.
+    fn adopt(&mut self, vm: VmId, arrived: &Arrived) -> Vec<Event> {
+        let now = self.card_time();
+        let physical = arrived.physical;
+        let engines = self.engines_of(physical);
+        let schedule = self.work.schedule_mut();
+        let mut events = Vec::new();
+        for (submission, began) in &arrived.flights {
+            let ticket = Ticket(submission.0);
+            let stage = if *began { Stage::Withheld } else { Stage::Parked };
+            let held = Held { vm, channel: physical, stage, arrived: now, seen: None, hopped: false, on_engine: None };
+            schedule.held.insert(ticket, held);
+            schedule.note_engines(physical, engines);
+            if *began {
+                let engine = schedule.engine_for(physical, engines);
+                events.push(Event::Adopted { vgpu: vm, channel: Channel(physical.0.into()), engine, ticket });
+            }
+        }
+        if !events.is_empty() {
+            schedule.withheld.insert(vm, physical, Why::Stopped, now);
+        }
+        events
+    }
+}

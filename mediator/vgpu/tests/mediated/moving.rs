@@ -1,0 +1,222 @@
+//! VMs that go from one card to another, in the middle of their work, beside others that stay.
+
+use super::handover::{copy, handover};
+use super::oversubscribe::eventually;
+use super::relocate::{Dice, free_settings, move_all, work};
+use super::schedule::acquire;
+use super::{A, B, MIB, fill, is_filled, usage};
+use nvspec::regs::ptimer;
+use rig::driver::{At, Channel, Driver, release};
+use rig::{CHUNK, Guest, Rig, settings, sharing};
+use sched::PolicyKind;
+use simgpu::{ComputeTiming, Config, EngineTiming, TimeModel};
+use vgpu::Settings;
+use vram::{Step, To, VmId};
+
+/// Pages of a copy.
+const PAGES: u64 = 20;
+/// Virtual address of a semaphore.
+const SEMAPHORE: u64 = 0x300_0000;
+
+/// A card with `host_mib` MiB of host memory.
+fn card(host_mib: u64) -> Rig {
+    handover(host_mib).rig()
+}
+
+fn driver(rig: &Rig, vm: u32, settings: &Settings) -> Driver {
+    let mut guest = rig.guest_with(vm, settings);
+    assert!(guest.map_ram(0, MIB, true));
+    Driver::new(guest)
+}
+
+/// A VM, and what of it is checked.
+struct Traveller {
+    driver: Driver,
+    channels: [Channel; 2],
+    places: [u64; 2],
+    seed: u32,
+}
+
+impl Traveller {
+    fn new(rig: &Rig, vm: u32) -> Self {
+        let mut driver = driver(rig, vm, &free_settings(16));
+        let channels = [driver.channel(1), driver.channel(2)];
+        Self { driver, channels, places: [0; 2], seed: 0 }
+    }
+
+    /// Has work in flight and queued on both channels.
+    fn begin(&mut self, seed: u32) {
+        self.seed = seed;
+        let Self { driver, channels, places, .. } = self;
+        *places = channels.each_mut().map(|channel| {
+            driver.buffer(channel, A, PAGES, seed);
+            driver.buffer(channel, B, PAGES, 7)
+        });
+        for by in 0..4 {
+            channels.iter_mut().for_each(|channel| copy(driver, channel, by + seed));
+        }
+    }
+
+    /// Waits for all of it, and looks at each byte.
+    fn check(&mut self) {
+        let Self { driver, channels, places, seed } = self;
+        for (channel, to) in channels.iter().zip(places) {
+            driver.wait(channel);
+            assert!(driver.vram_holds(*to, PAGES, *seed), "seed {seed}");
+        }
+        assert_eq!((driver.faults.len(), driver.guest.counter("faults")), (0, 0));
+    }
+}
+
+/// Has something in all of a VM's memory that its driver does not use.
+fn use_up(driver: &Driver) {
+    (6..16).for_each(|mib| driver.guest.vram_write(mib * MIB, &[0x5a; 64]));
+}
+
+/// Numbers of VMs on a card go to nobody twice: one that comes gets the next.
+struct Numbers(u32);
+
+impl Numbers {
+    fn next(&mut self) -> u32 {
+        self.0 += 1;
+        self.0
+    }
+}
+
+/// Two VMs go round `cards`, one that stays has work on each all the while.
+fn go_round(cards: &[Rig], rounds: u32, emptied: bool) {
+    let mut numbers = Numbers(100);
+    let mut stay: Vec<Traveller> = cards.iter().map(|card| Traveller::new(card, 0)).collect();
+    let mut travel: Vec<(usize, Traveller)> = (0..2).map(|of| (of, Traveller::new(&cards[of], 1))).collect();
+    for round in 0..rounds {
+        stay.iter_mut().zip(1..).for_each(|(one, of)| one.begin(1000 * round + of));
+        for (at, one) in &mut travel {
+            one.begin(1000 * round + 500 + *at as u32);
+            if round % 3 == 1 {
+                move_all(&cards[*at], one.driver.guest.vm().id().0, To::Host);
+            }
+            let to = (*at + 1) % cards.len();
+            one.driver.guest.move_to(&cards[to], numbers.next(), emptied && round % 2 == 0).unwrap();
+            *at = to;
+        }
+        stay.iter_mut().chain(travel.iter_mut().map(|(_, one)| one)).for_each(Traveller::check);
+    }
+    // Nothing is left of who has gone.
+    drop(travel);
+}
+
+#[test]
+fn vms_in_the_middle_of_their_work_go_from_card_to_card_beside_others() {
+    go_round(&[card(0), card(0)], 8, false);
+}
+
+#[test]
+fn vms_whose_memory_is_in_host_memory_go_from_card_to_card() {
+    go_round(&[card(64), card(64), card(64), card(64)], 8, true);
+}
+
+#[test]
+fn work_that_takes_time_is_taken_off_one_card_and_goes_on_on_another() {
+    let mut handover = handover(64);
+    let engine = EngineTiming { bytes_per_second: 20_000_000, launch_ns: 1_000_000 };
+    let compute = ComputeTiming::default();
+    handover.config.time =
+        Some(TimeModel { graph: engine, compute, copy: engine, switch_ns: 10_000, bus_bytes_per_second: 0 });
+    for policy in PolicyKind::ALL {
+        handover.sharing.scheduler.policy = policy;
+        go_round(&[handover.rig(), handover.rig()], 2, true);
+    }
+}
+
+#[test]
+fn a_channel_that_waits_for_a_semaphore_waits_on_the_other_card() {
+    let cards = [card(64), card(64)];
+    let mut driver = driver(&cards[0], 1, &free_settings(16));
+    let (mut waits, mut tells) = (driver.channel(1), driver.channel(2));
+    driver.buffer(&waits, A, PAGES, 5);
+    let to = driver.buffer(&waits, B, PAGES, 6);
+    let semaphore = driver.vram(1);
+    for channel in [&waits, &tells] {
+        driver.map(channel.space, SEMAPHORE, At::Vram(semaphore), 1);
+    }
+    driver.flush();
+    driver.submit(&mut waits, &acquire(SEMAPHORE, 0x77));
+    copy(&mut driver, &mut waits, 0);
+    // So that it has begun to wait, and not only been queued.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    for (to, vm) in [(1, 2), (0, 3), (1, 4)] {
+        driver.guest.move_to(&cards[to], vm, vm % 2 == 0).unwrap();
+        assert!(!driver.is_done(&waits));
+    }
+    driver.submit(&mut tells, &release(SEMAPHORE, 0x77));
+    driver.wait(&tells);
+    driver.wait(&waits);
+    assert!(driver.vram_holds(to, PAGES, 5) && driver.faults.is_empty());
+}
+
+#[test]
+fn nothing_is_left_on_the_card_that_a_vm_leaves() {
+    let cards = [card(64), card(64)];
+    let before = cards.each_ref().map(usage);
+    let mut driver = driver(&cards[0], 1, &free_settings(16));
+    use_up(&driver);
+    work(&mut driver, 20, &mut Dice(1));
+    driver.guest.move_to(&cards[1], 5, true).unwrap();
+    eventually("it has left", || usage(&cards[0]) == before[0]);
+    work(&mut driver, 20, &mut Dice(2));
+    driver.guest.remove().unwrap();
+    eventually("it has gone", || usage(&cards[1]) == before[1]);
+    let host = cards.each_ref().map(|card| card.usage().0.host.used);
+    assert_eq!(host, [0, 0]);
+}
+
+#[test]
+fn a_vm_that_cannot_go_goes_on_where_it_is() {
+    let here = card(64);
+    // All but a little of it is another's, and it has no host memory.
+    let there = Rig::made(&Config { vram_mib: 48, ..Config::default() }, &sharing(), |card| card);
+    let other = there.guest_with(0, &settings(24, 8));
+    fill(&other, 0x11);
+    let before = usage(&there);
+    let mut one = Traveller::new(&here, 1);
+    use_up(&one.driver);
+    for (seed, emptied) in [(3, false), (4, true), (5, false)] {
+        one.begin(seed);
+        let refused = one.driver.guest.move_to(&there, 10 + seed, emptied).unwrap_err().to_string();
+        assert!(refused.contains("gets no chunk"), "{refused}");
+        one.check();
+    }
+    assert!(is_filled(&other, 0x11));
+    eventually("nothing of it is left there", || usage(&there) == before);
+}
+
+#[test]
+fn time_does_not_go_back() {
+    let cards = [card(0), card(0)];
+    let mut guest = cards[0].guest_with(1, &free_settings(16));
+    let time = |guest: &mut Guest| {
+        u64::from(guest.rd(ptimer::TIME_1::OFFSET)) << 32 | u64::from(guest.rd(ptimer::TIME_0::OFFSET))
+    };
+    let mut last = time(&mut guest);
+    for (to, vm) in [(1, 7), (0, 8), (1, 9)] {
+        guest.move_to(&cards[to], vm, false).unwrap();
+        let now = time(&mut guest);
+        assert!(now >= last && now - last < 60_000_000_000, "{last} and then {now}");
+        last = now;
+    }
+}
+
+#[test]
+fn memory_goes_along_wherever_it_is_and_what_was_not_used_has_no_place() {
+    let cards = [card(64), card(64)];
+    let mut guest = cards[0].guest_with(1, &free_settings(16));
+    guest.vram_write(5, b"here");
+    guest.vram_write(9 * MIB, b"there");
+    cards[0].host.relocate(VmId(1), &[Step { vm: VmId(1), index: 0, to: To::Host }]);
+    assert_eq!(guest.move_to(&cards[1], 4, false).unwrap(), 2 * CHUNK);
+    let (mut here, mut there) = ([0; 4], [0; 5]);
+    guest.vram_read(5, &mut here);
+    guest.vram_read(9 * MIB, &mut there);
+    assert_eq!((&here, &there), (b"here", b"there"));
+    assert_eq!(cards[1].usage().0.vms[&VmId(4)].unbacked, 6);
+}
