@@ -212,3 +212,7 @@ fn record_of(saved: SavedVm, channels: &[(Bound, Channel)]) -> Result<Vm, Invali
         channels.iter().map(|(_, channel)| SavedSlot::Bound(Box::new(channel.bound.clone()))).collect();
     Vm::restored(saved, by_guest, &slots)
 }
+
+#[cfg(test)]
+#[path = "../tests/moving.rs"]
+mod tests;

@@ -33,6 +33,8 @@ pub struct Handover {
     pub config: Config,
     /// Of its owner, of which host memory is [shared](Sharing::shared).
     pub sharing: Sharing,
+    /// The next owner reads of each part the version before, where there is one.
+    pub older: bool,
 }
 
 /// A card and its VMs as the next owner has them before it takes them over.
@@ -45,6 +47,16 @@ struct Next {
 type Refusal = Box<dyn Error>;
 
 impl Handover {
+    /// The parts that the next owner reads.
+    fn reads(&self) -> Vec<Known> {
+        let mut known = SavedHost::known();
+        known.extend([SavedSide::known(), Known::of::<SavedCard>()]);
+        if self.older {
+            known.iter_mut().for_each(|part| part.version = part.version.saturating_sub(1).max(1));
+        }
+        known
+    }
+
     /// A card that can be handed over.
     #[must_use]
     pub fn rig(&self) -> Rig {
@@ -56,7 +68,7 @@ impl Handover {
         guests.sort_by_key(|guest| guest.backend.id());
         let (Next { card, reopened, vms }, taker) = {
             let still = rig.host.stand_still(LONG).expect("a card that stands still");
-            let file = written(rig, &still, guests);
+            let file = written(rig, &still, guests, self.reads());
             let (giver, taker, next) = self.offered(rig, guests, file).expect("what was saved");
             giver.await_ready(LONG).expect("a taker that is ready");
             still.give_away();
@@ -81,7 +93,7 @@ impl Handover {
     pub fn offer(&self, rig: &Rig, guests: &mut [&mut Guest], edit: impl FnOnce(&mut Vec<u8>)) -> Result<(), Refusal> {
         guests.sort_by_key(|guest| guest.backend.id());
         let still = rig.host.stand_still(LONG)?;
-        let mut file = written(rig, &still, guests);
+        let mut file = written(rig, &still, guests, self.reads());
         edit(&mut file);
         let offered = self.offered(rig, guests, file).map(drop);
         rig.card.go_on();
@@ -92,7 +104,7 @@ impl Handover {
     /// Gives all to another, which opens it as in another process. It is the rig's still.
     fn offered(&self, rig: &Rig, guests: &[&mut Guest], file: Vec<u8>) -> Result<(Giver, Taker, Next), Refusal> {
         let (giver, taker) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let taker = Taker::connect(taker, &Introduction { program: "the next".into(), reads: known() })?;
+        let taker = Taker::connect(taker, &Introduction { program: "the next".into(), reads: self.reads() })?;
         let (giver, _) = Giver::meet(giver, LONG)?;
         let mut descriptors = vec![(VRAM.to_owned(), rig.card.vram_file().ok_or("private VRAM")?.try_clone()?.into())];
         if let Some(file) = rig.host.host_memory() {
@@ -108,7 +120,7 @@ impl Handover {
     fn open(&self, guests: &[&mut Guest], mut package: Package) -> Result<Next, Refusal> {
         let vram = package.take(VRAM).pop().ok_or("no VRAM")?;
         let host_memory = package.take(HOST_MEMORY).pop().map(File::from);
-        let mut file = SavedState::parse(&package.file, &known())?;
+        let mut file = SavedState::parse(&package.file, &self.reads())?;
         let saved = SavedHost::read(&mut file)?;
         let vram = Vram::of_file(vram.into(), u64::from(self.config.vram_mib) << 20)?;
         let card = Arc::new(SimGpu::restored(&self.config, file.take(CARD)?, vram)?);
@@ -130,15 +142,8 @@ impl Handover {
     }
 }
 
-/// The parts that are in the file.
-fn known() -> Vec<Known> {
-    let mut known = SavedHost::known();
-    known.extend([SavedSide::known(), Known::of::<SavedCard>()]);
-    known
-}
-
 /// Writes everything down. The card rests then.
-fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest]) -> Vec<u8> {
+fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest], reads: Vec<Known>) -> Vec<u8> {
     let began = Instant::now();
     let (host, sides) = loop {
         let mut sides = Vec::new();
@@ -157,7 +162,7 @@ fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest]) -> Vec<u8> 
         assert!(matches!(unrest, Unrest::Working(_)) && began.elapsed() < LONG, "{unrest}");
         std::thread::sleep(AGAIN);
     }
-    let mut file = Writer::new([7; 16]);
+    let mut file = Writer::for_reader([7; 16], reads);
     host.write(&mut file).expect("a card that can be written");
     file.put(CARD, &rig.card.save().expect("it rests")).expect("the card itself");
     for (vm, side) in &sides {

@@ -133,7 +133,26 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/state")
 }
 
-/// The files are those of version 1 of each part as well: a program that cannot read them has another version.
+/// A card as the program wrote it that knew version 1 of `channels`, and of all else what is written today.
+const BEFORE: &[u8] = include_bytes!("card-of-version-1");
+
+#[test]
+fn card_that_the_version_before_has_written_is_read_and_written_as_it_was() {
+    let card = read(BEFORE);
+    let mut known = SavedCard::known();
+    let channels = known.iter_mut().find(|part| part.name == "channels").unwrap();
+    assert_eq!(channels.version, 2);
+    channels.version = 1;
+    let mut older = Writer::for_reader(IDENTITY, known.clone());
+    card.write(&mut older).unwrap();
+    assert!(older.finish() == BEFORE, "the older program reads what it has written itself");
+    assert!(file_of(&read(BEFORE)) == file_of(&self::card()), "nothing is missing");
+    assert_eq!(card.restore(&mut Host).unwrap().vms.len(), 2);
+    // What it has no words for.
+    assert!(SavedState::parse(&file_of(&self::card()), &known).is_err());
+}
+
+/// The files are those of today's version of each part: a program that cannot read them has another version.
 #[test]
 fn seeds_in_the_repository_are_up_to_date() {
     let seeds = seeds();

@@ -22,7 +22,7 @@ pub(super) fn handover(host_mib: u64) -> Handover {
     let mut division = Division::default();
     division.balance.low_water = u32::MAX;
     let sharing = Sharing { host_bytes: host_mib * MIB, division, shared: true, ..sharing() };
-    Handover { config: Config { vram_mib: 96, shared: true, ..Config::default() }, sharing }
+    Handover { config: Config { vram_mib: 96, shared: true, ..Config::default() }, sharing, older: false }
 }
 
 fn driver(rig: &Rig, vm: u32, settings: &Settings) -> Driver {
@@ -91,6 +91,13 @@ fn work_goes_on(handover: &Handover, rounds: u32) {
 #[test]
 fn guests_in_the_middle_of_their_work_go_on_with_another_owner() {
     work_goes_on(&handover(0), 6);
+}
+
+#[test]
+fn an_owner_of_the_version_before_goes_on_and_the_next_one_after_it() {
+    let mut handover = handover(64);
+    handover.older = true;
+    work_goes_on(&handover, 6);
 }
 
 #[test]

@@ -1,0 +1,132 @@
+//! Channels of a VM that goes to another card.
+
+use crate::tests::fake::{A, B, World};
+use crate::{BindError, MoveError, Pause, Place, Presence, RunState, SavedChannels, Span, work_va};
+use nvspec::addr::{GuestVramAddr, VramAddr};
+use nvspec::fifo::{ChannelId, VirtualChannelId};
+use nvspec::instance::{ramfc, vm};
+use saved_state::Part;
+
+const CH: VirtualChannelId = VirtualChannelId(0);
+/// Its shadow directory on the other card.
+const THERE: VramAddr = VramAddr(0x77_0000);
+
+/// Two channels of A, one with work that the card has and work that it has not; a third whose bind was refused.
+fn here() -> World {
+    let mut world = World::new();
+    for channel in [0, 1] {
+        world.bind(A, channel);
+        world.enable(A, channel, true);
+    }
+    world.list(A, &[0, 1]);
+    world.ring(A, 0, 3).unwrap();
+    let doorbell = world.check(A, 0, 5).unwrap();
+    world.stage(doorbell).unwrap();
+    world.channels.refuse(A, VirtualChannelId(5), Place::Vram(GuestVramAddr(0x1000)), None);
+    world
+}
+
+/// A card on which the first numbers are another VM's, and A is held.
+fn there() -> World {
+    let mut world = World::new();
+    for channel in [0, 1, 2] {
+        world.bind(B, channel);
+    }
+    world.channels.pause(&mut world.card, A, Pause::Standstill, true);
+    world
+}
+
+fn arrived(here: &mut World, there: &mut World) -> Vec<crate::Arrived> {
+    here.channels.pause(&mut here.card, A, Pause::Standstill, true);
+    let moving = here.channels.moving(&mut here.card, A).unwrap();
+    assert!(moving.directories().all(|directory| directory == World::directory_of(A)));
+    there.channels.arrive(&mut there.card, A, moving, |_| Some(THERE)).unwrap()
+}
+
+#[test]
+fn channels_keep_their_addresses_and_have_new_numbers_and_places() {
+    let (mut here, mut there) = (here(), there());
+    let before = here.channels.physical(A, CH).unwrap();
+    let all = arrived(&mut here, &mut there);
+    let [first, second] = &all[..] else { panic!("two channels: {all:?}") };
+    assert_eq!((first.channel, first.physical, second.physical), (CH, ChannelId(3), ChannelId(4)));
+    assert_eq!(there.channels.span(first.physical), Some(Span::from(before)));
+    // The submissions are the next of this card, and the card may have begun with the first.
+    assert_eq!(first.flights.iter().map(|(number, began)| (number.0, *began)).collect::<Vec<_>>(), [(0, true), (1, false)]);
+    assert_eq!(second.flights, []);
+    let word = |offset| there.card.block_word(first.physical, offset);
+    assert_eq!(word(ramfc::GP_BASE_LO), work_va(before).0 as u32, "its ring is where it was for itself");
+    let userd = there.channels.layout().userd(first.physical);
+    assert_eq!((word(ramfc::USERD_LO), word(vm::PDB_LO)), (userd.0 as u32, THERE.0 as u32));
+    assert_eq!(there.channels.refused(A, VirtualChannelId(5)), Some(Place::Vram(GuestVramAddr(0x1000))));
+    // Nothing runs before it is let go on, and what had begun not before its turn.
+    assert_eq!(there.channels.run_state(first.physical), RunState::Stopped);
+    there.channels.pause(&mut there.card, A, Pause::Standstill, false);
+    let states = [first, second].map(|one| there.channels.run_state(one.physical));
+    assert_eq!(states, [RunState::Stopped, RunState::Running]);
+    there.channels.withhold(&mut there.card, first.physical, false);
+    assert_eq!(there.channels.run_state(first.physical), RunState::Running);
+    assert_eq!(there.channels.presence(&mut there.card, second.physical), Presence::Off);
+    // Here nothing has changed.
+    assert_eq!((here.channels.physical(A, CH), here.channels.in_flight(A, CH)), (Some(before), 2));
+}
+
+#[test]
+fn a_channel_that_is_bound_later_has_addresses_that_none_of_its_vm_has() {
+    let (mut here, mut there) = (here(), there());
+    arrived(&mut here, &mut there);
+    there.channels.pause(&mut there.card, A, Pause::Standstill, false);
+    for channel in [0, 1, 2] {
+        there.channels.unbind(&mut there.card, B, VirtualChannelId(channel)).unwrap();
+    }
+    let spans = (6..12).map(|channel| {
+        let physical = there.bind(A, channel);
+        there.channels.span(physical).unwrap()
+    });
+    let mut spans: Vec<Span> = spans.chain([Span(0), Span(1)]).collect();
+    spans.sort();
+    spans.dedup();
+    assert_eq!(spans.len(), 8);
+}
+
+#[test]
+fn program_of_the_version_before_has_no_words_for_a_channel_that_has_moved() {
+    let (mut here, mut there) = (here(), there());
+    let saved = here.channels.save();
+    assert_eq!(SavedChannels::from_before(saved.to_before().unwrap()), Ok(saved));
+    arrived(&mut here, &mut there);
+    let refused = there.channels.save().to_before().unwrap_err().to_string();
+    assert!(refused.contains("a channel of VM 1 has come from another card"), "{refused}");
+    // Once it is bound anew it is like any other.
+    let layout = there.channels.layout();
+    let restored = crate::Channels::restored(there.channels.save(), layout).unwrap();
+    assert_eq!(restored.save(), there.channels.save());
+}
+
+#[test]
+fn channels_that_cannot_come_change_nothing() {
+    let mut here = here();
+    here.channels.pause(&mut here.card, A, Pause::Standstill, true);
+    let mut moving = || here.channels.moving(&mut here.card, A).unwrap();
+    let mut full = there();
+    full.channels.add_vm(crate::VmId(3), 128);
+    for channel in 0..125 {
+        full.bind(crate::VmId(3), channel);
+    }
+    let saved = full.channels.save();
+    let refused = full.channels.arrive(&mut full.card, A, moving(), |_| Some(THERE));
+    assert_eq!(refused, Err(MoveError::Bind(BindError::Full)));
+    assert_eq!(full.channels.save(), saved);
+    let mut there = there();
+    let saved = there.channels.save();
+    let refused = there.channels.arrive(&mut there.card, A, moving(), |_| None).unwrap_err().to_string();
+    assert!(refused.contains("address space has not come"), "{refused}");
+    there.channels.pause(&mut there.card, A, Pause::Standstill, false);
+    let refused = there.channels.arrive(&mut there.card, A, moving(), |_| Some(THERE)).unwrap_err().to_string();
+    assert!(refused.contains("does not stand still"), "{refused}");
+    there.channels.pause(&mut there.card, A, Pause::Standstill, true);
+    assert_eq!(there.channels.save(), saved);
+    // One that is not off the engines does not go.
+    here.channels.pause(&mut here.card, A, Pause::Standstill, false);
+    assert!(here.channels.moving(&mut here.card, A).is_none());
+}
