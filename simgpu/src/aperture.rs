@@ -11,6 +11,7 @@ use nvspec::addr::{GpuVa, Target, VramAddr};
 use nvspec::regs::pbus;
 use nvspec::regs::windows::pramin;
 use parking_lot::RwLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where a memory BAR leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,8 @@ pub(crate) struct Apertures {
     bars: RwLock<[Mode; 2]>,
     /// First byte of PRAMIN; `None` when it does not lead to memory.
     pramin: RwLock<Option<BusAddr>>,
+    /// The card has fallen off the bus: whoever reads it reads ones, and nothing of it goes on.
+    gone: AtomicBool,
 }
 
 const fn index(aperture: Aperture) -> usize {
@@ -50,7 +53,21 @@ const fn index(aperture: Aperture) -> usize {
 
 impl Apertures {
     pub(crate) fn new() -> Self {
-        Self { bars: RwLock::new([Mode::Physical; 2]), pramin: RwLock::new(Some(BusAddr::Vram(VramAddr(0)))) }
+        Self {
+            bars: RwLock::new([Mode::Physical; 2]),
+            pramin: RwLock::new(Some(BusAddr::Vram(VramAddr(0)))),
+            gone: AtomicBool::new(false),
+        }
+    }
+
+    /// The card falls off the bus.
+    pub(crate) fn vanish(&self) {
+        self.gone.store(true, Ordering::Release);
+    }
+
+    /// Returns whether it has.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
     }
 
     /// Power-on state.

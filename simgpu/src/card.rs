@@ -280,8 +280,10 @@ impl SimGpu {
         }
     }
 
+    /// Returns whether an access of an aperture is answered: it is within it, and the card is there.
     fn within(&self, aperture: Aperture, offset: u64, len: usize) -> bool {
-        offset.checked_add(len as u64).is_some_and(|end| end <= self.bar_size(aperture))
+        let within = offset.checked_add(len as u64).is_some_and(|end| end <= self.bar_size(aperture));
+        within && !self.shared.apertures.is_gone()
     }
 }
 
@@ -291,7 +293,7 @@ impl Card for SimGpu {
     }
 
     fn read32(&self, offset: u32) -> u32 {
-        if !offset.is_multiple_of(4) || u64::from(offset) >= BAR0_BYTES {
+        if !offset.is_multiple_of(4) || u64::from(offset) >= BAR0_BYTES || self.shared.apertures.is_gone() {
             return u32::MAX;
         }
         if (pramin::BASE..pramin::END).contains(&offset) {
@@ -301,7 +303,7 @@ impl Card for SimGpu {
     }
 
     fn write32(&self, offset: u32, value: u32) {
-        if !offset.is_multiple_of(4) || u64::from(offset) >= BAR0_BYTES {
+        if !offset.is_multiple_of(4) || u64::from(offset) >= BAR0_BYTES || self.shared.apertures.is_gone() {
             return;
         }
         if (pramin::BASE..pramin::END).contains(&offset) {

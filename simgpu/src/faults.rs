@@ -37,6 +37,8 @@ pub enum FaultKind {
     Corrupt,
     /// The engine's next non-stall interrupt is not raised.
     DropInterrupt,
+    /// The card falls off the bus, and stays away: all that is read of it reads as ones, and nothing of it goes on.
+    Vanish,
 }
 
 /// A fault to come.

@@ -291,7 +291,7 @@ impl Gpu {
 
     /// Returns what happens on its own: alarms, and a little of the channels' work.
     pub(crate) fn step(&mut self) -> Progress {
-        if self.halted {
+        if self.halted || self.cx.apertures.is_gone() {
             return Progress::Idle;
         }
         ptimer::step(&mut self.cx);

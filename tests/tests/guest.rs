@@ -8,6 +8,8 @@ mod harness;
 mod knowing;
 #[path = "guest/monitoring.rs"]
 mod monitoring;
+#[path = "guest/moving.rs"]
+mod moving;
 #[path = "guest/paravirtual.rs"]
 mod paravirtual;
 #[path = "guest/service.rs"]

@@ -77,4 +77,6 @@ pub enum FaultKind {
     Corrupt,
     /// It raises no interrupt.
     DropInterrupt,
+    /// It takes the card off the bus.
+    Vanish,
 }

@@ -13,7 +13,7 @@ use owner::HostCard;
 use owner::shortage::Shortage;
 use owner::usage::SchedulerUsage;
 use simgpu::SimGpu;
-use vgpu::MediatedVm;
+use vgpu::{MediatedVm, Settings};
 
 /// Status of a virtual machine's device, for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -124,6 +124,16 @@ pub(crate) struct Movable {
     pub next_vm: u32,
 }
 
+/// A virtual machine that was made on a card to become one that comes from another.
+pub(crate) struct Awaiting {
+    /// The side that the vfio-user server is to call.
+    pub device: Box<dyn Device>,
+    /// The virtual machine.
+    pub vm: Arc<MediatedVm>,
+    /// Its settings on this card.
+    pub settings: Settings,
+}
+
 /// A card that is there, and makes the devices of its virtual machines.
 pub(crate) trait CardBackend: Send + Sync {
     /// Returns how it does.
@@ -174,6 +184,16 @@ pub(crate) trait CardBackend: Send + Sync {
             "a card of this kind cannot go over to another daemon yet; stop its VMs, and restart the daemon",
         ))
     }
+
+    /// Makes a virtual machine that is to become one from another card, whose guest sees `vram_bytes` bytes of VRAM. As
+    /// [`Self::build`] otherwise.
+    ///
+    /// # Errors
+    /// When the card cannot serve it.
+    fn await_vm(&self, _vm: &VmSpec, _vram_bytes: u64, _link: &Link) -> Result<Awaiting, BackendError> {
+        Err(BackendError::failed("cards of this kind take no VMs from others"))
+    }
+
     /// Changes how its memory is divided, from now on; the settings are within their bounds.
     ///
     /// # Errors

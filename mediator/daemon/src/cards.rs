@@ -17,7 +17,7 @@ use vfio_card::VfioCard;
 use vmm_glue::{IrqCounts, Link};
 use vram::{OnFull, QuantaConfig, Summary, VmId};
 
-use super::backend::{BackendError, Built, CardBackend, CardStatus, Movable, OpenCard};
+use super::backend::{Awaiting, BackendError, Built, CardBackend, CardStatus, Movable, OpenCard};
 use super::memory::ram_share;
 use config::check::{MAX_CHANNELS, MIN_VM_VRAM_MIB};
 use config::memory::QuantaSpec;
@@ -124,6 +124,7 @@ fn fault(spec: &FaultSpec) -> simgpu::Fault {
             FaultKind::Hang => simgpu::FaultKind::Hang,
             FaultKind::Corrupt => simgpu::FaultKind::Corrupt,
             FaultKind::DropInterrupt => simgpu::FaultKind::DropInterrupt,
+            FaultKind::Vanish => simgpu::FaultKind::Vanish,
         },
         after: spec.after,
         count: spec.count,
@@ -364,6 +365,15 @@ impl CardBackend for OwnedCard {
         }
         *self.memory.lock() = memory;
         Ok(())
+    }
+
+    fn await_vm(&self, vm: &VmSpec, vram_bytes: u64, link: &Link) -> Result<Awaiting, BackendError> {
+        let id = VmId(self.next_vm.fetch_add(1, Ordering::Relaxed));
+        let host = self.host()?;
+        let settings = self.settings(vm, vram_bytes);
+        let (device, made) = MediatedVm::build(&host, id, &settings, link)?;
+        tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "what the log tells of the card names the VM by a number");
+        Ok(Awaiting { device: Box::new(device), vm: made, settings })
     }
 
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError> {

@@ -1,6 +1,36 @@
 //! A virtual machine goes on with another card while it works.
+//!
+//! It is made on the other card, and its memory leaves the one that it has, while its guest works on. Then its VMM waits: what the
+//! guest has on the card is copied (`vgpu`), and the connection goes on with the device of the other card. Until then it goes on
+//! where it was, whatever fails.
 
-use super::{Daemon, DaemonError};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use config::VmSpec;
+
+use super::backend::{Awaiting, Built};
+use super::draining::Arrival;
+use super::vm::{Rest, Running};
+use super::{Card, Daemon, DaemonError, Life, memory};
+
+/// Time for which a virtual machine's VMM may take to come to rest.
+// TIMEOUT: a request that is half done, or a write that waits for memory, which has a second.
+const REST_LIMIT: Duration = Duration::from_secs(5);
+/// Time that its work may take to leave the engines, before what stays is treated as a hang.
+// TIMEOUT: as for an upgrade. Work of a guest that computes is over in milliseconds, or is longer than guests' drivers wait.
+const STILL_LIMIT: Duration = Duration::from_secs(2);
+/// Bytes of a MiB.
+const MIB: u64 = 1 << 20;
+
+/// A move that is to be made.
+struct Plan<'a> {
+    /// The virtual machine as it is, and as it is to be.
+    running: Arc<Running>,
+    from: &'a Card,
+    to: &'a Card,
+    spec: VmSpec,
+}
 
 impl Daemon {
     /// Moves a virtual machine to another card, live, if the revision is still `expected`.
@@ -11,12 +41,130 @@ impl Daemon {
         self.move_if(name, Some(card), expected)
     }
 
-    /// Moves a virtual machine, which [`Self::may_move`], to another card. Needs `changing`.
+    /// Moves a virtual machine, which [`Self::may_move`], to another card. One whose card has failed is placed on the other anew: its
+    /// VMM has lost its device already. Needs `changing`.
     ///
     /// # Errors
     /// As [`Self::move_vm`].
     pub(crate) fn move_vm_now(&self, name: &str, card: &str) -> Result<api::Moved, DaemonError> {
-        let why = "this daemon cannot move VMs yet".to_owned();
-        Err(DaemonError::CannotMove { vm: name.to_owned(), to: card.to_owned(), why })
+        let began = Instant::now();
+        let plan = self.plan_move(name, card)?;
+        let (from, to) = (plan.from.spec.name.clone(), plan.to.spec.name.clone());
+        let (pause, bytes) = match plan.from.backend.status().failed {
+            Some(_) => self.place_anew(name, plan.spec).map(|()| (Duration::ZERO, 0))?,
+            None => self.carry_over(name, &plan)?,
+        };
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Ok(api::Moved {
+            vm: name.to_owned(),
+            from,
+            to,
+            pause_ms: ms(pause),
+            memory_mib: bytes / MIB,
+            total_ms: ms(began.elapsed()),
+        })
+    }
+
+    fn plan_move(&self, name: &str, card: &str) -> Result<Plan<'_>, DaemonError> {
+        let known = |card: &str| self.cards.get(card).ok_or_else(|| DaemonError::NoCard(card.to_owned()));
+        let to = known(card)?;
+        let state = self.state.lock();
+        let entry = state.vms.get(name).ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
+        let running = match &entry.life {
+            Life::Running(running) => Arc::clone(running),
+            Life::Starting => return Err(DaemonError::Busy(name.to_owned(), "added")),
+            Life::Stopping(_) => return Err(DaemonError::Busy(name.to_owned(), "removed")),
+        };
+        let from = known(&entry.spec.card)?;
+        let spec = VmSpec { card: card.to_owned(), ..entry.spec.clone() };
+        Ok(Plan { running, from, to, spec })
+    }
+
+    /// Takes a virtual machine out, whose card has failed, and adds it to another.
+    fn place_anew(&self, name: &str, spec: VmSpec) -> Result<(), DaemonError> {
+        self.take_out(name, None)?;
+        let spec = self.reserve(spec, None, Arrival::New)?;
+        self.fill(&spec).map(drop)
+    }
+
+    /// Has a virtual machine go on with another card. Returns for how long it waited, and how many bytes were copied meanwhile or
+    /// before.
+    fn carry_over(&self, name: &str, plan: &Plan<'_>) -> Result<(Duration, u64), DaemonError> {
+        let Plan { running, from, to, spec } = plan;
+        let no = |why: &dyn std::fmt::Display| DaemonError::CannotMove {
+            vm: name.to_owned(),
+            to: to.spec.name.clone(),
+            why: why.to_string(),
+        };
+        let here = running.backend.mediated().ok_or_else(|| no(&"its device is no mediated one"))?;
+        here.check_movable().map_err(|error| no(&error))?;
+        let host = from.backend.mediated().ok_or_else(|| no(&"its card is out of service"))?;
+        let vram_bytes = host.lock().vram().chunks.vm_bytes(here.id()).ok_or_else(|| no(&"it has no memory"))?;
+        let awaiting = {
+            let ram = self.state.lock().ram(spec, &to.spec);
+            let mut spec = spec.clone();
+            spec.memory.ram = ram;
+            to.backend.await_vm(&spec, vram_bytes, &running.link).map_err(|error| no(&error))?
+        };
+        let given_up = |awaiting: Awaiting| {
+            let Awaiting { device, vm, .. } = awaiting;
+            drop(device);
+            host.stays(here.id());
+            if let Err(error) = vm.release() {
+                tracing::error!(vm = name, %error, "the card keeps something of a VM that does not come");
+            }
+        };
+        // While its guest works on: what takes long.
+        if let Err(error) = awaiting.vm.await_arrival() {
+            given_up(awaiting);
+            return Err(no(&error));
+        }
+        let left = host.empty(here.id());
+        let began = Instant::now();
+        running.park();
+        let rest = match running.rested(Some(began + REST_LIMIT)) {
+            Ok(rest) => rest,
+            Err(why) => {
+                running.go_on_later(name);
+                given_up(awaiting);
+                return Err(no(&why));
+            }
+        };
+        match here.move_to(&awaiting.vm, &awaiting.settings, STILL_LIMIT) {
+            Ok(bytes) => {
+                let Awaiting { device, vm, .. } = awaiting;
+                self.goes_on(name, (running, rest), spec, Built { device, backend: vm })?;
+                Ok((began.elapsed(), bytes.max(left)))
+            }
+            Err(error) => {
+                given_up(awaiting);
+                running.go_on(name, rest)?;
+                Err(no(&error))
+            }
+        }
+    }
+
+    /// A virtual machine goes on with the device of another card.
+    fn goes_on(
+        &self,
+        name: &str,
+        (running, rest): (&Running, Rest),
+        spec: &VmSpec,
+        built: Built,
+    ) -> Result<(), DaemonError> {
+        let moved = running.moved(name, rest, built).inspect_err(|error| {
+            *running.seen.failed.lock() = Some(error.to_string());
+        })?;
+        let mut state = self.state.lock();
+        if let Some(card) = self.cards.get(&spec.card) {
+            running.link.memory().first_touches().set_limit(memory::touch_limit(&state.ram(spec, &card.spec)));
+        }
+        let moved = Arc::new(moved);
+        if let Some(entry) = state.vms.get_mut(name) {
+            entry.spec = spec.clone();
+            entry.life = Life::Running(moved);
+        }
+        state.revision.next();
+        Ok(())
     }
 }

@@ -130,6 +130,39 @@ impl Running {
         Ok(())
     }
 
+    /// As [`Self::go_on`], in a while, of one that has not come to rest.
+    pub fn go_on_later(self: &Arc<Self>, name: &str) {
+        let (name, this) = (name.to_owned(), Arc::clone(self));
+        std::thread::spawn(move || match this.rested(None).map(|rest| this.go_on(&name, rest)) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::error!(vm = name, %error, "the VM is out of service; remove it and add it again");
+            }
+            Err(why) => tracing::error!(vm = name, why, "the VM does not go on"),
+        });
+    }
+
+    /// The virtual machine after [`Self::rested`], with another device: that of another card. What it had before is to be released
+    /// already.
+    ///
+    /// # Errors
+    /// When the host gives no thread.
+    pub fn moved(&self, name: &str, Rest { work, parked }: Rest, built: Built) -> Result<Self, DaemonError> {
+        let Built { device, backend } = built;
+        let seen = Arc::clone(&self.seen);
+        let work = Work { device: Observed { device, seen: Arc::clone(&seen) }, ..work };
+        let thread = work.spawn(name, Some(parked)).inspect_err(|_| give_back(name, &*backend))?;
+        Ok(Self {
+            socket: self.socket.clone(),
+            socket_path: Arc::clone(&self.socket_path),
+            link: self.link.clone(),
+            backend,
+            seen,
+            stop: self.stop.clone(),
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
     /// Tells the thread to end; does not wait.
     pub fn stop(&self) {
         self.stop.stop();

@@ -325,6 +325,7 @@ impl Slot {
                     FaultKind::Delay { ns: more } => ns = ns.saturating_add(more),
                     FaultKind::Corrupt => self.corrupt = true,
                     FaultKind::DropInterrupt => {}
+                    FaultKind::Vanish => cx.apertures.vanish(),
                 }
             }
         }

@@ -4,7 +4,9 @@ use super::driver::{
     CE0, CE1, Driver, IMAGE_VA, M2MF, PAGE, ce_copy, m2mf_copy, methods, object, release, small, words,
 };
 use crate::{EngineId, Fault, FaultKind};
+use card::{Aperture, Card};
 use nvspec::falcon::Falcon;
+use nvspec::regs::windows::pramin;
 use nvspec::regs::{ce0, fecs, pbdma, pfifo, pgraph, pmc};
 
 const A: u64 = 0x100_0000;
@@ -285,6 +287,27 @@ fn corrupted_copy_differs_and_dropped_interrupt_is_missing() {
     driver.settle();
     assert!(driver.holds(to, 1, 1));
     assert_eq!(driver.rd(pfifo::NON_STALL_ID::OFFSET), 1 << 5);
+}
+
+#[test]
+fn card_that_falls_off_the_bus_reads_as_ones_and_goes_on_with_nothing() {
+    let mut driver = Driver::new(&small());
+    let mut channel = driver.only_channel(1);
+    driver.card.inject(Fault { engine: EngineId::Copy1, kind: FaultKind::Vanish, after: 1, count: 1 });
+    driver.buffer(&channel, A, 1, 1);
+    driver.buffer(&channel, B, 1, 2);
+    let copy = words(&[object(CE1), ce_copy(A, B, 1)]);
+    driver.push(&mut channel, &copy);
+    driver.settle();
+    assert_ne!(driver.rd(pmc::ENABLE::OFFSET), u32::MAX);
+    driver.push(&mut channel, &copy);
+    driver.settle();
+    let mut read = [0; 4];
+    driver.card.aperture_read(Aperture::Bar1, 0, &mut read);
+    assert_eq!((driver.rd(pmc::ENABLE::OFFSET), driver.rd(pramin::BASE), read), (u32::MAX, u32::MAX, [0xff; 4]));
+    // Nor does a reset bring it back.
+    driver.card.reset();
+    assert_eq!(driver.rd(pmc::BOOT_0::OFFSET), u32::MAX);
 }
 
 #[test]

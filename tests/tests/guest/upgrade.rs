@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use rig::RemoteGuest;
-use rig::driver::{Channel, Driver, M2MF, PAGE, m2mf_copy, object};
+use rig::driver::{CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use tests::guest::{self, card_toml, vm_toml};
 use tests::wait::Scratch;
 use tests::{Daemon, Vm, VmConfig};
@@ -22,21 +22,21 @@ const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 
 /// A guest without a VMM that has a channel, and copies when it is asked to.
-struct Copies {
+pub(super) struct Copies {
     driver: Driver<RemoteGuest>,
     channel: Channel,
     pages: u64,
 }
 
 impl Copies {
-    fn begin(daemon: &Daemon, name: &str) -> Result<Self> {
+    pub(super) fn begin(daemon: &Daemon, name: &str) -> Result<Self> {
         let mut driver = Driver::new(RemoteGuest::connect(&daemon.vm_socket(name), 32 << 20)?);
         let channel = driver.channel(1);
         Ok(Self { driver, channel, pages: 0 })
     }
 
     /// Copies memory that it has just written.
-    fn copy(&mut self) -> Result<()> {
+    pub(super) fn copy(&mut self) -> Result<()> {
         let Self { driver, channel, pages } = self;
         *pages += 1;
         let (from, to, seed) = (FROM + *pages * PAGE, TO + *pages * PAGE, *pages as u32);
@@ -45,6 +45,15 @@ impl Copies {
         driver.submit(channel, &[object(M2MF), m2mf_copy(from, to, PAGE as u32)].concat());
         driver.wait(channel);
         ensure!(driver.vram_holds(place, 1, seed) && driver.faults.is_empty(), "copy {pages}: {:?}", driver.faults);
+        Ok(())
+    }
+
+    /// Has a copy engine copy something, and does not wait for it.
+    pub(super) fn ring_copy_engine(&mut self) -> Result<()> {
+        let Self { driver, channel, .. } = self;
+        driver.buffer(channel, FROM, 1, 1);
+        driver.buffer(channel, TO, 1, 2);
+        driver.submit(channel, &[object(CE0), ce_copy(FROM, TO, 1)].concat());
         Ok(())
     }
 }
@@ -160,7 +169,7 @@ fn faulty_taker() -> Result<PathBuf> {
 }
 
 /// Computes and verifies until `stop`; the bytes that were verified.
-fn compute_until(vm: &Vm, stop: &AtomicBool) -> Result<u64> {
+pub(super) fn compute_until(vm: &Vm, stop: &AtomicBool) -> Result<u64> {
     let mut bytes = 0;
     while !stop.load(Ordering::Acquire) {
         bytes += guest::smoke(vm, "stress --seconds 3 --max 262144")?.bytes;

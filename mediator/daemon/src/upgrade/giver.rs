@@ -298,11 +298,7 @@ fn go_on(going: &[Going], resting: Vec<(String, Arc<Running>, Rest)>) {
     let late = going.iter().flat_map(|going| &going.vms).filter(|(name, _)| resting.iter().all(|(of, ..)| of != name));
     for (name, running) in late {
         // One that has not come to rest yet does some time, and goes on then.
-        let (name, running) = (name.clone(), Arc::clone(running));
-        thread::spawn(move || match running.rested(None) {
-            Ok(rest) => goes_on(&name, &running, rest),
-            Err(why) => tracing::error!(vm = name, why, "the VM does not go on"),
-        });
+        running.go_on_later(name);
     }
     for (name, running, rest) in resting {
         goes_on(&name, &running, rest);

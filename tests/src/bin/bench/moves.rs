@@ -1,5 +1,8 @@
 //! Pauses of VMs when another daemon goes on with them, against the memory that they have and the channels: two daemons beside
-//! each other, one whose VMs have little of both and one whose VMs have much, are upgraded in turns while all VMs work.
+//! each other, one whose VMs have little of both and one whose VMs have much, are upgraded in turns while all VMs work. And pauses
+//! of VMs that go to another card ([`cards`]).
+
+mod cards;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -30,13 +33,13 @@ const MIB: u64 = 1 << 20;
 const CHUNK: u64 = 2 * MIB;
 
 /// A VM that works.
-struct Worker {
+pub(super) struct Worker {
     driver: Driver<RemoteGuest>,
     channels: Vec<Channel>,
 }
 
 impl Worker {
-    fn new(daemon: &Daemon, name: &str, (mib, channels): (u64, u8)) -> Result<Self> {
+    pub(super) fn new(daemon: &Daemon, name: &str, (mib, channels): (u64, u8)) -> Result<Self> {
         let mut driver = Driver::new(RemoteGuest::connect(&daemon.vm_socket(name), u64::from(VM_MIB) * MIB)?);
         let channels: Vec<Channel> = (1..=channels).map(|id| driver.channel(id)).collect();
         for channel in &channels {
@@ -52,7 +55,7 @@ impl Worker {
     }
 
     /// Copies on all channels until `stop`; how often.
-    fn work(&mut self, stop: &AtomicBool) -> Result<u64> {
+    pub(super) fn work(&mut self, stop: &AtomicBool) -> Result<u64> {
         let Self { driver, channels } = self;
         let mut rounds = 0;
         while !stop.load(Ordering::Acquire) {
@@ -86,6 +89,12 @@ impl Host {
 
 /// Measures.
 pub fn run() -> Result<Vec<Metric>> {
+    let mut metrics = upgrades()?;
+    metrics.extend(cards::run()?);
+    Ok(metrics)
+}
+
+fn upgrades() -> Result<Vec<Metric>> {
     let mut hosts = [Host::new("few", FEW)?, Host::new("many", MANY)?];
     let stop = AtomicBool::new(false);
     let done = thread::scope(|scope| -> Result<()> {

@@ -1,0 +1,91 @@
+//! A VM that works goes to and fro between two cards of a daemon: for how long it waits, against the time that its memory takes to be
+//! copied once by this processor, and how much is copied.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result, anyhow};
+use tests::Daemon;
+use tests::bench::{Metric, Target, median, quantile};
+use tests::guest::{card_toml, vm_toml};
+
+use super::{MIB, VM_MIB, Worker};
+
+/// MiB that the VM has written, and its channels.
+const LOADS: [(u64, u8); 3] = [(8, 1), (64, 4), (224, 8)];
+/// Moves with each.
+const MOVES: usize = 60;
+/// Target for a pause, in times that the same memory takes to be copied.
+const MOST_PAUSE: f64 = 2.0;
+/// Target for what is copied, in times the memory that the VM has.
+const MOST_BYTES: f64 = 1.3;
+/// MiB of one copy of the baseline, and copies.
+const BASELINE_MIB: u64 = 64;
+const BASELINES: usize = 9;
+
+/// MiB per second at which this processor copies memory that it has just found, one copy of a chunk after the other.
+fn copy_rate() -> f64 {
+    let from = vec![0x5a_u8; (BASELINE_MIB * MIB) as usize];
+    let rates: Vec<f64> = (0..BASELINES)
+        .map(|_| {
+            let mut to = vec![1_u8; from.len()];
+            let began = Instant::now();
+            to.copy_from_slice(&from);
+            std::hint::black_box(&mut to);
+            BASELINE_MIB as f64 / began.elapsed().as_secs_f64()
+        })
+        .collect();
+    median(&rates).unwrap_or(f64::NAN)
+}
+
+/// Pauses in ms, and MiB that were copied, of each move.
+fn moves(load: (u64, u8)) -> Result<Vec<(f64, f64)>> {
+    let memory = "memory = { host_mib = 512 }\n";
+    let other = format!("\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 512\n{memory}");
+    let daemon = Daemon::start("cards", |paths| card_toml(paths, 512) + memory + &other + &vm_toml("vm0", VM_MIB))?;
+    let mut worker = Worker::new(&daemon, "vm0", load)?;
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| -> Result<_> {
+        let run = scope.spawn(|| worker.work(&stop));
+        let mut moves = Vec::new();
+        let mut done = Ok(());
+        for round in 0..MOVES {
+            let moved = daemon.ctl_json(&["vm", "move", "vm0", "--card", ["card1", "card0"][round % 2]]);
+            done = moved.and_then(|moved| {
+                let number = |key: &str| moved[key].as_u64().with_context(|| format!("no {key}"));
+                moves.push((number("pause_ms")? as f64, number("memory_mib")? as f64));
+                Ok(())
+            });
+            if done.is_err() {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Release);
+        let rounds = run.join().map_err(|_| anyhow!("a thread has panicked"))??;
+        anyhow::ensure!(rounds > 0, "the VM has done nothing");
+        done.map(|()| moves)
+    })
+}
+
+/// Measures.
+pub fn run() -> Result<Vec<Metric>> {
+    let rate = copy_rate();
+    let mut metrics = vec![Metric::plain("move.card.copy_rate", rate, "MiB/s")];
+    for (mib, channels) in LOADS {
+        eprintln!("bench: move, {MOVES} moves of {mib} MiB and {channels} channels");
+        let moves = moves((mib, channels))?;
+        let pauses: Vec<f64> = moves.iter().map(|(pause, _)| *pause).collect();
+        let copied: Vec<f64> = moves.iter().map(|(_, mib)| *mib).collect();
+        let at = |q: f64| quantile(&pauses, q).context("no pauses");
+        let copied = median(&copied).context("no moves")?;
+        let name = |what: &str| format!("move.card.{what}_{mib}_mib_{channels}_channels");
+        let once_ms = copied / rate * 1000.0;
+        metrics.extend([
+            Metric::ratio(name("pause_p50"), at(0.5)?, "ms", once_ms, Target::AtMost(MOST_PAUSE)),
+            Metric::plain(name("pause_max"), at(1.0)?, "ms"),
+            Metric::ratio(name("copied"), copied, "MiB", mib as f64, Target::AtMost(MOST_BYTES)),
+        ]);
+    }
+    Ok(metrics)
+}
