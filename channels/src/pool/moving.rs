@@ -42,7 +42,7 @@ pub struct Arrived {
     pub flights: Vec<(Submission, bool)>,
 }
 
-/// Why channels cannot come.
+/// Reasons for which channels cannot come.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
     /// There are too few channels.

@@ -52,7 +52,10 @@ fn channels_keep_their_addresses_and_have_new_numbers_and_places() {
     assert_eq!((first.channel, first.physical, second.physical), (CH, ChannelId(3), ChannelId(4)));
     assert_eq!(there.channels.span(first.physical), Some(Span::from(before)));
     // The submissions are the next of this card, and the card may have begun with the first.
-    assert_eq!(first.flights.iter().map(|(number, began)| (number.0, *began)).collect::<Vec<_>>(), [(0, true), (1, false)]);
+    assert_eq!(
+        first.flights.iter().map(|(number, began)| (number.0, *began)).collect::<Vec<_>>(),
+        [(0, true), (1, false)]
+    );
     assert_eq!(second.flights, []);
     let word = |offset| there.card.block_word(first.physical, offset);
     assert_eq!(word(ramfc::GP_BASE_LO), work_va(before).0 as u32, "its ring is where it was for itself");

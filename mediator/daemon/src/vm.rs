@@ -131,7 +131,7 @@ impl Running {
     }
 
     /// As [`Self::go_on`], in a while, of one that has not come to rest.
-    pub fn go_on_later(self: &Arc<Self>, name: &str) {
+    pub(super) fn go_on_later(self: &Arc<Self>, name: &str) {
         let (name, this) = (name.to_owned(), Arc::clone(self));
         std::thread::spawn(move || match this.rested(None).map(|rest| this.go_on(&name, rest)) {
             Ok(Ok(())) => {}

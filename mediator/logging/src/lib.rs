@@ -1,8 +1,8 @@
 //! Logs: `tracing` to standard error, and a bound on what others than the operator can make the daemon write.
 //!
-//! Every event is limited, whatever its level. Those of one VM (below a span called [`VM_SPAN`], which every thread that works
-//! for a VM runs inside of, or with a field called `vm`) have a bucket for each call site and VM: [`BURST`] pass in a row, then
-//! one per [`INTERVAL`]. All others have a bucket for each call site, of [`BURST_OF_ALL`]: a client of a socket, or a card, causes
+//! Every event is limited, whatever its level. Those of one VM (below a span called `VM_SPAN`, which every thread that works
+//! for a VM runs inside of, or with a field called `vm`) have a bucket for each call site and VM: `BURST` pass in a row, then
+//! one per `INTERVAL`. All others have a bucket for each call site, of `BURST_OF_ALL`: a client of a socket, or a card, causes
 //! some of them. Records of crates that use `log` share one call site for each level. What is held back is counted in
 //! [`suppressed`], and [`tell_suppressed`] writes how many there were of which.
 //!
@@ -55,7 +55,7 @@ pub fn suppressed() -> u64 {
     SUPPRESSED.load(Ordering::Relaxed)
 }
 
-/// Sends the process's logs to standard error. [`FILTER_VARIABLE`] goes before `filter` when it is set and right.
+/// Sends the process's logs to standard error. `FILTER_VARIABLE` goes before `filter` when it is set and right.
 ///
 /// # Errors
 /// When a subscriber is installed already.

@@ -33,7 +33,7 @@ impl SavedSide {
 }
 
 impl SavedSide {
-    /// What is in it.
+    /// Takes the side out.
     pub(super) fn into_inner(self) -> SavedBackend {
         self.0
     }

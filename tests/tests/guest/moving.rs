@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tests::guest::{self, card_toml, vm_toml};
@@ -13,6 +15,9 @@ use super::upgrade::{Copies, compute_until};
 
 /// Moves under guests that compute.
 const MOVES: usize = 100;
+/// Time within which a card that is gone is out of service.
+// TIMEOUT: it is looked for every tenth of a second.
+const DEAD_LIMIT: Duration = Duration::from_secs(30);
 /// Cards of the daemon.
 const CARDS: [&str; 4] = ["card0", "card1", "card2", "card3"];
 
@@ -141,7 +146,7 @@ fn card_that_dies_takes_its_vms_devices_and_they_are_placed_again() -> Result<()
     let mut beside = Copies::begin(&daemon, "beside")?;
     beside.copy()?;
     Copies::begin(&daemon, "dies")?.ring_copy_engine()?;
-    tests::wait::until("the card to be out of service", guest::SMOKE_LIMIT, || {
+    tests::wait::until("the card to be out of service", DEAD_LIMIT, || {
         Ok((!daemon.ctl_json(&["card", "show", "card0"])?["error"].is_null()).then_some(()))
     })?;
     // Others are not concerned.

@@ -29,7 +29,7 @@ const ROUNDS: u32 = 3;
 /// Bytes that are copied with a card's lock held once.
 const PIECE: u64 = 64 << 10;
 
-/// What goes along with a VM, beside what is its own and its memory.
+/// Channels and strikes of a VM, which go along with it beside what is its own and its memory.
 #[derive(Debug)]
 pub struct Departing {
     channels: Moving,
