@@ -43,7 +43,6 @@ impl State {
             Life::Running(_) if entry.spec.xen_domain.is_some() => {
                 "it is a domain of Xen, which keeps the card that it has"
             }
-            Life::Running(running) if running.seen.failed.lock().is_some() => "it has failed; remove it",
             Life::Running(_) => return Ok(entry),
         };
         Err(DaemonError::Immovable { vm: name.to_owned(), why: what.to_owned() })

@@ -41,8 +41,8 @@ impl Daemon {
         self.move_if(name, Some(card), expected)
     }
 
-    /// Moves a virtual machine, which [`Self::may_move`], to another card. One whose card has failed is placed on the other anew: its
-    /// VMM has lost its device already. Needs `changing`.
+    /// Moves a virtual machine, which [`Self::may_move`], to another card. One that has failed, or whose card has, is placed on the
+    /// other anew: its VMM has lost its device already. Needs `changing`.
     ///
     /// # Errors
     /// As [`Self::move_vm`].
@@ -50,9 +50,11 @@ impl Daemon {
         let began = Instant::now();
         let plan = self.plan_move(name, card)?;
         let (from, to) = (plan.from.spec.name.clone(), plan.to.spec.name.clone());
-        let (pause, bytes) = match plan.from.backend.status().failed {
-            Some(_) => self.place_anew(name, plan.spec).map(|()| (Duration::ZERO, 0))?,
-            None => self.carry_over(name, &plan)?,
+        let dead = plan.from.backend.status().failed.is_some() || plan.running.seen.failed.lock().is_some();
+        let (pause, bytes) = if dead {
+            self.place_anew(name, plan.spec).map(|()| (Duration::ZERO, 0))?
+        } else {
+            self.carry_over(name, &plan)?
         };
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Ok(api::Moved {

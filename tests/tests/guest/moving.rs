@@ -1,7 +1,6 @@
 //! Guests that compute go from card to card; a card is emptied while others arrive; a card dies.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -145,10 +144,12 @@ fn card_that_dies_takes_its_vms_devices_and_they_are_placed_again() -> Result<()
     elsewhere.copy()?;
     let mut beside = Copies::begin(&daemon, "beside")?;
     beside.copy()?;
-    Copies::begin(&daemon, "dies")?.ring_copy_engine()?;
+    let mut dies = Copies::begin(&daemon, "dies")?;
+    dies.ring_copy_engine()?;
     tests::wait::until("the card to be out of service", DEAD_LIMIT, || {
         Ok((!daemon.ctl_json(&["card", "show", "card0"])?["error"].is_null()).then_some(()))
-    })?;
+    })
+    .with_context(|| format!("{}\n{:?}", daemon.log_tail(), daemon.ctl_json(&["card", "show", "card0"])))?;
     // Others are not concerned.
     elsewhere.copy().with_context(|| daemon.log_tail())?;
     let shown = daemon.ctl_json(&["card", "show", "card0"])?;
