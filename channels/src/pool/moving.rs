@@ -79,13 +79,8 @@ impl Channels {
         host.vram_read(layout.instance(physical), &mut *block);
         let mut userd = Box::new([0; BLOCK]);
         host.vram_read(layout.userd(physical), &mut *userd);
-        let mut work = vec![0; usize::try_from(WORK_BYTES).ok()?];
-        host.vram_read(layout.work_area(physical), &mut work);
-        let images = layout.images_of(physical).map(|(at, bytes)| {
-            let mut image = vec![0; usize::try_from(bytes).unwrap_or(0)];
-            host.vram_read(at, &mut image);
-            image
-        });
+        let work = read_pages(host, layout.work_area(physical), WORK_BYTES);
+        let images = layout.images_of(physical).map(|(at, bytes)| read_pages(host, at, bytes));
         Some(Channel { bound: bound.save(), block, userd, work, images })
     }
 
@@ -167,10 +162,10 @@ impl Channels {
         self.go(physical, Slot::Bound(Box::new(bound)));
         card::stop(host, physical);
         for ((at, _), image) in layout.images_of(physical).into_iter().zip(&channel.images) {
-            host.vram_write(at, image);
+            write_pages(host, at, image);
         }
         host.vram_write(layout.userd(physical), &*channel.userd);
-        host.vram_write(layout.work_area(physical), &channel.work);
+        write_pages(host, layout.work_area(physical), &channel.work);
         host.vram_write(layout.instance(physical), &block);
         host.vram_flush();
         card::make_known(host, &layout, physical);
@@ -201,6 +196,22 @@ impl Channels {
     #[must_use]
     pub fn span(&self, physical: ChannelId) -> Option<Span> {
         self.bound(physical).map(|bound| bound.span)
+    }
+}
+
+/// Reads VRAM page by page: `bytes` bytes from `at` on, which is at a page.
+fn read_pages(host: &mut impl Host, at: VramAddr, bytes: u64) -> Vec<u8> {
+    let mut data = vec![0; usize::try_from(bytes).unwrap_or(0)];
+    for (page, offset) in data.chunks_mut(BLOCK).zip((0..).step_by(BLOCK)) {
+        host.vram_read(at.offset(offset), page);
+    }
+    data
+}
+
+/// Writes VRAM page by page from `at` on, which is at a page.
+fn write_pages(host: &mut impl Host, at: VramAddr, data: &[u8]) {
+    for (page, offset) in data.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
+        host.vram_write(at.offset(offset), page);
     }
 }
 

@@ -32,13 +32,6 @@ impl SavedSide {
     }
 }
 
-impl SavedSide {
-    /// Takes the side out.
-    pub(super) fn into_inner(self) -> SavedBackend {
-        self.0
-    }
-}
-
 impl Settings {
     /// Returns what is restored of a VM with these settings, on a card that is so.
     #[must_use]
@@ -81,8 +74,18 @@ impl MediatedVm {
         self.check_movable()?;
         // What has come for it is taken up when the lock is let go.
         drop(self.core());
-        let core = self.core();
-        let Core {
+        let (saved, side) = self.core().write_down()?;
+        Ok((saved, SavedSide(side)))
+    }
+}
+
+impl Core {
+    /// Writes the VM down, but for apertures that its client maps.
+    ///
+    /// # Errors
+    /// [`HostError::Unsettled`] when something of it is under way.
+    pub(super) fn write_down(&self) -> Result<(SavedVm, SavedBackend), HostError> {
+        let Self {
             gpu,
             backend,
             // No aperture is mapped.
@@ -90,16 +93,20 @@ impl MediatedVm {
             // It is set anew.
             alarm: _,
             rung,
+            // It goes on where it is written down for.
+            frozen: _,
             gone: _,
             board: _,
-        } = &*core;
+        } = self;
         if !rung.is_empty() {
             return Err(HostError::Unsettled("the card was only just taken over"));
         }
         let side = backend.save_side()?;
-        Ok((backend.memory().save(gpu.save()), SavedSide(side)))
+        Ok((backend.memory().save(gpu.save()), side))
     }
+}
 
+impl MediatedVm {
     /// Makes a VM of what was saved, on a card that is not taken over yet, with a `link` to its client, which has lent what it
     /// had.
     ///

@@ -299,7 +299,7 @@ fn card_that_falls_off_the_bus_reads_as_ones_and_goes_on_with_nothing() {
     let copy = words(&[object(CE1), ce_copy(A, B, 1)]);
     driver.push(&mut channel, &copy);
     driver.settle();
-    assert_ne!(driver.rd(pmc::ENABLE::OFFSET), u32::MAX);
+    assert_ne!(driver.rd(pmc::BOOT_0::OFFSET), u32::MAX);
     driver.push(&mut channel, &copy);
     driver.settle();
     let mut read = [0; 4];

@@ -118,13 +118,17 @@ impl HostCard {
 }
 
 impl Suspended<'_> {
+    /// Tells the VM what has ended. Nothing ends from then on.
+    pub fn settle(&self) {
+        self.host.tell_ended();
+    }
+
     /// Copies what this card holds of the VM's channels. Nothing changes here.
     ///
     /// # Errors
     /// [`HostError::Unsettled`] when something is under way; when the card does not answer.
     pub fn depart(&self) -> Result<Departing, HostError> {
         let (host, vm) = (self.host, self.vm);
-        host.tell_ended();
         let state = &mut *host.lock();
         if state.memory.segments_of(vm) {
             return Err(HostError::Stays("it has made a segment that other address spaces may share"));

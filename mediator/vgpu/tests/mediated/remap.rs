@@ -583,3 +583,43 @@ fn a_vm_with_trapped_apertures_maps_nothing() {
     assert!(remapped.guest.mapped(Bar1).is_some() && remapped.guest.mapped(Bar3).is_some());
     assert!(remapped.guest.mapped(RegionIndex::Bar0).is_none());
 }
+
+#[test]
+fn mapped_apertures_go_along_to_another_card_and_doorbells_in_them_ring_there() {
+    let cards = [rig(), rig()];
+    let before = cards.each_ref().map(usage);
+    let mut driver = driver(&cards[0], 0);
+    let (cpu, cpu3) = (Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3));
+    let mut channel = driver.channel(2);
+    let shown = driver.buffer(&channel, A, 2, 1);
+    show(&mut driver, 0, HIGH, shown, 2);
+    for round in 1..7u32 {
+        let to = driver.buffer(&channel, B, 2, 50);
+        cpu.write(HIGH, &pages(round, 2));
+        // The doorbell is rung by a write that nobody is told of, just before the VM goes, or while it is on its way.
+        let put = driver.queue_fenced(&mut channel, &[object(CE0), ce_copy(A, B, 2)].concat());
+        let ring = || cpu3.write(2 * PAGE + userd::GP_PUT, &put.to_le_bytes());
+        std::thread::scope(|scope| {
+            if round % 2 == 0 {
+                ring();
+            } else {
+                scope.spawn(ring);
+            }
+            driver.guest.move_to(&cards[round as usize % 2], 10 + round, false).unwrap();
+        });
+        driver.wait(&channel);
+        assert!(driver.vram_holds(to, 2, round), "round {round}");
+        let same =
+            |region| Arc::ptr_eq(&driver.guest.mapped(region).unwrap(), if region == Bar1 { &cpu.0 } else { &cpu3.0 });
+        assert!(same(Bar1) && same(Bar3), "the client's mapping is good still");
+    }
+    // What lived there is the guest's memory again when it is mapped there no more.
+    cpu.write(HIGH, &pages(9, 2));
+    hide(&mut driver, 0, HIGH, 2);
+    assert!(driver.vram_holds(shown, 2, 9) && cpu.is_zero(HIGH, 2 * PAGE));
+    assert_eq!((driver.guest.counter("faults"), driver.guest.counter("aperture_aliases")), (0, 0));
+    driver.guest.remove().unwrap();
+    for (card, before) in cards.iter().zip(before) {
+        super::oversubscribe::eventually("nothing is left", || usage(card) == before);
+    }
+}
