@@ -371,9 +371,7 @@ impl CardBackend for OwnedCard {
         let id = VmId(self.next_vm.fetch_add(1, Ordering::Relaxed));
         let host = self.host()?;
         let settings = self.settings(vm, vram_bytes);
-        // What its client maps comes with it.
-        let bare = Settings { apertures: vgpu::Apertures::Trapped, ..settings.clone() };
-        let (device, made) = MediatedVm::build(&host, id, &bare, link)?;
+        let (device, made) = MediatedVm::build(&host, id, &settings, link)?;
         tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "what the log tells of the card names the VM by a number");
         Ok(Awaiting { device: Box::new(device), vm: made, settings })
     }

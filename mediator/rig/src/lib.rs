@@ -329,8 +329,7 @@ impl Guest {
     /// # Errors
     /// What is in the way. It goes on where it was then.
     pub fn move_to(&mut self, to: &Rig, vm: u32, emptied: bool) -> Result<u64, DeviceError> {
-        let bare = Settings { apertures: Apertures::Trapped, ..self.settings.clone() };
-        let (device, there) = MediatedVm::build(&to.host, VmId(vm), &bare, &self.link)?;
+        let (device, there) = MediatedVm::build(&to.host, VmId(vm), &self.settings, &self.link)?;
         let from = Arc::clone(self.backend.host());
         if emptied {
             from.empty(self.backend.id());

@@ -33,8 +33,6 @@ pub(super) struct Core {
     pub(super) alarm: Option<u64>,
     /// Channels that are to be rung once the card goes on.
     pub(super) rung: Rung,
-    /// It is written down, for another card: doorbells that are no messages are looked for there.
-    pub(super) frozen: bool,
     /// The VM goes on, on another card: nothing that happens here is for its guest any more.
     pub(super) gone: bool,
     pub(super) board: Arc<Board>,
@@ -194,10 +192,6 @@ impl MediatedVm {
     /// Looks for doorbells under mapped apertures, as long as there may be any. `false` when there are none.
     fn poll(&self) -> bool {
         let core = &mut *self.core();
-        if core.frozen {
-            core.polls = !core.gone;
-            return core.polls;
-        }
         core.polls = core.backend.work().polled().next().is_some();
         if core.polls {
             core.backend.poll();
@@ -207,7 +201,7 @@ impl MediatedVm {
     }
 
     /// Starts to look for doorbells under mapped apertures, where there are any and nobody does.
-    pub(super) fn start_polling(this: &Arc<Self>, core: &mut Core) {
+    fn start_polling(this: &Arc<Self>, core: &mut Core) {
         if core.polls || core.backend.work().polled().next().is_none() {
             return;
         }
@@ -227,16 +221,7 @@ impl MediatedVm {
 impl Core {
     /// Of its parts.
     pub(super) fn new(gpu: VGpu, backend: Backend, board: &Arc<Board>) -> Self {
-        Self {
-            gpu,
-            backend,
-            polls: false,
-            alarm: None,
-            rung: Rung::new(),
-            frozen: false,
-            gone: false,
-            board: Arc::clone(board),
-        }
+        Self { gpu, backend, polls: false, alarm: None, rung: Rung::new(), gone: false, board: Arc::clone(board) }
     }
 
     /// Takes everything of the guest's driver off the card. What lived under mapped apertures is lost.

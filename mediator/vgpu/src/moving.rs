@@ -6,13 +6,11 @@
 
 use super::backend::SavedBackend;
 use super::device::{Core, MediatedVm, Settings};
-use super::memory::Remap;
 use card_state::SavedVm;
 use devmodel::VGpu;
 use nvspec::addr::GuestVramAddr;
 use owner::{Departing, HostError, Suspended};
 use pv::Tables;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time between two tries at what has not come to rest.
@@ -32,15 +30,8 @@ impl MediatedVm {
     ///
     /// # Errors
     /// What is in the way: this VM goes on here then, and `there` is to be released.
-    pub fn move_to(&self, there: &Arc<Self>, settings: &Settings, limit: Duration) -> Result<u64, HostError> {
-        let moved = self.carried(there, settings, limit);
-        if moved.is_err() {
-            self.core().frozen = false;
-        }
-        moved
-    }
-
-    fn carried(&self, there: &Arc<Self>, settings: &Settings, limit: Duration) -> Result<u64, HostError> {
+    pub fn move_to(&self, there: &Self, settings: &Settings, limit: Duration) -> Result<u64, HostError> {
+        self.check_movable()?;
         let suspended = self.host().suspend(self.vm, limit)?;
         // The client may have lent other memory since.
         there.await_arrival()?;
@@ -52,14 +43,8 @@ impl MediatedVm {
             }
         };
         let bytes = suspended.copy_memory(there.host(), there.vm)?;
-        let remap = self.core().backend.remap().on(there.host())?;
-        there.arrive(travelling, remap, settings)?;
-        {
-            let core = &mut *self.core();
-            core.gone = true;
-            // What the client maps is the other's: nothing is written there from here.
-            std::mem::take(core.backend.remap_mut()).close(self.host());
-        }
+        there.arrive(travelling, settings)?;
+        self.core().gone = true;
         // While it is suspended: nothing of it runs any more.
         if let Err(error) = self.release() {
             tracing::error!(vm = %self.vm, %error, "the card keeps something of a VM that has left it");
@@ -77,10 +62,9 @@ impl MediatedVm {
         // What has come for it is taken up when the lock is let go.
         drop(self.core());
         // In one hold: work that comes in between would be in neither part.
-        let core = &mut *self.core();
+        let core = self.core();
         let (vm, side) = core.write_down()?;
         let departing = suspended.depart()?;
-        core.frozen = true;
         Ok(Travelling { vm, side, departing })
     }
 
@@ -103,12 +87,7 @@ impl MediatedVm {
     /// # Errors
     /// When it is none that there can be on this card, or the card lacks something for it. It is to be [released](Self::release)
     /// then.
-    fn arrive(
-        self: &Arc<Self>,
-        Travelling { vm, side, departing }: Travelling,
-        mut remap: Remap,
-        settings: &Settings,
-    ) -> Result<(), HostError> {
+    fn arrive(&self, Travelling { vm, side, departing }: Travelling, settings: &Settings) -> Result<(), HostError> {
         {
             let core = &mut *self.core();
             let Core { gpu, backend, rung, .. } = core;
@@ -119,12 +98,10 @@ impl MediatedVm {
             let tables = tables.map(|tables| Tables::restored(tables, base, table_bytes)).transpose()?;
             let made = VGpu::restored(registers, config)?;
             let pv = settings.paravirtual.as_ref().map(|pv| (pv, settings.share.channels));
-            *rung = backend.arrive(side, (spaces, tables), departing, pv).inspect_err(|_| remap.close(self.host()))?;
+            *rung = backend.arrive(side, (spaces, tables), departing, pv)?;
             *gpu = made;
-            backend.take_apertures(remap);
             backend.prepare_all()?;
             core.arm();
-            Self::start_polling(self, core);
         }
         {
             let mut state = self.host().lock();

@@ -80,7 +80,7 @@ impl MediatedVm {
 }
 
 impl Core {
-    /// Writes the VM down, but for apertures that its client maps.
+    /// Writes the VM down, of which no aperture is mapped.
     ///
     /// # Errors
     /// [`HostError::Unsettled`] when something of it is under way.
@@ -93,8 +93,6 @@ impl Core {
             // It is set anew.
             alarm: _,
             rung,
-            // It goes on where it is written down for.
-            frozen: _,
             gone: _,
             board: _,
         } = self;

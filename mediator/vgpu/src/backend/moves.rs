@@ -1,7 +1,7 @@
 //! Moves pages of guest VRAM to where the guest's aperture tables put them, and back: what the books (`remap`) say.
 
 use super::VmBackend;
-use crate::memory::{Moves, Remap, Slot, Want, ranges};
+use crate::memory::{Moves, Slot, Want, ranges};
 use devmodel::backend::{Aperture, Backend};
 use nvspec::addr::{GuestVramAddr, Place, SMALL_PAGE};
 use nvspec::fifo::VirtualChannelId;
@@ -194,21 +194,6 @@ impl VmBackend {
         let remap = self.memory.grants().remap();
         for (channel, slot) in self.work.choose_polled(|page| remap.home(page)) {
             PROGRESS.iter().for_each(|offset| self.show(channel, slot, *offset));
-        }
-    }
-
-    /// Goes on with apertures that the client has mapped while the VM was on another card: what lives there is written unseen, and
-    /// doorbells that were rung there since are found by the next look.
-    pub(crate) fn take_apertures(&mut self, remap: Remap) {
-        *self.remap_mut() = remap;
-        for page in self.remap().residents().collect::<Vec<_>>() {
-            self.memory.unseen(GuestVramAddr(u64::from(page) * SMALL_PAGE), true);
-        }
-        let remap = self.memory.grants().remap();
-        for (channel, _slot) in self.work.choose_polled(|page| remap.home(page)) {
-            let mut word = [0; 4];
-            self.userd_read(channel, userd::GP_PUT, &mut word);
-            self.work.see_put(channel, u32::from_le_bytes(word));
         }
     }
 

@@ -132,33 +132,6 @@ impl Remap {
         Ok(this)
     }
 
-    /// The same apertures for a VM that goes on with another card: the client has them mapped still, and what lives there stays
-    /// there.
-    ///
-    /// # Errors
-    /// When that card has no I/O addresses for them.
-    pub(crate) fn on(&self, host: &HostCard) -> Result<Self, HostError> {
-        let Self { windows, homes, waiting, closing: _, warned, stale: _, counts } = self;
-        let (homes, waiting) = (homes.clone(), waiting.clone());
-        let mut this = Self { homes, waiting, warned: *warned, counts: *counts, ..Self::default() };
-        for (to, from) in this.windows.iter_mut().zip(windows) {
-            let Some(Window { memory, first, wants }) = from else { continue };
-            match memory.on(host) {
-                Ok(memory) => *to = Some(Window { memory, first: *first, wants: wants.clone() }),
-                Err(error) => {
-                    this.close(host);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(this)
-    }
-
-    /// Pages of guest VRAM that live there.
-    pub(crate) fn residents(&self) -> impl Iterator<Item = u32> {
-        self.homes.keys().copied()
-    }
-
     /// Returns whether the VMM maps any.
     pub(crate) fn is_open(&self) -> bool {
         self.windows.iter().any(Option::is_some)

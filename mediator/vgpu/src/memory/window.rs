@@ -33,15 +33,14 @@ impl WindowMemory {
             .map_err(|error| HostError::host("no mapping of an aperture's memory", io::Error::other(error)))?;
         let region = MmapRegion::from_file(FileOffset::new(File::from(own), start), size)
             .map_err(|error| HostError::host("no mapping of an aperture's memory", io::Error::other(error)))?;
-        let area = MmapArea { offset: start, size: end - start };
-        Self { file: Arc::new(file), region: Arc::new(region), area, iova: Iova(0) }.on(host)
-    }
-
-    /// The same memory, mapped for another card as well: what lives in it stays where it is.
-    pub(crate) fn on(&self, host: &HostCard) -> Result<Self, HostError> {
-        let (file, region, size) = (Arc::clone(&self.file), Arc::clone(&self.region), self.area.size);
-        let iova = host.lock().iova_mut().allocate(size, 0).ok_or(HostError::OutOfIova { len: size })?;
-        let window = Self { file, region, area: self.area, iova };
+        let mut window = Self {
+            file: Arc::new(file),
+            region: Arc::new(region),
+            area: MmapArea { offset: start, size: end - start },
+            iova: Iova(0),
+        };
+        let size = window.area.size;
+        window.iova = host.lock().iova_mut().allocate(size, 0).ok_or(HostError::OutOfIova { len: size })?;
         if let Err(error) = window.lend(host) {
             host.lock().iova_mut().free(window.iova);
             return Err(error);

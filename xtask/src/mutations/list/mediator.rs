@@ -436,15 +436,6 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         tests: "moving::nothing",
     },
     Mutation {
-        name: "move-apertures",
-        what: "a doorbell under an aperture that the client maps rings on the card that the VM has come to",
-        package: "vgpu",
-        file: "mediator/vgpu/src/backend/moves.rs",
-        from: "            self.userd_read(channel, userd::GP_PUT, &mut word);\n            self.work.see_put",
-        to: "            self.show(channel, _slot, userd::GP_PUT);\n            self.work.see_put",
-        tests: "remap::mapped_apertures_go_along",
-    },
-    Mutation {
         name: "fault-reset",
         what: "an engine that stopped on a fault is reset, since acknowledging the error does not mend it",
         package: "vgpu",
