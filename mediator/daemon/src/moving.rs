@@ -122,6 +122,11 @@ impl Daemon {
             return Err(no(&error));
         }
         let left = host.empty(here.id());
+        let announced = to.backend.mediated().map(|there| host.announce(here.id(), &there, awaiting.vm.id()));
+        if let Some(Err(error)) = announced {
+            given_up(awaiting);
+            return Err(no(&error));
+        }
         let began = Instant::now();
         running.park();
         let rest = match running.rested(Some(began + REST_LIMIT)) {

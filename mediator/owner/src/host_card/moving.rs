@@ -27,7 +27,7 @@ const BATCH_BYTES: u64 = 8 << 20;
 /// Times that what is on the card again, or new there, is looked for.
 const ROUNDS: u32 = 3;
 /// Bytes that are copied with a card's lock held once.
-const PIECE: u64 = 64 << 10;
+const PIECE: u64 = 256 << 10;
 
 /// Channels and strikes of a VM, which go along with it beside what is its own and its memory.
 #[derive(Debug)]
@@ -78,6 +78,15 @@ impl HostCard {
             }
         }
         left
+    }
+
+    /// Has card `to` find places for the memory of a VM, which is VM `its` there, while the VM works on.
+    ///
+    /// # Errors
+    /// When the other card has no room.
+    pub fn announce(&self, vm: VmId, to: &HostCard, its: VmId) -> Result<(), HostError> {
+        let chunks = self.lock().chunks_of(vm);
+        chunks.into_iter().try_for_each(|at| to.receive(its, at).map(drop))
     }
 
     /// A VM does not leave: its memory may come back to the card.
@@ -147,7 +156,7 @@ impl Suspended<'_> {
     /// # Errors
     /// When the other card has no room, or one of them does not answer.
     pub fn copy_memory(&self, to: &HostCard, its: VmId) -> Result<u64, HostError> {
-        let chunks = self.chunks();
+        let chunks = self.host.lock().chunks_of(self.vm);
         let here = self.host.lock().chunk_bytes();
         let there = to.lock().chunk_bytes();
         let mut data = vec![0; PIECE.min(here).min(there) as usize];
@@ -170,15 +179,6 @@ impl Suspended<'_> {
         }
         Ok(copied)
     }
-
-    /// Begins of the VM's chunks that have a place.
-    fn chunks(&self) -> Vec<GuestAddr> {
-        let state = self.host.lock();
-        let chunks = &state.vram().chunks;
-        let advertised = chunks.vms().find(|(vm, _)| *vm == self.vm).map_or(0, |(_, account)| account.advertised);
-        let all = (0..advertised).map(|index| chunks.guest_address(index));
-        all.filter(|at| chunks.is_placed(self.vm, *at) == Some(true)).collect()
-    }
 }
 
 impl Drop for Suspended<'_> {
@@ -197,23 +197,28 @@ impl HostCard {
             return Ok(place);
         }
         let mut tier = Tier::Host;
-        loop {
+        let place = loop {
             let state = &mut *self.lock();
             let vram = state.vram_mut();
             let index = vram.chunks.index(vm, at).ok_or(vram::Error::NoSuchVm(vm))?;
             match vram.chunks.receive(vm, index, tier) {
-                Ok(place) => {
-                    if let Place::Host(slot) = place {
-                        vram.pinned.fill(slot)?;
-                    }
-                    let place = state.place_of(vm, at);
-                    return place.ok_or(HostError::Unsettled("a chunk has lost its place"));
-                }
+                Ok(place) => break place,
                 Err(vram::Error::NeedsScrub { .. }) if vram.scrub_piece()? => {}
                 Err(vram::Error::Full { .. }) if tier == Tier::Host => tier = Tier::Card,
                 Err(error) => return Err(error.into()),
             }
+        };
+        if let Place::Host(slot) = place {
+            // The host finds pages with the card's lock free.
+            let wanted = self.lock().vram().pinned.lacks(slot);
+            if let Some(wanted) = wanted {
+                let memory = wanted.find()?;
+                self.lock().vram_mut().pinned.give(slot, memory)?;
+            }
+            self.lock().vram_mut().pinned.fill(slot)?;
         }
+        let place = self.lock().place_of(vm, at);
+        place.ok_or(HostError::Unsettled("a chunk has lost its place"))
     }
 }
 
@@ -238,6 +243,14 @@ impl HostState {
         self.look_at_departures();
         let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
         (!left.is_empty() || self.work.departures().any_leaving(Some(vm))).then_some(left)
+    }
+
+    /// Begins of a VM's chunks that have a place.
+    fn chunks_of(&self, of: VmId) -> Vec<GuestAddr> {
+        let chunks = &self.vram().chunks;
+        let advertised = chunks.vms().find(|(vm, _)| *vm == of).map_or(0, |(_, account)| account.advertised);
+        let all = (0..advertised).map(|index| chunks.guest_address(index));
+        all.filter(|at| chunks.is_placed(of, *at) == Some(true)).collect()
     }
 
     fn chunk_bytes(&self) -> u64 {
