@@ -53,13 +53,6 @@ pub enum MoveError {
     Invalid(#[from] Invalid),
 }
 
-impl Moving {
-    /// The shadow directories that the channels had, each once for each channel.
-    pub fn directories(&self) -> impl Iterator<Item = VramAddr> {
-        self.channels.iter().map(|channel| VramAddr(channel.bound.directory))
-    }
-}
-
 impl Channels {
     /// Copies a VM's channels, for another card, with what this one holds of them. Nothing changes here. The VM is paused, and off
     /// the engines; `None` while a channel is still to leave them, or the guest's runlist is not in force.

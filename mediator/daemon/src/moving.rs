@@ -25,10 +25,11 @@ const MIB: u64 = 1 << 20;
 
 /// A move that is to be made.
 struct Plan<'a> {
-    /// The virtual machine as it is, and as it is to be.
+    /// The virtual machine as it is.
     running: Arc<Running>,
     from: &'a Card,
     to: &'a Card,
+    /// Its settings on the card that it is to have.
     spec: VmSpec,
 }
 
@@ -82,11 +83,16 @@ impl Daemon {
         Ok(Plan { running, from, to, spec })
     }
 
-    /// Takes a virtual machine out, whose card has failed, and adds it to another.
+    /// Takes a virtual machine out that has failed, or whose card has, and adds it to another.
     fn place_anew(&self, name: &str, spec: VmSpec) -> Result<(), DaemonError> {
+        let to = spec.card.clone();
         self.take_out(name, None)?;
-        let spec = self.reserve(spec, None, Arrival::New)?;
-        self.fill(&spec).map(drop)
+        let added = self.reserve(spec, None, Arrival::New).and_then(|spec| self.fill(&spec));
+        added.map(drop).map_err(|error| {
+            DaemonError::Failed(format!(
+                "VM `{name}` had failed and was taken out, but cannot be added to card `{to}`; see to this and add it again: {error}"
+            ))
+        })
     }
 
     /// Has a virtual machine go on with another card. Returns for how long it waited, and how many bytes were copied meanwhile or

@@ -37,13 +37,6 @@ pub struct Departing {
     strikes: u32,
 }
 
-impl Departing {
-    /// The shadow directories of its channels on the card that it leaves.
-    pub fn directories(&self) -> impl Iterator<Item = VramAddr> {
-        self.channels.directories()
-    }
-}
-
 /// A VM whose work stands still, and whose memory does not move, while this lives.
 #[must_use = "the VM goes on when this is dropped"]
 pub struct Suspended<'a> {

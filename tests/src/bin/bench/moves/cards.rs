@@ -24,7 +24,7 @@ const MOST_BYTES: f64 = 1.3;
 const BASELINE_MIB: u64 = 64;
 const BASELINES: usize = 9;
 
-/// MiB per second at which this processor copies memory that it has just found, one copy of a chunk after the other.
+/// MiB per second at which this processor copies memory that the host has found already.
 fn copy_rate() -> f64 {
     let from = vec![0x5a_u8; (BASELINE_MIB * MIB) as usize];
     let rates: Vec<f64> = (0..BASELINES)
