@@ -18,7 +18,8 @@ use super::{Card, Daemon, DaemonError, Life, memory};
 // TIMEOUT: a request that is half done, or a write that waits for memory, which has a second.
 const REST_LIMIT: Duration = Duration::from_secs(5);
 /// Time that its work may take to leave the engines, before what stays is treated as a hang.
-// TIMEOUT: as for an upgrade. Work of a guest that computes is over in milliseconds, or is longer than guests' drivers wait.
+// TIMEOUT: twice what an upgrade gives, since nobody but the VM waits. Work of a guest that computes is over in milliseconds, or is
+// longer than guests' drivers wait.
 const STILL_LIMIT: Duration = Duration::from_secs(2);
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
