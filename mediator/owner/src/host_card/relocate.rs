@@ -108,9 +108,11 @@ impl HostCard {
         let (mut moves, mut rebooked) = (Vec::new(), 0);
         for step in steps.iter().copied().filter(|step| step.vm == vm) {
             let begun = loop {
-                let begun = self.lock().vram_mut().chunks.start(step);
-                match begun {
-                    Err(vram::Error::NeedsScrub { .. }) if self.lock().vram_mut().scrub_piece().unwrap_or(false) => {}
+                // In one hold: between two, another may scrub the last that there is to scrub.
+                let state = &mut *self.lock();
+                let vram = state.vram_mut();
+                match vram.chunks.start(step) {
+                    Err(vram::Error::NeedsScrub { .. }) if vram.scrub_piece().unwrap_or(false) => {}
                     begun => break begun,
                 }
             };

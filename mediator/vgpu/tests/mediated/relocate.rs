@@ -5,6 +5,7 @@ use owner::{Division, Relocated, Sharing};
 use rig::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
 use rig::{Rig, settings, sharing};
 use simgpu::Config;
+use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu::Settings;
 use vram::{Limits, Step, To, VmId};
 
@@ -81,6 +82,27 @@ fn everything_that_a_guest_has_moves_and_the_gpu_and_the_cpu_find_it() {
     driver.guest.remove().unwrap();
     let after = usage(&rig);
     assert_eq!((after.2, in_host(&rig)), (0, 0), "{before:?}");
+}
+
+#[test]
+fn a_place_that_another_scrubs_meanwhile_is_taken() {
+    // Host memory for one VM: what comes there waits for what was there to be scrubbed.
+    let rig = rig_of(2 * MIB, CARD_MIB, 16);
+    let mut driver = driver_of(&rig, 0, 16);
+    let channel = driver.channel(1);
+    driver.buffer(&channel, A, 3000, 1);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Acquire) {
+                rig.host.scrub();
+            }
+        });
+        let moved = |round| move_all(&rig, 0, if round % 2 == 0 { To::Host } else { To::Card }).moved;
+        let moved: Vec<u32> = (0..200).map(moved).collect();
+        stop.store(true, Ordering::Release);
+        assert!(moved[0] > 1 && moved.iter().all(|chunks| *chunks == moved[0]), "{moved:?}");
+    });
 }
 
 /// A small generator: tests are the same each time.
