@@ -151,7 +151,9 @@ fn a_tenant_gets_what_it_may_have_and_is_told_so() {
     assert!(rig.tenant(&["look"]).starts_with("free=60 total=60 device=60"), "memory information is the tenant's");
     // Ten times six: more than the part of it that lies on the card.
     assert_eq!(rig.tenant(&["fill"]), "60");
-    assert!(rig.plain(&["look"]).starts_with("free=256"), "all is free again when the program has ended");
+    // The owner hears of the program's end by the socket, and frees what it had.
+    let free = (0..1000).any(|_| rig.plain(&["look"]).starts_with("free=256"));
+    assert!(free, "all is free again when the program has ended");
     assert_eq!(owner.counts()["refused"], 1);
 }
 
