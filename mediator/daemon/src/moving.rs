@@ -145,10 +145,14 @@ impl Daemon {
             }
         };
         match here.move_to(&awaiting.vm, &awaiting.settings, STILL_LIMIT) {
-            Ok(bytes) => {
+            Ok(moved) => {
                 let Awaiting { device, vm, .. } = awaiting;
                 self.goes_on(name, (running, rest), spec, Built { device, backend: vm })?;
-                Ok((began.elapsed(), bytes.max(left)))
+                let pause = began.elapsed();
+                let bytes = moved.bytes;
+                // Nobody waits for what the other card scrubs.
+                drop(moved);
+                Ok((pause, bytes.max(left)))
             }
             Err(error) => {
                 given_up(awaiting);

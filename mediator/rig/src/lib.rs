@@ -334,8 +334,8 @@ impl Guest {
         if emptied {
             from.empty(self.backend.id());
         }
-        let moved = there.await_arrival().and_then(|()| self.backend.move_to(&there, &self.settings, LONG));
-        match moved {
+        let left = there.await_arrival().and_then(|()| self.backend.move_to(&there, &self.settings, LONG));
+        match left.map(|left| left.bytes) {
             Ok(bytes) => {
                 (self.device, self.backend) = (device, there);
                 Ok(bytes)

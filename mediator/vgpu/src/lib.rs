@@ -27,6 +27,7 @@ mod write_wait;
 
 pub use self::pv::PvSettings;
 pub use device::{MediatedDevice, MediatedVm, Settings};
+pub use moving::Left;
 pub use saved::SavedSide;
 pub use status::{DeniedAccess, DeviceError, DeviceStatus, InterruptKind};
 

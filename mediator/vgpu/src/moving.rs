@@ -24,13 +24,32 @@ struct Travelling {
     departing: Departing,
 }
 
+/// A VM that has gone to another card, which goes on there already. When this is dropped, the card that it has left releases what it
+/// still has of it, which takes long: memory is scrubbed.
+#[must_use = "the card that was left scrubs the VM's memory when this is dropped"]
+pub struct Left<'a> {
+    vm: &'a MediatedVm,
+    /// Nothing of it runs here any more.
+    _suspended: Suspended<'a>,
+    /// Bytes of memory that were copied.
+    pub bytes: u64,
+}
+
+impl Drop for Left<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.vm.release() {
+            tracing::error!(vm = %self.vm.vm, %error, "the card keeps something of a VM that has left it");
+        }
+    }
+}
+
 impl MediatedVm {
-    /// Has `there`, which awaits it on another card, go on as this VM, and releases this one. Nobody serves either. A channel that
-    /// does not leave its engines within `limit` is killed, as a hang is. Returns the bytes of memory that were copied.
+    /// Has `there`, which awaits it on another card, go on as this VM. Nobody serves either. A channel that does not leave its engines
+    /// within `limit` is killed, as a hang is. `there` may be served before what is returned is dropped.
     ///
     /// # Errors
     /// What is in the way: this VM goes on here then, and `there` is to be released.
-    pub fn move_to(&self, there: &Self, settings: &Settings, limit: Duration) -> Result<u64, HostError> {
+    pub fn move_to(&self, there: &Self, settings: &Settings, limit: Duration) -> Result<Left<'_>, HostError> {
         self.check_movable()?;
         let suspended = self.host().suspend(self.vm, limit)?;
         // The client may have lent other memory since.
@@ -45,12 +64,7 @@ impl MediatedVm {
         let bytes = suspended.copy_memory(there.host(), there.vm)?;
         there.arrive(travelling, settings)?;
         self.core().gone = true;
-        // While it is suspended: nothing of it runs any more.
-        if let Err(error) = self.release() {
-            tracing::error!(vm = %self.vm, %error, "the card keeps something of a VM that has left it");
-        }
-        drop(suspended);
-        Ok(bytes)
+        Ok(Left { vm: self, _suspended: suspended, bytes })
     }
 
     /// Writes the VM down, which is suspended, and which nobody serves.
