@@ -56,7 +56,7 @@ fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     }
 }
 
-/// How often the judged policy is within its target whatever the optimum is between its bounds, and how often beyond.
+/// Counts of cards on which the judged policy is within its target whatever the optimum is between its bounds, or beyond.
 #[derive(Debug, Default)]
 struct Verdicts {
     all: u32,

@@ -28,7 +28,7 @@ pub(super) struct Optimum {
     pub(super) reached: u64,
 }
 
-/// When each chunk is used, by the numbers of pieces.
+/// Uses of each chunk, by the numbers of pieces.
 struct Uses(BTreeMap<Chunk, Vec<usize>>);
 
 impl Uses {

@@ -15,7 +15,7 @@ use super::trace::{Step, Submission, Trace};
 /// Chunks that a VM may have at most.
 const CHUNKS_MAX: u32 = 1024;
 
-/// What a policy is told of what is used.
+/// Uses that a policy is told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sees {
     /// What the mediator sees: what submissions name, and the CPU.
@@ -33,7 +33,7 @@ pub(super) struct Contender {
     pub(super) sees: Sees,
 }
 
-/// What is known of a program before it runs, from a run of it with other input.
+/// Knowledge of a program before it runs, from a run of it with other input.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
     /// Bytes that were moved from and to each chunk.

@@ -94,7 +94,7 @@ impl Recorder<'_> {
         touched.into_iter().filter(|(vm, _)| *vm == VM).map(|(_, chunk)| chunk as u32).collect()
     }
 
-    /// Whose the blocks of the card are.
+    /// Owners of the card's blocks.
     fn chunks_by_block(&self) -> BTreeMap<u64, u32> {
         let state = self.rig.host.lock();
         let chunks = &state.vram().chunks;
