@@ -32,7 +32,7 @@ pub(super) struct Log(Mutex<Option<State>>);
 #[derive(Debug, Default)]
 struct State {
     ended: Vec<Touches>,
-    /// What is under way.
+    /// The piece under way.
     open: Touches,
 }
 

@@ -1,4 +1,4 @@
-//! Which chunk gives way: the victim policies against the least that can be copied, on what workloads really use.
+//! Compares the victim policies with the least that can be copied, on what workloads really use of their memory.
 //!
 //! Traces are [recorded](trace) by each run. Parts: `single`, `pair` and `mixed`, in which all that work uses has to be on the card,
 //! so that chunks come and go; and `placed`, as the mediator does it with guests on a card without faults: what does not fit is

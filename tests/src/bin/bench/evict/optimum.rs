@@ -1,4 +1,4 @@
-//! What no policy can be better than, computed with the whole trace known.
+//! Bounds what no policy can be better than, with the whole trace known.
 //!
 //! Belady's rule, to give up what is used again last, copies the fewest chunks in; it knows nothing of what has to be copied out.
 //! To find the least of both together is NP-hard (Beckmann, Gibbons, Haeupler, McGuffey: *Writeback-Aware Caching*, 2020), so it is

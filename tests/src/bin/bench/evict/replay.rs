@@ -18,7 +18,7 @@ const CHUNKS_MAX: u32 = 1024;
 /// Uses that a policy is told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sees {
-    /// What the mediator sees: what submissions name, and the CPU.
+    /// Uses that the mediator sees: what submissions name, and the CPU.
     Named,
     /// All, as of a card that kept reference bits.
     All,
@@ -38,7 +38,7 @@ pub(super) struct Contender {
 pub(super) struct Known {
     /// Bytes that were moved from and to each chunk.
     accesses: BTreeMap<u32, u64>,
-    /// What its owner would say of its buffers: those with more accesses for their size before those with less.
+    /// Priorities that its owner would give its buffers: those with more accesses for their size before those with less.
     priorities: BTreeMap<u32, u8>,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct Instance<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
     pub(super) vm: usize,
-    /// What it names, if it is the first of its submission.
+    /// Chunks that it names, if it is the first of its submission.
     pub(super) seen: Option<&'a BTreeSet<u32>>,
     pub(super) step: &'a Step,
 }
@@ -133,7 +133,7 @@ pub(super) struct Memory {
     on_card: Vec<BTreeSet<u32>>,
     dirty: BTreeSet<(usize, u32)>,
     born: BTreeSet<(usize, u32)>,
-    /// When each came, by the number of the piece.
+    /// Arrival of each, by the number of the piece.
     came: BTreeMap<(usize, u32), u64>,
     pieces: u64,
     copied: Copied,

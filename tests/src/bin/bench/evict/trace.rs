@@ -1,4 +1,4 @@
-//! What a workload uses of its memory, in order: recorded while it runs as a mediated guest on a card with room for all.
+//! Records what a workload uses of its memory, in order, while it runs as a mediated guest on a card with room for all.
 //!
 //! The card tells which blocks its engines touch, piece by piece of their work ([`simgpu::SimGpu::take_touches`]); the mediator's
 //! chunk table says whose chunks these are, and its own watch which chunks it has seen used: what submissions name, and what
