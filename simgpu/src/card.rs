@@ -4,7 +4,7 @@ use crate::clock::{Clock, TimeModel};
 use crate::faults::Fault;
 use crate::fifo::FifoCounters;
 use crate::gpu::Gpu;
-use crate::memory::{Memory, Vram, VramError};
+use crate::memory::{Memory, Touches, Vram, VramError};
 use crate::mmu::{Client, Mmu, TlbCounters};
 use crate::saved::{SavedCard, Unrest};
 use crate::thread::{Shared, Worker};
@@ -271,6 +271,13 @@ impl SimGpu {
     #[must_use]
     pub fn interrupt_level(&self) -> bool {
         self.shared.gpu.lock().line.level()
+    }
+
+    /// Returns what engines and kernels touched of VRAM since the last call, in order, on a card with [`Config::profile`]; the first
+    /// call begins. With one thread that executes kernels it is the same each time.
+    #[must_use]
+    pub fn take_touches(&self) -> Vec<Touches> {
+        self.memory.take_touches()
     }
 
     fn bar_size(&self, aperture: Aperture) -> u64 {

@@ -44,13 +44,16 @@ pub struct CardConfig {
     pub division: Division,
     /// How long work takes.
     pub time: Option<TimeModel>,
+    /// It says what its engines touch, in order ([`simgpu::SimGpu::take_touches`]): one thread executes kernels, so that it is the
+    /// same each time.
+    pub traced: bool,
 }
 
 impl CardConfig {
     /// Chunks of 2 MiB, and work that takes no time.
     #[must_use]
     pub fn new(card_mib: u64, host_mib: u64) -> Self {
-        Self { card_mib, host_mib, chunk_bytes: 2 * MIB, division: Division::default(), time: None }
+        Self { card_mib, host_mib, chunk_bytes: 2 * MIB, division: Division::default(), time: None, traced: false }
     }
 
     /// Brings the card up.
@@ -69,7 +72,9 @@ impl CardConfig {
             division: self.division,
             ..sharing()
         };
-        let config = simgpu::Config { vram_mib, time: self.time, ..simgpu::Config::default() };
+        let (profile, compute_workers) = (self.traced, self.traced.then_some(0));
+        let config =
+            simgpu::Config { vram_mib, time: self.time, profile, compute_workers, ..simgpu::Config::default() };
         Ok(Rig::made(&config, &sharing, |card| card))
     }
 }

@@ -13,7 +13,7 @@ use crate::run::{cargo, shown, target};
 pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
 
 /// Benchmarks that boot nothing: no image and no daemon is made for them.
-const WITHOUT_GUESTS: [&str; 5] = ["shadow", "compute", "sched-sim", "swap", "lockhold"];
+const WITHOUT_GUESTS: [&str; 6] = ["shadow", "compute", "sched-sim", "swap", "evict", "lockhold"];
 
 /// Starts to make all that guests need. A part of the time goes to waiting for servers.
 pub fn images() -> Background {

@@ -2,7 +2,7 @@
 //!
 //! Parts: [`Vram`], one sparse mapping; [`Sysmem`], the table of I/O virtual addresses; [`Memory`], both behind one
 //! address type; [`View`], the same with the table held, for many accesses in a row; `posted`, writes that are under way;
-//! `profile`, how often engines touch which part of it.
+//! `profile`, how often engines touch which part of it, and [`Touches`], in which order.
 //!
 //! All accesses are volatile: other processes and CPUs write the same memory. Aligned 32-bit and 64-bit accesses are
 //! single and atomic, which is what semaphores and page table entries need.
@@ -12,6 +12,7 @@
 //!
 //! Not modelled: caches (accesses to VRAM and host memory are coherent at once), memory of other cards, ECC.
 
+mod log;
 mod posted;
 mod profile;
 mod sysmem;
@@ -20,6 +21,7 @@ mod tests;
 mod vram;
 
 use card::AccessCounts;
+use log::Log;
 use nvspec::addr::{Iova, SMALL_PAGE, Target, VramAddr};
 use nvspec::mmu::{PteAperture, TableTarget};
 use posted::Posted;
@@ -28,6 +30,7 @@ use std::cell::OnceCell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
 
+pub use log::{Touched, Touches};
 pub use sysmem::{Sysmem, SysmemView};
 pub use vram::{VRAM_MAX, VRAM_MIN, Vram, VramError};
 
@@ -135,7 +138,7 @@ pub struct Memory {
     pub sysmem: Sysmem,
     lost: AtomicU64,
     posted: Posted,
-    profile: Option<Profile>,
+    profile: Option<(Profile, Log)>,
 }
 
 impl Memory {
@@ -148,14 +151,14 @@ impl Memory {
     /// The same, and it counts how often engines touch which part.
     #[must_use]
     pub fn profiled(vram: Vram) -> Self {
-        let profile = Some(Profile::new(vram.size()));
+        let profile = Some((Profile::new(vram.size()), Log::default()));
         Self { profile, ..Self::new(vram) }
     }
 
     /// Returns how often engines touched which part since the last call with `reset`, if that is counted.
     #[must_use]
     pub fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
-        self.profile.as_ref().map(|profile| profile.read(reset))
+        self.profile.as_ref().map(|(profile, _)| profile.read(reset))
     }
 
     /// Returns whether that is counted.
@@ -163,10 +166,24 @@ impl Memory {
         self.profile.is_some()
     }
 
-    /// An engine moved that many bytes from or to the page at `address`.
-    pub(crate) fn count_moved(&self, address: BusAddr, bytes: u64) {
-        if let Some(profile) = &self.profile {
+    /// Returns what engines touched since the last call, in order, if that is counted; the first call begins.
+    #[must_use]
+    pub fn take_touches(&self) -> Vec<Touches> {
+        self.profile.as_ref().map_or_else(Vec::new, |(_, log)| log.take())
+    }
+
+    /// An engine moved that many bytes to the page at `address`, a write, or from it.
+    pub(crate) fn count_moved(&self, address: BusAddr, bytes: u64, write: bool) {
+        if let Some((profile, log)) = &self.profile {
             profile.add(address, bytes);
+            log.add(address, bytes, write);
+        }
+    }
+
+    /// An engine has done a little of its work.
+    pub(crate) fn end_touches(&self) {
+        if let Some((_, log)) = &self.profile {
+            log.end();
         }
     }
 

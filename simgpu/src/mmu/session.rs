@@ -127,6 +127,7 @@ impl<'a> Session<'a> {
     pub fn take_bus_bytes(&mut self) -> u64 {
         self.sort(false);
         self.sort(true);
+        self.view.memory().end_touches();
         std::mem::take(&mut self.bus_bytes)
     }
 
@@ -141,7 +142,7 @@ impl<'a> Session<'a> {
         if let BusAddr::System(_) = address {
             self.bus_bytes += moved;
         }
-        self.view.memory().count_moved(address, moved);
+        self.view.memory().count_moved(address, moved, write);
     }
 
     /// Writes to host memory that are under way arrive, whoever made them.

@@ -3,6 +3,7 @@
 use super::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, release, small, words};
 use super::kernels::{ADD, BANK, DATA, launch, prepare, query, set_up};
 use crate::Config;
+use crate::memory::{Touched as Moved, Touches};
 use card::{AccessCounts, Card};
 
 const A: u64 = 0x100_0000;
@@ -106,4 +107,27 @@ fn accesses_that_nothing_answers_are_counted_in_no_block_of_vram() {
     let (vram, system) = touched(&driver.card.access_counts(true).expect("a profile"));
     assert_eq!(vram.iter().map(|(_, count)| count).sum::<u64>(), 4 * BURSTS, "{vram:?}");
     assert_eq!(system, [((1 << 40) - BLOCK, BURSTS)]);
+}
+
+#[test]
+fn touches_are_told_in_order_from_the_first_call_on() {
+    let mut driver = Driver::new(&Config { profile: true, compute_workers: Some(0), ..small() });
+    let mut channel = driver.only_channel(1);
+    let (from, to) = (across_blocks(&mut driver, &channel, A), across_blocks(&mut driver, &channel, B));
+    let page = |driver: &mut Driver, channel: &mut Channel, index: u64| {
+        driver.push(channel, &words(&[object(CE0), ce_copy(A + index * PAGE, B + index * PAGE, 1)]));
+        driver.settle();
+    };
+    page(&mut driver, &mut channel, 0);
+    assert_eq!(driver.card.take_touches(), [], "nobody has asked");
+    // One in the first blocks, two in those behind them, and one in the first again.
+    for index in [0, 16, 17, 1] {
+        page(&mut driver, &mut channel, index);
+    }
+    let touched = |behind: u64, pages: u64| -> Touches {
+        let (read, written) = (Moved { read: pages * PAGE, written: 0 }, Moved { read: 0, written: pages * PAGE });
+        [(from / BLOCK + behind - 1, read), (to / BLOCK + behind - 1, written)].into_iter().collect()
+    };
+    assert_eq!(driver.card.take_touches(), [touched(0, 1), touched(1, 2), touched(0, 1)]);
+    assert_eq!(driver.card.take_touches(), []);
 }

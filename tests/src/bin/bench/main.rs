@@ -4,6 +4,7 @@
 
 mod bars;
 mod compute;
+mod evict;
 mod fv;
 mod isolation;
 mod lockhold;
@@ -44,13 +45,14 @@ impl Request {
 /// A benchmark by name.
 type Benchmark = (&'static str, fn(&Request, &mut Record) -> Result<Vec<Metric>>);
 
-const BENCHMARKS: [Benchmark; 18] = [
+const BENCHMARKS: [Benchmark; 19] = [
     ("transport", |_, _| transport::run()),
     ("shadow", |_, _| shadow::run()),
     ("compute", |_, _| compute::run()),
     ("sched-sim", |request, _| sched::run(request.only.as_deref())),
     ("sched-guests", |_, _| sched_guests::run()),
     ("swap", |request, _| swap::run(request.file.as_deref())),
+    ("evict", |request, _| evict::run(request.only.as_deref())),
     ("fv", |_, _| fv::run()),
     ("lockhold", |_, _| lockhold::run()),
     ("move", |_, _| moves::run()),

@@ -1,0 +1,257 @@
+//! Traces on a card with less memory than they use: each piece of work has to have all its chunks on the card, and the product's
+//! own victim policies say what goes for them.
+//!
+//! What is used for the first time is born on the card and costs nothing. A chunk that comes back is copied in; one that goes is
+//! copied out if it was written since it came, else it is forgotten, since host memory still has it. Who has to give is GPUswap's
+//! rule and the balancer's for equal weights: the VM that has most, the request included.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use vram::victim::{Choose, Hints, PRIORITY_DEFAULT, VictimPolicy};
+
+use super::trace::{Step, Submission, Trace};
+
+/// Chunks that a VM may have at most.
+const CHUNKS_MAX: u32 = 1024;
+
+/// Uses that a policy is told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sees {
+    /// Uses that the mediator sees: what submissions name, and the CPU.
+    Named,
+    /// All, as of a card that kept reference bits.
+    All,
+}
+
+/// A policy as it is measured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Contender {
+    pub(super) name: &'static str,
+    /// One of the product's; `None` for what came last, which is none of them and shows what one could gain.
+    pub(super) policy: Option<VictimPolicy>,
+    pub(super) sees: Sees,
+}
+
+/// Knowledge of a program before it runs, from a run of it with other input.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    /// Bytes that were moved from and to each chunk.
+    accesses: BTreeMap<u32, u64>,
+    /// Priorities that its owner would give its buffers: those with more accesses for their size before those with less.
+    priorities: BTreeMap<u32, u8>,
+}
+
+impl Known {
+    pub(super) fn of(profile: &Trace) -> Self {
+        let accesses: BTreeMap<u32, u64> =
+            profile.sums().into_iter().map(|(chunk, used)| (chunk, used.read + used.written)).collect();
+        let density = |&(first, last): &(u32, u32)| {
+            let sum: u64 = accesses.range(first..=last).map(|(_, bytes)| bytes).sum();
+            sum / u64::from(last - first + 1)
+        };
+        let mut buffers = profile.buffers.clone();
+        buffers.sort_by_key(density);
+        let step = 255 / buffers.len().max(1);
+        let mut priorities = BTreeMap::new();
+        for (rank, &(first, last)) in (1..).zip(&buffers) {
+            // Of two buffers in a chunk the one that matters more decides.
+            (first..=last).for_each(|chunk| _ = priorities.insert(chunk, (rank * step).min(255) as u8));
+        }
+        Self { accesses, priorities }
+    }
+
+    pub(super) fn hints(&self) -> Hints {
+        let mut hints = Hints::new(CHUNKS_MAX);
+        for (&chunk, &bytes) in &self.accesses {
+            hints.set_accesses(chunk..=chunk, u32::try_from(bytes / 128).unwrap_or(u32::MAX));
+        }
+        for chunk in 0..CHUNKS_MAX {
+            let priority = self.priorities.get(&chunk).copied().unwrap_or(PRIORITY_DEFAULT);
+            hints.set_priority(chunk..=chunk, priority);
+        }
+        hints
+    }
+}
+
+/// A program's run and what is known of it before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Instance<'a> {
+    pub(super) trace: &'a Trace,
+    pub(super) known: &'a Known,
+}
+
+/// A piece of work of one of several VMs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece<'a> {
+    pub(super) vm: usize,
+    /// Chunks that it names, if it is the first of its submission.
+    pub(super) seen: Option<&'a BTreeSet<u32>>,
+    pub(super) step: &'a Step,
+}
+
+/// Submissions of several VMs in turns, as long as each has some.
+pub(super) fn interleave<'a>(instances: &[Instance<'a>]) -> Vec<Piece<'a>> {
+    let pieces = |vm: usize, submission: &'a Submission| {
+        submission.steps.iter().enumerate().map(move |(index, step)| Piece {
+            vm,
+            seen: (index == 0).then_some(&submission.seen),
+            step,
+        })
+    };
+    let mut queues: Vec<_> = instances.iter().map(|instance| instance.trace.submissions.iter()).collect();
+    let mut all = Vec::new();
+    loop {
+        let before = all.len();
+        for (vm, queue) in queues.iter_mut().enumerate() {
+            all.extend(queue.next().into_iter().flat_map(|submission| pieces(vm, submission)));
+        }
+        if all.len() == before {
+            return all;
+        }
+    }
+}
+
+/// Chunks that were copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Copied {
+    /// To the card.
+    pub(super) ins: u64,
+    /// To host memory, since they were written.
+    pub(super) outs: u64,
+}
+
+impl Copied {
+    pub(super) fn sum(self) -> u64 {
+        self.ins + self.outs
+    }
+}
+
+/// Chunks of VMs, of which some are on the card.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    on_card: Vec<BTreeSet<u32>>,
+    dirty: BTreeSet<(usize, u32)>,
+    born: BTreeSet<(usize, u32)>,
+    /// Arrival of each, by the number of the piece.
+    came: BTreeMap<(usize, u32), u64>,
+    pieces: u64,
+    copied: Copied,
+}
+
+impl Memory {
+    pub(super) fn new(vms: usize) -> Self {
+        Self { on_card: vec![BTreeSet::new(); vms], ..Self::default() }
+    }
+
+    /// Chunks on the card.
+    pub(super) fn count(&self) -> usize {
+        self.on_card.iter().map(BTreeSet::len).sum()
+    }
+
+    pub(super) fn copied(&self) -> Copied {
+        self.copied
+    }
+
+    pub(super) fn is_dirty(&self, vm: usize, chunk: u32) -> bool {
+        self.dirty.contains(&(vm, chunk))
+    }
+
+    /// All on the card.
+    pub(super) fn all(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+        self.on_card.iter().enumerate().flat_map(|(vm, chunks)| chunks.iter().map(move |&chunk| (vm, chunk)))
+    }
+
+    /// Chunks of a piece that are not on the card.
+    pub(super) fn missing(&self, piece: &Piece<'_>) -> usize {
+        piece.step.keys().filter(|chunk| !self.on_card[piece.vm].contains(chunk)).count()
+    }
+
+    pub(super) fn evict(&mut self, vm: usize, chunk: u32) {
+        self.on_card[vm].remove(&chunk);
+        self.copied.outs += u64::from(self.dirty.remove(&(vm, chunk)));
+    }
+
+    /// The piece is done: there is room for it.
+    pub(super) fn run(&mut self, piece: &Piece<'_>) {
+        self.pieces += 1;
+        for (&chunk, used) in piece.step {
+            if !self.on_card[piece.vm].contains(&chunk) {
+                self.came.insert((piece.vm, chunk), self.pieces);
+            }
+            let (came, new) = (self.on_card[piece.vm].insert(chunk), self.born.insert((piece.vm, chunk)));
+            self.copied.ins += u64::from(came && !new);
+            if used.written > 0 {
+                self.dirty.insert((piece.vm, chunk));
+            }
+        }
+    }
+
+    /// Chunks of a VM that can go for a piece.
+    fn candidates(&self, vm: usize, piece: &Piece<'_>) -> Vec<u32> {
+        let is_free = |chunk: &&u32| vm != piece.vm || !piece.step.contains_key(chunk);
+        self.on_card[vm].iter().filter(is_free).copied().collect()
+    }
+}
+
+/// Runs pieces on a card of `capacity` chunks, with what each VM's program is known for.
+pub(super) fn replay(
+    pieces: &[Piece<'_>],
+    instances: &[Instance<'_>],
+    capacity: usize,
+    contender: Contender,
+    seed: u64,
+) -> Copied {
+    let mut policy = contender.policy.map(|policy| policy.build(seed));
+    let mut memory = Memory::new(instances.len());
+    let mut hints: Vec<Hints> = instances.iter().map(|instance| instance.known.hints()).collect();
+    for piece in pieces {
+        let known = &mut hints[piece.vm];
+        match (contender.sees, piece.seen) {
+            (Sees::Named, Some(seen)) => seen.iter().for_each(|&chunk| known.touch(chunk..=chunk)),
+            (Sees::Named, None) => {}
+            (Sees::All, _) => piece.step.keys().for_each(|&chunk| known.touch(chunk..=chunk)),
+        }
+        make_room(&mut memory, piece, capacity, &mut hints, policy.as_deref_mut());
+        memory.run(piece);
+    }
+    memory.copied()
+}
+
+/// Evicts what has to go for a piece.
+fn make_room(
+    memory: &mut Memory,
+    piece: &Piece<'_>,
+    capacity: usize,
+    hints: &mut [Hints],
+    mut policy: Option<&mut (dyn Choose + 'static)>,
+) {
+    let missing = memory.missing(piece);
+    let excess = (memory.count() + missing).saturating_sub(capacity);
+    if excess == 0 {
+        return;
+    }
+    let mut candidates: Vec<Vec<u32>> = (0..hints.len()).map(|vm| memory.candidates(vm, piece)).collect();
+    let mut counts = vec![0; hints.len()];
+    for _ in 0..excess {
+        let has = |vm: usize| {
+            let wanted = if vm == piece.vm { missing } else { 0 };
+            memory.on_card[vm].len() + wanted - counts[vm]
+        };
+        let givers = (0..hints.len()).filter(|&vm| candidates[vm].len() > counts[vm]);
+        // Of equals, the first.
+        let Some(giver) = givers.rev().max_by_key(|&vm| has(vm)) else { break };
+        counts[giver] += 1;
+    }
+    for (vm, count) in counts.into_iter().enumerate().filter(|(_, count)| *count > 0) {
+        let chosen = &mut candidates[vm];
+        match &mut policy {
+            Some(policy) => policy.victims(&mut hints[vm], chosen, count),
+            None => {
+                chosen.sort_by_key(|&chunk| Reverse(memory.came.get(&(vm, chunk)).copied()));
+                chosen.truncate(count);
+            }
+        }
+        chosen.iter().for_each(|&chunk| memory.evict(vm, chunk));
+    }
+}
