@@ -5,31 +5,18 @@ mod support;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rig::service_manager::{Heard, ServiceManager};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketAddrUnix, getsockname, recv};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::{Value, json};
-use support::{DAEMON, LONG, Place, ctl};
+use support::{LONG, Manager, Place, Service, ctl};
 use vmm_glue::client::{Client, ClientError};
 
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n";
 const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\n";
-
-/// A daemon that is killed at the latest when a test ends, by a failure as well.
-struct Service(Child);
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// Returns what is, but for the revision.
 fn exported(place: &Place) -> Value {
@@ -195,47 +182,6 @@ fn kill_at_any_moment_loses_no_change_that_was_answered() {
         running.end(Signal::TERM);
     }
     assert_eq!(cut_short, ROUNDS);
-}
-
-/// A service manager with a daemon's folder.
-struct Manager<'a> {
-    place: &'a Place,
-    manager: ServiceManager,
-}
-
-impl<'a> Manager<'a> {
-    fn new(place: &'a Place) -> Self {
-        Self { place, manager: ServiceManager::new(&place.path("notify")).unwrap() }
-    }
-
-    fn spawn(&self) -> Service {
-        let mut command = self.manager.command(Path::new(DAEMON)).unwrap();
-        command.arg("--config").arg(self.place.path("m.toml")).env("WATCHDOG_USEC", "300000");
-        Service(command.stderr(fs::File::create(self.place.path("log")).unwrap()).spawn().unwrap())
-    }
-
-    fn start(&self) -> Service {
-        let daemon = self.spawn();
-        self.until("READY=1");
-        daemon
-    }
-
-    /// Waits until the daemon says so.
-    #[track_caller]
-    fn until(&self, line: &str) {
-        self.wait(|heard| heard.take(line));
-    }
-
-    /// Waits until just these sockets are kept.
-    #[track_caller]
-    fn until_kept(&self, names: &[&str]) {
-        self.wait(|heard| heard.keeps(names).then_some(()));
-    }
-
-    #[track_caller]
-    fn wait<T>(&self, look: impl FnMut(&mut Heard) -> Option<T>) -> T {
-        self.manager.wait(LONG, look).unwrap()
-    }
 }
 
 #[test]
