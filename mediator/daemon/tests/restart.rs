@@ -232,7 +232,7 @@ fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
 fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> ClientError {
     let mut vmm = Client::connect(&manager.place.path("web.sock")).unwrap();
     vmm.set_timeout(Some(LONG)).unwrap();
-    manager.until_kept(&["daemon/admin", "vm/web", "vmm/web"]);
+    manager.until_kept(&["daemon/admin", "vm/web", "vmm/web", "vmm/web/journal"]);
     let pid = Pid::from_child(&daemon.0);
     kill_process(pid, Signal::STOP).unwrap();
     assert!(waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap().1.stopped());
@@ -240,10 +240,16 @@ fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> Client
         vmm.post(7, 0x40, &[0; 4]).unwrap();
     }
     if !kept {
-        manager.wait(|heard| heard.kept.pop_if(|(name, _)| name == "vmm/web"));
+        // The next daemon finds a journal of nobody, and removes it.
+        manager.wait(|heard| {
+            heard.kept.retain(|(name, _)| name != "vmm/web");
+            Some(())
+        });
     }
     drop(daemon);
     if kept {
+        // Without a journal nobody can go on with it.
+        manager.wait(|heard| heard.kept.pop_if(|(name, _)| name == "vmm/web/journal"));
         let waits = recv(vmm.stream(), &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
         assert_eq!(waits, Err(Errno::AGAIN));
         let daemon = manager.start();
@@ -268,8 +274,9 @@ fn vmm_reads_the_end_of_its_connection_even_if_the_daemon_is_killed() {
 
     // A VMM that goes by itself leaves nothing in the store.
     let daemon = manager.start();
+    manager.until_kept(&["daemon/admin", "vm/web"]);
     let vmm = Client::connect(&place.path("web.sock")).unwrap();
-    manager.until_kept(&["daemon/admin", "vm/web", "vmm/web"]);
+    manager.until_kept(&["daemon/admin", "vm/web", "vmm/web", "vmm/web/journal"]);
     drop(vmm);
     manager.until_kept(&["daemon/admin", "vm/web"]);
     drop(daemon);
