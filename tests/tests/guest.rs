@@ -4,6 +4,8 @@
 mod faults;
 #[path = "guest/harness.rs"]
 mod harness;
+#[path = "guest/killed.rs"]
+mod killed;
 #[path = "guest/knowing.rs"]
 mod knowing;
 #[path = "guest/monitoring.rs"]

@@ -90,6 +90,8 @@ counters! {
     withdrawn,
     /// Checks for private memory that were made.
     share_checks,
+    /// Daemons that were killed under the client that is, or was last, connected: its device was reset each time, and its connection went on.
+    daemon_deaths_survived,
 }
 
 impl Counters {

@@ -148,6 +148,12 @@ pub trait Device: Send {
     /// next client must find a clean device.
     fn disconnected(&mut self);
 
+    /// Returns whether a new device of this kind, whose configuration space is made as this one's is now, is this one after a reset: so
+    /// that a client can go on with it when this process was killed. Not if the client has mapped any of it.
+    fn is_renewable(&self) -> bool {
+        false
+    }
+
     /// The memory at guest physical address `gpa` is private to the client (`share=off`): the device would read zeros.
     /// Called once per file of memory; the server has logged it.
     fn memory_not_shared(&mut self, gpa: u64) {

@@ -229,6 +229,16 @@ impl DmaClient {
         numbers
     }
 
+    /// Number of the next message.
+    pub(crate) fn next_id(&self) -> u64 {
+        self.shared.lock().next_id.into()
+    }
+
+    /// Messages are numbered from there on.
+    pub(crate) fn go_on_from(&self, next_id: u64) {
+        self.shared.lock().next_id = u16::try_from(next_id & 0xffff).unwrap_or(0);
+    }
+
     /// The client may answer these messages still, which nobody waits for any more.
     pub(crate) fn forget(&self, numbers: Vec<u16>) {
         self.shared.lock().forgotten = numbers.into_iter().collect();

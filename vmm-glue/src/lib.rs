@@ -9,6 +9,7 @@
 //! - [`mappable`]: parts of a region that a client maps instead of accessing them by messages.
 //! - [`link`]: what a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
 //! - `parked`: a server's client at rest, for the server to go on with in this process or in another.
+//! - [`journal`]: what is kept of a client for another process, in case that this one is killed.
 //! - `event`: a client's event descriptor, which nobody is held up by.
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
 //! - `client`, `fuzz` (feature `test-client`): a client for tests and benches, and the body of the fuzz target.
@@ -47,6 +48,7 @@ mod event;
 #[cfg(feature = "test-client")]
 pub mod fuzz;
 pub mod interrupts;
+pub mod journal;
 pub mod link;
 pub mod mappable;
 pub mod memory;

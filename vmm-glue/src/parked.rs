@@ -4,8 +4,9 @@
 //! the socket. In another process the descriptors stand for themselves; the rest is plain data, which is checked when it is read,
 //! as all that another process says.
 
+use std::cell::RefCell;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use saved_state::{Invalid, first_version};
@@ -13,8 +14,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::connection::{Connection, SavedConnection};
+use crate::journal::{SLOTS, Slots};
 use crate::link::{Link, SavedLink};
-use crate::server::ServerOptions;
+use crate::server::{Keeper, ServerOptions};
 
 /// Most connections that have not said anything.
 const WAITING_MAX: usize = 16;
@@ -63,29 +65,71 @@ pub enum ParkError {
     Io(#[from] io::Error),
 }
 
-/// Descriptors that go over, each named by its place.
-#[derive(Debug, Default)]
-pub(crate) struct Giving(Vec<OwnedFd>);
+/// Where descriptors go that are named.
+#[derive(Debug)]
+pub(crate) enum Giving<'a> {
+    /// Another of each goes over, named by its place.
+    Over(Vec<OwnedFd>),
+    /// A keeper has another of each, once, named by its slot.
+    Slots(&'a mut Slots, &'a dyn Keeper),
+}
 
-impl Giving {
+impl<'a> Giving<'a> {
+    /// To a keeper.
+    pub(crate) fn slots(slots: &'a mut Slots, keeper: &'a dyn Keeper) -> Self {
+        Self::Slots(slots, keeper)
+    }
+
     /// Gives another descriptor of a file; its name.
     pub(crate) fn give(&mut self, fd: impl AsFd) -> io::Result<u32> {
-        let name = u32::try_from(self.0.len()).unwrap_or(u32::MAX);
-        self.0.push(fd.as_fd().try_clone_to_owned()?);
-        Ok(name)
+        match self {
+            Self::Over(fds) => {
+                let name = u32::try_from(fds.len()).unwrap_or(u32::MAX);
+                fds.push(fd.as_fd().try_clone_to_owned()?);
+                Ok(name)
+            }
+            Self::Slots(slots, keeper) => slots.give(fd.as_fd(), *keeper),
+        }
+    }
+
+    fn over(self) -> Vec<OwnedFd> {
+        match self {
+            Self::Over(fds) => fds,
+            Self::Slots(..) => Vec::new(),
+        }
     }
 }
 
 /// Descriptors that came over.
 #[derive(Debug)]
-pub(crate) struct Given(Vec<OwnedFd>);
+pub(crate) struct Given {
+    fds: Vec<Option<OwnedFd>>,
+    /// Those that were taken: name, and number in this process.
+    taken: RefCell<Vec<(u32, RawFd)>>,
+}
 
 impl Given {
+    fn all(fds: Vec<OwnedFd>) -> Self {
+        Self { fds: fds.into_iter().map(Some).collect(), taken: RefCell::default() }
+    }
+
+    /// Those of a keeper's slots.
+    pub(crate) fn slots(slots: [Option<OwnedFd>; SLOTS as usize]) -> Self {
+        Self { fds: slots.into(), taken: RefCell::default() }
+    }
+
+    /// What was taken, in order.
+    pub(crate) fn taken(self) -> Vec<(u32, RawFd)> {
+        self.taken.into_inner()
+    }
+
     /// Another descriptor of the one with that name.
     pub(crate) fn take(&self, name: u32) -> Result<OwnedFd, ParkError> {
-        let fd = usize::try_from(name).ok().and_then(|place| self.0.get(place));
+        let fd = usize::try_from(name).ok().and_then(|place| self.fds.get(place)?.as_ref());
         let fd = fd.ok_or_else(|| Invalid::new(format_args!("descriptor {name} did not come along")))?;
-        Ok(fd.try_clone()?)
+        let fd = fd.try_clone()?;
+        self.taken.borrow_mut().push((name, fd.as_raw_fd()));
+        Ok(fd)
     }
 
     /// A connection.
@@ -111,7 +155,7 @@ impl Parked {
     /// When another process could not have it.
     pub fn save(&self, link: &Link) -> Result<(SavedClients, Vec<OwnedFd>), ParkError> {
         let Self { active, waiting } = self;
-        let mut giving = Giving::default();
+        let mut giving = Giving::Over(Vec::new());
         let active = active.as_ref().map(|(stream, connection)| {
             let stream = giving.give(stream)?;
             let connection = connection.save(&mut giving)?;
@@ -119,7 +163,7 @@ impl Parked {
         });
         let active = active.transpose()?;
         let waiting = waiting.iter().map(|stream| giving.give(stream)).collect::<io::Result<_>>()?;
-        Ok((SavedClients { active, waiting }, giving.0))
+        Ok((SavedClients { active, waiting }, giving.over()))
     }
 
     /// The clients as they were, with their `descriptors`; what was behind the link is behind `link`, which is new.
@@ -136,7 +180,7 @@ impl Parked {
         Invalid::unless(waiting.len() <= WAITING_MAX && descriptors.len() <= DESCRIPTORS_MAX, || {
             format!("{} connections and {} descriptors are too many", waiting.len(), descriptors.len())
         })?;
-        let given = Given(descriptors);
+        let given = Given::all(descriptors);
         let active = active.map(|SavedClient { stream, connection, link: saved }| {
             let stream = given.stream(stream)?;
             let client = crate::socket::peer(&stream);

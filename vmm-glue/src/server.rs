@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -19,6 +20,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::connection::{Connection, Fatal, Progress};
 use crate::counters::{Counters, add, add_len, worth_logging};
 use crate::device::Device;
+use crate::journal::{Journal, Kept, Remains};
 use crate::link::{Link, StopHandle};
 use crate::memory::MemoryLimits;
 use crate::parked::{ParkError, Parked, SavedClients};
@@ -70,13 +72,33 @@ pub enum ServerError {
     Poll(#[source] io::Error),
 }
 
-/// Holds a second copy of the client's connection, so that this process does not end it by ending.
-pub trait Keeper: std::fmt::Debug + Send {
+/// Holds a second copy of the client's connection, so that this process does not end it by ending; and of more, so that another
+/// process can go on with it ([`crate::journal`]).
+pub trait Keeper: std::fmt::Debug + Send + Sync {
     /// A connection has become the client's.
     fn keep(&self, connection: BorrowedFd<'_>);
 
-    /// Its end was told to the client: the copy is of no use any more.
+    /// Its end was told to the client: the copy is of no use any more, nor is anything else.
     fn release(&self);
+
+    /// Returns whether it holds more than the connection.
+    fn keeps_more(&self) -> bool {
+        false
+    }
+
+    /// Holds a copy of a descriptor, in the place of one that it has there. `false` if it cannot.
+    fn keep_more(&self, what: Kept, fd: BorrowedFd<'_>) -> bool {
+        let _none = (what, fd);
+        false
+    }
+
+    /// A copy is of no use any more.
+    fn give_up(&self, what: Kept) {
+        let _none = what;
+    }
+
+    /// No copy but that of the connection is of any use, whoever has asked for it.
+    fn give_up_more(&self) {}
 }
 
 /// A listening socket.
@@ -86,7 +108,7 @@ pub struct Server {
     /// Removes the path at the end.
     _bound: Option<BoundPath>,
     options: ServerOptions,
-    keeper: Option<Box<dyn Keeper>>,
+    keeper: Option<Arc<dyn Keeper>>,
 }
 
 impl Server {
@@ -104,7 +126,7 @@ impl Server {
 
     /// The same, with a keeper of the client's connection, if there is one.
     #[must_use]
-    pub fn kept_by(self, keeper: Option<Box<dyn Keeper>>) -> Self {
+    pub fn kept_by(self, keeper: Option<Arc<dyn Keeper>>) -> Self {
         Self { keeper, ..self }
     }
 
@@ -114,6 +136,20 @@ impl Server {
     /// See [`Parked::restored`].
     pub fn restored(&self, saved: SavedClients, descriptors: Vec<OwnedFd>, link: &Link) -> Result<Parked, ParkError> {
         Parked::restored(saved, descriptors, link, &self.options)
+    }
+
+    /// The client of a process that was killed, for [`Self::serve`] to go on with; what was behind its link is behind `link`, and its
+    /// device is to be a new one. The keeper has what remains of it.
+    ///
+    /// # Errors
+    /// When there is none, when its journal is none that there can be, or its memory cannot be mapped.
+    pub fn revived(&self, remains: Remains, link: &Link) -> Result<Parked, ParkError> {
+        let Remains { connection, kept } = remains;
+        let keeper = self.keeper.clone().ok_or(ParkError::Stays("connection"))?;
+        connection.set_nonblocking(true)?;
+        let of = (link, socket::peer(&connection));
+        let restored = Journal::restored(keeper, kept, of, &self.options)?;
+        Ok(Parked { active: Some((connection, restored)), waiting: Vec::new() })
     }
 
     /// Another descriptor of the listening socket, for another process.
@@ -214,6 +250,8 @@ impl Drop for Accepted<'_> {
 struct Active<'a> {
     accepted: Accepted<'a>,
     connection: Connection,
+    /// Messages that have come were not handled: the process that had received them was killed.
+    unhandled: bool,
 }
 
 struct Clients<'a> {
@@ -230,9 +268,17 @@ impl Clients<'_> {
     fn resume(&mut self, parked: Parked) {
         let Parked { active, waiting } = parked;
         if let Some((stream, mut connection)) = active {
-            connection.resume(self.device);
+            let resumed = connection.resume(self.device);
             let keeper = self.server.keeper.as_deref();
-            self.active = Some(Active { accepted: Accepted { stream, keeper, left: false }, connection });
+            if let Some(keeper) = self.server.keeper.as_ref().filter(|_| resumed.is_ok()) {
+                connection.keep_journal(keeper, self.device);
+            }
+            let accepted = Accepted { stream, keeper, left: false };
+            self.active = Some(Active { accepted, connection, unhandled: true });
+            if let Err(why) = resumed {
+                tracing::error!(%why, "the VMM of a daemon that was killed has lost its device");
+                self.end(None);
+            }
         }
         self.waiting.extend(waiting.into_iter().map(|stream| Accepted { stream, keeper: None, left: false }));
     }
@@ -240,7 +286,7 @@ impl Clients<'_> {
     /// Takes the clients out as they are. One for which there is no descriptor left is told the end.
     fn park(&mut self) -> Parked {
         let mut parked = Parked::default();
-        if let Some(Active { accepted, connection }) = self.active.take() {
+        if let Some(Active { accepted, connection, unhandled: _ }) = self.active.take() {
             match accepted.leave() {
                 Ok(stream) => parked.active = Some((stream, connection)),
                 Err(error) => {
@@ -335,12 +381,13 @@ impl Clients<'_> {
                 Ok((_, len)) if len < HEADER_SIZE => self.closed("its first message has no whole header"),
                 Ok(_) if self.active.is_none() => {
                     let link = self.link.clone();
-                    let connection = Connection::new(link, &self.server.options, socket::peer(&accepted.stream));
+                    let mut connection = Connection::new(link, &self.server.options, socket::peer(&accepted.stream));
                     accepted.keeper = self.server.keeper.as_deref();
-                    if let Some(keeper) = accepted.keeper {
+                    if let Some(keeper) = &self.server.keeper {
                         keeper.keep(accepted.stream.as_fd());
+                        connection.keep_journal(keeper, self.device);
                     }
-                    self.active = Some(Active { accepted, connection });
+                    self.active = Some(Active { accepted, connection, unhandled: false });
                     // Both are meant for a client before this one.
                     self.link.take_disconnect();
                     self.link.take_check_shared();
@@ -375,7 +422,7 @@ impl Clients<'_> {
 
     /// Ends the connection of the client.
     fn end(&mut self, reason: Option<Fatal>) {
-        let Some(Active { accepted, mut connection }) = self.active.take() else { return };
+        let Some(Active { accepted, mut connection, unhandled: _ }) = self.active.take() else { return };
         if let Some(reason) = reason {
             add(&self.link.counters().clients_dropped, 1);
             tracing::error!(reason = %reason, "VMM disconnected");
@@ -417,6 +464,9 @@ impl Active<'_> {
     ) -> Result<Served, Fatal> {
         self.connection.work(device)?;
         self.flush(counters);
+        if std::mem::take(&mut self.unhandled) {
+            return self.handle(device, counters, options);
+        }
         let mut spinning = None;
         let received = loop {
             match socket::receive(&self.accepted.stream, self.connection.space()) {
@@ -443,6 +493,11 @@ impl Active<'_> {
             return Ok(Served::Closed);
         }
         self.connection.received(received.len, received.fds, received.truncated);
+        self.handle(device, counters, options)
+    }
+
+    /// Handles what has come, and answers.
+    fn handle(&mut self, device: &mut dyn Device, counters: &Counters, options: &ServerOptions) -> Result<Served, Fatal> {
         loop {
             let limit = self.connection.pending_output().saturating_add(FLUSH_AT);
             let progress = self.connection.process(device, limit)?;
@@ -474,11 +529,14 @@ impl Active<'_> {
                 // do not read can use that up. The socket has room, so this would be tried at full speed.
                 Err(error) if error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error()) => {
                     std::thread::sleep(FDS_PAUSE);
-                    return;
+                    break;
                 }
                 // Full: the rest goes when there is room. Broken: the next read tells.
-                Err(_) => return,
+                Err(_) => break,
             }
+        }
+        if self.has_output() {
+            self.connection.left_unsent();
         }
     }
 }

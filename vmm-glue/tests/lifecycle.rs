@@ -201,7 +201,7 @@ impl Keeper for Copies {
 #[test]
 fn copy_of_a_connection_does_not_hide_its_end() {
     let (sender, copies) = std::sync::mpsc::channel();
-    let host = Host::kept_by(Box::new(Copies(sender)));
+    let host = Host::kept_by(std::sync::Arc::new(Copies(sender)));
     // One that says nothing is nobody's client.
     let _silent = Client::connect_silent(&host.path).unwrap();
     let mut client = host.client();

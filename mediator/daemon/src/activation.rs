@@ -9,6 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
+use super::store::{Left, give_up};
 use super::stored;
 
 /// Name of the admin socket's descriptor.
@@ -23,8 +24,8 @@ pub(crate) struct Activated {
     pub listeners: HashMap<String, UnixListener>,
     /// Those from the store, by their names there.
     pub stored: HashMap<String, UnixListener>,
-    /// Connections of VMMs to an earlier run, by their names in the store.
-    pub connections: HashMap<String, UnixStream>,
+    /// What an earlier run has left of its virtual machines' VMMs, by virtual machine.
+    pub left: HashMap<String, Left>,
 }
 
 /// Why a descriptor that was handed over cannot be used.
@@ -65,11 +66,24 @@ fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, Ac
     let mut activated = Activated::default();
     for (fd, name) in fds {
         // Of two of a name from the store, the service manager has the later one from us.
-        if stored::is_connection(&name) && is_stream(fd.as_fd()) {
-            activated.connections.insert(name, UnixStream::from(fd));
+        if let Some((vm, what)) = stored::of_vmm(&name) {
+            let left = activated.left.entry(vm.to_owned()).or_insert_with(|| Left::new(vm));
+            match what {
+                Ok(None) if is_stream(fd.as_fd()) => left.connection(UnixStream::from(fd)),
+                Ok(Some(what)) => left.add(what, fd),
+                _ => {
+                    eprintln!("mediatord: `{name}` in the service manager's store is nothing of ours, and is removed");
+                    give_up(&name);
+                }
+            }
             continue;
         }
         if !is_stream(fd.as_fd()) || sockopt::socket_acceptconn(&fd) != Ok(true) {
+            if stored::is_stored(&name) {
+                eprintln!("mediatord: `{name}` in the service manager's store is no socket that listens, and is removed");
+                give_up(&name);
+                continue;
+            }
             return Err(ActivationError::NotListening { name });
         }
         if stored::is_stored(&name) {
@@ -124,7 +138,7 @@ mod tests {
 
         let (stream, other) = UnixStream::pair().unwrap();
         let activated = collect([(OwnedFd::from(stream), "vmm/a".to_owned())].into_iter()).unwrap();
-        assert!(activated.connections.contains_key("vmm/a") && activated.stored.is_empty());
+        assert!(activated.left.contains_key("a") && activated.stored.is_empty());
         let error = collect([(OwnedFd::from(other), "b".to_owned())].into_iter()).unwrap_err();
         assert!(error.to_string().contains("socket `b`"), "{error}");
     }

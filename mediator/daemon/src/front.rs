@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use vmm_glue::journal::Remains;
 use vmm_glue::memory::MemoryLimits;
 use vmm_glue::server::{Server, ServerError, ServerOptions};
 use vmm_glue::xen::{DomainName, XenOptions, XenServer};
@@ -105,6 +106,17 @@ impl FrontServer {
     pub fn parked(&self, saved: SavedClients, descriptors: Vec<OwnedFd>, link: &Link) -> Result<Parked, ParkError> {
         match self {
             Self::Socket(server) => server.restored(saved, descriptors, link),
+            Self::Xen(_) => Err(ParkError::Stays("domain")),
+        }
+    }
+
+    /// The client of a daemon that was killed, with what was behind its link put behind `link`.
+    ///
+    /// # Errors
+    /// As [`Self::parked`].
+    pub fn revived(&self, remains: Remains, link: &Link) -> Result<Parked, ParkError> {
+        match self {
+            Self::Socket(server) => server.revived(remains, link),
             Self::Xen(_) => Err(ParkError::Stays("domain")),
         }
     }

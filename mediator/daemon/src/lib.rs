@@ -3,7 +3,7 @@
 //! Parts: `backend` (the seam to what serves a virtual machine), `cards` (the cards of a configuration), `vm` (a virtual machine's
 //! thread), `front` (a socket or a domain of Xen), `show` (what operators see of it), `scheduling` (how the time of cards is
 //! shared, live), `draining` (cards that are emptied), `moving` (from one card to another), `rebalancing` (the same by itself), `upgrade` (another daemon goes on with all that there is), `desired` (all that can be changed, at once; `kept`
-//! has what of that outlives the daemon), `sockets` and `activation` (listening sockets, made or from the service manager),
+//! has what of that outlives the daemon), `sockets`, `store` and `activation` (listening sockets, made or from the service manager, and what that keeps for another daemon),
 //! `account` (users and groups), `error`, `devices` (crate `vgpu` behind the seam), `admin` (the admin API), `serving` (from ready
 //! to the end), `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
 //!
@@ -13,14 +13,14 @@
 //! Lock order: `locks::rank`.
 //!
 //! What it does not do: launch VMMs, reload its configuration (the next daemon reads it), write changes back into it (they are
-//! kept beside it), or keep what a guest has on a card when it is killed.
+//! kept beside it), or keep what a guest has on a card when it is killed (its VMM stays connected).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use locks::{Mutex, rank};
 use vmm_glue::memory::MemoryLimits;
-use vmm_glue::{Link, StopHandle};
+use vmm_glue::{Link, ParkError, Parked, StopHandle};
 
 use config::check::{self, MAX_VMS};
 use config::{CardKind, CardSpec, Config, DaemonSpec, ProfileSpec, RamSpec, TenantSpec, VmSpec};
@@ -49,6 +49,7 @@ mod scheduling;
 mod serving;
 mod show;
 mod sockets;
+mod store;
 mod stored;
 mod tenants;
 mod upgrade;
@@ -63,7 +64,7 @@ pub(crate) use scheduling::{HISTORY_MS, WINDOW_MS};
 use backend::{CardBackend, OpenCard};
 use cuda::CudaCard;
 use draining::Arrival;
-use front::Front;
+use front::{Front, FrontServer};
 use kept::{Keeper, Live, Tuning};
 use metrics::moves::Moves;
 use revision::Revision;
@@ -386,7 +387,10 @@ impl Daemon {
             Ok((link, stop, built))
         };
         match built() {
-            Ok((link, stop, built)) => Running::start(name, server, path, link, stop, built, (None, Seen::default())),
+            Ok((link, stop, built)) => {
+                let parked = self.revived(name, &server, &link);
+                Running::start(name, server, path, link, stop, built, (parked, Seen::default()))
+            }
             Err(error) => {
                 if let Some(path) = path {
                     path.forget();
@@ -394,6 +398,22 @@ impl Daemon {
                 Err(error)
             }
         }
+    }
+
+    /// The VMM of a virtual machine that an earlier run served until it was killed.
+    fn revived(&self, name: &str, server: &FrontServer, link: &Link) -> Option<Parked> {
+        let left = self.sockets.left(name)?;
+        // Without a journal, as before there were any.
+        let remains = left.remains()?;
+        let why = match remains.map_err(ParkError::from).and_then(|remains| server.revived(remains, link)) {
+            Ok(parked) => {
+                left.taken();
+                return Some(parked);
+            }
+            Err(error) => error.to_string(),
+        };
+        tracing::error!(vm = name, why, "the VMM of a daemon that was killed has lost its device");
+        None
     }
 
     /// Removes a virtual machine: disconnects its VMM, removes the socket, gives its memory and channels back.

@@ -67,6 +67,7 @@ fn begin(
     for name in sockets.units().filter(|name| config.vms.iter().all(|vm| vm.name != **name)) {
         tracing::warn!(socket = name, "socket from the service manager fits no VM yet; a VM of that name gets it");
     }
+    sockets.tell();
     let cards = Cards::of(config.daemon.state_dir.as_deref());
     let daemon = Daemon::start(config, &cards, sockets, keeper)?;
     serve(&daemon, admin, program, path)

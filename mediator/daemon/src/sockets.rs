@@ -4,28 +4,23 @@
 //! lies there. It outlives the daemon, so that who connects while the daemon is started again waits, and is served then. The
 //! daemon leaves the paths of such sockets when it ends; they go when a virtual machine is removed.
 //!
-//! So do copies of the connections of VMMs, for another reason: nothing can be served on them by another process, but a daemon
-//! that is killed would reset those that have something unread in them, which QEMU does not survive ([`socket::end`]). With a
-//! copy there, the VMM waits until the daemon is back, and then reads the end.
+//! So do copies of the connections of VMMs, and what it takes to go on with them (`store`).
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use locks::{Mutex, rank};
-use sd_notify::NotifyState;
 use vmm_glue::server::Keeper;
 use vmm_glue::socket::{self, BindError, BoundPath, SocketOptions};
 
 use super::activation::{ADMIN, Activated, READ_ONLY};
-use super::stored::{OF_VM, OF_VMM};
+use super::store::{Left, Store, give_up, store};
+use super::stored::OF_VM;
 pub(crate) use super::stored::{STORED_ADMIN, STORED_READ_ONLY};
-
-/// Set by the service manager to the number of descriptors that it keeps (systemd 254 and newer).
-const CAPACITY: &str = "FDSTORE";
 
 /// A listening socket, and the path that is ours.
 #[derive(Debug)]
@@ -71,22 +66,6 @@ impl Drop for SocketPath {
     }
 }
 
-/// Keeps a copy of the connection of a virtual machine's VMM in the store.
-#[derive(Debug)]
-struct InStore {
-    name: String,
-}
-
-impl Keeper for InStore {
-    fn keep(&self, connection: BorrowedFd<'_>) {
-        store(&self.name, connection);
-    }
-
-    fn release(&self) {
-        give_up(&self.name);
-    }
-}
-
 /// Sources of listening sockets.
 #[derive(Debug, Default)]
 pub struct Sockets {
@@ -94,34 +73,37 @@ pub struct Sockets {
     units: HashMap<String, UnixListener>,
     /// From an earlier run, that nobody has taken yet.
     stored: Mutex<rank::Sockets, HashMap<String, UnixListener>>,
-    /// The service manager keeps copies.
-    store: bool,
+    /// What an earlier run that was killed has left of virtual machines' VMMs, by virtual machine, that nobody has taken yet.
+    left: Mutex<rank::Sockets, HashMap<String, Left>>,
+    /// The service manager's, which keeps copies.
+    store: Store,
     /// Set while the paths are this process's: while two daemons have the sockets, they are one's.
     ours: Arc<AtomicBool>,
 }
 
 impl Sockets {
-    /// Those that the service manager handed over, and its store if it has one. VMMs that an earlier run served are told here
-    /// that their device has gone, so that they learn it whatever becomes of this run.
+    /// Those that the service manager handed over, and its store if it has one. VMMs that an earlier run served and this one does
+    /// not are told that their device has gone, so that they learn it whatever becomes of this run.
     #[must_use]
     pub(crate) fn new(activated: Activated) -> Self {
-        let Activated { listeners, stored, connections } = activated;
-        for (name, connection) in connections {
-            socket::end(&connection);
-            give_up(&name);
-        }
-        Self {
-            ours: Arc::new(AtomicBool::new(true)),
-            ..Self::handed(Activated { listeners, stored, ..Activated::default() })
-        }
+        Self { ours: Arc::new(AtomicBool::new(true)), store: Store::found(false), ..Self::handed(activated) }
     }
 
     /// Those of another daemon, which goes on with them unless they become [ours](Self::own).
     #[must_use]
-    pub(crate) fn handed(Activated { listeners, stored, connections: _ }: Activated) -> Self {
-        let capacity = std::env::var(CAPACITY).ok().and_then(|count| count.parse::<u32>().ok());
-        let store = capacity.is_some_and(|count| count > 0) && std::env::var_os("NOTIFY_SOCKET").is_some();
-        Self { units: listeners, stored: Mutex::new(stored), store, ours: Arc::default() }
+    pub(crate) fn handed(Activated { listeners, stored, left }: Activated) -> Self {
+        let (stored, left) = (Mutex::new(stored), Mutex::new(left));
+        Self { units: listeners, stored, left, store: Store::found(true), ours: Arc::default() }
+    }
+
+    /// Says whether VMMs outlive this daemon if it is killed.
+    pub(crate) fn tell(&self) {
+        self.store.tell();
+    }
+
+    /// Takes what is left of a virtual machine's VMM of an earlier run.
+    pub(crate) fn left(&self, vm: &str) -> Option<Left> {
+        self.left.lock().remove(vm)
     }
 
     /// The sockets and their paths are this process's from now on.
@@ -141,8 +123,9 @@ impl Sockets {
 
     /// Returns what keeps the connection of a virtual machine's VMM, if the service manager does.
     #[must_use]
-    pub fn keeper(&self, vm: &str) -> Option<Box<dyn Keeper>> {
-        self.store.then(|| Box::new(InStore { name: format!("{OF_VMM}{vm}") }) as Box<dyn Keeper>)
+    pub fn keeper(&self, vm: &str) -> Option<Arc<dyn Keeper>> {
+        let before = self.left.lock().get(vm).map(Left::held);
+        self.store.keeper(vm, before)
     }
 
     /// Names of units' sockets, but for those of the admin API.
@@ -207,44 +190,26 @@ impl Sockets {
             },
             None => {
                 let (listener, bound) = socket::bind(path, rights)?;
-                if self.store {
+                if self.store.is_there() {
                     store(&stored, listener.as_fd());
                 }
                 (bound, listener)
             }
         };
-        let stored = self.store.then_some(stored);
+        let stored = self.store.is_there().then_some(stored);
         let ours = Arc::clone(&self.ours);
         Ok(Listening { listener, path: Some(SocketPath { path: path.to_owned(), bound: Some(bound), stored, ours }) })
     }
 
     /// Ends the sockets of an earlier run that nobody has taken: what they were for is not there any more.
     pub(crate) fn end_unused(&self) {
+        let left = std::mem::take(&mut *self.left.lock());
+        drop(left);
         for (name, listener) in self.stored.lock().drain() {
             tracing::info!(name, "a socket of an earlier run is removed");
             // The path goes with this.
             drop(socket::adopt(&listener));
             give_up(&name);
         }
-    }
-}
-
-/// Gives the service manager a copy, in the place of one of that name.
-fn store(name: &str, socket: BorrowedFd<'_>) {
-    give_up(name);
-    let state = [NotifyState::FdStore, NotifyState::FdName(name)];
-    if let Err(error) = sd_notify::notify_with_fds(&state, &[socket]) {
-        tracing::warn!(name, %error, "the service manager does not keep a socket");
-    }
-}
-
-/// Takes the service manager's copy away.
-fn give_up(name: &str) {
-    notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]);
-}
-
-fn notify(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!(%error, "the service manager cannot be told");
     }
 }

@@ -1,9 +1,13 @@
 //! Names of the descriptors that the service manager keeps for the daemon. No name of a unit's socket has a slash.
 
+use vmm_glue::journal::Kept;
+
 /// Begin of the names of virtual machines' sockets.
 pub(crate) const OF_VM: &str = "vm/";
 /// Begin of the names of their VMMs' connections.
 pub(crate) const OF_VMM: &str = "vmm/";
+/// Ends the name of a VMM's journal.
+const JOURNAL: &str = "journal";
 /// The admin socket.
 pub(crate) const STORED_ADMIN: &str = "daemon/admin";
 /// The read-only socket.
@@ -14,7 +18,21 @@ pub(crate) fn is_stored(name: &str) -> bool {
     name.contains('/')
 }
 
-/// Returns whether a socket of this name in the store is a connection.
-pub(crate) fn is_connection(name: &str) -> bool {
-    name.starts_with(OF_VMM)
+/// The virtual machine of whose VMM a descriptor of this name is, and what it is: nothing for the connection itself. `None` for other
+/// names.
+pub(crate) fn of_vmm(name: &str) -> Option<(&str, Result<Option<Kept>, ()>)> {
+    let name = name.strip_prefix(OF_VMM)?;
+    Some(match name.split_once('/') {
+        None => (name, Ok(None)),
+        Some((vm, JOURNAL)) => (vm, Ok(Some(Kept::Journal))),
+        Some((vm, slot)) => (vm, slot.parse().map(|slot| Some(Kept::Slot(slot))).map_err(drop)),
+    })
+}
+
+/// Name of what is kept of a virtual machine's VMM.
+pub(crate) fn name_of(vm: &str, what: Kept) -> String {
+    match what {
+        Kept::Journal => format!("{OF_VMM}{vm}/{JOURNAL}"),
+        Kept::Slot(slot) => format!("{OF_VMM}{vm}/{slot}"),
+    }
 }

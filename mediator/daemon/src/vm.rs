@@ -298,6 +298,10 @@ impl Device for Observed {
         self.device.disconnected();
     }
 
+    fn is_renewable(&self) -> bool {
+        self.device.is_renewable()
+    }
+
     fn memory_not_shared(&mut self, gpa: u64) {
         self.seen.memory_not_shared.store(true, Ordering::Relaxed);
         self.device.memory_not_shared(gpa);

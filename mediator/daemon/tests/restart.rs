@@ -5,31 +5,18 @@ mod support;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rig::service_manager::{Heard, ServiceManager};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketAddrUnix, getsockname, recv};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::{Value, json};
-use support::{DAEMON, LONG, Place, ctl};
+use support::{LONG, Manager, Place, Service, ctl};
 use vmm_glue::client::{Client, ClientError};
 
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n";
 const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\n";
-
-/// A daemon that is killed at the latest when a test ends, by a failure as well.
-struct Service(Child);
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// Returns what is, but for the revision.
 fn exported(place: &Place) -> Value {
@@ -197,47 +184,6 @@ fn kill_at_any_moment_loses_no_change_that_was_answered() {
     assert_eq!(cut_short, ROUNDS);
 }
 
-/// A service manager with a daemon's folder.
-struct Manager<'a> {
-    place: &'a Place,
-    manager: ServiceManager,
-}
-
-impl<'a> Manager<'a> {
-    fn new(place: &'a Place) -> Self {
-        Self { place, manager: ServiceManager::new(&place.path("notify")).unwrap() }
-    }
-
-    fn spawn(&self) -> Service {
-        let mut command = self.manager.command(Path::new(DAEMON)).unwrap();
-        command.arg("--config").arg(self.place.path("m.toml")).env("WATCHDOG_USEC", "300000");
-        Service(command.stderr(fs::File::create(self.place.path("log")).unwrap()).spawn().unwrap())
-    }
-
-    fn start(&self) -> Service {
-        let daemon = self.spawn();
-        self.until("READY=1");
-        daemon
-    }
-
-    /// Waits until the daemon says so.
-    #[track_caller]
-    fn until(&self, line: &str) {
-        self.wait(|heard| heard.take(line));
-    }
-
-    /// Waits until just these sockets are kept.
-    #[track_caller]
-    fn until_kept(&self, names: &[&str]) {
-        self.wait(|heard| heard.keeps(names).then_some(()));
-    }
-
-    #[track_caller]
-    fn wait<T>(&self, look: impl FnMut(&mut Heard) -> Option<T>) -> T {
-        self.manager.wait(LONG, look).unwrap()
-    }
-}
-
 #[test]
 fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
     for kill in [false, true] {
@@ -286,7 +232,7 @@ fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
 fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> ClientError {
     let mut vmm = Client::connect(&manager.place.path("web.sock")).unwrap();
     vmm.set_timeout(Some(LONG)).unwrap();
-    manager.until_kept(&["daemon/admin", "vm/web", "vmm/web"]);
+    manager.until_kept(&["daemon/admin", "vm/web", "vmm/web", "vmm/web/journal"]);
     let pid = Pid::from_child(&daemon.0);
     kill_process(pid, Signal::STOP).unwrap();
     assert!(waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap().1.stopped());
@@ -294,10 +240,16 @@ fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> Client
         vmm.post(7, 0x40, &[0; 4]).unwrap();
     }
     if !kept {
-        manager.wait(|heard| heard.kept.pop_if(|(name, _)| name == "vmm/web"));
+        // The next daemon finds a journal of nobody, and removes it.
+        manager.wait(|heard| {
+            heard.kept.retain(|(name, _)| name != "vmm/web");
+            Some(())
+        });
     }
     drop(daemon);
     if kept {
+        // Without a journal nobody can go on with it.
+        manager.wait(|heard| heard.kept.pop_if(|(name, _)| name == "vmm/web/journal"));
         let waits = recv(vmm.stream(), &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
         assert_eq!(waits, Err(Errno::AGAIN));
         let daemon = manager.start();
@@ -322,8 +274,9 @@ fn vmm_reads_the_end_of_its_connection_even_if_the_daemon_is_killed() {
 
     // A VMM that goes by itself leaves nothing in the store.
     let daemon = manager.start();
+    manager.until_kept(&["daemon/admin", "vm/web"]);
     let vmm = Client::connect(&place.path("web.sock")).unwrap();
-    manager.until_kept(&["daemon/admin", "vm/web", "vmm/web"]);
+    manager.until_kept(&["daemon/admin", "vm/web", "vmm/web", "vmm/web/journal"]);
     drop(vmm);
     manager.until_kept(&["daemon/admin", "vm/web"]);
     drop(daemon);

@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 /// Descriptors that it keeps.
-const CAPACITY: u32 = 130;
+const CAPACITY: u32 = 1026;
 /// The first descriptor that is handed over.
 const FIRST: i32 = 3;
 /// Told to itself when nobody listens any more.

@@ -476,6 +476,10 @@ impl Device for MediatedDevice {
         }
     }
 
+    fn is_renewable(&self) -> bool {
+        !self.vm.core().backend.remap().is_open()
+    }
+
     fn memory_not_shared(&mut self, gpa: u64) {
         self.vm.core().backend.withdraw_unshared(gpa);
     }

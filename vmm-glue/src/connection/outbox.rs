@@ -22,7 +22,7 @@ pub struct Outbox {
 }
 
 /// The messages as they are saved.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedOutbox {
     /// Bytes that wait.
     bytes: Vec<u8>,
@@ -32,7 +32,7 @@ pub(super) struct SavedOutbox {
 
 impl Outbox {
     /// Writes down what waits.
-    pub(super) fn save(&self, giving: &mut Giving) -> Result<SavedOutbox, ParkError> {
+    pub(super) fn save(&self, giving: &mut Giving<'_>) -> Result<SavedOutbox, ParkError> {
         let Self { bytes, sent, fds } = self;
         let mut places = Vec::new();
         for (place, fd) in fds {

@@ -1,6 +1,7 @@
 //! The input buffer: frames messages and finds the file descriptors that belong to each.
 
 use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 
 use saved_state::Invalid;
@@ -8,11 +9,12 @@ use serde::{Deserialize, Serialize};
 use zerocopy::FromBytes;
 
 use super::{Fatal, MAX_SKIP, Message};
+use crate::journal::{Marks, Room};
 use crate::parked::{Given, Giving, ParkError};
-use crate::protocol::{HEADER_SIZE, Header};
+use crate::protocol::{Command, HEADER_SIZE, Header, IRQ_DATA_EVENTFD, IrqSet};
 
 /// Room beyond one message, so that many small ones come in one call.
-const EXTRA: usize = 64 << 10;
+pub(crate) const EXTRA: usize = 64 << 10;
 /// Most sets of descriptors that wait for their message.
 pub(super) const MAX_SETS: usize = 8;
 
@@ -25,9 +27,36 @@ struct FdSet {
     truncated: bool,
 }
 
+/// Where bytes are received: in memory of this process, or in that of a journal.
+#[derive(Debug)]
+enum Buffer {
+    Own(Box<[u8]>),
+    Journal(Room),
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Journal(room) => room,
+        }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Own(bytes) => bytes,
+            Self::Journal(room) => room,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Receive {
-    buffer: Box<[u8]>,
+    buffer: Buffer,
     /// Unhandled bytes are `start..end` of the buffer.
     start: usize,
     end: usize,
@@ -37,22 +66,85 @@ pub(super) struct Receive {
     skip: u64,
     max_message: usize,
     sets: VecDeque<FdSet>,
+    /// A message has had its descriptors since this was asked last.
+    gave: bool,
 }
 
 impl Receive {
     pub fn new(max_message: usize) -> Self {
-        let buffer = vec![0; max_message.saturating_add(EXTRA)].into_boxed_slice();
-        Self { buffer, start: 0, end: 0, position: 0, skip: 0, max_message, sets: VecDeque::new() }
+        let buffer = Buffer::Own(vec![0; max_message.saturating_add(EXTRA)].into_boxed_slice());
+        Self { buffer, start: 0, end: 0, position: 0, skip: 0, max_message, sets: VecDeque::new(), gave: false }
     }
 
+    /// Longest message that is taken whole.
+    pub fn max_message(&self) -> usize {
+        self.max_message
+    }
+
+    /// Receives into a journal's room from now on, with what waits.
+    pub fn move_into(&mut self, mut room: Room) {
+        let waiting = self.buffer.get(self.start..self.end).unwrap_or_default();
+        if let Some(place) = room.get_mut(..waiting.len()) {
+            place.copy_from_slice(waiting);
+        }
+        (self.start, self.end) = (0, waiting.len());
+        self.buffer = Buffer::Journal(room);
+        self.mark(true);
+    }
+
+    /// Receives into memory of this process again: there is no journal any more.
+    pub fn move_out(&mut self) {
+        self.buffer = Buffer::Own(self.buffer.to_vec().into_boxed_slice());
+    }
+
+    /// Position in the stream behind the messages that were taken out.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Returns whether a message has had its descriptors since this was asked last.
+    pub fn take_gave(&mut self) -> bool {
+        std::mem::take(&mut self.gave)
+    }
+
+    /// Marks how far the stream was received, and up to where messages are handled.
+    pub fn mark(&mut self, clean: bool) {
+        if let Buffer::Journal(room) = &mut self.buffer {
+            let Marks { sent, next_id, .. } = room.marks();
+            let (start, end) = (length(self.start), length(self.end));
+            room.mark(Marks { start, end, position: self.position, skip: self.skip, sent, next_id, clean });
+        }
+    }
+
+    /// As [`Self::mark`], for what is about to be sent: the answers to all that was handled, with commit number `sent`.
+    pub fn mark_sent(&mut self, sent: u64, next_id: u64) {
+        if let Buffer::Journal(room) = &mut self.buffer {
+            let (start, end) = (length(self.start), length(self.end));
+            room.mark(Marks { start, end, position: self.position, skip: self.skip, sent, next_id, clean: true });
+        }
+    }
+
+    /// Where bytes are received next. That part of a journal's room is zero, so that what is received there is found without a mark.
     pub fn space(&mut self) -> &mut [u8] {
+        let before = self.end;
         if self.start == self.end {
+            self.wipe(0, before);
             (self.start, self.end) = (0, 0);
+            self.mark(true);
         } else if self.buffer.len().saturating_sub(self.end) < EXTRA / 2 && self.start != 0 {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end.saturating_sub(self.start));
+            self.mark(false);
+            self.wipe(self.end, before);
+            self.mark(true);
         }
         self.buffer.get_mut(self.end..).unwrap_or_default()
+    }
+
+    fn wipe(&mut self, from: usize, to: usize) {
+        if let Buffer::Journal(room) = &mut self.buffer {
+            room.get_mut(from..to).unwrap_or_default().fill(0);
+        }
     }
 
     /// Takes bytes in; returns the number of descriptors that were closed because nothing can want them.
@@ -92,6 +184,7 @@ impl Receive {
         let mut truncated = false;
         while let Some(set) = self.sets.pop_front_if(|set| set.end <= message_end) {
             truncated |= set.truncated;
+            self.gave = true;
             if fds.is_empty() {
                 fds = set.fds;
             } else {
@@ -139,8 +232,8 @@ pub(super) struct SavedSet {
 
 impl Receive {
     /// Writes the buffer down.
-    pub(super) fn save(&self, giving: &mut Giving) -> Result<SavedReceive, ParkError> {
-        let Self { buffer, start, end, position, skip, max_message: _, sets } = self;
+    pub(super) fn save(&self, giving: &mut Giving<'_>) -> Result<SavedReceive, ParkError> {
+        let Self { buffer, start, end, position, skip, max_message: _, sets, gave: _ } = self;
         let mut saved = Vec::new();
         for FdSet { end, fds, truncated } in sets {
             let fds = fds.iter().map(|fd| giving.give(fd)).collect::<std::io::Result<_>>()?;
@@ -159,13 +252,94 @@ impl Receive {
         room.copy_from_slice(&bytes);
         receive.end = bytes.len();
         receive.skip = skip;
-        for SavedSet { end, fds, truncated } in sets {
-            Invalid::unless(fds.len() <= super::MAX_FDS, || "a message has too many descriptors".into())?;
-            let fds = fds.into_iter().map(|fd| given.take(fd)).collect::<Result<_, _>>()?;
-            receive.sets.push_back(FdSet { end, fds, truncated });
+        for set in sets {
+            receive.sets.push_back(set.given(0, given)?);
         }
         Ok(receive)
     }
+
+    /// The buffer as a process has left it that was killed; what was saved was so at `position` of the stream, or behind it.
+    pub(super) fn revived(
+        saved: SavedReceive,
+        given: &Given,
+        max_message: usize,
+        (room, position): (Room, u64),
+    ) -> Result<Self, ParkError> {
+        saved.check(room.len())?;
+        let Marks { start, end, position: answered, skip, clean, .. } = room.marks();
+        // What was committed was handled, and its answer may be with what is to be sent.
+        let ahead = position.saturating_sub(answered);
+        let start = place(start.saturating_add(ahead));
+        let end = place(end);
+        let skip = if ahead == 0 { skip } else { saved.skip };
+        Invalid::unless(start <= end && end <= room.len() && skip <= u64::from(MAX_SKIP), || {
+            format!("bytes {start} to {end} of a message, of which {skip} are to be skipped")
+        })?;
+        let now = answered.max(position);
+        let until = if clean { received_until(&room, start, end, skip)? } else { end };
+        let mut sets = VecDeque::new();
+        for set in saved.sets {
+            let set = set.given(position, given)?;
+            if set.end > now {
+                sets.push_back(set);
+            }
+        }
+        let last = now.saturating_add(length(until.saturating_sub(start)));
+        if until > end && sets.back().is_none_or(|set| set.end != last) {
+            Invalid::unless(!wants_descriptors(room.get(start..until).unwrap_or_default()), || {
+                "it was killed when it had just received descriptors".into()
+            })?;
+        }
+        let mut receive =
+            Self { buffer: Buffer::Journal(room), start, end: until, position: now, skip, max_message, sets, gave: false };
+        receive.mark(true);
+        Ok(receive)
+    }
+}
+
+impl SavedSet {
+    /// The set as it was, with positions from `position` on.
+    fn given(self, position: u64, given: &Given) -> Result<FdSet, ParkError> {
+        let Self { end, fds, truncated } = self;
+        Invalid::unless(fds.len() <= super::MAX_FDS, || "a message has too many descriptors".into())?;
+        let fds = fds.into_iter().map(|fd| given.take(fd)).collect::<Result<_, _>>()?;
+        Ok(FdSet { end: position.saturating_add(end), fds, truncated })
+    }
+}
+
+/// Returns where what was received ends, for a room that holds nothing behind it: beyond the mark at `end` if the process was killed
+/// before it could mark it. Messages are then taken for whole, as one call receives them.
+fn received_until(room: &[u8], start: usize, end: usize, skip: u64) -> Result<usize, Invalid> {
+    let Some(last) = room.get(end..).and_then(|rest| rest.iter().rposition(|byte| *byte != 0)) else { return Ok(end) };
+    let last = end.saturating_add(last);
+    let mut at = start;
+    while at <= last {
+        let header = room.get(at..).and_then(|rest| Header::read_from_prefix(rest).ok());
+        let size = header.map_or(0, |(header, _)| usize::try_from(header.size).unwrap_or(usize::MAX));
+        let whole = skip == 0 && size >= HEADER_SIZE && at.saturating_add(size) <= room.len();
+        Invalid::unless(whole, || "it was killed when it had just received a part of a message".into())?;
+        at = at.saturating_add(size);
+    }
+    Ok(at)
+}
+
+/// Returns whether one of these messages comes with descriptors, for all that can be known.
+fn wants_descriptors(mut messages: &[u8]) -> bool {
+    while let Ok((header, body)) = Header::read_from_prefix(messages) {
+        let events = || IrqSet::read_from_prefix(body).is_ok_and(|(set, _)| set.flags & IRQ_DATA_EVENTFD != 0);
+        match header.command() {
+            Command::DMA_MAP => return true,
+            Command::DEVICE_SET_IRQS if events() => return true,
+            _ => {}
+        }
+        let size = usize::try_from(header.size).unwrap_or(usize::MAX).max(HEADER_SIZE);
+        messages = messages.get(size..).unwrap_or_default();
+    }
+    false
+}
+
+fn place(at: u64) -> usize {
+    usize::try_from(at).unwrap_or(usize::MAX)
 }
 
 fn length(len: usize) -> u64 {

@@ -98,6 +98,7 @@ impl Session {
             return refuse(Errno::INVAL, format!("{} bytes of data came for a write of {count}", data.len()));
         }
         add(&self.link.counters().region_writes, 1);
+        self.configured |= index == RegionIndex::Config;
         let mut rest = data;
         let mut offset = access.offset;
         while !rest.is_empty() {

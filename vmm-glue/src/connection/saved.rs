@@ -5,12 +5,12 @@ use serde::{Deserialize, Serialize};
 
 use super::outbox::SavedOutbox;
 use super::receive::{Receive, SavedReceive};
+use crate::journal::Room;
 use super::session::Session;
 use super::version::Peer;
-use super::{Connection, MAX_SKIP, Outbox};
+use super::{Connection, MAX_SKIP, Outbox, max_message};
 use crate::link::{ClientInfo, Link};
 use crate::parked::{Given, Giving, ParkError};
-use crate::protocol::{HEADER_SIZE, RegionAccess};
 use crate::server::ServerOptions;
 
 /// Smallest and largest data of one message.
@@ -37,10 +37,12 @@ struct SavedPeer {
     complete: bool,
 }
 
-impl Connection {
-    /// Writes the connection down.
-    pub(crate) fn save(&self, giving: &mut Giving) -> Result<SavedConnection, ParkError> {
-        let Self { receive, out, session } = self;
+impl SavedConnection {
+    /// Writes down the parts of a connection.
+    pub(super) fn of(
+        (receive, out, session): (&Receive, &Outbox, &Session),
+        giving: &mut Giving<'_>,
+    ) -> Result<Self, ParkError> {
         let Session {
             // It saves itself.
             link: _,
@@ -57,6 +59,9 @@ impl Connection {
             // It counts in one process.
             withdrawals: _,
             refused,
+            // They are for the journal, which begins anew.
+            changed: _,
+            configured: _,
         } = session;
         let peer = peer.map(|Peer { minor, max_transfer, takes_fds, complete }| SavedPeer {
             minor,
@@ -64,13 +69,46 @@ impl Connection {
             takes_fds,
             complete,
         });
-        Ok(SavedConnection {
+        Ok(Self {
             receive: receive.save(giving)?,
             out: out.save(giving)?,
             max_transfer: u32::try_from(*max_transfer).unwrap_or(u32::MAX),
             peer,
             refused: *refused,
         })
+    }
+
+    /// Largest data of one message.
+    pub(crate) fn max_transfer(&self) -> Result<usize, Invalid> {
+        let max_transfer = usize::try_from(self.max_transfer).unwrap_or(usize::MAX);
+        Invalid::unless(TRANSFER.contains(&max_transfer), || format!("messages of {max_transfer} bytes of data"))?;
+        Ok(max_transfer)
+    }
+
+    /// What waited to be sent was sent.
+    pub(crate) fn forget_output(&mut self) {
+        self.out = SavedOutbox::default();
+    }
+
+    /// What waits is elsewhere.
+    pub(super) fn forget_input(&mut self) {
+        self.receive.bytes.clear();
+    }
+}
+
+impl Connection {
+    /// Writes the connection down.
+    pub(crate) fn save(&self, giving: &mut Giving<'_>) -> Result<SavedConnection, ParkError> {
+        let Self {
+            receive,
+            out,
+            session,
+            // The next process begins another.
+            journal: _,
+            // It is carried out before anything else is done.
+            revival: _,
+        } = self;
+        SavedConnection::of((receive, out, session), giving)
     }
 
     /// The connection as it was. It has no regions before [`Self::resume`].
@@ -80,11 +118,33 @@ impl Connection {
         (link, client): (Link, ClientInfo),
         options: &ServerOptions,
     ) -> Result<Self, ParkError> {
-        let SavedConnection { receive, out, max_transfer, peer, refused } = saved;
+        Self::made(saved, given, (link, client), options, Receive::restored)
+    }
+
+    /// The connection as its journal has it, in whose room its bytes are; `position`: how far the journal has them.
+    pub(crate) fn revived(
+        saved: SavedConnection,
+        given: &Given,
+        of: (Link, ClientInfo),
+        options: &ServerOptions,
+        (room, position): (Room, u64),
+    ) -> Result<Self, ParkError> {
+        Self::made(saved, given, of, options, |receive, given, max_message| {
+            Receive::revived(receive, given, max_message, (room, position))
+        })
+    }
+
+    fn made(
+        saved: SavedConnection,
+        given: &Given,
+        (link, client): (Link, ClientInfo),
+        options: &ServerOptions,
+        receiving: impl FnOnce(SavedReceive, &Given, usize) -> Result<Receive, ParkError>,
+    ) -> Result<Self, ParkError> {
+        let max_transfer = saved.max_transfer()?;
+        let SavedConnection { receive, out, max_transfer: _, peer, refused } = saved;
         let size = |bytes: u32| usize::try_from(bytes).unwrap_or(usize::MAX);
-        let max_transfer = size(max_transfer);
-        Invalid::unless(TRANSFER.contains(&max_transfer), || format!("messages of {max_transfer} bytes of data"))?;
-        let max_message = HEADER_SIZE.saturating_add(size_of::<RegionAccess>()).saturating_add(max_transfer);
+        let max_message = max_message(max_transfer);
         let peer = peer.map(|SavedPeer { minor, max_transfer, takes_fds, complete }| Peer {
             minor,
             max_transfer: size(max_transfer),
@@ -94,9 +154,11 @@ impl Connection {
         let mut session = Session::new(link, options.memory, max_transfer, client);
         (session.peer, session.refused) = (peer, refused);
         Ok(Self {
-            receive: Receive::restored(receive, given, max_message)?,
+            receive: receiving(receive, given, max_message)?,
             out: Outbox::restored(out, given, options.max_queued)?,
             session,
+            journal: None,
+            revival: None,
         })
     }
 }

@@ -16,7 +16,7 @@ use crate::mappable::MmapArea;
 use crate::memory::{AddError, AddRegion, MemoryLimits, PAGE_SIZE, withdrawals};
 use crate::protocol::{
     CAP_SPARSE_MMAP, Command, DEVICE_PCI, DEVICE_RESETTABLE, DMA_MAP_READ, DMA_MAP_WRITE, DMA_UNMAP_ALL, DeviceInfo,
-    DmaMap, DmaUnmap, Header, IrqInfo, IrqSet, REGION_CAPS, REGION_MMAP, REGION_READ, REGION_WRITE, RegionInfoBody,
+    DmaMap, DmaUnmap, Header, IRQ_ACTION_MASK, IRQ_ACTION_UNMASK, IRQ_DATA_EVENTFD, IrqInfo, IrqSet, REGION_CAPS, REGION_MMAP, REGION_READ, REGION_WRITE, RegionInfoBody,
     SparseArea, SparseMmapCap, Version,
 };
 use crate::protocol::{DMA_UNMAP_GET_DIRTY_BITMAP, FLAG_TYPE_MASK};
@@ -45,6 +45,10 @@ pub(super) struct Session {
     pub(super) withdrawals: usize,
     /// Refused requests of this client, to keep the log short.
     pub(super) refused: u64,
+    /// What the client has said of itself, lent or attached has changed, since this was looked at last.
+    pub(super) changed: bool,
+    /// The same of PCI configuration space.
+    pub(super) configured: bool,
 }
 
 impl Session {
@@ -59,6 +63,8 @@ impl Session {
             share: ShareCheck::default(),
             withdrawals: withdrawals(),
             refused: 0,
+            changed: false,
+            configured: false,
         }
     }
 
@@ -132,8 +138,12 @@ impl Session {
             Command::REGION_WRITE => return self.region_write(device, &header, body, out),
             Command::REGION_READ => return self.region_read(device, &header, body, out),
             Command::REGION_WRITE_MULTI => return self.region_write_multi(device, &header, body, out),
-            Command::DMA_MAP => self.dma_map(device, parse(body)?, fds)?,
+            Command::DMA_MAP => {
+                self.changed = true;
+                self.dma_map(device, parse(body)?, fds)?;
+            }
             Command::DMA_UNMAP => {
+                self.changed = true;
                 let request = parse(body)?;
                 let size = self.dma_unmap(device, request)?;
                 return reply(&header, &DmaUnmap { size, ..request }, out);
@@ -160,6 +170,9 @@ impl Session {
             Command::DEVICE_SET_IRQS => {
                 let (request, booleans) =
                     IrqSet::read_from_prefix(body).map_err(|_| too_short(body, size_of::<IrqSet>()))?;
+                // Masks are not kept: an interrupt that was masked since it was raised is not raised any more.
+                self.changed |= request.flags & (IRQ_ACTION_MASK | IRQ_ACTION_UNMASK) == 0
+                    || request.flags & IRQ_DATA_EVENTFD != 0;
                 if let Err(error) = self.link.interrupts().set(&request, booleans, fds) {
                     return refuse(Errno::INVAL, error.to_string());
                 }
@@ -167,6 +180,7 @@ impl Session {
             Command::DEVICE_RESET => {
                 self.link.interrupts().clear_pending();
                 device.reset();
+                self.configured = true;
             }
             Command::VERSION => return refuse(Errno::INVAL, "the version has been negotiated already"),
             // What a kernel answers for a feature that a device lacks; a client that asks then blocks migration.
@@ -196,6 +210,7 @@ impl Session {
                 tracing::info!(pid, uid, minor = peer.minor, complete = peer.complete, "VMM connected");
                 out.reply(&header, &Version { major: 0, minor: peer.minor }, &text);
                 self.peer = Some(peer);
+                (self.changed, self.configured) = (true, true);
                 self.regions = device.regions();
                 add(&self.link.counters().clients, 1);
                 self.link.dma().connect(if peer.complete { peer.max_transfer } else { 0 });

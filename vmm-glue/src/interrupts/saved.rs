@@ -26,9 +26,17 @@ struct SavedLine {
     pending: bool,
 }
 
+impl SavedInterrupts {
+    /// None is raised, as after a reset: one that was masked since it was is not any more, and to unmask it again does no harm.
+    pub(crate) fn quiet(&mut self) {
+        self.lines.iter_mut().flatten().for_each(|line| line.pending = false);
+        (self.level, self.masked) = (false, false);
+    }
+}
+
 impl Interrupts {
     /// Writes the interrupts down.
-    pub(crate) fn save(&self, giving: &mut Giving) -> Result<SavedInterrupts, ParkError> {
+    pub(crate) fn save(&self, giving: &mut Giving<'_>) -> Result<SavedInterrupts, ParkError> {
         let State { lines, intx_level, intx_masked, unmask } = &*self.state.lock();
         let mut line = |Line { event, pending }: &Line| {
             let event = match event {

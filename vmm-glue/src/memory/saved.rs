@@ -31,7 +31,7 @@ struct SavedFile {
 
 impl GuestMemory {
     /// Writes the regions down. Those of one file have one descriptor.
-    pub(crate) fn save(&self, giving: &mut Giving) -> Result<Vec<SavedRegion>, ParkError> {
+    pub(crate) fn save(&self, giving: &mut Giving<'_>) -> Result<Vec<SavedRegion>, ParkError> {
         let table = self.snapshot();
         let mut files: Vec<(*const (), u32)> = Vec::new();
         let mut saved = Vec::new();
@@ -67,7 +67,7 @@ impl GuestMemory {
 }
 
 /// The file of a mapping, given once for all mappings of it.
-fn file_of(mapping: &Mapping, files: &mut Vec<(*const (), u32)>, giving: &mut Giving) -> Result<SavedFile, ParkError> {
+fn file_of(mapping: &Mapping, files: &mut Vec<(*const (), u32)>, giving: &mut Giving<'_>) -> Result<SavedFile, ParkError> {
     let Mapping { base: _, mapped: _, skip: _, len: _, offset, writable: _, guard: _, source } = mapping;
     let Source::File { backing, looked: _ } = source else { return Err(ParkError::Stays("memory")) };
     let place = Arc::as_ptr(backing).cast::<()>();

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -153,7 +154,7 @@ impl Host {
         Self::start_as(prepare, |path| Server::bind(path, &SocketOptions::default(), options).unwrap())
     }
 
-    pub fn kept_by(keeper: Box<dyn Keeper>) -> Self {
+    pub fn kept_by(keeper: Arc<dyn Keeper>) -> Self {
         let server = |path: &Path| Server::bind(path, &SocketOptions::default(), ServerOptions::default()).unwrap();
         Self::start_as(|_| (), |path| server(path).kept_by(Some(keeper)))
     }

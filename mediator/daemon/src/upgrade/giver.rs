@@ -95,17 +95,13 @@ impl Daemon {
         tracing::info!(program = %program.display(), pid, version = introduction.program, "the next daemon is there");
         let began_ns = monotonic_ns();
         let mut resting = Vec::new();
-        let given = self.give(giver, &introduction.reads, &going, began_ns, &mut resting);
+        let given = self.give((giver, pid), &introduction.reads, &going, began_ns, &mut resting);
         if let Err(why) = given {
             tracing::error!(why, "the next daemon does not take over; this one goes on");
             go_on(&going, resting);
             return Err(no(why));
         }
         next.keeps = true;
-        // Before the next daemon has anything to say to it.
-        if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
-            tracing::warn!(%error, "the service manager is not told which process goes on");
-        }
         self.forget_all(resting);
         let paused_ms = monotonic_ns().saturating_sub(began_ns) / 1_000_000;
         tracing::info!(pid, paused_ms, "the next daemon goes on with all that this one had");
@@ -170,7 +166,7 @@ impl Daemon {
     /// Gives everything, up to the point where it is the next daemon's. Virtual machines that rest are added to `resting`.
     fn give(
         &self,
-        giver: Giver,
+        (giver, pid): (Giver, u32),
         reads: &[Known],
         going: &[Going],
         began_ns: u64,
@@ -223,6 +219,10 @@ impl Daemon {
             }
             done
         })?;
+        // Before the next daemon has anything to say to it, such as what it is to keep.
+        if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
+            tracing::warn!(%error, "the service manager is not told which process goes on");
+        }
         // From here on nothing is ours, whatever becomes of the other.
         if let Err(error) = giver.let_go() {
             tracing::error!(%error, "the next daemon has ended just when it was to take over: its VMs have lost their device");

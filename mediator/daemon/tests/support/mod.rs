@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 use std::time::Duration;
 
+use rig::service_manager::{Heard, ServiceManager};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -108,5 +109,57 @@ impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A daemon that is killed at the latest when a test ends, by a failure as well.
+pub struct Service(pub Child);
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A service manager with a daemon's folder.
+pub struct Manager<'a> {
+    pub place: &'a Place,
+    pub manager: ServiceManager,
+}
+
+impl<'a> Manager<'a> {
+    pub fn new(place: &'a Place) -> Self {
+        Self { place, manager: ServiceManager::new(&place.path("notify")).unwrap() }
+    }
+
+    pub fn spawn(&self) -> Service {
+        let mut command = self.manager.command(Path::new(DAEMON)).unwrap();
+        command.arg("--config").arg(self.place.path("m.toml")).env("WATCHDOG_USEC", "300000");
+        Service(command.stderr(fs::File::create(self.place.path("log")).unwrap()).spawn().unwrap())
+    }
+
+    pub fn start(&self) -> Service {
+        let daemon = self.spawn();
+        self.until("READY=1");
+        daemon
+    }
+
+    /// Waits until the daemon says so.
+    #[track_caller]
+    pub fn until(&self, line: &str) {
+        self.wait(|heard| heard.take(line));
+    }
+
+    /// Waits until just these sockets are kept.
+    #[track_caller]
+    pub fn until_kept(&self, names: &[&str]) {
+        self.wait(|heard| heard.keeps(names).then_some(()));
+    }
+
+    #[track_caller]
+    pub fn wait<T>(&self, look: impl FnMut(&mut Heard) -> Option<T>) -> T {
+        self.manager.wait(LONG, look).unwrap()
     }
 }

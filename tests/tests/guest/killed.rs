@@ -1,0 +1,91 @@
+//! The daemon is killed under guests and started again by its service manager: their VMMs stay connected, and they load their driver
+//! anew.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use tests::guest::{self, card_toml, vm_toml};
+use tests::klog::Line;
+use tests::{Daemon, Vm, VmConfig};
+
+/// Kills, in turns of an idle guest and one at work.
+const KILLS: u64 = 2;
+/// Time for which a program of a guest may go on with a device that has lost its work, until it notices or is ended.
+// TIMEOUT: nouveau waits 15 s for each channel of a program that ends, and some more for its own.
+const NOTICE_LIMIT: Duration = Duration::from_secs(240);
+/// Words of a kernel that has a fault of its own: a driver that complains of its device has none.
+const FAULTS: [&str; 6] = ["Oops", "BUG:", "Kernel panic", "general protection", "unable to handle", "KASAN"];
+
+fn faults(log: &[Line]) -> Vec<&str> {
+    log.iter().map(|line| line.text.as_str()).filter(|text| FAULTS.iter().any(|fault| text.contains(fault))).collect()
+}
+
+/// The guest's driver lets go of the device, and takes it again.
+fn reload(vm: &Vm) -> Result<()> {
+    let began = Instant::now();
+    // A program that is ended holds the device until the driver has given its work up.
+    tests::wait::until("nouveau to be unloaded", guest::LOAD_LIMIT, || {
+        let unloaded = vm.run_within("unload", guest::LOAD_LIMIT)?;
+        Ok((unloaded.code == 0).then_some(()))
+    })
+    .with_context(|| format!("VM {}: {:?}", vm.name(), vm.kernel_log()))?;
+    let unloaded = began.elapsed();
+    guest::load_driver(vm)?;
+    println!("REPORT VM {}: unloaded after {unloaded:.1?}, loaded after {:.1?}", vm.name(), began.elapsed());
+    Ok(())
+}
+
+fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
+    let mut daemon = Daemon::start_as_service(name, |paths| card_toml(paths, 128) + &vm_toml(name, 64))?;
+    let vm = Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))?;
+    vm.wait_ready()?;
+    let qemu = vm.pid();
+    guest::load_driver(&vm)?;
+    guest::smoke(&vm, "copy --engine m2mf --from gart --to vram --size 65536")?;
+    for kill in 1..=KILLS {
+        let said = vm.kernel_log()?.len();
+        let work = (kill % 2 == 0).then(|| vm.start("run /bin/gpu-workloads stream --engine m2mf --size 65536 --duration 600"));
+        let work = work.transpose()?;
+        if work.is_some() {
+            let rung = guest::counter(&daemon, name, "doorbells")?;
+            tests::wait::until("the guest to be at work", guest::SMOKE_LIMIT, || {
+                Ok((guest::counter(&daemon, name, "doorbells")? > rung + 4).then_some(()))
+            })?;
+        }
+        daemon.kill_and_restart()?;
+        if let Some(work) = work {
+            // It fails by itself, or waits for what does not come.
+            std::thread::sleep(Duration::from_secs(1));
+            if !work.ended() {
+                work.kill()?;
+            }
+            let ended = work.wait_within(NOTICE_LIMIT)?;
+            println!("REPORT VM {name}: the program ended with code {}", ended.code);
+        }
+        let shown = guest::show(&daemon, name)?;
+        assert_eq!(shown["state"], "connected", "kill {kill}: {}", daemon.log_tail());
+        assert_eq!(shown["transport"]["daemon_deaths_survived"], kill, "{shown}");
+        reload(&vm).with_context(|| format!("kill {kill}: {}", daemon.log_tail()))?;
+        let log = vm.kernel_log()?;
+        for line in log.get(said..).unwrap_or_default().iter().filter(|line| line.complains()) {
+            println!("REPORT VM {name} after kill {kill}: {}", line.text);
+        }
+        assert_eq!(faults(&log), Vec::<&str>::new(), "VM {name}, kill {kill}");
+        let smoke = guest::smoke(&vm, "copy --engine m2mf --from gart --to vram --size 262144")?;
+        ensure!(smoke.ok && smoke.bytes > 0, "{}", smoke.line);
+    }
+    ensure!(vm.alive() && vm.pid() == qemu, "another QEMU");
+    let smoke = guest::smoke(&vm, "all --quick")?;
+    ensure!(smoke.ok, "{}", smoke.line);
+    Ok(())
+}
+
+#[test]
+fn guest_of_6_1_whose_daemon_was_killed_loads_its_driver_anew() -> Result<()> {
+    goes_on_after_kills("killed61", "6.1")
+}
+
+#[test]
+fn guest_of_6_12_whose_daemon_was_killed_loads_its_driver_anew() -> Result<()> {
+    goes_on_after_kills("killed612", "6.12")
+}

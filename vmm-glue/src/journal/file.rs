@@ -1,0 +1,276 @@
+//! The file that a journal is in: memory that outlives this process by the descriptor that the service manager keeps.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 4096 | the head: [`MAGIC`], which of two places has the marks, and these ([`Marks`]) |
+//! | 2 × [`HALF`] | what is committed, in turns: the newer whole one counts |
+//! | the rest | the room into which the connection is received |
+//!
+//! A process that is killed ends between two instructions, or behind a system call that it is in: what it has stored before is there,
+//! in the order of the program. So each change is made where nobody looks, and then one word says that it counts.
+#![expect(unsafe_code, reason = "maps memory of its own file")]
+// UNSAFETY: two mappings of a sealed memory file that belongs to the daemon alone. Nothing else here is unsafe.
+
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Starts the file; the last byte is the version of its layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"gmjrnl\0\x01");
+/// Bytes of the head.
+const HEAD: usize = 4096;
+/// Bytes of each of the two places for what is committed, its length in front.
+pub(super) const HALF: usize = 256 << 10;
+/// Bytes of the length.
+const LENGTH: usize = 8;
+/// Where the room begins.
+const ROOM_AT: usize = HEAD + 2 * HALF;
+/// Largest room that is mapped: that for messages of 1 MiB.
+const ROOM_MAX: usize = 4 << 20;
+/// Seals without which a file could be cut under a mapping.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Words of the head.
+mod word {
+    pub const MAGIC: usize = 0;
+    pub const CURRENT: usize = 1;
+    /// Each of two places has as many words as there are marks, with room for more.
+    pub const fn place(current: u64) -> usize {
+        if current & 1 == 1 { 24 } else { 8 }
+    }
+}
+
+/// Positions of a connection, which change with each message.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Marks {
+    /// Bytes that wait are `start..end` of the room.
+    pub start: u64,
+    pub end: u64,
+    /// Position in the stream of `start`.
+    pub position: u64,
+    /// Bytes of an oversized message that are to be thrown away still.
+    pub skip: u64,
+    /// What was committed up to here has been given to the socket, as far as it was for the client.
+    pub sent: u64,
+    /// Number of the next request to the client.
+    pub next_id: u64,
+    /// Behind `end`, the room holds nothing but what was received without a mark.
+    pub clean: bool,
+}
+
+impl Marks {
+    const COUNT: usize = 7;
+
+    fn words(self) -> [u64; Self::COUNT] {
+        let Self { start, end, position, skip, sent, next_id, clean } = self;
+        [start, end, position, skip, sent, next_id, u64::from(clean)]
+    }
+
+    fn of([start, end, position, skip, sent, next_id, clean]: [u64; Self::COUNT]) -> Self {
+        Self { start, end, position, skip, sent, next_id, clean: clean == 1 }
+    }
+}
+
+/// A mapping of a part of the file.
+#[derive(Debug)]
+struct Mapped {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the mapping is this value's until it is dropped, and is used through its references only.
+unsafe impl Send for Mapped {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    fn new(file: &OwnedFd, at: usize, len: usize) -> io::Result<Self> {
+        let at = u64::try_from(at).map_err(io::Error::other)?;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice; nothing else uses that memory.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, at) }?;
+        Ok(Self { base: base.cast(), len })
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: `base` and `len` are what `mmap` gave; slices borrow `self`, so none is left.
+        if let Err(errno) = unsafe { rustix::mm::munmap(self.base.cast(), self.len) } {
+            tracing::error!(%errno, "cannot unmap a journal");
+        }
+    }
+}
+
+/// The room of a journal, with its marks.
+#[derive(Debug)]
+pub(crate) struct Room {
+    head: Mapped,
+    room: Mapped,
+    marks: Marks,
+}
+
+impl Deref for Room {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the file is sealed against being cut, and no other process that knows it writes to it: the service manager
+        // holds its descriptor, and the process before this one has ended.
+        unsafe { std::slice::from_raw_parts(self.room.base, self.room.len) }
+    }
+}
+
+impl DerefMut for Room {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `deref`; the only mapping of the room in this process is this one.
+        unsafe { std::slice::from_raw_parts_mut(self.room.base, self.room.len) }
+    }
+}
+
+impl Room {
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is page-aligned, has that many words, and is used as such words only.
+        unsafe { std::slice::from_raw_parts(self.head.base.cast(), HEAD / size_of::<AtomicU64>()) }
+    }
+
+    fn word(&self, at: usize) -> u64 {
+        self.words().get(at).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    fn set(&self, at: usize, value: u64, order: Ordering) {
+        if let Some(word) = self.words().get(at) {
+            word.store(value, order);
+        }
+    }
+
+    /// The marks as they were written last.
+    pub fn marks(&self) -> Marks {
+        self.marks
+    }
+
+    /// Writes the marks: whoever reads them after a kill finds the ones before or these.
+    pub fn mark(&mut self, marks: Marks) {
+        if marks == self.marks {
+            return;
+        }
+        let next = self.word(word::CURRENT) & 1 ^ 1;
+        let place = word::place(next);
+        for (at, value) in (place..).zip(marks.words()) {
+            self.set(at, value, Ordering::Relaxed);
+        }
+        self.set(word::CURRENT, next, Ordering::Release);
+        // What is written to the room from here on comes behind.
+        compiler_fence(Ordering::SeqCst);
+        self.marks = marks;
+    }
+
+    fn read_marks(&self) -> Marks {
+        let place = word::place(self.word(word::CURRENT));
+        let mut words = [0; Marks::COUNT];
+        for (at, word) in (place..).zip(&mut words) {
+            *word = self.word(at);
+        }
+        Marks::of(words)
+    }
+}
+
+/// Bytes of the room for messages of that length. Twice a message: one that is moved to the front is never moved over itself,
+/// so that it is whole at one place at any time.
+fn room_for(message: usize, extra: usize) -> usize {
+    message.saturating_mul(2).saturating_add(extra).next_multiple_of(HEAD).min(ROOM_MAX)
+}
+
+/// Makes a file with a room for messages of `message` bytes and `extra` more.
+pub(super) fn create(message: usize, extra: usize) -> io::Result<(OwnedFd, Room)> {
+    let file = rustix::fs::memfd_create("vmm-journal", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let room = room_for(message, extra);
+    rustix::fs::ftruncate(&file, u64::try_from(ROOM_AT.saturating_add(room)).map_err(io::Error::other)?)?;
+    rustix::fs::fcntl_add_seals(&file, SEALS)?;
+    let room = map(&file, room)?;
+    room.set(word::MAGIC, MAGIC, Ordering::Release);
+    Ok((file, room))
+}
+
+fn map(file: &OwnedFd, room: usize) -> io::Result<Room> {
+    let (head, room) = (Mapped::new(file, 0, HEAD)?, Mapped::new(file, ROOM_AT, room)?);
+    Ok(Room { head, room, marks: Marks::default() })
+}
+
+/// Takes a file over that another process has left, whose room must be for such messages.
+pub(super) fn adopt(file: &OwnedFd, message: usize, extra: usize) -> io::Result<Room> {
+    let other = |what: &str| io::Error::other(what.to_owned());
+    if !rustix::fs::fcntl_get_seals(file)?.contains(SEALS) {
+        return Err(other("the journal is no sealed memory file"));
+    }
+    let room = room_for(message, extra);
+    let size = usize::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(usize::MAX);
+    if size != ROOM_AT.saturating_add(room) {
+        return Err(other("the journal has another size"));
+    }
+    let mut room = map(file, room)?;
+    if room.word(word::MAGIC) != MAGIC {
+        return Err(other("the journal is of another version"));
+    }
+    room.marks = room.read_marks();
+    Ok(room)
+}
+
+/// Writes what is committed to one of the two places. `false` if it is too long.
+pub(super) fn write_half(file: BorrowedFd<'_>, half: u64, bytes: &[u8]) -> io::Result<bool> {
+    if bytes.len() > HALF.saturating_sub(LENGTH) {
+        return Ok(false);
+    }
+    let at = half_at(half);
+    write_all(file, &0u64.to_le_bytes(), at)?;
+    write_all(file, bytes, at.saturating_add(LENGTH as u64))?;
+    // Only now it counts.
+    write_all(file, &u64::try_from(bytes.len()).unwrap_or(0).to_le_bytes(), at)?;
+    Ok(true)
+}
+
+/// Reads one of the two places; nothing if nothing whole can be there.
+pub(super) fn read_half(file: BorrowedFd<'_>, half: u64) -> Option<Vec<u8>> {
+    let at = half_at(half);
+    let mut length = [0; LENGTH];
+    read_all(file, &mut length, at)?;
+    let length = usize::try_from(u64::from_le_bytes(length)).ok()?;
+    if length == 0 || length > HALF.saturating_sub(LENGTH) {
+        return None;
+    }
+    let mut bytes = vec![0; length];
+    read_all(file, &mut bytes, at.saturating_add(LENGTH as u64))?;
+    Some(bytes)
+}
+
+fn half_at(half: u64) -> u64 {
+    let at = if half & 1 == 1 { HEAD + HALF } else { HEAD };
+    u64::try_from(at).unwrap_or(u64::MAX)
+}
+
+fn write_all(file: BorrowedFd<'_>, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let len = rustix::io::pwrite(file, bytes, at)?;
+        if len == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        bytes = bytes.get(len..).unwrap_or_default();
+        at = at.saturating_add(u64::try_from(len).unwrap_or(0));
+    }
+    Ok(())
+}
+
+fn read_all(file: BorrowedFd<'_>, bytes: &mut [u8], at: u64) -> Option<()> {
+    let mut done = 0;
+    while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        let len = rustix::io::pread(file.as_fd(), rest, at.saturating_add(u64::try_from(done).ok()?)).ok()?;
+        if len == 0 {
+            return None;
+        }
+        done = done.saturating_add(len);
+    }
+    Some(())
+}

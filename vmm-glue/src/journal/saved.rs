@@ -1,0 +1,164 @@
+//! What a journal holds, and how another process reads it.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use saved_state::{Invalid, Known, SavedState, first_version};
+use serde::{Deserialize, Serialize};
+
+use super::{CLIENT, Journal, Kept, SLOTS, Slots, file};
+use crate::connection::{Connection, EXTRA, SavedConnection, max_message};
+use crate::device::{Device, NUM_REGIONS, RegionIndex, RegionInfo};
+use crate::link::{ClientInfo, Link, SavedLink};
+use crate::parked::{Given, ParkError};
+use crate::server::{Keeper, ServerOptions};
+
+/// Words of configuration space that a client sets: those of the header and of capabilities.
+const WORDS: usize = 64;
+/// Bytes of a word.
+const WORD: u64 = 4;
+/// Word with the command register, and status in its upper half.
+const COMMAND: usize = 1;
+
+/// Configuration space as it is read.
+pub(crate) type Words = Vec<u32>;
+
+/// What is committed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedJournal {
+    /// Number of the commit.
+    pub(crate) sequence: u64,
+    /// Position in the stream behind the last message that is part of this.
+    pub(crate) position: u64,
+    /// Processes that have died with this client.
+    pub(crate) deaths: u32,
+    /// PCI configuration space; nothing of a client that has not negotiated.
+    pub(crate) words: Words,
+    /// Bytes of the regions that the client knows.
+    pub(crate) regions: Vec<u64>,
+    pub(crate) connection: SavedConnection,
+    pub(crate) link: SavedLink,
+}
+
+first_version!(SavedJournal, "vmm-glue.journal");
+
+/// What is done to a new device for a client that had another one before.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Revival {
+    words: Words,
+    regions: Vec<u64>,
+    pub deaths: u32,
+}
+
+impl Revival {
+    /// Makes the device that of a client that has negotiated: one after reset, with its configuration as it was, and the memory that
+    /// the client has lent.
+    pub fn carry_out(&self, device: &mut dyn Device, link: &Link) -> Result<(), Invalid> {
+        let sizes: Vec<u64> = device.regions().iter().map(RegionInfo::size).collect();
+        Invalid::unless(device.is_renewable() && sizes == self.regions, || "the device has other regions now".into())?;
+        device.connected();
+        for region in link.memory().snapshot().regions() {
+            device.dma_map(region).map_err(|error| {
+                Invalid::new(format_args!("memory at {:#x} of {:#x} bytes: {error}", region.gpa, region.size))
+            })?;
+        }
+        let mut write = |at: usize, bytes: &[u8]| {
+            let offset = u64::try_from(at).unwrap_or(u64::MAX).saturating_mul(WORD);
+            let written = device.region_write(RegionIndex::Config, offset, bytes);
+            written.map_err(|error| Invalid::new(format_args!("configuration at {offset:#x}: {error}")))
+        };
+        let others = self.words.iter().enumerate().filter(|(at, _)| *at != COMMAND);
+        others.clone().try_for_each(|(at, word)| write(at, &word.to_le_bytes()))?;
+        // It lets the device master the bus: last. Ones in status clear bits.
+        if let Some([low, high, ..]) = self.words.get(COMMAND).map(|word| word.to_le_bytes()) {
+            write(COMMAND, &[low, high])?;
+        }
+        let now = read_words(device);
+        let command = |words: &Words| words.get(COMMAND).map(|word| word & 0xffff);
+        let same = others.into_iter().all(|(at, word)| now.get(at) == Some(word));
+        Invalid::unless(same && command(&now) == command(&self.words), || "it is a device of another kind now".into())
+    }
+}
+
+/// PCI configuration space as far as a client sets it.
+pub(crate) fn read_words(device: &mut dyn Device) -> Words {
+    let mut words = Vec::with_capacity(WORDS);
+    for offset in (0..u64::MAX).step_by(size_of::<u32>()).take(WORDS) {
+        let mut word = [0; 4];
+        if device.region_read(RegionIndex::Config, offset, &mut word).is_err() {
+            return Vec::new();
+        }
+        words.push(u32::from_le_bytes(word));
+    }
+    words
+}
+
+impl SavedJournal {
+    /// The newest one of a file that is whole.
+    fn newest(journal: &OwnedFd) -> Result<Self, ParkError> {
+        let mut newest: Option<Self> = None;
+        let mut why = Invalid::new("nothing was committed");
+        for half in [0, 1] {
+            let Some(bytes) = file::read_half(journal.as_fd(), half) else { continue };
+            let saved = SavedState::parse(&bytes, &[Known::of::<Self>()]).and_then(|mut file| {
+                let saved: Self = file.take(CLIENT)?;
+                file.finish().map(|()| saved)
+            });
+            match saved {
+                Ok(saved) if newest.as_ref().is_none_or(|newest| newest.sequence < saved.sequence) => newest = Some(saved),
+                Ok(_) => {}
+                Err(error) => why = Invalid::new(error),
+            }
+        }
+        newest.ok_or(ParkError::Invalid(why))
+    }
+}
+
+impl Journal {
+    /// The client of a process that was killed, as its journal has it. What was behind its link is behind `link`, which is new.
+    pub(crate) fn restored(
+        keeper: Arc<dyn Keeper>,
+        kept: Vec<(Kept, OwnedFd)>,
+        (link, client): (&Link, ClientInfo),
+        options: &ServerOptions,
+    ) -> Result<Connection, ParkError> {
+        let mut journal = None;
+        let mut slots: [Option<OwnedFd>; SLOTS as usize] = Default::default();
+        for (place, fd) in kept {
+            match place {
+                Kept::Journal => journal = Some(fd),
+                Kept::Slot(at) => {
+                    if let Some(slot) = slots.get_mut(usize::from(at)) {
+                        *slot = Some(fd);
+                    }
+                }
+            }
+        }
+        let journal = journal.ok_or_else(|| Invalid::new("its journal is not there"))?;
+        let there: Vec<u8> = (0u8..).zip(&slots).filter_map(|(at, slot)| slot.as_ref().map(|_| at)).collect();
+        let saved = SavedJournal::newest(&journal)?;
+        let SavedJournal { sequence, position, deaths, words, regions, mut connection, link: mut behind } = saved;
+        Invalid::unless(words.len() <= WORDS && regions.len() <= NUM_REGIONS, || {
+            format!("{} words and {} regions are too many", words.len(), regions.len())
+        })?;
+        let message = max_message(connection.max_transfer()?);
+        let room = file::adopt(&journal, message, EXTRA)?;
+        let marks = room.marks();
+        if marks.sent >= sequence {
+            connection.forget_output();
+        }
+        // Those before may be answered still, by nobody knows which number of them.
+        behind.renew(marks.next_id);
+        let given = Given::slots(slots);
+        let deaths = deaths.saturating_add(1);
+        let revival = Revival { words: words.clone(), regions, deaths };
+        let mut restored = Connection::revived(connection, &given, (link.clone(), client), options, (room, position))?;
+        link.restore(behind, &given, (&options.memory, client))?;
+        link.dma().go_on_from(marks.next_id);
+        let taken: Vec<_> = given.taken().into_iter().map(|(name, fd)| (name, fd.as_raw_fd())).collect();
+        let mut journal = Self::with(keeper, journal, Slots::of(&taken, &there));
+        (journal.sequence, journal.deaths, journal.words, journal.kept) = (sequence, deaths, words, true);
+        restored.goes_on_with(journal, revival);
+        Ok(restored)
+    }
+}

@@ -1,0 +1,304 @@
+//! A journal that is cut, edited, older, or named by nothing, and one with too many descriptors.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::*;
+use crate::client::memory_file;
+use crate::connection::Connection;
+use crate::device::{AccessError, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
+use crate::link::{ClientInfo, Link};
+use crate::memory::DmaRegion;
+use crate::protocol::{Command, DmaMap, HEADER_SIZE, Header};
+use crate::server::ServerOptions;
+use crate::{Device, IrqCounts};
+use zerocopy::IntoBytes;
+
+const VERSION: &[u8] = b"\0\0\x01\0{\"capabilities\":{}}\0";
+const CLIENT_INFO: ClientInfo = ClientInfo { pid: 0, uid: 0, domain: None };
+
+/// What a service manager does.
+#[derive(Debug, Default)]
+struct Store(Mutex<Vec<(Kept, OwnedFd)>>);
+
+impl Store {
+    fn remains(&self) -> Vec<(Kept, OwnedFd)> {
+        self.0.lock().unwrap().iter().map(|(what, fd)| (*what, fd.try_clone().unwrap())).collect()
+    }
+
+    fn names(&self) -> Vec<Kept> {
+        let mut names: Vec<_> = self.0.lock().unwrap().iter().map(|(what, _)| *what).collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+impl Keeper for Store {
+    fn keep(&self, _: BorrowedFd<'_>) {}
+    fn release(&self) {}
+
+    fn keeps_more(&self) -> bool {
+        true
+    }
+
+    fn keep_more(&self, what: Kept, fd: BorrowedFd<'_>) -> bool {
+        self.give_up(what);
+        self.0.lock().unwrap().push((what, fd.try_clone_to_owned().unwrap()));
+        true
+    }
+
+    fn give_up(&self, what: Kept) {
+        self.0.lock().unwrap().retain(|(of, _)| *of != what);
+    }
+}
+
+/// A device that is its configuration space.
+#[derive(Debug)]
+struct Words(Vec<u8>);
+
+impl Device for Words {
+    fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
+        let mut regions: [RegionInfo; NUM_REGIONS] = Default::default();
+        regions[RegionIndex::Config as usize] = RegionInfo::read_write(self.0.len() as u64);
+        regions
+    }
+
+    fn region_read(&mut self, _: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        data.copy_from_slice(&self.0[offset as usize..][..data.len()]);
+        Ok(())
+    }
+
+    fn region_write(&mut self, _: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        self.0[offset as usize..][..data.len()].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn dma_map(&mut self, _: &DmaRegion) -> Result<(), MapError> {
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, _: u64, _: u64) {}
+    fn reset(&mut self) {}
+    fn disconnected(&mut self) {}
+
+    fn is_renewable(&self) -> bool {
+        true
+    }
+}
+
+fn message(id: u16, command: Command, body: &[u8]) -> Vec<u8> {
+    let size = u32::try_from(HEADER_SIZE + body.len()).unwrap();
+    [Header::request(id, command, size, 0).as_bytes(), body].concat()
+}
+
+fn map(id: u16, address: u64) -> Vec<u8> {
+    message(id, Command::DMA_MAP, DmaMap { argsz: 32, flags: 3, offset: 0, address, size: 0x1000 }.as_bytes())
+}
+
+/// A process with a client, until it is killed.
+struct Process {
+    store: Arc<Store>,
+    link: Link,
+    device: Words,
+    connection: Connection,
+}
+
+fn link() -> Link {
+    Link::new(IrqCounts { intx: 1, msi: 2, ..IrqCounts::default() }).unwrap()
+}
+
+impl Process {
+    fn new() -> Self {
+        let (store, link, mut device) = (Arc::<Store>::default(), link(), Words(vec![7; 256]));
+        let mut connection = Connection::new(link.clone(), &ServerOptions::default(), CLIENT_INFO);
+        connection.keep_journal(&(Arc::clone(&store) as Arc<dyn Keeper>), &mut device);
+        let mut process = Self { store, link, device, connection };
+        process.feed(&message(0, Command::VERSION, VERSION), vec![]);
+        process
+    }
+
+    /// Receives and handles; the answers are sent.
+    fn feed(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Vec<u8> {
+        self.connection.handle_bytes(&mut self.device, bytes, fds).unwrap();
+        self.connection.work(&mut self.device).unwrap();
+        self.connection.output().take()
+    }
+
+    fn lend(&mut self, address: u64) {
+        let answer = self.feed(&map(1, address), vec![memory_file(0x1000, true).unwrap()]);
+        assert_eq!(answer.len(), HEADER_SIZE);
+    }
+
+    /// What another process makes of what was left.
+    fn next(&self, kept: Vec<(Kept, OwnedFd)>) -> Result<Self, ParkError> {
+        let (store, link) = (Arc::clone(&self.store), link());
+        let keeper = Arc::clone(&store) as Arc<dyn Keeper>;
+        let connection = Journal::restored(keeper, kept, (&link, CLIENT_INFO), &ServerOptions::default())?;
+        Ok(Self { store, link, device: Words(vec![0; 256]), connection })
+    }
+
+    fn regions(&self) -> usize {
+        self.link.memory().snapshot().regions().len()
+    }
+}
+
+fn path(fd: &OwnedFd) -> PathBuf {
+    format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
+}
+
+fn journal(kept: &[(Kept, OwnedFd)]) -> &OwnedFd {
+    &kept.iter().find(|(what, _)| *what == Kept::Journal).unwrap().1
+}
+
+#[test]
+fn next_process_has_what_the_client_has_lent_and_the_device_its_configuration() {
+    let mut process = Process::new();
+    for address in [0, 0x10_0000, 0x20_0000] {
+        process.lend(address);
+    }
+    for deaths in 1..=3 {
+        let mut next = process.next(process.store.remains()).unwrap();
+        assert_eq!(next.regions(), 3);
+        next.connection.resume(&mut next.device).unwrap();
+        // All but the upper half of the word with the command register.
+        assert_eq!((next.device.0[0], next.device.0[5], next.device.0[255]), (7, 7, 7));
+        assert_eq!(next.link.counters().snapshot().daemon_deaths_survived, deaths);
+        let slots: Vec<_> = [Kept::Journal].into_iter().chain((0..3).map(Kept::Slot)).collect();
+        assert_eq!(next.store.names(), slots, "nothing was given twice");
+        process = next;
+        process.device = Words(vec![7; 256]);
+    }
+    let unmap = crate::protocol::DmaUnmap { argsz: 24, flags: 0, address: 0x10_0000, size: 0x1000 };
+    process.feed(&message(9, Command::DMA_UNMAP, unmap.as_bytes()), vec![]);
+    assert_eq!(process.store.names(), [Kept::Journal, Kept::Slot(0), Kept::Slot(2)]);
+}
+
+#[test]
+fn bytes_that_were_received_are_handled_by_the_next_process() {
+    let mut process = Process::new();
+    process.lend(0);
+    // Received, its descriptors kept, and killed before it was handled.
+    let bytes = map(5, 0x40_0000);
+    process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
+    process.connection.received(bytes.len(), vec![memory_file(0x1000, true).unwrap()], false);
+    let mut next = process.next(process.store.remains()).unwrap();
+    next.connection.resume(&mut next.device).unwrap();
+    next.connection.process(&mut next.device, 4096).unwrap();
+    assert_eq!((next.regions(), next.connection.output().take()[0]), (2, 5));
+
+    // Received, and killed before it was said how much.
+    let mut process = Process::new();
+    let bytes = message(6, Command::DEVICE_GET_INFO, &[0; 16]);
+    process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
+    let mut next = process.next(process.store.remains()).unwrap();
+    next.connection.resume(&mut next.device).unwrap();
+    next.connection.process(&mut next.device, 4096).unwrap();
+    assert_eq!(next.connection.output().take()[0], 6);
+
+    // The same with descriptors, which are lost.
+    let mut process = Process::new();
+    let bytes = map(7, 0);
+    process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
+    let lost = process.next(process.store.remains()).err().unwrap().to_string();
+    assert!(lost.contains("received descriptors"), "{lost}");
+}
+
+#[test]
+fn answer_that_was_committed_and_not_sent_is_sent_by_the_next_process_once() {
+    let mut process = Process::new();
+    let bytes = map(5, 0);
+    process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
+    process.connection.received(bytes.len(), vec![memory_file(0x1000, true).unwrap()], false);
+    process.connection.process(&mut process.device, 4096).unwrap();
+    // The socket is full: nothing of the answer was taken.
+    process.connection.left_unsent();
+    let mut next = process.next(process.store.remains()).unwrap();
+    next.connection.resume(&mut next.device).unwrap();
+    next.connection.process(&mut next.device, 4096).unwrap();
+    assert_eq!((next.regions(), next.connection.output().take().len()), (1, HEADER_SIZE));
+    // It was sent now.
+    next.connection.work(&mut next.device).unwrap();
+    let mut after = next.next(next.store.remains()).unwrap();
+    assert_eq!((after.regions(), after.connection.output().len()), (1, 0));
+}
+
+#[test]
+fn commit_that_was_cut_or_edited_leaves_the_one_before_it() {
+    let mut process = Process::new();
+    process.lend(0);
+    process.lend(0x10_0000);
+    let kept = process.store.remains();
+    let whole = std::fs::read(path(journal(&kept))).unwrap();
+    let lengths = [4096, 4096 + file::HALF];
+    let length = |at: usize| usize::try_from(u64::from_le_bytes(whole[at..at + 8].try_into().unwrap())).unwrap();
+    // By size: the later one names more.
+    let newer = lengths.into_iter().max_by_key(|at| length(*at)).unwrap();
+    let fd = journal(&kept);
+    for at in (0..length(newer)).step_by(37) {
+        let byte = whole[newer + 8 + at];
+        rustix::io::pwrite(fd, &[byte ^ 1], (newer + 8 + at) as u64).unwrap();
+        let regions = process.next(process.store.remains()).map(|next| next.regions());
+        // What the one before names is there still, or the file was taken back: never anything else.
+        assert!(matches!(regions, Ok(1 | 2) | Err(_)), "{at}: {regions:?}");
+        rustix::io::pwrite(fd, &[byte], (newer + 8 + at) as u64).unwrap();
+    }
+    // Half of it is not there yet.
+    rustix::io::pwrite(fd, &0u64.to_le_bytes(), newer as u64).unwrap();
+    assert!(process.next(process.store.remains()).unwrap().regions() < 2);
+    for at in lengths {
+        rustix::io::pwrite(fd, &u64::MAX.to_le_bytes(), at as u64).unwrap();
+    }
+    let said = process.next(process.store.remains()).err().unwrap().to_string();
+    assert!(said.contains("nothing was committed"), "{said}");
+}
+
+#[test]
+fn what_is_no_journal_or_lacks_something_is_refused() {
+    let mut process = Process::new();
+    process.lend(0);
+    let without = |what: Kept| {
+        let kept = process.store.remains().into_iter().filter(|(of, _)| *of != what).collect();
+        process.next(kept).err().unwrap().to_string()
+    };
+    assert!(without(Kept::Journal).contains("its journal is not there"));
+    assert!(without(Kept::Slot(0)).contains("did not come along"));
+    let instead = |what: Kept, fd: OwnedFd| {
+        let mut kept = process.store.remains();
+        kept.iter_mut().filter(|(of, _)| *of == what).for_each(|(_, there)| *there = fd.try_clone().unwrap());
+        process.next(kept).is_err()
+    };
+    assert!(instead(Kept::Journal, memory_file(4096, true).unwrap()));
+    assert!(instead(Kept::Journal, eventfd(0, EventfdFlags::CLOEXEC).unwrap()));
+    assert!(instead(Kept::Slot(0), eventfd(0, EventfdFlags::CLOEXEC).unwrap()));
+    // Marks of no connection.
+    let kept = process.store.remains();
+    for word in 8..40u64 {
+        rustix::io::pwrite(journal(&kept), &u64::MAX.to_le_bytes(), word * 8).unwrap();
+    }
+    assert!(process.next(process.store.remains()).is_err());
+}
+
+#[test]
+fn device_of_another_kind_is_not_the_clients() {
+    let process = Process::new();
+    let mut next = process.next(process.store.remains()).unwrap();
+    next.device = Words(vec![0; 512]);
+    let said = next.connection.resume(&mut next.device).unwrap_err().to_string();
+    assert!(said.contains("other regions"), "{said}");
+}
+
+#[test]
+fn client_with_too_many_descriptors_has_no_journal_any_more() {
+    let mut process = Process::new();
+    for file in 0..u64::from(SLOTS) {
+        process.lend(file * 0x1000);
+    }
+    assert_eq!(process.store.names().len(), usize::from(SLOTS) + 1);
+    process.lend(0x100_0000);
+    assert_eq!(process.store.names(), []);
+    // It is served as ever.
+    process.lend(0x200_0000);
+    assert_eq!((process.regions(), process.store.names()), (usize::from(SLOTS) + 2, vec![]));
+}
