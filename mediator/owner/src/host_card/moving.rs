@@ -51,6 +51,12 @@ impl Departing {
         Ok((channels.save()?, *strikes))
     }
 
+    /// With the strikes of somebody who makes room for it, if those are more.
+    #[must_use]
+    pub fn struck(self, strikes: u32) -> Self {
+        Self { strikes: self.strikes.max(strikes), ..self }
+    }
+
     /// As it was.
     ///
     /// # Errors
@@ -190,6 +196,18 @@ impl Halted {
         let channels = work.channels().moving(memory.card_mut(), vm);
         let channels = channels.ok_or(HostError::Unsettled("a channel leaves the card"))?;
         Ok(Departing { channels, strikes })
+    }
+
+    /// Strikes of the VM.
+    #[must_use]
+    pub fn strikes(&self) -> u32 {
+        self.host.lock().scheduler().strikes(self.vm).map_or(0, |(strikes, _)| strikes)
+    }
+
+    /// Bytes of a chunk.
+    #[must_use]
+    pub fn chunk_bytes(&self) -> u64 {
+        self.host.lock().chunk_bytes()
     }
 
     /// Begins of the VM's chunks that have a place.
