@@ -303,6 +303,12 @@ pub trait Card: Send + Sync {
         Vec::new()
     }
 
+    /// Returns whether a context image, whoever wrote it, does nothing that methods of a channel could not have done, once it names no
+    /// registers. Of a real card nobody knows.
+    fn takes_any_image(&self) -> bool {
+        false
+    }
+
     /// Counts how often engines and kernels touched which part of memory since the last call with `reset`, if the card counts
     /// that. A real card does not, and an offline profile takes its place.
     ///

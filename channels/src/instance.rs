@@ -106,19 +106,25 @@ impl GuestInstance {
     /// the guest has a context for the host's image. All virtual addresses are valid, for the host's lie at their end. Saved
     /// PBDMA state is zero.
     pub(crate) fn block(&self, span: Span, userd: VramAddr, directory: VramAddr) -> [u8; BLOCK] {
-        let mut block = [0; BLOCK];
-        for (offset, value) in ramfc::DEFAULTS {
-            put(&mut block, offset, value);
-        }
+        let mut block = constants(span);
         put_wide(&mut block, ramfc::USERD_LO, userd.0);
-        put_wide(&mut block, ramfc::GP_BASE_LO, work_va(span).0 | u64::from(RING_LOG2) << 48);
         put_wide(&mut block, vm::PDB_LO, directory.0);
-        put_wide(&mut block, vm::LIMIT_LO, VA_MASK);
         for ((offset, pointer), image) in CONTEXTS.into_iter().zip(self.contexts).zip(image_vas(span)) {
             put_wide(&mut block, offset, context_words(pointer.map(|_| image)));
         }
         block
     }
+}
+
+/// An instance block with what all have that are the host's, and the host's ring.
+pub(crate) fn constants(span: Span) -> [u8; BLOCK] {
+    let mut block = [0; BLOCK];
+    for (offset, value) in ramfc::DEFAULTS {
+        put(&mut block, offset, value);
+    }
+    put_wide(&mut block, ramfc::GP_BASE_LO, work_va(span).0 | u64::from(RING_LOG2) << 48);
+    put_wide(&mut block, vm::LIMIT_LO, VA_MASK);
+    block
 }
 
 /// The two words of a context pointer, low word first.
@@ -138,12 +144,12 @@ fn context_at(bytes: &[u8], offset: u64) -> Option<GpuVa> {
     (low & context::VALID != 0).then_some(GpuVa((u64::from(high) << 32 | u64::from(low)) & PAGE_MASK))
 }
 
-fn word(bytes: &[u8], offset: u64) -> Option<u32> {
+pub(crate) fn word(bytes: &[u8], offset: u64) -> Option<u32> {
     let at = usize::try_from(offset).ok()?;
     bytes.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word))
 }
 
-fn put(block: &mut [u8; BLOCK], offset: u64, value: u32) {
+pub(crate) fn put(block: &mut [u8; BLOCK], offset: u64, value: u32) {
     if let Some(word) = usize::try_from(offset).ok().and_then(|at| block.get_mut(at..)?.first_chunk_mut()) {
         *word = value.to_le_bytes();
     }

@@ -90,7 +90,7 @@ pub use image::GRAPH_IMAGE_MAX;
 pub use instance::{GuestInstance, InstanceError};
 pub use nvspec::addr::Place;
 pub use parts::Parts;
-pub use pool::{Arrived, Channels, MoveError, Moving, SavedChannels, SavedPlace};
+pub use pool::{Arrived, Channels, MoveError, Moving, SavedChannels, SavedMoving, SavedPlace};
 pub use state::{Presence, RunState};
 pub use types::{
     Bind, BindError, Completion, Doorbell, DoorbellError, Hang, HardwareState, Hindrance, Layout, Pause, PullError,

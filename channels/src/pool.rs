@@ -3,7 +3,7 @@
 mod moving;
 mod saved;
 
-pub use moving::{Arrived, MoveError, Moving};
+pub use moving::{Arrived, MoveError, Moving, SavedMoving};
 pub(crate) use saved::COUNT_MAX;
 pub use saved::{SavedChannels, SavedPlace};
 

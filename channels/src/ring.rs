@@ -252,6 +252,20 @@ impl Ring {
         index.wrapping_add(by) & self.entries.wrapping_sub(1)
     }
 
+    /// Index in the host's ring of each entry of the guest's that is in flight, oldest first.
+    pub(crate) fn guests_entries(&self) -> impl Iterator<Item = u32> + '_ {
+        self.records.iter().flat_map(|record| {
+            let entries = (0..u64::from(record.entries)).map(|entry| record.first.wrapping_add(entry) & INDEX);
+            entries.map(|index| u32::try_from(index).unwrap_or(0))
+        })
+    }
+
+    /// Slot of the record that has ended last.
+    pub(crate) fn last_ended(&self) -> Option<usize> {
+        let number = self.submitted.checked_sub(self.records.len() as u64)?.checked_sub(1)?;
+        usize::try_from(number & SLOT).ok()
+    }
+
     fn distance(&self, from: u32, to: u32) -> u32 {
         to.wrapping_sub(from) & self.entries.wrapping_sub(1)
     }

@@ -63,6 +63,13 @@ impl Interrupts {
         self.armed = true;
     }
 
+    /// Nobody knows what was signalled before: what is pending is to be signalled again.
+    pub fn forgotten(&mut self) {
+        let Self { armed, intx, messages: _, intx_rises: _ } = self;
+        *armed = true;
+        *intx = false;
+    }
+
     /// Returns whether the next rise of the line sends a message.
     #[must_use]
     pub fn armed(&self) -> bool {

@@ -317,6 +317,14 @@ impl VGpu {
         self.evaluate(backend);
     }
 
+    /// It was saved when the card's clock said `then`, and goes on with another client and another clock: the guest's time does not
+    /// go back, and what is pending is signalled again, for nobody knows what the other client has passed on.
+    pub fn resumed(&mut self, then: u64, backend: &mut dyn Backend) {
+        self.ptimer.advance(then.saturating_sub(backend.now_ns()));
+        self.interrupts.forgotten();
+        self.tick(backend);
+    }
+
     /// What is beside the chip on the function (an interface of the mediator's own) asks for an interrupt, or does not any
     /// more.
     pub fn set_beside(&mut self, asserted: bool, backend: &mut dyn Backend) {

@@ -36,7 +36,9 @@
 //! A file is untrusted input: the sums find damage, not malice. Nothing here allocates more than the file is long, and what a part
 //! holds is for its crate to check, value by value ([`Invalid`]), before it acts on it.
 //!
-//! Not here: what the parts hold; the memory of cards and guests, which goes by reference; encryption.
+//! The memory of one VM can follow its state in a [`stream`].
+//!
+//! Not here: what the parts hold; the memory of cards, which goes by reference, and of guests' RAM; encryption.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -48,6 +50,7 @@ mod error;
 mod format;
 mod part;
 mod read;
+pub mod stream;
 mod write;
 
 pub use error::{ReadError, WriteError};

@@ -368,6 +368,10 @@ impl Card for SimGpu {
         self.shared.wake();
     }
 
+    fn takes_any_image(&self) -> bool {
+        true
+    }
+
     fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
         self.memory.access_counts(reset)
     }

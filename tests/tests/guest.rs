@@ -14,6 +14,8 @@ mod monitoring;
 mod moving;
 #[path = "guest/paravirtual.rs"]
 mod paravirtual;
+#[path = "guest/saving.rs"]
+mod saving;
 #[path = "guest/service.rs"]
 mod service;
 #[path = "guest/stories.rs"]

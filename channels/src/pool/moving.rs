@@ -3,6 +3,10 @@
 //! A channel keeps its [`Span`] there, since its own structures name addresses in that; everything else that is the card's is
 //! made anew: its physical number, its place, the numbers of its submissions.
 
+mod saved;
+
+pub use saved::SavedMoving;
+
 use super::saved::{SavedBound, SavedSlot, SavedVm, page};
 use super::{Bound, Channels, Slot, Vm};
 use crate::instance::{BLOCK, put_wide};
@@ -13,6 +17,7 @@ use nvspec::addr::VramAddr;
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
 use nvspec::instance::{ramfc, vm as instance_vm};
 use saved_state::Invalid;
+use std::collections::BTreeSet;
 
 /// The channels of a VM, off the engines.
 #[derive(Debug)]
@@ -100,6 +105,7 @@ impl Channels {
         if self.slots.iter().filter(|slot| matches!(slot, Slot::Free)).count() < channels.len() {
             return Err(BindError::Full.into());
         }
+        check_distinct(&channels)?;
         let made = channels.into_iter().map(|channel| {
             let at = directory(VramAddr(channel.bound.directory));
             let at = at.ok_or_else(|| Invalid::new("a channel's address space has not come"))?;
@@ -206,6 +212,18 @@ fn write_pages(host: &mut impl Host, at: VramAddr, data: &[u8]) {
     for (page, offset) in data.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
         host.vram_write(at.offset(offset), page);
     }
+}
+
+/// Checks that no two channels have the same number for the guest, or the same addresses.
+fn check_distinct(channels: &[Channel]) -> Result<(), Invalid> {
+    let (mut numbers, mut spans) = (BTreeSet::new(), BTreeSet::new());
+    for Channel { bound: SavedBound { channel, span, .. }, .. } in channels {
+        let sound = u32::from(*channel) < CHANNELS && u32::from(*span) < CHANNELS;
+        Invalid::unless(sound && numbers.insert(*channel) && spans.insert(*span), || {
+            format!("channel {channel} has come twice, or has the addresses of another ({span})")
+        })?;
+    }
+    Ok(())
 }
 
 /// State of the VM beside its channels, checked against them.

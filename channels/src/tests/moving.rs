@@ -1,7 +1,7 @@
 //! Channels of a VM that goes to another card.
 
 use crate::tests::fake::{A, B, World};
-use crate::{BindError, MoveError, Pause, Place, Presence, RunState, SavedChannels, Span, work_va};
+use crate::{BindError, MoveError, Pause, Place, Presence, RunState, SavedChannels, SavedMoving, Span, work_va};
 use nvspec::addr::{GuestVramAddr, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::{ramfc, vm};
@@ -134,4 +134,70 @@ fn channels_that_cannot_come_change_nothing() {
     // One that is not off the engines does not go.
     here.channels.pause(&mut here.card, A, Pause::Standstill, false);
     assert!(here.channels.moving(&mut here.card, A).is_none());
+}
+
+/// What a card holds of a channel, but for the GP_PUT that it keeps: it asks for another in USERD.
+fn held(world: &World, channel: ChannelId) -> Vec<u32> {
+    let layout = world.channels.layout();
+    let areas = [(layout.instance(channel), 0x1000), (layout.userd(channel), 0x1000), (layout.work_area(channel), 0x4000)];
+    let images = layout.images_of(channel);
+    let words = |(at, bytes): (VramAddr, u64)| (0..bytes / 4).map(move |word| world.card.word(at.0 + word * 4));
+    areas.into_iter().chain(images).flat_map(words).skip(1).collect()
+}
+
+fn saved(here: &mut World) -> SavedMoving {
+    here.channels.pause(&mut here.card, A, Pause::Standstill, true);
+    here.channels.moving(&mut here.card, A).unwrap().save().unwrap()
+}
+
+#[test]
+fn channels_that_were_saved_come_as_those_that_were_not() {
+    let (mut one, mut other) = (there(), there());
+    let first = arrived(&mut here(), &mut one);
+    let bytes = postcard::to_allocvec(&saved(&mut here())).unwrap();
+    let moving = postcard::from_bytes::<SavedMoving>(&bytes).unwrap().restored().unwrap();
+    assert_eq!(moving.save().unwrap(), saved(&mut here()), "nothing is lost");
+    let second = other.channels.arrive(&mut other.card, A, moving, |_| Some(THERE)).unwrap();
+    assert_eq!(first, second);
+    for channel in first {
+        assert!(held(&one, channel.physical) == held(&other, channel.physical));
+    }
+    assert_eq!(one.channels.save(), other.channels.save());
+}
+
+#[test]
+fn bytes_of_a_file_are_channels_or_refused_and_never_what_is_the_hosts() {
+    let bytes = postcard::to_allocvec(&saved(&mut here())).unwrap();
+    let mut refused = 0;
+    // Not all of the images.
+    let counts = |at: &usize| bytes.get(at.saturating_sub(8)..at + 8).is_none_or(|near| near.iter().any(|one| *one != near[0]));
+    for at in (0..bytes.len()).filter(counts) {
+        for bit in 0..8 {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= 1 << bit;
+            let Ok(saved) = postcard::from_bytes::<SavedMoving>(&bytes) else { continue };
+            let mut there = there();
+            let came = saved.restored().map_err(MoveError::from).and_then(|moving| {
+                there.channels.arrive(&mut there.card, A, moving, |_| Some(THERE))
+            });
+            let Ok(came) = came else {
+                refused += 1;
+                continue;
+            };
+            for one in came {
+                let word = |offset| there.card.block_word(one.physical, offset);
+                let userd = there.channels.layout().userd(one.physical);
+                assert_eq!((word(ramfc::USERD_LO), word(ramfc::USERD_HI)), (userd.0 as u32, 0));
+                assert_eq!((word(vm::PDB_LO), word(vm::PDB_HI)), (THERE.0 as u32, 0));
+                let span = there.channels.span(one.physical).unwrap();
+                assert_eq!(word(ramfc::GP_BASE_LO), work_va(span).0 as u32);
+                assert_eq!((word(ramfc::CONFIG0), word(ramfc::CONFIG1)), (0x1000_3080, 0x1000_0010), "no privileges");
+                let [(graph, _), ..] = there.channels.layout().images_of(one.physical);
+                assert_eq!((there.card.word(graph.0), there.card.word(graph.0 + 4)), (0, 0), "no registers");
+            }
+            let again = crate::Channels::restored(there.channels.save(), there.channels.layout());
+            assert!(again.is_ok(), "{:?}", again.err());
+        }
+    }
+    assert!(refused > 100, "only {refused} were refused");
 }

@@ -56,6 +56,11 @@ impl Ptimer {
         (*offset, *intr, *intr_en, *alarm, *ring_at) = (0, 0, 0, 0, None);
     }
 
+    /// The card's clock is `ns` behind what it was when the guest saw it last: the guest's does not go back.
+    pub(crate) fn advance(&mut self, ns: u64) {
+        self.offset = self.offset.wrapping_add(ns);
+    }
+
     /// Latches the alarm if the card's clock has reached it.
     pub(crate) fn tick(&mut self, card_ns: u64) {
         let now = self.now(card_ns);

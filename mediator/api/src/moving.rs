@@ -29,6 +29,19 @@ pub struct Moved {
     pub total_ms: u64,
 }
 
+/// The answer to `POST /v1/vms/NAME/restore`: a virtual machine whose vGPU goes on from what was saved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Restored {
+    /// The virtual machine.
+    pub vm: String,
+    /// Its card.
+    pub card: String,
+    /// MiB of its memory that have come.
+    pub memory_mib: u64,
+    /// Time for which its guest and its VMM waited, in ms.
+    pub pause_ms: u64,
+}
+
 /// The answer to `POST /v1/cards/NAME/drain`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DrainReport {

@@ -73,7 +73,7 @@ const fn act(
 }
 
 /// All requests but `/metrics`, which has a format of its own.
-const OPERATIONS: [Operation; 39] = [
+const OPERATIONS: [Operation; 41] = [
     get("/v1/tenants", "All tenants of CUDA cards", NONE, of::<crate::TenantList>),
     change("post", "/v1/tenants", "Adds a tenant", Some(of::<crate::AddTenant>), (201, Some(of::<crate::Tenant>))),
     change("delete", "/v1/tenants/{name}", "Removes a tenant", None, (204, None)),
@@ -107,6 +107,20 @@ const OPERATIONS: [Operation; 39] = [
         "Moves a virtual machine to another card while it works",
         Some(of::<crate::MoveTo>),
         (200, Some(of::<crate::Moved>)),
+    ),
+    act(
+        "/v1/vms/{name}/save",
+        "Saves the vGPU of a virtual machine, with its memory; it waits meanwhile, and goes on. Whole if the answer ends well",
+        NONE,
+        None,
+        (200, None),
+    ),
+    act(
+        "/v1/vms/{name}/restore",
+        "Has the vGPU of a virtual machine go on from what was saved",
+        NONE,
+        None,
+        (200, Some(of::<crate::Restored>)),
     ),
     get("/v1/daemon", "The daemon itself", NONE, of::<crate::DaemonInfo>),
     act(
@@ -279,6 +293,14 @@ pub fn document() -> Value {
             "responses": { "200": { "description": "Prometheus' text format", "content": { "text/plain": {} } } },
         } }),
     );
+    // Saved virtual machines are no JSON.
+    let stream = json!({ "application/octet-stream": {} });
+    if let Some(save) = paths.get_mut("/v1/vms/{name}/save") {
+        save["post"]["responses"]["200"]["content"] = stream.clone();
+    }
+    if let Some(restore) = paths.get_mut("/v1/vms/{name}/restore") {
+        restore["post"]["requestBody"] = json!({ "required": true, "content": stream });
+    }
     json!({
         "openapi": "3.1.0",
         "info": {

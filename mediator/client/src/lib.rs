@@ -3,13 +3,15 @@
 //!
 //! What it does not do: try again, or keep what it was told.
 
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
-use hyper::{Request, StatusCode};
+use hyper::body::{Body, Bytes, Frame, Incoming};
+use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,6 +21,8 @@ pub use hyper::Method;
 
 /// Longest time for one request unless more is asked for; adding a virtual machine waits until its memory has been scrubbed.
 const LIMIT: Duration = Duration::from_secs(120);
+/// Bytes of a body that are sent at once, of one that is sent in pieces.
+const PIECE: usize = 256 << 10;
 /// Largest answer, in bytes.
 const MAX_ANSWER: usize = 64 << 20;
 
@@ -105,6 +109,45 @@ impl Admin {
         tokio::time::timeout(self.limit, exchange).await.unwrap_or(Err(AskError::TimedOut(self.limit)))
     }
 
+    /// Asks for something to be done whose answer is a stream of bytes, which `sink` gets in order. It was whole if this ends well.
+    ///
+    /// # Errors
+    /// See [`AskError`]; what `sink` says.
+    pub async fn stream_out<E: From<AskError>>(
+        &self,
+        path: &str,
+        mut sink: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let protocol = |error: &dyn std::fmt::Display| AskError::Protocol(error.to_string());
+        let timed_out = |_| AskError::TimedOut(self.limit);
+        let sent = self.send(Method::POST, path, Full::new(Bytes::new()), None);
+        let (answer, _connection) = tokio::time::timeout(self.limit, sent).await.map_err(timed_out)??;
+        let (status, mut body) = (answer.status(), answer.into_body());
+        if !status.is_success() {
+            return Err(refused(status, &whole(body).await?).into());
+        }
+        while let Some(frame) = tokio::time::timeout(self.limit, body.frame()).await.map_err(timed_out)? {
+            let frame = frame.map_err(|error| protocol(&format_args!("it ends early: {error}; see the daemon's log")))?;
+            if let Some(data) = frame.data_ref() {
+                sink(data)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends all that `source` has, and asks for something to be done with it.
+    ///
+    /// # Errors
+    /// See [`AskError`].
+    pub async fn stream_in(&self, path: &str, source: impl Read + Send + Unpin + 'static) -> Result<Bytes, AskError> {
+        let answered = async {
+            let (answer, _connection) = self.send(Method::POST, path, Source(source), None).await?;
+            let (status, body) = (answer.status(), whole(answer.into_body()).await?);
+            if status.is_success() { Ok(body) } else { Err(refused(status, &body)) }
+        };
+        tokio::time::timeout(self.limit, answered).await.unwrap_or(Err(AskError::TimedOut(self.limit)))
+    }
+
     async fn exchange(
         &self,
         method: Method,
@@ -112,11 +155,31 @@ impl Admin {
         body: Bytes,
         expected: Option<&str>,
     ) -> Result<Bytes, AskError> {
+        let (answer, _connection) = self.send(method, path, Full::new(body), expected).await?;
+        let (status, body) = (answer.status(), whole(answer.into_body()).await?);
+        if status.is_success() { Ok(body) } else { Err(refused(status, &body)) }
+    }
+
+    /// Sends a request; its answer, and the connection, which must live as long.
+    async fn send<B>(
+        &self,
+        method: Method,
+        path: &str,
+        body: B,
+        expected: Option<&str>,
+    ) -> Result<(Response<Incoming>, Connected), AskError>
+    where
+        B: Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
         let protocol = |error: &dyn std::fmt::Display| AskError::Protocol(error.to_string());
         let stream = UnixStream::connect(&self.socket).await.map_err(|source| unreachable(&self.socket, source))?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| protocol(&error))?;
-        let connection = tokio::spawn(connection);
+        let connection = Connected(tokio::spawn(async {
+            // What went wrong the request's answer says.
+            let _ended = connection.await;
+        }));
         let mut request = Request::builder()
             .method(method)
             .uri(path)
@@ -125,16 +188,44 @@ impl Admin {
         if let Some(revision) = expected {
             request = request.header("if-match", format!("\"{revision}\""));
         }
-        let request = request.body(Full::new(body)).map_err(|error| protocol(&error))?;
+        let request = request.body(body).map_err(|error| protocol(&error))?;
         let answer = sender.send_request(request).await.map_err(|error| protocol(&error))?;
-        let status = answer.status();
-        let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await.map_err(|error| protocol(&error))?;
-        connection.abort();
-        let body = body.to_bytes();
-        if status.is_success() {
-            return Ok(body);
-        }
-        Err(refused(status, &body))
+        Ok((answer, connection))
+    }
+}
+
+/// A connection, which ends with this.
+struct Connected(tokio::task::JoinHandle<()>);
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// All of an answer.
+async fn whole(body: Incoming) -> Result<Bytes, AskError> {
+    let body = Limited::new(body, MAX_ANSWER).collect().await;
+    Ok(body.map_err(|error| AskError::Protocol(error.to_string()))?.to_bytes())
+}
+
+/// Bytes of a file as a body, a piece at a time. The program waits for the file, as there is nothing else that it does.
+struct Source<R>(R);
+
+impl<R: Read + Unpin> Body for Source<R> {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let mut piece = vec![0; PIECE];
+        Poll::Ready(match self.0.read(&mut piece) {
+            Ok(0) => None,
+            Ok(bytes) => {
+                piece.truncate(bytes);
+                Some(Ok(Frame::data(piece.into())))
+            }
+            Err(error) => Some(Err(error)),
+        })
     }
 }
 

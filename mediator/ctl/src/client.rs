@@ -1,6 +1,6 @@
 //! A client of the admin API for a program that does one thing after the other, and all that can go wrong with a command.
 
-use std::io;
+use std::io::{self, Read};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -25,6 +25,14 @@ pub enum ClientError {
         #[source]
         source: io::Error,
     },
+    #[error("{} cannot be read", path.display())]
+    Unreadable {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} is there already; name another file, or say `--force`", path.display())]
+    Exists { path: PathBuf },
     #[error("{} is no record", path.display())]
     Record {
         path: PathBuf,
@@ -111,6 +119,30 @@ impl Client {
     /// See [`ClientError`].
     pub fn delete(&self, path: &str) -> Result<(), ClientError> {
         self.request(Method::DELETE, path, Bytes::new()).map(drop)
+    }
+
+    /// Asks for something whose answer is a stream of bytes, which `sink` gets in order.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; what `sink` says.
+    pub fn stream_out(
+        &self,
+        path: &str,
+        sink: impl FnMut(&[u8]) -> Result<(), ClientError>,
+    ) -> Result<(), ClientError> {
+        self.runtime.block_on(self.admin.stream_out(path, sink))
+    }
+
+    /// Sends all that `source` has.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn stream_in<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        source: impl Read + Send + Unpin + 'static,
+    ) -> Result<T, ClientError> {
+        Ok(parse(&self.runtime.block_on(self.admin.stream_in(path, source))?)?)
     }
 
     /// One request; the body of its answer, if it is good.

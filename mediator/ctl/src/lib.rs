@@ -36,6 +36,7 @@ mod pages;
 mod profile;
 pub mod replay;
 pub mod report;
+mod saving;
 mod sched;
 mod tenant;
 mod top;
@@ -194,6 +195,23 @@ enum VmCommand {
         /// The card; one by the daemon's policy if not given
         #[arg(long, value_name = "NAME")]
         card: Option<String>,
+    },
+    /// Saves the virtual GPU of a virtual machine in a file, with its memory; its VMM is to be paused meanwhile
+    Save {
+        /// Its name
+        name: String,
+        /// The file, which only its owner may read
+        file: PathBuf,
+        /// Replace a file that is there already
+        #[arg(long)]
+        force: bool,
+    },
+    /// Has the virtual GPU of a virtual machine go on from a file; its VMM has brought its RAM back, and is paused
+    Restore {
+        /// Its name
+        name: String,
+        /// The file
+        file: PathBuf,
     },
     /// Lists the virtual machines
     List {
@@ -456,6 +474,8 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
             form.of(&args, output::launch_args)
         }
         Command::Vm(VmCommand::Move { name, card }) => moving::move_vm(client, form, &name, card)?,
+        Command::Vm(VmCommand::Save { name, file, force }) => saving::save(client, form, &name, &file, force)?,
+        Command::Vm(VmCommand::Restore { name, file }) => saving::restore(client, form, &name, &file)?,
         Command::Card(CardCommand::Undrain { name }) => moving::undrain(&client, form, &name)?,
         Command::Card(CardCommand::Host(command)) => command.run(&client, form)?,
         Command::Card(CardCommand::Firmware(command)) => command.run(form)?,
@@ -489,11 +509,13 @@ impl ClientError {
                 ErrorCode::Forbidden => Code::Unreachable,
                 ErrorCode::Failed => Code::Failed,
             },
+            Self::Exists { .. } => Code::Conflict,
             Self::Report(_) | Self::Record { .. } | Self::Desired { .. } => Code::Usage,
             Self::Runtime(_)
             | Self::Ask(AskError::Protocol(_) | AskError::TimedOut(_))
             | Self::Differs { .. }
             | Self::File { .. }
+            | Self::Unreadable { .. }
             | Self::Terminal(_) => Code::Failed,
         }
     }
@@ -514,6 +536,8 @@ impl ClientError {
             Self::Record { .. } => "name a file that `mediatorctl sched record` has written",
             Self::Differs { .. } => "replay it with the version that recorded it, to see what has changed",
             Self::File { .. } => "name another file or folder",
+            Self::Unreadable { .. } => "name a file that `mediatorctl vm save` has written, and that may be read",
+            Self::Exists { .. } => "nothing was saved",
             Self::Desired { .. } => "name a file as `mediatorctl export` prints it",
             Self::Report(_) => "choose another --since or --window",
             Self::Terminal(_) => "use --once, which prints the table",
@@ -522,7 +546,11 @@ impl ClientError {
         if let Some(source) = std::error::Error::source(self) {
             text = format!("{text}: {source}");
         }
-        let code = if self.exit_code() == Code::Usage { ErrorCode::Invalid } else { ErrorCode::Failed };
+        let code = match self.exit_code() {
+            Code::Usage => ErrorCode::Invalid,
+            Code::Conflict => ErrorCode::Conflict,
+            _ => ErrorCode::Failed,
+        };
         api::Error { code, error: text, what_to_do: what_to_do.to_owned() }
     }
 }

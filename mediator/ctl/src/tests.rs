@@ -11,6 +11,7 @@ mod firmware;
 mod host;
 mod moving;
 mod profile;
+mod saving;
 mod sched;
 
 /// What one run printed, and its code.

@@ -126,6 +126,22 @@ pub enum DaemonError {
         /// Reason.
         why: String,
     },
+    /// A virtual machine is not saved.
+    #[error("VM `{vm}` is not saved: {why}")]
+    NotSaved {
+        /// Its name.
+        vm: String,
+        /// Reason.
+        why: String,
+    },
+    /// A virtual machine does not become what was saved.
+    #[error("VM `{vm}` is not restored: {why}")]
+    NotRestored {
+        /// Its name.
+        vm: String,
+        /// Reason.
+        why: String,
+    },
     /// A virtual machine can move to no card.
     #[error("VM `{vm}` cannot move to another card: {why}")]
     Immovable {
@@ -188,6 +204,7 @@ impl DaemonError {
             Self::NoDomain(_) | Self::IsDomain(..) => ErrorCode::Invalid,
             Self::Changed { .. } | Self::NotHandedOver(_) => ErrorCode::Conflict,
             Self::CannotMove { .. } | Self::Immovable { .. } => ErrorCode::Conflict,
+            Self::NotSaved { .. } | Self::NotRestored { .. } => ErrorCode::Conflict,
             Self::Desired(obstacles) => {
                 // The first of these is what to see to first.
                 let order = [ErrorCode::Invalid, ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Quota];
@@ -241,6 +258,8 @@ impl DaemonError {
             Self::Setting { .. } => "correct the value; keys that are left out stay as they are",
             Self::Query(_) => "correct the value",
             Self::CannotMove { .. } => "see to what is in the way, or name another card; the VM goes on where it is",
+            Self::NotSaved { .. } => "see to what is in the way, and try again; the VM goes on, and what was written is no saved VM",
+            Self::NotRestored { .. } => "see to what is in the way, or take another file; the VM goes on as it was",
             Self::Immovable { .. } => "make room on another card, or remove the VM; it goes on where it is",
             Self::Changed { .. } => "look again (`mediatorctl export`), and repeat what is still right",
             Self::Desired(_) => match self.code() {

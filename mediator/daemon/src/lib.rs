@@ -45,6 +45,7 @@ mod profiles;
 pub mod program;
 mod rebalancing;
 mod revision;
+mod saving;
 mod scheduling;
 mod serving;
 mod show;

@@ -16,22 +16,22 @@ use super::{Card, Daemon, DaemonError, Life, memory};
 
 /// Time for which a virtual machine's VMM may take to come to rest.
 // TIMEOUT: a request that is half done, or a write that waits for memory, which has a second.
-const REST_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const REST_LIMIT: Duration = Duration::from_secs(5);
 /// Time that its work may take to leave the engines, before what stays is treated as a hang.
 // TIMEOUT: twice what an upgrade gives, since nobody but the VM waits. Work of a guest that computes is over in milliseconds, or is
 // longer than guests' drivers wait.
-const STILL_LIMIT: Duration = Duration::from_secs(2);
+pub(super) const STILL_LIMIT: Duration = Duration::from_secs(2);
 /// Bytes of a MiB.
-const MIB: u64 = 1 << 20;
+pub(super) const MIB: u64 = 1 << 20;
 
 /// A move that is to be made.
-struct Plan<'a> {
+pub(super) struct Plan<'a> {
     /// The virtual machine as it is.
-    running: Arc<Running>,
+    pub(super) running: Arc<Running>,
     from: &'a Card,
-    to: &'a Card,
+    pub(super) to: &'a Card,
     /// Its settings on the card that it is to have.
-    spec: VmSpec,
+    pub(super) spec: VmSpec,
 }
 
 impl Daemon {
@@ -69,7 +69,7 @@ impl Daemon {
         })
     }
 
-    fn plan_move(&self, name: &str, card: &str) -> Result<Plan<'_>, DaemonError> {
+    pub(super) fn plan_move(&self, name: &str, card: &str) -> Result<Plan<'_>, DaemonError> {
         let known = |card: &str| self.cards.get(card).ok_or_else(|| DaemonError::NoCard(card.to_owned()));
         let to = known(card)?;
         let state = self.state.lock();
@@ -163,7 +163,7 @@ impl Daemon {
     }
 
     /// A virtual machine goes on with the device of another card.
-    fn goes_on(
+    pub(super) fn goes_on(
         &self,
         name: &str,
         (running, rest): (&Running, Rest),

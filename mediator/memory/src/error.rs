@@ -5,6 +5,7 @@ use bringup::CardError;
 use card::DmaError;
 use channels::{BindError, DoorbellError, RingFault, Stuck};
 use saved_state::Invalid;
+use saved_state::stream::StreamError;
 use shadow_pt::NoMemory;
 use std::io;
 use vm_memory::VolatileMemoryError;
@@ -114,8 +115,8 @@ pub enum HostError {
     /// A channel of a VM that is removed is on the card still.
     #[error("the card holds on to a channel of the VM; the VM's memory stays out of use until it lets go or is reset")]
     ChannelStays,
-    /// The saved state of a card is none that there can be, or another card's.
-    #[error("the saved card is refused: {0}")]
+    /// What was saved of a card or a VM is none that there can be, or another's.
+    #[error("what was saved is refused: {0}")]
     Saved(#[from] Invalid),
     /// Something has not come to rest that is to be saved.
     #[error("the card is not at rest: {0}; it goes on, try again")]
@@ -140,6 +141,12 @@ pub enum HostError {
         /// The cause.
         why: String,
     },
+}
+
+impl From<StreamError> for HostError {
+    fn from(error: StreamError) -> Self {
+        Self::Saved(Invalid::new(error))
+    }
 }
 
 impl HostError {

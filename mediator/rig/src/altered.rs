@@ -46,6 +46,10 @@ impl<A: Alter> Altered<A> {
 }
 
 impl<A: Alter> Card for Altered<A> {
+    fn takes_any_image(&self) -> bool {
+        self.card.takes_any_image()
+    }
+
     fn identity(&self) -> Identity {
         self.card.identity()
     }

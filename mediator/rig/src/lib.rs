@@ -25,7 +25,7 @@ use simgpu::{Config, SimGpu, TimeModel};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
-use vgpu::{Apertures, DeviceError, DeviceStatus, MediatedDevice, MediatedVm, Settings};
+use vgpu::{Apertures, Coming, DeviceError, DeviceStatus, MediatedDevice, MediatedVm, Settings};
 use vmm_glue::client::wait_event;
 use vmm_glue::{Device, IrqCounts, Link, RegionIndex};
 use vram::{Limits, Summary, VmId};
@@ -39,6 +39,8 @@ pub use remote::RemoteGuest;
 const LONG: Duration = Duration::from_secs(60);
 /// Bytes of a chunk.
 pub const CHUNK: u64 = 2 << 20;
+/// Bytes of a saved VM that come at once.
+const PART: usize = 100_000;
 /// Bytes that the mediator keeps of a card.
 const RESERVE: u64 = 16 << 20;
 
@@ -342,6 +344,45 @@ impl Guest {
             }
             Err(error) => {
                 from.stays(self.backend.id());
+                drop(device);
+                there.release()?;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// The operator saves the VM, which goes on.
+    ///
+    /// # Errors
+    /// What the operator is told.
+    pub fn save(&mut self) -> Result<Vec<u8>, DeviceError> {
+        let mut saving = self.backend.save_all(LONG)?;
+        let mut all = Vec::new();
+        while let Some(bytes) = saving.next_bytes()? {
+            all.extend(bytes);
+        }
+        Ok(all)
+    }
+
+    /// The operator has the VM be what was saved, as `vm` on a card.
+    ///
+    /// # Errors
+    /// What is in the way. It goes on as it was then.
+    pub fn restore(&mut self, to: &Rig, vm: u32, saved: &[u8]) -> Result<u64, DeviceError> {
+        let (device, there) = MediatedVm::build(&to.host, VmId(vm), &self.settings, &self.link)?;
+        let restore = || {
+            there.await_arrival()?;
+            let mut coming = Coming::new(&there, &self.settings)?;
+            saved.chunks(PART).try_for_each(|part| coming.feed(part))?;
+            let bytes = coming.memory_bytes();
+            coming.take_place(&self.backend, LONG).map(|()| bytes)
+        };
+        match restore() {
+            Ok(bytes) => {
+                (self.device, self.backend) = (device, there);
+                Ok(bytes)
+            }
+            Err(error) => {
                 drop(device);
                 there.release()?;
                 Err(error.into())

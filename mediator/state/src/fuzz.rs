@@ -8,12 +8,13 @@
 )]
 
 use crate::{SavedCard, Surroundings, VmSurroundings};
-use channels::{Channels, Layout, SavedChannels};
+use channels::{Channels, Layout, Moving, SavedChannels, SavedMoving};
 use devmodel::{SavedVGpu, VGpu, VGpuConfig};
 use nvspec::addr::{GuestVramAddr, VramAddr};
 use nvspec::chip::GF100;
 use pv::{SavedTables, Tables};
 use saved_state::SavedState;
+use saved_state::stream::{Item, PIECE_MAX, StreamError, StreamReader};
 use sched::{Event, Nanos, SavedScheduler, Scheduler};
 use shadow_pt::{Limits, Mode};
 use std::sync::Arc;
@@ -66,7 +67,7 @@ pub(crate) fn config() -> VGpuConfig {
 /// When something does not hold.
 pub fn fuzz(data: &[u8]) {
     let Some((what, bytes)) = data.split_first() else { return };
-    match what % 7 {
+    match what % 9 {
         0 => file(bytes),
         1 => part::<SavedChunks, ChunkTable>(bytes, |saved| saved.try_into().ok(), ChunkTable::save, use_chunks),
         2 => part::<SavedQuanta, Quanta>(
@@ -95,6 +96,13 @@ pub fn fuzz(data: &[u8]) {
             },
         ),
         5 => part::<SavedVGpu, VGpu>(bytes, |saved| VGpu::restored(saved, config()).ok(), VGpu::save, drop),
+        7 => stream(bytes),
+        8 => part::<SavedMoving, Moving>(
+            bytes,
+            |saved| saved.restored().ok(),
+            |moving| moving.save().expect("what was restored can be saved"),
+            drop,
+        ),
         _ => part::<SavedTables, Tables>(
             bytes,
             |saved| Tables::restored(saved, GuestVramAddr(VRAM), 4 << 20).ok(),
@@ -136,6 +144,27 @@ fn part<S: saved_state::Part, T>(
     let again = postcard::from_bytes(&bytes).expect("it was just encoded");
     assert!(restore(again).is_some(), "what was saved of `{}` is refused", S::NAME);
     exercise(restored);
+}
+
+/// A stream is read in parts of any length as it is as a whole: pieces ascend, and nothing comes behind its end.
+fn stream(bytes: &[u8]) {
+    let Some((part, bytes)) = bytes.split_first() else { return };
+    let read = |part: usize| {
+        let (mut reader, mut items, mut last) = (StreamReader::default(), 0, None);
+        let all = bytes.chunks(part).try_for_each(|part| {
+            reader.feed(part, &mut |item| {
+                assert_eq!(items == 0, matches!(item, Item::Head(_)), "the head is first");
+                if let Item::Piece(at, data) = item {
+                    assert!(last.is_none_or(|last| at >= last) && !data.is_empty() && data.len() <= PIECE_MAX);
+                    last = Some(at + data.len() as u64);
+                }
+                items += 1;
+                Ok::<_, StreamError>(())
+            })
+        });
+        (all.and_then(|()| reader.finish()).is_ok(), items)
+    };
+    assert_eq!(read(usize::from(*part) + 1), read(bytes.len().max(1)));
 }
 
 fn file(bytes: &[u8]) {

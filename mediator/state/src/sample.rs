@@ -16,7 +16,7 @@ use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, GuestAddr, PagePool,
 
 /// A card that remembers registers, and an owner of a vGPU that does nothing.
 #[derive(Default)]
-struct Nothing(BTreeMap<u32, u32>);
+pub(crate) struct Nothing(BTreeMap<u32, u32>);
 
 impl channels::Host for Nothing {
     fn read32(&mut self, offset: u32) -> u32 {

@@ -2,26 +2,37 @@
 //!
 //! There it is made as any other is ([`MediatedVm::build`]), and takes in the client's memory while the first still serves its guest
 //! ([`MediatedVm::await_arrival`]). Then it becomes what the first was ([`MediatedVm::move_to`]); or the first goes on as if
-//! nothing had been.
+//! nothing had been. What goes from one to the other is [`Travelling`], and the memory; in a stream of bytes they are a VM that is saved
+//! ([`saving`](super::saving)).
 
 use super::backend::SavedBackend;
 use super::device::{Core, MediatedVm, Settings};
 use card_state::SavedVm;
-use devmodel::VGpu;
+use channels::Channels;
+use devmodel::{SavedVGpu, VGpu};
 use nvspec::addr::GuestVramAddr;
-use owner::{Departing, HostError, Suspended};
-use pv::Tables;
+use nvspec::fifo::{CHANNELS, VirtualChannelId};
+use owner::{Departing, Halted, HostError};
+use pv::{SavedTables, Tables};
+use saved_state::Invalid;
+use shadow_pt::SavedSpaces;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
+use vram::VmId;
 
 /// Time between two tries at what has not come to rest.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// A VM as it was on the card that it leaves, but for its memory.
 #[derive(Debug)]
-struct Travelling {
-    vm: SavedVm,
-    side: SavedBackend,
-    departing: Departing,
+pub(super) struct Travelling {
+    pub(super) gpu: SavedVGpu,
+    pub(super) spaces: SavedSpaces,
+    pub(super) tables: Option<SavedTables>,
+    pub(super) side: SavedBackend,
+    pub(super) departing: Departing,
+    /// The card's time then, if it is to go on with another client, or in another time.
+    pub(super) since_ns: Option<u64>,
 }
 
 /// A VM that has gone to another card, which goes on there already. When this is dropped, the card that it has left releases what it
@@ -37,9 +48,7 @@ pub struct Left<'a> {
 
 impl Drop for Left<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.vm.release() {
-            tracing::error!(vm = %self.vm.vm, %error, "the card keeps something of a VM that has left it");
-        }
+        self.vm.give_back();
     }
 }
 
@@ -54,32 +63,50 @@ impl MediatedVm {
         let suspended = self.host().suspend(self.vm, limit)?;
         // The client may have lent other memory since.
         there.await_arrival()?;
-        let began = Instant::now();
-        let travelling = loop {
-            match self.travel(&suspended) {
-                Err(HostError::Unsettled(_)) if began.elapsed() < limit => locks::sleep(AGAIN),
-                travelling => break travelling?,
-            }
-        };
+        let travelling = self.travel(&suspended, limit)?;
         let bytes = suspended.copy_memory(there.host(), there.vm)?;
         there.arrive(travelling, settings)?;
         self.core().gone = true;
         Ok(Left { vm: self, _suspended: suspended, bytes })
     }
 
-    /// Writes the VM down, which is suspended, and which nobody serves.
+    /// Releases a VM that has left its card.
+    fn give_back(&self) {
+        if let Err(error) = self.release() {
+            tracing::error!(vm = %self.vm, %error, "the card keeps something of a VM that has left it");
+        }
+    }
+
+    /// Another VM has taken this one's place, whose work stands still.
+    pub(super) fn leave(&self) {
+        self.core().gone = true;
+        // While it is suspended: nothing of it runs any more.
+        self.give_back();
+    }
+
+    /// Writes the VM down, which is halted, and which nobody serves. What is under way may end within `limit`.
     ///
     /// # Errors
-    /// [`HostError::Unsettled`] when something of it is under way; see also [`Self::check_movable`].
-    fn travel(&self, suspended: &Suspended<'_>) -> Result<Travelling, HostError> {
-        suspended.settle();
+    /// [`HostError::Unsettled`] when it has not; see also [`Self::check_movable`].
+    pub(super) fn travel(&self, halted: &Halted, limit: Duration) -> Result<Travelling, HostError> {
+        let began = Instant::now();
+        loop {
+            match self.try_travel(halted) {
+                Err(HostError::Unsettled(_)) if began.elapsed() < limit => locks::sleep(AGAIN),
+                travelling => return travelling,
+            }
+        }
+    }
+
+    fn try_travel(&self, halted: &Halted) -> Result<Travelling, HostError> {
+        halted.settle();
         // What has come for it is taken up when the lock is let go.
         drop(self.core());
         // In one hold: work that comes in between would be in neither part.
         let core = self.core();
-        let (vm, side) = core.write_down()?;
-        let departing = suspended.depart()?;
-        Ok(Travelling { vm, side, departing })
+        let (SavedVm { vm: _, gpu, spaces, tables, pool: _ }, side) = core.write_down()?;
+        let departing = halted.depart()?;
+        Ok(Travelling { gpu, spaces, tables, side, departing, since_ns: None })
     }
 
     /// Makes a VM that was just built await one from another card: it is held, and has the client's memory mapped. May be called again
@@ -101,20 +128,24 @@ impl MediatedVm {
     /// # Errors
     /// When it is none that there can be on this card, or the card lacks something for it. It is to be [released](Self::release)
     /// then.
-    fn arrive(&self, Travelling { vm, side, departing }: Travelling, settings: &Settings) -> Result<(), HostError> {
+    pub(super) fn arrive(&self, travelling: Travelling, settings: &Settings) -> Result<(), HostError> {
+        let Travelling { gpu: registers, spaces, tables, side, departing, since_ns } = travelling;
         {
             let core = &mut *self.core();
             let Core { gpu, backend, rung, .. } = core;
             let config = gpu.config().clone();
             let base = GuestVramAddr(config.vram_bytes);
             let table_bytes = settings.paravirtual.as_ref().map_or(0, |pv| pv.table_bytes);
-            let SavedVm { vm: _, gpu: registers, spaces, tables, pool: _ } = vm;
             let tables = tables.map(|tables| Tables::restored(tables, base, table_bytes)).transpose()?;
             let made = VGpu::restored(registers, config)?;
             let pv = settings.paravirtual.as_ref().map(|pv| (pv, settings.share.channels));
             *rung = backend.arrive(side, (spaces, tables), departing, pv)?;
+            check_channels(&made, self.host().lock().channels(), self.vm)?;
             *gpu = made;
             backend.prepare_all()?;
+            if let Some(then) = since_ns {
+                gpu.resumed(then, backend);
+            }
             core.arm();
         }
         {
@@ -126,4 +157,17 @@ impl MediatedVm {
         self.host().look_again();
         Ok(())
     }
+}
+
+/// A guest sees the channels bound that are, or were refused.
+fn check_channels(gpu: &VGpu, channels: &Channels, vm: VmId) -> Result<(), Invalid> {
+    let seen: BTreeSet<VirtualChannelId> = gpu.bound_channels().collect();
+    let known = |channel: VirtualChannelId| {
+        channels.physical(vm, channel).is_some() || channels.refused(vm, channel).is_some()
+    };
+    let mut numbers = (0u8..).take(CHANNELS as usize).map(VirtualChannelId);
+    let other = numbers.find(|channel| seen.contains(channel) != known(*channel));
+    other.map_or(Ok(()), |channel| {
+        Err(Invalid::new(format_args!("its guest sees channel {} otherwise than it is", channel.0)))
+    })
 }

@@ -25,6 +25,14 @@ pub struct SavedSide(SavedBackend);
 first_version!(SavedSide, "vgpu");
 
 impl SavedSide {
+    pub(super) fn new(side: SavedBackend) -> Self {
+        Self(side)
+    }
+
+    pub(super) fn into_inner(self) -> SavedBackend {
+        self.0
+    }
+
     /// The part, in the versions that are read here.
     #[must_use]
     pub fn known() -> Known {

@@ -119,7 +119,9 @@ impl SavedSpaces {
     /// # Errors
     /// [`NoMemory`]; what was allocated is to be freed as a whole then.
     pub fn moved(self, memory: &mut impl ShadowMemory) -> Result<(Self, Vec<(VramAddr, VramAddr)>), NoMemory> {
-        let Self { spaces, generations, old: _, ram_barred } = self;
+        let Self { mut spaces, generations, old: _, ram_barred } = self;
+        // More are refused when they are restored, and need no memory for that.
+        spaces.truncate(MAX_SPACES.saturating_add(1));
         let mut places = Vec::new();
         let mut moved = Vec::new();
         for space in spaces {

@@ -100,6 +100,9 @@ fn every_command_ends_with_0_when_done_5_without_a_daemon_and_2_when_misspelt() 
             // These another card, to which something can move: the tests of `moving`.
             "vm move",
             "card drain",
+            // These have files that are made: the tests of `saving`.
+            "vm save",
+            "vm restore",
             // This a daemon that is a program: `guest upgrade`.
             "daemon upgrade",
             // These a folder: the tests of `firmware`.

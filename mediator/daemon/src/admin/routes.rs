@@ -20,6 +20,7 @@ use api::ErrorCode;
 use api::launch::{self, MemorySize, SocketVmm, Vmm};
 
 mod moving;
+mod saving;
 
 /// Largest body of a request, in bytes.
 const MAX_BODY: usize = 64 << 10;
@@ -48,6 +49,8 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/vms/{name}/time", get(vm_time).patch(set_vm_time))
         .route("/v1/vms/{name}/release", post(release_vm))
         .route("/v1/vms/{name}/move", post(moving::move_vm))
+        .route("/v1/vms/{name}/save", post(saving::save))
+        .route("/v1/vms/{name}/restore", post(saving::restore))
         .route("/v1/cards", get(cards))
         .route("/v1/cards/{name}", get(card))
         .route("/v1/cards/{name}/drain", post(moving::drain))

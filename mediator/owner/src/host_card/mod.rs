@@ -40,7 +40,7 @@ use channels::Channels;
 use failure::StateGuard;
 use firmware::{Inbox, Set};
 use locks::{Mutex, rank};
-pub use moving::{Departing, Suspended};
+pub use moving::{Departing, Halted, Suspended};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::chip::Chip;
 use nvspec::falcon::Falcon;

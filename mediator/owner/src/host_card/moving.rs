@@ -10,10 +10,12 @@ use super::{HostCard, HostState};
 use crate::work::schedule::{Held, Stage};
 use crate::work::withheld::Why;
 use crate::{Feeder, HostError};
-use channels::{Arrived, MoveError, Moving, Pause};
+use channels::{Arrived, MoveError, Moving, Pause, SavedMoving};
 use locks::rank;
 use nvspec::addr::VramAddr;
+use saved_state::Invalid;
 use sched::{Channel, Engine, Event, Ticket};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vram::{GuestAddr, Lookup, Place, Step, Tier, To, VmId};
 
@@ -28,6 +30,8 @@ const BATCH_BYTES: u64 = 8 << 20;
 const ROUNDS: u32 = 3;
 /// Bytes that are copied with a card's lock held once.
 const PIECE: u64 = 256 << 10;
+/// Most strikes that come along: more than lead to any quarantine.
+const STRIKES_MAX: u32 = 1024;
 
 /// Channels and strikes of a VM, which go along with it beside what is its own and its memory.
 #[derive(Debug)]
@@ -37,12 +41,53 @@ pub struct Departing {
     strikes: u32,
 }
 
+impl Departing {
+    /// Writes it down: the channels, and the strikes.
+    ///
+    /// # Errors
+    /// When the channels are none that could come anywhere.
+    pub fn save(&self) -> Result<(SavedMoving, u32), HostError> {
+        let Self { channels, strikes } = self;
+        Ok((channels.save()?, *strikes))
+    }
+
+    /// With the strikes of somebody who makes room for it, if those are more.
+    #[must_use]
+    pub fn struck(self, strikes: u32) -> Self {
+        Self { strikes: self.strikes.max(strikes), ..self }
+    }
+
+    /// As it was.
+    ///
+    /// # Errors
+    /// When the channels are none that there can be.
+    pub fn restored(channels: SavedMoving, strikes: u32) -> Result<Self, HostError> {
+        Invalid::unless(strikes <= STRIKES_MAX, || format!("{strikes} strikes are more than any VM has"))?;
+        Ok(Self { channels: channels.restored()?, strikes })
+    }
+}
+
+/// A VM whose work stands still while this lives.
+#[must_use = "the VM goes on when this is dropped"]
+pub struct Halted {
+    host: Arc<HostCard>,
+    vm: VmId,
+}
+
 /// A VM whose work stands still, and whose memory does not move, while this lives.
 #[must_use = "the VM goes on when this is dropped"]
 pub struct Suspended<'a> {
-    host: &'a HostCard,
-    vm: VmId,
+    // Dropped first.
+    halted: Halted,
     _no_moves: locks::Guard<'a, rank::Moving, ()>,
+}
+
+impl std::ops::Deref for Suspended<'_> {
+    type Target = Halted;
+
+    fn deref(&self) -> &Halted {
+        &self.halted
+    }
 }
 
 impl HostCard {
@@ -93,8 +138,17 @@ impl HostCard {
     ///
     /// # Errors
     /// When the card keeps a channel all the same; the VM goes on then.
-    pub fn suspend(&self, vm: VmId, limit: Duration) -> Result<Suspended<'_>, HostError> {
-        let suspended = Suspended { host: self, vm, _no_moves: self.moving.lock() };
+    pub fn suspend(self: &Arc<Self>, vm: VmId, limit: Duration) -> Result<Suspended<'_>, HostError> {
+        let no_moves = self.moving.lock();
+        Ok(Suspended { halted: self.halt(vm, limit)?, _no_moves: no_moves })
+    }
+
+    /// As [`Self::suspend`], while memory of other VMs may go on moving, and the VM's where an operator wants it.
+    ///
+    /// # Errors
+    /// As [`Self::suspend`].
+    pub fn halt(self: &Arc<Self>, vm: VmId, limit: Duration) -> Result<Halted, HostError> {
+        let halted = Halted { host: Arc::clone(self), vm };
         if let Some(why) = self.failure() {
             return Err(HostError::Failed { why: why.to_owned() });
         }
@@ -115,11 +169,11 @@ impl HostCard {
         if self.lock().work.departures().any_kept(vm) {
             return Err(HostError::NotStill);
         }
-        Ok(suspended)
+        Ok(halted)
     }
 }
 
-impl Suspended<'_> {
+impl Halted {
     /// Tells the VM what has ended. Nothing ends from then on.
     pub fn settle(&self) {
         self.host.tell_ended();
@@ -130,7 +184,7 @@ impl Suspended<'_> {
     /// # Errors
     /// [`HostError::Unsettled`] when something is under way; when the card does not answer.
     pub fn depart(&self) -> Result<Departing, HostError> {
-        let (host, vm) = (self.host, self.vm);
+        let (host, vm) = (&self.host, self.vm);
         let state = &mut *host.lock();
         if state.memory.segments_of(vm) {
             return Err(HostError::Stays("it has made a segment that other address spaces may share"));
@@ -144,23 +198,49 @@ impl Suspended<'_> {
         Ok(Departing { channels, strikes })
     }
 
+    /// Strikes of the VM.
+    #[must_use]
+    pub fn strikes(&self) -> u32 {
+        self.host.lock().scheduler().strikes(self.vm).map_or(0, |(strikes, _)| strikes)
+    }
+
+    /// Bytes of a chunk.
+    #[must_use]
+    pub fn chunk_bytes(&self) -> u64 {
+        self.host.lock().chunk_bytes()
+    }
+
+    /// Begins of the VM's chunks that have a place.
+    #[must_use]
+    pub fn chunks(&self) -> Vec<GuestAddr> {
+        self.host.lock().chunks_of(self.vm)
+    }
+
+    /// Reads `data` of the VM's memory, which is within a chunk; `false` if that has no place (any more).
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn read(&self, at: GuestAddr, data: &mut [u8]) -> Result<bool, HostError> {
+        let state = &mut *self.host.lock();
+        let Some(from) = state.place_of(self.vm, at) else { return Ok(false) };
+        state.vram_mut().read_at(from, data)?;
+        Ok(true)
+    }
+
     /// Copies the VM's memory to what is VM `its` of card `to`, which has none of it yet. Returns the bytes.
     ///
     /// # Errors
     /// When the other card has no room, or one of them does not answer.
     pub fn copy_memory(&self, to: &HostCard, its: VmId) -> Result<u64, HostError> {
-        let chunks = self.host.lock().chunks_of(self.vm);
         let here = self.host.lock().chunk_bytes();
         let there = to.lock().chunk_bytes();
         let mut data = vec![0; PIECE.min(here).min(there) as usize];
         let mut copied = 0;
-        for at in chunks {
+        for at in self.chunks() {
             for offset in (0..here).step_by(data.len()) {
                 let at = GuestAddr(at.0 + offset);
-                {
-                    let state = &mut *self.host.lock();
-                    let Some(from) = state.place_of(self.vm, at) else { continue };
-                    state.vram_mut().read_at(from, &mut data)?;
+                if !self.read(at, &mut data)? {
+                    continue;
                 }
                 let place = to.receive(its, at)?;
                 // A new chunk holds zeros.
@@ -174,7 +254,7 @@ impl Suspended<'_> {
     }
 }
 
-impl Drop for Suspended<'_> {
+impl Drop for Halted {
     fn drop(&mut self) {
         if self.host.failure().is_none() {
             self.host.lock().hold_still(self.vm, false);
@@ -183,6 +263,24 @@ impl Drop for Suspended<'_> {
 }
 
 impl HostCard {
+    /// Writes memory of a VM that comes from elsewhere, and has nothing but zeros there yet.
+    ///
+    /// # Errors
+    /// When it is none of the VM's, when there is no room for it, or the card does not answer.
+    pub fn write_received(&self, vm: VmId, at: GuestAddr, data: &[u8]) -> Result<(), HostError> {
+        let chunk = self.lock().chunk_bytes();
+        let mut rest = (at, data);
+        while !rest.1.is_empty() {
+            let (at, data) = rest;
+            let left = chunk.saturating_sub(at.0.checked_rem(chunk).unwrap_or(0));
+            let (now, later) = data.split_at_checked(left.min(PIECE) as usize).unwrap_or((data, &[]));
+            let place = self.receive(vm, at)?;
+            self.lock().vram_mut().write_at(place, now)?;
+            rest = (GuestAddr(at.0.saturating_add(now.len() as u64)), later);
+        }
+        Ok(())
+    }
+
     /// Gives guest memory that comes from another card a place, zeroed: in host memory, or where there is none left on the card. The
     /// card's lock is free between the pieces of what is scrubbed for it.
     fn receive(&self, vm: VmId, at: GuestAddr) -> Result<Place, HostError> {

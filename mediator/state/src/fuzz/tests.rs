@@ -1,8 +1,10 @@
 use super::*;
 use crate::SavedVm;
-use crate::sample::card;
+use crate::sample::{Nothing, card};
+use channels::Pause;
 use proptest::prelude::*;
 use saved_state::Writer;
+use saved_state::stream::StreamWriter;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -126,7 +128,25 @@ fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
         ("scheduler", of(4, &card.scheduler)),
         ("registers", of(5, &card.vms[0].gpu)),
         ("tables", of(6, card.vms[0].tables.as_ref().unwrap())),
+        ("stream", [vec![7, 99], stream(&file_of(&card))].concat()),
+        ("moving", of(8, &moving())),
     ])
+}
+
+/// A VM with memory at two places.
+fn stream(head: &[u8]) -> Vec<u8> {
+    let (mut writer, mut bytes) = StreamWriter::new(head);
+    bytes.extend(writer.piece(0, &[1; 100]));
+    bytes.extend(writer.piece(0x10_0000, &[2; 30]));
+    bytes.extend(writer.end());
+    bytes
+}
+
+/// The channels of the first VM, on their way.
+fn moving() -> SavedMoving {
+    let mut channels = Channels::restored(card().channels, Host.layout()).unwrap();
+    channels.pause(&mut Nothing::default(), VmId(1), Pause::Standstill, true);
+    channels.moving(&mut Nothing::default(), VmId(1)).unwrap().save().unwrap()
 }
 
 fn folder() -> PathBuf {

@@ -10,6 +10,7 @@ use pv::Tables;
 use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use shadow_pt::{AddressSpaces, ApertureTlb, SavedSpaces, SyncReport};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use vmm_glue::Link;
 use vram::{PagePool, VmId};
@@ -105,9 +106,7 @@ impl Memory {
         tables: Option<Tables>,
     ) -> Result<Vec<(VramAddr, VramAddr)>, HostError> {
         let SavedMemory { bus_master, apertures, ram } = saved;
-        Invalid::unless(self.grants.ram().save().is_like(&ram), || {
-            "the client lends other memory than it did to the other card".into()
-        })?;
+        self.grants.ram().save().check_like(&ram)?;
         self.grants.receive(bus_master, tables);
         let places = self.adopt(spaces)?;
         let [bar1, bar3] = apertures.map(|instance| {
@@ -126,10 +125,19 @@ impl Memory {
 }
 
 impl SavedRam {
-    /// Returns whether the regions are the same, wherever the card sees them.
-    fn is_like(&self, other: &Self) -> bool {
-        let of = |ram: &Self| ram.0.iter().map(|one| (one.gpa, one.size, one.writable)).collect::<Vec<_>>();
-        of(self) == of(other)
+    /// Checks that the regions are those that there were, wherever the card sees them.
+    fn check_like(&self, before: &Self) -> Result<(), Invalid> {
+        let of = |ram: &Self| ram.0.iter().map(|one| (one.gpa, one.size, one.writable)).collect::<BTreeSet<_>>();
+        let (now, then) = (of(self), of(before));
+        let what = |(gpa, size, writable): &(u64, u64, bool)| {
+            format!("{size:#x} bytes of RAM at {gpa:#x} that the card may {}", if *writable { "write" } else { "only read" })
+        };
+        if let Some(missing) = then.difference(&now).next() {
+            return Err(Invalid::new(format_args!("the client does not lend {}, which it did", what(missing))));
+        }
+        now.difference(&then).next().map_or(Ok(()), |new| {
+            Err(Invalid::new(format_args!("the client lends {}, which it did not", what(new))))
+        })
     }
 
     /// Maps the regions for the card where they were.

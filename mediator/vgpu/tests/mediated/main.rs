@@ -13,6 +13,7 @@ mod holes;
 mod isolation;
 mod lifecycle;
 mod moving;
+mod saving;
 mod noise;
 mod oversubscribe;
 mod panics;

@@ -19,7 +19,7 @@ const PAGES: u64 = 20;
 const SEMAPHORE: u64 = 0x300_0000;
 
 /// A card with `host_mib` MiB of host memory.
-fn card(host_mib: u64) -> Rig {
+pub(crate) fn card(host_mib: u64) -> Rig {
     handover(host_mib).rig()
 }
 
@@ -30,22 +30,22 @@ fn driver(rig: &Rig, vm: u32, settings: &Settings) -> Driver {
 }
 
 /// A VM, and what of it is checked.
-struct Traveller {
-    driver: Driver,
+pub(crate) struct Traveller {
+    pub(crate) driver: Driver,
     channels: [Channel; 2],
-    places: [u64; 2],
+    pub(crate) places: [u64; 2],
     seed: u32,
 }
 
 impl Traveller {
-    fn new(rig: &Rig, vm: u32) -> Self {
+    pub(crate) fn new(rig: &Rig, vm: u32) -> Self {
         let mut driver = driver(rig, vm, &free_settings(16));
         let channels = [driver.channel(1), driver.channel(2)];
         Self { driver, channels, places: [0; 2], seed: 0 }
     }
 
     /// Has work in flight and queued on both channels.
-    fn begin(&mut self, seed: u32) {
+    pub(crate) fn begin(&mut self, seed: u32) {
         self.seed = seed;
         let Self { driver, channels, places, .. } = self;
         *places = channels.each_mut().map(|channel| {
@@ -58,7 +58,7 @@ impl Traveller {
     }
 
     /// Waits for all of it, and looks at each byte.
-    fn check(&mut self) {
+    pub(crate) fn check(&mut self) {
         let Self { driver, channels, places, seed } = self;
         for (channel, to) in channels.iter().zip(places) {
             driver.wait(channel);
@@ -69,7 +69,7 @@ impl Traveller {
 }
 
 /// Has something in all of a VM's memory that its driver does not use.
-fn use_up(driver: &Driver) {
+pub(crate) fn use_up(driver: &Driver) {
     (6..16).for_each(|mib| driver.guest.vram_write(mib * MIB, &[0x5a; 64]));
 }
 

@@ -1,0 +1,196 @@
+//! Channels on their way as they are saved: of what the card holds of them only what a channel's own work has put there. All else
+//! is made anew, so that a file cannot say otherwise: constants, addresses, records and their push buffers, words of completion.
+
+use super::{Channel, Moving};
+use crate::entry::Entry;
+use crate::image::image_vas;
+use crate::instance::{BLOCK, CONTEXTS, constants, context_words, put, put_wide, word};
+use crate::pool::saved::{SavedBound, SavedVm};
+use crate::ring::Ring;
+use crate::work::{
+    ENTRY_BYTES, RING_ENTRIES, SEMAPHORE_BYTES, Span, WORK_BYTES, entry_offset, push_offset, record_entry, record_push,
+    semaphore_offset,
+};
+use nvspec::fifo::CHANNELS;
+use nvspec::instance::{graph_image, ramfc, userd};
+use saved_state::{Invalid, first_version};
+use serde::{Deserialize, Serialize};
+
+/// Words of RAMFC that the card keeps a channel's state in.
+const STATE: [u64; 18] = [
+    ramfc::GP_GET,
+    ramfc::GP_FETCH,
+    ramfc::PB_GET_LO,
+    ramfc::PB_GET_HI,
+    ramfc::TOP_LEVEL_GET_LO,
+    ramfc::TOP_LEVEL_GET_HI,
+    ramfc::REF,
+    ramfc::SEMAPHORE[0],
+    ramfc::SEMAPHORE[1],
+    ramfc::SEMAPHORE[2],
+    ramfc::SEMAPHORE[3],
+    ramfc::PB_FETCH_LO,
+    ramfc::PB_FETCH_HI,
+    ramfc::PB_PUT_LO,
+    ramfc::PB_PUT_HI,
+    ramfc::PB_HEADER,
+    ramfc::PB_COUNT,
+    ramfc::SUBDEVICE,
+];
+/// Subchannels, each with an object.
+const SUBCHANNELS: u64 = 8;
+/// Words of USERD in which the card says how far it is.
+const PROGRESS: [u64; 6] =
+    [userd::GET, userd::REF, userd::TOP_LEVEL_GET, userd::TOP_LEVEL_GET_HI, userd::GET_HI, userd::GP_GET];
+
+/// The channels of a VM that goes elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedMoving {
+    vm: SavedVm,
+    channels: Vec<SavedChannel>,
+}
+
+first_version!(SavedMoving, "channels.moving");
+
+/// A channel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedChannel {
+    bound: SavedBound,
+    /// Words of [`STATE`], and the objects behind them.
+    state: Vec<u32>,
+    /// Words of [`PROGRESS`].
+    progress: Vec<u32>,
+    /// Entries of the guest's that are in flight, oldest first.
+    entries: Vec<u64>,
+    /// For each submission in flight what its semaphore holds.
+    released: Vec<[u32; SEMAPHORE_BYTES / 4]>,
+    /// Images of PGRAPH, CE0 and CE1.
+    images: [Vec<u8>; 3],
+}
+
+fn state_words() -> impl Iterator<Item = u64> {
+    let objects = (0..SUBCHANNELS).map(|index| ramfc::OBJECTS.wrapping_add(index.wrapping_mul(4)));
+    STATE.into_iter().chain(objects)
+}
+
+impl Moving {
+    /// Writes the channels down.
+    ///
+    /// # Errors
+    /// When they are none that could come anywhere.
+    pub fn save(&self) -> Result<SavedMoving, Invalid> {
+        let Self { vm, channels } = self;
+        let channels = channels.iter().map(Channel::save).collect::<Result<_, _>>()?;
+        Ok(SavedMoving { vm: vm.clone(), channels })
+    }
+}
+
+impl Channel {
+    fn save(&self) -> Result<SavedChannel, Invalid> {
+        let Self { bound, block, userd, work, images } = self;
+        let ring = Ring::restored(bound.ring.clone())?;
+        let words = |bytes: &[u8; BLOCK], at| word(bytes, at).unwrap_or(0);
+        let mut entries = Vec::new();
+        for index in ring.guests_entries() {
+            let at = usize::try_from(entry_offset(index)).unwrap_or(usize::MAX);
+            let raw = work.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |raw| u64::from_le_bytes(*raw));
+            entries.push(raw);
+        }
+        let released = ring.records.iter().map(|record| {
+            let at = semaphore_offset(record.slot);
+            [0u64, 4, 8, 12].map(|offset| word(work, at.saturating_add(offset)).unwrap_or(0))
+        });
+        Ok(SavedChannel {
+            bound: bound.clone(),
+            state: state_words().map(|at| words(block, at)).collect(),
+            progress: PROGRESS.map(|at| words(userd, at)).to_vec(),
+            entries,
+            released: released.collect(),
+            images: images.clone(),
+        })
+    }
+}
+
+impl SavedMoving {
+    /// The channels as they were.
+    ///
+    /// # Errors
+    /// When they are none that there can be.
+    pub fn restored(self) -> Result<Moving, Invalid> {
+        let Self { vm, channels } = self;
+        let few = channels.len() <= CHANNELS as usize;
+        Invalid::unless(few, || format!("{} channels are more than a card has", channels.len()))?;
+        let channels = channels.into_iter().map(SavedChannel::restored).collect::<Result<_, _>>()?;
+        Ok(Moving { vm, channels })
+    }
+}
+
+impl SavedChannel {
+    fn restored(self) -> Result<Channel, Invalid> {
+        let Self { bound, state, progress, entries, released, images } = self;
+        let ring = Ring::restored(bound.ring.clone())?;
+        Invalid::unless(u32::from(bound.span) < CHANNELS, || format!("a channel has no addresses {}", bound.span))?;
+        let span = Span(bound.span);
+        let [graph, ..] = &images;
+        let named = graph.iter().zip(0..graph_image::HEAD_BYTES).any(|(byte, _)| *byte != 0);
+        Invalid::unless(!named, || "a context names registers".into())?;
+
+        Invalid::unless(state.len() == state_words().count(), || format!("a channel's state has {} words", state.len()))?;
+        let mut block = Box::new(constants(span));
+        for (at, value) in state_words().zip(state) {
+            put(&mut block, at, value);
+        }
+        put(&mut block, ramfc::GP_PUT, ring.allowed_index());
+        for ((at, image), context) in CONTEXTS.into_iter().zip(image_vas(span)).zip(bound.contexts) {
+            put_wide(&mut block, at, context_words(context.map(|_| image)));
+        }
+
+        Invalid::unless(progress.len() == PROGRESS.len(), || format!("a channel says {} words of itself", progress.len()))?;
+        let mut page = Box::new([0; BLOCK]);
+        PROGRESS.into_iter().zip(progress).for_each(|(at, value)| put(&mut page, at, value));
+        put(&mut page, userd::GP_PUT, ring.allowed_index());
+
+        let work = work_area(&ring, span, &entries, &released)?;
+        Ok(Channel { bound, block, userd: page, work, images })
+    }
+}
+
+/// The work area of a channel with these entries of its guest's in flight.
+fn work_area(
+    ring: &Ring,
+    span: Span,
+    entries: &[u64],
+    released: &[[u32; SEMAPHORE_BYTES / 4]],
+) -> Result<Vec<u8>, Invalid> {
+    let places: Vec<u32> = ring.guests_entries().collect();
+    Invalid::unless(entries.len() == places.len() && released.len() == ring.records.len(), || {
+        format!("{} entries and {} records are not what is in flight", entries.len(), released.len())
+    })?;
+    let mut work = vec![0; usize::try_from(WORK_BYTES).unwrap_or(0)];
+    for (index, raw) in places.iter().zip(entries) {
+        let same = Entry::check(*raw).is_some_and(|entry| entry.raw == *raw);
+        Invalid::unless(same, || format!("entry {raw:#x} is none that a guest may give"))?;
+        write(&mut work, entry_offset(*index), &raw.to_le_bytes());
+    }
+    for (record, semaphore) in ring.records.iter().zip(released) {
+        let index = u32::try_from(record.end().wrapping_sub(1) & u64::from(RING_ENTRIES - 1)).unwrap_or(0);
+        write(&mut work, entry_offset(index), &record_entry(span, record.slot).to_le_bytes());
+        write(&mut work, push_offset(record.slot), &record_push(span, record.slot, record.sequence));
+        let bytes: Vec<u8> = semaphore.iter().flat_map(|word| word.to_le_bytes()).collect();
+        write(&mut work, semaphore_offset(record.slot), &bytes);
+    }
+    // The card may be behind the release of the one that has ended last.
+    if let Some(slot) = ring.last_ended() {
+        write(&mut work, push_offset(slot), &record_push(span, slot, ring.completed));
+    }
+    Ok(work)
+}
+
+fn write(area: &mut [u8], at: u64, data: &[u8]) {
+    let at = usize::try_from(at).unwrap_or(usize::MAX);
+    if let Some(place) = area.get_mut(at..).and_then(|rest| rest.get_mut(..data.len())) {
+        place.copy_from_slice(data);
+    }
+}
+
+const _: () = assert!(ENTRY_BYTES == 8);

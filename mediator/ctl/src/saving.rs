@@ -1,0 +1,78 @@
+//! Virtual machines that are saved in files, and restored from them.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::Form;
+use super::client::{self, Client, ClientError};
+use api::Restored;
+use serde_json::json;
+
+/// Time that it may take.
+// TIMEOUT: beyond the daemon's own, which says what is wrong.
+const PATIENCE: Duration = Duration::from_secs(1200);
+
+/// A file that is written beside the one that it is to be; gone if it does not become that.
+struct Beside {
+    file: File,
+    path: PathBuf,
+}
+
+impl Beside {
+    /// Readable for its owner alone: it holds a guest's memory.
+    fn of(target: &Path) -> io::Result<Self> {
+        let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        let name = format!(".{}.{}.part", name.to_string_lossy(), std::process::id());
+        let path = target.with_file_name(name);
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        Ok(Self { file, path })
+    }
+
+    /// It becomes the file. One that is there already is replaced if `force`.
+    fn finish(self, target: &Path, force: bool) -> io::Result<()> {
+        self.file.sync_all()?;
+        // A link is not made over a file that has come meanwhile.
+        if force { fs::rename(&self.path, target) } else { fs::hard_link(&self.path, target) }
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        // After a rename it is not there.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Saves a virtual machine; what is printed.
+pub(super) fn save(client: Client, form: Form, name: &str, file: &Path, force: bool) -> Result<String, ClientError> {
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::AlreadyExists if !force => ClientError::Exists { path: file.to_owned() },
+        _ => ClientError::File { path: file.to_owned(), source },
+    };
+    if !force && fs::symlink_metadata(file).is_ok() {
+        return Err(ClientError::Exists { path: file.to_owned() });
+    }
+    let mut beside = Beside::of(file).map_err(failed)?;
+    let mut bytes = 0u64;
+    client.waiting(PATIENCE).stream_out(&format!("/v1/vms/{}/save", client::segment(name)), |piece| {
+        bytes = bytes.saturating_add(piece.len() as u64);
+        beside.file.write_all(piece).map_err(failed)
+    })?;
+    beside.finish(file, force).map_err(failed)?;
+    let done = json!({ "vm": name, "file": file.display().to_string(), "bytes": bytes });
+    Ok(form.of(&done, |_| format!("VM {name} is saved in {}: {} MiB\n", file.display(), bytes.div_ceil(1 << 20))))
+}
+
+/// Restores a virtual machine; what is printed.
+pub(super) fn restore(client: Client, form: Form, name: &str, file: &Path) -> Result<String, ClientError> {
+    let source = File::open(file).map_err(|source| ClientError::Unreadable { path: file.to_owned(), source })?;
+    let path = format!("/v1/vms/{}/restore", client::segment(name));
+    let done: Restored = client.waiting(PATIENCE).stream_in(&path, source)?;
+    Ok(form.of(&done, |done| {
+        let Restored { vm, card, memory_mib, pause_ms } = done;
+        format!("VM {vm} goes on from {} on {card}: {memory_mib} MiB, it waited {pause_ms} ms\n", file.display())
+    }))
+}

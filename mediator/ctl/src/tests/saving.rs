@@ -1,0 +1,120 @@
+//! `vm save` and `vm restore`, with a guest at the other end of the VM's socket.
+
+use super::*;
+use mediatord::fixture::{copy, guest, one_card};
+use rig::RemoteGuest;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+
+fn served() -> Served {
+    let served = one_card("");
+    let ran = ctl(&served, &["vm", "add", "a", "--card", "card0", "--vram-mib", "16"]);
+    assert_eq!(ran.code, Code::Good, "{}", ran.err);
+    served
+}
+
+fn good(served: &Served, arguments: &[&str]) -> String {
+    let ran = ctl(served, arguments);
+    assert_eq!(ran.code, Code::Good, "{arguments:?}: {}", ran.err);
+    ran.out
+}
+
+#[test]
+fn vm_goes_on_from_a_file_on_its_card_and_with_another_daemon() {
+    let (first, second) = (served(), served());
+    let file = first.fixture.path("a.vm");
+    let file = file.to_str().unwrap();
+    let (mut driver, mut channel) = guest(&first, "a");
+    copy(&mut driver, &mut channel);
+    let out = good(&first, &["vm", "save", "a", file]);
+    assert!(out.starts_with("VM a is saved in ") && out.ends_with(" MiB\n"), "{out}");
+    assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600, "for its owner alone");
+    // It goes on.
+    driver.wait(&channel);
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+
+    // One that is there is not replaced unless that is wanted, and nothing is left beside it.
+    let refused = ctl(&first, &["vm", "save", "a", file]);
+    assert_eq!(refused.code, Code::Conflict, "{}", refused.err);
+    assert!(refused.err.contains("is there already"), "{}", refused.err);
+    copy(&mut driver, &mut channel);
+    good(&first, &["vm", "save", "a", file, "--force"]);
+    let names = fs::read_dir(first.fixture.path(".")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(names.into_iter().all(|name| !name.to_string_lossy().ends_with(".part")));
+
+    // The same VM, and work that was under way.
+    let out = good(&first, &["vm", "restore", "a", file]);
+    assert!(out.starts_with("VM a goes on from ") && out.contains(" on card0: "), "{out}");
+    driver.wait(&channel);
+    assert!(driver.faults.is_empty());
+    // Another daemon's, with a client that has just come.
+    let fresh = RemoteGuest::connect(&second.fixture.path("a.sock"), 16 << 20).unwrap();
+    let restored: api::Restored =
+        serde_json::from_str(&good(&second, &["--json", "vm", "restore", "a", file])).unwrap();
+    assert_eq!((restored.vm.as_str(), restored.card.as_str()), ("a", "card0"));
+    drop(std::mem::replace(&mut driver.guest, fresh));
+    driver.wait(&channel);
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+    assert!(driver.faults.is_empty());
+}
+
+#[test]
+fn what_is_no_saved_vm_is_refused_and_the_vm_goes_on() {
+    let served = served();
+    let path = |name: &str| served.fixture.path(name).to_str().unwrap().to_owned();
+    let (mut driver, mut channel) = guest(&served, "a");
+    copy(&mut driver, &mut channel);
+    good(&served, &["vm", "save", "a", &path("a.vm")]);
+    let saved = fs::read(path("a.vm")).unwrap();
+    let mut edited = saved.clone();
+    edited[saved.len() / 2] ^= 1;
+    fs::write(path("edited.vm"), edited).unwrap();
+    fs::write(path("cut.vm"), &saved[..saved.len() - 5]).unwrap();
+    fs::write(path("long.vm"), [&saved[..], &vec![0; 9 << 20]].concat()).unwrap();
+    let ran = ctl(&served, &["vm", "add", "b", "--card", "card0", "--vram-mib", "32"]);
+    assert_eq!(ran.code, Code::Good, "{}", ran.err);
+    for (vm, file, code, what) in [
+        ("a", "edited.vm", Code::Conflict, "the sum at byte"),
+        ("a", "cut.vm", Code::Conflict, "it was cut"),
+        ("a", "long.vm", Code::Conflict, "bytes follow"),
+        ("a", "m.toml", Code::Failed, "cannot be read"),
+        ("b", "a.vm", Code::Conflict, "`vram_mib` = 16, and this VM has 32"),
+        ("z", "a.vm", Code::NotFound, "there is no VM `z`"),
+    ] {
+        let ran = ctl(&served, &["vm", "restore", vm, &path(file)]);
+        assert_eq!(ran.code, code, "{file}: {}", ran.err);
+        assert!(ran.err.contains(what), "{file}: {}", ran.err);
+        assert_eq!(ctl_at("/nonexistent/admin.sock", &["vm", "save", "a", &path("x")]).code, Code::Unreachable);
+    }
+    let refused = ctl(&served, &["vm", "save", "z", &path("z.vm")]);
+    assert_eq!(refused.code, Code::NotFound, "{}", refused.err);
+    assert!(!fs::exists(path("z.vm")).unwrap() && !fs::exists(path("x")).unwrap());
+    driver.wait(&channel);
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+}
+
+#[test]
+fn clients_that_go_in_the_middle_harm_nothing() {
+    let served = served();
+    let (mut driver, mut channel) = guest(&served, "a");
+    for at in 0..20 {
+        copy(&mut driver, &mut channel);
+        let mut socket = UnixStream::connect(served.fixture.path("admin.sock")).unwrap();
+        let request = if at % 2 == 0 {
+            "POST /v1/vms/a/save HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".to_owned()
+        } else {
+            "POST /v1/vms/a/restore HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\nGPUMVMST".to_owned()
+        };
+        socket.write_all(request.as_bytes()).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(at % 5));
+        drop(socket);
+        driver.wait(&channel);
+    }
+    assert!(driver.faults.is_empty());
+    good(&served, &["vm", "remove", "a"]);
+}

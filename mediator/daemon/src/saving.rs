@@ -1,0 +1,140 @@
+//! A virtual machine's vGPU is saved as a stream of bytes, and goes on from one.
+//!
+//! The daemon writes no files: bytes go to and come from a client of the admin API, a piece at a time. Its VMM waits while it is
+//! saved, and goes on behind that. What comes is made beside what there is, on the same card, and takes its place once all of it has
+//! come and was checked; whatever fails, the virtual machine goes on as it was.
+
+use std::time::{Duration, Instant};
+
+use vgpu::Coming;
+
+use super::backend::{Awaiting, Built};
+use super::moving::{MIB, Plan, REST_LIMIT, STILL_LIMIT};
+use super::{Daemon, DaemonError};
+
+/// Time for all of one virtual machine: other changes wait.
+// TIMEOUT: 40 GiB at 50 MB/s.
+const LIMIT: Duration = Duration::from_secs(900);
+
+impl Daemon {
+    /// Saves a virtual machine's vGPU: `out` gets the bytes, in order.
+    ///
+    /// # Errors
+    /// When it is none that can be saved, or `out` says why it takes no more. It goes on in any case.
+    pub(crate) fn save_vm(
+        &self,
+        name: &str,
+        mut out: impl FnMut(Vec<u8>) -> Result<(), String>,
+    ) -> Result<(), DaemonError> {
+        let no = |why: &dyn std::fmt::Display| DaemonError::NotSaved { vm: name.to_owned(), why: why.to_string() };
+        let _one_at_a_time = self.changing.lock();
+        let Plan { running, .. } = self.plan_at_home(name)?;
+        let vm = running.backend.mediated().ok_or_else(|| no(&"its device is no mediated one"))?;
+        vm.check_movable().map_err(|error| no(&error))?;
+        let began = Instant::now();
+        running.park();
+        let rest = running.rested(Some(began + REST_LIMIT)).map_err(|why| {
+            running.go_on_later(name);
+            no(&why)
+        })?;
+        let saved = vm.save_all(STILL_LIMIT).map_err(|error| no(&error)).and_then(|mut saving| {
+            while let Some(bytes) = saving.next_bytes().map_err(|error| no(&error))? {
+                if began.elapsed() > LIMIT {
+                    return Err(no(&format_args!("it takes longer than {} seconds", LIMIT.as_secs())));
+                }
+                out(bytes).map_err(|why| no(&why))?;
+            }
+            Ok(saving.memory_bytes())
+        });
+        running.go_on(name, rest)?;
+        let bytes = saved?;
+        tracing::info!(vm = name, mib = bytes / MIB, waited_ms = began.elapsed().as_millis(), "a VM was saved");
+        Ok(())
+    }
+
+    /// Has a virtual machine's vGPU be what was saved, whose bytes `next` gives in order, an empty piece behind the last.
+    ///
+    /// # Errors
+    /// When they are none of a virtual machine that can go on here, or `next` says why there are no more. It goes on as it was then.
+    pub(crate) fn restore_vm(
+        &self,
+        name: &str,
+        mut next: impl FnMut() -> Result<Vec<u8>, String>,
+    ) -> Result<api::Restored, DaemonError> {
+        let no = |why: &dyn std::fmt::Display| DaemonError::NotRestored { vm: name.to_owned(), why: why.to_string() };
+        let _one_at_a_time = self.changing.lock();
+        let plan = self.plan_at_home(name)?;
+        let Plan { running, to, spec, .. } = &plan;
+        let here = running.backend.mediated().ok_or_else(|| no(&"its device is no mediated one"))?;
+        here.check_movable().map_err(|error| no(&error))?;
+        let host = to.backend.mediated().ok_or_else(|| no(&"its card is out of service"))?;
+        let vram_bytes = host.lock().vram().chunks.vm_bytes(here.id()).ok_or_else(|| no(&"it has no memory"))?;
+        let spec = {
+            let ram = self.state.lock().ram(spec, &to.spec);
+            let mut spec = spec.clone();
+            spec.memory.ram = ram;
+            spec
+        };
+        let Awaiting { device, vm, settings } =
+            to.backend.await_vm(&spec, vram_bytes, &running.link).map_err(|error| {
+                no(&format_args!("there must be room on its card for it beside what it is now: {error}"))
+            })?;
+        let began = Instant::now();
+        let come = (|| {
+            vm.await_arrival().map_err(|error| no(&error))?;
+            let mut coming = Coming::new(&vm, &settings).map_err(|error| no(&error))?;
+            loop {
+                let bytes = next().map_err(|why| no(&why))?;
+                if bytes.is_empty() {
+                    return Ok(coming);
+                }
+                if began.elapsed() > LIMIT {
+                    return Err(no(&format_args!("it takes longer than {} seconds", LIMIT.as_secs())));
+                }
+                coming.feed(&bytes).map_err(|error| no(&error))?;
+            }
+        })();
+        // All is there: now the VMM waits.
+        let paused = Instant::now();
+        let taken = come.and_then(|coming| {
+            running.park();
+            let rest = running.rested(Some(paused + REST_LIMIT)).map_err(|why| {
+                running.go_on_later(name);
+                no(&why)
+            })?;
+            let bytes = coming.memory_bytes();
+            match coming.take_place(&here, STILL_LIMIT) {
+                Ok(()) => Ok((bytes, rest)),
+                Err(error) => {
+                    running.go_on(name, rest)?;
+                    Err(no(&error))
+                }
+            }
+        });
+        let (bytes, rest) = taken.inspect_err(|_| {
+            if let Err(error) = vm.release() {
+                tracing::error!(vm = name, %error, "the card keeps something of a VM that does not come");
+            }
+        })?;
+        self.goes_on(name, (running, rest), &plan.spec, Built { device, backend: vm })?;
+        self.keep()?;
+        let waited = paused.elapsed();
+        tracing::info!(vm = name, mib = bytes / MIB, waited_ms = waited.as_millis(), "a VM goes on from what was saved");
+        Ok(api::Restored {
+            vm: name.to_owned(),
+            card: plan.spec.card.clone(),
+            memory_mib: bytes.div_ceil(MIB),
+            pause_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+        })
+    }
+
+    /// Plans that a virtual machine that is in order is made anew on its card.
+    fn plan_at_home(&self, name: &str) -> Result<Plan<'_>, DaemonError> {
+        let card = {
+            let state = self.state.lock();
+            let entry = state.vms.get(name).ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
+            entry.spec.card.clone()
+        };
+        self.plan_move(name, &card)
+    }
+}

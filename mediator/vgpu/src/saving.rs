@@ -1,0 +1,282 @@
+//! A VM that is saved with its memory, as a stream of bytes; and one that was.
+//!
+//! What is written is what goes along when a VM moves to another card ([`moving`](super::moving)): a move is that without the bytes
+//! between. Guest RAM is the client's, and not in it. The bytes are trusted no more than a guest: each part is checked, and what
+//! a card holds of a channel is made anew but for what the channel's own work has put there.
+
+use super::device::{MediatedVm, Settings};
+use super::moving::Travelling;
+use super::saved::SavedSide;
+use channels::SavedMoving;
+use devmodel::SavedVGpu;
+use owner::{Departing, Halted, HostError};
+use pv::SavedTables;
+use saved_state::stream::{Item, PIECE_MAX, StreamReader, StreamWriter};
+use saved_state::{Invalid, Known, ReadError, SavedState, Writer, first_version};
+use serde::{Deserialize, Serialize};
+use shadow_pt::SavedSpaces;
+use std::sync::Arc;
+use std::time::Duration;
+use vram::GuestAddr;
+
+/// Identity of the head. The sums of the stream say whose it is.
+const IDENTITY: [u8; 16] = *b"VM of a mediator";
+/// Owner of all parts: there is one VM.
+const OWNER: u32 = 0;
+
+/// Origin of a saved VM: what a card and settings must have for it, and what it brings beside its parts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Origin {
+    /// PMC_BOOT_0.
+    chip: u32,
+    vram_bytes: u64,
+    /// Bytes of BAR1 and BAR3.
+    apertures: [u64; 2],
+    /// The capability of its paravirtual interface; empty without one.
+    paravirtual: Vec<u8>,
+    strikes: u32,
+    /// The card's time.
+    now_ns: u64,
+}
+
+first_version!(Origin, "vgpu.origin");
+
+impl Origin {
+    fn of(vm: &MediatedVm, strikes: u32) -> Self {
+        let config = vm.origin();
+        Self {
+            chip: config.chip.boot0,
+            vram_bytes: config.vram_bytes,
+            apertures: [config.pci.bar1_bytes, config.pci.bar3_bytes],
+            paravirtual: config.vendor_capability,
+            strikes,
+            now_ns: owner::time::now_ns(&**vm.host().card()),
+        }
+    }
+
+    /// Checks that a VM is of the same kind.
+    fn check(&self, here: &Self) -> Result<(), Invalid> {
+        let Self { chip, vram_bytes, apertures, paravirtual, strikes: _, now_ns: _ } = self;
+        let mib = |bytes: u64| bytes >> 20;
+        Invalid::unless(*chip == here.chip, || {
+            format!("it had a chip {chip:#x}, and this card has {:#x}", here.chip)
+        })?;
+        Invalid::unless(*vram_bytes == here.vram_bytes, || {
+            format!("it had `vram_mib` = {}, and this VM has {}", mib(*vram_bytes), mib(here.vram_bytes))
+        })?;
+        Invalid::unless(*apertures == here.apertures, || {
+            let ([bar1, bar3], [own1, own3]) = (apertures.map(mib), here.apertures.map(mib));
+            format!("it had apertures of {bar1} and {bar3} MiB, and this card has {own1} and {own3}")
+        })?;
+        Invalid::unless(*paravirtual == here.paravirtual, || {
+            let offered = |capability: &[u8]| if capability.is_empty() { "no" } else { "a" };
+            let (there, here) = (offered(paravirtual), offered(&here.paravirtual));
+            format!("it was offered {there} paravirtual interface, and this VM is offered {here} one, or one of other features")
+        })
+    }
+}
+
+/// A VM that is being saved: it is halted for as long as this lives.
+#[must_use = "the VM goes on when this is dropped"]
+pub struct Saving {
+    halted: Halted,
+    first: Option<Vec<u8>>,
+    writer: Option<StreamWriter>,
+    chunks: std::vec::IntoIter<GuestAddr>,
+    /// The part of a chunk that is still to be written.
+    left: std::ops::Range<u64>,
+    chunk_bytes: u64,
+    data: Vec<u8>,
+    memory_bytes: u64,
+}
+
+impl MediatedVm {
+    /// Halts the VM, which nobody serves, and begins to write it down. A channel that does not leave its engines within `limit` is killed,
+    /// as a hang is.
+    ///
+    /// # Errors
+    /// See [`Self::check_movable`]; when something of it does not come to rest.
+    pub fn save_all(&self, limit: Duration) -> Result<Saving, HostError> {
+        self.check_movable()?;
+        let halted = self.host().halt(self.id(), limit)?;
+        let Travelling { gpu, spaces, tables, side, departing, since_ns: _ } = self.travel(&halted, limit)?;
+        let (channels, strikes) = departing.save()?;
+        let mut file = Writer::new(IDENTITY);
+        let put = || {
+            file.put(OWNER, &Origin::of(self, strikes))?;
+            file.put(OWNER, &gpu)?;
+            file.put(OWNER, &spaces)?;
+            tables.as_ref().map_or(Ok(()), |tables| file.put(OWNER, tables))?;
+            file.put(OWNER, &SavedSide::new(side))?;
+            file.put(OWNER, &channels)
+        };
+        put().map_err(Invalid::new)?;
+        let (writer, first) = StreamWriter::new(&file.finish());
+        let (chunks, chunk_bytes) = (halted.chunks().into_iter(), halted.chunk_bytes());
+        Ok(Saving {
+            halted,
+            first: Some(first),
+            writer: Some(writer),
+            chunks,
+            left: 0..0,
+            chunk_bytes,
+            data: vec![0; usize::try_from(chunk_bytes).unwrap_or(PIECE_MAX).min(PIECE_MAX)],
+            memory_bytes: 0,
+        })
+    }
+}
+
+impl Saving {
+    /// The next bytes of the stream; `None` at its end.
+    ///
+    /// # Errors
+    /// When the card does not answer.
+    pub fn next_bytes(&mut self) -> Result<Option<Vec<u8>>, HostError> {
+        if let Some(first) = self.first.take() {
+            return Ok(Some(first));
+        }
+        loop {
+            let Some(at) = self.next_piece() else { return Ok(self.writer.take().map(StreamWriter::end)) };
+            let there = self.halted.read(GuestAddr(at), &mut self.data)?;
+            // What has no place, and what is not said, is zero.
+            if !there || self.data.iter().all(|byte| *byte == 0) {
+                continue;
+            }
+            let Some(writer) = &mut self.writer else { return Ok(None) };
+            self.memory_bytes = self.memory_bytes.saturating_add(self.data.len() as u64);
+            return Ok(Some(writer.piece(at, &self.data)));
+        }
+    }
+
+    /// Bytes of memory that were written so far.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+
+    /// The VM stays halted.
+    pub fn into_halted(self) -> Halted {
+        self.halted
+    }
+
+    fn next_piece(&mut self) -> Option<u64> {
+        if self.left.is_empty() {
+            let chunk = self.chunks.next()?.0;
+            self.left = chunk..chunk.saturating_add(self.chunk_bytes);
+        }
+        let at = self.left.start;
+        self.left.start = at.saturating_add(self.data.len() as u64);
+        Some(at)
+    }
+}
+
+/// A saved VM that comes. Its memory is written to the VM that awaits it as it comes; all else is looked at, and kept.
+#[must_use]
+pub struct Coming {
+    there: Arc<MediatedVm>,
+    settings: Settings,
+    reader: StreamReader,
+    come: Option<Travelling>,
+    memory_bytes: u64,
+}
+
+impl Coming {
+    /// For a VM that was just built, and [awaits it](MediatedVm::await_arrival).
+    ///
+    /// # Errors
+    /// When the VM's card is not one for what comes by bytes.
+    pub fn new(there: &Arc<MediatedVm>, settings: &Settings) -> Result<Self, HostError> {
+        if !there.host().card().takes_any_image() {
+            return Err(HostError::Stays("nobody knows what contexts of channels that come in a file do to a real card"));
+        }
+        Ok(Self {
+            there: Arc::clone(there),
+            settings: settings.clone(),
+            reader: StreamReader::default(),
+            come: None,
+            memory_bytes: 0,
+        })
+    }
+
+    /// Takes the next bytes.
+    ///
+    /// # Errors
+    /// When they are none of a VM that can come here; when there is no room for its memory. The VM that awaits it is to be
+    /// [released](MediatedVm::release) then.
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), HostError> {
+        let Self { there, reader, come, memory_bytes, .. } = self;
+        let vram_bytes = there.origin().vram_bytes;
+        reader.feed(bytes, &mut |item| match item {
+            Item::Head(head) => {
+                *come = Some(read_head(head, there)?);
+                Ok(())
+            }
+            Item::Piece(at, data) => {
+                let within = at.checked_add(data.len() as u64).is_some_and(|end| end <= vram_bytes);
+                Invalid::unless(within, || {
+                    format!("{:#x} bytes at {at:#x} are none of a VM with {vram_bytes:#x}", data.len())
+                })?;
+                *memory_bytes = memory_bytes.saturating_add(data.len() as u64);
+                there.host().write_received(there.id(), GuestAddr(at), data)
+            }
+        })
+    }
+
+    /// Returns whether the stream's end has come.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.reader.is_over()
+    }
+
+    /// Bytes of memory that have come.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+
+    /// All bytes have come: the VM that has awaited them takes the place of `old`, which nobody serves, and whose work ends. A channel
+    /// of it that does not leave its engines within `limit` is killed, as a hang is.
+    ///
+    /// # Errors
+    /// When they make no VM that there can be here. `old` goes on as it was, and the other is to be
+    /// [released](MediatedVm::release).
+    pub fn take_place(self, old: &MediatedVm, limit: Duration) -> Result<(), HostError> {
+        let Self { there, settings, reader, come, memory_bytes: _ } = self;
+        reader.finish()?;
+        let come = come.ok_or_else(|| Invalid::new("it has no head"))?;
+        old.check_movable()?;
+        let halted = old.host().halt(old.id(), limit)?;
+        there.await_arrival()?;
+        // Who has struck keeps that, whatever was saved before.
+        let departing = come.departing.struck(halted.strikes());
+        there.arrive(Travelling { departing, ..come }, &settings)?;
+        old.leave();
+        drop(halted);
+        Ok(())
+    }
+}
+
+/// Reads what comes before the memory.
+fn read_head(head: &[u8], there: &MediatedVm) -> Result<Travelling, HostError> {
+    let known = [
+        Known::of::<Origin>(),
+        Known::of::<SavedVGpu>(),
+        Known::of::<SavedSpaces>(),
+        Known::of::<SavedTables>(),
+        SavedSide::known(),
+        Known::of::<SavedMoving>(),
+    ];
+    let wrong = |error: ReadError| HostError::from(Invalid::new(error));
+    let mut file = SavedState::parse(head, &known).map_err(wrong)?;
+    let origin: Origin = file.take(OWNER).map_err(wrong)?;
+    origin.check(&Origin::of(there, 0))?;
+    let Origin { strikes, now_ns, .. } = origin;
+    let gpu = file.take(OWNER).map_err(wrong)?;
+    let spaces = file.take(OWNER).map_err(wrong)?;
+    let tables = if file.owners::<SavedTables>().is_empty() { None } else { Some(file.take(OWNER).map_err(wrong)?) };
+    let side: SavedSide = file.take(OWNER).map_err(wrong)?;
+    let channels = file.take(OWNER).map_err(wrong)?;
+    file.finish().map_err(wrong)?;
+    let departing = Departing::restored(channels, strikes)?;
+    Ok(Travelling { gpu, spaces, tables, side: side.into_inner(), departing, since_ns: Some(now_ns) })
+}

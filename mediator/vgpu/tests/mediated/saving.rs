@@ -1,0 +1,262 @@
+//! VMs that are saved as bytes in the middle of their work, and go on from them.
+
+use super::moving::{Traveller, card, use_up};
+use super::oversubscribe::eventually;
+use super::relocate::{Dice, free_settings, move_all, work};
+use super::{MIB, usage};
+use nvspec::regs::ptimer;
+use rig::driver::Driver;
+use rig::{Guest, Rig};
+use std::sync::atomic::{AtomicBool, Ordering};
+use vgpu::Settings;
+use vram::To;
+
+/// What a guest lends of its RAM, as bytes.
+fn ram_of(guest: &Guest) -> Vec<u8> {
+    let mut all = vec![0; MIB as usize];
+    guest.ram_read(0, &mut all);
+    all
+}
+
+/// Where an operator is told something, it has these words.
+fn refused<T>(what: Result<T, vgpu::DeviceError>, words: &str) {
+    let Err(error) = what else { panic!("it was not refused: {words}") };
+    assert!(error.to_string().contains(words), "{error}");
+}
+
+#[test]
+fn a_vm_that_was_saved_in_the_middle_of_its_work_goes_on_on_any_card_beside_others() {
+    let cards = [card(64), card(64)];
+    let mut stay = Traveller::new(&cards[0], 0);
+    let mut one = Traveller::new(&cards[0], 1);
+    for (seed, to, vm) in [(10, 0, 100), (20, 1, 101), (30, 1, 102), (40, 0, 103)] {
+        stay.begin(seed + 1);
+        one.begin(seed);
+        if seed == 30 {
+            move_all(&cards[1], one.driver.guest.vm().id().0, To::Host);
+        }
+        let saved = one.driver.guest.save().unwrap();
+        one.driver.guest.restore(&cards[to], vm, &saved).unwrap();
+        one.check();
+        stay.check();
+    }
+}
+
+#[test]
+fn saving_is_a_copy_and_what_is_restored_is_what_was() {
+    let cards = [card(64), card(64)];
+    let mut one = Traveller::new(&cards[0], 1);
+    use_up(&one.driver);
+    one.begin(5);
+    let saved = one.driver.guest.save().unwrap();
+    let ram = ram_of(&one.driver.guest);
+    // It goes on, and what it has done is undone.
+    one.check();
+    let places = one.places;
+    places.into_iter().for_each(|place| one.driver.guest.vram_write(place, &[0; 4096]));
+    one.driver.guest.vram_write(9 * MIB, &[0; 64]);
+    // The client's memory is the client's to bring back.
+    one.driver.guest.ram_write(0, &ram);
+    one.driver.guest.restore(&cards[1], 9, &saved).unwrap();
+    one.check();
+    let mut bytes = [0; 64];
+    one.driver.guest.vram_read(9 * MIB, &mut bytes);
+    assert_eq!(bytes, [0x5a; 64]);
+    eventually("it has left the other card", || cards[0].usage().0.vms.is_empty());
+}
+
+#[test]
+fn what_was_not_used_is_not_in_the_file() {
+    let cards = [card(64)];
+    let mut guest = cards[0].guest_with(1, &free_settings(16));
+    let empty = guest.save().unwrap().len();
+    assert!(empty < 64 << 10, "{empty}");
+    guest.vram_write(5 * MIB, b"here");
+    let saved = guest.save().unwrap();
+    assert!(saved.len() - empty < 300 << 10, "{} and then {}", empty, saved.len());
+    guest.vram_write(5 * MIB, b"gone");
+    guest.vram_write(9 * MIB, b"more");
+    assert_eq!(guest.restore(&cards[0], 2, &saved).unwrap(), 256 << 10);
+    let (mut here, mut more) = ([0; 4], [1; 4]);
+    guest.vram_read(5 * MIB, &mut here);
+    guest.vram_read(9 * MIB, &mut more);
+    assert_eq!((&here, &more), (b"here", &[0; 4]));
+}
+
+/// A VM with work in flight, and what was saved of it.
+fn sample(rig: &Rig) -> (Traveller, Vec<u8>) {
+    let mut one = Traveller::new(rig, 1);
+    one.begin(3);
+    let saved = one.driver.guest.save().unwrap();
+    (one, saved)
+}
+
+#[test]
+fn files_that_were_cut_edited_or_exchanged_are_refused_and_nothing_changes() {
+    let card = card(64);
+    let (mut one, saved) = sample(&card);
+    let (mut other, other_saved) = {
+        let mut other = Traveller::new(&card, 2);
+        other.begin(77);
+        let saved = other.driver.guest.save().unwrap();
+        (other, saved)
+    };
+    let before = usage(&card);
+    let mut vm = 100;
+    let mut refuse = |one: &mut Traveller, bytes: &[u8], words: &str| {
+        vm += 1;
+        refused(one.driver.guest.restore(&card, vm, bytes), words);
+    };
+    for length in [0, 7, 19, 500, saved.len() / 2, saved.len() - 1] {
+        refuse(&mut one, &saved[..length], "cut");
+    }
+    for at in (0..20).chain((20..saved.len()).step_by(saved.len() / 40)) {
+        let mut bytes = saved.clone();
+        bytes[at] ^= 0x10;
+        refuse(&mut one, &bytes, "");
+    }
+    let half = saved.len() / 2;
+    refuse(&mut one, &[&saved[..half], &other_saved[half.min(other_saved.len())..]].concat(), "");
+    refuse(&mut one, &[&saved[..], b"x"].concat(), "bytes follow");
+    refuse(&mut one, b"#!/bin/sh\n", "begins with other bytes");
+    one.check();
+    other.check();
+    eventually("nothing is left of who did not come", || usage(&card).0 == before.0);
+}
+
+#[test]
+fn a_vm_with_other_settings_or_another_client_is_refused_by_what_differs() {
+    let card = card(64);
+    let (mut one, saved) = sample(&card);
+    let mut larger = card.guest_with(2, &free_settings(32));
+    refused(larger.restore(&card, 102, &saved), "`vram_mib` = 16, and this VM has 32");
+    let paravirtual = vgpu::PvSettings { table_bytes: 4 << 20, segment_bytes: 0, group: None };
+    let knowing = Settings { paravirtual: Some(paravirtual), ..free_settings(16) };
+    let mut knowing = card.guest_with(3, &knowing);
+    refused(knowing.restore(&card, 103, &saved), "no paravirtual interface");
+    let mut other = card.guest_with(4, &free_settings(16));
+    refused(other.restore(&card, 104, &saved), "the client does not lend 0x100000 bytes of RAM at 0x0");
+    assert!(other.map_ram(0, MIB, true) && other.map_ram(MIB, MIB, true));
+    refused(other.restore(&card, 105, &saved), "the client lends 0x100000 bytes of RAM at 0x100000");
+    assert!(other.unmap_ram(MIB).is_some());
+    other.restore(&card, 106, &saved).unwrap();
+    one.check();
+}
+
+#[test]
+fn time_does_not_go_back_and_what_is_pending_is_told_again() {
+    let card = card(0);
+    let mut guest = card.guest_with(1, &free_settings(16));
+    let time = |guest: &mut Guest| {
+        u64::from(guest.rd(ptimer::TIME_1::OFFSET)) << 32 | u64::from(guest.rd(ptimer::TIME_0::OFFSET))
+    };
+    let last = time(&mut guest);
+    let saved = guest.save().unwrap();
+    guest.restore(&card, 7, &saved).unwrap();
+    let now = time(&mut guest);
+    assert!(now >= last && now - last < 60_000_000_000, "{last} and then {now}");
+}
+
+#[test]
+fn nothing_is_left_of_who_made_room() {
+    let cards = [card(64), card(64)];
+    let before = cards.each_ref().map(usage);
+    let mut driver = Traveller::new(&cards[0], 1).driver;
+    work(&mut driver, 20, &mut Dice(1));
+    let saved = driver.guest.save().unwrap();
+    driver.guest.restore(&cards[1], 5, &saved).unwrap();
+    eventually("it has left", || usage(&cards[0]) == before[0]);
+    work(&mut driver, 20, &mut Dice(2));
+    driver.guest.remove().unwrap();
+    eventually("it has gone", || usage(&cards[1]) == before[1]);
+}
+
+/// Threads that change all of a guest's memory and ring its doorbells as fast as they can, while `act` is done.
+fn attacked(driver: &mut Driver, mut act: impl FnMut(&mut Driver)) {
+    let over = AtomicBool::new(false);
+    let file = driver.guest.ram_file(0);
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let (over, file) = (&over, file.try_clone().unwrap());
+            scope.spawn(move || {
+                let file = std::fs::File::from(file);
+                let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(thread + 1);
+                while !over.load(Ordering::Relaxed) {
+                    state ^= state << 13;
+                    state ^= state >> 7;
+                    state ^= state << 17;
+                    let at = state % (MIB / 8) * 8;
+                    let _ = std::os::unix::fs::FileExt::write_all_at(&file, &state.to_le_bytes(), at);
+                }
+            });
+        }
+        act(driver);
+        over.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Through the vGPU's own lock: VRAM (rings, page tables, USERD) and doorbells change while it is saved and moved.
+fn rogue(vm: &vgpu::MediatedVm, over: &AtomicBool, seed: u64) {
+    let mut state = seed;
+    while !over.load(Ordering::Relaxed) {
+        for _ in 0..50 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let at = state % (16 * MIB / 4) * 4;
+            let word = if state & 0x100 == 0 { (state >> 32) as u32 } else { (state >> 60) as u32 };
+            let _ = vm.cpu_write(nvspec::addr::GuestVramAddr(at), &word.to_le_bytes());
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_guest_that_changes_everything_while_it_is_saved_and_moved_harms_only_itself() {
+    let cards = [card(64), card(64)];
+    let mut stay: Vec<Traveller> = cards.iter().map(|card| Traveller::new(card, 0)).collect();
+    let mut hostile = Traveller::new(&cards[0], 1);
+    let (mut at, mut vm) = (0, 200);
+    for round in 0..12 {
+        stay.iter_mut().zip(1..).for_each(|(one, of)| one.begin(100 * round + of));
+        hostile.begin(100 * round + 50);
+        let over = AtomicBool::new(false);
+        let shared = hostile.driver.guest.vm();
+        std::thread::scope(|scope| {
+            for thread in 0..2 {
+                let (shared, over) = (&shared, &over);
+                scope.spawn(move || rogue(shared, over, 0x2545_f491_4f6c_dd1d + u64::from(round * 2 + thread)));
+            }
+            attacked(&mut hostile.driver, |driver| {
+                for _ in 0..3 {
+                    vm += 1;
+                    let to = 1 - at;
+                    // Whatever comes of it: it is the VM's own matter.
+                    if round % 2 == 0 {
+                        if driver.guest.move_to(&cards[to], vm, vm % 2 == 0).is_ok() {
+                            at = to;
+                        }
+                    } else if let Ok(saved) = driver.guest.save()
+                        && driver.guest.restore(&cards[to], vm, &saved).is_ok()
+                    {
+                        at = to;
+                    }
+                }
+            });
+            over.store(true, Ordering::Relaxed);
+        });
+        stay.iter_mut().for_each(Traveller::check);
+        // Its channels may be dead; with a reset it begins anew, and is as good as any.
+        hostile.driver.guest.reset();
+        hostile = {
+            let Traveller { driver, .. } = hostile;
+            driver.guest.remove().unwrap();
+            vm += 1;
+            at = (round as usize + 1) % 2;
+            Traveller::new(&cards[at], vm)
+        };
+    }
+    hostile.begin(7);
+    hostile.check();
+    assert!(cards.iter().all(|card| card.host.failure().is_none()));
+}

@@ -1,0 +1,279 @@
+//! A saved state with memory behind it, as a stream: neither who writes it nor who reads it holds more than a piece of it.
+//!
+//! All numbers are little-endian. The head is a file of parts ([`Writer`](crate::Writer)).
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 8 | [`MAGIC`] |
+//! | 4 | [`FORMAT`] |
+//! | 8 | length of the head, at most [`HEAD_MAX`] |
+//! | n | the head |
+//! | 32 | SHA-256 of all of the above |
+//!
+//! Then the pieces of memory that are not zero, by address, and an end, which is a piece without bytes at the last address there is:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 8 | address of the first byte |
+//! | 4 | bytes, at most [`PIECE_MAX`] |
+//! | n | the bytes |
+//! | 32 | SHA-256 of the sum before, and all of the above |
+//!
+//! Each sum covers the one before, so that a piece that is left out, exchanged, or of another stream is found where it is. As for
+//! [files](crate), that finds damage, and not malice.
+
+use sha2::{Digest, Sha256};
+
+/// The first bytes of each stream.
+pub const MAGIC: [u8; 8] = *b"GPUMVMST";
+/// Version of the stream's format.
+pub const FORMAT: u32 = 1;
+/// Most bytes of a head: contexts of all channels that a card has, and page tables that are kept for a guest, are a part of it.
+pub const HEAD_MAX: usize = 64 << 20;
+/// Most bytes of a piece.
+pub const PIECE_MAX: usize = 256 << 10;
+
+/// Bytes of a sum.
+const SUM: usize = 32;
+/// Bytes before a head.
+const START: usize = 20;
+/// Bytes before a piece's.
+const PIECE_HEAD: usize = 12;
+/// The address of the end.
+const END: u64 = u64::MAX;
+
+type Sum = [u8; SUM];
+
+/// Why a stream is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StreamError {
+    /// The first bytes are others.
+    #[error("this is no saved VM: it begins with other bytes")]
+    Magic,
+    /// The format is another.
+    #[error("the saved VM has format {0}; this program reads format {FORMAT}")]
+    Format(u32),
+    /// The head is too long.
+    #[error("the saved VM claims a head of {0} bytes; {HEAD_MAX} are the most")]
+    Head(u64),
+    /// A sum does not hold.
+    #[error("the saved VM is damaged, or of two files: the sum at byte {0} is wrong")]
+    Sum(u64),
+    /// A piece is too long, or has no bytes.
+    #[error("the saved VM claims a piece of {0} bytes of memory; from 1 to {PIECE_MAX} are possible")]
+    Piece(u32),
+    /// A piece comes at or before the one before it.
+    #[error("the saved VM has memory at {0:#x} behind what is above that")]
+    Order(u64),
+    /// There is more.
+    #[error("bytes follow the end of the saved VM")]
+    Behind,
+    /// There is less.
+    #[error("the saved VM ends after {0} bytes: it was cut")]
+    Cut(u64),
+}
+
+/// A stream that is written. What it returns is to be sent, in that order.
+#[derive(Debug)]
+pub struct StreamWriter {
+    sum: Sum,
+}
+
+impl StreamWriter {
+    /// A stream with that head, and its first bytes.
+    #[must_use]
+    pub fn new(head: &[u8]) -> (Self, Vec<u8>) {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(FORMAT.to_le_bytes());
+        bytes.extend((head.len() as u64).to_le_bytes());
+        bytes.extend(head);
+        let sum: Sum = Sha256::digest(&bytes).into();
+        bytes.extend(sum);
+        (Self { sum }, bytes)
+    }
+
+    /// The bytes of a piece, which has from one to [`PIECE_MAX`], and is above those before.
+    pub fn piece(&mut self, at: u64, data: &[u8]) -> Vec<u8> {
+        debug_assert!((1..=PIECE_MAX).contains(&data.len()), "a piece of {} bytes", data.len());
+        let mut bytes = at.to_le_bytes().to_vec();
+        bytes.extend(u32::try_from(data.len()).unwrap_or(u32::MAX).to_le_bytes());
+        bytes.extend(data);
+        self.sum = next(&self.sum, &bytes);
+        bytes.extend(self.sum);
+        bytes
+    }
+
+    /// The last bytes.
+    #[must_use]
+    pub fn end(self) -> Vec<u8> {
+        let mut bytes = END.to_le_bytes().to_vec();
+        bytes.extend(0u32.to_le_bytes());
+        let sum = next(&self.sum, &bytes);
+        bytes.extend(sum);
+        bytes
+    }
+}
+
+fn next(before: &Sum, bytes: &[u8]) -> Sum {
+    Sha256::new().chain_update(before).chain_update(bytes).finalize().into()
+}
+
+/// Something whole of a stream.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Item<'a> {
+    /// The head; once, and first.
+    Head(&'a [u8]),
+    /// A piece of memory: address and bytes.
+    Piece(u64, &'a [u8]),
+}
+
+/// A stream that is read, in parts of any length.
+#[derive(Debug, Default)]
+pub struct StreamReader {
+    /// Bytes of what has not come whole.
+    rest: Vec<u8>,
+    /// Bytes before these.
+    before: u64,
+    at: Expects,
+}
+
+/// Next part of a stream.
+#[derive(Clone, Copy, Debug, Default)]
+enum Expects {
+    #[default]
+    Head,
+    /// A piece, with the sum before it, at or above an address.
+    Piece(Sum, u64),
+    Nothing,
+}
+
+impl StreamReader {
+    /// Takes the next bytes, and gives `sink` what is whole with them: it was checked by its sum.
+    ///
+    /// # Errors
+    /// When it is no stream, or `sink` says so. Nothing may be fed any more then.
+    pub fn feed<E: From<StreamError>>(
+        &mut self,
+        mut bytes: &[u8],
+        sink: &mut impl FnMut(Item<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        while !bytes.is_empty() {
+            let wanted = self.wanted()?.saturating_sub(self.rest.len());
+            let (taken, left) = bytes.split_at_checked(wanted).unwrap_or((bytes, &[]));
+            self.rest.extend(taken);
+            bytes = left;
+            self.deal(sink)?;
+        }
+        Ok(())
+    }
+
+    /// All was fed that there is.
+    ///
+    /// # Errors
+    /// When the end has not come.
+    pub fn finish(self) -> Result<(), StreamError> {
+        match self.at {
+            Expects::Nothing => Ok(()),
+            Expects::Head | Expects::Piece(..) => Err(StreamError::Cut(self.position())),
+        }
+    }
+
+    /// Returns whether the end has come.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        matches!(self.at, Expects::Nothing)
+    }
+
+    fn position(&self) -> u64 {
+        self.before.saturating_add(self.rest.len() as u64)
+    }
+
+    /// Bytes with which the next step can be made, as far as that is known.
+    fn wanted(&self) -> Result<usize, StreamError> {
+        let long = |start: usize, length: usize| start.saturating_add(length).saturating_add(SUM);
+        match self.at {
+            Expects::Head => match self.head_length()? {
+                None => Ok(START),
+                Some(length) => Ok(long(START, length)),
+            },
+            Expects::Piece(_, least) => match self.piece_head(least)? {
+                None => Ok(PIECE_HEAD),
+                Some((_, length)) => Ok(long(PIECE_HEAD, length)),
+            },
+            Expects::Nothing => Err(StreamError::Behind),
+        }
+    }
+
+    /// The head's length, once it is known.
+    fn head_length(&self) -> Result<Option<usize>, StreamError> {
+        let Some((magic, rest)) = self.rest.split_at_checked(MAGIC.len()) else { return Ok(None) };
+        if magic != MAGIC {
+            return Err(StreamError::Magic);
+        }
+        let Some((format, rest)) = rest.split_first_chunk() else { return Ok(None) };
+        let format = u32::from_le_bytes(*format);
+        if format != FORMAT {
+            return Err(StreamError::Format(format));
+        }
+        let Some(length) = rest.first_chunk() else { return Ok(None) };
+        let length = u64::from_le_bytes(*length);
+        let within = usize::try_from(length).ok().filter(|length| *length <= HEAD_MAX);
+        within.map(Some).ok_or(StreamError::Head(length))
+    }
+
+    /// Address and length of the next piece, once they are known.
+    fn piece_head(&self, least: u64) -> Result<Option<(u64, usize)>, StreamError> {
+        let Some((at, rest)) = self.rest.split_first_chunk() else { return Ok(None) };
+        let Some(length) = rest.first_chunk() else { return Ok(None) };
+        let (at, length) = (u64::from_le_bytes(*at), u32::from_le_bytes(*length));
+        if at == END && length == 0 {
+            return Ok(Some((at, 0)));
+        }
+        if at < least || at.checked_add(length.into()).is_none() {
+            return Err(StreamError::Order(at));
+        }
+        let within = usize::try_from(length).ok().filter(|length| (1..=PIECE_MAX).contains(length));
+        within.map(|length| Some((at, length))).ok_or(StreamError::Piece(length))
+    }
+
+    /// Makes the next step if all for it is there.
+    fn deal<E: From<StreamError>>(&mut self, sink: &mut impl FnMut(Item<'_>) -> Result<(), E>) -> Result<(), E> {
+        let wanted = self.wanted()?;
+        if self.rest.len() < wanted {
+            return Ok(());
+        }
+        let Some((bytes, said)) = self.rest.split_last_chunk::<SUM>() else { return Ok(()) };
+        let wrong = || StreamError::Sum(self.before.saturating_add(bytes.len() as u64));
+        self.at = match self.at {
+            Expects::Head => {
+                let Some(length) = self.head_length()? else { return Ok(()) };
+                let Some(head) = bytes.get(START..).filter(|head| head.len() == length) else { return Ok(()) };
+                if Sum::from(Sha256::digest(bytes)) != *said {
+                    return Err(wrong().into());
+                }
+                sink(Item::Head(head))?;
+                Expects::Piece(*said, 0)
+            }
+            Expects::Piece(before, least) => {
+                let Some((at, length)) = self.piece_head(least)? else { return Ok(()) };
+                let Some(data) = bytes.get(PIECE_HEAD..).filter(|data| data.len() == length) else { return Ok(()) };
+                if next(&before, bytes) != *said {
+                    return Err(wrong().into());
+                }
+                if data.is_empty() {
+                    Expects::Nothing
+                } else {
+                    sink(Item::Piece(at, data))?;
+                    Expects::Piece(*said, at.saturating_add(length as u64))
+                }
+            }
+            Expects::Nothing => Expects::Nothing,
+        };
+        self.before = self.position();
+        self.rest.clear();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
