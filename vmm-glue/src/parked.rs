@@ -65,7 +65,7 @@ pub enum ParkError {
     Io(#[from] io::Error),
 }
 
-/// Where descriptors go that are named.
+/// The way of descriptors that are named.
 #[derive(Debug)]
 pub(crate) enum Giving<'a> {
     /// Another of each goes over, named by its place.
@@ -118,7 +118,7 @@ impl Given {
         Self { fds: slots.into(), taken: RefCell::default() }
     }
 
-    /// What was taken, in order.
+    /// Those that were taken, in order.
     pub(crate) fn taken(self) -> Vec<(u32, RawFd)> {
         self.taken.into_inner()
     }

@@ -142,7 +142,7 @@ impl Server {
     /// device is to be a new one. The keeper has what remains of it.
     ///
     /// # Errors
-    /// When there is none, when its journal is none that there can be, or its memory cannot be mapped.
+    /// If there is none, if its journal is none that there can be, or its memory cannot be mapped.
     pub fn revived(&self, remains: Remains, link: &Link) -> Result<Parked, ParkError> {
         let Remains { connection, kept } = remains;
         let keeper = self.keeper.clone().ok_or(ParkError::Stays("connection"))?;
@@ -497,7 +497,12 @@ impl Active<'_> {
     }
 
     /// Handles what has come, and answers.
-    fn handle(&mut self, device: &mut dyn Device, counters: &Counters, options: &ServerOptions) -> Result<Served, Fatal> {
+    fn handle(
+        &mut self,
+        device: &mut dyn Device,
+        counters: &Counters,
+        options: &ServerOptions,
+    ) -> Result<Served, Fatal> {
         loop {
             let limit = self.connection.pending_output().saturating_add(FLUSH_AT);
             let progress = self.connection.process(device, limit)?;

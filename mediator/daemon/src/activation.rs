@@ -9,8 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use super::store::{Left, give_up};
-use super::stored;
+use fdstore::{Left, give_up, names as stored};
 
 /// Name of the admin socket's descriptor.
 pub(crate) const ADMIN: &str = "admin";
@@ -24,7 +23,7 @@ pub(crate) struct Activated {
     pub listeners: HashMap<String, UnixListener>,
     /// Those from the store, by their names there.
     pub stored: HashMap<String, UnixListener>,
-    /// What an earlier run has left of its virtual machines' VMMs, by virtual machine.
+    /// Remains of the VMMs of an earlier run, by virtual machine.
     pub left: HashMap<String, Left>,
 }
 
@@ -80,7 +79,9 @@ fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, Ac
         }
         if !is_stream(fd.as_fd()) || sockopt::socket_acceptconn(&fd) != Ok(true) {
             if stored::is_stored(&name) {
-                eprintln!("mediatord: `{name}` in the service manager's store is no socket that listens, and is removed");
+                eprintln!(
+                    "mediatord: `{name}` in the service manager's store is no socket that listens, and is removed"
+                );
                 give_up(&name);
                 continue;
             }

@@ -3,7 +3,7 @@
 //! Parts: `backend` (the seam to what serves a virtual machine), `cards` (the cards of a configuration), `vm` (a virtual machine's
 //! thread), `front` (a socket or a domain of Xen), `show` (what operators see of it), `scheduling` (how the time of cards is
 //! shared, live), `draining` (cards that are emptied), `moving` (from one card to another), `rebalancing` (the same by itself), `upgrade` (another daemon goes on with all that there is), `desired` (all that can be changed, at once; `kept`
-//! has what of that outlives the daemon), `sockets`, `store` and `activation` (listening sockets, made or from the service manager, and what that keeps for another daemon),
+//! has what of that outlives the daemon), `sockets` and `activation` (listening sockets, made or from the service manager; `fdstore` is what that keeps),
 //! `account` (users and groups), `error`, `devices` (crate `vgpu` behind the seam), `admin` (the admin API), `serving` (from ready
 //! to the end), `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
 //!
@@ -50,8 +50,6 @@ mod scheduling;
 mod serving;
 mod show;
 mod sockets;
-mod store;
-mod stored;
 mod tenants;
 mod upgrade;
 mod vm;

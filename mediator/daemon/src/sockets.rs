@@ -4,7 +4,7 @@
 //! lies there. It outlives the daemon, so that who connects while the daemon is started again waits, and is served then. The
 //! daemon leaves the paths of such sockets when it ends; they go when a virtual machine is removed.
 //!
-//! So do copies of the connections of VMMs, and what it takes to go on with them (`store`).
+//! So do copies of the connections of VMMs, and what it takes to go on with them (crate `fdstore`).
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use fdstore::names::OF_VM;
+use fdstore::{Left, Store, give_up, store};
 use locks::{Mutex, rank};
 use vmm_glue::server::Keeper;
 use vmm_glue::socket::{self, BindError, BoundPath, SocketOptions};
 
 use super::activation::{ADMIN, Activated, READ_ONLY};
-use super::store::{Left, Store, give_up, store};
-use super::stored::OF_VM;
-pub(crate) use super::stored::{STORED_ADMIN, STORED_READ_ONLY};
+pub(crate) use fdstore::names::{STORED_ADMIN, STORED_READ_ONLY};
 
 /// A listening socket, and the path that is ours.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ pub struct Sockets {
     units: HashMap<String, UnixListener>,
     /// From an earlier run, that nobody has taken yet.
     stored: Mutex<rank::Sockets, HashMap<String, UnixListener>>,
-    /// What an earlier run that was killed has left of virtual machines' VMMs, by virtual machine, that nobody has taken yet.
+    /// Remains of the VMMs of an earlier run that was killed, by virtual machine, that nobody has taken yet.
     left: Mutex<rank::Sockets, HashMap<String, Left>>,
     /// The service manager's, which keeps copies.
     store: Store,
@@ -101,7 +101,7 @@ impl Sockets {
         self.store.tell();
     }
 
-    /// Takes what is left of a virtual machine's VMM of an earlier run.
+    /// Takes the remains of a virtual machine's VMM of an earlier run.
     pub(crate) fn left(&self, vm: &str) -> Option<Left> {
         self.left.lock().remove(vm)
     }

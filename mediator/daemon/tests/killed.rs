@@ -21,7 +21,7 @@ const CONFIG: u32 = 7;
 const MSI: u32 = 1;
 /// Kills under a VMM that is busy.
 const KILLS: u32 = 24;
-/// What the store has of a VMM with one file of memory and one interrupt.
+/// The store of a VMM with one file of memory and one interrupt.
 const WHOLE: [&str; 6] = ["daemon/admin", "vm/web", "vmm/web", "vmm/web/0", "vmm/web/1", "vmm/web/journal"];
 
 fn connect(place: &Place) -> Client {
@@ -41,7 +41,7 @@ fn shown(place: &Place) -> Value {
     place.ctl_json(&["vm", "show", "web"])
 }
 
-/// What a client has, to look at it before and behind a kill.
+/// A client with all that it has, to look at it before and behind a kill.
 struct Vmm {
     client: Client,
     file: OwnedFd,
@@ -183,6 +183,38 @@ fn kill_at_any_moment_leaves_each_request_answered_once() {
     assert!(lost <= KILLS / 4, "{lost} VMMs have lost their device");
     drop(vmm);
     manager.until_kept(&["daemon/admin", "vm/web"]);
+    drop(daemon);
+}
+
+#[test]
+fn daemon_that_came_by_an_upgrade_leaves_a_journal_as_well() {
+    let place = Place::new(&format!("{CARD}{WEB}"));
+    let manager = Manager::new(&place);
+    let mut daemon = manager.start();
+    let mut vmm = Vmm::new(&place);
+    manager.until_kept(&WHOLE);
+    let before = vmm.configuration();
+    let upgraded = place.ctl_json(&["daemon", "upgrade"]);
+    assert!(daemon.0.wait().unwrap().success());
+    // The next one serves it, and what it has said to the service manager before was heard.
+    assert_eq!(vmm.configuration(), before);
+    manager.wait(|heard| {
+        heard.said.clear();
+        Some(())
+    });
+    manager.until("WATCHDOG=1");
+    manager.until_kept(&WHOLE);
+    let number = i32::try_from(upgraded["pid"].as_i64().unwrap()).unwrap();
+    kill_process(Pid::from_raw(number).unwrap(), Signal::KILL).unwrap();
+    // It is nobody's child here.
+    let state = || fs::read_to_string(format!("/proc/{number}/stat"));
+    while state().is_ok_and(|state| !state.contains(") Z ")) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let daemon = manager.start();
+    assert_eq!(vmm.configuration(), before);
+    assert_eq!(shown(&place)["transport"]["daemon_deaths_survived"], 1);
+    manager.until_kept(&WHOLE);
     drop(daemon);
 }
 

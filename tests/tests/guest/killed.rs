@@ -44,7 +44,8 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
     guest::smoke(&vm, "copy --engine m2mf --from gart --to vram --size 65536")?;
     for kill in 1..=KILLS {
         let said = vm.kernel_log()?.len();
-        let work = (kill % 2 == 0).then(|| vm.start("run /bin/gpu-workloads stream --engine m2mf --size 65536 --duration 600"));
+        let work = (kill % 2 == 0)
+            .then(|| vm.start("run /bin/gpu-workloads stream --engine m2mf --size 65536 --duration 600"));
         let work = work.transpose()?;
         if work.is_some() {
             let rung = guest::counter(&daemon, name, "doorbells")?;

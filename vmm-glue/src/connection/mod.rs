@@ -256,7 +256,7 @@ impl Connection {
     /// Goes on with a connection that was [restored](Self::restored), on the thread that serves it from now on.
     ///
     /// # Errors
-    /// When the device is none that the client of a process that was killed could go on with.
+    /// If the device is none that the client of a process that was killed could go on with.
     pub(crate) fn resume(&mut self, device: &mut dyn Device) -> Result<(), Invalid> {
         self.session.resume(device);
         let Some(revival) = self.revival.take() else { return Ok(()) };

@@ -27,7 +27,7 @@ struct FdSet {
     truncated: bool,
 }
 
-/// Where bytes are received: in memory of this process, or in that of a journal.
+/// A place for bytes that are received: in memory of this process, or in that of a journal.
 #[derive(Debug)]
 enum Buffer {
     Own(Box<[u8]>),
@@ -124,7 +124,7 @@ impl Receive {
         }
     }
 
-    /// Where bytes are received next. That part of a journal's room is zero, so that what is received there is found without a mark.
+    /// The place for what is received next. That part of a journal's room is zero, so that what is received there is found without a mark.
     pub fn space(&mut self) -> &mut [u8] {
         let before = self.end;
         if self.start == self.end {
@@ -290,8 +290,16 @@ impl Receive {
                 "it was killed when it had just received descriptors".into()
             })?;
         }
-        let mut receive =
-            Self { buffer: Buffer::Journal(room), start, end: until, position: now, skip, max_message, sets, gave: false };
+        let mut receive = Self {
+            buffer: Buffer::Journal(room),
+            start,
+            end: until,
+            position: now,
+            skip,
+            max_message,
+            sets,
+            gave: false,
+        };
         receive.mark(true);
         Ok(receive)
     }

@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use super::outbox::SavedOutbox;
 use super::receive::{Receive, SavedReceive};
-use crate::journal::Room;
 use super::session::Session;
 use super::version::Peer;
 use super::{Connection, MAX_SKIP, Outbox, max_message};
+use crate::journal::Room;
 use crate::link::{ClientInfo, Link};
 use crate::parked::{Given, Giving, ParkError};
 use crate::server::ServerOptions;
@@ -85,12 +85,12 @@ impl SavedConnection {
         Ok(max_transfer)
     }
 
-    /// What waited to be sent was sent.
+    /// Forgets what waited to be sent, which was sent.
     pub(crate) fn forget_output(&mut self) {
         self.out = SavedOutbox::default();
     }
 
-    /// What waits is elsewhere.
+    /// Forgets the bytes that wait, which are elsewhere.
     pub(super) fn forget_input(&mut self) {
         self.receive.bytes.clear();
     }

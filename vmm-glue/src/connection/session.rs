@@ -16,8 +16,8 @@ use crate::mappable::MmapArea;
 use crate::memory::{AddError, AddRegion, MemoryLimits, PAGE_SIZE, withdrawals};
 use crate::protocol::{
     CAP_SPARSE_MMAP, Command, DEVICE_PCI, DEVICE_RESETTABLE, DMA_MAP_READ, DMA_MAP_WRITE, DMA_UNMAP_ALL, DeviceInfo,
-    DmaMap, DmaUnmap, Header, IRQ_ACTION_MASK, IRQ_ACTION_UNMASK, IRQ_DATA_EVENTFD, IrqInfo, IrqSet, REGION_CAPS, REGION_MMAP, REGION_READ, REGION_WRITE, RegionInfoBody,
-    SparseArea, SparseMmapCap, Version,
+    DmaMap, DmaUnmap, Header, IRQ_ACTION_MASK, IRQ_ACTION_UNMASK, IRQ_DATA_EVENTFD, IrqInfo, IrqSet, REGION_CAPS,
+    REGION_MMAP, REGION_READ, REGION_WRITE, RegionInfoBody, SparseArea, SparseMmapCap, Version,
 };
 use crate::protocol::{DMA_UNMAP_GET_DIRTY_BITMAP, FLAG_TYPE_MASK};
 
@@ -45,7 +45,7 @@ pub(super) struct Session {
     pub(super) withdrawals: usize,
     /// Refused requests of this client, to keep the log short.
     pub(super) refused: u64,
-    /// What the client has said of itself, lent or attached has changed, since this was looked at last.
+    /// Set when what the client has said of itself, lent or attached has changed, since this was looked at last.
     pub(super) changed: bool,
     /// The same of PCI configuration space.
     pub(super) configured: bool,
@@ -171,8 +171,8 @@ impl Session {
                 let (request, booleans) =
                     IrqSet::read_from_prefix(body).map_err(|_| too_short(body, size_of::<IrqSet>()))?;
                 // Masks are not kept: an interrupt that was masked since it was raised is not raised any more.
-                self.changed |= request.flags & (IRQ_ACTION_MASK | IRQ_ACTION_UNMASK) == 0
-                    || request.flags & IRQ_DATA_EVENTFD != 0;
+                self.changed |=
+                    request.flags & (IRQ_ACTION_MASK | IRQ_ACTION_UNMASK) == 0 || request.flags & IRQ_DATA_EVENTFD != 0;
                 if let Err(error) = self.link.interrupts().set(&request, booleans, fds) {
                     return refuse(Errno::INVAL, error.to_string());
                 }

@@ -23,11 +23,13 @@ use rustix::mm::{MapFlags, ProtFlags};
 const MAGIC: u64 = u64::from_le_bytes(*b"gmjrnl\0\x01");
 /// Bytes of the head.
 const HEAD: usize = 4096;
+/// Words of the head.
+const HEAD_WORDS: usize = HEAD / size_of::<AtomicU64>();
 /// Bytes of each of the two places for what is committed, its length in front.
 pub(super) const HALF: usize = 256 << 10;
 /// Bytes of the length.
 const LENGTH: usize = 8;
-/// Where the room begins.
+/// Begin of the room.
 const ROOM_AT: usize = HEAD + 2 * HALF;
 /// Largest room that is mapped: that for messages of 1 MiB.
 const ROOM_MAX: usize = 4 << 20;
@@ -54,7 +56,7 @@ pub(crate) struct Marks {
     pub position: u64,
     /// Bytes of an oversized message that are to be thrown away still.
     pub skip: u64,
-    /// What was committed up to here has been given to the socket, as far as it was for the client.
+    /// Last commit whose part for the client has been given to the socket.
     pub sent: u64,
     /// Number of the next request to the client.
     pub next_id: u64,
@@ -134,7 +136,7 @@ impl DerefMut for Room {
 impl Room {
     fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is page-aligned, has that many words, and is used as such words only.
-        unsafe { std::slice::from_raw_parts(self.head.base.cast(), HEAD / size_of::<AtomicU64>()) }
+        unsafe { std::slice::from_raw_parts(self.head.base.cast(), HEAD_WORDS) }
     }
 
     fn word(&self, at: usize) -> u64 {

@@ -39,11 +39,11 @@ const CLIENT: u32 = 0;
 pub enum Kept {
     /// The journal itself.
     Journal,
-    /// What the journal names by this number, below [`SLOTS`].
+    /// A descriptor that the journal names by this number, below [`SLOTS`].
     Slot(u8),
 }
 
-/// What another process has left of a client with a [`Keeper`].
+/// Remains that another process has left of a client with a [`Keeper`].
 #[derive(Debug)]
 pub struct Remains {
     /// Its connection.
@@ -60,7 +60,7 @@ pub(crate) struct Slots([Option<Slot>; SLOTS as usize]);
 struct Slot {
     /// Number in this process; several of a process before this one of which all but one were closed, none of what only the keeper has.
     fds: Vec<RawFd>,
-    /// What is being committed names it.
+    /// Set if what is being committed names it.
     named: bool,
 }
 
@@ -73,7 +73,8 @@ impl Slots {
             Some(place) => place,
             None => {
                 let free = self.0.iter().position(Option::is_none);
-                let free = free.ok_or_else(|| io::Error::other(format!("it has given more than {SLOTS} descriptors")))?;
+                let free =
+                    free.ok_or_else(|| io::Error::other(format!("it has given more than {SLOTS} descriptors")))?;
                 let slot = Kept::Slot(u8::try_from(free).unwrap_or(SLOTS));
                 if !keeper.keep_more(slot, fd) {
                     return Err(io::Error::other("the service manager keeps no more descriptors"));
@@ -132,7 +133,7 @@ pub(crate) struct Journal {
     pub deaths: u32,
     /// PCI configuration space of the device, as far as the client writes it.
     pub words: Words,
-    /// What was committed is not how it is.
+    /// Set while what was committed is not how it is.
     changed: bool,
     /// The keeper has the file.
     kept: bool,
@@ -152,7 +153,7 @@ impl Journal {
         Self { keeper, file, slots, sequence: 0, deaths: 0, words, changed: true, kept: false, void: false }
     }
 
-    /// What was committed is not how it is any more.
+    /// Says that what was committed is not how it is any more.
     pub fn change(&mut self) {
         self.changed = true;
     }
@@ -186,7 +187,10 @@ impl Journal {
         }
     }
 
-    fn write(&mut self, save: impl FnOnce(&mut Giving<'_>) -> Result<SavedJournal, ParkError>) -> Result<(), ParkError> {
+    fn write(
+        &mut self,
+        save: impl FnOnce(&mut Giving<'_>) -> Result<SavedJournal, ParkError>,
+    ) -> Result<(), ParkError> {
         let Self { keeper, file, slots, sequence, .. } = self;
         slots.begin();
         let next = sequence.saturating_add(1);

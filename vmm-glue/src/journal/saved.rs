@@ -1,4 +1,4 @@
-//! What a journal holds, and how another process reads it.
+//! The contents of a journal, and how another process reads it.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const COMMAND: usize = 1;
 /// Configuration space as it is read.
 pub(crate) type Words = Vec<u32>;
 
-/// What is committed.
+/// State of a client that is committed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedJournal {
     /// Number of the commit.
@@ -42,7 +42,7 @@ pub struct SavedJournal {
 
 first_version!(SavedJournal, "vmm-glue.journal");
 
-/// What is done to a new device for a client that had another one before.
+/// Changes that make a new device that of a client that had another one before.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Revival {
     words: Words,
@@ -105,7 +105,9 @@ impl SavedJournal {
                 file.finish().map(|()| saved)
             });
             match saved {
-                Ok(saved) if newest.as_ref().is_none_or(|newest| newest.sequence < saved.sequence) => newest = Some(saved),
+                Ok(saved) if newest.as_ref().is_none_or(|newest| newest.sequence < saved.sequence) => {
+                    newest = Some(saved)
+                }
                 Ok(_) => {}
                 Err(error) => why = Invalid::new(error),
             }

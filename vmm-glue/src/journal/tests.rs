@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 const VERSION: &[u8] = b"\0\0\x01\0{\"capabilities\":{}}\0";
 const CLIENT_INFO: ClientInfo = ClientInfo { pid: 0, uid: 0, domain: None };
 
-/// What a service manager does.
+/// A service manager's part.
 #[derive(Debug, Default)]
 struct Store(Mutex<Vec<(Kept, OwnedFd)>>);
 
@@ -131,7 +131,7 @@ impl Process {
         assert_eq!(answer.len(), HEADER_SIZE);
     }
 
-    /// What another process makes of what was left.
+    /// The process that another makes of what was left.
     fn next(&self, kept: Vec<(Kept, OwnedFd)>) -> Result<Self, ParkError> {
         let (store, link) = (Arc::clone(&self.store), link());
         let keeper = Arc::clone(&store) as Arc<dyn Keeper>;

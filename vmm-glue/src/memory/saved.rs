@@ -67,7 +67,11 @@ impl GuestMemory {
 }
 
 /// The file of a mapping, given once for all mappings of it.
-fn file_of(mapping: &Mapping, files: &mut Vec<(*const (), u32)>, giving: &mut Giving<'_>) -> Result<SavedFile, ParkError> {
+fn file_of(
+    mapping: &Mapping,
+    files: &mut Vec<(*const (), u32)>,
+    giving: &mut Giving<'_>,
+) -> Result<SavedFile, ParkError> {
     let Mapping { base: _, mapped: _, skip: _, len: _, offset, writable: _, guard: _, source } = mapping;
     let Source::File { backing, looked: _ } = source else { return Err(ParkError::Stays("memory")) };
     let place = Arc::as_ptr(backing).cast::<()>();

@@ -8,6 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
+use fdstore::names::OF_VM;
 use handover::{Giver, Introduction, Package};
 use owner::{HostCard, HostError, SavedHost, Standstill};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -20,7 +21,6 @@ use vram::VmId;
 use super::roster::{Roster, RosterCard, RosterVm};
 use super::{CLIENTS, HOST_MEMORY, MEET_LIMIT, PAUSE_LIMIT, SOCKET, STATE_LOCK, STILL_LIMIT, UNIT, VRAM, monotonic_ns};
 use crate::backend::Movable;
-use crate::stored::OF_VM;
 use crate::vm::{Rest, Running};
 use crate::{Daemon, DaemonError, Life};
 

@@ -2,8 +2,16 @@
 //! devices along.
 //!
 //! Of each VMM there is its connection, which a daemon that is killed would reset if something unread is in it, and QEMU does not
-//! survive that ([`socket::end`]); and, where the store has room for it, its journal with what that names (`vmm_glue::journal`), by
+//! survive that ([`vmm_glue::socket::end`]); and, where the store has room for it, its journal with what that names (`vmm_glue::journal`), by
 //! which the next daemon goes on with the connection. What the next one cannot go on with it ends, so that the VMM learns it.
+//!
+//! Parts: [`Store`] and its keepers (what is put there), [`Left`] (what an earlier run has put there), [`names`].
+//!
+//! What it does not do: take descriptors from the environment, or say what else goes to the service manager; the daemon does both.
+
+#![forbid(unsafe_code)]
+
+pub mod names;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -16,7 +24,7 @@ use vmm_glue::journal::{DESCRIPTORS, Kept, Remains, SLOTS};
 use vmm_glue::server::Keeper;
 use vmm_glue::socket;
 
-use super::stored::{OF_VMM, name_of};
+use names::{OF_VMM, name_of};
 
 /// Set by the service manager to the number of descriptors that it keeps (systemd 254 and newer).
 const CAPACITY: &str = "FDSTORE";
@@ -27,7 +35,7 @@ const ALL: u32 = (1 << (SLOTS + 1)) - 1;
 
 /// The store, if there is one.
 #[derive(Debug, Default)]
-pub(super) struct Store {
+pub struct Store {
     there: bool,
     /// Descriptors that journals may have still.
     room: Arc<AtomicUsize>,
@@ -37,12 +45,15 @@ pub(super) struct Store {
 
 impl Store {
     /// The one that the environment names; `followed`: this process goes on where another one is.
+    #[must_use]
     pub fn found(followed: bool) -> Self {
         let capacity = std::env::var(CAPACITY).ok().and_then(|count| count.parse::<usize>().ok()).unwrap_or(0);
         let there = capacity > 0 && std::env::var_os("NOTIFY_SOCKET").is_some();
         Self { there, room: Arc::new(AtomicUsize::new(capacity.saturating_sub(OTHERS))), followed }
     }
 
+    /// Returns whether there is one.
+    #[must_use]
     pub fn is_there(&self) -> bool {
         self.there
     }
@@ -59,7 +70,8 @@ impl Store {
         }
     }
 
-    /// What keeps the connection of a virtual machine's VMM; `before`: what an earlier run has there of it.
+    /// The keeper of a virtual machine's VMM; `before`: what an earlier run has there of it ([`Left::held`]).
+    #[must_use]
     pub fn keeper(&self, vm: &str, before: Option<u32>) -> Option<Arc<dyn Keeper>> {
         if !self.there {
             return None;
@@ -67,9 +79,11 @@ impl Store {
         let held = if self.followed { ALL } else { before.unwrap_or(0) };
         // Those of an earlier run count as long as they are there; those that may be there do not.
         let counted = if self.followed { 0 } else { held };
-        let keeper = InStore { vm: vm.to_owned(), held: held.into(), counted: counted.into(), room: Arc::clone(&self.room) };
+        let keeper =
+            InStore { vm: vm.to_owned(), held: held.into(), counted: counted.into(), room: Arc::clone(&self.room) };
         let count = usize::try_from(counted.count_ones()).unwrap_or(0);
-        let _enough = self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| Some(room.saturating_sub(count)));
+        let _enough =
+            self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| Some(room.saturating_sub(count)));
         Some(Arc::new(keeper))
     }
 }
@@ -78,9 +92,9 @@ impl Store {
 #[derive(Debug)]
 struct InStore {
     vm: String,
-    /// What is there, or may be.
+    /// Those that are there, or may be.
     held: AtomicU32,
-    /// What of it was taken out of the room.
+    /// Those of them that were taken out of the room.
     counted: AtomicU32,
     room: Arc<AtomicUsize>,
 }
@@ -148,9 +162,9 @@ fn bit(what: Kept) -> u32 {
     }
 }
 
-/// What an earlier run has left of a virtual machine's VMM. Unless it is taken, the VMM is told the end, and nothing stays in the store.
+/// Remains of an earlier run: those of a virtual machine's VMM. Unless it is taken, the VMM is told the end, and nothing stays in the store.
 #[derive(Debug)]
-pub(crate) struct Left {
+pub struct Left {
     vm: String,
     connection: Option<UnixStream>,
     kept: Vec<(Kept, OwnedFd)>,
@@ -158,6 +172,7 @@ pub(crate) struct Left {
 
 impl Left {
     /// Of this virtual machine, nothing yet.
+    #[must_use]
     pub fn new(vm: &str) -> Self {
         Self { vm: vm.to_owned(), connection: None, kept: Vec::new() }
     }
@@ -177,12 +192,16 @@ impl Left {
         self.kept.push((what, fd));
     }
 
-    /// What there is beside the connection, by bits.
+    /// Says what there is beside the connection, for [`Store::keeper`].
+    #[must_use]
     pub fn held(&self) -> u32 {
         self.kept.iter().fold(0, |held, (what, _)| held | bit(*what))
     }
 
     /// Another descriptor of all, if a VMM is there, and a journal of it.
+    ///
+    /// # Errors
+    /// If this process may have no more descriptors.
     pub fn remains(&self) -> Option<std::io::Result<Remains>> {
         let connection = self.connection.as_ref()?;
         self.kept.iter().any(|(what, _)| *what == Kept::Journal).then(|| {
@@ -211,7 +230,7 @@ impl Drop for Left {
 }
 
 /// Gives the service manager a copy, in the place of one of that name.
-pub(super) fn store(name: &str, fd: BorrowedFd<'_>) {
+pub fn store(name: &str, fd: BorrowedFd<'_>) {
     give_up(name);
     push(name, fd);
 }
@@ -227,7 +246,7 @@ fn push(name: &str, fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Takes the service manager's copy away.
-pub(super) fn give_up(name: &str) {
+pub fn give_up(name: &str) {
     if let Err(error) = sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]) {
         tracing::warn!(%error, "the service manager cannot be told");
     }

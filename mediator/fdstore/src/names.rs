@@ -3,24 +3,24 @@
 use vmm_glue::journal::Kept;
 
 /// Begin of the names of virtual machines' sockets.
-pub(crate) const OF_VM: &str = "vm/";
+pub const OF_VM: &str = "vm/";
 /// Begin of the names of their VMMs' connections.
 pub(crate) const OF_VMM: &str = "vmm/";
 /// Ends the name of a VMM's journal.
 const JOURNAL: &str = "journal";
 /// The admin socket.
-pub(crate) const STORED_ADMIN: &str = "daemon/admin";
+pub const STORED_ADMIN: &str = "daemon/admin";
 /// The read-only socket.
-pub(crate) const STORED_READ_ONLY: &str = "daemon/admin-read";
+pub const STORED_READ_ONLY: &str = "daemon/admin-read";
 
 /// Returns whether a socket of this name comes from the store.
-pub(crate) fn is_stored(name: &str) -> bool {
+pub fn is_stored(name: &str) -> bool {
     name.contains('/')
 }
 
 /// The virtual machine of whose VMM a descriptor of this name is, and what it is: nothing for the connection itself. `None` for other
 /// names.
-pub(crate) fn of_vmm(name: &str) -> Option<(&str, Result<Option<Kept>, ()>)> {
+pub fn of_vmm(name: &str) -> Option<(&str, Result<Option<Kept>, ()>)> {
     let name = name.strip_prefix(OF_VMM)?;
     Some(match name.split_once('/') {
         None => (name, Ok(None)),
@@ -30,7 +30,7 @@ pub(crate) fn of_vmm(name: &str) -> Option<(&str, Result<Option<Kept>, ()>)> {
 }
 
 /// Name of what is kept of a virtual machine's VMM.
-pub(crate) fn name_of(vm: &str, what: Kept) -> String {
+pub fn name_of(vm: &str, what: Kept) -> String {
     match what {
         Kept::Journal => format!("{OF_VMM}{vm}/{JOURNAL}"),
         Kept::Slot(slot) => format!("{OF_VMM}{vm}/{slot}"),
