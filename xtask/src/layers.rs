@@ -104,6 +104,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("admin-client", &["api"]),
+    ("admin-socket", &[]),
     (
         "mediatorctl",
         &[
@@ -124,6 +125,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "mediatord",
         &[
+            "admin-socket",
             "api",
             "card",
             "config",
