@@ -44,7 +44,7 @@ const END: u64 = u64::MAX;
 
 type Sum = [u8; SUM];
 
-/// Why a stream is refused.
+/// Reasons for which a stream is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamError {
     /// The first bytes are others.
@@ -176,12 +176,6 @@ impl StreamReader {
             Expects::Nothing => Ok(()),
             Expects::Head | Expects::Piece(..) => Err(StreamError::Cut(self.position())),
         }
-    }
-
-    /// Returns whether the end has come.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        matches!(self.at, Expects::Nothing)
     }
 
     fn position(&self) -> u64 {

@@ -105,6 +105,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("admin-client", &["api"]),
+    ("admin-socket", &[]),
     (
         "mediatorctl",
         &[
@@ -125,6 +126,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "mediatord",
         &[
+            "admin-socket",
             "api",
             "card",
             "config",

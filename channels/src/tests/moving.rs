@@ -136,10 +136,11 @@ fn channels_that_cannot_come_change_nothing() {
     assert!(here.channels.moving(&mut here.card, A).is_none());
 }
 
-/// What a card holds of a channel, but for the GP_PUT that it keeps: it asks for another in USERD.
+/// Words that a card holds of a channel, but for the GP_PUT that it keeps: it asks for another in USERD.
 fn held(world: &World, channel: ChannelId) -> Vec<u32> {
     let layout = world.channels.layout();
-    let areas = [(layout.instance(channel), 0x1000), (layout.userd(channel), 0x1000), (layout.work_area(channel), 0x4000)];
+    let areas =
+        [(layout.instance(channel), 0x1000), (layout.userd(channel), 0x1000), (layout.work_area(channel), 0x4000)];
     let images = layout.images_of(channel);
     let words = |(at, bytes): (VramAddr, u64)| (0..bytes / 4).map(move |word| world.card.word(at.0 + word * 4));
     areas.into_iter().chain(images).flat_map(words).skip(1).collect()
@@ -170,16 +171,18 @@ fn bytes_of_a_file_are_channels_or_refused_and_never_what_is_the_hosts() {
     let bytes = postcard::to_allocvec(&saved(&mut here())).unwrap();
     let mut refused = 0;
     // Not all of the images.
-    let counts = |at: &usize| bytes.get(at.saturating_sub(8)..at + 8).is_none_or(|near| near.iter().any(|one| *one != near[0]));
+    let counts =
+        |at: &usize| bytes.get(at.saturating_sub(8)..at + 8).is_none_or(|near| near.iter().any(|one| *one != near[0]));
     for at in (0..bytes.len()).filter(counts) {
         for bit in 0..8 {
             let mut bytes = bytes.clone();
             bytes[at] ^= 1 << bit;
             let Ok(saved) = postcard::from_bytes::<SavedMoving>(&bytes) else { continue };
             let mut there = there();
-            let came = saved.restored().map_err(MoveError::from).and_then(|moving| {
-                there.channels.arrive(&mut there.card, A, moving, |_| Some(THERE))
-            });
+            let came = saved
+                .restored()
+                .map_err(MoveError::from)
+                .and_then(|moving| there.channels.arrive(&mut there.card, A, moving, |_| Some(THERE)));
             let Ok(came) = came else {
                 refused += 1;
                 continue;

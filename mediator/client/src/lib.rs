@@ -127,7 +127,8 @@ impl Admin {
             return Err(refused(status, &whole(body).await?).into());
         }
         while let Some(frame) = tokio::time::timeout(self.limit, body.frame()).await.map_err(timed_out)? {
-            let frame = frame.map_err(|error| protocol(&format_args!("it ends early: {error}; see the daemon's log")))?;
+            let frame =
+                frame.map_err(|error| protocol(&format_args!("it ends early: {error}; see the daemon's log")))?;
             if let Some(data) = frame.data_ref() {
                 sink(data)?;
             }

@@ -258,7 +258,9 @@ impl DaemonError {
             Self::Setting { .. } => "correct the value; keys that are left out stay as they are",
             Self::Query(_) => "correct the value",
             Self::CannotMove { .. } => "see to what is in the way, or name another card; the VM goes on where it is",
-            Self::NotSaved { .. } => "see to what is in the way, and try again; the VM goes on, and what was written is no saved VM",
+            Self::NotSaved { .. } => {
+                "see to what is in the way, and try again; the VM goes on, and what was written is no saved VM"
+            }
             Self::NotRestored { .. } => "see to what is in the way, or take another file; the VM goes on as it was",
             Self::Immovable { .. } => "make room on another card, or remove the VM; it goes on where it is",
             Self::Changed { .. } => "look again (`mediatorctl export`), and repeat what is still right",

@@ -34,7 +34,6 @@ mod cuda;
 mod desired;
 mod devices;
 mod draining;
-mod durations;
 mod error;
 #[cfg(any(test, feature = "test-rig"))]
 pub mod fixture;

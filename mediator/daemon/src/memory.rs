@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use vram::{GuestAddr, Limits, OnFull, Step, To, VmId};
 
 use super::vm::Running;
-use super::{Card, Daemon, DaemonError, State, durations};
+use super::{Card, Daemon, DaemonError, State};
 use config::patch::patched;
 use config::{CardMemory, CardSpec, RamSpec, VmSpec, check};
 use owner::HostCard;
@@ -462,7 +462,7 @@ fn show(
                 relocations: suspensions.count(),
                 suspended_ns: suspensions.sum(),
                 suspended_longest_ns: suspensions.max(),
-                suspensions: durations::shown(&suspensions),
+                suspensions: (&suspensions).into(),
                 copied_ns: sum.copied_ns,
                 memory_waits: counter("memory_waits"),
                 memory_denied: counter("memory_denied"),

@@ -4,17 +4,13 @@
 //! saved, and goes on behind that. What comes is made beside what there is, on the same card, and takes its place once all of it has
 //! come and was checked; whatever fails, the virtual machine goes on as it was.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use vgpu::Coming;
 
 use super::backend::{Awaiting, Built};
 use super::moving::{MIB, Plan, REST_LIMIT, STILL_LIMIT};
 use super::{Daemon, DaemonError};
-
-/// Time for all of one virtual machine: other changes wait.
-// TIMEOUT: 40 GiB at 50 MB/s.
-const LIMIT: Duration = Duration::from_secs(900);
 
 impl Daemon {
     /// Saves a virtual machine's vGPU: `out` gets the bytes, in order.
@@ -28,7 +24,7 @@ impl Daemon {
     ) -> Result<(), DaemonError> {
         let no = |why: &dyn std::fmt::Display| DaemonError::NotSaved { vm: name.to_owned(), why: why.to_string() };
         let _one_at_a_time = self.changing.lock();
-        let Plan { running, .. } = self.plan_at_home(name)?;
+        let Plan { running, .. } = self.plan_at_home(name, &no)?;
         let vm = running.backend.mediated().ok_or_else(|| no(&"its device is no mediated one"))?;
         vm.check_movable().map_err(|error| no(&error))?;
         let began = Instant::now();
@@ -37,11 +33,8 @@ impl Daemon {
             running.go_on_later(name);
             no(&why)
         })?;
-        let saved = vm.save_all(STILL_LIMIT).map_err(|error| no(&error)).and_then(|mut saving| {
+        let saved = vm.save_all(STILL_LIMIT).map_err(|error| no(&error)).and_then(|mut saving: vgpu::Saving| {
             while let Some(bytes) = saving.next_bytes().map_err(|error| no(&error))? {
-                if began.elapsed() > LIMIT {
-                    return Err(no(&format_args!("it takes longer than {} seconds", LIMIT.as_secs())));
-                }
                 out(bytes).map_err(|why| no(&why))?;
             }
             Ok(saving.memory_bytes())
@@ -63,7 +56,7 @@ impl Daemon {
     ) -> Result<api::Restored, DaemonError> {
         let no = |why: &dyn std::fmt::Display| DaemonError::NotRestored { vm: name.to_owned(), why: why.to_string() };
         let _one_at_a_time = self.changing.lock();
-        let plan = self.plan_at_home(name)?;
+        let plan = self.plan_at_home(name, &no)?;
         let Plan { running, to, spec, .. } = &plan;
         let here = running.backend.mediated().ok_or_else(|| no(&"its device is no mediated one"))?;
         here.check_movable().map_err(|error| no(&error))?;
@@ -79,7 +72,6 @@ impl Daemon {
             to.backend.await_vm(&spec, vram_bytes, &running.link).map_err(|error| {
                 no(&format_args!("there must be room on its card for it beside what it is now: {error}"))
             })?;
-        let began = Instant::now();
         let come = (|| {
             vm.await_arrival().map_err(|error| no(&error))?;
             let mut coming = Coming::new(&vm, &settings).map_err(|error| no(&error))?;
@@ -87,9 +79,6 @@ impl Daemon {
                 let bytes = next().map_err(|why| no(&why))?;
                 if bytes.is_empty() {
                     return Ok(coming);
-                }
-                if began.elapsed() > LIMIT {
-                    return Err(no(&format_args!("it takes longer than {} seconds", LIMIT.as_secs())));
                 }
                 coming.feed(&bytes).map_err(|error| no(&error))?;
             }
@@ -103,7 +92,7 @@ impl Daemon {
                 no(&why)
             })?;
             let bytes = coming.memory_bytes();
-            match coming.take_place(&here, STILL_LIMIT) {
+            match coming.take_place(here, STILL_LIMIT) {
                 Ok(()) => Ok((bytes, rest)),
                 Err(error) => {
                     running.go_on(name, rest)?;
@@ -119,7 +108,12 @@ impl Daemon {
         self.goes_on(name, (running, rest), &plan.spec, Built { device, backend: vm })?;
         self.keep()?;
         let waited = paused.elapsed();
-        tracing::info!(vm = name, mib = bytes / MIB, waited_ms = waited.as_millis(), "a VM goes on from what was saved");
+        tracing::info!(
+            vm = name,
+            mib = bytes / MIB,
+            waited_ms = waited.as_millis(),
+            "a VM goes on from what was saved"
+        );
         Ok(api::Restored {
             vm: name.to_owned(),
             card: plan.spec.card.clone(),
@@ -128,11 +122,18 @@ impl Daemon {
         })
     }
 
-    /// Plans that a virtual machine that is in order is made anew on its card.
-    fn plan_at_home(&self, name: &str) -> Result<Plan<'_>, DaemonError> {
+    /// Plans that a virtual machine that is in order is made anew on its card, or says why not.
+    fn plan_at_home(
+        &self,
+        name: &str,
+        no: &dyn Fn(&dyn std::fmt::Display) -> DaemonError,
+    ) -> Result<Plan<'_>, DaemonError> {
         let card = {
             let state = self.state.lock();
             let entry = state.vms.get(name).ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
+            if entry.spec.xen_domain.is_some() {
+                return Err(no(&"it is a domain of Xen, whose requests are not parked"));
+            }
             entry.spec.card.clone()
         };
         self.plan_move(name, &card)

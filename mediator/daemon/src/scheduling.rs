@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use vram::VmId;
 
 use super::vm::Running;
-use super::{Card, Daemon, DaemonError, Life, State, durations};
+use super::{Card, Daemon, DaemonError, Life, State};
 use config::VmSpec;
 use config::patch::patched;
 use owner::overdue::Overdue;
@@ -391,7 +391,7 @@ fn show(name: &str, vm: &VmUsage, entitled_permille: u32, window: &Window, now: 
             longest_ns: longest,
             credit_ns: standing.credit,
             beyond_ns: standing.beyond,
-            wait: durations::shown(waits),
+            wait: waits.into(),
         }
     };
     let quarantine = match vm.quarantine {

@@ -115,7 +115,7 @@ pub enum HostError {
     /// A channel of a VM that is removed is on the card still.
     #[error("the card holds on to a channel of the VM; the VM's memory stays out of use until it lets go or is reset")]
     ChannelStays,
-    /// What was saved of a card or a VM is none that there can be, or another's.
+    /// Saved state of a card or a VM is none that there can be, or another's.
     #[error("what was saved is refused: {0}")]
     Saved(#[from] Invalid),
     /// Something has not come to rest that is to be saved.

@@ -23,7 +23,8 @@ pub use card_memory::{
     CardVram, HostError, Looks, Moved, Ranges, Relocated, balance, holdings, iova, segments, shortage,
 };
 pub use host_card::{
-    Departing, GuestEvents, Halted, Handed, HostCard, HostState, Reopened, SavedHost, Share, Sharing, Standstill, Suspended,
+    Departing, GuestEvents, Halted, Handed, HostCard, HostState, Reopened, SavedHost, Share, Sharing, Standstill,
+    Suspended,
 };
 pub use tenants::{GuestEvent, mailbox};
 pub use work::feeder::Feeder;

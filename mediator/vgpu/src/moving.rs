@@ -2,8 +2,8 @@
 //!
 //! There it is made as any other is ([`MediatedVm::build`]), and takes in the client's memory while the first still serves its guest
 //! ([`MediatedVm::await_arrival`]). Then it becomes what the first was ([`MediatedVm::move_to`]); or the first goes on as if
-//! nothing had been. What goes from one to the other is [`Travelling`], and the memory; in a stream of bytes they are a VM that is saved
-//! ([`saving`](super::saving)).
+//! nothing had been. What goes from one to the other is [`Travelling`], and the memory; in a stream of bytes they are a VM that
+//! is saved (`saving`).
 
 use super::backend::SavedBackend;
 use super::device::{Core, MediatedVm, Settings};
@@ -162,9 +162,8 @@ impl MediatedVm {
 /// A guest sees the channels bound that are, or were refused.
 fn check_channels(gpu: &VGpu, channels: &Channels, vm: VmId) -> Result<(), Invalid> {
     let seen: BTreeSet<VirtualChannelId> = gpu.bound_channels().collect();
-    let known = |channel: VirtualChannelId| {
-        channels.physical(vm, channel).is_some() || channels.refused(vm, channel).is_some()
-    };
+    let known =
+        |channel: VirtualChannelId| channels.physical(vm, channel).is_some() || channels.refused(vm, channel).is_some();
     let mut numbers = (0u8..).take(CHANNELS as usize).map(VirtualChannelId);
     let other = numbers.find(|channel| seen.contains(channel) != known(*channel));
     other.map_or(Ok(()), |channel| {

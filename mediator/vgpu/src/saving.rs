@@ -58,9 +58,7 @@ impl Origin {
     fn check(&self, here: &Self) -> Result<(), Invalid> {
         let Self { chip, vram_bytes, apertures, paravirtual, strikes: _, now_ns: _ } = self;
         let mib = |bytes: u64| bytes >> 20;
-        Invalid::unless(*chip == here.chip, || {
-            format!("it had a chip {chip:#x}, and this card has {:#x}", here.chip)
-        })?;
+        Invalid::unless(*chip == here.chip, || format!("it had a chip {chip:#x}, and this card has {:#x}", here.chip))?;
         Invalid::unless(*vram_bytes == here.vram_bytes, || {
             format!("it had `vram_mib` = {}, and this VM has {}", mib(*vram_bytes), mib(here.vram_bytes))
         })?;
@@ -71,7 +69,9 @@ impl Origin {
         Invalid::unless(*paravirtual == here.paravirtual, || {
             let offered = |capability: &[u8]| if capability.is_empty() { "no" } else { "a" };
             let (there, here) = (offered(paravirtual), offered(&here.paravirtual));
-            format!("it was offered {there} paravirtual interface, and this VM is offered {here} one, or one of other features")
+            format!(
+                "it was offered {there} paravirtual interface, and this VM is offered {here} one, or one of other features"
+            )
         })
     }
 }
@@ -154,11 +154,6 @@ impl Saving {
         self.memory_bytes
     }
 
-    /// The VM stays halted.
-    pub fn into_halted(self) -> Halted {
-        self.halted
-    }
-
     fn next_piece(&mut self) -> Option<u64> {
         if self.left.is_empty() {
             let chunk = self.chunks.next()?.0;
@@ -187,7 +182,9 @@ impl Coming {
     /// When the VM's card is not one for what comes by bytes.
     pub fn new(there: &Arc<MediatedVm>, settings: &Settings) -> Result<Self, HostError> {
         if !there.host().card().takes_any_image() {
-            return Err(HostError::Stays("nobody knows what contexts of channels that come in a file do to a real card"));
+            return Err(HostError::Stays(
+                "nobody knows what contexts of channels that come in a file do to a real card",
+            ));
         }
         Ok(Self {
             there: Arc::clone(there),
@@ -220,12 +217,6 @@ impl Coming {
                 there.host().write_received(there.id(), GuestAddr(at), data)
             }
         })
-    }
-
-    /// Returns whether the stream's end has come.
-    #[must_use]
-    pub fn is_whole(&self) -> bool {
-        self.reader.is_over()
     }
 
     /// Bytes of memory that have come.

@@ -135,7 +135,9 @@ impl SavedChannel {
         let named = graph.iter().zip(0..graph_image::HEAD_BYTES).any(|(byte, _)| *byte != 0);
         Invalid::unless(!named, || "a context names registers".into())?;
 
-        Invalid::unless(state.len() == state_words().count(), || format!("a channel's state has {} words", state.len()))?;
+        Invalid::unless(state.len() == state_words().count(), || {
+            format!("a channel's state has {} words", state.len())
+        })?;
         let mut block = Box::new(constants(span));
         for (at, value) in state_words().zip(state) {
             put(&mut block, at, value);
@@ -145,7 +147,9 @@ impl SavedChannel {
             put_wide(&mut block, at, context_words(context.map(|_| image)));
         }
 
-        Invalid::unless(progress.len() == PROGRESS.len(), || format!("a channel says {} words of itself", progress.len()))?;
+        Invalid::unless(progress.len() == PROGRESS.len(), || {
+            format!("a channel says {} words of itself", progress.len())
+        })?;
         let mut page = Box::new([0; BLOCK]);
         PROGRESS.into_iter().zip(progress).for_each(|(at, value)| put(&mut page, at, value));
         put(&mut page, userd::GP_PUT, ring.allowed_index());

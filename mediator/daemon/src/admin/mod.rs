@@ -1,6 +1,6 @@
 //! The admin API: HTTP and JSON over a UNIX socket, and Prometheus metrics.
 //!
-//! Parts: [`routes`] (what is done), `bounded` (so many connections at a time). What goes over the wire is the crate [`api`]'s, but for
+//! Parts: [`routes`] (what is done), and the crate [`admin_socket`] (so many connections at a time, bodies that are streams). What goes over the wire is the crate [`api`]'s, but for
 //! [`metrics`].
 //!
 //! It runs on a thread of its own and never on the path of a guest's data. Requests that take long (a virtual machine is added
@@ -15,9 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Daemon;
-use bounded::Bounded;
+use admin_socket::Bounded;
 
-mod bounded;
 pub mod routes;
 
 #[cfg(test)]

@@ -130,14 +130,17 @@ impl SavedRam {
         let of = |ram: &Self| ram.0.iter().map(|one| (one.gpa, one.size, one.writable)).collect::<BTreeSet<_>>();
         let (now, then) = (of(self), of(before));
         let what = |(gpa, size, writable): &(u64, u64, bool)| {
-            format!("{size:#x} bytes of RAM at {gpa:#x} that the card may {}", if *writable { "write" } else { "only read" })
+            format!(
+                "{size:#x} bytes of RAM at {gpa:#x} that the card may {}",
+                if *writable { "write" } else { "only read" }
+            )
         };
         if let Some(missing) = then.difference(&now).next() {
             return Err(Invalid::new(format_args!("the client does not lend {}, which it did", what(missing))));
         }
-        now.difference(&then).next().map_or(Ok(()), |new| {
-            Err(Invalid::new(format_args!("the client lends {}, which it did not", what(new))))
-        })
+        now.difference(&then)
+            .next()
+            .map_or(Ok(()), |new| Err(Invalid::new(format_args!("the client lends {}, which it did not", what(new)))))
     }
 
     /// Maps the regions for the card where they were.

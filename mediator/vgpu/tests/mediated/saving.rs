@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu::Settings;
 use vram::To;
 
-/// What a guest lends of its RAM, as bytes.
+/// Bytes of the RAM that a guest lends.
 fn ram_of(guest: &Guest) -> Vec<u8> {
     let mut all = vec![0; MIB as usize];
     guest.ram_read(0, &mut all);
     all
 }
 
-/// Where an operator is told something, it has these words.
+/// Checks that an operator is told these words.
 fn refused<T>(what: Result<T, vgpu::DeviceError>, words: &str) {
     let Err(error) = what else { panic!("it was not refused: {words}") };
     assert!(error.to_string().contains(words), "{error}");

@@ -16,7 +16,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const CONNECTIONS: usize = 64;
 
 /// The socket.
-pub(super) struct Bounded {
+#[derive(Debug)]
+pub struct Bounded {
     listener: tokio::net::UnixListener,
     places: Arc<Semaphore>,
 }
@@ -26,7 +27,7 @@ impl Bounded {
     ///
     /// # Errors
     /// When the runtime cannot have the socket.
-    pub(super) fn new(listener: UnixListener) -> io::Result<Self> {
+    pub fn new(listener: UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::UnixListener::from_std(listener)?;
         Ok(Self { listener, places: Arc::new(Semaphore::new(CONNECTIONS)) })
@@ -50,7 +51,8 @@ impl Listener for Bounded {
 }
 
 /// A connection, which gives its place back when it ends.
-pub(super) struct Connection {
+#[derive(Debug)]
+pub struct Connection {
     stream: UnixStream,
     _place: Option<OwnedSemaphorePermit>,
 }

@@ -1,0 +1,128 @@
+//! Bodies that are streams. Few pieces are under way; a client that stalls is given up, for others wait.
+
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use http_body_util::BodyExt;
+use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
+use tokio_stream::wrappers::ReceiverStream;
+
+/// Pieces that are under way, each of 256 KiB or what a client sends at once.
+const PIECES: usize = 4;
+/// Longest time without a byte from, or for, the client.
+// TIMEOUT: a disk that spins up.
+const STALL: Duration = Duration::from_secs(30);
+/// Time for a whole body.
+// TIMEOUT: 40 GiB at 50 MB/s.
+const LIMIT: Duration = Duration::from_secs(900);
+/// Time between two looks whether the client takes more.
+const LOOK: Duration = Duration::from_millis(1);
+
+type Piece = Result<Bytes, String>;
+
+/// The side that gives a client the pieces of an answer.
+#[derive(Debug)]
+pub struct Given {
+    to: Sender<Piece>,
+    began: Instant,
+}
+
+impl Given {
+    /// Gives a piece.
+    ///
+    /// # Errors
+    /// Why there is no sense in more.
+    pub fn give(&self, piece: Vec<u8>) -> Result<(), String> {
+        self.send(Ok(piece.into()))
+    }
+
+    /// Ends the answer early, so that the client knows that it is not whole.
+    pub fn fail(&self, why: String) {
+        let _gone = self.send(Err(why));
+    }
+
+    fn send(&self, mut piece: Piece) -> Result<(), String> {
+        let stalls = Instant::now();
+        loop {
+            piece = match self.to.try_send(piece) {
+                Ok(()) => return Ok(()),
+                Err(TrySendError::Closed(_)) => return Err("the client has gone".to_owned()),
+                Err(TrySendError::Full(piece)) => piece,
+            };
+            if stalls.elapsed() > STALL || self.began.elapsed() > LIMIT {
+                return Err(format!(
+                    "the client takes too long: {} seconds for a piece, {} for all",
+                    STALL.as_secs(),
+                    LIMIT.as_secs()
+                ));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// Has `work` begin, which blocks elsewhere and gives the pieces of an answer. The answer's body, once there is a piece; or what `work`
+/// has come to, if there is none.
+pub async fn given<T, W: Future<Output = T> + Send + 'static>(work: impl FnOnce(Given) -> W) -> Result<Body, Option<T>>
+where
+    T: Send + 'static,
+{
+    let (to, mut from) = mpsc::channel::<Piece>(PIECES);
+    let done = tokio::spawn(work(Given { to, began: Instant::now() }));
+    match from.recv().await {
+        Some(Ok(first)) => {
+            let first = tokio_stream::once(Ok::<_, String>(first));
+            Ok(Body::from_stream(tokio_stream::StreamExt::chain(first, ReceiverStream::new(from))))
+        }
+        Some(Err(_)) | None => Err(done.await.ok()),
+    }
+}
+
+/// The side that takes the pieces of a request.
+#[derive(Debug)]
+pub struct Taken(Receiver<Piece>);
+
+impl Taken {
+    /// The next piece; an empty one behind the last. Blocks.
+    ///
+    /// # Errors
+    /// Why there are no more.
+    pub fn take(&mut self) -> Result<Vec<u8>, String> {
+        self.0.blocking_recv().unwrap_or_else(|| Ok(Bytes::new())).map(Vec::from)
+    }
+}
+
+/// Has `work` begin, which blocks elsewhere and takes the pieces of a request's body; what it has come to, or nothing if it has
+/// panicked.
+pub async fn taken<T, W: Future<Output = T> + Send + 'static>(
+    mut body: Body,
+    work: impl FnOnce(Taken) -> W,
+) -> Option<T>
+where
+    T: Send + 'static,
+{
+    let (to, from) = mpsc::channel::<Piece>(PIECES);
+    let done = tokio::spawn(work(Taken(from)));
+    let began = Instant::now();
+    // To the end also of what is refused: a client that is cut off sees no answer.
+    while began.elapsed() < LIMIT {
+        let piece = match tokio::time::timeout(STALL, body.frame()).await {
+            Ok(None) => {
+                drop(to);
+                return done.await.ok();
+            }
+            Ok(Some(Ok(frame))) => Ok(frame.into_data().unwrap_or_default()),
+            Ok(Some(Err(error))) => Err(format!("the client has sent no more: {error}")),
+            Err(_) => Err(format!("the client has sent nothing for {} seconds", STALL.as_secs())),
+        };
+        let over = piece.is_err();
+        if !matches!(&piece, Ok(bytes) if bytes.is_empty()) {
+            let _refused = to.send(piece).await;
+        }
+        if over {
+            return done.await.ok();
+        }
+    }
+    let _refused = to.send(Err(format!("it takes longer than {} seconds", LIMIT.as_secs()))).await;
+    done.await.ok()
+}
