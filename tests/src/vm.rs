@@ -18,6 +18,10 @@ use crate::klog;
 use crate::qmp::Qmp;
 use crate::wait::{self, Scratch};
 
+/// What Xen asks of a processor to run HVM domains. It panics on the monitor instructions as QEMU has them, and programs of domain 0
+/// lose wide vector registers now and then, which their memory functions use.
+const XEN_PROCESSOR: &str = "EPYC,+svm,+npt,-monitor,-xsave,-xsaveopt,-xsavec,-xgetbv1,-avx,-avx2,-fma,-f16c";
+
 /// How long QEMU may take until it runs its sockets.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long a guest may take from the reset to its init.
@@ -99,8 +103,8 @@ impl VmConfig {
         let share = if self.share { "on" } else { "off" };
         command.args(["-name", &self.name, "-M", "q35", "-smp", &self.smp.to_string(), "-m", &size]);
         match &self.xen {
-            // What Xen asks of a processor to run HVM domains; it panics on the monitor instructions as QEMU has them.
-            Some(_) => command.args(["-accel", "tcg,thread=multi", "-cpu", "EPYC,+svm,+npt,-monitor"]),
+            // With a thread for each processor, kernels of domains met triple faults at any place of their boot.
+            Some(_) => command.args(["-accel", "tcg,thread=single", "-cpu", XEN_PROCESSOR]),
             None => command.args(self.accel.args()),
         };
         command.arg("-object").arg(format!("memory-backend-memfd,id=m0,size={size},share={share}"));

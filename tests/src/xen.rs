@@ -2,6 +2,8 @@
 //!
 //! Domain 0 and each domain have a serial line of their own to this process: the machine's second one, and those of a PCI card.
 
+mod boot;
+
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -64,11 +66,15 @@ impl DomainSpec {
         let (image, line) = (self.image(), FIRST_LINE + line);
         format!(
             "name = {name:?}\ntype = \"hvm\"\nmemory = {memory_mib}\nmaxmem = {memory_mib}\nvcpus = {cpus}\nmmio_hole = 256\n\
-             kernel = \"/{image}.vmlinuz\"\nramdisk = \"/{image}.initrd\"\n\
+             kernel = \"/{image}.boot\"\n\
              cmdline = \"console=ttyS0 no_timer_check panic=0 loglevel=7\"\n\
              serial = [ \"file:/run/{name}.console\", \"/dev/ttyS{line}\" ]\n\
              vga = \"none\"\nvnc = 0\nsdl = 0\nusb = 0\non_reboot = \"restart\"\non_crash = \"preserve\"\n\
-             device_model_version = \"qemu-xen\"\ndevice_model_override = \"/usr/libexec/xen-qemu-system-i386\"\n"
+             device_model_version = \"qemu-xen\"\ndevice_model_override = \"/usr/libexec/xen-qemu-system-i386\"\n\
+             device_model_args_hvm = [ {} ]\n",
+            [("vmlinuz", boot::KERNEL), ("initrd", boot::RAMDISK)]
+                .map(|(file, at)| format!("\"-device\", \"loader,file=/{image}.{file},addr={at:#x},force-raw=on\""))
+                .join(", ")
         )
     }
 }
@@ -108,8 +114,9 @@ impl XenMachine {
                 false => images.kernel(spec.kernel)?.clone(),
             };
             files.copy(&kernel.vmlinuz, &format!("{image}.vmlinuz"), 0o644)?;
-            // A domain's firmware gets both byte by byte: what is small is there soon.
-            files.write(&format!("{image}.initrd"), 0o644, &compressed(&kernel.initrd)?);
+            let initrd = compressed(&kernel.initrd)?;
+            files.write(&format!("{image}.initrd"), 0o644, &initrd);
+            files.write(&format!("{image}.boot"), 0o644, &boot::program(initrd.len())?);
             there.push(image);
         }
         let scratch = Scratch::new(&format!("{name}-lines"))?;

@@ -1,0 +1,39 @@
+//! Starts a kernel that the device model has put into a domain's memory.
+//!
+//! The firmware of an HVM domain takes the kernel and its initial RAM disk from the device model byte by byte, two exits and an
+//! emulated instruction for each: minutes where the processor is emulated too. So the device model writes both into memory itself,
+//! and the firmware gets a file of a kilobyte that starts them (`boot.s`).
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::wait::Scratch;
+
+/// The program.
+const SOURCE: &str = include_str!("boot.s");
+/// Where in a domain's memory the kernel's file lies, and that of the RAM disk. The program knows both.
+pub const KERNEL: u32 = 0x800_0000;
+pub const RAMDISK: u32 = 0xa00_0000;
+/// Place of the RAM disk's size in the program.
+const SIZE: usize = 0x260;
+
+/// Makes the program for a RAM disk of `ramdisk_bytes` bytes.
+pub fn program(ramdisk_bytes: usize) -> Result<Vec<u8>> {
+    let scratch = Scratch::new("boot")?;
+    let at = |file: &str| scratch.path().join(file);
+    std::fs::write(at("boot.s"), SOURCE)?;
+    let places = [("KERNEL", KERNEL), ("RAMDISK", RAMDISK)].map(|(name, place)| format!("--defsym={name}={place}"));
+    run(Command::new("as").arg("--32").args(places).arg("-o").arg(at("boot.o")).arg(at("boot.s")))?;
+    run(Command::new("objcopy").args(["-O", "binary"]).arg(at("boot.o")).arg(at("boot")))?;
+    let mut program = std::fs::read(at("boot"))?;
+    let size = program.get_mut(SIZE..SIZE + 4).context("the program has no place for a size")?;
+    size.copy_from_slice(&u32::try_from(ramdisk_bytes)?.to_le_bytes());
+    Ok(program)
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("cannot start {command:?}; install the package binutils"))?;
+    ensure!(output.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
