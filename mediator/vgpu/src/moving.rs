@@ -12,7 +12,7 @@ use channels::Channels;
 use devmodel::{SavedVGpu, VGpu};
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
-use owner::{Departing, Halted, HostError};
+use owner::{Departing, Halted, HostError, Suspended};
 use pv::{SavedTables, Tables};
 use saved_state::Invalid;
 use shadow_pt::SavedSpaces;
