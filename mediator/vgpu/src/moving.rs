@@ -12,7 +12,7 @@ use channels::Channels;
 use devmodel::{SavedVGpu, VGpu};
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
-use owner::{Departing, Halted, HostError, Suspended};
+use owner::{Departing, Halted, HostError};
 use pv::{SavedTables, Tables};
 use saved_state::Invalid;
 use shadow_pt::SavedSpaces;
@@ -41,7 +41,7 @@ pub(super) struct Travelling {
 pub struct Left<'a> {
     vm: &'a MediatedVm,
     /// Nothing of it runs here any more.
-    _suspended: Suspended<'a>,
+    _halted: Halted,
     /// Bytes of memory that were copied.
     pub bytes: u64,
 }
@@ -67,7 +67,7 @@ impl MediatedVm {
         let bytes = suspended.copy_memory(there.host(), there.vm)?;
         there.arrive(travelling, settings)?;
         self.core().gone = true;
-        Ok(Left { vm: self, _suspended: suspended, bytes })
+        Ok(Left { vm: self, _halted: suspended.halted(), bytes })
     }
 
     /// Releases a VM that has left its card.

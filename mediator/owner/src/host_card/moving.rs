@@ -82,6 +82,13 @@ pub struct Suspended<'a> {
     _no_moves: locks::Guard<'a, rank::Moving, ()>,
 }
 
+impl Suspended<'_> {
+    /// Lets memory of the card move again. The VM's work stands still as before.
+    pub fn halted(self) -> Halted {
+        self.halted
+    }
+}
+
 impl std::ops::Deref for Suspended<'_> {
     type Target = Halted;
 
