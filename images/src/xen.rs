@@ -32,7 +32,7 @@ use crate::recipe::{Made, Record, Suite, XenRecipe};
 const VERSION: &str = "2";
 /// The entry of its kernel in the record of what was made.
 pub const ENTRY: &str = "xen";
-/// What Xen has a processor intercept of a domain's accesses to control registers, but for those that are given by how its memory is
+/// Mask of what Xen has a processor intercept of a domain's accesses to control registers, but for those that are given by how its memory is
 /// paged: all reads (the lower half) and writes but those of CR2 and CR8.
 ///
 /// QEMU's emulation takes a read of any of them for one of CR0, since 9.1. Xen intercepts those and emulates the instruction, with

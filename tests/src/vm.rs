@@ -18,7 +18,7 @@ use crate::klog;
 use crate::qmp::Qmp;
 use crate::wait::{self, Scratch};
 
-/// What Xen asks of a processor to run HVM domains. It panics on the monitor instructions as QEMU has them, and programs of domain 0
+/// The processor on which Xen runs HVM domains. It panics on the monitor instructions as QEMU has them, and programs of domain 0
 /// lose wide vector registers now and then, which their memory functions use.
 const XEN_PROCESSOR: &str = "EPYC,+svm,+npt,-monitor,-xsave,-xsaveopt,-xsavec,-xgetbv1,-avx,-avx2,-fma,-f16c";
 

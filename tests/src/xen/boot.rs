@@ -12,8 +12,9 @@ use crate::wait::Scratch;
 
 /// The program.
 const SOURCE: &str = include_str!("boot.s");
-/// Where in a domain's memory the kernel's file lies, and that of the RAM disk. The program knows both.
+/// Address in a domain's memory of the kernel's file, which the program knows.
 pub const KERNEL: u32 = 0x800_0000;
+/// The same of the RAM disk.
 pub const RAMDISK: u32 = 0xa00_0000;
 /// Place of the RAM disk's size in the program.
 const SIZE: usize = 0x260;
