@@ -5,7 +5,7 @@ mod support;
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -68,13 +68,19 @@ impl Vmm {
     }
 }
 
+/// A daemon with a VMM that it serves, all of which the service manager keeps.
+fn served(place: &Place) -> (Manager<'_>, Service, Vmm) {
+    let manager = Manager::new(place);
+    let daemon = manager.start();
+    let vmm = Vmm::new(place);
+    manager.until_kept(&WHOLE);
+    (manager, daemon, vmm)
+}
+
 #[test]
 fn vmm_goes_on_with_a_device_after_reset() {
     let place = Place::new(&format!("{CARD}{WEB}"));
-    let manager = Manager::new(&place);
-    let mut daemon = manager.start();
-    let mut vmm = Vmm::new(&place);
-    manager.until_kept(&WHOLE);
+    let (manager, mut daemon, mut vmm) = served(&place);
     let before = vmm.configuration();
     assert_eq!((before[4], before[1] & 0xffff, before[26] >> 16), (0xfc00_0000, 6, 0x81));
     for deaths in 1..=3 {
@@ -112,10 +118,7 @@ fn vmm_goes_on_with_a_device_after_reset() {
 #[test]
 fn request_that_was_in_the_socket_is_answered_by_the_next_daemon() {
     let place = Place::new(&format!("{CARD}{WEB}"));
-    let manager = Manager::new(&place);
-    let mut daemon = manager.start();
-    let mut vmm = Vmm::new(&place);
-    manager.until_kept(&WHOLE);
+    let (manager, mut daemon, mut vmm) = served(&place);
     // A read.
     stop(&daemon);
     let access = RegionAccess { offset: 0, region: CONFIG, count: 4 };
@@ -189,10 +192,7 @@ fn kill_at_any_moment_leaves_each_request_answered_once() {
 #[test]
 fn daemon_that_came_by_an_upgrade_leaves_a_journal_as_well() {
     let place = Place::new(&format!("{CARD}{WEB}"));
-    let manager = Manager::new(&place);
-    let mut daemon = manager.start();
-    let mut vmm = Vmm::new(&place);
-    manager.until_kept(&WHOLE);
+    let (manager, mut daemon, mut vmm) = served(&place);
     let before = vmm.configuration();
     let upgraded = place.ctl_json(&["daemon", "upgrade"]);
     assert!(daemon.0.wait().unwrap().success());
@@ -208,7 +208,9 @@ fn daemon_that_came_by_an_upgrade_leaves_a_journal_as_well() {
     kill_process(Pid::from_raw(number).unwrap(), Signal::KILL).unwrap();
     // It is nobody's child here.
     let state = || fs::read_to_string(format!("/proc/{number}/stat"));
+    let began = Instant::now();
     while state().is_ok_and(|state| !state.contains(") Z ")) {
+        assert!(began.elapsed() < LONG, "process {number} does not end");
         std::thread::sleep(Duration::from_millis(1));
     }
     let daemon = manager.start();
