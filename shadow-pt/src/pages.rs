@@ -147,6 +147,11 @@ impl PageIndex {
         (self.blocks.len() as u64) << BLOCK_PAGES_SHIFT
     }
 
+    /// Returns whether the page holds a table.
+    pub(crate) fn is_table(&self, frame: u32) -> bool {
+        self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page))
+    }
+
     /// Returns whether the page holds a table and not all of its users know that it has changed.
     pub(crate) fn news(&self, frame: u32) -> bool {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page) && !bits::has(&block.marked, page))

@@ -24,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) gained: Vec<FrameRun>,
     /// Card memory of all tables that are linked.
     pub(crate) table_bytes: u64,
+    /// Counts writes of the guest's CPU to pages that hold tables.
+    pub(crate) writes: u64,
     /// Counts what may make room for a table that was refused.
     pub(crate) rooms: u64,
     /// Large entries that may still be split.

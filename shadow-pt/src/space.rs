@@ -52,6 +52,8 @@ pub(crate) struct Space {
     unlinked: Vec<(VramAddr, u64)>,
     /// Pages that are not writable any more, once the card's TLBs are flushed.
     pub(crate) released: Vec<FrameRun>,
+    /// [`Shared::writes`] when the guest flushed last.
+    pub(crate) flushed_at: u64,
     /// The guest has flushed and nothing was done about it.
     pub(crate) marked: bool,
     /// By span.
@@ -82,6 +84,7 @@ impl Space {
             splits: Splits::default(),
             unlinked: Vec::new(),
             released: Vec::new(),
+            flushed_at: shared.writes.wrapping_sub(1),
             marked: false,
             host: [None; 2],
             table_bytes: 0,
@@ -124,8 +127,15 @@ impl Space {
         self.directory.pending() == 0 && self.queue.is_empty() && self.missing.is_empty() && self.splits.is_idle()
     }
 
-    /// Makes the shadow what the guest's tables say now, as far as `scope` goes and `world` grants it.
-    pub(crate) fn sync(&mut self, shared: &mut Shared, scope: Scope, world: &mut impl World) -> SyncReport {
+    /// Makes the shadow what the guest's tables say now, as far as `scope` goes and `world` grants it. `unflushed`: it is
+    /// not for a flush of the guest's, who may be in the middle of writing entries.
+    pub(crate) fn sync(
+        &mut self,
+        shared: &mut Shared,
+        scope: Scope,
+        unflushed: bool,
+        world: &mut impl World,
+    ) -> SyncReport {
         let mut report = SyncReport::default();
         if scope == Scope::Everything {
             self.directory.dirty = self.directory.all();
@@ -136,7 +146,7 @@ impl Space {
         if scope != Scope::Losing && self.make_tables(shared, world, &mut report) {
             relink = self.directory.all();
         }
-        let work = self.read_tables(shared, scope, world, &mut report);
+        let work = self.read_tables(shared, scope, unflushed, world, &mut report);
         self.commit(shared, &work, relink, world, &mut report);
         if scope == Scope::Everything {
             for number in self.numbers() {
@@ -368,7 +378,8 @@ impl Space {
         let Made::Yes(number) = reference.table else { return };
         let Some(mut table) = shared.tables.remove(number) else { return };
         let Shared { pages, reverse, gained, splits_left, .. } = shared;
-        table.retire(number, pages, &mut Books { reverse, gained, released: &mut self.released, splits_left });
+        let released = &mut self.released;
+        table.retire(number, pages, &mut Books { reverse, gained, released, splits_left, half_written: false });
         self.unlinked.push((table.mirror.card, key.bytes()));
         self.give_back(shared, key.bytes());
     }
@@ -423,14 +434,17 @@ impl Space {
         &mut self,
         shared: &mut Shared,
         scope: Scope,
+        unflushed: bool,
         world: &mut (impl GuestMemory + Frames),
         report: &mut SyncReport,
     ) -> Vec<(u32, Changes)> {
         if scope == Scope::Everything {
             self.queue = self.numbers().collect();
         }
-        let Shared { tables, pages, reverse, gained, splits_left, .. } = shared;
-        let mut books = Books { reverse, gained, released: &mut self.released, splits_left };
+        let Shared { tables, pages, reverse, gained, splits_left, writes, .. } = shared;
+        let written = *writes != self.flushed_at;
+        let released = &mut self.released;
+        let mut books = Books { reverse, gained, released, splits_left, half_written: false };
         let mut buffer = [0; PAGE_BYTES];
         let mut work = Vec::new();
         for number in &self.queue {
@@ -444,6 +458,7 @@ impl Space {
             let mut changes = Changes::default();
             for page in members(now) {
                 let piece = Piece::new(*number, page);
+                books.half_written = unflushed && (written || table.mirror.watched & bit(page) != 0);
                 let range = table.mirror.range(page);
                 let mut changed = None;
                 let mut fresh = None;

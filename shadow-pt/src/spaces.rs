@@ -72,6 +72,7 @@ impl AddressSpaces {
             reverse: ReverseMap::default(),
             gained: Vec::new(),
             table_bytes: 0,
+            writes: 0,
             rooms: 0,
             splits_left: limits.table_bytes / PIECES_BYTES,
             ram_barred: false,
@@ -169,9 +170,12 @@ impl AddressSpaces {
         let last = address.0.saturating_add(more) >> PAGE_SHIFT;
         for frame in first..last.saturating_add(1).min(end) {
             if let Ok(frame) = u32::try_from(frame)
-                && self.shared.pages.news(frame)
+                && self.shared.pages.is_table(frame)
             {
-                self.mark(frame);
+                self.shared.writes = self.shared.writes.wrapping_add(1);
+                if self.shared.pages.news(frame) {
+                    self.mark(frame);
+                }
             }
         }
     }
@@ -194,6 +198,9 @@ impl AddressSpaces {
     /// may wait. When this returns, what the guest took away before is off the card's tables (not in [`Mode::Lazy`]); flush
     /// the card's TLBs for [`Self::directory`] if the report says so, and then call [`Self::flushed`].
     pub fn flush(&mut self, id: SpaceId, busy: bool, world: &mut impl World) -> SyncReport {
+        if let Some((space, shared)) = self.space_mut(id) {
+            space.flushed_at = shared.writes;
+        }
         let scope = match (self.mode, busy) {
             (Mode::Naive, _) | (Mode::Lazy, true) => Scope::Everything,
             (Mode::Incremental, _) | (Mode::LazyAdd, true) => Scope::Pending,
@@ -207,20 +214,23 @@ impl AddressSpaces {
                 return report;
             }
         };
-        self.sync(id, scope, world)
+        self.sync(id, scope, false, world)
     }
 
     /// Work of a channel of this space is about to be given to the card: what waited is done. Afterwards the shadow is what
     /// the guest's tables say, as far as that is granted. As for [`Self::flush`], the card's TLBs are to be flushed.
+    ///
+    /// Another CPU of the guest may be in the middle of writing an entry meanwhile. What cannot be granted is not mapped, and
+    /// counts as denied once it is found again, or at once if nothing was written since the last flush of the space.
     pub fn prepare(&mut self, id: SpaceId, world: &mut impl World) -> SyncReport {
         let marked = self.space(id).is_some_and(|space| space.marked);
-        self.sync(id, if marked { Scope::Everything } else { Scope::Pending }, world)
+        self.sync(id, if marked { Scope::Everything } else { Scope::Pending }, true, world)
     }
 
-    fn sync(&mut self, id: SpaceId, scope: Scope, world: &mut impl World) -> SyncReport {
+    fn sync(&mut self, id: SpaceId, scope: Scope, unflushed: bool, world: &mut impl World) -> SyncReport {
         let Some((space, shared)) = self.space_mut(id) else { return SyncReport::default() };
         space.marked = false;
-        let report = space.sync(shared, scope, world);
+        let report = space.sync(shared, scope, unflushed, world);
         self.count_gained();
         report
     }
@@ -433,7 +443,8 @@ impl AddressSpaces {
             let Some(Some(space)) = spaces.get_mut(table.space as usize) else { continue };
             let mut changes = Changes::default();
             for piece in pieces {
-                let mut books = Books { reverse, gained, released: &mut space.released, splits_left };
+                let mut books =
+                    Books { reverse, gained, released: &mut space.released, splits_left, half_written: false };
                 visit(table, *piece, memory, &mut books, &mut changes, &mut report);
             }
             if table.is_pending() {

@@ -51,6 +51,8 @@ pub(crate) struct Books<'a> {
     pub(crate) released: &'a mut Vec<FrameRun>,
     /// Large entries that may still be split.
     pub(crate) splits_left: &'a mut u64,
+    /// What was read may have entries of which the guest has written a half so far.
+    pub(crate) half_written: bool,
 }
 
 /// Changes of a pass in a table.
@@ -68,6 +70,10 @@ impl Changes {
     }
 }
 
+/// Entries of a table that are looked at twice before they count as denied. What a driver is in the middle of writing is
+/// one for each of the guest's CPUs.
+const MAX_DOUBTED: usize = 16;
+
 /// The shadow of one guest table.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -77,6 +83,10 @@ pub(crate) struct Table {
     pub(crate) mirror: Mirror,
     /// For each page, entries that name something but have no shadow: a grant may change that.
     absent: Box<[u16]>,
+    /// Entries that could not be granted when they were seen first, by index and value: a driver writes the two halves of
+    /// an entry one after the other, so that work of another CPU can find one that is half written. The mirror has 0 for
+    /// them, and their pages are read again.
+    doubted: Vec<(usize, u64)>,
     /// Pages whose absent entries are to be looked at again.
     pub(crate) recheck: u64,
     /// It is in its space's list of those with something to do.
@@ -92,7 +102,7 @@ impl Table {
     pub(crate) fn new(key: TableKey, space: u32, card: VramAddr) -> Self {
         let mirror = Mirror::new(key.place, card, key.entries);
         let absent = vec![0; mirror.live.len()].into();
-        Self { key, space, mirror, absent, recheck: 0, queued: false, ram: 0, barred: false }
+        Self { key, space, mirror, absent, doubted: Vec::new(), recheck: 0, queued: false, ram: 0, barred: false }
     }
 
     /// Returns whether there is something to do at the next [`crate::AddressSpaces::prepare`].
@@ -223,15 +233,40 @@ impl Table {
                 None => old_raw,
             };
             report.translated = report.translated.saturating_add(1);
-            let new = self.shadow(index, raw, frames, books).unwrap_or_else(|denial| {
-                if raw != old_raw {
-                    report.denied.add(denial);
+            let (raw, new) = match self.shadow(index, raw, frames, books) {
+                Ok(new) => {
+                    self.doubted.retain(|(doubted, _)| *doubted != index);
+                    (raw, new)
                 }
-                Shadow::Entry(0)
-            });
+                Err(denial) if raw != old_raw => {
+                    if books.half_written && self.doubt(index, raw) {
+                        self.mirror.dirty |= bit(page);
+                        (0, Shadow::Entry(0))
+                    } else {
+                        report.denied.add(denial);
+                        (raw, Shadow::Entry(0))
+                    }
+                }
+                Err(_) => (raw, Shadow::Entry(0)),
+            };
             self.set(index, piece, raw, new, books, changes);
         }
         books.reverse.flush();
+    }
+
+    /// Returns whether an entry that is not granted is to be looked at once more: it is seen for the first time.
+    fn doubt(&mut self, index: usize, raw: u64) -> bool {
+        if let Some(known) = self.doubted.iter().position(|(doubted, _)| *doubted == index) {
+            let (_, seen) = self.doubted.swap_remove(known);
+            if seen == raw {
+                return false;
+            }
+        }
+        let room = self.doubted.len() < MAX_DOUBTED;
+        if room {
+            self.doubted.push((index, raw));
+        }
+        room
     }
 
     /// Drops the entries of a page that map into `range`.

@@ -69,6 +69,8 @@ impl AddressSpaces {
             gained: _,
             table_bytes: _,
             rooms: _,
+            // What is read anew may be half written.
+            writes: _,
             splits_left: _,
             ram_barred,
         } = shared;

@@ -261,6 +261,39 @@ fn denied_entries_are_counted_once_and_never_reach_the_card() {
 }
 
 #[test]
+fn an_entry_that_is_half_written_is_not_denied() {
+    let whole = pte(2, 0x1000 * PAGE);
+    let half = whole & u64::from(u32::MAX);
+    assert!(0x1000 * PAGE >= GUEST_VRAM, "the half that is there names VRAM that the guest does not have");
+    let mut world = World::mapped();
+    world.write(vram(SPT), half);
+    assert_eq!((world.prepare().denied.total(), world.at(0)), (0, None));
+    world.write(vram(SPT), whole);
+    assert_eq!((world.sync().denied.total(), world.at(0)), (0, Some((2, 0x8000 * PAGE))));
+    // What stays so is what the guest means.
+    world.write(vram(SPT), half);
+    assert_eq!((world.prepare().denied.total(), world.at(0)), (0, None));
+    assert_eq!((world.prepare().denied.of(Denial::Vram), world.at(0)), (1, None));
+    assert_eq!(world.prepare().denied.total(), 0, "nothing is new");
+}
+
+#[test]
+fn what_was_flushed_is_whole_when_work_comes() {
+    let mut world = World::mapped_in(Mode::LazyAdd);
+    world.write(vram(SPT), pte(0, GUEST_VRAM));
+    assert_eq!(world.flush(false).denied.total(), 0, "it is not looked at yet");
+    assert_eq!(world.prepare().denied.of(Denial::Vram), 1);
+}
+
+#[test]
+fn many_denied_entries_count_at_once() {
+    let mut world = World::mapped();
+    (0..100).for_each(|entry| world.write(vram(SPT + 8 * entry), pte(0, GUEST_VRAM)));
+    let first = world.prepare().denied.of(Denial::Vram);
+    assert_eq!((first, world.prepare().denied.of(Denial::Vram)), (84, 16), "what is looked at twice is bounded");
+}
+
+#[test]
 fn a_large_page_of_ram_needs_every_piece() {
     let mut world = World::mapped();
     world.write(vram(LPT), pte(2, 0x1020 * PAGE));

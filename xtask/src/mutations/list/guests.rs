@@ -4,6 +4,15 @@ use crate::mutations::Mutation;
 
 pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
+        name: "half-written",
+        what: "an entry of which the guest has written a half does not count as denied",
+        package: "shadow-pt",
+        file: "shadow-pt/src/table.rs",
+        from: "if books.half_written && self.doubt(index, raw) {",
+        to: "if false && self.doubt(index, raw) {",
+        tests: "half_written",
+    },
+    Mutation {
         name: "vram-frame",
         what: "a VRAM frame that is not granted is refused",
         package: "shadow-pt",
