@@ -233,7 +233,7 @@ pub enum DmaError {
     Host(#[source] std::io::Error),
 }
 
-/// How often the card's engines and kernels touched its memory and the host's, in bursts of at most
+/// Counts of accesses by the card's engines and kernels to its memory and the host's, in bursts of at most
 /// [`AccessCounts::BURST_BYTES`], block by block. What CPUs do through the BARs is not counted, nor what the card needs
 /// for itself: page tables, context images, push buffers, semaphores, code and cached constants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Who may use PGRAPH: all, or one VM at a time.
+//! Admission to PGRAPH: all, or one VM at a time.
 //!
 //! Its multiprocessors keep what a kernel leaves in them, so a host that mends that lets channels of another VM on it only in
 //! between. A channel that has no PGRAPH context runs whoever is admitted.
@@ -8,7 +8,7 @@ use crate::pool::Bound;
 use crate::{Channels, Host, RunState, VmId};
 use nvspec::fifo::ChannelId;
 
-/// Whose channels with a PGRAPH context the card may schedule. The host's own are always among them.
+/// VMs whose channels with a PGRAPH context the card may schedule. The host's own are always among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Gate {
     /// Everybody's.

@@ -1,4 +1,4 @@
-//! What a vGPU needs of whoever owns the card: one trait, implemented by the mediator (and by a mock in the tests).
+//! The seam to whoever owns the card: one trait, implemented by the mediator (and by a mock in the tests).
 //!
 //! Everything here is in the guest's own terms: guest VRAM addresses, guest bus addresses, virtual channel and engine
 //! numbers. Translation, bounds and isolation are the implementer's; the vGPU only decodes and refuses what cannot be
@@ -49,7 +49,7 @@ pub enum Unwritten {
 #[error("there is no memory for what the guest writes")]
 pub struct NoMemory;
 
-/// What the state register of a channel says.
+/// State of a channel, as its register shows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelState {
     /// The guest has made it runnable.
@@ -62,7 +62,7 @@ pub struct ChannelState {
     pub pending: bool,
 }
 
-/// What the status register of an engine says.
+/// State of an engine, as its register shows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStatus {
     /// Channel on the engine, if it is this guest's.
@@ -71,7 +71,7 @@ pub struct EngineStatus {
     pub busy: bool,
 }
 
-/// How a vGPU signals its guest.
+/// Ways in which a vGPU signals its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptLine {
     /// One MSI message. Only called while the guest has MSI enabled and re-armed.
@@ -80,7 +80,7 @@ pub enum InterruptLine {
     Intx(bool),
 }
 
-/// What a vGPU asks of the mediator. Calls are made with the vGPU borrowed, so an implementation must not call back
+/// Requests of a vGPU to the mediator. Calls are made with the vGPU borrowed, so an implementation must not call back
 /// into it; what it has to report comes later through the vGPU's event methods.
 pub trait Backend {
     /// Reads guest VRAM.

@@ -1,4 +1,4 @@
-//! What a vGPU is: the description that the mediator makes it from.
+//! Description of a vGPU, by which the mediator makes it.
 
 use crate::pci::{BadBar, BadCapability, PciIdentity};
 use nvspec::chip::{CLASS_3D_CONTROLLER, Chip, VENDOR_NVIDIA};
@@ -12,7 +12,7 @@ pub const MIN_VRAM_BYTES: u64 = 16 << 20;
 const MAX_VRAM_BYTES: u64 = 1 << nvspec::addr::BUS_BITS;
 const MIB: u64 = 1 << 20;
 
-/// What a vGPU is.
+/// Description of a vGPU.
 #[derive(Clone, Debug)]
 pub struct VGpuConfig {
     /// The chip that the guest sees.

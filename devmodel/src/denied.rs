@@ -1,4 +1,4 @@
-//! What was refused: a counter for each register and reason, and a log line for the first of each.
+//! Refused accesses: a counter for each register and reason, and a log line for the first of each.
 
 use nvspec::regs;
 use saved_state::Invalid;
@@ -49,7 +49,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Where the refused access went.
+/// Place of a refused access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Site {
     /// Byte offset in BAR0, a multiple of 4; for windows the register that places them.
@@ -77,7 +77,7 @@ impl fmt::Display for Site {
     }
 }
 
-/// How often one site was refused for one reason.
+/// Number of times that one site was refused for one reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
     /// Reads.

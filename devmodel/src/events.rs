@@ -1,4 +1,4 @@
-//! What the mediator reports to a vGPU, in the guest's own terms.
+//! Events that the mediator reports to a vGPU, in the guest's own terms.
 
 use crate::backend::Place;
 use nvspec::addr::GpuVa;
@@ -37,7 +37,7 @@ impl MmuFault {
 /// A PBDMA stopped on something in this guest's push buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PbdmaError {
-    /// Which PBDMA; below the chip's number.
+    /// Number of the PBDMA; below the chip's count.
     pub unit: u32,
     /// The guest's channel.
     pub channel: VirtualChannelId,
@@ -63,13 +63,13 @@ pub enum EngineError {
 /// A copy engine's firmware refused a method of this guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyError {
-    /// Which copy engine: 0 or 1.
+    /// Number of the copy engine: 0 or 1.
     pub engine: u32,
     /// Bits as in `ce0::INTR`.
     pub intr: u32,
     /// Instance block of the channel, as the guest named it.
     pub instance: Option<Place>,
-    /// What the firmware says of the method, word as `nvspec::class::ce90b5::error`: code, subchannel, method.
+    /// Report of the firmware about the method, word as `nvspec::class::ce90b5::error`: code, subchannel, method.
     pub report: u32,
     /// The method's data.
     pub data: u32,
@@ -94,18 +94,18 @@ pub struct GraphError {
     pub data: u32,
     /// Units that trapped, bits as in `pgraph::TRAP`.
     pub trap: u32,
-    /// What a multiprocessor says, if one trapped.
+    /// Report of a multiprocessor, if one trapped.
     pub sm: Option<SmError>,
 }
 
 /// A multiprocessor stopped on something that a kernel of this guest did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmError {
-    /// Which cluster; the first is named if the guest's GPU has no such one.
+    /// Number of the cluster; the first is named if the guest's GPU has no such one.
     pub gpc: u32,
-    /// Which TPC of it; as above.
+    /// Number of the TPC in it; as above.
     pub tpc: u32,
-    /// What a warp did, a number of `compute90c0::warp_error`.
+    /// Error of the warp, a number of `compute90c0::warp_error`.
     pub warp: u32,
     /// Bits of errors that are no warp's.
     pub global: u32,

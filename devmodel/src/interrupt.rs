@@ -25,7 +25,7 @@ impl Default for Interrupts {
     }
 }
 
-/// How the guest has set up signalling, in configuration space.
+/// Signalling as the guest has set it up in configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signalling {
     /// MSI is on.

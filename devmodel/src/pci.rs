@@ -86,7 +86,7 @@ const ROM_ENABLE: u8 = 1 << 0;
 /// Bytes of an expansion ROM's BAR.
 const ROM_BYTES: std::ops::RangeInclusive<u64> = 2 << 10..=16 << 20;
 
-/// Who a function is and how large its BARs are.
+/// Identity of a function, and the sizes of its BARs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciIdentity {
     /// Vendor id.
@@ -109,7 +109,7 @@ pub struct PciIdentity {
     pub bar3_bytes: u64,
 }
 
-/// What a configuration write changed that the device acts upon; `None`: unchanged.
+/// Changes by a configuration write that the device acts upon; `None`: unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PciEvents {
     /// The function may access host memory.

@@ -1,4 +1,4 @@
-//! What each register's accesses become: the policy table's types and its lookup. The table itself is in `table`.
+//! Policy for accesses to registers: the table's types and its lookup. The table itself is in `table`.
 //!
 //! The default is to refuse: a dword that is neither a declared register with a line in the table, nor in one of the
 //! named ranges, is denied. Nothing here can name the physical card; a register that is not virtual becomes one of the
@@ -8,7 +8,7 @@ mod table;
 
 pub use table::{RANGES, REGISTERS, Register};
 
-/// What becomes of an access.
+/// Fate of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// Virtual: plain storage of this vGPU, by the register's access kind.
@@ -42,7 +42,7 @@ pub struct Line {
     pub name: &'static str,
     /// Byte offset of the (first) register in BAR0.
     pub offset: u32,
-    /// What becomes of an access.
+    /// Fate of an access.
     pub policy: Policy,
 }
 
@@ -50,15 +50,15 @@ pub struct Line {
 /// their own, which come first.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
-    /// What the range is.
+    /// Name of the range.
     pub name: &'static str,
     /// First byte offset in BAR0.
     pub base: u32,
     /// Byte offset behind the last.
     pub end: u32,
-    /// What becomes of an access.
+    /// Fate of an access.
     pub policy: Policy,
-    /// Which range.
+    /// Kind of range.
     pub kind: RangeKind,
 }
 
@@ -73,7 +73,7 @@ pub enum RangeKind {
     State,
 }
 
-/// What is at a byte offset of BAR0.
+/// Owner of a byte offset of BAR0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A declared register, and its index in its array.

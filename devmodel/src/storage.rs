@@ -82,7 +82,7 @@ impl Storage {
         if reg.access == Access::Wo { 0 } else { self.get(offset) }
     }
 
-    /// What a write to `reg` at byte `offset` does.
+    /// Applies a write to `reg` at byte `offset`.
     pub fn write(&mut self, reg: &RegInfo, offset: u32, value: u32) {
         match reg.access {
             Access::Rw | Access::Wo => self.set(offset, value),

@@ -325,7 +325,7 @@ impl VGpu {
         self.tick(backend);
     }
 
-    /// What is beside the chip on the function (an interface of the mediator's own) asks for an interrupt, or does not any
+    /// An interface of the mediator's own, beside the chip on the function, asks for an interrupt, or does not any
     /// more.
     pub fn set_beside(&mut self, asserted: bool, backend: &mut dyn Backend) {
         if asserted != self.beside {

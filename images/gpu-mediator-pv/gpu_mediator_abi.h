@@ -28,7 +28,7 @@
 /* Most bytes that one operation fills or copies. */
 #define GMPV_MAX_MEMORY_BYTES 0x1000000ULL
 
-/* What a device can do, one bit each. */
+/* Features of a device, one bit each. */
 
 /* Page tables that the device keeps. */
 #define GMPV_FEATURE_TABLES 0x1
@@ -36,7 +36,7 @@
 #define GMPV_FEATURE_CHANNELS 0x2
 /* Filling and copying VRAM. */
 #define GMPV_FEATURE_MEMORY 0x4
-/* How important ranges of VRAM are. */
+/* Importance of ranges of VRAM. */
 #define GMPV_FEATURE_PRIORITY 0x8
 /* Segments of device memory that several channels map. */
 #define GMPV_FEATURE_SHARE 0x10
@@ -86,7 +86,7 @@
 /* The queue cannot be used as it was set up, or cannot any more. */
 #define GMPV_STATUS_FAILED 0x80
 
-/* What became of an operation. */
+/* Outcome of an operation. */
 
 /* It is done. */
 #define GMPV_RESULT_DONE 0x0
@@ -162,8 +162,8 @@
 /* Copies guest VRAM; the two ranges do not overlap. */
 #define GMPV_OP_MEMORY_COPY 0x21
 /*
- * How important it is that a range of guest VRAM is on the card; chunks of the lowest priority leave
- * first.
+ * Sets how important it is that a range of guest VRAM is on the card; chunks of the lowest priority
+ * leave first.
  */
 #define GMPV_OP_BUFFER_PRIORITY 0x22
 /* Finds or makes a segment by its key; the answer's value is its id. */
@@ -211,25 +211,25 @@
 /* No key finds it any more; it goes when nothing has it attached. */
 #define GMPV_SHARE_CONTROL_REMOVE 0x5
 
-/* What can be asked of GMPV_OP_QUERY. */
+/* Questions of GMPV_OP_QUERY. */
 
 /* VRAM that the vGPU shows. */
 #define GMPV_QUERY_VRAM 0x1
-/* How much of it may be on the card; all ones without a limit. */
+/* Bytes of it that may be on the card; all ones without a limit. */
 #define GMPV_QUERY_QUOTA 0x2
-/* How much of it is guaranteed. */
+/* Bytes of it that are guaranteed. */
 #define GMPV_QUERY_GUARANTEE 0x3
-/* How much of it is on the card now. */
+/* Bytes of it that are on the card now. */
 #define GMPV_QUERY_PLACED 0x4
-/* How much of it is in host memory now. */
+/* Bytes of it that are in host memory now. */
 #define GMPV_QUERY_HOST 0x5
-/* How much would be on the card if all took what they are entitled to. */
+/* Bytes of it that would be on the card if all took what they are entitled to. */
 #define GMPV_QUERY_ENTITLEMENT 0x6
-/* How much is free on the card. */
+/* Bytes that are free on the card. */
 #define GMPV_QUERY_FREE 0x7
 /*
- * Whether memory of the card is short: 0 no, 1 some virtual machine's memory is in host memory, 2
- * this one's is.
+ * Shortage of the card's memory: 0 none, 1 some virtual machine's memory is in host memory, 2 this
+ * one's is.
  */
 #define GMPV_QUERY_PRESSURE 0x8
 /* The part of the card's time that it is entitled to, in millionths. */
@@ -241,7 +241,7 @@
 struct gmpv_capability {
 	/* GMPV_CAPABILITY_ID. */
 	__u8 id;
-	/* Where the next capability is. */
+	/* Offset of the next capability. */
 	__u8 next;
 	/* Bytes of this one. */
 	__u8 length;
@@ -257,7 +257,7 @@ struct gmpv_capability {
 	__le16 reserved;
 	/* Byte offset of the registers in the BAR. */
 	__le32 offset;
-	/* What the device can do: GMPV_FEATURE_*. */
+	/* Features of the device: GMPV_FEATURE_*. */
 	__le32 features;
 };
 _Static_assert(sizeof(struct gmpv_capability) == 20, "struct gmpv_capability");
@@ -273,11 +273,11 @@ _Static_assert(sizeof(struct gmpv_batch_header) == 8, "struct gmpv_batch_header"
 
 /* Begins an operation. */
 struct gmpv_op_header {
-	/* What is to be done: GMPV_OP_*. */
+	/* Code of the operation: GMPV_OP_*. */
 	__le16 code;
 	/* Size of the operation, this header included, in units of GMPV_UNIT bytes. */
 	__le16 units;
-	/* What it is done to; 0 where the operation is not done to anything. */
+	/* Handle of the object; 0 where the operation is not done to anything. */
 	__le32 handle;
 };
 _Static_assert(sizeof(struct gmpv_op_header) == 8, "struct gmpv_op_header");
@@ -300,7 +300,7 @@ struct gmpv_answer {
 	__le32 status;
 	/* 0. */
 	__le32 reserved;
-	/* What was asked for, if anything. */
+	/* Answer to a question, if one was asked. */
 	__le64 value;
 };
 _Static_assert(sizeof(struct gmpv_answer) == 16, "struct gmpv_answer");
@@ -335,7 +335,7 @@ struct gmpv_entries_run {
 	__le32 count;
 	/* The first entry, as the hardware has it, with the guest's addresses. */
 	__le64 entry;
-	/* What each entry has more than the one before. */
+	/* Difference of each entry from the one before. */
 	__le64 step;
 };
 _Static_assert(sizeof(struct gmpv_entries_run) == 24, "struct gmpv_entries_run");
@@ -396,7 +396,7 @@ _Static_assert(sizeof(struct gmpv_memory_copy) == 24, "struct gmpv_memory_copy")
 struct gmpv_buffer_priority {
 	/* Guest VRAM address. */
 	__le64 address;
-	/* How many. */
+	/* Number of bytes. */
 	__le64 bytes;
 	/* 0 is what all memory has at first; higher stays longer. */
 	__le32 priority;
@@ -413,7 +413,7 @@ struct gmpv_share_get {
 	__le64 bytes;
 	/* Of GMPV_SHARE_*. */
 	__le32 flags;
-	/* Who may do what: GMPV_SHARE_MODE_*. */
+	/* Rights: GMPV_SHARE_MODE_*. */
 	__le32 mode;
 };
 _Static_assert(sizeof(struct gmpv_share_get) == 24, "struct gmpv_share_get");
@@ -431,7 +431,7 @@ _Static_assert(sizeof(struct gmpv_share_attach) == 8, "struct gmpv_share_attach"
 struct gmpv_share_control {
 	/* One of GMPV_SHARE_CONTROL_*. */
 	__le32 command;
-	/* What it is set to; 0 for questions. */
+	/* New value; 0 for questions. */
 	__le32 argument;
 };
 _Static_assert(sizeof(struct gmpv_share_control) == 8, "struct gmpv_share_control");

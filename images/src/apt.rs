@@ -58,9 +58,9 @@ pub struct Apt {
 
 /// A package file on disk, verified by apt against the signed lists.
 pub struct Fetched {
-    /// What it is.
+    /// The package.
     pub package: Package,
-    /// Where it is.
+    /// Its file.
     pub path: PathBuf,
 }
 
@@ -209,7 +209,7 @@ impl Apt {
     }
 }
 
-/// What `make` makes of the first suite of which it can. What is wrong with this host is so for all suites.
+/// Returns what `make` makes of the first suite that it can. What is wrong with this host is so for all suites.
 pub fn first_of<T>(suites: &[Suite], mut make: impl FnMut(&Suite) -> Result<T>) -> Result<T> {
     let mut errors = Vec::new();
     for suite in suites {
@@ -237,7 +237,7 @@ fn require_programs() -> Result<()> {
     Ok(())
 }
 
-/// Whether an update failed because the mirror does not have one of the suites.
+/// Returns whether an update failed because the mirror does not have one of the suites.
 fn lacks_a_suite(error: &Error) -> bool {
     let text = format!("{error:#}");
     ["404", "does not have a Release file", "no longer has a Release file"].iter().any(|sign| text.contains(sign))

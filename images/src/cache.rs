@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use crate::progress::Progress;
 use crate::recipe::Record;
 
-/// How old an item that is no longer wanted must be to be removed.
+/// Age from which an item that is no longer wanted is removed.
 const OLD: Duration = Duration::from_secs(24 * 3600);
 
 /// The cache folder, locked for as long as this lives.
@@ -87,7 +87,7 @@ impl Cache {
         Ok(target)
     }
 
-    /// What earlier runs resolved; empty if there is none or it cannot be read.
+    /// Loads what earlier runs resolved; empty if there is none or it cannot be read.
     pub fn load_record(&self) -> Record {
         fs::read_to_string(self.path("manifest.toml")).ok().and_then(|t| toml::from_str(&t).ok()).unwrap_or_default()
     }

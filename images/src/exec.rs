@@ -9,9 +9,9 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::progress::Step;
 
-/// How often a running child is looked at.
+/// Interval between looks at a running child.
 const POLL: Duration = Duration::from_millis(50);
-/// How many of the last lines of a failed child's output are shown.
+/// Number of the last lines of a failed child's output that are shown.
 const TAIL_LINES: usize = 12;
 
 /// Runs `command` to its end and returns its output; a non-zero exit is an error with the end of that output.

@@ -22,7 +22,7 @@ pub struct Coccinelle {
     root: PathBuf,
 }
 
-/// What a patch says of itself.
+/// Header of a patch.
 #[derive(Debug, PartialEq, Eq)]
 struct Head {
     kernel: Option<String>,
@@ -31,7 +31,7 @@ struct Head {
 }
 
 impl Coccinelle {
-    /// What lies below `root`, where its packages are unpacked.
+    /// Finds the hooks below `root`, where its packages are unpacked.
     pub fn at(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }

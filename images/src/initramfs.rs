@@ -13,17 +13,17 @@ use crate::kernel::Unpacked;
 use crate::progress::Progress;
 use crate::recipe::{InitramfsRecipe, RECIPE_VERSION};
 
-/// What the guests' programs are built for; static, so that the initramfs needs no libraries.
+/// Target that the guests' programs are built for; static, so that the initramfs needs no libraries.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const RUSTFLAGS: &str = "-C target-feature=+crt-static -C strip=symbols";
 
-/// Where the init goes in the guest.
+/// Path of the init in the guest.
 pub const INIT: &str = "init";
 
 /// A program for the guests.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Where it goes in the guest, without a leading slash.
+    /// Its path in the guest, without a leading slash.
     pub guest_path: String,
     /// The static binary.
     pub path: PathBuf,

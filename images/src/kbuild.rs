@@ -15,7 +15,7 @@ use crate::progress::Step;
 /// The programs of the host that are needed, each with its package.
 const PROGRAMS: [(&str, &str); 5] =
     [("make", "make"), ("gcc", "gcc"), ("ld", "binutils"), ("strip", "binutils"), ("tar", "tar")];
-/// Where wrapped programs go, beside their wrappers.
+/// Folder of wrapped programs, beside their wrappers.
 const WRAPPED: &str = ".elf";
 /// Compiler options that a kernel's configuration may ask for and an older compiler does not have, each with the variable
 /// that leaves it out. The kernel's own fallback then takes its place.
@@ -109,7 +109,7 @@ fn wrap(folder: &Path, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether `path` is executable, and no script.
+/// Returns whether `path` is executable, and no script.
 fn is_program(path: &Path) -> Result<bool> {
     let cannot = || format!("cannot read {}", path.display());
     let mut file = fs::File::open(path).with_context(cannot)?;

@@ -16,7 +16,7 @@ use crate::recipe::{KernelRecipe, Made, RECIPE_VERSION, Record, Suite};
 pub struct Unpacked {
     /// Short name, such as `6.12`.
     pub name: String,
-    /// What `uname -r` prints.
+    /// Release as `uname -r` prints it.
     pub release: String,
     /// The kernel image.
     pub vmlinuz: PathBuf,

@@ -67,7 +67,7 @@ use recipe::{KernelRecipe, Manifest, Record};
 pub struct Kernel {
     /// Short name by which tests ask for it, such as `6.12`.
     pub name: String,
-    /// What `uname -r` prints in the guest.
+    /// Release as `uname -r` prints it in the guest.
     pub release: String,
     /// The kernel image.
     pub vmlinuz: PathBuf,

@@ -1,4 +1,4 @@
-//! Where the host gets Debian packages from: its own apt configuration, or the environment.
+//! The host's source of Debian packages: its own apt configuration, or the environment.
 //!
 //! No host name stands in this file on purpose.
 

@@ -31,7 +31,7 @@ impl Monitoring {
         self.command("usr/bin/prometheus")
     }
 
-    /// What checks its configuration and the metrics that it is to read.
+    /// Makes the command that checks its configuration and the metrics that it is to read.
     ///
     /// # Errors
     /// As [`Self::prometheus`].

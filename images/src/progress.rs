@@ -1,11 +1,11 @@
-//! What the user sees while images are made: one line when a step starts, one every few seconds while it runs.
+//! Messages for the user while images are made: one line when a step starts, one every few seconds while it runs.
 
 use std::time::{Duration, Instant};
 
-/// How often a long step says that it is still running.
+/// Interval at which a long step says that it is still running.
 const TICK: Duration = Duration::from_secs(5);
 
-/// Where progress lines go.
+/// Receiver of progress lines.
 pub struct Progress {
     sink: Box<dyn Fn(&str) + Send + Sync>,
 }

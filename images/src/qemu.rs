@@ -18,7 +18,7 @@ pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 /// The environment variable that names a QEMU to use as it is.
 pub const QEMU_VARIABLE: &str = "GPU_MEDIATOR_QEMU";
 
-/// How to start QEMU.
+/// Command that starts QEMU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Qemu {
     /// The program to run: QEMU itself, or the dynamic loader that runs it.
@@ -104,7 +104,7 @@ fn make(recipe: &QemuRecipe, suite: &Suite, cache: &Cache, progress: &Progress) 
     Ok((qemu, Made { recipe: RECIPE_VERSION.into(), key, suite: suite.target().into(), packages }))
 }
 
-/// How to run the QEMU that was unpacked into `root`: by its own loader, with its own libraries and firmware.
+/// Command for the QEMU that was unpacked into `root`: by its own loader, with its own libraries and firmware.
 fn unpacked(root: &Path) -> Result<Qemu> {
     let text = |path: &Path| -> Result<String> {
         path.to_str().map(str::to_owned).ok_or_else(|| anyhow!("the cache folder's path is not UTF-8"))

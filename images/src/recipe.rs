@@ -1,4 +1,4 @@
-//! What is wanted (`manifest.toml` beside this crate) and the record of what it was resolved to.
+//! The recipe (`manifest.toml` beside this crate) and the record of what it was resolved to.
 
 use std::collections::BTreeMap;
 
@@ -17,13 +17,13 @@ pub struct Manifest {
     /// The guest kernels.
     #[serde(rename = "kernel")]
     pub kernels: Vec<KernelRecipe>,
-    /// What the initramfs holds.
+    /// Contents of the initramfs.
     pub initramfs: InitramfsRecipe,
-    /// How the paravirtual driver is made.
+    /// Recipe of the paravirtual driver.
     pub paravirtual: ParavirtualRecipe,
-    /// What watches a daemon.
+    /// Recipe of what watches a daemon.
     pub monitoring: MonitoringRecipe,
-    /// What the Debian system with systemd is made of.
+    /// Recipe of the Debian system with systemd.
     pub system: SystemRecipe,
     /// Parts of the Debian system with engines that place work.
     pub fleet: FleetRecipe,
@@ -64,7 +64,7 @@ pub struct QemuRecipe {
     pub from: Vec<Suite>,
 }
 
-/// Where a guest kernel comes from.
+/// Source of a guest kernel.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelRecipe {
@@ -76,7 +76,7 @@ pub struct KernelRecipe {
     pub from: Vec<Suite>,
 }
 
-/// What the initramfs holds.
+/// Contents of the initramfs.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InitramfsRecipe {
@@ -88,7 +88,7 @@ pub struct InitramfsRecipe {
     pub programs: Vec<String>,
 }
 
-/// How the paravirtual driver is made.
+/// Recipe of the paravirtual driver.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParavirtualRecipe {
@@ -98,7 +98,7 @@ pub struct ParavirtualRecipe {
     pub from: Vec<Suite>,
 }
 
-/// Where Prometheus and its proxy come from.
+/// Source of Prometheus and its proxy.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MonitoringRecipe {
@@ -108,7 +108,7 @@ pub struct MonitoringRecipe {
     pub from: Vec<Suite>,
 }
 
-/// What the Debian system with systemd is made of.
+/// Recipe of the Debian system with systemd.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SystemRecipe {
@@ -184,7 +184,7 @@ pub struct Package {
     pub sha256: String,
 }
 
-/// What an item was made from, and where in the cache it lies.
+/// Sources of an item, and its place in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Made {
     /// The version of the recipe that made it.
@@ -193,7 +193,7 @@ pub struct Made {
     pub key: String,
     /// The suite that it came from.
     pub suite: String,
-    /// What it was made from.
+    /// Packages that it was made from.
     #[serde(default)]
     pub packages: Vec<Package>,
 }

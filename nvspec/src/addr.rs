@@ -51,7 +51,7 @@ pub const SMALL_PAGE: u64 = 4 << 10;
 /// Bytes of a large page (with the 128 KiB large-page size, the default).
 pub const LARGE_PAGE: u64 = 128 << 10;
 
-/// Where an address in an instance block, directory register or runlist register points. Source: rnndb
+/// Memory that an address in an instance block, directory register or runlist register is of. Source: rnndb
 /// `memory/gf100_mem.xml`; the encoding differs from the one in a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -96,7 +96,7 @@ impl Target {
     }
 }
 
-/// Where a guest's structure (instance block, page directory or table, runlist) lies: a decoded target and address.
+/// Place of a guest's structure (instance block, page directory or table, runlist): a decoded target and address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Place {

@@ -1,6 +1,6 @@
 //! The chips that are known: one table.
 
-/// What one chip is.
+/// Description of one chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chip {
     /// NVIDIA's name.

@@ -48,7 +48,7 @@ impl Field {
     }
 }
 
-/// What the CPU may do with a register.
+/// Rights of the CPU to a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Writes are stored, reads return them.
@@ -66,7 +66,7 @@ pub enum Access {
 pub struct NamedField {
     /// Name as in the manuals.
     pub name: &'static str,
-    /// Where it is.
+    /// Its bits.
     pub field: Field,
 }
 
@@ -77,11 +77,11 @@ pub struct RegInfo {
     pub name: &'static str,
     /// Byte offset of the first in BAR0.
     pub offset: u32,
-    /// How many there are.
+    /// Number of them.
     pub count: u32,
     /// Bytes from one to the next.
     pub stride: u32,
-    /// What the CPU may do with it.
+    /// Rights of the CPU to it.
     pub access: Access,
     /// Value after reset.
     pub reset: u32,
@@ -182,7 +182,7 @@ macro_rules! regs {
                     /// Byte offset in BAR0 (of the first, for an array).
                     pub const OFFSET: u32 = $offset;
                     $(
-                        /// How many there are.
+                        /// Number of them.
                         pub const COUNT: u32 = $count;
                         /// Byte offset in BAR0 of the one at `index`; the caller keeps it below `COUNT`.
                         #[must_use]

@@ -1,4 +1,4 @@
-//! What a channel is fed with: runlist entries, GPFIFO entries, push buffer method headers, host methods.
+//! Formats that feed a channel: runlist entries, GPFIFO entries, push buffer method headers, host methods.
 //!
 //! Source: rnndb `fifo/nv_objects.xml`, envytools `hwdocs/fifo`, NVIDIA's class header of 0x906f.
 
@@ -89,7 +89,7 @@ pub mod gp_opcode {
     pub const PB_CRC: u64 = 3;
 }
 
-/// How a method header's data goes to methods: header bits 31:29.
+/// Distribution of a method header's data to methods: header bits 31:29.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderOp {
     /// The form of older chips, increasing (opcode 0, sub-opcode in bits 17:16).
@@ -250,7 +250,7 @@ pub mod host_method {
     /// Fields of [`SEMAPHORE_D`].
     pub mod semaphore_d {
         use crate::Field;
-        /// What to do.
+        /// Operation to do.
         pub const OPERATION: Field = Field::new(4, 0);
         /// Give the engine to others while an acquire waits.
         pub const ACQUIRE_SWITCH: Field = Field::new(12, 12);

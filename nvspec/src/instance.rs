@@ -25,9 +25,9 @@ pub mod ramfc {
     pub const PB_GET_LO: u64 = 0x018;
     /// Next dword of the push buffer range in work, high word.
     pub const PB_GET_HI: u64 = 0x01c;
-    /// Where the top-level push buffer is, low word.
+    /// Address of the top-level push buffer, low word.
     pub const TOP_LEVEL_GET_LO: u64 = 0x020;
-    /// Where the top-level push buffer is, high word.
+    /// Address of the top-level push buffer, high word.
     pub const TOP_LEVEL_GET_HI: u64 = 0x024;
     /// Reference counter (saved state).
     pub const REF: u64 = 0x028;
@@ -71,7 +71,7 @@ pub mod ramfc {
     pub const CONFIG1: u64 = 0x0fc;
     /// Value of [`SIGNATURE`].
     pub const SIGNATURE_VALUE: u32 = 0x0000_face;
-    /// What a driver writes to the constant words: (offset, value).
+    /// Words that a driver writes to the constant words: (offset, value).
     pub const DEFAULTS: [(u64, u32); 11] = [
         (SIGNATURE, SIGNATURE_VALUE),
         (ACQUIRE, 0xffff_f902),
@@ -158,17 +158,17 @@ pub mod userd {
     pub const BYTES: u64 = 0x1000;
     /// DMA_PUT of the non-GPFIFO mode.
     pub const PUT: u64 = 0x40;
-    /// Where the PBDMA fetches, low word.
+    /// Address at which the PBDMA fetches, low word.
     pub const GET: u64 = 0x44;
     /// Last value of the reference method.
     pub const REF: u64 = 0x48;
     /// DMA_PUT, high word.
     pub const PUT_HI: u64 = 0x4c;
-    /// Where the top-level push buffer is, low word.
+    /// Address of the top-level push buffer, low word.
     pub const TOP_LEVEL_GET: u64 = 0x58;
-    /// Where the top-level push buffer is, high word.
+    /// Address of the top-level push buffer, high word.
     pub const TOP_LEVEL_GET_HI: u64 = 0x5c;
-    /// Where the PBDMA fetches, high word.
+    /// Address at which the PBDMA fetches, high word.
     pub const GET_HI: u64 = 0x60;
     /// Index of the next GPFIFO entry that the host has not consumed.
     pub const GP_GET: u64 = 0x88;

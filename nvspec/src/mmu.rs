@@ -34,7 +34,7 @@ pub const LPT_BYTES: u64 = LPT_ENTRIES as u64 * ENTRY_BYTES;
 pub const HOST_VA_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) << PDE_SHIFT);
 const _: () = assert!(HOST_VA_BASE.0 + PDE_SPAN == 1 << VA_BITS);
 
-/// Where a directory entry's table lies. The encoding is not that of [`crate::addr::Target`].
+/// Memory of a directory entry's table. The encoding is not that of [`crate::addr::Target`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableTarget {
     /// No table.
@@ -66,7 +66,7 @@ impl TableTarget {
 #[bitfield(u64)]
 #[derive(PartialEq, Eq, Hash)]
 pub struct Pde {
-    /// Where the large-page table lies.
+    /// Memory of the large-page table.
     #[bits(2)]
     pub large_target: TableTarget,
     /// Size of the large-page table: full, a half, a quarter, an eighth, as a power of two.
@@ -75,7 +75,7 @@ pub struct Pde {
     /// Address of the large-page table in units of 4 KiB.
     #[bits(28)]
     pub large_frame: u32,
-    /// Where the small-page table lies.
+    /// Memory of the small-page table.
     #[bits(2)]
     pub small_target: TableTarget,
     /// Accesses to the small-page table are not cached.
@@ -114,7 +114,7 @@ impl Pde {
     }
 }
 
-/// What a page lies in.
+/// Memory of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PteAperture {
     /// The card's own memory.
@@ -165,7 +165,7 @@ pub struct Pte {
     pub frame: u32,
     /// Accesses are not cached.
     pub volatile: bool,
-    /// What the page lies in.
+    /// Memory of the page.
     #[bits(2)]
     pub aperture: PteAperture,
     #[bits(1)]

@@ -114,7 +114,7 @@ structures! {
     pub struct Capability {
         /// [`CAPABILITY_ID`].
         pub id: u8,
-        /// Where the next capability is.
+        /// Offset of the next capability.
         pub next: u8,
         /// Bytes of this one.
         pub length: u8,
@@ -130,7 +130,7 @@ structures! {
         pub reserved: u16,
         /// Byte offset of the registers in the BAR.
         pub offset: u32,
-        /// What the device can do: [`feature`].
+        /// Features of the device: [`feature`].
         pub features: u32,
     }
 
@@ -144,11 +144,11 @@ structures! {
 
     /// Begins an operation.
     pub struct OpHeader {
-        /// What is to be done: [`op`].
+        /// Code of the operation: [`op`].
         pub code: u16,
         /// Size of the operation, this header included, in units of [`UNIT`] bytes.
         pub units: u16,
-        /// What it is done to; 0 where the operation is not done to anything.
+        /// Handle of the object; 0 where the operation is not done to anything.
         pub handle: u32,
     }
 
@@ -167,13 +167,13 @@ structures! {
         pub status: u32,
         /// 0.
         pub reserved: u32,
-        /// What was asked for, if anything.
+        /// Answer to a question, if one was asked.
         pub value: u64,
     }
 }
 
 constants! {
-    /// What a device can do, one bit each. A driver accepts some of them by [`register::FEATURES`]; operations of what it has
+    /// Features of a device, one bit each. A driver accepts some of them by [`register::FEATURES`]; operations of what it has
     /// not accepted are refused as [`Status::Unsupported`].
     pub mod feature {
         /// Page tables that the device keeps.
@@ -182,7 +182,7 @@ constants! {
         pub const CHANNELS: u32 = 1 << 1;
         /// Filling and copying VRAM.
         pub const MEMORY: u32 = 1 << 2;
-        /// How important ranges of VRAM are.
+        /// Importance of ranges of VRAM.
         pub const PRIORITY: u32 = 1 << 3;
         /// Segments of device memory that several channels map.
         pub const SHARE: u32 = 1 << 4;
@@ -240,7 +240,7 @@ constants! {
 }
 
 statuses! {
-    /// What became of an operation.
+    /// Outcome of an operation.
     pub enum Status {
         /// It is done.
         #[error("done")]
@@ -335,7 +335,7 @@ constants! {
         pub const MEMORY_FILL: u16 = 0x20;
         /// Copies guest VRAM; the two ranges do not overlap.
         pub const MEMORY_COPY: u16 = 0x21;
-        /// How important it is that a range of guest VRAM is on the card; chunks of the lowest priority leave first.
+        /// Sets how important it is that a range of guest VRAM is on the card; chunks of the lowest priority leave first.
         pub const BUFFER_PRIORITY: u16 = 0x22;
 
         /// Finds or makes a segment by its key; the answer's value is its id.
@@ -380,7 +380,7 @@ structures! {
         pub count: u32,
         /// The first entry, as the hardware has it, with the guest's addresses.
         pub entry: u64,
-        /// What each entry has more than the one before.
+        /// Difference of each entry from the one before.
         pub step: u64,
     }
     /// Of [`op::ENTRIES_LIST`] (the entries follow) and [`op::ENTRIES_ZERO`].
@@ -426,7 +426,7 @@ structures! {
     pub struct BufferPriority {
         /// Guest VRAM address.
         pub address: u64,
-        /// How many.
+        /// Number of bytes.
         pub bytes: u64,
         /// 0 is what all memory has at first; higher stays longer.
         pub priority: i32,
@@ -441,7 +441,7 @@ structures! {
         pub bytes: u64,
         /// Of [`share`].
         pub flags: u32,
-        /// Who may do what: [`share::mode`]. Counts when the segment is made.
+        /// Rights: [`share::mode`]. Counts when the segment is made.
         pub mode: u32,
     }
     /// Of [`op::SHARE_ATTACH`] and [`op::SHARE_DETACH`].
@@ -455,7 +455,7 @@ structures! {
     pub struct ShareControl {
         /// One of [`share::control`].
         pub command: u32,
-        /// What it is set to; 0 for questions.
+        /// New value; 0 for questions.
         pub argument: u32,
     }
 }
@@ -501,23 +501,23 @@ constants! {
 }
 
 constants! {
-    /// What can be asked of [`op::QUERY`]. Memory is in bytes.
+    /// Questions of [`op::QUERY`]. Memory is in bytes.
     pub mod query {
         /// VRAM that the vGPU shows.
         pub const VRAM: u32 = 1;
-        /// How much of it may be on the card; all ones without a limit.
+        /// Bytes of it that may be on the card; all ones without a limit.
         pub const QUOTA: u32 = 2;
-        /// How much of it is guaranteed.
+        /// Bytes of it that are guaranteed.
         pub const GUARANTEE: u32 = 3;
-        /// How much of it is on the card now.
+        /// Bytes of it that are on the card now.
         pub const PLACED: u32 = 4;
-        /// How much of it is in host memory now.
+        /// Bytes of it that are in host memory now.
         pub const HOST: u32 = 5;
-        /// How much would be on the card if all took what they are entitled to.
+        /// Bytes of it that would be on the card if all took what they are entitled to.
         pub const ENTITLEMENT: u32 = 6;
-        /// How much is free on the card.
+        /// Bytes that are free on the card.
         pub const FREE: u32 = 7;
-        /// Whether memory of the card is short: 0 no, 1 some virtual machine's memory is in host memory, 2 this one's is.
+        /// Shortage of the card's memory: 0 none, 1 some virtual machine's memory is in host memory, 2 this one's is.
         pub const PRESSURE: u32 = 8;
         /// The part of the card's time that it is entitled to, in millionths.
         pub const TIME_SHARE: u32 = 9;

@@ -159,7 +159,7 @@ fn needs(raw: RawOp<'_>) -> u32 {
 pub(crate) struct RawOp<'a> {
     pub(crate) code: u16,
     pub(crate) handle: u32,
-    /// What follows the header.
+    /// Bytes after the header.
     pub(crate) body: &'a [u8],
 }
 
@@ -200,7 +200,7 @@ impl<'a> RawOp<'a> {
 pub struct Malformed {
     /// The operation that is wrong; none when it is the batch.
     pub op: Option<u32>,
-    /// What is wrong.
+    /// The problem.
     pub problem: Problem,
 }
 
@@ -213,7 +213,7 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// What is wrong with a batch.
+/// Problems of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// Shorter than a [`BatchHeader`].
@@ -292,7 +292,7 @@ impl Answers {
         }
     }
 
-    /// What became of the batch.
+    /// Status of the batch.
     #[must_use]
     pub const fn status(&self) -> Status {
         self.status

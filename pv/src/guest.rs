@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Offset in configuration space of the pointer to the first capability. Source: PCI Local Bus 3.0, 6.7.
 const CAPABILITIES: usize = 0x34;
-/// Where capabilities can be, and how many fit in there.
+/// Offset of the first capability, and how many fit in there.
 const FIRST_CAPABILITY: usize = 0x40;
 const MOST_CAPABILITIES: usize = 48;
 
@@ -194,7 +194,7 @@ fn count<T>(list: &[T]) -> u32 {
     u32::try_from(list.len()).unwrap_or(u32::MAX)
 }
 
-/// What a batch came to.
+/// Outcome of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// Of the batch; all ones when there is no answer.

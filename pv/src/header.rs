@@ -105,7 +105,7 @@ impl Section {
         path.strip_prefix("::").unwrap_or(path)
     }
 
-    /// What the names of its constants begin with.
+    /// Prefix of the names of its constants.
     fn prefix(&self) -> String {
         match self.module() {
             "" => "GMPV_".to_owned(),

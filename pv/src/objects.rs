@@ -36,7 +36,7 @@ pub const MAX_BINDINGS: usize = 1024;
 #[error("there is no table there")]
 pub struct NoTable;
 
-/// How much there is.
+/// Numbers of objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Page directories.
@@ -73,7 +73,7 @@ impl Tables {
         Self { limit, used: 0, slots: Slots::new(base), handles: HashMap::new(), bindings: HashMap::new() }
     }
 
-    /// Whether `address` lies in table space, with a table or without.
+    /// Returns whether `address` lies in table space, with a table or without.
     #[must_use]
     pub fn contains(&self, address: GuestVramAddr) -> bool {
         address >= self.slots.base()
@@ -229,7 +229,7 @@ impl Tables {
         self.used = 0;
     }
 
-    /// How much there is.
+    /// Returns the numbers of objects.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let mut counts = Counts { bytes: self.used, bindings: self.bindings.len() as u64, ..Counts::default() };
@@ -252,7 +252,7 @@ impl Tables {
         if wanted(object.kind) { Ok(slot) } else { Err(Status::WrongType) }
     }
 
-    /// Where a table is, as an entry of a directory says it.
+    /// Returns the place of a table, as an entry of a directory says it.
     fn frame(&self, slot: SlotId) -> Result<u32, Status> {
         u32::try_from(self.slots.address(slot).0 / SMALL_PAGE).map_err(|_| Status::Limit)
     }

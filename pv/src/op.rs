@@ -73,7 +73,7 @@ impl Kind {
     }
 }
 
-/// What is asked of [`Op::Query`], as [`query`] has it.
+/// Question of [`Op::Query`], as [`query`] has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 #[expect(missing_docs, reason = "as the constants of the same names")]
@@ -105,7 +105,7 @@ impl Question {
     ];
 }
 
-/// What is asked about a segment, or done to it: [`share::control`].
+/// Question about a segment, or change to it: [`share::control`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
     /// Its size in bytes.
@@ -308,7 +308,7 @@ fn table(handle: u32) -> Result<TableId, Status> {
     TableId::new(handle).ok_or(Status::NoObject)
 }
 
-/// What has to be 0.
+/// Checks that a value is 0.
 fn zero(value: u32) -> Result<(), Status> {
     if value == 0 { Ok(()) } else { Err(Status::Invalid) }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 const PAGE: u64 = 4096;
 const VRAM: u64 = 4 << 20;
-/// Where the guest's VRAM lies on the card.
+/// Address of the guest's VRAM on the card.
 const ON_CARD: u64 = 0x1000_0000;
 const SHADOWS: u64 = 0x8000_0000;
 const INSTANCE: GuestVramAddr = GuestVramAddr(0x1000);
@@ -101,7 +101,7 @@ impl Rig {
         [Denial::Vram, Denial::Table, Denial::Ram].map(|reason| report.denied.of(reason))
     }
 
-    /// Where on the card an address of the address space leads.
+    /// Returns where on the card an address of the address space leads.
     fn walk(&self, address: GpuVa) -> Option<u64> {
         let directory = self.spaces.directory(self.space)?;
         let pde = self.card.entry(directory.0, address.0 >> 27);

@@ -1,4 +1,4 @@
-//! What a vGPU has submitted and used.
+//! Submissions of a vGPU, and the time that it has used.
 
 mod saved;
 
@@ -14,7 +14,7 @@ const STEPS_LOG2: u32 = 3;
 /// All buckets of a histogram.
 const BUCKETS: usize = (STEPS * (u64::BITS - STEPS_LOG2 + 1)) as usize;
 
-/// How often which durations came up, in a fixed number of buckets.
+/// Counts of durations, in a fixed number of buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     counts: Box<[u64]>,
@@ -109,7 +109,7 @@ impl Histogram {
     }
 }
 
-/// What a vGPU has submitted to one engine, and used of it.
+/// Submissions of a vGPU to one engine, and its use of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Account {
     /// Submissions that arrived.
@@ -130,10 +130,10 @@ pub struct Account {
     pub waits: Histogram,
 }
 
-/// What a vGPU used within one interval of its [`History`].
+/// Use of a vGPU within one interval of its [`History`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// When the interval begins.
+    /// Start of the interval.
     pub from: Nanos,
     /// Time used that was charged in it, in ns, by engine. A submission is charged when it ends.
     pub used: [u64; Engine::COUNT],

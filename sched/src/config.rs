@@ -1,4 +1,4 @@
-//! What an operator sets: of a card, and of a vGPU.
+//! Settings of operators: of a card, and of a vGPU.
 
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +41,7 @@ impl PolicyKind {
     }
 }
 
-/// Which engines share queues and accounts (Gdev, section 5.1).
+/// Engines that share queues and accounts (Gdev, section 5.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Queues {
@@ -60,7 +60,7 @@ pub enum Queues {
 pub struct BandParams {
     /// Time after which budgets are filled, in ns.
     pub period_ns: u64,
-    /// How long BAND waits for a vGPU that has had too little to submit again, in ns.
+    /// Time that BAND waits for a vGPU that has had too little to submit again, in ns.
     pub wait_ns: u64,
     /// Carry over what a vGPU has had too much or too little of, instead of forgetting it at the end of the period, and
     /// measure it against those that compete; wait only for who is due. Off is BAND as published.
@@ -91,9 +91,9 @@ impl BandParams {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DisengagedParams {
-    /// How long vGPUs run one at a time to be measured, in ns.
+    /// Time for which vGPUs run one at a time to be measured, in ns.
     pub engaged_ns: u64,
-    /// How long they run free in between, in ns.
+    /// Time for which they run free in between, in ns.
     pub free_ns: u64,
 }
 
@@ -103,7 +103,7 @@ impl Default for DisengagedParams {
     }
 }
 
-/// How many submissions an engine may hold, of policies that gate. They are all of the same vGPU.
+/// Number of submissions that an engine may hold, of policies that gate. They are all of the same vGPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Pipeline {
@@ -131,22 +131,22 @@ impl Pipeline {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// How submissions are ordered.
+    /// Order of submissions.
     pub policy: PolicyKind,
-    /// Which engines share a queue.
+    /// Engines that share a queue.
     pub queues: Queues,
     /// Of CREDIT and BAND.
     pub band: BandParams,
     /// Of the disengaged policy.
     pub disengaged: DisengagedParams,
-    /// How far the card is kept ahead of its work.
+    /// Time by which the card is kept ahead of its work.
     pub pipeline: Pipeline,
-    /// How far the card's time of an end may lie before the time at which it was seen, in ns. Guests can forge that time;
+    /// Most by which the card's time of an end may lie before the time at which it was seen, in ns. Guests can forge that time;
     /// what lies further back is taken as this far.
     pub stamp_slack_ns: u64,
     /// Submissions beyond their limit after which a vGPU is quarantined; 0 for never.
     pub strikes: u32,
-    /// How long a quarantine lasts, in ns; 0 until the operator ends it.
+    /// Time that a quarantine lasts, in ns; 0 until the operator ends it.
     pub quarantine_ns: u64,
 }
 
@@ -178,7 +178,7 @@ const DEEPEST: u32 = 1024;
 pub struct ConfigError {
     /// The setting.
     pub name: &'static str,
-    /// What it was.
+    /// The value.
     pub value: u64,
     /// The least that it may be.
     pub least: u64,
@@ -208,7 +208,7 @@ impl Config {
     }
 }
 
-/// Who goes first among those that are due. It shifts waits, not shares: who has had more than its share is behind those
+/// Order among those that are due. It shifts waits, not shares: who has had more than its share is behind those
 /// that have not, whatever the class.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
@@ -224,7 +224,7 @@ pub enum LatencyClass {
     Background,
 }
 
-/// What a vGPU may have of each engine.
+/// Share of a vGPU of each engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct VgpuParams {
@@ -234,9 +234,9 @@ pub struct VgpuParams {
     pub guarantee_permille: u32,
     /// Its part is at most this, in permille, even when no one else wants the rest.
     pub cap_permille: u32,
-    /// Who goes first.
+    /// Latency class: it decides who goes first.
     pub class: LatencyClass,
-    /// How long one submission may run, in ns; `None` for as long as it likes.
+    /// Time that one submission may run, in ns; `None` for as long as it likes.
     pub max_run_ns: Option<u64>,
 }
 

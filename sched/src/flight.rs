@@ -1,4 +1,4 @@
-//! What an engine has been given, and what it has been busy with.
+//! Submissions that an engine has been given, and those that it has been busy with.
 
 use crate::types::{Channel, Nanos, Ticket, VgpuId};
 use serde::{Deserialize, Serialize};

@@ -8,10 +8,10 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
-/// How long a cap's bucket takes to fill, in ns: within which time a cap is kept.
+/// Time that a cap's bucket takes to fill, in ns: within which time a cap is kept.
 const CAP_NS: u64 = 30 * MS;
 
-/// How long the first submission of a vGPU is expected to last, in ns: long enough to be careful.
+/// Expected length of a vGPU's first submission, in ns: long enough to be careful.
 const UNKNOWN_NS: u64 = MS;
 
 /// Most that a cap's bucket can hold or lack, in thousandths of a nanosecond: sums with any time stay within 128 bits.
@@ -38,9 +38,9 @@ pub(crate) struct Member {
     pub(crate) queue: VecDeque<Queued>,
     /// Of it on the card.
     pub(crate) in_flight: u32,
-    /// When its last submission ended, as seen.
+    /// Time at which the end of its last submission was seen.
     pub(crate) last_seen: Option<Nanos>,
-    /// How long one of its submissions lasts, in ns, as far as it is known: the longest lately.
+    /// Length of one of its submissions, in ns, as far as it is known: the longest lately.
     pub(crate) expected: u64,
     /// Not to be started from: it is in quarantine.
     pub(crate) held: bool,
@@ -74,7 +74,7 @@ impl Member {
     }
 }
 
-/// What a cap allows: time flows in at the cap's rate and out as it is used.
+/// Allowance of a cap: time flows in at the cap's rate and out as it is used.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Bucket {
     /// Thousandths of a nanosecond.
@@ -115,7 +115,7 @@ pub(crate) struct Lane {
     last: Option<VgpuId>,
     /// Since when something could start and nothing of the lane runs.
     waiting: Option<Nanos>,
-    /// When the waiting for a cap is over.
+    /// End of the wait for a cap.
     opens: Option<Nanos>,
 }
 
@@ -202,7 +202,7 @@ impl Lane {
         }
     }
 
-    /// What is in flight when a lane is made anew.
+    /// Takes in what is in flight when a lane is made anew.
     pub(crate) fn adopt_flight(&mut self, vgpu: VgpuId) {
         self.in_flight += 1;
         if let Some(member) = self.members.get_mut(&vgpu) {

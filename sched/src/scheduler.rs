@@ -14,7 +14,7 @@ use crate::types::{Channel, Decision, Engine, Event, Nanos, Place, Ticket, VgpuI
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Whether a vGPU is quarantined.
+/// Quarantine of a vGPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Quarantine {
     /// No.

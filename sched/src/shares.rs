@@ -1,4 +1,4 @@
-//! What part of an engine's time belongs to whom.
+//! Parts of an engine's time, and whose they are.
 
 use crate::config::{PERMILLE, VgpuParams};
 

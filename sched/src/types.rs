@@ -1,4 +1,4 @@
-//! What goes in and what comes out.
+//! Events and decisions.
 
 use crate::config::{Config, VgpuParams};
 use serde::{Deserialize, Serialize};
@@ -48,7 +48,7 @@ pub enum Engine {
 impl Engine {
     /// All, by index.
     pub const ALL: [Self; Self::COUNT] = [Self::Compute, Self::Copy0, Self::Copy1];
-    /// How many there are.
+    /// Number of engines.
     pub const COUNT: usize = 3;
 
     /// As operators write it.
@@ -72,7 +72,7 @@ impl Engine {
     }
 }
 
-/// What happened. An event that names what the scheduler does not know is counted and has no other effect, since
+/// An event. One that names what the scheduler does not know is counted and has no other effect, since
 /// a vGPU or a channel may end while an event about it is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -81,7 +81,7 @@ pub enum Event {
     Added {
         /// The vGPU.
         vgpu: VgpuId,
-        /// What it may have.
+        /// Its parameters.
         params: VgpuParams,
     },
     /// A vGPU is gone, with all that it had submitted: nothing of it runs on the card any more.
@@ -138,7 +138,7 @@ pub enum Event {
     Moved {
         /// The submission, by its ticket.
         ticket: Ticket,
-        /// When it was last known to have done nothing since it waited.
+        /// Time at which it was last known to have done nothing since it waited.
         since: Nanos,
     },
     /// An engine works for a channel, as the card says when it is asked what runs for too long.
@@ -150,8 +150,8 @@ pub enum Event {
         /// The channel.
         channel: Channel,
     },
-    /// What an engine was taken to work on has not had it for that long, as the card says when it is asked what runs for too
-    /// long.
+    /// The submission that an engine was taken to work on has not had it for that long, as the card says when it is asked about
+    /// what runs for too long.
     Unoccupied {
         /// The engine.
         engine: Engine,
@@ -170,7 +170,7 @@ pub enum Event {
     Completed {
         /// The submission, by its ticket.
         ticket: Ticket,
-        /// When the card says that it ended, on the feeder's clock; `None` when the card does not say.
+        /// Time at which the card says that it ended, on the feeder's clock; `None` when the card does not say.
         ended: Option<Nanos>,
     },
     /// A submission comes to nothing: there was no work behind its doorbell any more. It may have been started or not.
@@ -186,7 +186,7 @@ pub enum Event {
         /// The channel.
         channel: Channel,
     },
-    /// What a vGPU may have has changed.
+    /// Parameters of a vGPU have changed.
     Changed {
         /// The vGPU.
         vgpu: VgpuId,
@@ -204,7 +204,7 @@ pub enum Event {
     Tick,
 }
 
-/// What to do.
+/// Decision of the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
@@ -222,14 +222,14 @@ pub enum Decision {
         engine: Engine,
         /// The submission that ran too long.
         ticket: Ticket,
-        /// How long it has run, in ns.
+        /// Time that it has run, in ns.
         ran_ns: u64,
     },
     /// The vGPU has had its last strike: nothing of it is started until it is released. To be shown to the operator.
     Quarantined {
         /// The vGPU.
         vgpu: VgpuId,
-        /// When the timer releases it; `None` when only the operator does.
+        /// Time at which the timer releases it; `None` when only the operator does.
         until: Option<Nanos>,
     },
     /// The quarantine has ended. To be shown to the operator.

@@ -1,4 +1,4 @@
-//! How fast kernels are executed, on the caller's thread: arithmetic, and the ways in which a warp accesses memory.
+//! Speed of kernels on the caller's thread: arithmetic, and the ways in which a warp accesses memory.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use nvspec::addr::{GpuVa, VramAddr};

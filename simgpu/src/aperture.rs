@@ -13,7 +13,7 @@ use nvspec::regs::windows::pramin;
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Where a memory BAR leads.
+/// Target of a memory BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Offsets are VRAM addresses.
@@ -34,7 +34,7 @@ pub(crate) struct ApertureFault {
     pub(crate) fault: MmuFault,
 }
 
-/// Where the windows lead.
+/// Targets of the windows.
 #[derive(Debug)]
 pub(crate) struct Apertures {
     bars: RwLock<[Mode; 2]>,

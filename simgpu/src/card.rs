@@ -17,7 +17,7 @@ use std::fs::File;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
 
-/// What a card is to be.
+/// Description of a card that is to be made.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// MiB of VRAM, 16 to 6144. What is never touched costs nothing.
@@ -26,7 +26,7 @@ pub struct Config {
     pub bar1_size: u64,
     /// Bytes of BAR3, the instance-memory aperture: a power of two.
     pub bar3_size: u64,
-    /// How long work takes; `None` for as fast as possible.
+    /// Time that work takes; `None` for as fast as possible.
     pub time: Option<TimeModel>,
     /// Threads that execute kernels, at most 64: as many as the machine has cores without. With 0 the card's own thread
     /// does, a little at a time.
@@ -39,7 +39,7 @@ pub struct Config {
     pub posted: bool,
     /// VRAM lies in a file without a name, so that another process can go on with the card.
     pub shared: bool,
-    /// Which chip.
+    /// The chip.
     pub chip: &'static Chip,
 }
 
@@ -86,7 +86,7 @@ pub enum Error {
     /// A BAR of that size cannot be.
     #[error("{name} of {size:#x} bytes is not possible: it must be a power of two from 1 MiB to 64 GiB")]
     BarSize {
-        /// Which BAR.
+        /// Name of the BAR.
         name: &'static str,
         /// Bytes wanted.
         size: u64,
@@ -99,7 +99,7 @@ pub enum Error {
     Thread(#[source] std::io::Error),
 }
 
-/// What a card has done so far.
+/// Counters of what a card has done so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Work of channels.

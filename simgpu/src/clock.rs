@@ -16,7 +16,7 @@ pub(crate) type CardNs = u64;
 /// PTIMER counts in steps of this many nanoseconds.
 pub(crate) const TIMER_STEP_NS: u64 = 32;
 
-/// How long an engine takes for its work.
+/// Time that an engine takes for its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineTiming {
     /// Bytes moved per second; 0 is taken as without bound.
@@ -35,7 +35,7 @@ impl EngineTiming {
     }
 }
 
-/// How long kernels take. Memory and arithmetic overlap: the slower one counts.
+/// Time that kernels take. Memory and arithmetic overlap: the slower one counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ComputeTiming {
     /// Instructions of warps that all multiprocessors together execute per second; 0 is taken as without bound.
@@ -69,12 +69,12 @@ impl ComputeTiming {
     }
 }
 
-/// How long the card takes for its work. What is done is visible when the card's clock reaches its end.
+/// Time that the card takes for its work. What is done is visible when the card's clock reaches its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeModel {
     /// PGRAPH, which M2MF is part of.
     pub graph: EngineTiming,
-    /// What PGRAPH's multiprocessors add to that, for kernels.
+    /// Time that PGRAPH's multiprocessors add to that, for kernels.
     pub compute: ComputeTiming,
     /// Each copy engine.
     pub copy: EngineTiming,
@@ -119,7 +119,7 @@ fn host_ns() -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// Where card time comes from.
+/// Source of card time.
 #[derive(Debug)]
 enum Source {
     /// Its time at an instant of the host's.

@@ -1,4 +1,4 @@
-//! What register blocks and the scheduler work with: everything of the card that is not a block.
+//! The context of register blocks and the scheduler: everything of the card that is not a block.
 
 use crate::aperture::Apertures;
 use crate::clock::{Clock, TimeModel};

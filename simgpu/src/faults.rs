@@ -23,7 +23,7 @@ impl EngineId {
     }
 }
 
-/// What goes wrong.
+/// Kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FaultKind {
     /// The engine starts the operation and never ends it, until it is reset.
@@ -44,13 +44,13 @@ pub enum FaultKind {
 /// A fault to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// Where.
+    /// The engine that goes wrong.
     pub engine: EngineId,
-    /// What.
+    /// Kind of fault.
     pub kind: FaultKind,
     /// Operations (launches; for [`FaultKind::DropInterrupt`] interrupts) of that engine that still go well.
     pub after: u32,
-    /// How many operations then fail; `u32::MAX` for all.
+    /// Number of operations that then fail; `u32::MAX` for all.
     pub count: u32,
 }
 

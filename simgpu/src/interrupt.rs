@@ -1,4 +1,4 @@
-//! How the card's interrupt line reaches the host: as MSI messages or as the INTx level.
+//! The card's interrupt line on its way to the host: as MSI messages or as the INTx level.
 
 use card::InterruptMode;
 use saved_state::Invalid;
@@ -18,7 +18,7 @@ pub(crate) struct SavedLine {
 pub(crate) struct Line {
     mode: Option<InterruptMode>,
     event: Option<EventFd>,
-    /// What PMC drives.
+    /// Level that PMC drives.
     level: bool,
     /// No MSI has been sent since the last re-arm.
     unarmed: bool,
@@ -28,7 +28,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Where signals go from now on.
+    /// Sets where signals go from now on.
     pub(crate) fn connect(&mut self, mode: InterruptMode, event: Option<EventFd>) {
         self.mode = event.is_some().then_some(mode);
         self.event = event;

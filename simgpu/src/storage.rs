@@ -1,4 +1,4 @@
-//! What the registers without behaviour hold: a sparse image of BAR0, driven by the declarations of `nvspec`.
+//! Contents of the registers without behaviour: a sparse image of BAR0, driven by the declarations of `nvspec`.
 
 use nvspec::regs::{blocks, windows::BAR0_BYTES};
 use nvspec::{Access, RegInfo};
@@ -88,7 +88,7 @@ impl Storage {
         }
     }
 
-    /// What a CPU write of a register without behaviour does.
+    /// Applies a CPU write to a register without behaviour.
     pub(crate) fn write(&mut self, info: &RegInfo, offset: u32, value: u32) {
         match info.access {
             Access::Rw | Access::Wo => self.poke(offset, value),

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What the card's thread and its callers share.
+/// State that the card's thread and its callers share.
 pub(crate) struct Shared {
     pub(crate) gpu: Mutex<Gpu>,
     pub(crate) apertures: Arc<Apertures>,
@@ -22,7 +22,7 @@ pub(crate) struct Shared {
     stop: AtomicBool,
 }
 
-/// What wakes the card's thread. Whoever rings it may hold any lock.
+/// Alarm that wakes the card's thread. Whoever rings it may hold any lock.
 #[derive(Debug, Default)]
 pub(crate) struct Alarm {
     /// Something changed since the thread last looked. Set before `called`, so that most wakes take no lock.

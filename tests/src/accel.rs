@@ -1,4 +1,4 @@
-//! Whether KVM can be used: a device file that opens does not say so, a guest that starts does.
+//! Looks whether KVM can be used: a device file that opens does not say so, a guest that starts does.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::wait::{self, Scratch};
 /// A kernel that has not said a word under KVM for so long is taken for not running.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
-/// What runs the guests' CPUs.
+/// Accelerator of the guests' CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
     /// The host's virtualization hardware.

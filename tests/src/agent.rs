@@ -14,16 +14,16 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::wait;
 
-/// How long a command may take unless the caller says otherwise. Guests under emulation are slow.
+/// Time that a command may take unless the caller says otherwise. Guests under emulation are slow.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 
-/// How often a wait looks whether the VM is still healthy.
+/// Interval at which a wait looks whether the VM is still healthy.
 const HEALTH: Duration = Duration::from_millis(250);
 
 /// Says whether the VM can still answer; the error tells why not.
 pub type Health = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
-/// What a command printed, and how it ended.
+/// Output of a command, and how it ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Output {
     /// The lines that it printed.
@@ -100,7 +100,7 @@ impl Agent {
         Ok(Self { shared, writer: Mutex::new(stream), health })
     }
 
-    /// How often the guest has said that it is ready.
+    /// Returns how often the guest has said that it is ready.
     pub fn boots(&self) -> u32 {
         self.shared.lock().boots
     }
@@ -208,7 +208,7 @@ impl Pending<'_> {
         })
     }
 
-    /// What the command has printed so far.
+    /// Returns the lines that the command has printed so far.
     pub fn lines(&self) -> Vec<String> {
         self.agent.shared.lock().jobs.get(&self.id).map(|j| j.lines.clone()).unwrap_or_default()
     }
@@ -223,7 +223,7 @@ impl Pending<'_> {
         self.agent.run(&format!("kill {} 9", self.id))?.success().map(drop)
     }
 
-    /// Whether the command has ended.
+    /// Returns whether the command has ended.
     pub fn ended(&self) -> bool {
         self.agent.shared.lock().jobs.get(&self.id).is_none_or(|j| j.code.is_some() || j.lost.is_some())
     }

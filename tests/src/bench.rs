@@ -1,4 +1,4 @@
-//! What benchmarks report: metrics with their baseline and target, as a table and as JSON.
+//! Reports of benchmarks: metrics with their baseline and target, as a table and as JSON.
 
 pub mod conditions;
 mod record;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 pub use record::Record;
 
-/// What a target demands of a metric.
+/// Demand on a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
     /// At most this.
@@ -29,11 +29,11 @@ pub struct Metric {
     pub value: f64,
     /// Unit of value and baseline.
     pub unit: Cow<'static, str>,
-    /// What it is compared with, measured in the same run.
+    /// Value that it is compared with, measured in the same run.
     pub baseline: Option<f64>,
-    /// What is demanded, of value over baseline if there is one, else of the value.
+    /// Demand on the value over baseline if there is one, else on the value.
     pub target: Target,
-    /// What others have published of the same.
+    /// Value that others have published of the same.
     pub peer: Option<&'static str>,
 }
 
@@ -85,7 +85,7 @@ impl Metric {
         self.baseline.map_or(self.value, |baseline| self.value / baseline)
     }
 
-    /// Whether the target is met; `None` without one.
+    /// Returns whether the target is met; `None` without one.
     pub fn met(&self) -> Option<bool> {
         match self.target {
             Target::AtMost(most) => Some(self.judged() <= most),
@@ -141,8 +141,8 @@ fn shown(value: f64) -> String {
     if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }
 
-/// Who of `count` goes first, second and so on in a round: another one each time, and forwards and backwards in turns, so that none
-/// always follows the same one.
+/// Returns who of `count` goes first, second and so on in a round: another one each time, and forwards and backwards in
+/// turns, so that none always follows the same one.
 pub fn order(count: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     order.rotate_left(round % count.max(1));

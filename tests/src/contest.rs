@@ -11,21 +11,21 @@ use crate::Pending;
 use crate::crowd::{Account, Crowd, History, SIDE};
 use crate::guest::{self, Smoke};
 
-/// What a load says when it has begun.
+/// Line of a load that has begun.
 const BEGUN: &str = "LOOPING";
-/// How long a load may take to begin.
+/// Time that a load may take to begin.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
 /// Seconds after which a load ends of itself. It is told to before.
 const LASTS_S: u64 = 600;
 
-/// What one guest does.
+/// Load of one guest.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// The VM.
     pub vm: usize,
     /// Words for `gpu-workloads`, without `--duration`.
     pub words: String,
-    /// When it begins, after the first.
+    /// Time at which it begins, after the first.
     pub after: Duration,
 }
 
@@ -67,30 +67,30 @@ impl Load {
 /// Guests that compete.
 #[derive(Clone, Debug)]
 pub struct Contest {
-    /// Who does what.
+    /// Loads by guest.
     pub loads: Vec<Load>,
-    /// What is left out at the start.
+    /// Time at the start that is left out.
     pub warm: Duration,
-    /// What is measured.
+    /// Time that is measured.
     pub measured: Duration,
 }
 
-/// What came of it.
+/// Outcome.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The VMs of the loads; other places are in this order.
     pub vms: Vec<usize>,
-    /// What each was charged, from the beginning of what is measured.
+    /// Charges of each, from the beginning of what is measured.
     pub uses: Uses,
-    /// When each load had begun, in ns from there.
+    /// Beginning of each load, in ns from there.
     pub marks: Vec<u64>,
-    /// How long was measured, in ns of the card's clock.
+    /// Time that was measured, in ns of the card's clock.
     pub length: u64,
     /// Accounts of PGRAPH at both ends.
     pub before: Vec<Account>,
     /// The same at the end.
     pub after: Vec<Account>,
-    /// What each load reported in the end.
+    /// Reports of the loads in the end.
     pub reports: Vec<Smoke>,
 }
 
@@ -189,7 +189,7 @@ impl Outcome {
         jain(&self.uses.shares(Engine::Compute, 0, self.length), wanted)
     }
 
-    /// How far shares in windows of `window_ns` are from `wanted`.
+    /// Returns how far shares in windows of `window_ns` are from `wanted`.
     pub fn share_error(&self, window_ns: u64, wanted: &[f64]) -> ShareError {
         self.uses.share_error(Engine::Compute, window_ns, 0, self.length, wanted)
     }
@@ -200,7 +200,7 @@ impl Outcome {
         used as f64 / self.length.max(1) as f64
     }
 
-    /// What a load was charged for PGRAPH, in parts of the time.
+    /// Returns what a load was charged for PGRAPH, in parts of the time.
     pub fn received(&self, place: usize) -> f64 {
         self.uses.used(place, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
     }

@@ -33,7 +33,7 @@ pub struct Crowd {
     vms: Vec<Vm>,
 }
 
-/// What a VM has submitted to an engine and was charged for it, since it was added.
+/// Submissions of a VM to an engine and its charge, since it was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Account {
     /// Submissions that ended.
@@ -42,9 +42,9 @@ pub struct Account {
     pub killed: u64,
     /// Time that it was charged, in ns.
     pub used_ns: u64,
-    /// How many submissions waited for their start at most so many ns, by those.
+    /// Counts of submissions that waited for their start at most so many ns, by those.
     pub waits: BTreeMap<u64, u64>,
-    /// How many have started.
+    /// Number that have started.
     pub started: u64,
     /// Submissions of the VM that ran for too long, on any engine.
     pub strikes: u64,
@@ -100,12 +100,12 @@ impl Crowd {
         &mut self.daemon
     }
 
-    /// How many VMs there are.
+    /// Returns how many VMs there are.
     pub fn len(&self) -> usize {
         self.vms.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.vms.is_empty()
     }
@@ -130,7 +130,7 @@ impl Crowd {
         self.daemon.ctl(&["sched", "release", &name_of(index)])?.success().map(drop)
     }
 
-    /// What the VMs have used of an engine, by the mediator's accounts.
+    /// Reads what the VMs have used of an engine, by the mediator's accounts.
     pub fn accounts(&self, engine: &str) -> Result<Vec<Account>> {
         let shown = self.daemon.api(&format!("/v1/cards/{CARD}/scheduler"))?;
         (0..self.len()).map(|index| account(of_vm(&shown, index)?, engine)).collect()
@@ -154,7 +154,7 @@ impl Crowd {
     }
 }
 
-/// What VMs were charged lately.
+/// Recent charges of VMs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
     /// The card's clock.

@@ -17,24 +17,24 @@ use crate::http;
 use crate::process::Process;
 use crate::wait::{self, Scratch};
 
-/// How long the daemon may take until its admin socket answers.
+/// Time that the daemon may take until its admin socket answers.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// How long the daemon may take to end after SIGTERM.
+/// Time that the daemon may take to end after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// Limit of a `mediatorctl` command.
 const CONTROL_LIMIT: Duration = Duration::from_secs(60);
 
-/// Where the daemon of a test has its files; for the configuration that the test writes.
+/// Files of a test's daemon; for the configuration that the test writes.
 #[derive(Clone, Debug)]
 pub struct Paths {
     /// An empty folder for sockets.
     pub folder: PathBuf,
-    /// What `[daemon] admin_socket` must be.
+    /// Path for `[daemon] admin_socket`.
     pub admin_socket: PathBuf,
 }
 
 impl Paths {
-    /// What `[daemon] read_socket` may be.
+    /// Returns a path for `[daemon] read_socket`.
     pub fn read_socket(&self) -> PathBuf {
         self.folder.join("read.sock")
     }
@@ -45,7 +45,7 @@ impl Paths {
     }
 }
 
-/// What a program printed, and how it ended.
+/// Output of a program, and how it ended.
 #[derive(Clone, Debug)]
 pub struct Ended {
     /// Standard output.
@@ -72,7 +72,7 @@ pub struct Daemon {
     /// The program, which may be another one by the next upgrade.
     program: PathBuf,
     paths: Paths,
-    /// What it was started by, unless by nobody in particular.
+    /// Service manager that has started it, if one has.
     manager: Option<ServiceManager>,
     // Last, so that the folder goes after the process.
     scratch: Scratch,
@@ -158,7 +158,7 @@ impl Daemon {
         run_to_end(&mut command(&binary("mediatord")?, &scratch, None)?, START_LIMIT)
     }
 
-    /// Where its files are.
+    /// Returns where its files are.
     pub fn paths(&self) -> &Paths {
         &self.paths
     }
@@ -182,7 +182,7 @@ impl Daemon {
         serde_json::from_str(&text).with_context(|| format!("mediatorctl {} printed no JSON:\n{text}", args.join(" ")))
     }
 
-    /// What the admin API answers to `GET path`: what no command prints as it is.
+    /// Asks the admin API for `GET path`, for what no command prints as it is.
     pub fn api(&self, path: &str) -> Result<Value> {
         let body = self.get(path)?;
         serde_json::from_str(&body).with_context(|| format!("GET {path} answered no JSON:\n{body}"))
@@ -195,7 +195,7 @@ impl Daemon {
         http::get(stream, path)
     }
 
-    /// Whether the daemon still runs.
+    /// Returns whether the daemon still runs.
     pub fn alive(&mut self) -> bool {
         matches!(self.process.try_wait(), Ok(None))
     }

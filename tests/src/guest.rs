@@ -1,4 +1,4 @@
-//! What most stories need: a configuration, the driver loaded, a workload run, counters read.
+//! The common steps of stories: a configuration, the driver loaded, a workload run, counters read.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use serde_json::Value;
 
 use crate::{Daemon, Output, Paths, Vm};
 
-/// How long nouveau may take to load. Its probe makes about a million trapped accesses.
+/// Time that nouveau may take to load. Its probe makes about a million trapped accesses.
 pub const LOAD_LIMIT: Duration = Duration::from_secs(240);
-/// How long a workload may take.
+/// Time that a workload may take.
 pub const SMOKE_LIMIT: Duration = Duration::from_secs(900);
 
 /// The daemon's part of a configuration, and one software card of `vram_mib` MiB called `card0`.
@@ -49,7 +49,7 @@ pub fn load_driver(vm: &Vm) -> Result<String> {
     Ok(format!("nouveau renderD128 {kind}"))
 }
 
-/// What a workload reports at its end.
+/// Report of a workload at its end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Smoke {
     /// Every byte was right.
@@ -95,7 +95,7 @@ pub fn smoke(vm: &Vm, args: &str) -> Result<Smoke> {
     Ok(smoke)
 }
 
-/// What `mediatorctl vm show` says of a VM.
+/// Returns what `mediatorctl vm show` says of a VM.
 pub fn show(daemon: &Daemon, name: &str) -> Result<Value> {
     daemon.ctl_json(&["vm", "show", name])
 }

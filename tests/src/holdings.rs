@@ -1,4 +1,4 @@
-//! What a process holds by the kernel's account, to find what it has lost: descriptors, threads, mappings, memory.
+//! Holdings of a process by the kernel's account, to find what it has lost: descriptors, threads, mappings, memory.
 //!
 //! Needs nothing but the standard library: tests of other crates include this file by its path.
 
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// A thread's stack, the one for its signals, and the guard of each.
 const MAPPINGS_OF_THREAD: usize = 4;
 
-/// What a process holds at a time.
+/// Holdings of a process at a time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
     /// Descriptors by what they are of.
@@ -37,7 +37,7 @@ pub struct Slack {
 }
 
 impl Holdings {
-    /// What process `pid` holds. Mappings of `large_kib` KiB or more do not count as memory: they are a software card's
+    /// Reads what process `pid` holds. Mappings of `large_kib` KiB or more do not count as memory: they are a software card's
     /// VRAM, of which as much is resident as was ever touched.
     ///
     /// # Errors
@@ -74,8 +74,8 @@ impl Holdings {
         }
     }
 
-    /// What there is more of in `later`, each in words; nothing if nothing was lost. Of descriptors, threads and mapped files
-    /// there must not be one more.
+    /// Tells what there is more of in `later`, each in words; nothing if nothing was lost. Of descriptors, threads and mapped
+    /// files there must not be one more.
     #[must_use]
     pub fn lost(&self, later: &Self, slack: Slack) -> Vec<String> {
         let mut lost = Vec::new();

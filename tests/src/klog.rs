@@ -16,7 +16,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// Whether this is a warning or worse, and not of a host that has no time for the guest.
+    /// Returns whether this is a warning or worse, and not of a host that has no time for the guest.
     pub fn complains(&self) -> bool {
         self.level <= WARNING && !OF_THE_HOST.iter().any(|begin| self.text.starts_with(begin))
     }

@@ -28,7 +28,7 @@ const HEAP_MAX: u64 = 128 * MIB - HEAP_VA;
 const BANKS: u64 = 8;
 /// Bytes of local memory and stacks of all warps.
 const LOCAL: u64 = 4 * MIB;
-/// How long work may wait for memory.
+/// Time that work may wait for memory.
 const QUEUE_LIMIT: Duration = Duration::from_secs(60);
 
 /// A card and how its memory is divided.
@@ -40,9 +40,9 @@ pub struct CardConfig {
     pub host_mib: u64,
     /// Bytes of a chunk.
     pub chunk_bytes: u64,
-    /// How memory is divided.
+    /// Division of memory.
     pub division: Division,
-    /// How long work takes.
+    /// Time that work takes.
     pub time: Option<TimeModel>,
     /// It says what its engines touch, in order ([`simgpu::SimGpu::take_touches`]): one thread executes kernels, so that it is the
     /// same each time.
@@ -150,7 +150,7 @@ struct Heap {
     bytes: u64,
     /// Bytes that are mapped.
     mapped: u64,
-    /// What is free below `mapped`: start and length.
+    /// Free ranges below `mapped`: start and length.
     free: Vec<(u64, u64)>,
 }
 
@@ -201,7 +201,7 @@ impl LightGpu {
         self.heap.mapped
     }
 
-    /// Where a buffer's byte `at` lies in guest VRAM.
+    /// Returns where a buffer's byte `at` lies in guest VRAM.
     #[must_use]
     pub fn vram_of(&self, buffer: Buffer, at: u64) -> u64 {
         self.heap.at + (buffer.address - HEAP_VA) + at

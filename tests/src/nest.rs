@@ -32,7 +32,7 @@ pub const ADDRESS: &str = "0000:01:00.0";
 const PROGRAMS: &str = "bin";
 /// The admin socket of the daemon in the machine.
 const ADMIN_SOCKET: &str = "/run/admin.sock";
-/// Where a daemon in the machine keeps its state, and the firmware that was approved for its card.
+/// Folder for the state of a daemon in the machine, and for the firmware that was approved for its card.
 const STATE: &str = "/run/state";
 /// A command in the machine that takes longer hangs.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);

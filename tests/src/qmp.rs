@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use crate::wait;
 
-/// How long QEMU may take to answer a command.
+/// Time that QEMU may take to answer a command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
-/// How long one read waits before the deadline is looked at.
+/// Time that one read waits before the deadline is looked at.
 const SLICE: Duration = Duration::from_millis(100);
 
 /// A connection to QEMU's machine protocol, in command mode.

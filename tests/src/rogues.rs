@@ -9,17 +9,17 @@ use serde_json::json;
 use crate::contest::{Contest, Load, Outcome};
 use crate::crowd::{Crowd, ROUND_NS};
 
-/// What is left out at the start.
+/// Time at the start that is left out.
 const WARM: Duration = Duration::from_millis(500);
 /// Kernels that a guest with a steady load has on their way.
 const IN_FLIGHT: u32 = 32;
-/// How long a kernel of a rogue may run that is to be quarantined, in ms, and the default again behind it.
+/// Time that a kernel of a rogue may run that is to be quarantined, in ms, and the default again behind it.
 const LIMIT_MS: &str = "200";
 const DEFAULT_LIMIT_MS: &str = "10000";
 /// Strikes until a VM is quarantined: the default.
 const STRIKES: &str = "3";
 
-/// What a rogue's VM does, or what becomes of it.
+/// Activity of a rogue's VM, or its fate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// `gpu-workloads rogue --what` this.
@@ -128,8 +128,9 @@ fn signal(crowd: &Crowd, vm: usize, signal: Signal) -> Result<()> {
     kill_process(pid, signal).context("cannot signal QEMU")
 }
 
-/// How long a neighbour's kernels of so many rounds were on the card, by its clock, over what they take: more than 1 when a
-/// rogue had the card in between, which the neighbour paid for. A busy host does not matter: it is late before and behind.
+/// Returns the time that a neighbour's kernels of so many rounds were on the card, by its clock, over what they take: more
+/// than 1 when a rogue had the card in between, which the neighbour paid for. A busy host does not matter: it is late before
+/// and behind.
 pub fn stretched(outcome: &Outcome, place: usize, rounds: u32) -> Result<f64> {
     let kernels_ns = outcome.reported(place, "launches")? * f64::from(rounds) * ROUND_NS as f64;
     Ok(outcome.reported(place, "gpu_us")? * 1e3 / kernels_ns)

@@ -22,25 +22,25 @@ use crate::wait::{self, Scratch};
 /// lose wide vector registers now and then, which their memory functions use.
 const XEN_PROCESSOR: &str = "EPYC,+svm,+npt,-monitor,-xsave,-xsaveopt,-xsavec,-xgetbv1,-avx,-avx2,-fma,-f16c";
 
-/// How long QEMU may take until it runs its sockets.
+/// Time that QEMU may take until it runs its sockets.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// How long a guest may take from the reset to its init.
+/// Time that a guest may take from the reset to its init.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
-/// How long a guest may take to let a device go.
+/// Time that a guest may take to let a device go.
 const UNPLUG_LIMIT: Duration = Duration::from_secs(120);
 /// The port that devices are plugged into.
 const PORT: &str = "rp0";
 /// The vGPU's name in QEMU.
 pub const GPU: &str = "gpu0";
 
-/// What a VM is made of.
+/// Parts of a VM.
 #[derive(Clone, Debug)]
 pub struct VmConfig {
     /// Its name, in messages and file names.
     pub name: String,
     /// The VMM.
     pub qemu: Qemu,
-    /// What runs its CPUs.
+    /// Accelerator of its CPUs.
     pub accel: Accel,
     /// The guest's kernel and initramfs.
     pub kernel: Kernel,
@@ -50,9 +50,9 @@ pub struct VmConfig {
     pub smp: u32,
     /// The vfio-user socket of its vGPU, if it has one.
     pub gpu: Option<PathBuf>,
-    /// Whether guest RAM is shared with the mediator, as it must be; `false` is for the test that this is noticed.
+    /// Set when guest RAM is shared with the mediator, as it must be; `false` is for the test that this is noticed.
     pub share: bool,
-    /// Whether there is a port for hot plug; the vGPU, if any, is behind it.
+    /// Set for a port for hot plug; the vGPU, if any, is behind it.
     pub hotplug: bool,
     /// There is an IOMMU, which the guest's kernel is told to use.
     pub iommu: bool,
@@ -232,7 +232,7 @@ impl Vm {
         &self.config.name
     }
 
-    /// What the VM was made of.
+    /// Returns the parts that the VM was made of.
     pub fn config(&self) -> &VmConfig {
         &self.config
     }
@@ -317,7 +317,7 @@ impl Vm {
         kill(&self.process)
     }
 
-    /// Whether QEMU still runs.
+    /// Returns whether QEMU still runs.
     pub fn alive(&self) -> bool {
         matches!(lock(&self.process).try_wait(), Ok(None))
     }

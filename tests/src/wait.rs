@@ -7,10 +7,10 @@ use std::{env, fs, thread};
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-/// How often a condition that gives no event is looked at.
+/// Interval at which a condition is looked at that gives no event.
 pub const POLL: Duration = Duration::from_millis(20);
 
-/// How many of the last lines of a log are shown when a wait fails.
+/// Number of the last lines of a log that are shown when a wait fails.
 const TAIL_LINES: usize = 40;
 
 /// Time limits are for hangs, not for speed: a loaded host may need this multiple.

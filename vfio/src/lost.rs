@@ -1,4 +1,4 @@
-//! What the host says of a card that it has given away: that it wants it back, or that it has failed.
+//! Messages of the host about a card that it has given away: that it wants it back, or that it has failed.
 
 use crate::kernel::{Irq, Kernel};
 use std::io;
@@ -35,7 +35,7 @@ impl Lost {
         Self { events, why: OnceLock::new() }
     }
 
-    /// What was signalled first, if anything was.
+    /// Returns what was signalled first, if anything was.
     pub(crate) fn why(&self) -> Option<&'static str> {
         let signalled = || self.events.iter().find(|(event, _)| event.read().is_ok()).map(|(_, why)| *why);
         let why = self.why.get().copied().or_else(signalled)?;

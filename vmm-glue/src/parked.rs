@@ -54,7 +54,7 @@ struct SavedClient {
 /// Reason that a client cannot be handed over, or taken over.
 #[derive(Debug, Error)]
 pub enum ParkError {
-    /// What was saved is none that there can be.
+    /// The saved state is none that there can be.
     #[error("a saved client is refused: {0}")]
     Invalid(#[from] Invalid),
     /// The client's memory, or one of its interrupts, is none that another process could have.

@@ -1,4 +1,4 @@
-//! What each request does, over a real socket.
+//! Effects of each request, over a real socket.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! How long a plan takes with 64 VMs of 4096 chunks each on a card that holds a quarter of them.
+//! Time of a plan with 64 VMs of 4096 chunks each on a card that holds a quarter of them.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;

@@ -7,10 +7,10 @@ use anyhow::Result;
 const HIDDEN: usize = 16;
 /// Inputs that a block adds up.
 const BLOCK_INPUTS: u32 = 16;
-/// How much of an error goes into the weights, and how much of the last change. The kernels have the same.
+/// Parts of an error and of the last change that go into the weights. The kernels have the same.
 const RATE: f32 = 0.3;
 const MOMENTUM: f32 = 0.3;
-/// What the output should be.
+/// Output that is wanted.
 const TARGET: f32 = 0.1;
 
 /// A net and an input. Arrays of inputs and hidden units begin with a constant 1, whose weights are the biases.
@@ -24,7 +24,7 @@ pub(crate) struct Backprop {
     output_changes: Vec<f32>,
 }
 
-/// What a step makes of a net.
+/// Result of a step with a net.
 struct Trained {
     values: Vec<f64>,
     output: f64,

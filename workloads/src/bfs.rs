@@ -13,7 +13,7 @@ const THREADS: u32 = 256;
 /// A graph in compressed rows.
 #[derive(Debug)]
 pub(crate) struct Bfs {
-    /// Where each node's edges begin, and where the last one's end.
+    /// Index of each node's first edge, and the end of the last one's.
     starts: Vec<u32>,
     /// The node that each edge leads to.
     edges: Vec<u32>,

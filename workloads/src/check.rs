@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-/// How far a float may lie from what it should be.
+/// Distance by which a float may be off.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
     /// In units of the expected value.

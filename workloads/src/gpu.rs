@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-/// Where a buffer is allocated.
+/// Memory that a buffer is allocated in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The card's memory.
@@ -29,7 +29,7 @@ pub struct Module {
     pub index: usize,
 }
 
-/// How many blocks, and how many threads of a block, in x, y and z.
+/// Number of blocks, and of threads of a block, in x, y and z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// Blocks.

@@ -68,7 +68,7 @@ pub trait Workload {
     fn check(&self, results: &Results) -> anyhow::Result<u64>;
 }
 
-/// What decides a workload's size and input.
+/// Options that decide a workload's size and input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// About how much larger than its smallest size it is to be: work grows in proportion, 1 takes a fraction of a
@@ -76,7 +76,7 @@ pub struct Options {
     pub scale: u32,
     /// Decides the input.
     pub seed: u64,
-    /// How often a kernel of chosen length repeats its work: those of `loop`, `long-madd`, `memory`. Their own choice
+    /// Number of times that a kernel of chosen length repeats its work: those of `loop`, `long-madd`, `memory`. Their own choice
     /// if not given.
     pub rounds: Option<u32>,
     /// Bytes that `memory` works on. Its own choice if not given.

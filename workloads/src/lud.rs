@@ -6,7 +6,7 @@ use anyhow::Result;
 /// Side of a tile.
 const TILE: u32 = 16;
 
-/// What the cells on the diagonal are, about: more than the others of a row or column can be together. With that much
+/// Size of the cells on the diagonal, about: more than the others of a row or column can be together. With that much
 /// next to it, no rows need be exchanged.
 const PIVOT: f32 = 16.0;
 

@@ -22,7 +22,7 @@ const BLOCK: u32 = 512;
 const COLUMNS: usize = 4096;
 /// The kernel's as well.
 const FACTOR: u32 = 0x9e37_79b1;
-/// What a pass adds, times its number.
+/// Addend of a pass, times its number.
 const KEY: u32 = 0x85eb_ca6b;
 
 /// The working set.
@@ -45,15 +45,15 @@ impl MemoryHungry {
         Self { count, piece, passes: passes.unwrap_or(PASSES).max(1), seed }
     }
 
-    /// What a buffer holds at the start.
+    /// Returns the contents of a buffer at the start.
     fn input(&self, index: usize) -> Random {
         let mut random = Random::new(self.seed);
         random.skip(index as u64 * (self.piece / 4));
         random
     }
 
-    /// Which slot holds each buffer at the end, and last the spare one; `then` is called with what each step finds: pass, source,
-    /// target, the buffer before.
+    /// Returns the slot that holds each buffer at the end, and last the spare one; `then` is called with what each step
+    /// finds: pass, source, target, the buffer before.
     fn steps(&self, mut then: impl FnMut(u32, usize, usize, usize) -> Result<()>) -> Result<Vec<usize>> {
         let (mut places, mut spare): (Vec<usize>, usize) = ((0..self.count).collect(), self.count);
         for pass in 0..self.passes {
@@ -67,7 +67,7 @@ impl MemoryHungry {
         Ok(places)
     }
 
-    /// What `words` places from `first` on hold in all buffers at the end, and last in the spare one: what the last buffer
+    /// Returns `words` places from `first` on of all buffers at the end, and last of the spare one: it has what the last buffer
     /// held before the last step.
     fn expected(&self, first: u64, words: usize) -> Vec<Vec<u32>> {
         let column = |index| {

@@ -6,7 +6,7 @@ use anyhow::Result;
 /// Rows and columns of a tile of `mmul`.
 const TILE: u32 = 16;
 
-/// What a node computes of two square matrices of words.
+/// Function of a node of two square matrices of words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeKernel {
     /// Their sum.

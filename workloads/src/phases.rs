@@ -33,7 +33,7 @@ impl Phase {
     }
 }
 
-/// What a run took and checked. Closing the device is the caller's, who opened it.
+/// Times of a run, and what it checked. Closing the device is the caller's, who opened it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Time of each of [`Phase::ALL`].

@@ -1,6 +1,6 @@
 //! Inputs from a seed.
 
-/// What the state grows by.
+/// Increment of the state.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A generator of inputs (SplitMix64): the same seed gives the same numbers everywhere.

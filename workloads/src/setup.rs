@@ -14,7 +14,7 @@ pub struct Slot {
     output: bool,
 }
 
-/// What a buffer is filled with.
+/// Initial contents of a buffer.
 #[derive(Clone, Debug)]
 enum Input {
     Nothing,
@@ -68,7 +68,7 @@ impl Slot {
     }
 }
 
-/// What came back: the bytes of all outputs, by name.
+/// Results: the bytes of all outputs, by name.
 #[derive(Clone, Debug, Default)]
 pub struct Results(Vec<(Cow<'static, str>, Vec<u8>)>);
 
@@ -190,7 +190,7 @@ impl Setup {
         Ok(())
     }
 
-    /// What [`Self::download`] brought.
+    /// Returns what [`Self::download`] brought.
     #[must_use]
     pub fn results(&self) -> &Results {
         &self.results

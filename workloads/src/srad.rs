@@ -57,7 +57,7 @@ pub(crate) fn diffused(image: &[f64], side: usize, variation: f64) -> Vec<f64> {
     (0..image.len()).map(moved).collect()
 }
 
-/// How far a pixel may be off after so many iterations, in proportion to it, if it is `before` at first and the
+/// Bounds how far a pixel may be off after so many iterations, in proportion to it, if it is `before` at first and the
 /// variation `statistics`. All in units of 2^-24.
 ///
 /// An estimate of the worst case. Pixels are from 1 to e. A coefficient c is off by as much as q and the variation

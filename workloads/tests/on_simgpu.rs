@@ -22,11 +22,11 @@ const WINDOW: u64 = (0x13 << 32) - TABLE_MIB * MIB;
 const BANK: u64 = 2 * MIB;
 const LOCAL: u64 = 4 * MIB;
 const LOCAL_BYTES: u64 = 4 * MIB;
-/// Where in VRAM the first buffer is. The second one of the smallest workloads lies across the multiple of 2^32.
+/// Address in VRAM of the first buffer. The second one of the smallest workloads lies across the multiple of 2^32.
 const FIRST: u64 = TABLE_MIB * MIB - 0x6000;
 const END: u64 = TABLES * TABLE_MIB * MIB;
 const PAGE: u64 = 0x1000;
-/// What memory is full of when it is handed out. Behind each buffer some of it is left, for nobody to write.
+/// Byte that fills memory when it is handed out. Behind each buffer some of it is left, for nobody to write.
 const UNUSED: u8 = 0xa5;
 
 /// The engine with an address space of its own.
@@ -201,7 +201,7 @@ fn work_is_small_at_scale_1_and_grows_in_proportion() {
     }
 }
 
-/// What goes wrong between a workload and its device.
+/// Mishap between a workload and its device.
 #[derive(Clone, Copy)]
 enum Mishap {
     /// The launch of that number does not take place.

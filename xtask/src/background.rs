@@ -4,7 +4,7 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Result, anyhow};
 
-/// How far it stands behind, as `nice` has it.
+/// Niceness of what runs behind.
 const NICE: i32 = 19;
 
 /// Work that goes on, or what has become of it.

@@ -1,4 +1,4 @@
-//! What needs guests: the images; for the demo and the benchmarks, the daemon's release build.
+//! Commands that need guests: the images; for the demo and the benchmarks, the daemon's release build.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -42,7 +42,7 @@ pub fn demo(args: &[String]) -> Result<bool> {
     shown(command.args(args))
 }
 
-/// What the caller of a benchmark wants.
+/// Wishes of the caller of a benchmark.
 pub struct Wishes {
     /// File for the figures.
     pub json: Option<PathBuf>,

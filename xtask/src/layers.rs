@@ -1,4 +1,4 @@
-//! Which crate may depend on which, and under which licences everything comes.
+//! Dependencies that crates may have on each other, and licences under which everything may come.
 
 use anyhow::{Context, Result};
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};

@@ -123,7 +123,7 @@ pub fn tags(files: &[File], codes: &[String]) -> Vec<String> {
     problems
 }
 
-/// What follows `tag` in `line`, if it stands there as a word of its own.
+/// Returns what follows `tag` in `line`, if it stands there as a word of its own.
 fn word<'a>(line: &'a str, tag: &str) -> Option<&'a str> {
     let joins = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(tag).find_map(|(at, _)| {
@@ -164,46 +164,30 @@ pub fn unchecked_waits(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Words with which a doc comment does not begin: it says what the item is or does, verb first.
+/// Words with which a doc comment does not begin: it says what the item is or does, verb or thing first.
 const OPENERS: [&str; 9] = ["What", "When", "How", "Whether", "Which", "Whose", "Who", "Where", "Whom"];
 
-/// Doc comments that begin with such a word, at most. This only goes down.
-const MAX_OPENERS: usize = 948;
-
-/// Doc comments that begin with a question word, in all sources.
+/// Doc comments that begin with a question word.
 pub fn openers(files: &[File]) -> Vec<String> {
-    let mut worst: Vec<(usize, &Path)> =
-        files.iter().map(|file| (count_openers(&file.text), file.path.as_path())).collect();
-    let count: usize = worst.iter().map(|(count, _)| count).sum();
-    worst.sort_by_key(|(count, _)| std::cmp::Reverse(*count));
-    if count < MAX_OPENERS {
-        return vec![format!(
-            "{count} doc comments begin with a question word: lower MAX_OPENERS in xtask/src/lints.rs to that"
-        )];
-    }
-    if count == MAX_OPENERS {
-        return Vec::new();
-    }
-    let most = worst.iter().take(5).map(|(count, path)| format!("{} in {}", count, path.display()));
-    let most = most.collect::<Vec<_>>().join(", ");
-    vec![format!(
-        "{count} doc comments begin with a question word, at most {MAX_OPENERS}; begin with a verb or the thing ({most})"
-    )]
-}
-
-/// Doc comments of a text whose first word is one of [`OPENERS`].
-fn count_openers(text: &str) -> usize {
-    let mut inside = false;
-    let mut count = 0;
-    for line in text.lines().map(str::trim_start) {
-        let doc = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"));
-        if let (false, Some(doc)) = (inside, doc) {
-            let word = doc.trim_start().split(|c: char| !c.is_alphabetic()).next().unwrap_or_default();
-            count += usize::from(OPENERS.contains(&word));
+    let mut problems = Vec::new();
+    for file in files {
+        let mut inside = false;
+        for (number, line) in file.text.lines().map(str::trim_start).enumerate() {
+            let doc = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"));
+            if let (false, Some(doc)) = (inside, doc) {
+                let word = doc.trim_start().split(|c: char| !c.is_alphabetic()).next().unwrap_or_default();
+                if OPENERS.contains(&word) {
+                    problems.push(format!(
+                        "{}:{}: a doc comment begins with `{word}`; begin with a verb or the thing",
+                        file.path.display(),
+                        number + 1
+                    ));
+                }
+            }
+            inside = doc.is_some();
         }
-        inside = doc.is_some();
     }
-    count
+    problems
 }
 
 /// Crate roots without a header, and libraries whose header does not say what they leave out.
@@ -289,8 +273,12 @@ mod tests {
     }
 
     #[test]
-    fn openers_are_counted_once_for_each_comment() {
-        let text = "/// What it is.\n/// When it is so.\nfn a() {}\n    /// Returns what it is.\n    /// Who.\nfn b() {}\n/// Which.\n";
-        assert_eq!(count_openers(text), 2);
+    fn comments_that_begin_with_a_question_word_are_found_once() {
+        let text =
+            "/// What it is.\n/// When it is so.\nfn a() {}\n    /// Returns what it is.\n//! Who.\n\n//! Whole.\n";
+        let problems = openers(&[file("a/src/lib.rs", text)]);
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(problems[0].starts_with("a/src/lib.rs:1: a doc comment begins with `What`"), "{problems:?}");
+        assert_eq!(openers(&[file("a/src/lib.rs", "fn a() {}\n//! Who.\n")]).len(), 1);
     }
 }

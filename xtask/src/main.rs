@@ -104,7 +104,7 @@ struct TestArgs {
     /// The suite to run; all without it.
     #[arg(long)]
     suite: Option<suites::Suite>,
-    /// How long each fuzz target runs, in seconds.
+    /// Time that each fuzz target runs, in seconds.
     #[arg(long, value_name = "N", default_value_t = 10)]
     fuzz_seconds: u32,
     /// Guest tests at the same time; by default one for each CPU, and one for each two where a test takes several.

@@ -22,9 +22,9 @@ use list::mutations;
 /// A mistake.
 struct Mutation {
     name: &'static str,
-    /// What it takes away.
+    /// The check that it takes away.
     what: &'static str,
-    /// Whose tests are to notice; the file may be of a crate below.
+    /// Package whose tests are to notice; the file may be of a crate below.
     package: &'static str,
     file: &'static str,
     /// Found exactly once in the file.
@@ -79,7 +79,7 @@ fn is_noticed(copy: &Path, mutation: &Mutation) -> Result<bool> {
     Ok(!tally.good())
 }
 
-/// What the tests of a package with names like `filter` say in the copy. An error if it does not build.
+/// Runs the tests of a package with names like `filter` in the copy. An error if it does not build.
 fn test(copy: &Path, package: &str, filter: &str) -> Result<Tally> {
     let cargo = |args: &[&str]| {
         let mut command = cargo(args);

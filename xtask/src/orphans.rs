@@ -96,7 +96,7 @@ struct Module {
     name: String,
     /// The modules with a body that it stands in, outermost first.
     inside: Vec<String>,
-    /// What a `path` attribute says.
+    /// Value of a `path` attribute.
     path: Option<String>,
 }
 

@@ -49,7 +49,7 @@ pub struct PackageArgs {
     /// Take the programs from this folder instead of building them for release.
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
-    /// Where the package goes; the folder `package` beside the builds, if not given.
+    /// Folder for the package; the folder `package` beside the builds, if not given.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Make it twice, and an RPM, and check what is in them.
@@ -110,7 +110,7 @@ pub fn run(args: &PackageArgs) -> Result<bool> {
     Ok(problems.is_empty())
 }
 
-/// What a package is made from.
+/// Sources of a package.
 struct Recipe {
     /// The folder with the programs.
     binaries: PathBuf,
@@ -287,7 +287,7 @@ fn epoch() -> Result<u64> {
     text.trim().parse().context("set SOURCE_DATE_EPOCH to seconds since 1970")
 }
 
-/// What a program prints.
+/// Returns what a program prints.
 fn output(command: &mut Command) -> Result<Vec<u8>> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {name}"))?;

@@ -46,7 +46,7 @@ pub struct Program {
     pub package: String,
     /// The library, program or integration test that is tested.
     pub target: String,
-    /// Whether it is an integration test.
+    /// Set for an integration test.
     pub integration: bool,
     /// The crates that it belongs to.
     pub group: Group,

@@ -113,7 +113,7 @@ fn imports(files: &[File]) -> BTreeMap<String, (Imports, BTreeSet<String>)> {
     crates
 }
 
-/// What can be reached from a module.
+/// Finds all that can be reached from a module.
 fn reached<'a>(imports: &'a Imports, from: &'a str) -> BTreeSet<&'a str> {
     let mut found = BTreeSet::new();
     let mut left = vec![from];

@@ -37,7 +37,7 @@ pub struct Test<'a> {
     pub name: String,
 }
 
-/// What a test took.
+/// Time of a test.
 #[derive(Clone, Debug)]
 pub struct Taken {
     /// Package, target and name.
@@ -48,7 +48,7 @@ pub struct Taken {
     pub cpu: Duration,
 }
 
-/// What became of some tests.
+/// Outcome of some tests.
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub tally: Tally,

@@ -21,12 +21,12 @@ const PACKAGE: &str = "tests";
 /// A test suite. A further one is a variant here and a line in [`Suite::runner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Suite {
-    /// What needs no guest: unit, property and integration tests of every crate but those of `cuda` and `fleet`.
+    /// Tests that need no guest: unit, property and integration tests of every crate but those of `cuda` and `fleet`.
     Unit,
     /// The crates of `cuda`: programs under the library, on the fake driver. Before the suites with guests, which wait for
     /// images.
     Cuda,
-    /// What engines that place work on hosts are given: the crates of `fleet`, as processes.
+    /// Parts that engines which place work on hosts are given: the crates of `fleet`, as processes.
     Fleet,
     /// Real guests that behave.
     Guest,
@@ -46,7 +46,7 @@ pub enum Suite {
     Slurm,
 }
 
-/// What runs a suite.
+/// Runner of a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Runner {
     /// The integration test of the crate `tests` that has the suite's name; with the images of guests, or without.
@@ -149,11 +149,11 @@ struct Session<'a> {
     args: &'a TestArgs,
     /// Built when they are first asked for.
     programs: Option<Vec<Program>>,
-    /// What guests need, if any suite has guests.
+    /// Images for guests, if any suite has guests.
     images: Option<Background>,
     /// NVIDIA's headers, if the crates of `cuda` are tested.
     headers: Option<Background>,
-    /// Whether the fuzz suite is to come.
+    /// Set when the fuzz suite is to come.
     fuzzes: bool,
     /// The fuzz targets, once they are being built beside another suite.
     targets: Option<Background>,

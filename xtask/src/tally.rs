@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::AddAssign;
 
-/// How many tests passed and failed.
+/// Numbers of tests that passed and failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Tests that passed.
@@ -18,7 +18,7 @@ impl Tally {
         Self { passed: u64::from(passed), failed: u64::from(!passed) }
     }
 
-    /// Whether nothing failed.
+    /// Returns whether nothing failed.
     pub fn good(self) -> bool {
         self.failed == 0
     }

@@ -1,11 +1,11 @@
-//! Where the time of a test run went.
+//! Report of where the time of a test run went.
 
 use std::time::Duration;
 
 use crate::runner::{Failure, Taken};
 use crate::suites::Ran;
 
-/// How many tests are shown.
+/// Number of tests that are shown.
 const SLOWEST: usize = 10;
 
 /// Prints the tests that took longest, those that failed with the reason, and each suite with its counts: what is read first

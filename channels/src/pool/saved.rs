@@ -45,7 +45,7 @@ pub struct SavedChannels {
     gate: SavedGate,
 }
 
-/// Whom PGRAPH is open to.
+/// VMs that PGRAPH is open to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum SavedGate {
     Open,

@@ -32,7 +32,7 @@ pub enum Order {
     Restore,
     /// Calls go on.
     Unlock,
-    /// What it is.
+    /// Asks for its state.
     Ask,
 }
 

@@ -37,7 +37,7 @@ struct Memory {
     plain: HashMap<u64, u64>,
     /// Tiers of mappings by address.
     tiers: HashMap<u64, Tier>,
-    /// What lay in each allocation, while the process is off the card.
+    /// Contents of each allocation, while the process is off the card.
     taken_off: HashMap<u64, Vec<u8>>,
 }
 

@@ -110,7 +110,7 @@ struct Work {
 static WORK: Mutex<Option<Work>> = Mutex::new(None);
 
 thread_local! {
-    /// How a capture elsewhere treats this thread's calls: 0 global, 1 thread-local, 2 relaxed.
+    /// Mode in which a capture elsewhere treats this thread's calls: 0 global, 1 thread-local, 2 relaxed.
     static MODE: AtomicI32 = const { AtomicI32::new(0) };
 }
 
@@ -265,7 +265,7 @@ pub fn finish_all() -> i32 {
     SUCCESS
 }
 
-/// Whether a stream captures: 0 no, 1 yes, 2 lost.
+/// Asks for a stream's capture: 0 none, 1 active, 2 lost.
 pub fn capturing(handle: u64) -> Result<i32, i32> {
     with(|work| work.stream(handle).map(|s| s.capture.as_ref().map_or(0, |c| if c.broken { 2 } else { 1 })))
 }
@@ -439,7 +439,7 @@ pub fn wait(stream: u64, event: u64) -> i32 {
     }
 }
 
-/// Whether an event's last record is done.
+/// Returns 0 once an event's last record is done.
 pub fn query(event: u64) -> i32 {
     match find(event) {
         Ok(found) if found.captured.load(Ordering::SeqCst) => {

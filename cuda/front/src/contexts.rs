@@ -38,7 +38,7 @@ unsafe extern "C" fn ctx_destroy(context: Object) -> c_int {
 
 macro_rules! ends_all {
     ($name:ident($arg:ident: $ty:ty)) => {
-        /// What streams of a context have freed is marked in none of them any more.
+        /// Unmarks what streams of a context have freed.
         unsafe extern "C" fn $name($arg: $ty) -> c_int {
             memory::contexts_end();
             // SAFETY: the caller's promise.

@@ -132,7 +132,7 @@ fn key(index: usize, arguments: Arguments) -> u64 {
     }
 }
 
-/// Whether a stream captures, or must not be asked because another does.
+/// Returns whether a stream captures, or must not be asked because another does.
 pub fn capturing(stream: Stream) -> bool {
     let mut status: c_int = 0;
     let object = stream.handle as Object;
@@ -247,12 +247,12 @@ pub fn soon(time: Duration) {
     OPENED.notify_all();
 }
 
-/// Whether a submission is held, for whatever reason.
+/// Returns whether a submission is held, for whatever reason.
 pub fn held() -> bool {
     HELD.load(Ordering::SeqCst) > 0
 }
 
-/// Whether a submission waits, and the owner knows.
+/// Returns whether a submission waits, and the owner knows.
 pub fn told() -> bool {
     TOLD.load(Ordering::SeqCst)
 }
@@ -292,7 +292,7 @@ pub fn opens_without(reason: u32) -> bool {
     CLOSED.load(Ordering::SeqCst) & !reason & (TURN | ORDER) == 0
 }
 
-/// Whether a stream of this program captures.
+/// Returns whether a stream of this program captures.
 pub fn captures() -> bool {
     CAPTURES.load(Ordering::SeqCst) > 0
 }

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-/// Whether messages are asked for.
+/// Returns whether messages are asked for.
 pub fn wanted() -> bool {
     static WANTED: OnceLock<bool> = OnceLock::new();
     *WANTED.get_or_init(|| std::env::var_os(cuda_protocol::LOG_VARIABLE).is_some_and(|v| v == "1"))

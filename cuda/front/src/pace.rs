@@ -136,7 +136,7 @@ fn lock() -> MutexGuard<'static, Option<Pace>> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether submissions are bounded and measured.
+/// Returns whether submissions are bounded and measured.
 pub fn active() -> bool {
     ACTIVE.load(Ordering::Relaxed)
 }

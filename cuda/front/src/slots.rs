@@ -18,14 +18,14 @@ pub fn real(index: usize) -> *mut () {
     REAL.get(index).map_or(std::ptr::null_mut(), |r| r.load(Ordering::Relaxed))
 }
 
-/// What a call of a symbol runs.
+/// Sets what a call of a symbol runs.
 pub fn set(index: usize, function: *mut ()) {
     if let Some(slot) = SLOTS.get(index) {
         slot.store(function, Ordering::Release);
     }
 }
 
-/// What a call of a symbol runs now.
+/// Returns what a call of a symbol runs now.
 pub fn get(index: usize) -> *mut () {
     SLOTS.get(index).map_or(std::ptr::null_mut(), |slot| slot.load(Ordering::Acquire))
 }

@@ -1,4 +1,4 @@
-//! Whose turn it is: grants of the whole card to one tenant at a time, recalled when another one is due.
+//! Turns: grants of the whole card to one tenant at a time, recalled when another one is due.
 //!
 //! A tenant that has a *turn* submits freely, with its run-ahead bounded by its front; the others hold back. A turn is a
 //! sequence of *slices*, each one submission for [`sched`], which decides who goes next and keeps the accounts. At the end of
@@ -43,7 +43,7 @@ pub fn scheduler_defaults() -> Config {
     Config { pipeline: sched::Pipeline::ONE, ..Config::default() }
 }
 
-/// What a tenant is to be told, or is to be done to it.
+/// Order to tell a tenant something, or to do something to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// It may submit until it is told otherwise.
@@ -52,9 +52,9 @@ pub enum Order {
     Recall(TenantId),
     /// It was recalled, or its slice began, longer ago than its limit allows: the card is stuck with its work.
     Overdue {
-        /// Which tenant.
+        /// The tenant.
         tenant: TenantId,
-        /// How long its slice has lasted, in ns.
+        /// Time that its slice has lasted, in ns.
         ran_ns: u64,
     },
     /// It has been overdue too often: it gets no turn until it is released.
@@ -79,7 +79,7 @@ struct Member {
     wants: bool,
     /// It takes no turns for now: its memory moves, or it waits for its quantum.
     paused: bool,
-    /// What is queued of it.
+    /// Queued ticket.
     queued: Option<Ticket>,
     slice: Option<Slice>,
 }
@@ -113,7 +113,7 @@ impl Turns {
         &self.scheduler
     }
 
-    /// How often a turn was granted.
+    /// Returns how often a turn was granted.
     #[must_use]
     pub fn switches(&self) -> u64 {
         self.switches
@@ -130,25 +130,25 @@ impl Turns {
         self.members.iter().filter(|(_, member)| member.slice.is_some()).map(|(&tenant, _)| tenant)
     }
 
-    /// Whether a tenant has a turn.
+    /// Returns whether a tenant has a turn.
     #[must_use]
     pub fn has_turn(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| member.slice.is_some())
     }
 
-    /// Whether a tenant has a turn that it is to give back.
+    /// Returns whether a tenant has a turn that it is to give back.
     #[must_use]
     pub fn is_recalled(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.recalled)
     }
 
-    /// Whether a tenant has work, waiting or running.
+    /// Returns whether a tenant has work, waiting or running.
     #[must_use]
     pub fn is_busy(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| member.slice.is_some() || member.wants)
     }
 
-    /// What came of the calls since the last time, in order.
+    /// Takes the orders since the last time, in order.
     pub fn take_orders(&mut self) -> Vec<Order> {
         std::mem::take(&mut self.orders)
     }
@@ -169,7 +169,7 @@ impl Turns {
         }
     }
 
-    /// What a tenant may have has changed.
+    /// Changes a tenant's parameters.
     pub fn change(&mut self, tenant: TenantId, params: VgpuParams, now: Nanos) {
         self.event(now, Event::Changed { vgpu: vgpu(tenant), params });
     }
@@ -300,7 +300,7 @@ impl Turns {
         slices.map(|slice| slice.turn_since.after(self.config.least_ns)).min()
     }
 
-    /// When [`Self::tick`] is wanted next, if nothing happens before.
+    /// Returns when [`Self::tick`] is wanted next, if nothing happens before.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let slices = self.members.values().filter_map(|member| member.slice).filter(|slice| !slice.recalled);

@@ -63,7 +63,7 @@ pub fn processes() -> Result<Vec<u32>, Failed> {
     Ok(pids)
 }
 
-/// What both versions of the question answer about the first card's memory: free and all bytes.
+/// Asks both versions of the question about the first card's memory: free and all bytes.
 pub fn memory() -> Result<[(u64, u64); 2], Failed> {
     let nvml = Nvml::open()?;
     let (info, info_v2) = (nvml.function(c"nvmlDeviceGetMemoryInfo")?, nvml.function(c"nvmlDeviceGetMemoryInfo_v2")?);

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use support::{Program, Rig, built, chunks, owner, settled};
 
-/// What the runtime does in the namespaces before the program begins: arguments are the image's folder, the library, the
+/// Commands of the runtime in the namespaces before the program begins: arguments are the image's folder, the library, the
 /// folder of the socket, and then the program's. A socket that is bound in by itself would be the file of one owner only.
 const RUNTIME: &str = r#"
 set -e

@@ -1,4 +1,4 @@
-//! What surrounds the engines: unit capabilities, the PCI mirror, the privileged ring, the PMU and the copy engines'
+//! The surroundings of the engines: unit capabilities, the PCI mirror, the privileged ring, the PMU and the copy engines'
 //! falcons.
 
 use super::falcon::{Dmem, Imem, Intr};

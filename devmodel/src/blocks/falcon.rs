@@ -1,4 +1,4 @@
-//! What the falcons (PMU, copy engines, FECS, GPCCS) have in common. None of them runs code here: uploads are swallowed,
+//! The common part of all falcons (PMU, copy engines, FECS, GPCCS). None of them runs code here: uploads are swallowed,
 //! the data memory is storage, and each user of this file answers for its firmware.
 
 use nvspec::falcon::CODE_WORDS_MAX;

@@ -23,7 +23,7 @@ use nvspec::instance::INSTANCE_BYTES;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// What a block may touch while it handles one access.
+/// The parts that a block may touch while it handles one access.
 pub(crate) struct Cx<'a> {
     pub backend: &'a mut dyn Backend,
     pub storage: &'a mut Storage,
@@ -31,7 +31,7 @@ pub(crate) struct Cx<'a> {
     pub config: &'a VGpuConfig,
 }
 
-/// Which register an access goes to.
+/// Register that an access goes to.
 #[derive(Clone, Copy)]
 pub(crate) struct At {
     /// Byte offset in BAR0.

@@ -1,4 +1,4 @@
-//! What nouveau does when it probes, in its order, and what it must see. Offsets are nouveau's own here, so that the
+//! The steps of nouveau's probe, in its order, and what it must see. Offsets are nouveau's own here, so that the
 //! declarations are checked against it too.
 
 use super::mock::{Call, Rig, VRAM};

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 /// Version of the specification: the first with all that is used here.
 pub const VERSION: &str = "0.5.0";
-/// Who makes the devices; with the class of a device it is the kind of a CDI device.
+/// Vendor of the devices; with the class of a device it is the kind of a CDI device.
 pub const VENDOR: &str = "gpu-mediator.internal";
 /// Class of the devices.
 pub const CLASS: &str = "share";
@@ -52,11 +52,11 @@ pub struct Spec {
 pub struct Device {
     /// Its name.
     pub name: String,
-    /// What a container gets with it.
+    /// Edits of a container that gets it.
     pub container_edits: Edits,
 }
 
-/// What a container gets.
+/// Edits of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Edits {
@@ -105,7 +105,7 @@ pub struct Cuda<'a> {
 }
 
 impl Cuda<'_> {
-    /// What a container gets.
+    /// Makes the edits of a container.
     ///
     /// # Errors
     /// When the socket is in no folder.
@@ -145,7 +145,7 @@ impl Vgpu<'_> {
         Path::new(SOCKETS).join("vgpu").join(place)
     }
 
-    /// What a container gets.
+    /// Makes the edits of a container.
     ///
     /// # Errors
     /// When the socket is in no folder.

@@ -90,7 +90,7 @@ fn flag(value: bool) -> DeviceAttribute {
 }
 
 impl Offer {
-    /// What a card offers, by the daemon's views of it. Of two cards whose names become the same, the second is left out.
+    /// Lists the cards' offers, by the daemon's views of them. Of two cards whose names become the same, the second is left out.
     #[must_use]
     pub fn all(cards: &[Card], memories: &[CardMemory], schedulers: &[CardScheduler]) -> Vec<Self> {
         let mut offers: BTreeMap<String, Self> = BTreeMap::new();

@@ -87,7 +87,7 @@ pub struct Driver {
     metrics: Arc<Metrics>,
 }
 
-/// What the daemon has by the name of a share.
+/// Object of the daemon that has the name of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum There {
     Nothing,
@@ -201,7 +201,7 @@ impl Driver {
         Ok((kept, !known))
     }
 
-    /// What a claim is to be given, by its allocation.
+    /// Plans the shares of a claim, by its allocation.
     async fn plan(&self, claim: &Named) -> Result<KeptClaim, String> {
         let claims: Api<ResourceClaim> = Api::namespaced(self.kube.clone(), &claim.namespace);
         let found = tokio::time::timeout(KUBE, claims.get_opt(&claim.name)).await;
@@ -332,7 +332,7 @@ impl Driver {
         .map_err(said)
     }
 
-    /// What the kubelet is told of a claim that is prepared.
+    /// Makes the answer to the kubelet for a claim that is prepared.
     fn prepared(&self, uid: &str, kept: &KeptClaim) -> Vec<Prepared> {
         let one = |(number, share): (usize, &KeptShare)| {
             let mut cdi = vec![fleet_cdi::qualified(&device(uid, number))];

@@ -13,7 +13,7 @@ pub const KIND: &str = "ShareParameters";
 /// Most sets of parameters that are put together.
 const MAX_SETS: usize = 64;
 
-/// What a share of a card may have beyond what was allocated, or less of it.
+/// Deviations of a share of a card from what was allocated.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ShareParameters {
@@ -48,7 +48,7 @@ pub struct Memory {
     /// Its part while memory is short, against the others' weights. From a claim at most what was allocated of the time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// What happens when the card has no room.
+    /// Behaviour while the card has no room.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_full: Option<OnFull>,
 }
@@ -80,7 +80,7 @@ impl Time {
     }
 }
 
-/// What happens when a share uses memory and the card has none.
+/// Behaviour of a share that uses memory while the card has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnFull {
@@ -104,7 +104,7 @@ pub enum Class {
     Background,
 }
 
-/// Who has written parameters.
+/// Author of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Author {
     /// The cluster's administrators.

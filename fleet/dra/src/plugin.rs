@@ -1,4 +1,4 @@
-//! What the kubelet sees: registration, preparation and health, on two sockets.
+//! The kubelet's view of the plugin: registration, preparation and health, on two sockets.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

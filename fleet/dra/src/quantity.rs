@@ -35,7 +35,7 @@ pub fn whole(text: &str) -> Result<u64, String> {
     }
 }
 
-/// What a suffix multiplies and divides by.
+/// Returns what a suffix multiplies and divides by.
 fn scale(suffix: &str) -> Option<(u128, u128)> {
     let binary = |power: u32| Some((1 << (10 * power), 1));
     let decimal = |power: u32| Some((10_u128.pow(power), 1));

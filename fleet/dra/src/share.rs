@@ -12,7 +12,7 @@ use crate::device::Offer;
 use crate::parameters::Applied;
 use crate::{MEMORY, TIME, WHOLE, quantity};
 
-/// Who a share is for.
+/// Claim that a share is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim<'a> {
     /// Namespace of the claim.
@@ -25,7 +25,7 @@ pub struct Claim<'a> {
     pub pods: Vec<String>,
 }
 
-/// What the daemon is asked for.
+/// Body of a request to the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Body {
@@ -111,7 +111,7 @@ fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Al
     Ok(Allocated { memory_mib, time_permille })
 }
 
-/// What the daemon is asked for a claim's `number`th share.
+/// Makes the request to the daemon for a claim's `number`th share.
 ///
 /// # Errors
 /// What asks for too much, or makes no sense.

@@ -1,4 +1,4 @@
-//! What the cluster is told of the node's cards: one ResourceSlice, kept as the daemon's views say.
+//! The node's cards as the cluster sees them: one ResourceSlice, kept as the daemon's views say.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -82,7 +82,7 @@ struct Block {
     bytes: Vec<u8>,
 }
 
-/// What a client sends, as a state machine: bytes in, bytes for `h2` out.
+/// Bytes of a client, as a state machine: bytes in, bytes for `h2` out.
 pub struct Rewriter {
     preface_left: usize,
     head: Vec<u8>,

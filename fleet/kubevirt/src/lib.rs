@@ -76,7 +76,7 @@ impl Hook {
     }
 }
 
-/// What a hook that does not want it gives back.
+/// Returns the answer of a hook that does not want it.
 fn unchanged(params: PreCloudInitIsoParams) -> PreCloudInitIsoResult {
     let PreCloudInitIsoParams { cloud_init_no_cloud_source, cloud_init_data, .. } = params;
     PreCloudInitIsoResult { cloud_init_no_cloud_source, cloud_init_data }

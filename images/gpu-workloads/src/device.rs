@@ -70,7 +70,7 @@ pub fn call<T: Request>(file: &File, argument: &mut T) -> io::Result<()> {
     }
 }
 
-/// Where a buffer may lie.
+/// Memory that a buffer may lie in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Domain {
     /// VRAM only.
@@ -138,12 +138,12 @@ impl Buffer {
         self.address
     }
 
-    /// Where it may lie.
+    /// Memory that it may lie in.
     pub fn domain(&self) -> Domain {
         self.domain
     }
 
-    /// Where it lies now: [`Domain::Vram`] or [`Domain::Gart`].
+    /// Asks where it lies now: [`Domain::Vram`] or [`Domain::Gart`].
     pub fn place(&self) -> Result<Domain> {
         let mut info = uapi::GemInfo { handle: self.handle, ..Default::default() };
         self.device.call(&mut info)?;
@@ -184,7 +184,7 @@ impl Drop for Buffer {
     }
 }
 
-/// What a submission does with a buffer.
+/// Use of a buffer by a submission.
 #[derive(Debug, Clone, Copy)]
 pub struct Use<'a> {
     /// The buffer.
@@ -193,7 +193,7 @@ pub struct Use<'a> {
     pub reads: bool,
     /// The GPU writes it.
     pub writes: bool,
-    /// Where it must lie meanwhile; the kernel moves it there.
+    /// Memory that it must lie in meanwhile; the kernel moves it there.
     pub place: Domain,
 }
 

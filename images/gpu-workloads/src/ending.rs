@@ -33,7 +33,7 @@ impl Ending {
         Self { began: Instant::now(), duration }
     }
 
-    /// Whether it is over.
+    /// Returns whether it is over.
     pub fn is_over(&self) -> bool {
         ASKED.load(Ordering::Relaxed) || self.began.elapsed() >= self.duration
     }

@@ -40,11 +40,11 @@ pub const DEFAULT_NODE: &str = "/dev/dri/renderD128";
 pub struct Test {
     /// The command.
     pub name: &'static str,
-    /// What it takes; names that end in `=` have a value.
+    /// Options that it takes; names that end in `=` have a value.
     pub options: &'static [&'static str],
     /// One line of help.
     pub help: &'static str,
-    /// What it does.
+    /// Function that runs it.
     pub run: fn(&Rig, &Options) -> Result<Facts>,
 }
 

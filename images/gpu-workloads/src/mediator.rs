@@ -1,4 +1,4 @@
-//! What the mediator offers beside the driver: `/dev/gpu-mediator` of the module `gpu_mediator_pv`.
+//! The mediator's offers beside the driver: `/dev/gpu-mediator` of the module `gpu_mediator_pv`.
 //!
 //! Names and layouts are those of `gpu_mediator_uapi.h` and `gpu_mediator_abi.h` beside the module.
 
@@ -18,7 +18,7 @@ pub const CREATE: u32 = 1 << 0;
 pub const ABROAD: u32 = 1 << 2;
 /// Attach for reading only.
 pub const READ_ONLY: u32 = 1 << 3;
-/// What other virtual machines may: all.
+/// Rights of other virtual machines: all.
 pub const ABROAD_READ_WRITE: u32 = 3;
 /// No key finds it any more.
 const REMOVE: u32 = 5;
@@ -29,7 +29,7 @@ const ATTACHED: u32 = 2;
 pub mod question {
     /// VRAM that the machine sees.
     pub const VRAM: u32 = 1;
-    /// How much of it is on the card.
+    /// Bytes of it on the card.
     pub const PLACED: u32 = 4;
 }
 
@@ -93,7 +93,7 @@ pub struct Mediator {
     file: File,
 }
 
-/// What is wanted of a segment.
+/// Request for a segment.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
     /// Its key; 0 for none.
@@ -102,9 +102,9 @@ pub struct Wanted {
     pub bytes: u64,
     /// [`CREATE`], [`ABROAD`].
     pub flags: u32,
-    /// Who in this machine may use it, as of a file: 0600 the owner, 0006 others.
+    /// Rights in this machine, as those of a file: 0600 the owner, 0006 others.
     pub mode: u32,
-    /// What other virtual machines may.
+    /// Rights of other virtual machines.
     pub abroad: u32,
 }
 
@@ -142,7 +142,7 @@ impl Mediator {
         self.control(id, REMOVE).map(drop)
     }
 
-    /// How many address spaces have it attached.
+    /// Returns how many address spaces have it attached.
     pub fn attached(&self, id: u32) -> Result<u64> {
         self.control(id, ATTACHED)
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
 
-/// What stands after the command.
+/// Arguments after the command.
 #[derive(Debug, Default)]
 pub struct Options {
     words: Vec<String>,
@@ -51,7 +51,7 @@ impl Options {
         &self.words
     }
 
-    /// Whether a flag was given.
+    /// Returns whether a flag was given.
     pub fn flag(&self, name: &str) -> bool {
         self.values.contains_key(name)
     }

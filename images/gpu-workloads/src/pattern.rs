@@ -73,13 +73,13 @@ pub struct Piece {
     pub at: u64,
     /// Bytes.
     pub length: u64,
-    /// What it holds.
+    /// Its contents.
     pub stream: Stream,
     /// First byte in the stream.
     pub from: u64,
 }
 
-/// What a buffer should hold: a background with pieces over it, later ones on top.
+/// Contents that a buffer should have: a background with pieces over it, later ones on top.
 #[derive(Debug, Clone)]
 pub struct Expected {
     background: Stream,
@@ -99,7 +99,7 @@ impl Expected {
         }
     }
 
-    /// What stands from byte `offset` on.
+    /// Writes what stands from byte `offset` on.
     pub fn fill(&self, offset: u64, out: &mut [u8]) {
         self.background.fill(offset, out);
         let end = offset + out.len() as u64;

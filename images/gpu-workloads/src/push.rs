@@ -38,7 +38,7 @@ impl Engine {
         }
     }
 
-    /// Where this program binds it.
+    /// Subchannel that this program binds it to.
     pub fn subchannel(self) -> u32 {
         match self {
             Self::M2mf => 2,
@@ -47,7 +47,7 @@ impl Engine {
         }
     }
 
-    /// What a channel needs to use it.
+    /// Returns the object that a channel needs to use it.
     pub fn object(self) -> Object {
         let engine = match self {
             Self::M2mf => 0,
@@ -149,7 +149,7 @@ impl Push {
         &self.words
     }
 
-    /// Whether another rect fits.
+    /// Returns whether another rect fits.
     pub fn has_room(&self) -> bool {
         self.words.len() + RECT_WORDS <= MOST_WORDS
     }

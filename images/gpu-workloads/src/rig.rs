@@ -1,4 +1,4 @@
-//! What the tests share: the device, counters, filling and checking buffers wherever they lie.
+//! The common part of the tests: the device, counters, filling and checking buffers wherever they lie.
 //!
 //! Guest RAM is filled and checked by the CPU. VRAM of more than a few KiB goes through a bounce buffer by a GPU copy, on
 //! another engine than the one under test where there is one, since each CPU access to BAR1 may be a trap; a few words
@@ -68,7 +68,7 @@ impl Rig {
         &self.device
     }
 
-    /// What decides the data.
+    /// Seed of the data.
     pub fn seed(&self) -> u64 {
         self.seed
     }
@@ -86,7 +86,7 @@ impl Rig {
         Random(next)
     }
 
-    /// What has been done up to now.
+    /// Returns the counts up to now.
     pub fn counts(&self) -> Counts {
         Counts { bytes: self.verified.get(), copies: self.copies.get(), channels: self.channels.get() }
     }

@@ -76,7 +76,7 @@ pub struct GemClose {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct GetParam {
-    /// Which, one of [`param`].
+    /// The parameter, one of [`param`].
     pub param: u64,
     /// The answer.
     pub value: u64,
@@ -112,13 +112,13 @@ pub struct ChannelAlloc {
     pub tt_ctxdma_handle: u32,
     /// The channel's number.
     pub channel: i32,
-    /// Where pushbuffers may lie.
+    /// Memory that pushbuffers may lie in.
     pub pushbuf_domains: u32,
     /// A buffer that comes with the channel.
     pub notifier_handle: u32,
     /// Handle and class of enforced subchannels.
     pub subchan: [[u32; 2]; 8],
-    /// How many of them.
+    /// Number of them.
     pub nr_subchan: u32,
 }
 
@@ -158,7 +158,7 @@ pub const TILE_NONCONTIG: u32 = 8;
 pub struct GemInfo {
     /// The buffer.
     pub handle: u32,
-    /// Where it may lie (to `GemNew`), where it lies (from both).
+    /// Memory that it may lie in (to `GemNew`), or lies in (from both).
     pub domain: u32,
     /// Bytes.
     pub size: u64,

@@ -27,7 +27,7 @@ const PANICKED: i32 = 254;
 pub struct Request {
     /// The host's name for it.
     pub id: String,
-    /// Whether it runs beside others.
+    /// Set when it runs beside others.
     pub background: bool,
     /// The words after the id.
     pub words: String,
@@ -45,7 +45,7 @@ impl Request {
     }
 }
 
-/// Where answers go; lines of several commands mix, but never within a line.
+/// Receiver of answers; lines of several commands mix, but never within a line.
 #[derive(Clone)]
 pub struct Answers {
     line: Arc<Mutex<File>>,

@@ -1,4 +1,4 @@
-//! What the host can ask for. `help` lists it.
+//! Commands of the host. `help` lists them.
 
 use std::collections::HashMap;
 use std::fs;

@@ -47,7 +47,7 @@ pub fn unload(name: &str) -> io::Result<()> {
     Ok(delete_module(&CString::new(name)?, nonblocking)?)
 }
 
-/// What the kernel's command line gives to a module, as `modprobe` would.
+/// Returns what the kernel's command line gives to a module, as `modprobe` would.
 fn given_to(module: &str, command_line: &str) -> String {
     let words = command_line.split_whitespace().filter_map(|word| {
         let (name, parameter) = word.split_once('.')?;

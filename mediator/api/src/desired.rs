@@ -19,7 +19,7 @@ pub struct Exported {
     pub tenant: Vec<TenantSpec>,
 }
 
-/// What can be changed of a card while the daemon runs.
+/// Settings of a card that can be changed while the daemon runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CardSettings {
     /// Its name.
@@ -27,9 +27,9 @@ pub struct CardSettings {
     /// It takes no further virtual machine or tenant.
     #[serde(default)]
     pub drained: bool,
-    /// What its memory is to hold: a `[card.memory]` table.
+    /// Division of its memory: a `[card.memory]` table.
     pub memory: CardMemory,
-    /// How its time is shared: a `[card.scheduler]` table.
+    /// Division of its time: a `[card.scheduler]` table.
     pub scheduler: sched::Config,
 }
 
@@ -52,7 +52,7 @@ pub struct Desired {
     pub tenant: Vec<Map<String, Value>>,
 }
 
-/// What something is.
+/// Kind of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -66,7 +66,7 @@ pub enum Kind {
     Tenant,
 }
 
-/// What must be done for something to be as desired.
+/// Action by which an object becomes as desired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
@@ -94,11 +94,11 @@ pub struct KeyChange {
 /// One thing of a desired state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Step {
-    /// What it is.
+    /// Kind of the object.
     pub kind: Kind,
     /// Its name; empty for the daemon.
     pub name: String,
-    /// What is, was or is to be done.
+    /// Action that is, was or is to be done.
     pub action: Action,
     /// The keys that change.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -110,7 +110,7 @@ pub struct Step {
 pub struct Comparison {
     /// The revision that was compared.
     pub revision: String,
-    /// What is not as desired; nothing when all is.
+    /// Differences from what is desired; empty without any.
     pub differences: Vec<Step>,
 }
 
@@ -119,7 +119,7 @@ pub struct Comparison {
 pub struct Applied {
     /// The revision now.
     pub revision: String,
-    /// Whether nothing was done but to look what would be.
+    /// Set when nothing was changed: the answer says what would be.
     pub dry_run: bool,
     /// All that the document names, in the order in which it is done.
     pub steps: Vec<Step>,

@@ -1,13 +1,13 @@
-//! How often something took how long, as the admin API shows it.
+//! Distributions of durations, as the admin API shows them.
 
 use sched::Histogram;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How long something took, each time.
+/// Distribution of a duration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Durations {
-    /// How many times.
+    /// Number of times.
     pub count: u64,
     /// All of them together, in ns.
     pub sum_ns: u64,
@@ -15,20 +15,20 @@ pub struct Durations {
     pub mean_ns: u64,
     /// Median, in ns, up to an eighth too long.
     pub p50_ns: u64,
-    /// What 99 of 100 do not exceed, in ns, up to an eighth too long.
+    /// Duration that 99 of 100 do not exceed, in ns, up to an eighth too long.
     pub p99_ns: u64,
     /// Longest, in ns.
     pub max_ns: u64,
-    /// How many were how long.
+    /// Counts by duration.
     pub buckets: Vec<Bucket>,
 }
 
-/// How many took at most so long. Those that are shorter by up to an eighth may be missing.
+/// Count of those that took at most so long. Those that are shorter by up to an eighth may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Bucket {
-    /// How long, in ns.
+    /// Longest of them, in ns.
     pub at_most_ns: u64,
-    /// How many.
+    /// Number of them.
     pub count: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What goes over the admin socket: the types that the daemon and `mediatorctl` share.
+//! The types that go over the admin socket, which the daemon and `mediatorctl` share.
 //!
 //! A reader must ignore keys that it does not know; keys are added, not renamed, within `/v1`.
 //!

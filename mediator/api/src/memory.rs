@@ -1,4 +1,4 @@
-//! What lies where of a card's memory, as the admin API shows it. Sizes are bytes.
+//! A card's memory and what lies where, as the admin API shows it. Sizes are bytes.
 
 use std::collections::BTreeMap;
 

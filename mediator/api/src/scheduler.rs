@@ -1,4 +1,4 @@
-//! How a card's time is shared, as the admin API shows it.
+//! A card's time and how it is shared, as the admin API shows it.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Durations;
 
-/// What a virtual machine may have of its card's time: a `[vm.time]` table, with all its keys.
+/// A virtual machine's share of its card's time: a `[vm.time]` table, with all its keys.
 pub use config::TimeShare as VmTime;
 
 /// The answer to `GET /v1/schedulers`.
@@ -36,7 +36,7 @@ pub struct CardScheduler {
     pub vms: Vec<VmShare>,
 }
 
-/// What was used of an engine.
+/// Use of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct EngineUse {
     /// Time that it has been busy since the card was taken over, in ns.
@@ -52,7 +52,7 @@ pub struct EngineUse {
 pub struct VmShare {
     /// The virtual machine.
     pub vm: String,
-    /// What it may have.
+    /// Its share of time.
     pub time: VmTime,
     /// Its part of each engine while all virtual machines of the card want it, in thousandths; 0 in quarantine.
     pub entitled_permille: u32,
@@ -68,7 +68,7 @@ pub struct VmShare {
     /// Why nothing of it is started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quarantine: Option<Quarantine>,
-    /// What it has used of each engine.
+    /// Its use of each engine.
     pub engines: BTreeMap<Engine, VmEngine>,
 }
 
@@ -79,7 +79,7 @@ pub struct Overdue {
     pub channel: u32,
     /// The engine that it is for.
     pub engine: Engine,
-    /// What it waits for, in words.
+    /// Reason for which it waits, in words.
     pub waits_for: String,
     /// Its age, in ms of the card's clock.
     pub age_ms: u64,
@@ -88,12 +88,12 @@ pub struct Overdue {
 /// A quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Quarantine {
-    /// When it ends by itself, in ms from now; absent when only the operator ends it.
+    /// Time after which it ends by itself, in ms from now; absent when only the operator ends it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ends_in_ms: Option<u64>,
 }
 
-/// What a virtual machine has submitted to an engine, and used of it, since it was added.
+/// Submissions of a virtual machine to an engine, and its use of it, since it was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct VmEngine {
     /// Time used, in ns.
@@ -115,9 +115,9 @@ pub struct VmEngine {
     pub longest_ns: u64,
     /// Budget that is left, in ns; less than 0 when it is overdrawn, 0 with policies that have none.
     pub credit_ns: i64,
-    /// What it has had beyond its share, in ns; less than 0 when it has had less.
+    /// Use beyond its share, in ns; less than 0 when it has had less.
     pub beyond_ns: i64,
-    /// How long its submissions waited for their start.
+    /// Time that its submissions waited for their start.
     pub wait: Durations,
 }
 
@@ -128,7 +128,7 @@ pub struct SchedulerHistory {
     pub card: String,
     /// The card's clock now, in ns.
     pub now_ns: u64,
-    /// How far back the answer goes, in ms.
+    /// Time that the answer goes back, in ms.
     pub since_ms: u64,
     /// Length of the interval that a sample is of, in ms.
     pub interval_ms: u64,
@@ -136,7 +136,7 @@ pub struct SchedulerHistory {
     pub vms: Vec<VmHistory>,
 }
 
-/// What a virtual machine used over time.
+/// Use of a virtual machine over time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct VmHistory {
     /// The virtual machine.
@@ -147,11 +147,11 @@ pub struct VmHistory {
     pub samples: Vec<UseSample>,
 }
 
-/// What a virtual machine used in one interval.
+/// Use of a virtual machine in one interval.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct UseSample {
-    /// When the interval begins, on the card's clock, in ns.
+    /// Start of the interval, on the card's clock, in ns.
     pub from_ns: u64,
-    /// What was charged in it, in ns. A submission is charged when it ends.
+    /// Time that was charged in it, in ns. A submission is charged when it ends.
     pub used_ns: BTreeMap<Engine, u64>,
 }

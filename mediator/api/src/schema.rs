@@ -20,7 +20,7 @@ struct Operation {
     query: &'static [Parameter],
     body: Option<Schema>,
     answer: Answer,
-    /// Whether it can be made to depend on a revision.
+    /// Set when it can be made to depend on a revision.
     if_match: bool,
 }
 

@@ -137,7 +137,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// What becomes of what one virtual machine's kernels leave in PGRAPH, before another's run there.
+/// Treatment of what one virtual machine's kernels leave in PGRAPH, before another's run there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Residue {
@@ -186,7 +186,7 @@ pub struct CardSpec {
     /// Division of its memory.
     #[serde(default)]
     pub memory: CardMemory,
-    /// What becomes of what one virtual machine's kernels leave in PGRAPH's registers and shared memory.
+    /// Treatment of what one virtual machine's kernels leave in PGRAPH's registers and shared memory.
     #[serde(default)]
     pub residue: Residue,
     /// Division of its time.

@@ -171,7 +171,7 @@ pub struct VmMemory {
     /// Its part of the card's memory while that is short, against the others' weights; 100 when nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// What happens when the guest uses memory and the card has none: `swap` (it lies in host memory), `queue` (its work
+    /// Behaviour when the guest uses memory and the card has none: `swap` (it lies in host memory), `queue` (its work
     /// waits), `refuse` (the guest sees no more than can be kept for it when it is added). When nothing is said, `swap`
     /// where the card has host memory, else `queue`.
     #[serde(skip_serializing_if = "Option::is_none", with = "by_name_if_any")]

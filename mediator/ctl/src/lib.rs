@@ -49,7 +49,7 @@ mod tests;
 use client::{Client, ClientError};
 use watch::Watch;
 
-/// What the process ends with.
+/// Code that the process ends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Code {
@@ -122,10 +122,10 @@ enum Command {
     /// The daemon itself
     #[command(subcommand)]
     Daemon(daemon::DaemonCommand),
-    /// How the time of cards is shared
+    /// Show and change how the time of cards is shared
     #[command(subcommand)]
     Sched(sched::SchedCommand),
-    /// What lies where of cards' memory
+    /// Show and change what lies where of cards' memory
     #[command(subcommand)]
     Memory(memory::MemoryCommand),
     /// Tenants of CUDA cards

@@ -103,7 +103,7 @@ struct Settings {
     /// MiB of the card that take evictions at once
     #[arg(long, value_name = "MIB")]
     reserve_mib: Option<u64>,
-    /// Which chunk of a VM goes first: random, priority, profiled or clock
+    /// Policy for the chunk of a VM that goes first: random, priority, profiled or clock
     #[arg(long, value_name = "POLICY")]
     victims: Option<VictimPolicy>,
     /// Milliseconds between two looks whether chunks can come back
@@ -118,7 +118,7 @@ struct Settings {
     /// MiB of the card that stay free when chunks come back
     #[arg(long, value_name = "MIB")]
     low_water_mib: Option<u64>,
-    /// Whether VMs take turns whose memory does not fit together: auto, off or forced
+    /// Long turns of VMs whose memory does not fit together: auto, off or forced
     #[arg(long, value_name = "MODE")]
     quanta: Option<Mode>,
     /// MiB of its RAM that a VM may lend at most that says nothing else, or `default`
@@ -351,7 +351,7 @@ pub(super) struct MemoryFlags {
     /// Its part of the card's memory while that is short, against the others' weights
     #[arg(long, value_name = "WEIGHT")]
     memory_weight: Option<u32>,
-    /// What happens when the card has no memory for it: swap, queue or refuse
+    /// Behaviour when the card has no memory for it: swap, queue or refuse
     #[arg(long, value_name = "POLICY")]
     on_full: Option<OnFull>,
     /// Milliseconds that work waits under queue before its channel faults

@@ -14,7 +14,7 @@ use api::{Card, InterruptKind, LaunchArgs, Vm};
 pub mod memory;
 pub mod scheduler;
 
-/// What is shown when there is nothing to show.
+/// Shown when there is nothing to show.
 pub(super) const NOTHING: &str = "-";
 
 pub(super) fn table(rows: Vec<Vec<String>>, numbers: &[usize]) -> String {

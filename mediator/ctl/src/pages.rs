@@ -1,4 +1,4 @@
-//! What comes with the programs: man pages, and completion for shells.
+//! Pages that come with the programs: man pages, and completion for shells.
 
 use std::fs;
 use std::io;

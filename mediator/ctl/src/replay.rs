@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::client::ClientError;
 
-/// What a record comes to.
+/// Result of replaying a record.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Replayed {
     /// Events of the record.
@@ -21,11 +21,11 @@ pub struct Replayed {
     pub policy: PolicyKind,
     /// The decisions are those of the record; not when they were made by another policy.
     pub recorded: bool,
-    /// Who used what, as far as anyone did.
+    /// Uses, as far as there were any.
     pub uses: Vec<ReplayedUse>,
 }
 
-/// What a virtual machine used of an engine.
+/// Use of an engine by a virtual machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReplayedUse {
     /// Its name, or its number if it came after the record began.

@@ -34,17 +34,17 @@ const LEGEND: u32 = 300;
 const NAME: usize = 20;
 /// Height of a line of the legend, and of what is above the first.
 const LINE: i32 = 20;
-/// What the text is set in; whoever shows the picture has one.
+/// Font of the text; whoever shows the picture has one.
 const FONT: &str = "sans-serif";
 /// Windows in a picture, at most.
 const MAX_WINDOWS: u64 = 10_000;
 
-/// What virtual machines used of an engine, in windows of time.
+/// Uses of an engine by virtual machines, in windows of time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Uses {
     engine: Engine,
     window_ms: u64,
-    /// When the first window begins, in seconds before the end of the last, as a negative number.
+    /// Start of the first window, in seconds before the end of the last, as a negative number.
     begin: f64,
     vms: Vec<VmUses>,
 }
@@ -58,10 +58,10 @@ struct VmUses {
     percent: Vec<f64>,
 }
 
-/// What a report shows, in numbers.
+/// A report in numbers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// Where the picture is.
+    /// File of the picture.
     pub file: String,
     /// Of which engine.
     pub engine: Engine,
@@ -69,21 +69,21 @@ pub struct Summary {
     pub window_ms: u64,
     /// Number of windows.
     pub windows: usize,
-    /// How evenly those that used it received what they are entitled to: 1 when all received the same part of it. Absent
+    /// Jain's index: 1 when all that used it received the same part of what they are entitled to. Absent
     /// when nobody used it.
     pub jain: Option<f64>,
     /// The virtual machines.
     pub vms: Vec<Received>,
 }
 
-/// What a virtual machine received, on average.
+/// Part that a virtual machine received, on average.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Received {
     /// The virtual machine.
     pub vm: String,
-    /// What is its own while all want the card, in percent.
+    /// Part that is its own while all want the card, in percent.
     pub entitled_percent: f64,
-    /// What it received, in percent.
+    /// Part that it received, in percent.
     pub received_percent: f64,
 }
 

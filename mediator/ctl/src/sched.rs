@@ -54,10 +54,10 @@ pub(super) struct SetCard {
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = true)]
 struct Settings {
-    /// How submissions are ordered: direct, fifo, credit, band or disengaged
+    /// Order of submissions: direct, fifo, credit, band or disengaged
     #[arg(long, value_name = "POLICY", value_parser = named::<PolicyKind>)]
     policy: Option<PolicyKind>,
-    /// Which engines share queues and accounts: separate, each has its own; single, all have one
+    /// Engines that share queues and accounts: separate, each has its own; single, all have one
     #[arg(long, value_name = "QUEUES", value_parser = named::<Queues>)]
     queues: Option<Queues>,
     /// credit, band: milliseconds after which budgets are filled
@@ -143,7 +143,7 @@ impl Patch {
     }
 }
 
-/// What a virtual machine may have of its card's time.
+/// Flags for a virtual machine's share of its card's time.
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct TimeFlags {
     /// Its part of the card's time is this over the sum of those that compete, 1 to 10000
@@ -155,7 +155,7 @@ pub(super) struct TimeFlags {
     /// Its part is at most this, in percent, even when no one else wants the rest
     #[arg(long, value_name = "PERCENT")]
     cap: Option<Percent>,
-    /// Who goes first among those that are due: interactive, normal or background
+    /// Order among those that are due: interactive, normal or background
     #[arg(long, value_name = "CLASS", value_parser = named::<LatencyClass>)]
     class: Option<LatencyClass>,
     /// Milliseconds that one submission may run; 0 for ever
@@ -202,7 +202,7 @@ pub(super) struct SetVm {
 pub(super) struct Report {
     /// Name of the card
     card: String,
-    /// How far back to go, such as 30s; the daemon keeps a minute of use
+    /// Time to go back, such as 30s; the daemon keeps a minute of use
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = span)]
     since: Duration,
     /// Length of the windows that uses are summed in, a multiple of 100ms

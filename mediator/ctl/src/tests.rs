@@ -14,7 +14,7 @@ mod profile;
 mod saving;
 mod sched;
 
-/// What one run printed, and its code.
+/// Output of one run, and its code.
 struct Ran {
     code: Code,
     out: String,

@@ -33,7 +33,7 @@ pub(super) struct Top {
     once: bool,
 }
 
-/// What is shown of the cards: the API's answers.
+/// The API's answers about the cards, which are shown.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Look {
     schedulers: Vec<CardScheduler>,
@@ -125,7 +125,7 @@ impl Top {
     }
 }
 
-/// What is to be done next.
+/// Next thing to do.
 enum Turn {
     Look,
     Draw,

@@ -38,7 +38,7 @@ const RESERVE_MIB: u64 = 64;
 const TUNABLES: &str = "glibc.pthread.stack_cache_size=0:glibc.malloc.arena_max=1:\
                         glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536";
 
-/// What the guests of a crowd share.
+/// State that the guests of a crowd share.
 struct Crowd<'a> {
     place: &'a Place,
     size: usize,

@@ -13,7 +13,7 @@ use support::{Place, ctl};
 
 const TEXT: &str = include_str!("../../../docs/operating.md");
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 256\nmemory = { host_mib = 256 }\n";
-/// What the commands need beside a shell and mediatorctl.
+/// Programs that the commands need beside a shell and mediatorctl.
 const TOOLS: [&str; 3] = ["curl", "jq", "python3"];
 
 /// The blocks that are marked as shell.

@@ -1,4 +1,4 @@
-//! How a card's time is shared is changed while VMs work: nothing that waits or runs is lost. The operator's tools, as
+//! Changes of how a card's time is shared while VMs work: nothing that waits or runs is lost. The operator's tools, as
 //! processes, see and steer it.
 
 mod support;
@@ -39,7 +39,7 @@ fn name(index: usize) -> String {
 struct Worker {
     driver: Driver<RemoteGuest>,
     channels: [Channel; 2],
-    /// Where the copies go.
+    /// Targets of the copies.
     targets: [u64; 2],
 }
 

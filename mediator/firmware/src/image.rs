@@ -56,7 +56,7 @@ impl std::fmt::Debug for Digest {
     }
 }
 
-/// What runs on one falcon.
+/// Code and data for one falcon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     falcon: Falcon,
@@ -135,7 +135,7 @@ impl Image {
         Ok(Self { falcon, code, data: words.collect() })
     }
 
-    /// What it is approved by.
+    /// Returns the digest that it is approved by.
     #[must_use]
     pub fn digest(&self) -> Digest {
         Digest(Sha256::digest(self.to_bytes()).into())

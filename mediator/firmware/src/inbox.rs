@@ -1,4 +1,4 @@
-//! What guests bring, on its way to a store: no virtual CPU waits for a disk.
+//! Images of guests on their way to a store: no virtual CPU waits for a disk.
 
 use crate::image::Image;
 use crate::store::{Store, StoreError};

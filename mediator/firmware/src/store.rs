@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// Most images that are not approved. A guest decides on their contents.
 const CANDIDATES_MAX: usize = 32;
-/// How names of images end.
+/// Suffix of images' names.
 const SUFFIX: &str = ".falcon";
 /// The file of those that are approved.
 const APPROVED: &str = "approved";
@@ -24,15 +24,15 @@ pub enum StoreError {
     /// A file or the folder.
     #[error("{}: {error}; is it there, and may this user have it?", path.display())]
     File {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// What the host says.
+        /// Error of the host.
         error: std::io::Error,
     },
     /// A file is no image.
     #[error("{}: {error}", path.display())]
     Image {
-        /// Which.
+        /// The path.
         path: PathBuf,
         /// Why.
         error: ImageError,
@@ -40,7 +40,7 @@ pub enum StoreError {
     /// A file's name is not its digest.
     #[error("{}: its contents have the digest {digest}; it was changed: remove it", path.display())]
     Changed {
-        /// Which.
+        /// The path.
         path: PathBuf,
         /// Its digest.
         digest: Digest,
@@ -48,9 +48,9 @@ pub enum StoreError {
     /// No image has such a digest, or several do.
     #[error("{found} images have a digest that begins with `{prefix}`; `mediatorctl card firmware list` shows all")]
     Which {
-        /// What was asked for.
+        /// Prefix that was asked for.
         prefix: String,
-        /// How many.
+        /// Number of images that it fits.
         found: usize,
     },
     /// There are enough candidates.
@@ -60,7 +60,7 @@ pub enum StoreError {
     Full,
 }
 
-/// What a card with that store cannot run yet.
+/// A card with that store cannot run these yet.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no firmware is approved for {}; approve some of `mediatorctl card firmware list` with `mediatorctl card firmware approve`, \
@@ -72,7 +72,7 @@ pub struct Missing(pub Vec<Falcon>);
 /// An image in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What it is approved by.
+    /// Digest that it is approved by.
     pub digest: Digest,
     /// Its falcon.
     pub falcon: Falcon,
@@ -198,7 +198,7 @@ impl Store {
         }
     }
 
-    /// Which digest each falcon runs. Lines that say nothing of that are left out.
+    /// Reads the digest that each falcon runs. Lines that say nothing of that are left out.
     fn approvals(&self) -> Result<BTreeMap<Falcon, String>, StoreError> {
         let path = self.0.join(APPROVED);
         let text = match read_bounded(&path, APPROVED_BYTES_MAX) {

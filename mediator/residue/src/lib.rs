@@ -1,4 +1,4 @@
-//! What one tenant's kernels leave in PGRAPH's multiprocessors, cleared before another's run there.
+//! Clears what one tenant's kernels leave in PGRAPH's multiprocessors, before another's run there.
 //!
 //! Registers and shared memory keep their contents until something is written there: a kernel that reads a register before
 //! it writes it reads what ran before, whoever's that was. So PGRAPH has one tenant at a time, and a kernel of the

@@ -1,29 +1,29 @@
-//! Whose PGRAPH is.
+//! Tenancy of PGRAPH.
 
 use std::collections::VecDeque;
 use tenant::TenantId;
 
-/// How long a tenant that is at work keeps PGRAPH at least while another waits, in ns.
+/// Least time for which a tenant that is at work keeps PGRAPH while another waits, in ns.
 // TIMEOUT: a hundred times what clearing takes. A scheduler that gives engines to one VM at a time hands them over earlier.
 const TERM_NS: u64 = 4_000_000;
 /// Time until clearing is tried again when it has failed, in ns.
 // TIMEOUT: a channel of the mediator's own has hung or faulted, for which seconds pass.
 const AGAIN_NS: u64 = 100_000_000;
 
-/// What is to be done next.
+/// Next step of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing, until something happens or time has passed.
     Wait,
     /// Nobody is admitted any more; what of this tenant is on PGRAPH is to leave it.
     Close(TenantId),
-    /// What is left is to be cleared.
+    /// Clear what is left.
     Clear,
     /// This tenant is admitted.
     Admit(TenantId),
 }
 
-/// How often PGRAPH changed hands, and what that took.
+/// Counts of PGRAPH's changes of hands, and the time that they took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Times that it was cleared.
@@ -46,7 +46,7 @@ enum Phase {
     Failed { at: u64 },
 }
 
-/// Whose PGRAPH is, who wants it, and whether something of another is left there.
+/// Tenant of PGRAPH, who wants it, and the residue of another if there is some.
 #[derive(Debug)]
 pub struct Tenancy {
     tenant: Option<TenantId>,
@@ -54,9 +54,9 @@ pub struct Tenancy {
     dirty: bool,
     wanted: VecDeque<TenantId>,
     phase: Phase,
-    /// When the tenant was admitted.
+    /// Time at which the tenant was admitted.
     since: u64,
-    /// When the change began that is under way.
+    /// Start of the change that is under way.
     began: u64,
     counts: Counts,
 }
@@ -157,7 +157,7 @@ impl Tenancy {
         Step::Clear
     }
 
-    /// What [`Step::Clear`] asked for is done, or cannot be. Returns what comes then.
+    /// Takes the end of what [`Step::Clear`] asked for, done or not. Returns what comes then.
     pub fn cleared(&mut self, now: u64, done: bool) -> Step {
         if self.phase != Phase::Clearing {
             return Step::Wait;

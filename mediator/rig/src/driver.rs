@@ -22,7 +22,7 @@ const PUSH_BYTES: u64 = 0x4000;
 pub const RING_ENTRIES: u32 = 1 << RING_LOG2;
 /// Entries that a ring holds: one stays free, so that full is not empty.
 const RING_ROOM: u32 = RING_ENTRIES - 1;
-/// How long a ring may stay full: its channel is dead then, and what becomes of its entries does not matter.
+/// Time for which a ring may stay full: its channel is dead then, and what becomes of its entries does not matter.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two looks whether a ring has room.
 const LOOK: Duration = Duration::from_micros(100);

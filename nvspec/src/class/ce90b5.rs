@@ -63,7 +63,7 @@ pub const DST_PITCH: u32 = 0x320;
 pub const X_COUNT: u32 = 0x324;
 /// Lines.
 pub const Y_COUNT: u32 = 0x328;
-/// How elements change, see [`format`].
+/// Change of elements, see [`format`].
 pub const FORMAT: u32 = 0x32c;
 /// First constant that a component may come from.
 pub const SWIZZLE_CONST0: u32 = 0x330;
@@ -115,13 +115,13 @@ pub mod format {
     pub const SRC_COMPONENTS: Field = Field::new(21, 20);
     /// Bytes of a component, minus one.
     pub const COMPONENT_BYTES: Field = Field::new(17, 16);
-    /// Where destination component 3 comes from.
+    /// Source of destination component 3.
     pub const COMPONENT_3: Field = Field::new(15, 12);
-    /// Where destination component 2 comes from.
+    /// Source of destination component 2.
     pub const COMPONENT_2: Field = Field::new(11, 8);
-    /// Where destination component 1 comes from.
+    /// Source of destination component 1.
     pub const COMPONENT_1: Field = Field::new(7, 4);
-    /// Where destination component 0 comes from: a source component below 4, or one of the values below.
+    /// Source of destination component 0: a source component below 4, or one of the values below.
     pub const COMPONENT_0: Field = Field::new(3, 0);
     /// From [`super::SWIZZLE_CONST0`].
     pub const FROM_CONST0: u32 = 4;
@@ -130,7 +130,7 @@ pub mod format {
     // Values from 6 on give zero.
 }
 
-/// What the program tells the driver about a bad method: a word in its first scratch register, the method's data in the
+/// Report of the program to the driver about a bad method: a word in its first scratch register, the method's data in the
 /// second, and an interrupt. Source: nouveau's `gt215_ce_intr`.
 pub mod error {
     use crate::Field;
@@ -141,7 +141,7 @@ pub mod error {
     pub const SUBCHANNEL: Field = Field::new(29, 27);
     /// Byte address of the method divided by 4.
     pub const METHOD: Field = Field::new(26, 16);
-    /// What is wrong with it.
+    /// Kind of error.
     pub const CODE: Field = Field::new(15, 0);
 
     /// The method does not exist.

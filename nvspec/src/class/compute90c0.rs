@@ -28,7 +28,7 @@ pub const LOCAL_HIGH_SIZE: u32 = 0x208;
 /// Bytes of a warp's call and divergence stack in memory.
 #[doc(alias = "WARP_CSTACK_SIZE")]
 pub const STACK_SIZE: u32 = 0x20c;
-/// Where generic addresses show shared memory.
+/// Address at which generic addresses show shared memory.
 #[doc(alias = "SHARED_BASE")]
 pub const SHARED_WINDOW: u32 = 0x214;
 /// Waits, and invalidates or flushes caches.
@@ -55,7 +55,7 @@ pub const BEGIN_GRID: u32 = 0x29c;
 /// Registers of a thread.
 #[doc(alias = "CP_GPR_ALLOC")]
 pub const REGISTERS: u32 = 0x2c0;
-/// Whether the table of [`GLOBAL_MAP_ENTRY`] is looked at.
+/// Set when the table of [`GLOBAL_MAP_ENTRY`] is looked at.
 pub const GLOBAL_MAP_MODE: u32 = 0x2c4;
 /// Sets one entry of the table that gives the upper byte of global addresses, see [`global_map`].
 #[doc(alias = "GLOBAL_BASE")]
@@ -71,10 +71,10 @@ pub const BLOCK_Z: u32 = 0x3b0;
 /// Byte offset of the first instruction in the code segment.
 #[doc(alias = "CP_START_ID")]
 pub const PROGRAM_START: u32 = 0x3b4;
-/// Where generic addresses show local memory.
+/// Address at which generic addresses show local memory.
 #[doc(alias = "LOCAL_BASE")]
 pub const LOCAL_WINDOW: u32 = 0x77c;
-/// What SR_GRIDPARAM reads.
+/// Value that SR_GRIDPARAM reads.
 #[doc(alias = "GRIDID")]
 pub const GRID_PARAM: u32 = 0x780;
 /// Memory for local memory, bits 39:32 of its address.
@@ -142,7 +142,7 @@ pub const CONSTANT_DATA_LAST: u32 = 0x23cc;
 /// Fields of [`CONSTANT_BIND`].
 pub mod bind {
     use super::Field;
-    /// Whether the bank holds anything then.
+    /// Set when the bank holds anything.
     pub const VALID: Field = Field::new(0, 0);
     /// The bank.
     pub const BANK: Field = Field::new(12, 8);
@@ -180,7 +180,7 @@ pub mod semaphore {
     pub const MASK: u32 = OPERATION.mask() | FLUSH_DISABLE.mask() | AWAKEN.mask() | ONE_WORD.mask();
 }
 
-/// What a launch may ask for.
+/// Limits of a launch.
 pub mod limit {
     /// Constant banks that can be bound.
     pub const CONSTANT_BANKS: u32 = 18;
@@ -253,7 +253,7 @@ pub mod warp_error {
 pub struct StateMethods {
     /// The first.
     pub first: u32,
-    /// How many.
+    /// Number of them.
     pub count: u32,
     /// Bits that the data may have.
     pub mask: u32,

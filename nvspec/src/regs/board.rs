@@ -1,4 +1,4 @@
-//! What surrounds the engines: thermal, fuses, GPIO, PCI mirror, PMU, clocks, privileged ring, counters, display as far
+//! The surroundings of the engines: thermal, fuses, GPIO, PCI mirror, PMU, clocks, privileged ring, counters, display as far
 //! as a card without outputs is asked. Sources: rnndb `pm/`, `bus/`, `io/`, `display/`; nouveau's `therm`, `fuse`,
 //! `gpio`, `i2c`, `pci`, `pmu`, `clk`, `privring`, `devinit` units.
 
@@ -235,7 +235,7 @@ regs! {
     }
 }
 
-/// What the PMU's firmware answers once it runs: size and address of its two queues in its data memory.
+/// Answer of the PMU's firmware once it runs: size and address of its two queues in its data memory.
 pub mod pmu_queue {
     /// Value of `pmu::QUEUE_INFO`: commands from the host.
     pub const COMMANDS: u32 = 0x0080_0400;

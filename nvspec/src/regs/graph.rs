@@ -260,7 +260,7 @@ pub mod fecs_command {
     pub const SAVE_CONTEXT: u32 = 2;
 }
 
-/// Where a multiprocessor reports an error: state registers of the clusters, see [`written`](sm_trap::written). Source:
+/// Registers of a multiprocessor's errors: state registers of the clusters, see [`written`](sm_trap::written). Source:
 /// nouveau's `gr` unit.
 pub mod sm_trap {
     use crate::Field;
@@ -273,7 +273,7 @@ pub mod sm_trap {
     const UNITS: u32 = 0x50_0000;
     const GPC_BYTES: u32 = 0x8000;
     const TPC_BYTES: u32 = 0x800;
-    /// Where the TPCs begin in a cluster.
+    /// Offset of the TPCs in a cluster.
     const TPC_BASE: u32 = 0x4000;
     const GPC_TRAP: u32 = 0x2c90;
     const TPC_TRAP: u32 = 0x508;

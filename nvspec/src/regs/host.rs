@@ -28,9 +28,9 @@ regs! {
         PBDMA_ENABLE @ 0x000204 Rw {}
         /// Set to 0 around a falcon's code upload.
         ELPG_GATE @ 0x000260 Rw = 0x00000001 {}
-        /// Which pending units drive the interrupt line.
+        /// Pending units that drive the interrupt line.
         INTR_MASK_0 @ 0x000640 Rw = 0xffffffff {}
-        /// Which pending units drive the interrupt line, second tree.
+        /// Pending units that drive the interrupt line, second tree.
         INTR_MASK_1 @ 0x000644 Rw = 0xffffffff {}
     }
 
@@ -71,7 +71,7 @@ regs! {
         /// Interrupt enable.
         INTR_EN @ 0x002140 Rw { 31:31 NON_STALL; 30:30 RUNLIST; 29:29 PBDMA; 28:28 MMU_FAULT; 24:24 INTR_24; 23:23 INTR_23;
             16:16 INTR_16; 8:8 SCHED_ERROR; 0:0 INTR_0; }
-        /// Which kinds of interrupt stall.
+        /// Kinds of interrupt that stall.
         INTR_STALL @ 0x002144 Rw {}
         /// Scheduler enable.
         SCHED_EN @ 0x002200 Rw { 0:0 ENABLE; }
@@ -81,7 +81,7 @@ regs! {
         ENGINE_PBDMA_MASK[6; 4] @ 0x002208 Rw {}
         /// Idle filter.
         IDLE_FILTER @ 0x002224 Rw {}
-        /// Where USERD lies in BAR1: virtual address bits 39:12.
+        /// Address of USERD in BAR1: virtual address bits 39:12.
         USERD_BASE @ 0x002254 Rw { 28:28 VALID; 27:0 ADDRESS; }
         /// Runlist address bits 39:12.
         #[doc(alias = "PLAYLIST")]

@@ -23,7 +23,7 @@ pub mod prom {
 /// Bytes of BAR0.
 pub const BAR0_BYTES: u64 = 16 << 20;
 
-/// What an access that nothing claims reads. Source: rnndb, PRIVRING's error value for Fermi hub accesses.
+/// Value that an access reads which nothing claims. Source: rnndb, PRIVRING's error value for Fermi hub accesses.
 pub const UNCLAIMED: u32 = 0xbad0_da00;
 
 /// A range of BAR0 that holds plain state registers, too many to name: (name, first offset, offset behind the last).
@@ -37,5 +37,5 @@ pub const STATE_RANGES: &[(&str, u32, u32)] = &[
     ("PGRAPH GPC units", 0x50_0000, 0x58_0000),
 ];
 
-/// What a reset of PGRAPH resets: (first offset, offset behind the last).
+/// Registers that a reset of PGRAPH resets: (first offset, offset behind the last).
 pub const PGRAPH_RANGES: [(u32, u32); 2] = [(0x40_0000, 0x42_0000), (0x50_0000, 0x58_0000)];

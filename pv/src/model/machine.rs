@@ -14,9 +14,9 @@ pub(crate) const MAX_STEPS: usize = 256;
 /// Kinds of steps; the first byte of one says which.
 pub(crate) const STEPS: u8 = 24;
 
-/// Where guest VRAM ends: not where table space can begin.
+/// End of guest VRAM: not where table space can begin.
 const VRAM: u64 = (64 << 20) - 0x1000;
-/// Where table space begins.
+/// Start of table space.
 const BASE: u64 = 64 << 20;
 const PAGE: usize = 4096;
 
@@ -52,11 +52,11 @@ pub(crate) struct Machine {
     features: u32,
     /// The next batch.
     pending: Vec<Raw>,
-    /// What is done to its bytes: where, and what is changed.
+    /// Changes of its bytes: where, and what is changed.
     pokes: Vec<(usize, u8)>,
-    /// How much of it there is, in 256ths.
+    /// Length that is left of it, in 256ths.
     cut: Option<u8>,
-    /// Where tables are, as far as is known.
+    /// Places of tables, as far as they are known.
     places: BTreeMap<Nth, u64>,
     /// Most tables that there were.
     most: usize,

@@ -33,7 +33,7 @@ impl Table {
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     pub(crate) limit: u64,
-    /// Where guest VRAM ends.
+    /// End of guest VRAM.
     pub(crate) vram: u64,
     made: Nth,
     pub(crate) live: BTreeMap<Nth, Table>,
@@ -60,7 +60,7 @@ impl Model {
         self.handles.get(&handle).map(|nth| self.live[nth].kind)
     }
 
-    /// What speaks against naming `handle` as a table of `kind`.
+    /// Returns what speaks against naming `handle` as a table of `kind`.
     fn against(&self, handle: u32, kinds: &[u32]) -> Option<Status> {
         match self.kind(handle) {
             None => Some(Status::NoObject),
@@ -145,7 +145,7 @@ impl Model {
         &mut self.live.get_mut(&table.unwrap()).unwrap().names
     }
 
-    /// What nothing reaches goes.
+    /// Removes what nothing reaches.
     fn sweep(&mut self) {
         let mut reached: BTreeSet<Nth> = self.handles.values().chain(self.bindings.values()).copied().collect();
         for nth in reached.clone() {

@@ -145,7 +145,7 @@ pub(crate) fn refusals(raw: &Raw) -> Vec<Status> {
     all
 }
 
-/// What an operation is read from.
+/// Encodes an operation.
 pub(crate) fn encode(op: &Op<'_>) -> Raw {
     let handle = |table: crate::TableId| table.0.get();
     let named = |table: Option<crate::TableId>| table.map_or(0, handle);

@@ -1,4 +1,4 @@
-//! What a table holds.
+//! Contents of a table.
 
 mod saved;
 

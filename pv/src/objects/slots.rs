@@ -17,7 +17,7 @@ pub(super) struct SlotId(u32);
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) kind: Kind,
-    /// How many name it. More than all directories have entries cannot be.
+    /// Number of entries that name it. More than all directories have entries cannot be.
     names: u64,
     pub(super) contents: Contents,
 }

@@ -41,7 +41,7 @@ fn problem(bytes: &[u8]) -> Option<Malformed> {
     Batch::parse(bytes).err()
 }
 
-/// What a batch's operations are, or are answered.
+/// Statuses of a batch's operations.
 fn statuses(bytes: &[u8], features: u32) -> Vec<Status> {
     let ops = Batch::parse(bytes).unwrap().ops(features).collect::<Vec<_>>();
     ops.into_iter().map(|op| op.err().unwrap_or(Status::Done)).collect()
@@ -88,7 +88,7 @@ fn fields_are_where_the_interface_has_them() {
     }
 }
 
-/// What a batch may be after any of its bytes was changed in any way, or any part of its end cut off.
+/// Checks a batch after each of its bytes was changed in any way, and any part of its end cut off.
 #[test]
 fn each_change_of_a_byte_is_seen_as_the_specification_sees_it() {
     let whole = wire::batch(&each());

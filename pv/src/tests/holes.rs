@@ -1,4 +1,4 @@
-//! What GPUvm's paravirtual interface let a guest do, one test each. The numbers are those of our reading of its code.
+//! Holes of GPUvm's paravirtual interface, one test each. The numbers are those of our reading of its code.
 
 use super::*;
 use crate::abi::{BatchHeader, Entries, MAX_BATCH_OPS, OpHeader, op};

@@ -24,17 +24,17 @@ use std::collections::BTreeMap;
 struct Wait {
     until: Nanos,
     next: VgpuId,
-    /// Who submitted meanwhile.
+    /// The vGPU that submitted meanwhile.
     came: Option<VgpuId>,
 }
 
-/// What ended last, until something starts.
+/// The last that ended, until something starts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Last {
     vgpu: VgpuId,
     /// Time for which the engine may still wait at no charge, in ns.
     free: u64,
-    /// What is next is not chosen yet.
+    /// Set while the next one is not chosen yet.
     undecided: bool,
 }
 

@@ -27,7 +27,7 @@ enum Phase {
     /// Nothing starts before the card has drained: first what ran free, later what was measured last, so that a long
     /// submission takes nothing from the interval behind it.
     Drain {
-        /// What comes then.
+        /// Kind of phase that comes then.
         engage: bool,
     },
     /// One at a time.
@@ -59,7 +59,7 @@ pub(crate) struct Disengaged {
     uses: BTreeMap<VgpuId, Use>,
     lags: Lags,
     turns: u64,
-    /// When those that are throttled may run, for want of others.
+    /// Time at which those that are throttled may run, for want of others.
     unthrottle: Option<Nanos>,
 }
 

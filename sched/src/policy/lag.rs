@@ -1,4 +1,4 @@
-//! Who has had more than its share, over any time.
+//! Lag: use of each vGPU beyond its share, over any time.
 //!
 //! Each use of the engine by one is an entitlement of all that compete for it then, by their shares. What a vGPU has had
 //! less what it was entitled to is its lag; those that compete do not change the sum of all lags. So a long
@@ -13,7 +13,7 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What a lag is held within, in ns: a submission may run that long by default.
+/// Bound of a lag, in ns: a submission may run that long by default.
 const MOST: i64 = 10_000 * MS as i64;
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]

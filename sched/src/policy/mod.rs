@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
-/// What may start beside what is in flight.
+/// Room for a start beside what is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
     /// Anything: nothing is in flight.
@@ -35,7 +35,7 @@ pub(crate) enum Room {
     Full,
 }
 
-/// What a policy sees of its lane.
+/// A lane as a policy sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a> {
     pub(crate) now: Nanos,
@@ -67,12 +67,12 @@ impl<'a> View<'a> {
     }
 }
 
-/// What a policy thinks of a vGPU, in ns.
+/// Standing of a vGPU with a policy, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// Budget that is left; below zero when it is overdrawn. 0 with policies that have none.
     pub credit: i64,
-    /// What it has had beyond its share; below zero when it has had less. 0 with policies that do not measure it.
+    /// Use beyond its share; below zero when it has had less. 0 with policies that do not measure it.
     pub beyond: i64,
 }
 

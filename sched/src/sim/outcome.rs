@@ -1,9 +1,9 @@
-//! Who had what, and when.
+//! Use of the engines by vGPU and time.
 
 use super::uses::{ShareError, Uses};
 use crate::{Engine, Histogram, Scheduler};
 
-/// What a run came to.
+/// Outcome of a run.
 #[derive(Debug)]
 pub struct Outcome {
     /// The scheduler at the end, with its accounts.

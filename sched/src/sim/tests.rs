@@ -1,4 +1,4 @@
-//! What the policies make of workloads, and that the simulator itself can be trusted.
+//! Tests of policies with workloads, and of the simulator itself.
 
 use super::{Change, Guest, Length, Outcome, Pulse, Scenario, Step, Stream, jain, run, run_with};
 use crate::trace::{Recorder, Trace, TraceError};
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// What a guest takes from an end to the next doorbell.
+/// Time that a guest takes from an end to the next doorbell.
 const THINK: Length = Length::Uniform(20_000, 60_000);
 /// One kernel of the papers' `madd`, and one of their `long-madd`.
 const MADD: u64 = MS / 2;

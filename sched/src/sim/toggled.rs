@@ -33,9 +33,9 @@ struct World {
     now: Nanos,
     next: u64,
     held: BTreeMap<Ticket, (VgpuId, Stage)>,
-    /// What the engine may fetch, in order.
+    /// Submissions that the engine may fetch, in order.
     fetched: VecDeque<Ticket>,
-    /// What it works on, and the end of that.
+    /// Submission that it works on, and the end of that.
     works: Option<(Ticket, Nanos)>,
     enabled: bool,
 }

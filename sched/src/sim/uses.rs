@@ -1,8 +1,8 @@
-//! Who used an engine when, in intervals of one length: of a simulated run, or of a real one by its accounts.
+//! Use of an engine in intervals of one length: of a simulated run, or of a real one by its accounts.
 
 use crate::Engine;
 
-/// How far shares in windows were from what they should have been, in parts of 1.
+/// Distance of shares in windows from what they should have been, in parts of 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ShareError {
     /// Mean over all windows, of the vGPU for which that is largest.

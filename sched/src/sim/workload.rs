@@ -4,7 +4,7 @@ use super::Random;
 use crate::{Config, Engine, Nanos, VgpuId, VgpuParams};
 use serde::{Deserialize, Serialize};
 
-/// How long something takes, in ns.
+/// Duration of something, in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Length {
@@ -33,7 +33,7 @@ impl Length {
 /// One submission of a stream's round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// Where it runs.
+    /// Engine that it runs on.
     pub engine: Engine,
     /// For how long.
     pub length: Length,
@@ -48,7 +48,7 @@ pub struct Pulse {
     pub off: u64,
 }
 
-/// What one channel of a guest does: rounds of steps. The guest waits for the end of each step before it submits the next,
+/// Activity of one channel of a guest: rounds of steps. The guest waits for the end of each step before it submits the next,
 /// and thinks after each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stream {
@@ -58,9 +58,9 @@ pub struct Stream {
     pub think: Length,
     /// Rounds that are under way at the same time.
     pub depth: u32,
-    /// When it begins.
+    /// Time at which it begins.
     pub from: Nanos,
-    /// When it submits no more.
+    /// Time after which it submits no more.
     pub until: Option<Nanos>,
     /// Works only now and then.
     pub pulse: Option<Pulse>,
@@ -91,13 +91,13 @@ impl Stream {
 /// A VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Guest {
-    /// What its vGPU may have.
+    /// Parameters of its vGPU.
     pub params: VgpuParams,
-    /// What its channels do.
+    /// Activity of its channels.
     pub streams: Vec<Stream>,
     /// It forges its ends: they claim to be this much earlier, in ns.
     pub lie: u64,
-    /// When its VMM dies.
+    /// Time at which its VMM dies.
     pub gone: Option<Nanos>,
 }
 
@@ -116,14 +116,14 @@ impl Guest {
     }
 }
 
-/// How long the card and the host take.
+/// Delays of the card and the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
     /// From a decision to the card's having the work.
     pub submit: Length,
     /// From an end on the card to the scheduler's and the guest's seeing it.
     pub interrupt: Length,
-    /// How much longer a copy takes that begins while the compute engine works, in permille.
+    /// Time by which a copy takes longer that begins while the compute engine works, in permille.
     pub copy_slowdown_permille: u32,
 }
 
@@ -152,13 +152,13 @@ pub enum Change {
 pub struct Scenario {
     /// VMs; their vGPUs are numbered from 0.
     pub guests: Vec<Guest>,
-    /// How long it lasts, in ns.
+    /// Its length, in ns.
     pub length: u64,
     /// The card.
     pub card: Card,
     /// The scheduler's settings.
     pub config: Config,
-    /// What the operator does, and when.
+    /// Changes by the operator, and their times.
     pub changes: Vec<(Nanos, Change)>,
 }
 

@@ -11,7 +11,7 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 /// Length of the intervals in which use is kept, in ns.
 const INTERVAL: u64 = 10_000_000;
 
-/// What happens at a time.
+/// Event at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
     /// The operator does the change of that index.
@@ -61,7 +61,7 @@ struct World<'a> {
     order: u64,
     tickets: u64,
     submissions: HashMap<Ticket, Submission>,
-    /// What each engine has, the first of which it works on.
+    /// Submissions of each engine, the first of which it works on.
     engines: [VecDeque<Ticket>; Engine::COUNT],
     wakeup: (u64, Option<Nanos>),
     dead: Vec<bool>,
@@ -70,7 +70,7 @@ struct World<'a> {
     outcome: Tally,
 }
 
-/// What is counted on the way.
+/// Counts on the way.
 struct Tally {
     waits: Vec<Histogram>,
     rounds: Vec<u64>,
@@ -270,7 +270,7 @@ impl World<'_> {
         self.work(engine);
     }
 
-    /// What a submission has used so far is its VM's.
+    /// Counts what a submission has used so far as its VM's.
     fn count(&mut self, ticket: Ticket) {
         let Some((submission, began)) = self.submissions.get(&ticket).and_then(|s| Some((s, s.began?))) else { return };
         let engine = submission.engine;

@@ -35,7 +35,7 @@ struct Published {
     /// Use in this period by those that filled in.
     filled_in: i128,
     period: i128,
-    /// When a short wait ends, and what was chosen before it.
+    /// End of a short wait, and what was chosen before it.
     waiting: Option<(u64, u32)>,
     /// Since when the device could have run something.
     idle_since: Option<u64>,

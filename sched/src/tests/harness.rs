@@ -4,7 +4,7 @@
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, Scheduler, Ticket, VgpuId, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
 
-/// What has become of a ticket.
+/// Fate of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Queued,
@@ -22,7 +22,7 @@ pub(super) struct Work {
     pub(super) length: u64,
 }
 
-/// What an engine has, with when it was given that, and when it ended what it had before.
+/// Work of an engine, with the time when it was given that, and the time when it ended what it had before.
 #[derive(Clone, Debug, Default)]
 struct Unit {
     work: VecDeque<(u64, Work)>,
@@ -42,7 +42,7 @@ pub(super) struct Harness {
     pub(super) fates: BTreeMap<Ticket, (Fate, Work)>,
     pub(super) busy: [u64; Engine::COUNT],
     units: [Unit; Engine::COUNT],
-    /// What waits for something else than its engine.
+    /// Work that waits for something else than its engine.
     pub(super) aside: Vec<Work>,
     tickets: u64,
     /// From an end to its being seen, in ns.

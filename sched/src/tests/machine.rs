@@ -1,4 +1,4 @@
-//! What each event does.
+//! Effects of each event.
 
 use super::harness::Harness;
 use crate::{

@@ -16,7 +16,7 @@ use std::io::{self, BufRead, Write};
 /// Number of the format.
 const FORMAT: u32 = 3;
 
-/// What a first line is checked for before the rest of it is looked at.
+/// Format that a first line is checked for before the rest of it is looked at.
 #[derive(Debug, Deserialize)]
 struct Format {
     sched_trace: u32,
@@ -40,11 +40,11 @@ struct Start {
 /// One event of a record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// When.
+    /// Time of the event.
     pub at: Nanos,
-    /// What.
+    /// The event.
     pub event: Event,
-    /// What the scheduler decided.
+    /// Decisions of the scheduler.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub decisions: Vec<Decision>,
 }
@@ -97,9 +97,9 @@ pub enum TraceError {
     /// A line is not what it should be.
     #[error("line {line} of the record is not of a scheduler's")]
     Line {
-        /// Which, from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Error of the parser.
         source: serde_json::Error,
     },
     /// It is of another version.
@@ -108,7 +108,7 @@ pub enum TraceError {
     /// It is empty.
     #[error("the record has no first line")]
     Empty,
-    /// What it begins with cannot be a scheduler.
+    /// The state that it begins with cannot be a scheduler.
     #[error("the record begins with what cannot be a scheduler")]
     State,
 }
@@ -118,15 +118,15 @@ pub enum TraceError {
 pub struct Trace {
     /// The scheduler at its start, with accounts of nothing.
     pub scheduler: Scheduler,
-    /// When it starts.
+    /// Time at which it starts.
     pub at: Nanos,
-    /// What operators call the vGPUs that were there then.
+    /// Operators' names of the vGPUs that were there then.
     pub names: BTreeMap<VgpuId, String>,
     /// All events, in order.
     pub entries: Vec<Entry>,
 }
 
-/// What a record came to when it was replayed.
+/// Outcome of replaying a record.
 #[derive(Debug)]
 pub struct Replay {
     /// The scheduler behind the last event.

@@ -1,4 +1,4 @@
-//! What would have come of a record's submissions with other settings.
+//! The outcome of a record's submissions with other settings.
 //!
 //! The submissions arrive when they did and last as long as they did; when each starts is decided anew. So what guests would
 //! have done in answer, to submit sooner or later, is not in it: [`crate::sim`] has guests that answer.
@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 struct Work {
     engine: Engine,
     started: Option<Nanos>,
-    /// How long the engine worked on it, in ns; `None` of what did not end, which is left out.
+    /// Time that the engine worked on it, in ns; `None` of what did not end, which is left out.
     length: Option<u64>,
 }
 
@@ -21,7 +21,7 @@ struct Work {
 #[derive(Debug, Default)]
 struct Busy {
     queue: VecDeque<Ticket>,
-    /// When the first is done.
+    /// Time at which the first is done.
     until: Option<Nanos>,
 }
 

@@ -1,4 +1,4 @@
-//! What surrounds the engines: capabilities, the PCI mirror, the privileged ring. The rest of the board (GPIO, thermal,
+//! The surroundings of the engines: capabilities, the PCI mirror, the privileged ring. The rest of the board (GPIO, thermal,
 //! fuses, clocks, counters, display) only stores.
 
 use super::Effect;

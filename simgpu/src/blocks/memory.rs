@@ -108,7 +108,7 @@ pub(crate) fn read_ltc(reg: ltc::Reg, offset: u32, cx: &Cx) -> u32 {
     }
 }
 
-/// What the memory controllers say after reset: one partition holds all memory. Without POST they are off, and the register
+/// Sets the memory controllers as after reset: one partition holds all memory. Without POST they are off, and the register
 /// that VBIOS scripts end with says so.
 pub(crate) fn reset(cx: &mut Cx) {
     let mib = (cx.memory.vram.size() >> 20) as u32;

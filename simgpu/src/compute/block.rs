@@ -18,7 +18,7 @@ use sm20::BarrierOp;
 /// Instructions that a warp executes before another one has its turn.
 const TURN: u32 = 256;
 
-/// How a slice of a block's execution ended.
+/// End of a slice of a block's execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slice {
     /// There is more to do.
@@ -52,7 +52,7 @@ pub(crate) struct Caches {
 #[derive(Debug)]
 pub(crate) struct Block {
     warps: Vec<Warp>,
-    /// How each warp came to the barrier that it waits at.
+    /// For each warp, the way in which it came to the barrier that it waits at.
     arrivals: Vec<Option<Arrival>>,
     shared: SharedMemory,
     barriers: [Barrier; limit::BARRIERS as usize],
@@ -61,7 +61,7 @@ pub(crate) struct Block {
     slot: u32,
     /// Warps of this block; `warps` may have more.
     count: usize,
-    /// Whose turn it is, and for how many instructions more.
+    /// The warp whose turn it is, and for how many instructions more.
     turn: usize,
     left: u32,
     clock: u64,

@@ -23,7 +23,7 @@ const SLICE: u32 = 2048;
 /// Memory accesses of shaders.
 pub(crate) const ACCESS: Access = Access { privileged: false, client: Client::Gpc };
 
-/// What became of a grid.
+/// Outcome of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) counts: Counts,
@@ -215,7 +215,7 @@ impl Drop for Working<'_> {
     }
 }
 
-/// What executes blocks: one for each thread, kept from grid to grid.
+/// Executor of blocks: one for each thread, kept from grid to grid.
 #[derive(Debug)]
 pub(crate) struct Worker {
     block: Block,

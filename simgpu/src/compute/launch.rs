@@ -4,12 +4,12 @@ use crate::mmu::MmuFault;
 use nvspec::addr::GpuVa;
 use nvspec::class::compute90c0::{limit, warp_error};
 
-/// What ended a grid before its end.
+/// Reason why a grid ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// An access to memory.
     Fault(MmuFault),
-    /// What a warp did: a number of [`warp_error`].
+    /// Error of a warp: a number of [`warp_error`].
     Warp(u32),
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Launch {
     pub(crate) local_low: u32,
     pub(crate) local_high: u32,
     pub(crate) local_window: u64,
-    /// Where local memory lies, and how much there is.
+    /// Address of local memory, and how much there is.
     pub(crate) local_base: GpuVa,
     pub(crate) local_bytes: u64,
     /// Most entries of a warp's stack.
@@ -79,7 +79,7 @@ pub(crate) struct Launch {
     pub(crate) banks: Banks,
     /// `None` when addresses are as they are.
     pub(crate) global_map: Option<GlobalMap>,
-    /// What SR_CTAPARAM and SR_GRIDPARAM read.
+    /// Value that SR_CTAPARAM and SR_GRIDPARAM read.
     pub(crate) cta_param: u32,
     pub(crate) grid_param: u32,
     /// Multiprocessors of the card.

@@ -1,4 +1,4 @@
-//! What a warp's memory accesses touch: global, local and shared memory, 32 addresses at a time.
+//! Memory accesses of a warp: global, local and shared memory, 32 addresses at a time.
 
 use super::launch::{Failure, GlobalMap, Launch};
 use super::warp::{ALL, LANES, Lanes, Pairs, lanes_of};
@@ -9,7 +9,7 @@ use nvspec::class::compute90c0::{LOCAL_ADDRESS_BITS, WINDOW_BYTES, warp_error};
 /// Bytes that the memory partitions move at once: what the time model counts.
 pub(crate) const TRANSACTION_BYTES: u64 = card::AccessCounts::BURST_BYTES;
 
-/// What a grid or a part of one has done; adds up to the same whatever the order.
+/// Counts of a grid or a part of one; they add up to the same whatever the order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Instructions of warps.
@@ -20,7 +20,7 @@ pub(crate) struct Counts {
     pub(crate) transactions: u64,
     /// Bytes of those of system memory.
     pub(crate) bus_bytes: u64,
-    /// Where something was stored last.
+    /// Address of the last store.
     pub(crate) written: Option<GpuVa>,
 }
 
@@ -34,7 +34,7 @@ impl Counts {
     }
 }
 
-/// Where a generic address leads.
+/// Target of a generic address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Global(GpuVa),

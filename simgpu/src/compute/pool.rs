@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 /// Most threads of a card.
 const WORKERS_MAX: usize = 64;
 
-/// What is called when a grid that runs on threads of its own has ended.
+/// Called when a grid that runs on threads of its own has ended.
 #[derive(Clone)]
 pub(crate) struct Wake(pub(crate) Arc<dyn Fn() + Send + Sync>);
 
@@ -22,7 +22,7 @@ impl std::fmt::Debug for Wake {
     }
 }
 
-/// What threads and their owner share.
+/// State that threads and their owner share.
 #[derive(Debug, Default)]
 struct Queue {
     task: Mutex<Task>,
@@ -52,7 +52,7 @@ pub(crate) struct Pool {
     grid: Option<Arc<Grid>>,
 }
 
-/// How far a grid is.
+/// Progress of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Advance {
     /// Call again.

@@ -1,4 +1,4 @@
-//! What kernels leave in multiprocessors: registers and shared memory keep their contents until something is written there,
+//! Residue of kernels in multiprocessors: registers and shared memory keep their contents until something is written there,
 //! whoever runs next.
 //!
 //! Blocks go to multiprocessors in turn, by their number. A block of so many warps has the first rows of its

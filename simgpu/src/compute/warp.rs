@@ -55,7 +55,7 @@ impl Flags {
     }
 }
 
-/// What a warp waits for.
+/// Reason for which a warp waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
     /// Nothing.

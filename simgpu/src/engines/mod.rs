@@ -17,7 +17,7 @@ use crate::memory::Memory;
 use crate::mmu::{Access, AddressSpace, Mmu, MmuFault, Session};
 use nvspec::addr::GpuVa;
 
-/// What an engine works with during one call.
+/// Context of an engine during one call.
 #[derive(Debug)]
 pub struct EngineCx<'a> {
     /// The card's memory bus.
@@ -28,7 +28,7 @@ pub struct EngineCx<'a> {
     pub space: &'a AddressSpace,
     /// The card's clock, in ns.
     pub now_ns: u64,
-    /// What the engine did, for the time model; added to.
+    /// Work of the engine, for the time model; added to.
     pub work: &'a mut Work,
 }
 
@@ -40,7 +40,7 @@ impl<'a> EngineCx<'a> {
     }
 }
 
-/// What an engine did.
+/// Work that an engine did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// Bytes written by copies.
@@ -87,7 +87,7 @@ pub enum EngineError {
     Warp(u32),
 }
 
-/// How far a piece of work came.
+/// Progress of a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// There is more to do.
@@ -142,7 +142,7 @@ impl ContextState {
     }
 }
 
-/// Whose state it is.
+/// State of an engine, by kind of engine.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum State {
     /// A new channel's, of any engine.

@@ -4,7 +4,7 @@ use crate::mmu::{MmuFault, Session};
 use nvspec::addr::GpuVa;
 use nvspec::fifo::host_method::semaphore_d;
 
-/// What a release writes.
+/// Form of what a release writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// The payload: 4 bytes.
@@ -28,7 +28,7 @@ pub fn release(session: &mut Session<'_>, va: GpuVa, payload: u32, form: Form, n
     session.write32(va, payload)
 }
 
-/// How an acquire compares.
+/// Comparison of an acquire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acquire {
     /// Memory equals the payload.

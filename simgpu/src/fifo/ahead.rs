@@ -1,4 +1,4 @@
-//! What the host interface does while an engine works for its channel.
+//! The host interface while an engine works for its channel.
 //!
 //! A PBDMA does not wait for the engine that it feeds: it fetches on, and executes what concerns the host alone, up to the
 //! first method that the engine must take. So a channel may wait for a semaphore while its engine works, and
@@ -15,7 +15,7 @@ use nvspec::fifo::host_method as host;
 /// Most words that one step takes.
 const WORDS_PER_STEP: u32 = 64;
 
-/// Whether the host executes a method without waiting for the engine.
+/// Reports a method that the host executes without waiting for the engine.
 fn runs_ahead(method: Method) -> bool {
     use host::semaphore_d as d;
     match method.address {

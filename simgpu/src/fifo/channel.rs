@@ -12,7 +12,7 @@ use nvspec::regs::pfifo::{CHANNEL, CHANNEL_STATE};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Whether a channel may run, apart from what the driver says.
+/// Ability of a channel to run, apart from what the driver says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Health {
     /// Nothing happened to it.
@@ -34,7 +34,7 @@ pub(crate) struct Channel {
     pub(crate) has_work: bool,
     /// Its next method could not be executed; it is tried again then.
     pub(crate) retry_at: Option<CardNs>,
-    /// How long the next retry waits.
+    /// Time that the next retry waits.
     pub(crate) retry_ns: u64,
     /// The PBDMA that it runs in; any, before it used an engine.
     pub(crate) home: Option<usize>,

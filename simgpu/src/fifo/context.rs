@@ -1,4 +1,4 @@
-//! What a PBDMA knows of the channel that it serves, and how it is kept in the channel's instance block (RAMFC).
+//! A PBDMA's knowledge of the channel that it serves, and how it is kept in the channel's instance block (RAMFC).
 
 use super::decoder::Decoder;
 use crate::memory::{BusAddr, BusError, Memory};

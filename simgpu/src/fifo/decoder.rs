@@ -17,7 +17,7 @@ mod subdevice {
     pub(super) const STORED: Field = Field::new(27, 16);
 }
 
-/// How the data of a header goes to methods.
+/// Distribution of a header's data to methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     Increasing,
@@ -34,7 +34,7 @@ pub(crate) struct Method {
     pub(crate) data: u32,
 }
 
-/// What a word meant.
+/// Meaning of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A header, or data for another subdevice.
@@ -47,7 +47,7 @@ pub(crate) enum Event {
     BadHeader,
 }
 
-/// Where in a header's data the stream is. Survives the end of a segment.
+/// Position of the stream in a header's data. Survives the end of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decoder {
     run: Run,

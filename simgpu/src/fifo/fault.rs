@@ -1,4 +1,4 @@
-//! How errors of channels are reported.
+//! Reports of channels' errors.
 
 use super::Fifo;
 use super::channel::Health;
@@ -12,7 +12,7 @@ use nvspec::addr::Target;
 use nvspec::mmu::fault::gpc_client;
 use nvspec::regs::pfifo;
 
-/// What made an access that faulted.
+/// Unit that made an access that faulted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Client {
     /// Number of [`nvspec::mmu::fault::hub_client`].

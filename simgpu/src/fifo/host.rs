@@ -14,7 +14,7 @@ use nvspec::addr::GpuVa;
 use nvspec::fifo::{engine, host_method as host};
 use nvspec::regs::pbdma::INTR_0;
 
-/// What [`host::MEM_OP_B`] does. Source: NVIDIA's class header of 0x906f.
+/// Operations of [`host::MEM_OP_B`]. Source: NVIDIA's class header of 0x906f.
 mod mem_op {
     use super::Field;
     pub(super) const OPERATION: Field = Field::new(31, 27);

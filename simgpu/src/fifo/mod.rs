@@ -38,7 +38,7 @@ use pbdma::Pbdma;
 use serde::{Deserialize, Serialize};
 use slot::{Condition, Slot};
 
-/// What a step came to.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// Something was done; there may be more.

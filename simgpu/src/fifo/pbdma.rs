@@ -21,13 +21,13 @@ use serde::{Deserialize, Serialize};
 
 /// Most words that one step takes.
 const WORDS_PER_STEP: u32 = 512;
-/// How long a channel keeps a PBDMA while others wait for it. The time slices of RAMFC are not looked at.
+/// Time for which a channel keeps a PBDMA while others wait for it. The time slices of RAMFC are not looked at.
 const TIME_SLICE_NS: u64 = 2_000_000;
 /// First and longest wait before a failed acquire is tried again.
 pub(super) const RETRY_NS: (u64, u64) = (10_000, 500_000);
 /// The retry time of a channel that waits for an event, not for time.
 pub(super) const NEVER: CardNs = CardNs::MAX;
-/// How often a USERD page in host memory is looked at.
+/// Interval between looks at a USERD page in host memory.
 const POLL_NS: u64 = 500_000;
 
 /// Largest time in a saved card, in ns: sums with any cost stay within 64 bits.
@@ -48,21 +48,21 @@ pub(crate) struct Pbdma {
     idle: bool,
     /// An interrupt is pending that stops the unit; what it was raised for.
     trap: Option<Trap>,
-    /// Where the push buffer stands whose next method waits for the engine, when that has been looked at.
+    /// Position in the push buffer whose next method waits for the engine, when that has been looked at.
     pub(super) waits_at: Option<u64>,
 }
 
-/// What stopped a PBDMA.
+/// Reason why a PBDMA stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Trap {
     /// Bits of INTR_0.
     bits: u32,
     channel: u8,
-    /// What METHOD_0 said, when a method is to be replaced by the driver.
+    /// Contents of METHOD_0, when a method is to be replaced by the driver.
     method: Option<u32>,
 }
 
-/// What came of a method.
+/// Result of a method.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outcome {
     /// Executed.
@@ -88,7 +88,7 @@ impl Pbdma {
         Self { context: None, time: 0, slice_end: 0, holds: false, last: None, idle: true, trap: None, waits_at: None }
     }
 
-    /// Whether an interrupt stops the unit.
+    /// Reports an interrupt that stops the unit.
     pub(super) fn trapped(&self) -> bool {
         self.trap.is_some()
     }

@@ -10,7 +10,7 @@ use nvspec::fifo::sched_error::CTXSW_TIMEOUT;
 use nvspec::fifo::{CHANNELS, RunlistEntry};
 use nvspec::regs::pfifo;
 
-/// How long an engine may keep a channel that is to leave.
+/// Time for which an engine may keep a channel that is to leave.
 const CTXSW_TIMEOUT_NS: u64 = 1_000_000_000;
 
 /// Code of the scheduler error for a runlist that names no channel.

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 /// Bytes of work that are done without letting others at the card.
 const PIECE_BYTES: u64 = 256 << 10;
 
-/// Whether the engine can work.
+/// Ability of the engine to work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Condition {
     /// Its firmware does not run.
@@ -70,7 +70,7 @@ pub(crate) enum Switch {
     Reported,
 }
 
-/// What an engine call cost.
+/// Cost of an engine call.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
     /// Nanoseconds by the time model and by injected delays.
@@ -400,7 +400,7 @@ pub(crate) fn by_number(number: u32) -> Option<EngineId> {
 /// Bytes of a copy engine's context that are used.
 const COPY_CONTEXT_BYTES: u64 = 0x100;
 
-/// Where the method state stands in a context image. What the driver keeps at the front stays in front.
+/// Offset of the method state in a context image. What the driver keeps at the front stays in front.
 const STATE_OFFSET: u64 = 0x10;
 /// Says that method state follows: its number of words stands in the low half.
 const STATE_MAGIC: u32 = 0x5347_0000;

@@ -1,4 +1,4 @@
-//! What the card's memory bus reaches: its own VRAM, and the host memory that was mapped for it.
+//! The card's memory bus and what it reaches: its own VRAM, and the host memory that was mapped for it.
 //!
 //! Parts: [`Vram`], one sparse mapping; [`Sysmem`], the table of I/O virtual addresses; [`Memory`], both behind one
 //! address type; [`View`], the same with the table held, for many accesses in a row; `posted`, writes that are under way;

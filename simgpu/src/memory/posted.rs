@@ -22,7 +22,7 @@ pub(super) const PIECE: usize = 4096;
 /// Ways to host memory: by the hub (copy engines, PFIFO, apertures), and from shaders.
 pub(super) const WAYS: usize = 2;
 
-/// What is under way.
+/// Writes that are under way.
 #[derive(Debug, Default)]
 pub(super) struct Posted {
     held: AtomicBool,

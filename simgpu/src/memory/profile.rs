@@ -1,4 +1,4 @@
-//! How often the card's engines touched which block of memory, for who decides what may leave the card.
+//! Accesses of the card's engines by block of memory, for who decides what may leave the card.
 //!
 //! Counters take 64 KiB for each GiB of which an engine has touched a byte, and are kept: 64 MiB when all of the 2^40
 //! bytes of I/O addresses were touched. Any thread may count and read, without locks.
@@ -49,7 +49,7 @@ impl Counters {
     }
 }
 
-/// How often engines touched VRAM and host memory.
+/// Accesses of engines to VRAM and host memory.
 #[derive(Debug)]
 pub(super) struct Profile {
     /// Blocks of VRAM.

@@ -55,7 +55,7 @@ pub enum VramError {
     Map {
         /// Bytes wanted.
         size: u64,
-        /// What the host said.
+        /// Error of the host.
         #[source]
         source: vm_memory::mmap::MmapRegionError,
     },

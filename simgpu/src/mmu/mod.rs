@@ -40,11 +40,11 @@ pub struct MmuFault {
     pub reason: u32,
     /// First byte that could not be accessed.
     pub va: GpuVa,
-    /// Whether it was a write.
+    /// Set for a write.
     pub write: bool,
 }
 
-/// Which of the card's TLBs an access goes through.
+/// TLB of the card that an access goes through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
     /// Behind the hub: host, copy engines, M2MF, apertures, context switching.
@@ -53,7 +53,7 @@ pub enum Client {
     Gpc,
 }
 
-/// What an access may do and how it travels.
+/// Permissions that an access needs, and its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// It may use privileged pages.
@@ -72,7 +72,7 @@ impl Access {
 /// An address space: a page directory and a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddressSpace {
-    /// Where the page directory lies.
+    /// Address of the page directory.
     pub directory: BusAddr,
     /// Last address that is valid.
     pub limit: GpuVa,
@@ -100,7 +100,7 @@ impl AddressSpace {
     }
 }
 
-/// Where a virtual address leads.
+/// Result of translating a virtual address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translation {
     /// The byte on the bus.
@@ -111,7 +111,7 @@ pub struct Translation {
     pub kind: u8,
 }
 
-/// What a flush drops.
+/// Entries that a flush drops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flush {
     /// Only translations of this directory; all directories without.

@@ -17,7 +17,7 @@ use parking_lot::RwLockReadGuard;
 pub struct CopyFault {
     /// Bytes that were copied before.
     pub copied: u64,
-    /// What happened then.
+    /// Fault of that access.
     pub fault: MmuFault,
 }
 

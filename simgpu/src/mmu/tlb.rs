@@ -15,10 +15,10 @@ const SMALL_LINES: usize = 128;
 /// Large pages that a set holds.
 const LARGE_LINES: usize = 16;
 
-/// Which page of which directory.
+/// Page, and the directory that it is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlbKey {
-    /// Where the page directory lies.
+    /// Address of the page directory.
     pub directory: BusAddr,
     /// The address within the page.
     pub va: GpuVa,
@@ -29,7 +29,7 @@ pub struct TlbKey {
 pub struct TlbEntry {
     /// The page table entry.
     pub pte: Pte,
-    /// Whether it is of a large page.
+    /// Set for a large page.
     pub large: bool,
 }
 

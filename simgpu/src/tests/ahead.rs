@@ -1,4 +1,4 @@
-//! What the host interface does while an engine works.
+//! The host interface while an engine works.
 
 use super::driver::{CE0, Driver, PAGE, acquire, ce_copy, object, release, small, words};
 use crate::{EngineId, Fault, FaultKind};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use vm_memory::MmapRegion;
 
 pub const PAGE: u64 = 0x1000;
-/// Where the doorbells lie in BAR1.
+/// Address of the doorbells in BAR1.
 pub const USERD_VA: u64 = 0;
 const BAR1_PAGES: u64 = 1024;
 /// Virtual address of a channel's ring, push buffer, context image.

@@ -1,4 +1,4 @@
-//! What goes wrong, and how the driver gets going again.
+//! Errors, and how the driver gets going again.
 
 use super::driver::{
     CE0, CE1, Driver, IMAGE_VA, M2MF, PAGE, ce_copy, m2mf_copy, methods, object, release, small, words,

@@ -11,7 +11,7 @@ use nvspec::regs::{fecs, pfifo, pgraph, sm_trap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What the card says.
+/// Error that the card reports.
 #[derive(Clone, Copy, Debug)]
 enum Error {
     Warp(u32),
@@ -24,7 +24,7 @@ enum Error {
     Illegal(u32),
 }
 
-/// Where nothing is mapped, and a page that cannot be written.
+/// Address where nothing is mapped, and a page that cannot be written.
 const NOWHERE: u64 = 0x555_5000;
 const READ_ONLY: u64 = 0x440_0000;
 
@@ -51,7 +51,7 @@ impl Pair {
         Self { driver, bad, good, data, stamp }
     }
 
-    /// What the bad channel sends: a set-up, these methods, a launch.
+    /// Sends what the bad channel sends: a set-up, these methods, a launch.
     fn err(&mut self, more: &[Vec<u32>]) {
         let limits = [
             methods(1, class::SHARED_SIZE, &[64]),

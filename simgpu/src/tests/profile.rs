@@ -1,4 +1,4 @@
-//! Which part of memory engines and kernels touch, and how often.
+//! Parts of memory that engines and kernels touch, and how often.
 
 use super::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, release, small, words};
 use super::kernels::{ADD, BANK, DATA, launch, prepare, query, set_up};

@@ -155,7 +155,7 @@ fn injected_delay_comes_on_top_even_without_a_model() {
     assert_eq!(driver.peek(sem), 1);
 }
 
-/// Whether a page of a buffer, by its number, is host memory.
+/// Tells pages of a buffer that are host memory, by their number.
 type Host = fn(u64) -> bool;
 
 /// Maps `pages` pages at `va` of the channel, in host memory at that I/O virtual address those that `host` says.

@@ -2,7 +2,7 @@
 
 use super::AsmError;
 
-/// What went wrong, and at which column.
+/// Error, and its column.
 #[derive(Debug)]
 pub(super) struct Failure {
     column: u32,

@@ -6,7 +6,7 @@ use super::symbols::{Symbols, usable};
 use super::{AsmError, Kernel, MAX_BYTES, MAX_ERRORS, directive};
 use crate::ir::Form;
 
-/// What a statement becomes.
+/// Code of a statement.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
     Instruction {

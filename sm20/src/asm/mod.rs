@@ -18,7 +18,7 @@ use layout::{Draft, Item, Layout, Place};
 use statement::without_comments;
 use symbols::Symbols;
 
-/// What a source text assembles to.
+/// Result of assembling a source text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
     /// In the order of the source.
@@ -68,7 +68,7 @@ pub struct AsmError {
     pub line: u32,
     /// In characters, from 1.
     pub column: u32,
-    /// What is wrong.
+    /// Text of the error.
     pub message: String,
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::cursor::Failure;
 use crate::ir::{Predicate, Register};
 
-/// What a name of `.reg` stands for.
+/// Meaning of a name of `.reg`.
 #[derive(Clone, Copy)]
 pub(super) enum Named {
     Register(Register),

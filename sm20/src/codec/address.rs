@@ -79,7 +79,7 @@ impl Field for CacheLine {
     }
 }
 
-/// Where a control instruction goes: bit 14 set means a word of a constant bank (bank at 42, byte offset at 26).
+/// Target of a control instruction: bit 14 set means a word of a constant bank (bank at 42, byte offset at 26).
 pub(super) enum Goto {
     /// 24 bits from bit 26, from the end of the instruction.
     Relative,

@@ -16,7 +16,7 @@ const RESERVED: Reason = "bits that the operand's kind leaves unused are set";
 
 /// A field of an encoding.
 pub(super) trait Field {
-    /// What it holds.
+    /// Type of its value.
     type Value;
 
     /// Its bits.
@@ -319,7 +319,7 @@ impl Field for Int {
     }
 }
 
-/// How a 20-bit immediate is widened.
+/// Rules by which a 20-bit immediate is widened.
 #[derive(Clone, Copy)]
 pub(super) enum Immediate {
     /// Sign-extended.

@@ -58,7 +58,7 @@ pub enum DecodeError {
         name: &'static str,
         /// The field, or fields that are encoded together.
         field: &'static str,
-        /// What is wrong.
+        /// Reason.
         why: &'static str,
     },
 }
@@ -79,7 +79,7 @@ pub enum EncodeError {
         name: &'static str,
         /// The field, or fields that are encoded together.
         field: &'static str,
-        /// What is wrong.
+        /// Reason.
         why: &'static str,
     },
 }

@@ -161,7 +161,7 @@ impl Field for Count {
 pub(super) struct Near {
     /// Doublings of the displacement: 2 or 3.
     pub shift: u32,
-    /// Whether the base is a pair.
+    /// Set when the base is a pair.
     pub wide: bool,
 }
 

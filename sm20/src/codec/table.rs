@@ -3,7 +3,7 @@
 use super::field::Reason;
 use crate::ir::Op;
 
-/// What the guard's bits are in an encoding.
+/// Use of the guard's bits in an encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Guarding {
     /// The guard.
@@ -22,13 +22,13 @@ pub(super) type FieldError = (&'static str, Reason);
 pub(super) struct Row {
     /// The operation's name.
     pub name: &'static str,
-    /// What the bits of `mask` are.
+    /// Value of the bits of `mask`.
     pub value: u64,
     /// The bits that tell the encoding from others.
     pub mask: u64,
     /// About the guard's bits.
     pub guarding: Guarding,
-    /// Whether bit 4 is the join flag.
+    /// Set when bit 4 is the join flag.
     pub joins: bool,
     /// The bits of the fields, and those that more than one field has (none, but for tests to see).
     pub fields: fn() -> (u64, u64),
@@ -98,7 +98,7 @@ macro_rules! group {
     };
 }
 
-/// What one reference refers to, or several, as a tuple.
+/// Type that one reference refers to, or several, as a tuple.
 macro_rules! values {
     ($field:ident) => {
         *$field

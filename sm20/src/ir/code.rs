@@ -22,7 +22,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// What an addition does with its two operands.
+    /// Treatment of an addition's two operands.
     AddMode: 2 {
         /// a + b
         #[default] Add = 0 "ADD",
@@ -64,7 +64,7 @@ codes! {
         Two = 6 "M2",
     }
 
-    /// How a set instruction combines its comparison with a predicate.
+    /// Combination of a set instruction's comparison with a predicate.
     PredicateLogic: 2 {
         /// Both.
         #[default] And = 0 "AND",
@@ -118,7 +118,7 @@ codes! {
         Rsq64H = 7 "RSQ64H",
     }
 
-    /// What an argument is prepared for.
+    /// Function that an argument is prepared for.
     RangeReduction: 1 {
         /// MUFU.SIN and MUFU.COS.
         #[default] SinCos = 0 "SINCOS",
@@ -232,7 +232,7 @@ codes! {
         F32 = 3 "F32",
     }
 
-    /// Whom a memory barrier waits for.
+    /// Threads that a memory barrier waits for.
     FenceScope: 2 {
         /// The block.
         #[default] Cta = 0 "CTA",
@@ -242,7 +242,7 @@ codes! {
         Sys = 2 "SYS",
     }
 
-    /// What a cache control instruction does.
+    /// Action of a cache control instruction.
     CacheOp: 5 {
         /// Query.
         #[default] Query1 = 0 "QRY1",
@@ -262,7 +262,7 @@ codes! {
         Reset = 7 "RS",
     }
 
-    /// Which cache CCTL means.
+    /// Cache that CCTL means.
     CacheLevel: 2 {
         /// Data.
         #[default] Data = 0 "D",
@@ -284,7 +284,7 @@ codes! {
         Eq = 2 "EQ",
     }
 
-    /// What a barrier instruction does. The first three wait; without results they are BAR.SYNC.
+    /// Action of a barrier instruction. The first three wait; without results they are BAR.SYNC.
     BarrierOp: 3 {
         /// Wait, and count the threads whose predicate holds.
         #[default] Popc = 0 "POPC",
@@ -296,7 +296,7 @@ codes! {
         Arrive = 4 "ARV",
     }
 
-    /// What BPT does.
+    /// Action of BPT.
     BreakKind: 2 {
         /// Drain.
         #[default] Drain = 0 "DRAIN",

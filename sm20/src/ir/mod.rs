@@ -29,9 +29,9 @@ pub struct Instruction {
     /// `.S`: after the operation the warp joins at the innermost SSY entry of its divergence stack, as if a branch
     /// went there. Guarded too, but by the guard alone.
     pub join: bool,
-    /// How it was, or is to be, encoded.
+    /// Form in which it was, or is to be, encoded.
     pub form: Form,
-    /// What it does.
+    /// The operation.
     pub op: Op,
 }
 

@@ -6,7 +6,7 @@ use super::*;
 
 macro_rules! ops {
     ($($(#[$meta:meta])* $variant:ident $mnemonic:literal { $($field:ident: $type:ty),* $(,)? })*) => {
-        /// What an instruction does.
+        /// Operation of an instruction.
         ///
         /// Fields that several operations have:
         /// - `dst`: the register that gets the result; `p`, `q`: predicates that get it (`q` the opposite, combined with the

@@ -128,7 +128,7 @@ pub struct Address {
     pub wide: bool,
 }
 
-/// Where a control instruction goes.
+/// Target of a control instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     /// Bytes from the end of the instruction.
@@ -204,7 +204,7 @@ impl SpecialRegister {
     pub const NCTAID_Y: Self = Self(0x2e);
     /// Grid dimension, z.
     pub const NCTAID_Z: Self = Self(0x2f);
-    /// Where generic addresses show shared memory.
+    /// Address at which generic addresses show shared memory.
     pub const SWIN_LO: Self = Self(0x30);
     /// Size of that window.
     pub const SWIN_SZ: Self = Self(0x31);
@@ -212,7 +212,7 @@ impl SpecialRegister {
     pub const SMEM_SZ: Self = Self(0x32);
     /// Number of banks of shared memory.
     pub const SMEM_BANKS: Self = Self(0x33);
-    /// Where generic addresses show local memory.
+    /// Address at which generic addresses show local memory.
     pub const LWIN_LO: Self = Self(0x34);
     /// Size of that window.
     pub const LWIN_SZ: Self = Self(0x35);

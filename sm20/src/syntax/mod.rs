@@ -1,4 +1,4 @@
-//! How instructions are written: one description of each operation's suffixes and operands, which the disassembler, the
+//! Syntax of instructions: one description of each operation's suffixes and operands, which the disassembler, the
 //! assembler and the register count go through.
 
 mod arithmetic;
@@ -8,7 +8,7 @@ mod registers;
 
 use crate::ir::*;
 
-/// What an operand holds, which decides how an immediate is written and how many registers a register stands for.
+/// Contents of an operand, which decide how an immediate is written and how many registers a register stands for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// 32-bit integer or bits.
@@ -43,7 +43,7 @@ pub(crate) enum Sign {
 /// Someone who goes through an instruction's suffixes and operands, in the order in which they are written, and reads or
 /// sets them.
 pub(crate) trait Visitor {
-    /// What can go wrong.
+    /// Error of a writer or reader.
     type Error;
 
     /// A suffix that is there if the value is true.

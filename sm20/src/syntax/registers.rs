@@ -1,4 +1,4 @@
-//! Which registers an operation uses.
+//! Registers that an operation uses.
 
 use super::{Kind, Sign, Visitor, walk};
 use crate::ir::*;

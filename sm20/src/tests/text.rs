@@ -1,4 +1,4 @@
-//! What the disassembler prints, the assembler reads.
+//! The assembler reads what the disassembler prints.
 
 use proptest::prelude::*;
 

@@ -15,7 +15,7 @@ use rig::{Machine, RemoteGuest};
 const MIB: u64 = 1 << 20;
 /// Bytes of a chunk, unless the configuration says otherwise.
 const CHUNK: u64 = 2 * MIB;
-/// Where the pages of chunks, and their copies, lie for the GPU.
+/// Address of the pages of chunks, and their copies, for the GPU.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 

@@ -13,10 +13,10 @@ use vmm_glue::client::Client;
 const EVENTS: usize = 6;
 const CARD_MIB: u64 = 512;
 const VM_MIB: &str = "64";
-/// What the card's VRAM is not part of: stacks that were used once and parts of heaps, which the daemon keeps for later. They
+/// Bounds beyond the card's VRAM: stacks that were used once and parts of heaps, which the daemon keeps for later. They
 /// depend on how many VMs there are at a time, not on how many there have been.
 const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pools: &["admin-work", "simgpu-sm"] };
-/// How long the daemon may take to notice that a VM has gone.
+/// Time that the daemon may take to notice that a VM has gone.
 const NOTICE: Duration = Duration::from_secs(60);
 
 /// One place for a VM, taken by one after the other.
@@ -116,7 +116,7 @@ impl Host {
         })
     }
 
-    /// What the daemon holds: by its own account, and by the kernel's. That first: a connection is a descriptor.
+    /// Reads what the daemon holds: by its own account, and by the kernel's. That first: a connection is a descriptor.
     fn holdings(&self) -> Result<(Value, Vec<String>, Holdings)> {
         let holdings = Holdings::of(self.daemon.pid(), CARD_MIB << 10)?;
         let card = self.daemon.ctl_json(&["card", "show", "card0"])?;

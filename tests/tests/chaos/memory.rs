@@ -7,7 +7,7 @@ use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
 use tests::{Daemon, Output, Vm, VmConfig, wait};
 
-/// How long the daemon may take to notice that a VM has gone, and chunks to move.
+/// Time that the daemon may take to notice that a VM has gone, and chunks to move.
 const NOTICE: Duration = Duration::from_secs(60);
 
 /// A card of `vram_mib` MiB of which the mediator keeps `reserve_mib`, in chunks of `chunk_kib`; something moves after every

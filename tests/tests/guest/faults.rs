@@ -16,7 +16,7 @@ fn troubles(log: &[klog::Line]) -> Vec<&str> {
         .collect()
 }
 
-/// What the guest's kernel has said of troubles since it had said `before` lines of them.
+/// Returns what the guest's kernel has said of troubles since it had said `before` lines of them.
 fn news(vm: &Vm, before: usize) -> Result<Vec<String>> {
     Ok(troubles(&vm.kernel_log()?).into_iter().skip(before).map(str::to_owned).collect())
 }

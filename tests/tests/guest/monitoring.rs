@@ -15,14 +15,14 @@ use tests::wait::{self, Scratch};
 use tests::{Daemon, http};
 
 const PAGE_OF_OPERATORS: &str = include_str!("../../../docs/operating.md");
-/// What stands there for the proxy's port, and for the daemon's folder.
+/// Placeholders for the proxy's port, and for the daemon's folder.
 const PORT: &str = "127.0.0.1:9401";
 const FOLDER: &str = "/run/gpu-mediator";
-/// What the card has beside its size: room for what is evicted.
+/// Settings of the card beside its size: room for what is evicted.
 const MEMORY: &str = "overcommit = true\nmemory = { host_mib = 128 }\n";
 const VMS: [&str; 2] = ["web", "build"];
 const VM_MIB: u32 = 32;
-/// How long a server may take to answer, and Prometheus to have read what there is.
+/// Time that a server may take to answer, and Prometheus to have read what there is.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
@@ -110,7 +110,7 @@ fn guests(daemon: &Daemon) -> Result<Vec<(Driver<RemoteGuest>, Channel)>> {
     VMS.iter().map(guest).collect()
 }
 
-/// What `mediatorctl` shows, as queries with the values that they must have.
+/// Returns what `mediatorctl` shows, as queries with the values that they must have.
 fn expected(daemon: &Daemon) -> Result<Vec<(String, f64)>> {
     let memory = daemon.ctl_json(&["memory", "show", "card0"])?;
     let number = |value: &Value| value.as_f64().with_context(|| format!("no number in {memory}"));

@@ -15,7 +15,7 @@ use tests::wait::Scratch;
 
 /// The version that is installed first.
 const OLD: &str = "0.0.9";
-/// How long making a package may take, `cargo` included.
+/// Time that making a package may take, `cargo` included.
 const PACKAGE_LIMIT: Duration = Duration::from_secs(300);
 
 /// Makes the package of the programs that this run tests.
@@ -45,11 +45,11 @@ fn reversioned(package: &Path, version: &str, folder: &Path) -> Result<PathBuf> 
     Ok(other)
 }
 
-/// Who runs VMs, by the command that becomes them.
+/// User who runs VMs, by the command that becomes them.
 const OPERATOR: &str = "setpriv --reuid=alice --regid=alice --init-groups";
-/// Who runs nothing here.
+/// User who runs nothing here.
 const STRANGER: &str = "setpriv --reuid=mallory --regid=mallory --init-groups";
-/// What systemd may have against the unit at most, from 0 to 100 (`systemd-analyze security`): AF_UNIX, other users, `/`.
+/// Most that systemd may have against the unit, from 0 to 100 (`systemd-analyze security`): AF_UNIX, other users, `/`.
 const EXPOSURE: u32 = 5;
 /// VMs, all of which want more than a half of the card.
 const VMS: u32 = 8;
@@ -95,7 +95,7 @@ fn drop_in(host: &Host, name: &str, lines: &str) -> Result<()> {
     host.ok(&format!("{command} && systemctl daemon-reload")).map(drop)
 }
 
-/// What `mediatorctl` answers to the administrator.
+/// Returns what `mediatorctl` answers to the administrator.
 fn json(host: &Host, arguments: &str) -> Result<Value> {
     let command = format!("mediatorctl --json {arguments}");
     let text =

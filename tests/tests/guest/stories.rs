@@ -6,7 +6,7 @@ use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
 use tests::{Daemon, Vm, VmConfig, klog};
 
-/// What 6.12 prints on a healthy card of this kind as well: it asks for a privileged copy engine channel, which no Fermi
+/// Lines that 6.12 prints on a healthy card of this kind as well: it asks for a privileged copy engine channel, which no Fermi
 /// has, and for a display format, which a card without outputs has not.
 const HARMLESS: [&str; 2] = ["failed to create ce channel, -22", "No compatible format found"];
 

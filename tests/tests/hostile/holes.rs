@@ -15,12 +15,12 @@ use super::{PATTERN, boot};
 const HOLES: RangeInclusive<u32> = 1..=29;
 /// Context images that name registers, and those of the mediator.
 const IMAGES: u32 = 30;
-/// What can be asked by the paravirtual interface.
+/// Attempts by the paravirtual interface.
 const PARAVIRTUAL: RangeInclusive<u32> = 31..=38;
 /// Of these every attempt is a look at memory, or a write to a register that is virtual: nothing is there to refuse.
 /// Residue, scheduler masks, the timer, interrupts, configuration space.
 const VIRTUAL: [u32; 5] = [17, 21, 23, 27, 29];
-/// How long one hole's attempts may take.
+/// Time that one hole's attempts may take.
 const HOLE_LIMIT: Duration = Duration::from_secs(240);
 
 /// Everything that the daemon has counted against a VM.

@@ -12,7 +12,7 @@ use tests::rogues::{Rogue, stretched};
 const NEIGHBOURS: [u32; 2] = [4, 20];
 const MEASURED: Duration = Duration::from_secs(3);
 
-/// What is wrong with how a rogue's neighbours fared; in words, for a look at all of them.
+/// Finds what is wrong with how a rogue's neighbours fared; in words, for a look at all of them.
 fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
     let outcome = rogue.beside(crowd, &NEIGHBOURS, MEASURED)?;
     let charged: f64 = (0..=NEIGHBOURS.len()).map(|place| outcome.received(place)).sum();
@@ -52,8 +52,8 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
     Ok(complaints)
 }
 
-/// What neighbours were charged beyond what their kernels take, where a rogue toggles its own while they work. A late host is
-/// charged too; the rogue's kernels would be 5 to 25 times as much.
+/// Finds what neighbours were charged beyond what their kernels take, where a rogue toggles its own while they work. A late
+/// host is charged too; the rogue's kernels would be 5 to 25 times as much.
 fn paid_for_others(rogue: Rogue, outcome: &Outcome) -> Vec<String> {
     if !Rogue::BY_REGISTERS.contains(&rogue) {
         return Vec::new();

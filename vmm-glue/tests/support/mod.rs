@@ -15,7 +15,7 @@ use vmm_glue::{
     SocketOptions, StopHandle,
 };
 
-/// How long a test waits for what must come; only a test that fails waits that long.
+/// Time that a test waits for what must come; only a test that fails waits that long.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Bytes of BAR0.
@@ -25,7 +25,7 @@ pub const DENIED: u64 = 0x1000;
 /// A write here asks for a check of the sharing of memory.
 pub const CHECK_SHARED: u64 = 0x1008;
 
-/// What a device was told.
+/// Events that a device was told of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Connected,

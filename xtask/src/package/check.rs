@@ -1,4 +1,4 @@
-//! Whether a package is as it should be.
+//! Checks of a package.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::output;
 
-/// What must be in it, with its access rights.
+/// Files that must be in it, with their access rights.
 pub(super) const EXPECTED: [(&str, &str); 17] = [
     ("etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator", "-rw-r--r--"),
     ("etc/gpu-mediator.toml", "-rw-r--r--"),
@@ -49,7 +49,7 @@ pub(super) fn problems(package: &Path, again: &Path) -> Result<Vec<String>> {
     Ok(problems)
 }
 
-/// What is wrong with the list of its files, and whether both makes are the same.
+/// Finds what is wrong with the list of its files, and whether both makes are the same.
 pub(super) fn problems_of_contents(package: &Path, again: &Path) -> Result<Vec<String>> {
     let listed = output(Command::new("dpkg-deb").arg("--contents").arg(package))?;
     let listed = String::from_utf8_lossy(&listed).into_owned();
@@ -76,7 +76,7 @@ pub(super) fn problems_of_contents(package: &Path, again: &Path) -> Result<Vec<S
     Ok(problems)
 }
 
-/// What systemd has against the unit.
+/// Asks systemd what it has against the unit.
 fn unit_problems(tree: &Path) -> Result<Vec<String>> {
     let unit = fs::read_to_string(tree.join("usr/lib/systemd/system/gpu-mediator.service"))?;
     // The program is looked for where the package has it now.

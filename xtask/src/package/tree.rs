@@ -21,7 +21,7 @@ impl Tree {
         Self(folder)
     }
 
-    /// Where a file of the tree lies.
+    /// Returns the path of a file of the tree.
     pub fn path(&self, path: &str) -> PathBuf {
         self.0.join(path)
     }
@@ -90,7 +90,7 @@ impl Tree {
         Ok(all)
     }
 
-    /// What it needs when installed, in KiB.
+    /// Returns the size that it needs when installed, in KiB.
     pub fn kib(&self) -> Result<u64> {
         let mut bytes = 0;
         for path in self.files()? {

@@ -37,7 +37,7 @@ pub struct Memory {
     pub opened: Opened,
     regions: Vec<Region>,
     places: HashMap<ChunkId, (usize, u32)>,
-    /// What streams have freed.
+    /// Memory that streams have freed.
     ordered: Ordered,
 }
 

@@ -24,7 +24,7 @@ pub struct Lane {
 pub enum Behind {
     /// It has.
     Nothing,
-    /// What an event was recorded behind.
+    /// Position that an event was recorded at.
     Event(u64),
     /// All of the context.
     All,

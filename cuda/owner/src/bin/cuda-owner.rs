@@ -72,7 +72,7 @@ struct Serve {
     /// Length of a slice in milliseconds.
     #[arg(long, default_value_t = 15)]
     slice_ms: u64,
-    /// Whether tenants whose memory does not fit together take long turns: `auto`, `off` or `forced`.
+    /// Long turns of tenants whose memory does not fit together: `auto`, `off` or `forced`.
     #[arg(long, default_value = "auto")]
     quanta: String,
     /// Shortest such turn in milliseconds.

@@ -55,9 +55,9 @@ pub struct CardConfig {
     pub host_ready_bytes: u64,
     /// `cuDeviceGetUuid` of the card.
     pub uuid: [u8; 16],
-    /// Who gives memory, who gets it.
+    /// Settings of the balancer: who gives memory, who gets it.
     pub balance: BalanceConfig,
-    /// When tenants whose memory does not fit together take long turns.
+    /// Long turns of tenants whose memory does not fit together.
     pub quanta: QuantaConfig,
     /// The scheduler.
     pub time: TimeConfig,
@@ -70,7 +70,7 @@ pub struct CardConfig {
     /// Idleness after which a turn ends by itself, in microseconds, while the tenant is not alone; also how long before the
     /// last work of a turn that is over those concerned get ready for the next one.
     pub idle_us: u32,
-    /// How long a process may take to answer an order about its memory, in ns.
+    /// Time that a process may take to answer an order about its memory, in ns.
     pub patience_ns: u64,
     /// Treatment of processes that use the card past the owner.
     pub on_stranger: OnStranger,
@@ -162,7 +162,7 @@ pub struct Core {
     shares: shares::Shares,
     /// Chunks of which the piece is not of the memory that they have a place in, and whether they are on their way.
     misplaced: BTreeMap<(TenantId, u32), bool>,
-    /// What could not be had on the card, by tenant, since it was planned last.
+    /// Chunks that could not be had on the card, by tenant, since it was planned last.
     unmet: BTreeMap<TenantId, u32>,
     /// Until when no allocation waits for others' memory to go.
     crowded_until: u64,
@@ -265,7 +265,7 @@ impl Core {
         self.settle_all();
     }
 
-    /// What is to be done since the last call, in order.
+    /// Takes the actions since the last call, in order.
     pub fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
@@ -423,7 +423,7 @@ impl Core {
         self.tenants.iter().find(|(_, tenant)| tenant.spec.name == name).map(|(&id, _)| id)
     }
 
-    /// What an operator has said of a tenant.
+    /// Returns an operator's settings of a tenant.
     #[must_use]
     pub fn spec(&self, id: TenantId) -> Option<&TenantSpec> {
         self.tenants.get(&id).map(|tenant| &tenant.spec)

@@ -1,4 +1,4 @@
-//! Which physical piece may stand for whose chunk.
+//! Physical pieces, and the chunks that each may stand for.
 //!
 //! A process keeps a piece that it has imported for as long as it likes, whatever it says. So a piece that was given to a
 //! tenant never goes to another one: on the card it is given up, and a new one made, which takes 15 us; in host memory,
@@ -138,7 +138,7 @@ impl Pieces {
         None
     }
 
-    /// Whether a piece exists.
+    /// Returns whether a piece exists.
     pub(super) fn is_ready(&self, id: PieceId) -> bool {
         self.pieces.get(&id).is_some_and(|piece| piece.ready)
     }

@@ -25,7 +25,7 @@ const BATCHES_MOST: usize = 6;
 const BATCHES_FEW: usize = 3;
 /// Plans that are made for one event.
 const ROUNDS: u32 = 8;
-/// How long a process that has declined to be quiet is left alone, in ns.
+/// Time for which a process that has declined to be quiet is left alone, in ns.
 const DECLINED_NS: u64 = 500_000_000;
 /// Microseconds after which a process is to decline rather than drain on.
 const QUIESCE_US: u32 = 2_000_000;

@@ -17,7 +17,7 @@ pub(super) struct Pending {
     pub(super) request: u32,
     /// Chunks still to get a place.
     pub(super) wanted: u32,
-    /// What has one: the process's number of it, and its index.
+    /// Holders: each process's number of it, and its index.
     pub(super) items: Vec<(ChunkId, u32)>,
     /// Pieces of it that do not exist yet.
     pub(super) missing: BTreeSet<PieceId>,
@@ -35,7 +35,7 @@ pub(super) struct Session {
     /// Of the messages.
     pub(super) version: u16,
     pub(super) program: String,
-    /// Whose it is, after its first message.
+    /// Its tenant, after its first message.
     pub(super) tenant: Option<TenantId>,
     pub(super) chunks: BTreeMap<ChunkId, u32>,
     pub(super) fixed: HashMap<FixedKind, u64>,
@@ -88,7 +88,7 @@ impl Core {
         self.pieces.holder(piece).or_else(|| brought()?.tenant)
     }
 
-    /// Whether a process has chunks.
+    /// Returns whether a process has chunks.
     #[must_use]
     pub fn holds_chunks(&self, id: SessionId) -> bool {
         self.sessions.get(&id).is_some_and(|session| !session.chunks.is_empty())
@@ -209,7 +209,7 @@ impl Core {
         self.bell = true;
     }
 
-    /// What a process held is free.
+    /// Frees what a process held.
     fn give_up_memory(&mut self, id: SessionId, tenant: Option<TenantId>) {
         self.abandon_relocation(id);
         let Some(session) = self.sessions.get_mut(&id) else { return };

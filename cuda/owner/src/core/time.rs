@@ -209,13 +209,13 @@ impl Core {
         }
     }
 
-    /// Whether memory may have to move without anything happening.
+    /// Returns whether memory may have to move without anything happening.
     pub(super) fn watches_memory(&self) -> bool {
         let account = self.table.summary();
         account.host.used > 0 || self.quanta.turn().is_some() || !self.misplaced.is_empty()
     }
 
-    /// Whose working sets do not fit together, and whose quantum it is.
+    /// Takes in whose working sets do not fit together, and whose quantum it is.
     pub(super) fn take_quanta(&mut self) {
         let now = self.clock;
         let bytes = self.table.chunk_bytes();

@@ -1,4 +1,4 @@
-//! What goes into the owner's state machine, and what comes out.
+//! Events and actions of the owner's state machine.
 
 use crate::driver::Memory;
 use cuda_protocol::{FromOwner, FromTenant};
@@ -62,7 +62,7 @@ pub enum Event {
     Said {
         /// The process's connection.
         session: SessionId,
-        /// What. Descriptors that came with it have become the pieces in `pieces`, in order.
+        /// The message. Descriptors that came with it have become the pieces in `pieces`, in order.
         message: FromTenant,
         /// Numbers that the server gave the message's descriptors.
         pieces: Vec<PieceId>,
@@ -85,7 +85,7 @@ pub enum Event {
         batch: BatchId,
         /// They were done.
         done: bool,
-        /// How long they took, in ns.
+        /// Time that they took, in ns.
         ns: u64,
     },
     /// The driver has suspended a process, or could not.
@@ -206,7 +206,7 @@ pub enum TenantError {
     Busy {
         /// Its name.
         name: String,
-        /// How many.
+        /// Number of its processes.
         sessions: usize,
     },
     /// Memory cannot be had like that.

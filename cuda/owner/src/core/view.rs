@@ -1,4 +1,4 @@
-//! What there is to be seen of a card and its tenants.
+//! Views of a card and its tenants.
 
 use super::{Core, TenantSpec};
 use crate::driver::Memory;
@@ -13,7 +13,7 @@ const ENGINE: Engine = Engine::Compute;
 pub struct TenantView {
     /// Its number.
     pub id: TenantId,
-    /// What the operator has said of it.
+    /// Settings by the operator.
     pub spec: TenantSpec,
     /// Its programs: process and name.
     pub programs: Vec<(u32, String)>,

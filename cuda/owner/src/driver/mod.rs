@@ -1,4 +1,4 @@
-//! What the owner asks of NVIDIA's driver, and no more.
+//! Calls of the owner to NVIDIA's driver, and no more.
 //!
 //! [`Real`] loads the driver's library by path, so that a fake one works under it as well; `Model` keeps the rules of the
 //! virtual memory functions in this process, for tests. Every call may be made by any thread; none is made with a lock held.

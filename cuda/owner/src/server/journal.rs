@@ -44,7 +44,7 @@ impl Journal {
     }
 }
 
-/// When a process was started: field 22 of its `stat`.
+/// Reads when a process was started: field 22 of its `stat`.
 fn start_of(pid: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name is in parentheses and may hold anything; fields behind it begin with the third.

@@ -11,7 +11,7 @@ const EACH_NS: u64 = 6_000_000_000;
 /// Causes that are told apart. Beyond them the one that was quiet for longest is forgotten.
 const CAUSES_MOST: usize = 1024;
 
-/// Whom a line is about.
+/// Subject of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Cause {
     /// A tenant's programs.
@@ -22,7 +22,7 @@ pub(super) enum Cause {
 
 #[derive(Clone, Copy, Debug)]
 struct Count {
-    /// When the last line counts no more, in ns: the next is left out if that is too far ahead.
+    /// End of the last line's time, in ns: the next is left out if that is too far ahead.
     until: u64,
     left_out: u64,
 }

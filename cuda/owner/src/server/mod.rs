@@ -36,7 +36,7 @@ use workers::Workers;
 
 /// Messages that are taken from one process before the others have their turn.
 const MESSAGES_AT_ONCE: usize = 64;
-/// How long programs of an earlier daemon have to come back before their memory is given to others.
+/// Time that programs of an earlier daemon have to come back before their memory is given to others.
 // TIMEOUT: they try every `cuda_protocol::RECONNECT_MS`; ten tries.
 const COME_BACK: Duration = Duration::from_secs(2);
 
@@ -64,7 +64,7 @@ pub enum ServerError {
 
 type Call = Box<dyn FnOnce(&mut Core) + Send>;
 
-/// What wakes the serving thread.
+/// Reason for which the serving thread wakes.
 enum Note {
     Event(Event),
     /// A piece could not be had, as it is going to be told: why.
@@ -214,7 +214,7 @@ impl Drop for Server {
     }
 }
 
-/// What the serving thread has.
+/// State of the serving thread.
 struct Serving {
     core: Core,
     listeners: Vec<(Option<TenantId>, OwnedFd)>,
@@ -418,7 +418,7 @@ impl Serving {
     }
 }
 
-/// What a wait has found.
+/// Findings of a wait.
 #[derive(Debug, Default)]
 struct Ready {
     listeners: Vec<usize>,

@@ -50,7 +50,7 @@ impl Peers {
         }
     }
 
-    /// When to look at those that have left, in ns.
+    /// Returns when to look at those that have left, in ns.
     pub(super) fn next_look(&self) -> Option<u64> {
         (!self.left.is_empty()).then_some(LOOK_NS)
     }

@@ -13,7 +13,7 @@ use std::time::Instant;
 /// Zeroed pieces of the card that are waited for together: to zero one takes less than its turn on the card.
 const TOGETHER: usize = 16;
 
-/// What a worker is to do.
+/// Task of a worker.
 #[derive(Debug)]
 enum Job {
     Make(New),

@@ -40,7 +40,7 @@ fn start(driver: &Arc<Model>, card: u64, folder: &Path) -> Server {
     server
 }
 
-/// What a program has: each chunk with the descriptor that it is mapped by.
+/// Memory of a program: each chunk with the descriptor that it is mapped by.
 type Chunks = BTreeMap<ChunkId, (cuda_protocol::Place, File)>;
 
 /// A program whose library answers orders on a thread of its own.

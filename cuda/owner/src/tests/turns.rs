@@ -31,7 +31,7 @@ impl Program {
     }
 }
 
-/// What a run has come to.
+/// Outcome of a run.
 #[derive(Debug, Default)]
 struct Outcome {
     /// Time of kernels that ended, in ns.

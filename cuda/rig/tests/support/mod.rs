@@ -174,7 +174,7 @@ pub fn owner(rig: &Rig, card_mib: u64, arguments: &[&str]) -> Program {
     owner
 }
 
-/// What an owner says when it ends.
+/// Returns what an owner says when it ends.
 pub fn describe(owner: Program) -> serde_json::Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }

@@ -33,7 +33,7 @@ fn encode(encoder: &mut Encoder<'_>, headers: &Headers) -> Vec<u8> {
     encoder.encode(headers.iter().map(|(name, value)| (&name[..], &value[..])))
 }
 
-/// What comes out when `input` comes in pieces of `piece` bytes.
+/// Returns what comes out when `input` comes in pieces of `piece` bytes.
 fn rewritten(input: &[u8], piece: usize) -> Result<Vec<u8>, Malformed> {
     let (mut rewriter, mut out) = (Rewriter::default(), Vec::new());
     input.chunks(piece.max(1)).try_for_each(|piece| rewriter.take(piece, &mut out))?;

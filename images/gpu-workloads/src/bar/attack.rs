@@ -1,4 +1,4 @@
-//! What the attacks share: addresses outside of the share, own tables, judging what was read.
+//! The common part of the attacks: addresses outside of the share, own tables, judging what was read.
 
 use anyhow::{Result, ensure};
 
@@ -23,19 +23,19 @@ pub struct Ground<'a> {
     pub apertures: [&'a Mapping; 2],
     /// Bytes of VRAM of the share.
     pub vram: u64,
-    /// Where the own structures begin.
+    /// Address at which the own structures begin.
     pub base: u64,
     /// Choices.
     pub random: Random,
-    /// Whether to write outside, too.
+    /// Set to write outside, too.
     pub writes: bool,
-    /// What to look for.
+    /// Bytes to look for.
     pub pattern: Vec<u8>,
-    /// What was found.
+    /// Findings.
     pub found: Found,
 }
 
-/// What the attacks found.
+/// Findings of the attacks.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
     /// Dwords that were read where nothing may be seen.
@@ -146,7 +146,7 @@ impl<'a> Ground<'a> {
         self.card.read(reg::TLB_TRIGGER);
     }
 
-    /// Whether the card still answers and our own memory is whole.
+    /// Returns whether the card still answers and our own memory is whole.
     pub fn alive(&self, boot0: u32) -> bool {
         let clock = || u64::from(self.card.read(reg::PTIMER_HIGH)) << 32 | u64::from(self.card.read(reg::PTIMER_LOW));
         let first = clock();
@@ -161,7 +161,7 @@ fn is_nothing(word: u32) -> bool {
     word == 0 || word == u32::MAX || word >> 20 == 0xbad
 }
 
-/// Whether the dword is a piece of the repeated pattern, from any byte on.
+/// Returns whether the dword is a piece of the repeated pattern, from any byte on.
 fn holds_piece(pattern: &[u8], word: u32) -> bool {
     let bytes = word.to_le_bytes();
     (0..pattern.len()).any(|start| {

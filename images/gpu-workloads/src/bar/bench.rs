@@ -1,4 +1,4 @@
-//! What an access costs.
+//! The cost of an access.
 
 use std::time::Instant;
 

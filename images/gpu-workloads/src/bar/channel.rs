@@ -20,12 +20,12 @@ const OUTSIDE_VA: u64 = 0x20_0000;
 const RING_ORDER: u32 = 9;
 /// Reads of memory after which the card should have done its work.
 const PATIENCE: u32 = 20_000;
-/// What a good release leaves.
+/// Word that a good release leaves.
 const RELEASED: u32 = 0x5e3a_0001;
 /// Offset of the semaphore in the data page.
 const SEMAPHORE: u64 = 0x100;
 
-/// What came of it.
+/// Outcome.
 pub struct Attacked {
     /// A channel with our own pages worked.
     pub armed: bool,
@@ -38,7 +38,7 @@ pub struct Attacked {
     pub passed: u64,
 }
 
-/// What is wrong with a channel.
+/// Flaws of a channel.
 #[derive(Debug, Clone, Copy)]
 enum Flaw {
     /// Nothing.

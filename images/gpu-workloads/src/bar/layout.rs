@@ -80,7 +80,7 @@ pub mod reg {
     pub const PEEPHOLE: [u32; 3] = [0x06000c, 0x060010, 0x060014];
     /// Flush what the CPU wrote through a region.
     pub const BAR_FLUSH: u32 = 0x070000;
-    /// Where the card flushes guest RAM to >> 8.
+    /// Address that the card flushes guest RAM to, >> 8.
     pub const SYSMEM_FLUSH: u32 = 0x100c10;
     /// Page directory for the flush >> 12, << 4.
     pub const TLB_DIRECTORY: u32 = 0x100cb8;
@@ -111,7 +111,7 @@ pub const PAGE: u64 = 4096;
 /// Bytes of a large page.
 pub const LARGE_PAGE: u64 = 128 << 10;
 
-/// Where a table entry or a pointer looks.
+/// Memory that a table entry or a pointer names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Aperture {
     /// VRAM.
@@ -160,7 +160,7 @@ pub fn instance_pointer(address: u64, target: u32) -> u32 {
     0x8000_0000 | (target & 3) << 28 | (address >> 12) as u32 & 0x0fff_ffff
 }
 
-/// Where the attacks keep their own structures, from a base in the card's VRAM.
+/// Addresses of the attacks' own structures, from a base in the card's VRAM.
 pub mod own {
     /// Instance block of BAR1.
     pub const BAR1_INSTANCE: u64 = 0x0000;

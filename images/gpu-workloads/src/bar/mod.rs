@@ -34,7 +34,7 @@ pub const USAGE: &str = "  bar read32 BAR OFFSET | write32 BAR OFFSET VALUE | re
 const OPTIONS: [&str; 9] =
     ["share=", "pci=", "count=", "bar=", "offset=", "value=", "pattern=", "probes=", "no-writes"];
 
-/// What a command does.
+/// Function of a command.
 type Command = fn(&Card, &Options) -> Result<(Counts, Facts)>;
 
 /// The `bar` command with what stands after it.

@@ -1,4 +1,4 @@
-//! What a channel's compute object is told: once, and for each launch.
+//! Methods of a channel's compute object: those of its set-up, and those of each launch.
 //!
 //! Written down here once more, apart from `nvspec`, as `push` is. Sources: envytools' `rnndb/graph/gf100_compute.xml`, and
 //! the order in which Mesa's driver for this hardware sends it all.
@@ -22,7 +22,7 @@ const SHARED_WINDOW: u32 = 0xfe << 24;
 pub const WINDOWS: std::ops::Range<u64> = (SHARED_WINDOW as u64)..(1 << 32);
 /// Bytes of the constant buffer that holds the parameters.
 pub const BANK_BYTES: u32 = 0x1000;
-/// Where the parameters begin there.
+/// Offset of the parameters there.
 const PARAMS_AT: u32 = 0x20;
 /// Bytes of a time stamp: payload, zero, 64 bits of nanoseconds.
 pub const STAMP_BYTES: u64 = 16;
@@ -34,7 +34,7 @@ pub fn local_area(multiprocessors: u64, local_bytes: u32) -> u64 {
     (warp * WARPS * multiprocessors).next_multiple_of(LOCAL_UNIT)
 }
 
-/// Where the memory for local memory lies.
+/// Memory that local memory lies in.
 #[derive(Debug, Clone, Copy)]
 pub struct Area {
     /// GPU virtual address.
@@ -48,7 +48,7 @@ pub struct Area {
 pub struct Code<'a> {
     /// GPU virtual address of its program.
     pub address: u64,
-    /// What it needs.
+    /// Kernel that it runs.
     pub kernel: &'a sm20::Kernel,
 }
 
@@ -79,7 +79,7 @@ pub fn set_up(push: &mut Push, multiprocessors: u32, bank: u64) {
     set(push, 0x1694, &[1]);
 }
 
-/// Where local memory lies from now on.
+/// Sets where local memory lies from now on.
 pub fn set_local(push: &mut Push, area: Area) {
     set(push, 0x0790, &[high(area.address), area.address as u32, high(area.bytes), area.bytes as u32]);
 }

@@ -28,7 +28,7 @@ pub const MOST_IN_FLIGHT: u64 = STAMPED / 2;
 /// Offset of the stamp of [`Gpu::finish`] in the buffer of stamps; pairs of launches come before it.
 const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
 
-/// What was done on a [`Guest`].
+/// Work that was done on a [`Guest`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Done {
     /// Copies launched.
@@ -133,7 +133,7 @@ impl Guest {
         self.channel.number()
     }
 
-    /// What was done up to now; launches that were not waited for have no time yet.
+    /// Returns the work done up to now; launches that were not waited for have no time yet.
     pub fn done(&self) -> Done {
         self.done
     }

@@ -30,7 +30,7 @@ fn domain(name: &str) -> Result<Domain> {
     })
 }
 
-/// How the bytes lie.
+/// Layout of the bytes.
 #[derive(Debug, Clone, Copy)]
 pub enum Shape {
     /// In one piece.
@@ -77,13 +77,13 @@ impl Shape {
 /// A copy to be tested.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// Who copies.
+    /// Engine that copies.
     pub engine: Engine,
-    /// Where the source lies.
+    /// Memory of the source.
     pub from: Domain,
-    /// Where the target lies.
+    /// Memory of the target.
     pub to: Domain,
-    /// How the bytes lie.
+    /// Layout of the bytes.
     pub shape: Shape,
     /// First byte in the source.
     pub source_offset: u64,
@@ -124,7 +124,7 @@ impl Case {
     }
 }
 
-/// Which engine a helper should use while `tested` is under test.
+/// Chooses the engine of a helper while `tested` is under test.
 pub fn other_engine(tested: Engine, present: &[Engine]) -> Engine {
     present.iter().copied().find(|engine| *engine != tested).unwrap_or(tested)
 }

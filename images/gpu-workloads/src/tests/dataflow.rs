@@ -20,7 +20,7 @@ use crate::rig::{Counts, Rig};
 /// Most contexts; nodes take turns on them.
 const MOST_CONTEXTS: u64 = 32;
 
-/// What a node takes: an input of the whole, or the output of a node of the level before.
+/// Input of a node: one of the whole, or the output of a node of the level before.
 #[derive(Debug, Clone, Copy)]
 enum From {
     Input(usize),
@@ -77,7 +77,7 @@ impl Node {
     }
 }
 
-/// How a node's output gets to the next.
+/// Way of a node's output to the next.
 enum Way {
     /// Through the CPU's memory.
     Copies,

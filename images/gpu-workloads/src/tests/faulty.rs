@@ -17,7 +17,7 @@ pub const NOWHERE: u64 = 0x7f_1234_0000;
 const NO_METHOD: u32 = 0x1ffc;
 /// Bytes of a copy.
 const SIZE: u64 = 65536;
-/// How long the kernel may take to notice that a channel is dead.
+/// Time that the kernel may take to notice that a channel is dead.
 const NOTICED: Duration = Duration::from_secs(60);
 /// Copies until a card that is to hang has hung.
 const COPIES: u32 = 4000;

@@ -11,7 +11,7 @@ use crate::compute::Guest;
 use crate::device::Device;
 use crate::rig::{Counts, Rig};
 
-/// What each kernel stores before it goes wrong.
+/// Word that each kernel stores before it goes wrong.
 const BEGUN: u32 = 0x600d;
 /// One thread.
 const ONE: Grid = Grid { blocks: [1; 3], threads: [1; 3] };
@@ -21,7 +21,7 @@ pub struct Faulty {
     /// On the command line.
     pub what: &'static str,
     kernel: &'static str,
-    /// Whether the channel is killed. The kernel's driver only tells of a warp's error: the grid ends there, and the
+    /// Set when the channel is killed. The kernel's driver only tells of a warp's error: the grid ends there, and the
     /// channel goes on.
     killed: bool,
 }

@@ -1,4 +1,4 @@
-//! What the kernel says of the card.
+//! The kernel's answers about the card.
 
 use anyhow::{Result, ensure};
 

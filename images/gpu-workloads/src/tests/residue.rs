@@ -1,4 +1,4 @@
-//! What others left in VRAM: fill all with a pattern; look for a pattern in what the kernel gives, before writing it.
+//! Residue of others in VRAM: fill all with a pattern; look for a pattern in what the kernel gives, before writing it.
 
 use anyhow::{Result, bail};
 
@@ -96,7 +96,7 @@ fn all_vram(rig: &Rig) -> Result<Vec<Buffer>> {
     Ok(buffers)
 }
 
-/// What a search found.
+/// Findings of a search.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Scan {
     hits: u64,

@@ -27,7 +27,7 @@ const FLOOD: usize = 256;
 const SPLIT_ROUNDS: u32 = 9;
 /// Channels that wait for one that is not rung.
 const WAITERS: u32 = 4;
-/// How long that one's doorbell is kept back.
+/// Time that that one's doorbell is kept back.
 const HELD_BACK: Duration = Duration::from_millis(50);
 /// Bytes that each of them copies then.
 const SIZE: u64 = 4096;

@@ -19,7 +19,7 @@ use crate::rig::{Counts, Rig};
 /// The largest `--scale`, as the crate `workloads` promises.
 const MOST_SCALE: u64 = 1000;
 
-/// What one run took and did.
+/// Time of one run, and what it did.
 struct Outcome {
     /// With the device's opening as part of the first phase, `init`.
     report: Report,
@@ -28,17 +28,17 @@ struct Outcome {
     looped: Option<Looped>,
 }
 
-/// What was done again and again.
+/// Work that was done again and again.
 pub struct Looped {
     /// Times that all kernels were launched.
     pub iterations: u64,
-    /// How long that took, to the end of the last.
+    /// Time that it took, to the end of the last.
     pub took: Duration,
     /// Of iterations that were waited for: how long each took, shortest first.
     pub each: Vec<Duration>,
 }
 
-/// How something is done again and again.
+/// Rule by which something is done again and again.
 #[derive(Debug, Clone, Copy)]
 pub struct Repeat {
     /// For how long something more is launched.

@@ -1,4 +1,4 @@
-//! What lies where of cards' memory, as tables for people.
+//! Cards' memory and what lies where, as tables for people.
 
 use super::scheduler::duration;
 use super::{NOTHING, heads, row, table};

@@ -1,4 +1,4 @@
-//! How the time of cards is shared, as tables for people.
+//! Cards' time and how it is shared, as tables for people.
 
 use std::fmt::Write;
 
@@ -39,7 +39,7 @@ pub fn state(vm: &VmShare) -> String {
     }
 }
 
-/// What an operator set, one row a key: times and parts in units for people, whatever keys there are.
+/// Adds an operator's settings, one row a key: times and parts in units for people, whatever keys there are.
 fn settings(prefix: &str, value: &Value, rows: &mut Vec<Vec<String>>) {
     if let Value::Object(keys) = value {
         for (key, value) in keys {

@@ -1,4 +1,4 @@
-//! What lies where of the cards' memory.
+//! The page of the cards' memory.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub(super) const TABLE: Table = Table {
     numbers: &[2, 3, 4, 5, 6, 7, 8],
 };
 
-/// What of a VM was moved, in bytes, and its submissions that waited for memory in vain.
+/// Bytes moved of a VM's memory, and its submissions that waited for memory in vain.
 pub(super) type Counts = BTreeMap<(String, String), (u64, u64)>;
 
 /// Returns what there is at a look, for the next.

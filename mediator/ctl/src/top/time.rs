@@ -1,4 +1,4 @@
-//! Who uses the engines of the cards.
+//! The page of the cards' time.
 
 use std::collections::BTreeMap;
 

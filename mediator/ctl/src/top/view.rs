@@ -1,4 +1,4 @@
-//! What is on the screen: a table of the cards' time, or of their memory.
+//! The screen: a table of the cards' time, or of their memory.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
@@ -18,7 +18,7 @@ pub(super) struct Table {
     pub(super) numbers: &'static [usize],
 }
 
-/// How a line looks.
+/// Look of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
     /// As all others.
@@ -36,7 +36,7 @@ pub(super) struct Line {
     pub(super) tone: Tone,
 }
 
-/// Which table is on the screen.
+/// Table that is on the screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Page {
     #[default]
@@ -44,11 +44,11 @@ enum Page {
     Memory,
 }
 
-/// What is on the screen.
+/// Contents of the screen.
 #[derive(Debug, Default)]
 pub(super) struct View {
     look: Look,
-    /// What was before.
+    /// Waits at the last look.
     waits: time::Waits,
     counts: memory::Counts,
     page: Page,

@@ -31,7 +31,7 @@ const SLOT: u64 = 0x1_0000;
 /// Room in VRAM that a new channel needs, with its buffers.
 const CHANNEL_ROOM: u64 = MIB;
 
-/// How a guest leaves.
+/// Way in which a guest leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
     /// It takes back what it lent, and disconnects.
@@ -50,7 +50,7 @@ impl Exit {
     const ALL: [Self; 5] = [Self::Orderly, Self::Dropped, Self::Unmapped, Self::Removed, Self::Reset];
 }
 
-/// What guests have done.
+/// Counts of what guests have done.
 #[derive(Clone, Copy, Default)]
 pub struct Tally {
     lives: u64,

@@ -1,4 +1,4 @@
-//! What a daemon holds: by its own account, by the kernel's, and by trying.
+//! Holdings of a daemon: by its own account, by the kernel's, and by trying.
 
 use std::fmt;
 use std::fs;
@@ -12,14 +12,14 @@ use crate::CARD_MIB;
 use crate::holdings::{Holdings, Slack};
 use crate::support::Place;
 
-/// What the daemon's heap may grow by, however many VMs there have been: what it keeps in pieces, and the log's account of
+/// Bounds of the daemon's growth, however many VMs there have been: its heap keeps pieces, and the log an account of
 /// VMs that were heard of (4096 entries).
 const SLACK: Slack = Slack { mappings: 8, resident_kib: 8192, pools: &["admin-work", "simgpu-sm"] };
 
-/// What a daemon holds at a time when it has no VM.
+/// Holdings of a daemon at a time when it has no VM.
 pub struct Ledger {
     card: api::Card,
-    /// What the folder of sockets holds.
+    /// Files in the folder of sockets.
     files: Vec<String>,
     holdings: Holdings,
 }

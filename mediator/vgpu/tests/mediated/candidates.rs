@@ -1,4 +1,4 @@
-//! What guests load into the falcons of their vGPUs.
+//! Firmware that guests load into the falcons of their vGPUs.
 
 use super::{driver, rig};
 use firmware::{Inbox, Store};

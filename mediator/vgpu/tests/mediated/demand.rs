@@ -1,4 +1,4 @@
-//! What is given only when it is asked for, and what a guest is told when there is no more.
+//! Resources that are given only when they are asked for, and what a guest is told when there are no more.
 
 use super::oversubscribe::eventually;
 use super::{A, B, MIB, Rig, VM_MIB, driver, rig, usage};

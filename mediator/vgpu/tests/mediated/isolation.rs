@@ -1,4 +1,4 @@
-//! What a guest names and does not have.
+//! Accesses of a guest to what it names and does not have.
 
 use super::{A, B, CARD_MIB, MIB, Rig, VM_MIB, card_vram, driver, fill, finds, is_filled, rig};
 use nvspec::regs::{pbus, pfb, pfifo, windows::pramin};

@@ -1,4 +1,4 @@
-//! What a VM's work has written to host memory and is under way there still, when that memory goes to somebody else.
+//! Writes of a VM's work to host memory that are under way there still when that memory goes to somebody else.
 
 use super::relocate::{driver_of, move_all, rig_of};
 use super::{A, B, MIB, driver, rig};

@@ -1,4 +1,4 @@
-//! What the mediator itself needs of a card that guests have filled: found, or waited for.
+//! Memory that the mediator itself needs of a card which guests have filled: found, or waited for.
 
 use super::oversubscribe::{driver_with, fast, rig_with};
 use super::{A, B, MIB};

@@ -115,7 +115,7 @@ impl Dice {
     }
 }
 
-/// What a VM does while its memory moves: copies pages about between buffers and compares each with what it must hold.
+/// Works in a VM while its memory moves: copies pages about between buffers and compares each with what it must hold.
 pub(super) fn work(driver: &mut Driver, rounds: u32, dice: &mut Dice) {
     work_until(driver, |round| round >= rounds, dice);
 }

@@ -28,7 +28,7 @@ fn driver(rig: &Rig, vm: u32) -> Driver {
     Driver::new(guest(rig, vm))
 }
 
-/// What the client has mapped of a region.
+/// Memory that the client has mapped of a region.
 struct Cpu(Arc<OwnedFd>);
 
 impl Cpu {

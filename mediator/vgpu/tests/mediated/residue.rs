@@ -1,4 +1,4 @@
-//! What one VM's kernels leave in registers and shared memory, and whether another's find it.
+//! Residue of one VM's kernels in registers and shared memory, and whether another's find it.
 
 use super::schedule::acquire;
 use super::{A, B};
@@ -15,7 +15,7 @@ const COMPUTE: (u32, u32) = (1, 0x90c0);
 const CODE: u64 = 0x300_0000;
 /// A page in which a kernel says what it has found.
 const FOUND: u64 = 0x500_0000;
-/// What is left behind; an immediate has twenty bits.
+/// Word that is left behind; an immediate has twenty bits.
 const CANARY: u32 = 0x5a5a5;
 /// Registers that hold it: all that a thread of a full multiprocessor has, but for those that the kernels need.
 const HELD: std::ops::Range<u32> = 8..32;
@@ -70,7 +70,7 @@ fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
     driver.wait(channel);
 }
 
-/// What a VM finds of what another has left: in registers, and in shared memory.
+/// Looks for what another VM has left: in registers, and in shared memory.
 fn found(rig: &Rig) -> [bool; 2] {
     let (mut one, mut other) = (driver(rig, 0), driver(rig, 1));
     let mut channel = one.channel(1);

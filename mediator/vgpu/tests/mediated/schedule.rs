@@ -11,7 +11,7 @@ use simgpu::{ComputeTiming, EngineId, EngineTiming, Fault, FaultKind, TimeModel}
 use std::time::{Duration, Instant};
 use vram::VmId;
 
-/// What a copy of a page takes.
+/// Time of a copy of a page.
 const COPY_NS: u64 = 400_000;
 /// Nothing takes that long.
 const LONG: Duration = Duration::from_secs(60);
@@ -200,7 +200,7 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
     assert!(best < MOST_NS, "{best} ns for {COPIES} copies of {COPY_NS} ns");
 }
 
-/// Where the semaphore of two channels lies.
+/// Address of the semaphore of two channels.
 const SEMAPHORE: u64 = 0x300_0000;
 
 /// Waits until the semaphore is that.

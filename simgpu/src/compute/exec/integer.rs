@@ -122,7 +122,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     Ok(())
 }
 
-/// What an addition gives.
+/// Result of an addition.
 struct Sum {
     values: Lanes,
     flags: Flags,

@@ -1,4 +1,4 @@
-//! What instructions do. One file for each family; this one fetches operands and takes care of guards and joins.
+//! Semantics of instructions. One file for each family; this one fetches operands and takes care of guards and joins.
 //!
 //! All lanes are computed, in loops that a compiler can turn into vector instructions; only the lanes that take part
 //! are stored.
@@ -28,7 +28,7 @@ use crate::mmu::Session;
 use nvspec::class::compute90c0::warp_error;
 use sm20::{BarrierOp, ConstAddress, FloatOperand, Instruction, Op, Predicate, PredicateLogic, Register, Source};
 
-/// What a warp executes with: its block and the card.
+/// Everything that a warp executes with: its block and the card.
 pub(crate) struct Machine<'m, 's> {
     pub(crate) launch: &'m Launch,
     pub(crate) locks: &'m Locks,
@@ -57,7 +57,7 @@ impl Machine<'_, '_> {
     }
 }
 
-/// What comes after an instruction.
+/// Next step after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
     /// The next one, wherever the program counter stands.
@@ -213,7 +213,7 @@ fn fetch_float(warp: &Warp, operand: FloatOperand, machine: &mut Machine<'_, '_>
     Ok(values)
 }
 
-/// How an immediate becomes 64 bits.
+/// Rules by which an immediate becomes 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Widen {
     /// It is the upper word.

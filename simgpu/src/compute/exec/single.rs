@@ -190,7 +190,7 @@ fn flush_denormals(values: &mut Lanes) {
     });
 }
 
-/// Where one factor is zero, makes both zero.
+/// Makes both factors zero where one of them is.
 fn zero_products(a: &mut Lanes, b: &mut Lanes) {
     for (a, b) in a.iter_mut().zip(b) {
         if *a & !SIGN == 0 || *b & !SIGN == 0 {
@@ -217,7 +217,7 @@ const fn power(scale: Scale) -> i32 {
 /// only if the first rounding ended in the middle between two singles, or where singles have fewer bits.
 #[inline]
 fn fused(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
-    /// What a double has below the last bit of a single, and the middle of that.
+    /// Bits of a double below the last bit of a single, and the middle of that.
     const BELOW: u64 = (1 << 29) - 1;
     const MIDDLE: u64 = 1 << 28;
     const SMALL: u64 = (1023 - 126) << 52;

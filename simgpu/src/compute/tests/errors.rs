@@ -1,4 +1,4 @@
-//! What programs and drivers do wrong.
+//! Errors of programs and drivers.
 
 use super::rig::{CODE, DATA, END, Rig};
 use crate::engines::{EngineError, Progress};

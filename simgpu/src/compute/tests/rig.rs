@@ -18,9 +18,9 @@ pub(super) const LOCAL_BYTES: u64 = 0x10_0000;
 pub(super) const DATA: u64 = 0x40_0000;
 /// Nothing is mapped from here on.
 pub(super) const END: u64 = 0x80_0000;
-/// Where the first parameter stands in bank 0.
+/// Offset of the first parameter in bank 0.
 const PARAMS: u64 = 0x20;
-/// Where in VRAM the page at address 0 would lie.
+/// Address in VRAM where the page at address 0 would lie.
 const FRAMES: u64 = 0x40_0000;
 const TABLE: u64 = 0x4_0000;
 
@@ -179,7 +179,7 @@ impl Rig {
 /// Input of one thread: a in R4, b in R6, c in R8, each with an upper word behind it.
 pub(super) type Input = [u64; 3];
 
-/// What one thread has computed: R12, R13, predicates and condition code as `FLAGS` says.
+/// Results of one thread: R12, R13, predicates and condition code as `FLAGS` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Output {
     pub(super) low: u32,

@@ -17,7 +17,7 @@ const ELEMENT_MAX: usize = 16;
 /// Elements changed at once.
 const ELEMENTS_AT_ONCE: usize = 64;
 
-/// Where a byte of a destination element comes from.
+/// Source of a byte of a destination element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     /// A byte of the source element.
@@ -26,14 +26,14 @@ pub enum Lane {
     Constant(u8),
 }
 
-/// How elements change.
+/// Change of elements on their way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remap {
     /// Bytes of a source element, 1 to 16.
     pub source_bytes: usize,
     /// Bytes of a destination element, 1 to 16.
     pub target_bytes: usize,
-    /// Where each byte of a destination element comes from.
+    /// Source of each byte of a destination element.
     pub lanes: [Lane; ELEMENT_MAX],
 }
 
@@ -55,7 +55,7 @@ impl Remap {
     }
 }
 
-/// What follows a copy.
+/// Action after a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
     /// The semaphore to release: address, payload, form.

@@ -1,4 +1,4 @@
-//! Where the bytes of a surface lie.
+//! Layout of the bytes of a surface.
 //!
 //! A pitch-linear surface is lines at a constant distance. A block-linear one is made of blocks, in order of x, then y,
 //! then z; a block is GOBs (64 bytes by 8 rows) on top of each other, slice after slice; in a GOB, rows follow each

@@ -7,7 +7,7 @@ use nvspec::addr::{GpuVa, Iova};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// What one entry says, in plain values.
+/// Contents of one entry, in plain values.
 #[derive(Clone, Copy, Debug)]
 struct Page {
     valid: bool,
@@ -31,7 +31,7 @@ impl Page {
     }
 }
 
-/// What lies under 128 MiB.
+/// Mapping of 128 MiB.
 #[derive(Clone, Debug, Default)]
 struct Region {
     /// Shortening: none, a half, a quarter, an eighth.

@@ -28,9 +28,9 @@ const ROUND: Duration = Duration::from_millis(60);
 const LOOPS: u32 = 256;
 /// Blocks and threads of a block.
 const SHAPE: (u32, u32) = (64, 256);
-/// What the float kernel is to reach on one core, in millions of instructions of threads per second.
+/// Speed that the float kernel is to reach on one core, in millions of instructions of threads per second.
 const ONE_CORE: f64 = 200.0;
-/// What the second core is to bring.
+/// Factor that the second core is to bring.
 const TWO_CORES: f64 = 1.8;
 
 const HEAD: &str = ".kernel k
@@ -185,8 +185,8 @@ impl Engine {
     }
 }
 
-/// What the threads of this process waited for a CPU so far, in nanoseconds. The caller's own is left out: it waits for
-/// the others. Zero where the kernel does not count.
+/// Reads the time that the threads of this process waited for a CPU so far, in nanoseconds. The caller's own is left out: it
+/// waits for the others. Zero where the kernel does not count.
 fn waited() -> u64 {
     let own = rustix::thread::gettid().as_raw_pid().to_string();
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0 };
@@ -199,12 +199,12 @@ fn waited() -> u64 {
         .sum()
 }
 
-/// How long something took.
+/// Time of something.
 #[derive(Clone, Copy, Debug)]
 struct Time {
     /// Without what its threads waited for a CPU.
     seconds: f64,
-    /// How much of its threads' time that was.
+    /// Part of its threads' time that was waited.
     waited: f64,
 }
 
@@ -214,7 +214,7 @@ impl Time {
     }
 }
 
-/// How fast something is.
+/// Speed of something.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
     /// Millions per second.

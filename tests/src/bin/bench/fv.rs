@@ -37,7 +37,7 @@ struct Kind {
     name: &'static str,
     /// Lines of its `[[vm]]` table.
     toml: &'static str,
-    /// Whether the targets are for this one.
+    /// Set for the one that the targets are for.
     is_default: bool,
 }
 
@@ -53,7 +53,7 @@ const KINDS: [Kind; 6] = [
     Kind { name: "default", toml: "", is_default: true },
 ];
 
-/// What is counted for a mediated VM, and what it is called in the report.
+/// Counters of a mediated VM, and what they are called in the report.
 const COUNTERS: [(&str, &str); 5] = [
     ("shadow_syncs", "shadow_updates"),
     ("shadow_entries_written", "entries_written"),
@@ -128,7 +128,7 @@ fn once(vm: &Vm, workload: &str) -> Result<f64> {
     Ok(value.context("no timed_us")?.parse::<f64>().with_context(|| smoke.line.clone())? / 1e6)
 }
 
-/// What the daemon has counted for a VM up to now, with the messages of its VMM.
+/// Reads the daemon's counters of a VM, with the messages of its VMM.
 fn counts(daemon: &Daemon, name: &str) -> Result<BTreeMap<String, f64>> {
     let shown = guest::show(daemon, name)?;
     let number = |value: &Value| value.as_u64().unwrap_or(0) as f64;

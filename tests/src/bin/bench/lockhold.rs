@@ -1,4 +1,4 @@
-//! How long the card's lock and VMs' locks are held, with guests in this process: at work, coming and going, against the
+//! Holds of the card's lock and VMs' locks, with guests in this process: at work, coming and going, against the
 //! others, and short of memory. The longest is compared with the longest single access to the card in the same run, which is
 //! what this host takes from a thread at any moment. The processor time of each hold is measured beside it: what is long by that is
 //! the mediator's own.

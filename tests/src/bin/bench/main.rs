@@ -67,7 +67,7 @@ const BENCHMARKS: [Benchmark; 19] = [
     ("isolation-disengaged", |request, record| isolation::run(&["disengaged"], request, record)),
 ];
 
-/// Whether a benchmark is one of those that `name` asks for.
+/// Returns whether a benchmark is one of those that `name` asks for.
 fn is_of(known: &str, name: Option<&str>) -> bool {
     // One of them does what several do together, in one boot.
     let together = |of: &str| of == isolation::ALL || !of.starts_with(isolation::ALL);

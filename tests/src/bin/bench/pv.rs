@@ -66,7 +66,7 @@ const KINDS: [Kind; 6] = [
     Kind { name: "pv", title: "PV multicall", toml: OFFERED, driver: Some(""), target: Target::AtMost(1.03) },
 ];
 
-/// What is counted for a mediated VM, what it is called in the report, and what GPUvm published for one benchmark of it.
+/// Counters of a mediated VM, what they are called in the report, and what GPUvm published for one benchmark of it.
 #[rustfmt::skip]
 const COUNTERS: [(&str, &str, &str); 6] = [
     ("aperture_bytes", "aperture_bytes", ""),
@@ -198,7 +198,7 @@ fn once(vm: &Vm, workload: &str) -> Result<BTreeMap<&'static str, f64>> {
     PHASES.into_iter().map(seconds).collect()
 }
 
-/// What the daemon has counted for a VM up to now.
+/// Reads the daemon's counters of a VM.
 fn counts(daemon: &Daemon, name: &str) -> Result<Counts> {
     let shown = guest::show(daemon, name)?;
     let number = |key: &str| shown["counters"][key].as_u64().unwrap_or(0) as f64;

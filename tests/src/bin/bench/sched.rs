@@ -21,11 +21,11 @@ use tests::bench::{Metric, Target};
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// What a guest takes from the interrupt to its next doorbell.
+/// Time that a guest takes from the interrupt to its next doorbell.
 const THINK: Length = Length::Uniform(20 * US, 60 * US);
 const MADD: u64 = 500 * US;
 const LONG_MADD: u64 = 5 * MADD;
-/// What is left out of every figure: the start.
+/// Time at the start that is left out of every figure.
 const WARM: u64 = SECOND;
 /// The worst of these counts.
 const SEEDS: [u64; 3] = [1, 2, 3];
@@ -404,7 +404,7 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// What simulating costs, and what a decision costs.
+/// Measures what simulating costs, and what a decision costs.
 fn scale() -> Result<Vec<Metric>> {
     let guest = |vm: u64| {
         let stream = Stream::looping(Length::Exponential(MS * (1 + vm % 5)), Length::Exponential(5 * MS));

@@ -18,7 +18,7 @@ use tests::bench::{Metric, Target, median};
 const PAGE: u64 = 4096;
 /// Bytes that are mapped.
 const MAPPED: u64 = 1 << 30;
-/// Where the directory lies in guest VRAM; the tables follow it.
+/// Address of the directory in guest VRAM; the tables follow it.
 const DIRECTORY: u64 = 0;
 const DIRECTORY_BYTES: u64 = 64 << 10;
 const TABLES: u64 = DIRECTORY + DIRECTORY_BYTES;
@@ -236,7 +236,7 @@ pub fn run() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// What the two steps after a change did.
+/// Counts of the two steps after a change.
 struct Steps {
     flushed: SyncReport,
     prepared: SyncReport,

@@ -1,4 +1,4 @@
-//! What a trapped access costs, against a bare echo server on the same kind of socket in the same VM; how many messages
+//! Cost of a trapped access, against a bare echo server on the same kind of socket in the same VM; how many messages
 //! one load of nouveau takes.
 
 use anyhow::{Context, Result};

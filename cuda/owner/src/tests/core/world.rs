@@ -38,12 +38,12 @@ pub(super) struct Program {
 pub(super) struct World {
     pub(super) core: Core,
     pub(super) now: u64,
-    /// What lies in each piece that exists.
+    /// Contents of each piece that exists.
     pub(super) pieces: BTreeMap<PieceId, (Memory, u64)>,
-    /// Which tenant has seen which piece.
+    /// Tenant that has seen each piece.
     seen: BTreeMap<PieceId, u32>,
     pub(super) programs: BTreeMap<SessionId, Program>,
-    /// What the workers have to do.
+    /// Tasks of the workers.
     pub(super) work: VecDeque<Action>,
     next: u64,
     value: u64,

@@ -1,4 +1,4 @@
-//! What the attempts share: memory of our own in VRAM and in RAM, address spaces, a channel that copies, and a verdict.
+//! The common part of the attempts: memory of our own in VRAM and in RAM, address spaces, a channel that copies, and a verdict.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -23,11 +23,11 @@ pub mod va {
     pub const IMAGE: u64 = 0x4_0000;
     /// A buffer of our own.
     pub const A: u64 = 0x10_0000;
-    /// Where the attempt looks.
+    /// Address at which the attempt looks.
     pub const B: u64 = 0x20_0000;
     /// Another buffer.
     pub const C: u64 = 0x30_0000;
-    /// Where the attempt looks by large pages; no small page is there.
+    /// Address at which the attempt looks by large pages; no small page is there.
     pub const LARGE: u64 = 0x80_0000;
 }
 
@@ -36,7 +36,7 @@ pub const BRAND: u32 = 0xa77a_c4ed;
 /// Kept in our own memory.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// Where the first hole's own VRAM begins, and how much each has: what one leaves behind is nothing to another.
+/// Start of the first hole's own VRAM, and how much each has: what one leaves behind is nothing to another.
 const FIRST: u64 = 4 << 20;
 const ROOM: u64 = 2 << 20;
 /// One more than the highest number of a hole may be.
@@ -65,7 +65,7 @@ pub struct Lab<'a> {
     pub bars: [&'a Mapping; 2],
     /// Bytes of VRAM of the share.
     pub share: u64,
-    /// What a neighbour's memory is full of, for recognition.
+    /// Pattern that fills a neighbour's memory, for recognition.
     pub pattern: Vec<u8>,
     /// Choices.
     pub random: Random,
@@ -116,7 +116,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// What its address space must have: virtual address, address in guest VRAM, pages.
+    /// Mappings that its address space must have: virtual address, address in guest VRAM, pages.
     pub fn memory(&self) -> [(u64, u64, u64); 4] {
         [
             (va::RING, self.ring, 1),
@@ -132,7 +132,7 @@ impl Channel {
     }
 }
 
-/// What came of work.
+/// Outcome of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ran {
     /// It has reached its end.
@@ -145,7 +145,7 @@ pub enum Ran {
     Nothing,
 }
 
-/// What came of a hole's attempts.
+/// Outcome of a hole's attempts.
 #[derive(Debug, Default)]
 pub struct Verdict {
     /// Attempts that were refused so that we could see it.
@@ -419,7 +419,7 @@ impl<'a> Lab<'a> {
         Ran::Nothing
     }
 
-    /// What the card shows of errors; acknowledged then.
+    /// Returns the error that the card shows, and acknowledges it.
     pub fn error(&self) -> Option<Ran> {
         let units = self.card.read(0x259c);
         if units != 0 {
@@ -485,7 +485,7 @@ impl<'a> Lab<'a> {
         addresses
     }
 
-    /// Whether a word that was read from outside tells something.
+    /// Returns whether a word that was read from outside tells something.
     pub fn tells(&self, word: u32) -> bool {
         let bytes = word.to_le_bytes();
         let piece = |start: usize| self.pattern.iter().cycle().skip(start).take(4).eq(bytes.iter());
@@ -507,7 +507,7 @@ impl<'a> Lab<'a> {
         self.card.write(0x400500, 0x0001_0001);
     }
 
-    /// Whether the card answers, its clock runs, and a channel of ours copies.
+    /// Returns whether the card answers, its clock runs, and a channel of ours copies.
     pub fn alive(&mut self, boot0: u32) -> Result<()> {
         ensure!(self.card.read(reg::BOOT0) == boot0, "BOOT0 is {:#x}", self.card.read(reg::BOOT0));
         let clock = || u64::from(self.card.read(reg::PTIMER_HIGH)) << 32 | u64::from(self.card.read(reg::PTIMER_LOW));

@@ -28,7 +28,7 @@ const LARGE_ENTRIES: u32 = 1024;
 const SMALL_BYTES: u64 = 256 << 10;
 /// A key as a neighbour of another group might choose it.
 const ANY_KEY: u64 = 0x5e67;
-/// Where a guest of the tests has no RAM, and no device of its own that could be lent.
+/// Addresses at which a guest of the tests has no RAM, and no device of its own that could be lent.
 const NO_RAM: [u64; 5] = [0xb000_0000, 0xfec0_0000, 1 << 40, 1 << 63, u64::MAX - 0xfff];
 
 /// The interface's capability; that there is none is counted as a refusal.

@@ -80,7 +80,7 @@ impl<'a> Queue<'a> {
         self.registers.store(self.offset + register as usize, Width::Dword, value.into());
     }
 
-    /// What the device says of the interface.
+    /// Reads the status of the interface.
     pub fn status(&self) -> u32 {
         self.read(register::STATUS)
     }

@@ -9,7 +9,7 @@ use crate::access::Width;
 /// An offset in an aperture, apart from USERD.
 const OFFSET: u64 = 0x40_0000;
 
-/// What is read there, before and after writing; whether that was something.
+/// Reads there, before and after writing, and notes whether that was something.
 fn look(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, register: u32) {
     let before = lab.card.read(register);
     lab.card.write(register, BRAND);

@@ -37,7 +37,7 @@ const RAM: u64 = MIB;
 const EVIL: VmId = VmId(0);
 const GOOD: VmId = VmId(1);
 const IDLE: VmId = VmId(2);
-/// What the idle VM's memory is full of, from [`SECRET_AT`] on.
+/// Byte that fills the idle VM's memory, from [`SECRET_AT`] on.
 const SECRET: u8 = 0xc5;
 const SECRET_AT: u64 = SHARE / 2;
 /// Virtual address of a third buffer.
@@ -68,7 +68,7 @@ struct Scene {
     evil: Driver,
     good: Worker,
     idle: Bystander,
-    /// Where the card sees the RAM of the working and of the idle VM.
+    /// Addresses at which the card sees the RAM of the working and of the idle VM.
     bus: [u64; 2],
 }
 
@@ -383,7 +383,7 @@ impl Scene {
     }
 }
 
-/// Which of a directory entry's tables.
+/// Size of pages that a directory entry's table is for.
 #[derive(Clone, Copy)]
 enum Size {
     Small,

@@ -51,7 +51,7 @@ fn neighbours_copies_are_whole_while_the_attacker_comes_and_goes_on_the_same_eng
     scene.finish();
 }
 
-/// What the attacker does in a round, by its number, while the neighbour works: its images and
+/// Attacks in a round, by its number, while the neighbour works: the attacker's images and
 /// its tables go, its channel goes, with work under way.
 fn provoke(evil: &mut super::Driver, round: u32) {
     let mut channel = evil.channel(ID);

@@ -9,7 +9,7 @@ use vmm_glue::RegionIndex;
 
 /// An offset in an aperture, apart from USERD.
 const OFFSET: u64 = 0x40_0000;
-/// What is written where nothing may stay.
+/// Word that is written where nothing may stay.
 const BRAND: u32 = 0xa77a_c4ed;
 
 /// Both apertures: region, and the register that names the instance block.

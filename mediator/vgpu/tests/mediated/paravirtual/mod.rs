@@ -17,7 +17,7 @@ use vmm_glue::RegionIndex;
 use vram::victim::VictimPolicy;
 use vram::{Limits, To};
 
-/// Where the interface's RAM is: behind what the driver lends at 0.
+/// Address of the interface's RAM: behind what the driver lends at 0.
 const BASE: u64 = MIB - RAM_BYTES;
 
 fn offered(group: Option<&str>) -> PvSettings {

@@ -29,7 +29,7 @@ pub(super) struct Thread {
     pub(super) cc: Cc,
 }
 
-/// What surrounds a thread.
+/// Surroundings of a thread.
 pub(super) struct Env<'a> {
     pub(super) constants: &'a [u32],
     pub(super) lane: usize,

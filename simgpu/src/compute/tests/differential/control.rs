@@ -4,7 +4,7 @@
 use super::super::rig::{DATA, Random, Rig};
 use std::fmt::Write;
 
-/// What the programs here are made of.
+/// Operations that the programs here are made of.
 pub(super) const OPERATIONS: [&str; 18] = [
     "BRA", "BRX", "JMP", "JMX", "CAL", "JCAL", "SSY", "PBK", "PCNT", "PRET", "PLONGJMP", "EXIT", "RET", "KIL", "BRK",
     "CONT", "LONGJMP", "BAR",
@@ -25,13 +25,13 @@ enum Statement {
     Continue(Bit),
     Call(usize),
     Return(Bit),
-    /// Where a long jump from within ends.
+    /// Statements behind which a long jump from within ends.
     Catch(Vec<Self>),
     Throw(Bit),
     Exit(Bit),
 }
 
-/// Where a thread goes after a statement.
+/// Next step of a thread after a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     On,
@@ -42,7 +42,7 @@ enum Next {
     Exit,
 }
 
-/// What may stand at a place.
+/// Statements that may stand at a place.
 #[derive(Clone, Copy, Debug, Default)]
 struct Inside {
     depth: u32,

@@ -218,7 +218,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Result<(),
     Ok(())
 }
 
-/// How wrong MUFU may be: half of a unit in the last place, and what the reference itself lacks.
+/// Error that MUFU may have: half of a unit in the last place, and what the reference itself lacks.
 const UNITS: f64 = 0.501;
 
 /// Returns whether `result` is what MUFU may say of the argument. Logarithm, power and angle functions are summed up

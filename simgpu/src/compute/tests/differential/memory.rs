@@ -45,7 +45,7 @@ const GLOBAL_BYTES: usize = 4096;
 /// Words that are locked: few, so that they are found locked.
 const LOCKED_BYTES: u64 = 64;
 
-/// Where an access goes.
+/// Target of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Space {
     Global,

@@ -29,7 +29,7 @@ fn describe(source: bool, side: &Side, start: u64, methods: &mut Vec<(u32, u32)>
     }
 }
 
-/// How elements change, in plain values.
+/// Change of elements, in plain values.
 #[derive(Clone, Debug)]
 struct Format {
     component: u64,
@@ -156,7 +156,7 @@ proptest! {
     }
 }
 
-/// What nouveau's buffer move sends.
+/// The methods of nouveau's buffer move.
 #[test]
 fn pages_are_moved_as_lines_of_4096_bytes() {
     let mut bench = Bench::<CopyEngine>::new();

@@ -1,4 +1,4 @@
-//! What goes wrong: pages that are not there, methods that are not there, bits that are not there.
+//! Errors: pages that are not there, methods that are not there, bits that are not there.
 
 use super::{ARENA, ARENA_BYTES, Bench, on_the_bus};
 use crate::engines::copy::{CopyEngine, M2mf};

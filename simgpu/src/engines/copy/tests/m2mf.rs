@@ -110,7 +110,7 @@ fn linear(from: u64, to: u64, line: u32, lines: u32) -> Vec<(u32, u32)> {
     methods
 }
 
-/// What nouveau's buffer move sends.
+/// The methods of nouveau's buffer move.
 #[test]
 fn pages_are_moved_as_lines_of_4096_bytes() {
     let mut bench = Bench::<M2mf>::new();

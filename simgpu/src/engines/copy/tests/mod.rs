@@ -30,7 +30,7 @@ struct Bench<E> {
     tables: Tables,
     engine: E,
     work: Work,
-    /// What a step may do.
+    /// Work that a step may do.
     budget: u64,
     /// Take the state out and in again between steps, and through a context image between methods, as when channels
     /// switch.
@@ -104,7 +104,7 @@ fn assert_same(found: &[u8], expected: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Where the bytes of a block-linear surface lie, found by laying them out one after the other.
+/// Layout of a block-linear surface, found by placing the bytes one after the other.
 struct Reference {
     width: u64,
     height: u64,

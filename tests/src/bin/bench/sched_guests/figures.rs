@@ -13,7 +13,7 @@ use super::{BAND, CREDIT, FIFO, HALF, LONG_MADD, MADD, MEASURED, MS, common, equ
 /// Bytes of a copy, which the guest rounds up: as long as two of `madd`.
 const COPY: u64 = (COPY_MIB_PER_S << 20) * 2 * MADD as u64 * ROUND_NS / 1_000_000_000;
 
-/// How far before an arrival and behind it windows are left out: its setup, and a window of history.
+/// Time before an arrival and behind it in which windows are left out: its setup, and a window of history.
 const ARRIVAL: u64 = 500 * MS;
 
 /// `madd` against `long-madd` on 2, 4, 8 VMs.
@@ -39,7 +39,7 @@ pub fn gpuvm_7_and_8(crowd: &Crowd) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// What lies between the beginning of a load and a later one's, or the end.
+/// Returns what lies between the beginning of a load and a later one's, or the end.
 fn between(outcome: &Outcome, load: usize) -> Result<(u64, u64)> {
     let from = outcome.marks.get(load).context("a load that has not begun")? + ARRIVAL;
     let until = outcome.marks.get(load + 1).map_or(outcome.length, |next| next.saturating_sub(ARRIVAL));

@@ -32,9 +32,9 @@ const IN_FLIGHT: u32 = 16;
 /// VMs at most, and MiB of RAM of each.
 const VMS: usize = 16;
 const MEMORY_MIB: u32 = 320;
-/// What is left out at the start of a run.
+/// Time at the start of a run that is left out.
 const WARM: Duration = Duration::from_millis(700);
-/// What is measured, if it need not be more: four of the longer windows.
+/// Time that is measured, if it need not be more: four of the longer windows.
 const MEASURED: Duration = Duration::from_secs(2 * SCALE as u64);
 
 /// A policy as it is measured: its name in the report, and settings.

@@ -1,4 +1,4 @@
-//! How fast chunks move, against plain copies between the same two memories by the same engines; and what the size of a
+//! Speed of moving chunks, against plain copies between the same two memories by the same engines; and what the size of a
 //! chunk changes (GPUswap's figures 7 to 9).
 
 use std::time::Instant;
@@ -16,9 +16,9 @@ use super::{CHUNK, division, time};
 
 /// Bytes that are copied or moved at a time.
 const BYTES: u64 = 32 * MIB;
-/// Where the guest's buffer lies in its VRAM: on a chunk's boundary whatever the size.
+/// Address of the guest's buffer in its VRAM: on a chunk's boundary whatever the size.
 const AT: u64 = 64 * MIB;
-/// Where it and the RAM are for the GPU.
+/// Address of it and of the RAM for the GPU.
 const VRAM_VA: u64 = 0x100_0000;
 const RAM_VA: u64 = VRAM_VA + BYTES;
 /// Guest-physical address of RAM.
@@ -180,7 +180,7 @@ pub fn throughput() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// What chunks of other sizes change.
+/// Measures what chunks of other sizes change.
 pub fn chunk_sizes() -> Result<Vec<Metric>> {
     const NEW: u64 = 40;
     let mut metrics = Vec::new();

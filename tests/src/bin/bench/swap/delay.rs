@@ -20,7 +20,7 @@ const REQUESTS: [u64; 4] = [1, 2, 4, 8];
 const ROUNDS: u32 = 6;
 /// First chunk of guests' VRAM that the driver itself has nothing in.
 const FIRST: u64 = 4;
-/// Where a guest's chunks are for the GPU: a page of each.
+/// Address of a guest's chunks for the GPU: a page of each.
 const VA: u64 = 0x100_0000;
 /// Both copy engines.
 const LANES: f64 = 2.0;
@@ -57,7 +57,7 @@ fn moved_of(rig: &Rig, vm: u32) -> (u64, u64) {
     rig.host.lock().moved(VmId(vm)).map_or((0, 0), |moved| (moved.sum.bytes, moved.sum.suspended_ns))
 }
 
-/// What one request cost, in seconds, and the bytes that went for it.
+/// Cost of one request, in seconds, and the bytes that went for it.
 struct Cost {
     usable: f64,
     on_card: f64,

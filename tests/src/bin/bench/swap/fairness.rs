@@ -20,16 +20,16 @@ const CARD_MIB: u64 = 94;
 const EACH_MIB: u64 = 120;
 /// Time between two allocations of a chunk.
 const STEP: Duration = Duration::from_millis(25);
-/// When the second begins.
+/// Time at which the second begins.
 const SECOND: Duration = Duration::from_millis(2500);
-/// How long each keeps what it has.
+/// Time for which each keeps what it has.
 const HOLD: Duration = Duration::from_millis(3500);
 /// First chunk of guests' VRAM that the driver itself has nothing in.
 const FIRST: u64 = 4;
-/// Where the first page of each chunk is for the GPU.
+/// Address of the first page of each chunk for the GPU.
 const VA: u64 = 0x100_0000;
 
-/// What both have at a time, in chunks: on the card and in host memory.
+/// Memory of both at a time, in chunks: on the card and in host memory.
 struct Sample {
     at: Duration,
     card: [u32; 2],

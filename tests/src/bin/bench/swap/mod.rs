@@ -33,7 +33,7 @@ const CHUNK: u64 = 2 * MIB;
 /// Nothing here takes that long.
 const LONG: Duration = Duration::from_secs(120);
 
-/// How long work takes.
+/// Returns the time that work takes.
 fn time() -> Option<TimeModel> {
     Some(timing(VRAM_RATE, BUS_RATE))
 }

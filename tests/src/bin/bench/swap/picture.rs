@@ -18,7 +18,7 @@ const COLOURS: [RGBColor; 6] = [
 /// Width and height, in pixels.
 const SIZE: (u32, u32) = (900, 480);
 
-/// What a picture says beside its lines.
+/// Texts of a picture beside its lines.
 pub struct Picture<'a> {
     /// Above them.
     pub title: &'a str,

@@ -22,14 +22,14 @@ const VM_MIB: u64 = 64;
 const HOST_MIB: u64 = 2 * VM_MIB;
 /// MiB of the card, from where all fits to where next to nothing does; in the paper, from 500 MB to 20 MB.
 const SIZES: [u64; 5] = [128, 20, 12, 8, 4];
-/// Where all fits.
+/// Size at which all fits.
 const PLENTY: u64 = SIZES[0];
 /// Runs of each; the fastest counts, since nothing but other work on this machine makes one slower.
 const RUNS: usize = 2;
 /// The same on a card with memory to spare, with and without relocation.
 const ROUNDS: usize = 9;
 
-/// What two instances made of a card.
+/// Outcome of two instances on a card.
 struct Outcome {
     /// Seconds of the slower one.
     slower: f64,

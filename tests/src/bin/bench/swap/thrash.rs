@@ -26,7 +26,7 @@ const PIECE: u64 = CHUNK / 2;
 const PIECES: u64 = 32;
 /// First byte of guests' VRAM that the driver itself has nothing at.
 const FIRST: u64 = 4 * MIB;
-/// Where the set is for the GPU.
+/// Address of the set for the GPU.
 const VA: u64 = 0x100_0000;
 /// Times that a job goes through its set.
 const PASSES: u64 = 500;
@@ -88,13 +88,13 @@ impl Job {
     }
 }
 
-/// What a mode made of the two jobs.
+/// Outcome of the two jobs in a mode.
 struct Outcome {
     makespan: f64,
     /// Bytes that lay in host memory when they began.
     outside: u64,
     moved: u64,
-    /// How often it was another one's turn.
+    /// Number of changes of turn.
     turns: u64,
 }
 
