@@ -107,12 +107,10 @@ fn test(copy: &Path, package: &str, filter: &str) -> Result<Tally> {
     Ok(reader.finish(output.status.success()))
 }
 
-/// Copies what git tracks, as it is in the working tree.
+/// Brings the copy to what git tracks, as it is in the working tree. Files that are the same are left alone, so that a second run
+/// compiles what has changed only; one that a run was killed over is not the same.
 fn copy_sources() -> Result<PathBuf> {
     let copy = target().join("mutations");
-    if copy.exists() {
-        fs::remove_dir_all(&copy).with_context(|| format!("cannot remove {}", copy.display()))?;
-    }
     let listed = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
         .current_dir(root())
@@ -121,21 +119,64 @@ fn copy_sources() -> Result<PathBuf> {
     if !listed.status.success() {
         bail!("git ls-files: {}", String::from_utf8_lossy(&listed.stderr));
     }
+    let mut names = BTreeSet::new();
     for name in listed.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let name = Path::new(std::str::from_utf8(name).context("a file name that is no UTF-8")?);
         let (from, to) = (root().join(name), copy.join(name));
         // What is deleted but not committed yet is listed all the same.
         if from.is_file() {
-            fs::create_dir_all(to.parent().context("a file without a folder")?)?;
-            fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+            bring(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+            names.insert(name.to_owned());
         }
     }
+    remove_others(&copy, &copy, &names)?;
     Ok(copy)
+}
+
+/// Copies a file, unless its copy is the same.
+fn bring(from: &Path, to: &Path) -> std::io::Result<()> {
+    let same = fs::read(to).is_ok_and(|copied| fs::read(from).is_ok_and(|text| text == copied));
+    if !same {
+        to.parent().map_or(Ok(()), fs::create_dir_all)?;
+        fs::copy(from, to)?;
+    }
+    Ok(())
+}
+
+/// Removes the files of a folder of the copy that are not among `names`.
+fn remove_others(copy: &Path, folder: &Path, names: &BTreeSet<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            remove_others(copy, &path, names)?;
+        } else if path.strip_prefix(copy).is_ok_and(|name| !names.contains(name)) {
+            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copy_that_is_the_same_is_left_alone_and_one_that_is_not_is_made_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, copy) = (folder.path().join("from"), folder.path().join("copy"));
+        let to = copy.join("a/b.rs");
+        fs::write(&from, "good").unwrap();
+        bring(&from, &to).unwrap();
+        let before = fs::metadata(&to).unwrap().modified().unwrap();
+        bring(&from, &to).unwrap();
+        assert_eq!(fs::metadata(&to).unwrap().modified().unwrap(), before);
+        fs::write(&to, "a mistake that a killed run has left").unwrap();
+        fs::write(copy.join("gone.rs"), "").unwrap();
+        bring(&from, &to).unwrap();
+        remove_others(&copy, &copy, &BTreeSet::from(["a/b.rs".into()])).unwrap();
+        assert_eq!(fs::read_to_string(&to).unwrap(), "good");
+        assert!(!copy.join("gone.rs").exists());
+    }
 
     #[test]
     fn each_mutation_has_its_place() {
