@@ -10,17 +10,6 @@ use crate::lints::File;
 /// Most lines of product code of a crate under `mediator/`; tests do not count.
 const MAX_CRATE_LINES: usize = 8000;
 
-/// Modules at the top of a crate that import each other in a circle, at most. These only go down; a crate that is not named has
-/// none.
-const MAX_IN_CIRCLES: &[(&str, usize)] = &[];
-
-/// Folders that may be part of a circle: crate, folder, and why.
-const FOLDERS_IN_CIRCLES: &[(&str, &str, &str)] = &[];
-
-/// Public items that no other crate names, at most. These only go down; a crate that is not named has none.
-const MAX_UNNAMED: &[(&str, usize)] =
-    &[("config", 3), ("ctl", 4), ("kept", 1), ("locks", 1), ("memory", 4), ("owner", 3)];
-
 /// The crate under `mediator/` that a source file is of, and the file's module path from `src` on.
 fn room(path: &Path) -> Option<(String, Vec<String>)> {
     let parts: Vec<_> = path
@@ -133,31 +122,22 @@ pub fn circles(files: &[File]) -> Vec<String> {
     for (name, (imports, folders)) in imports(files) {
         let circle: BTreeSet<&str> =
             imports.keys().map(String::as_str).filter(|module| reached(&imports, module).contains(module)).collect();
-        let allowed = |module: &str| FOLDERS_IN_CIRCLES.iter().any(|(of, folder, _)| *of == name && *folder == module);
-        problems.extend(circle.iter().filter(|module| folders.contains(**module) && !allowed(module)).map(|module| {
+        problems.extend(circle.iter().filter(|module| folders.contains(**module)).map(|module| {
             let back =
                 imports.get(*module).into_iter().flatten().filter(|other| reached(&imports, other).contains(module));
             let back: Vec<_> = back.map(String::as_str).collect();
             format!("mediator/{name}: folder `{module}` imports what imports it: {}", back.join(", "))
         }));
-        problems.extend(exceeds(MAX_IN_CIRCLES, &name, circle.len(), || {
+        if !circle.is_empty() {
             let names: Vec<_> = circle.iter().copied().collect();
-            format!("mediator/{name}: {} modules import each other in a circle: {}", names.len(), names.join(", "))
-        }));
+            problems.push(format!(
+                "mediator/{name}: {} modules import each other in a circle: {}",
+                names.len(),
+                names.join(", ")
+            ));
+        }
     }
     problems
-}
-
-/// A number that is over its bound, or below it, when the bound is to go down.
-fn exceeds(bounds: &[(&str, usize)], name: &str, count: usize, tell: impl FnOnce() -> String) -> Option<String> {
-    let most = bounds.iter().find(|(of, _)| *of == name).map_or(0, |(_, most)| *most);
-    match count.cmp(&most) {
-        std::cmp::Ordering::Greater => Some(format!("{}; at most {most}", tell())),
-        std::cmp::Ordering::Less => {
-            Some(format!("mediator/{name}: {count}, where {most} is allowed: lower it in xtask/src/rooms.rs"))
-        }
-        std::cmp::Ordering::Equal => None,
-    }
 }
 
 /// Crates that are too large.
@@ -176,24 +156,44 @@ pub fn sizes(files: &[File]) -> Vec<String> {
         .collect()
 }
 
-/// Names of public items that a text declares, but for those of modules.
-fn declared(text: &str) -> impl Iterator<Item = &str> {
-    const KINDS: [&str; 8] = ["fn ", "const fn ", "struct ", "enum ", "trait ", "type ", "const ", "static "];
-    text.lines().filter_map(|line| {
-        let rest = line.trim_start().strip_prefix("pub ")?;
-        let rest = KINDS.iter().find_map(|kind| rest.strip_prefix(kind))?;
-        rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().filter(|name| !name.is_empty() && *name != "fn")
-    })
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// Public items that no other crate names.
+/// The name of a public item, none of what is public by it, and the words of its declaration.
+type Declared<'a> = (Option<&'a str>, BTreeSet<&'a str>);
+
+/// Public items that a text declares, but for modules, with what is public by them: fields, methods of traits and their types.
+fn declared(text: &str) -> Vec<Declared<'_>> {
+    const KINDS: [&str; 8] = ["fn ", "const fn ", "struct ", "enum ", "trait ", "type ", "const ", "static "];
+    let mut found = Vec::new();
+    let mut lines = text.lines().map(str::trim_start);
+    while let Some(line) = lines.next() {
+        let of_trait = line.starts_with("type ") || (line.starts_with("fn ") && line.ends_with(';'));
+        let public = line.strip_prefix("pub ").filter(|rest| !rest.starts_with("use "));
+        let Some(rest) = public.or(of_trait.then_some(line)) else { continue };
+        let item = KINDS.iter().find_map(|kind| rest.strip_prefix(kind)).filter(|_| !of_trait);
+        let ends: &[char] = if item.is_some() { &['{', '}', ';'] } else { &[',', ';'] };
+        let mut all: BTreeSet<&str> = words(rest).collect();
+        let mut last = line;
+        while !last.ends_with(ends) {
+            let Some(next) = lines.next() else { break };
+            all.extend(words(next));
+            last = next;
+        }
+        found.push((item.and_then(|rest| words(rest).next()), all));
+    }
+    found
+}
+
+/// Public items that no other crate names, and that stand in no other public declaration of their own.
 pub fn unnamed(files: &[File]) -> Vec<String> {
-    let mut items: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
-    let mut words: Vec<(Option<String>, BTreeSet<&str>)> = Vec::new();
+    let mut items: BTreeMap<String, Vec<Declared<'_>>> = BTreeMap::new();
+    let mut named: Vec<(Option<String>, BTreeSet<&str>)> = Vec::new();
     for file in files {
         let room = room(&file.path);
         let name = room.as_ref().map(|(name, _)| name.clone());
-        words.push((name, file.text.split(|c: char| !c.is_alphanumeric() && c != '_').collect()));
+        named.push((name, words(&file.text).collect()));
         if let Some((name, modules)) = room
             && !is_test(&modules)
             && name != "rig"
@@ -203,12 +203,16 @@ pub fn unnamed(files: &[File]) -> Vec<String> {
     }
     let mut problems = Vec::new();
     for (name, items) in items {
-        let used =
-            |item: &str| words.iter().any(|(of, words)| of.as_deref() != Some(name.as_str()) && words.contains(item));
-        let unused: Vec<_> = items.into_iter().filter(|item| !used(item)).collect();
-        problems.extend(exceeds(MAX_UNNAMED, &name, unused.len(), || {
-            format!("mediator/{name}: {} public items that no other crate names: {}", unused.len(), unused.join(", "))
-        }));
+        let used = |item: &str| {
+            let elsewhere = || named.iter().any(|(of, all)| of.as_deref() != Some(name.as_str()) && all.contains(item));
+            let shown = || items.iter().any(|(of, all)| *of != Some(item) && all.contains(item));
+            elsewhere() || shown()
+        };
+        let unused: BTreeSet<_> = items.iter().filter_map(|(item, _)| *item).filter(|item| !used(item)).collect();
+        if !unused.is_empty() {
+            let unused = unused.into_iter().collect::<Vec<_>>().join(", ");
+            problems.push(format!("mediator/{name}: public, and no other crate names it: {unused}"));
+        }
     }
     problems
 }
@@ -250,11 +254,14 @@ mod tests {
     #[test]
     fn public_items_that_only_their_crate_names_are_told() {
         let files = [
-            file("mediator/x/src/a.rs", "pub fn used() {}\npub const fn lonely() {}\n"),
+            file(
+                "mediator/x/src/a.rs",
+                "pub fn used(\n    by: Shown,\n) -> X {}\npub const fn lonely() {}\npub struct Shown;\n",
+            ),
             file("mediator/y/src/a.rs", "use x::used;\n"),
         ];
         let told = unnamed(&files);
-        assert_eq!(told, ["mediator/x: 1 public items that no other crate names: lonely; at most 0"]);
+        assert_eq!(told, ["mediator/x: public, and no other crate names it: lonely"]);
     }
 
     #[test]

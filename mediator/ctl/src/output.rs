@@ -103,7 +103,7 @@ pub fn vms(vms: &[Vm]) -> String {
 
 /// A virtual machine that was just added.
 #[must_use]
-pub fn vm_added(vm: &Vm) -> String {
+pub(super) fn vm_added(vm: &Vm) -> String {
     let Vm { name, card, vram_mib, .. } = vm;
     format!(
         "VM {name} is added: card {card}, {vram_mib} MiB, socket {}\n\

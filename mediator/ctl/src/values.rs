@@ -8,7 +8,7 @@ use serde::de::value::{Error, StrDeserializer};
 
 /// A part of the whole, written in percent with at most one decimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Percent {
+pub(super) struct Percent {
     /// In thousandths, as the API has it.
     pub permille: u32,
 }

@@ -11,7 +11,7 @@ use vram::VmId;
 
 /// The space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SavedIova {
+pub(crate) struct SavedIova {
     /// Start and bytes, in their order; what the host cannot map among them.
     taken: Vec<(u64, u64)>,
     /// By number.
@@ -33,7 +33,7 @@ pub struct Claims(BTreeMap<u64, u64>);
 
 impl IovaSpace {
     /// Writes the space down.
-    pub fn save(&self) -> SavedIova {
+    pub(crate) fn save(&self) -> SavedIova {
         let Self { taken, vms } = self;
         let vms = vms.iter().map(|(vm, part)| {
             let Part { share: RamShare { quota, guarantee }, window, charged: _ } = part;
@@ -48,7 +48,7 @@ impl IovaSpace {
     ///
     /// # Errors
     /// When ranges overlap, or lie where the card reaches none.
-    pub fn restored(saved: SavedIova, unmappable: &[Range<u64>]) -> Result<(Self, Claims), Invalid> {
+    pub(crate) fn restored(saved: SavedIova, unmappable: &[Range<u64>]) -> Result<(Self, Claims), Invalid> {
         let SavedIova { taken, vms } = saved;
         let mut space = Self::without(unmappable);
         let mut claims = Claims::default();

@@ -15,7 +15,7 @@ use vram::HostAddr;
 
 /// The slots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SavedSlots {
+pub(crate) struct SavedSlots {
     /// First I/O address of all.
     pub base: u64,
     pub slots: u32,
@@ -27,7 +27,7 @@ pub struct SavedSlots {
 
 impl PinnedPool {
     /// Writes the slots down. What they hold is in [`PinnedPool::file`].
-    pub fn save(&self) -> SavedSlots {
+    pub(crate) fn save(&self) -> SavedSlots {
         let Self { card: _, base, slot_bytes: _, slots, kept, file: _, handed: _ } = self;
         let filled = (0..).zip(slots).filter(|(_, memory)| memory.is_some()).map(|(number, _)| number);
         SavedSlots {
@@ -43,7 +43,7 @@ impl PinnedPool {
     ///
     /// # Errors
     /// When they are none that there can be, or the file is another; when the host does not map it.
-    pub fn restored(
+    pub(crate) fn restored(
         saved: SavedSlots,
         card: Arc<dyn Card>,
         slot_bytes: u64,
