@@ -7,7 +7,7 @@
 mod execute;
 
 use super::device::Core;
-use super::pv::{Interface, Progress};
+use super::pv::{Interface, Progress, QueueError};
 use execute::Executed;
 use nvspec::regs::pfifo::CHANNEL;
 use virtio_queue::Queue;
@@ -42,8 +42,8 @@ impl Core {
         }
     }
 
-    fn serve_queue(&mut self, queue: &mut Queue) -> Result<Progress, String> {
-        let memory = self.backend.ram_now().ok_or("bus mastering is off")?;
+    fn serve_queue(&mut self, queue: &mut Queue) -> Result<Progress, QueueError> {
+        let memory = self.backend.ram_now().ok_or(QueueError::NoBusMaster)?;
         let Some(pv) = self.backend.pv_mut() else { return Ok(Progress::Idle) };
         let Some(mut ongoing) = pv.next_batch(queue, &memory)? else { return Ok(Progress::Idle) };
         pv.count_hold();

@@ -10,7 +10,7 @@ mod registers;
 mod saved;
 
 pub(crate) use attachments::{Attachment, Attachments, segment_va};
-pub(super) use queue::Progress;
+pub(super) use queue::{Progress, QueueError};
 pub(super) use registers::After;
 pub(super) use saved::SavedInterface;
 

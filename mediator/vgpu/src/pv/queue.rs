@@ -4,14 +4,54 @@
 
 use super::Interface;
 use pv::abi::{AnswerHeader, MAX_BATCH_BYTES, MAX_QUEUE, status};
-use pv::{Answers, Begun};
+use pv::{Answers, Begun, Malformed};
 use std::sync::atomic::Ordering;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_glue::memory::MemoryTable;
 
 /// Flag of the available ring: no interrupt is wanted. Source: VIRTIO 1.2, 2.7.6.
 const NO_INTERRUPT: u16 = 1;
+
+/// Reason why a queue cannot be used. The guest must reset it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum QueueError {
+    /// Features were accepted that were not offered.
+    #[error("features were accepted that were not offered")]
+    Features,
+    /// Its set-up cannot be.
+    #[error("its set-up names no memory that can be mapped, or bus mastering is off")]
+    Setup,
+    /// The device may not access the guest's memory.
+    #[error("bus mastering is off")]
+    NoBusMaster,
+    /// Its rings are not what the standard says.
+    #[error(transparent)]
+    Rings(#[from] virtio_queue::Error),
+    /// Its rings are not in the guest's memory.
+    #[error(transparent)]
+    Memory(#[from] GuestMemoryError),
+}
+
+/// Reason why a batch is not begun.
+#[derive(Debug, thiserror::Error)]
+enum Unreadable {
+    /// More descriptors than a queue has.
+    #[error("its chain is longer than a queue")]
+    Long,
+    /// Descriptors in an order that the standard forbids.
+    #[error("a readable descriptor is behind a writable one")]
+    Order,
+    /// Nowhere to answer.
+    #[error("it has no room for the answer")]
+    NoRoom,
+    /// Descriptors that lead nowhere.
+    #[error(transparent)]
+    Memory(#[from] GuestMemoryError),
+    /// Bytes that are no batch.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
 
 /// Places of the queue, as the guest says.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,19 +81,19 @@ impl Interface {
         self.queue = memory.and_then(|memory| self.setup.queue(memory));
         self.ended = 0;
         if self.accepted & !self.offered != 0 {
-            self.fail("features were accepted that were not offered");
+            self.fail(&QueueError::Features);
         } else if self.queue.is_some() {
             self.status = status::READY;
         } else {
-            self.fail("its set-up names no memory that can be mapped, or bus mastering is off");
+            self.fail(&QueueError::Setup);
         }
     }
 
     /// The queue cannot be used.
-    pub(crate) fn fail(&mut self, why: &str) {
+    pub(crate) fn fail(&mut self, why: &QueueError) {
         if self.may_complain() {
             let (vm, setup) = (self.party.vm, self.setup);
-            tracing::warn!(%vm, ?setup, why, "the paravirtual queue cannot be used; the guest must reset it");
+            tracing::warn!(%vm, ?setup, %why, "the paravirtual queue cannot be used; the guest must reset it");
         }
         (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
     }
@@ -79,24 +119,20 @@ impl Interface {
         &mut self,
         queue: &mut Queue,
         memory: &MemoryTable,
-    ) -> Result<Option<Box<Ongoing>>, String> {
+    ) -> Result<Option<Box<Ongoing>>, QueueError> {
         if let Some(ongoing) = self.ongoing.take() {
             return Ok(Some(ongoing));
         }
-        let Some(chain) = queue.iter(memory).map_err(|error| error.to_string())?.next() else { return Ok(None) };
+        let Some(chain) = queue.iter(memory)?.next() else { return Ok(None) };
         let head = chain.head_index();
-        let parts = Parts::of(chain);
-        let data = parts.as_ref().map_err(|why| (*why).to_owned()).and_then(|parts| parts.read(memory));
-        let batch = match data.and_then(|data| Begun::new(data).map_err(|error| error.to_string())) {
-            Ok(batch) => Some(batch),
-            Err(why) => {
-                if self.may_complain() {
-                    tracing::warn!(vm = %self.party.vm, why, "a guest's batch is malformed, and nothing of it is done");
-                }
-                None
+        let mut complain = |why: &Unreadable| {
+            if self.may_complain() {
+                tracing::warn!(vm = %self.party.vm, %why, "a guest's batch is malformed, and nothing of it is done");
             }
         };
-        Ok(Some(Box::new(Ongoing { head, parts: parts.ok(), batch, copied: None })))
+        let parts = Parts::of(chain).inspect_err(&mut complain).ok();
+        let batch = parts.as_ref().and_then(|parts| parts.batch(memory).inspect_err(complain).ok());
+        Ok(Some(Box::new(Ongoing { head, parts, batch, copied: None })))
     }
 
     /// A batch goes on later.
@@ -115,17 +151,16 @@ impl Interface {
         queue: &mut Queue,
         memory: &MemoryTable,
         ongoing: Ongoing,
-    ) -> Result<(), String> {
+    ) -> Result<(), QueueError> {
         let answers = ongoing.batch.map_or_else(Answers::malformed, Begun::into_answers);
         let written = ongoing.parts.map_or(0, |parts| parts.answer(memory, &answers));
         self.ended = self.ended.wrapping_add(1);
         self.counts.batches += 1;
         self.counts.operations += u64::from(answers.done());
         self.counts.refused += u64::from(answers.status() != pv::abi::Status::Done);
-        queue.add_used(memory, ongoing.head, written).map_err(|error| error.to_string())?;
+        queue.add_used(memory, ongoing.head, written)?;
         // The crate's own test whether to interrupt does not know of the ring's flag.
-        let flags: u16 =
-            memory.load(GuestAddress(queue.avail_ring()), Ordering::SeqCst).map_err(|error| error.to_string())?;
+        let flags: u16 = memory.load(GuestAddress(queue.avail_ring()), Ordering::SeqCst)?;
         let wanted = u16::from_le(flags) & NO_INTERRUPT == 0;
         self.interrupt |= wanted && self.interrupt_enabled;
         Ok(())
@@ -165,11 +200,11 @@ struct Parts {
 }
 
 impl Parts {
-    fn of(chain: DescriptorChain<&MemoryTable>) -> Result<Self, &'static str> {
+    fn of(chain: DescriptorChain<&MemoryTable>) -> Result<Self, Unreadable> {
         let mut parts = Self::default();
         for (index, part) in chain.enumerate() {
             if index >= usize::from(MAX_QUEUE) {
-                return Err("its chain is longer than a queue");
+                return Err(Unreadable::Long);
             }
             let place = (part.addr(), part.len() as usize);
             if part.is_write_only() {
@@ -177,28 +212,28 @@ impl Parts {
             } else if parts.writable.is_empty() {
                 parts.readable.push(place);
             } else {
-                return Err("a readable descriptor is behind a writable one");
+                return Err(Unreadable::Order);
             }
         }
         let room = parts.writable.iter().map(|(_, len)| len).fold(0, |sum: usize, len| sum.saturating_add(*len));
         if room < size_of::<AnswerHeader>() {
-            return Err("it has no room for the answer");
+            return Err(Unreadable::NoRoom);
         }
         Ok(parts)
     }
 
-    /// The readable part, copied; at most as much as a batch can have.
-    fn read(&self, memory: &MemoryTable) -> Result<Vec<u8>, String> {
+    /// Reads the batch from the readable part, of which it copies at most as much as a batch can have.
+    fn batch(&self, memory: &MemoryTable) -> Result<Begun, Unreadable> {
         let mut data = Vec::new();
         for (at, len) in &self.readable {
             let from = data.len();
             data.resize(from.saturating_add(*len).min(MAX_BATCH_BYTES as usize), 0);
-            memory.read_slice(&mut data[from..], *at).map_err(|error| error.to_string())?;
+            memory.read_slice(&mut data[from..], *at)?;
         }
-        Ok(data)
+        Ok(Begun::new(data)?)
     }
 
-    /// Writes the answers into the writable part; how many bytes that were.
+    /// Writes the answers into the writable part. Returns how many bytes that were.
     fn answer(&self, memory: &MemoryTable, answers: &Answers) -> u32 {
         let room = self.writable.iter().fold(0, |sum: usize, (_, len)| sum.saturating_add(*len));
         let bytes = answers.bytes(room);
