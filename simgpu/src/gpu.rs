@@ -405,7 +405,7 @@ impl Gpu {
 
     /// Steps until there is nothing to do now.
     #[cfg(test)]
-    pub(crate) fn settle(&mut self) -> Progress {
+    pub(crate) fn run_until_idle(&mut self) -> Progress {
         for _ in 0..1_000_000 {
             match self.step() {
                 Progress::Ran => {}

@@ -188,7 +188,7 @@ impl Fifo {
     /// Does a little of what is to do.
     pub(crate) fn step(&mut self, cx: &mut Cx) -> Progress {
         self.take_doorbells(cx);
-        let mut progress = self.settle(cx);
+        let mut progress = self.complete_departures(cx);
         progress = progress.or(self.watch_switches(cx));
         if Self::running(cx) {
             for index in 0..self.pbdmas.len() {
@@ -213,7 +213,7 @@ impl Fifo {
     }
 
     /// Completes what waits for channels to leave their PBDMAs.
-    pub(crate) fn settle(&mut self, cx: &mut Cx) -> Progress {
+    pub(crate) fn complete_departures(&mut self, cx: &mut Cx) -> Progress {
         let mut progress = Progress::Idle;
         if let Some(channel) = self.preempting
             && self.leave(channel, cx)

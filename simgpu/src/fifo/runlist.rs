@@ -61,7 +61,7 @@ impl Fifo {
             self.scheduler_error(BAD_RUNLIST, cx);
         }
         self.runlist_pending = true;
-        self.settle(cx);
+        self.complete_departures(cx);
     }
 
     /// All channels that are no longer on the list have left: says so.
@@ -121,7 +121,7 @@ impl Fifo {
         let channel = pfifo::PREEMPT::CHANNEL.get(value);
         cx.storage.poke(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.of(channel));
         self.preempting = u8::try_from(channel).ok().filter(|channel| u32::from(*channel) < CHANNELS);
-        self.settle(cx);
+        self.complete_departures(cx);
     }
 
     /// Returns what the preempt register reads.

@@ -49,7 +49,7 @@ impl Fifo {
             }
             self.slots[index].switch = None;
         }
-        self.settle(cx);
+        self.complete_departures(cx);
         Ok(())
     }
 

@@ -19,7 +19,7 @@ fn behind_endless_work(driver: &mut Driver, more: &[Vec<u32>]) -> (super::driver
     driver.buffer(&channel, B, 1, 2);
     let semaphore = driver.buffer(&channel, SEM, 1, 9);
     driver.push(&mut channel, &words(&[vec![object(CE0), ce_copy(A, B, 1)], more.to_vec()].concat()));
-    driver.settle();
+    driver.run_until_idle();
     (channel, semaphore)
 }
 

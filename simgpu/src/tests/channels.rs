@@ -16,10 +16,10 @@ fn m2mf_copies_between_pages_of_a_channel() {
     driver.buffer(&channel, A, 3, 1);
     let to = driver.buffer(&channel, B, 3, 2);
     driver.push(&mut channel, &words(&[object(M2MF), m2mf_copy(A, B, 3 * PAGE as u32)]));
-    driver.settle();
+    driver.run_until_idle();
     assert!(driver.holds(to, 3, 1));
     assert_eq!(driver.userd(&channel, 0x88), 1, "GP_GET");
-    assert_eq!(driver.card.gpu().settle(), crate::fifo::Progress::Idle, "no reason to wake up again");
+    assert_eq!(driver.card.gpu().run_until_idle(), crate::fifo::Progress::Idle, "no reason to wake up again");
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn both_copy_engines_copy_to_and_from_host_memory() {
         driver.buffer(&channel, A, 2, 3);
         let to = driver.buffer(&channel, B, 2, 4);
         driver.push(&mut channel, &words(&[object(engine), ce_copy(A, SEM, 2), ce_copy(SEM, B, 2)]));
-        driver.settle();
+        driver.run_until_idle();
         assert!(driver.holds(to, 2, 3));
     }
 }
@@ -46,7 +46,7 @@ fn header_in_one_entry_and_data_in_the_next_are_one_packet() {
     let all = words(&[object(M2MF), m2mf_copy(A, B, PAGE as u32)]);
     for word in all {
         driver.push(&mut channel, &[word]);
-        driver.settle();
+        driver.run_until_idle();
     }
     assert!(driver.holds(to, 1, 3));
 }
@@ -60,7 +60,7 @@ fn kicked_channel_goes_on_where_it_was() {
     let all = words(&[object(M2MF), m2mf_copy(A, B, PAGE as u32)]);
     for word in all {
         driver.push(&mut channel, &[word]);
-        driver.settle();
+        driver.run_until_idle();
         // Kicked off, with its state in its instance block and its context image only.
         driver.wr(pfifo::PREEMPT::OFFSET, 1);
         assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 1, "done");
@@ -76,13 +76,13 @@ fn release_writes_payload_and_time() {
     let at = driver.buffer(&channel, SEM, 1, 9);
     driver.advance(0x1_2345_6780);
     driver.push(&mut channel, &release(SEM + 0x10, 0xcafe));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.peek(at + 0x10), 0xcafe);
     assert_eq!(driver.peek(at + 0x14), 0);
     assert_eq!((driver.peek(at + 0x18), driver.peek(at + 0x1c)), (0x2345_6780, 1));
     let untouched = driver.peek(at + 0x24);
     driver.push(&mut channel, &methods(0, 0x10, &[0, SEM as u32 + 0x20, 0xbeef, 2 | 1 << 24]));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!((driver.peek(at + 0x20), driver.peek(at + 0x24)), (0xbeef, untouched));
 }
 
@@ -98,7 +98,7 @@ fn acquire_waits_for_another_channel_in_every_form() {
         driver.map(other.space, SEM, super::driver::At::Vram(at), 1);
         driver.poke(at, before);
         driver.push(&mut waiter, &words(&[acquire(SEM, payload, how), release(SEM + 0x100, 1)]));
-        driver.settle();
+        driver.run_until_idle();
         assert_ne!(driver.peek(at + 0x100), 1, "{how:#x} let it through");
         assert_ne!(driver.rd(pfifo::CHANNEL_STATE::at(3)) & 0x10, 0, "acquire pending");
         if how & (1 << 12) != 0 {
@@ -119,7 +119,7 @@ fn non_stall_interrupt_latches_until_cleared_and_shows_its_engine() {
     driver.wr(pfifo::RUNLIST_INTR::OFFSET, u32::MAX);
     driver.wr(pfifo::INTR_EN::OFFSET, 0x7fff_ffff);
     driver.push(&mut channel, &words(&[object(CE0), methods(4, 0x20, &[0])]));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(pfifo::NON_STALL_ID::OFFSET), 1 << 4);
     assert_eq!(driver.rd(pfifo::INTR::OFFSET), 0x8000_0000);
     assert_eq!(driver.rd(pmc::INTR_0::OFFSET), 0, "not enabled yet");
@@ -134,7 +134,7 @@ fn reference_and_get_pointers_are_shown_in_userd() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(2);
     driver.push(&mut channel, &methods(0, 0x50, &[0x77]));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.userd(&channel, 0x48), 0x77);
     assert_eq!(driver.userd(&channel, 0x44), super::driver::PUSH_VA as u32 + 8);
     assert_eq!(driver.userd(&channel, 0x58), super::driver::PUSH_VA as u32);
@@ -154,11 +154,11 @@ fn channels_on_the_runlist_take_turns_and_keep_their_state() {
         let copy = m2mf_copy(A, B, PAGE as u32);
         driver.push(channel, &words(&[object(M2MF), copy[..copy.len() - 2].to_vec()]));
     }
-    driver.settle();
+    driver.run_until_idle();
     // The launches come later, in the opposite order: each channel must find its own addresses.
     for channel in channels.iter_mut().rev() {
         driver.push(channel, &methods(2, 0x300, &[0x0010_0110]));
-        driver.settle();
+        driver.run_until_idle();
     }
     for (index, at) in targets.into_iter().enumerate() {
         assert!(driver.holds(at, 1, index as u32), "channel {index}");
@@ -171,14 +171,14 @@ fn channel_beside_the_runlist_or_disabled_does_nothing() {
     let mut channel = driver.channel(9);
     let at = driver.buffer(&channel, SEM, 1, 9);
     driver.push(&mut channel, &release(SEM, 1));
-    driver.settle();
+    driver.run_until_idle();
     assert_ne!(driver.peek(at), 1);
     driver.wr(pfifo::CHANNEL_STATE::at(9), 0x001f_0000);
     driver.submit_runlist(&[9]);
-    driver.settle();
+    driver.run_until_idle();
     assert_ne!(driver.peek(at), 1);
     driver.wr(pfifo::CHANNEL_STATE::at(9), 0x001f_0001);
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.peek(at), 1);
     assert_eq!(driver.rd(pfifo::RUNLIST_INTR::OFFSET), 1 << 28);
 }
@@ -194,7 +194,7 @@ fn runlist_in_host_memory_is_taken() {
     driver.wr(pfifo::RUNLIST_BASE::OFFSET, 3 << 28 | 0x4_0000);
     driver.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0001);
     driver.push(&mut channel, &release(SEM, 1));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.peek(at), 1);
 }
 
@@ -206,7 +206,7 @@ fn doorbell_in_host_memory_is_polled() {
     let region = driver.host(0x4000_0000, 1);
     driver.poke(channel.instance + 8, 0x4000_0002);
     driver.submit_runlist(&[9]);
-    driver.settle();
+    driver.run_until_idle();
     driver.queue(&mut channel, &release(SEM, 1));
     use vm_memory::{Bytes, VolatileMemory};
     region.as_volatile_slice().write_slice(&1u32.to_le_bytes(), 0x8c).expect("within");
@@ -219,14 +219,14 @@ fn doorbell_rung_by_a_copy_is_seen() {
     let mut driver = Driver::new(&small());
     let (mut writer, mut other) = (driver.channel(1), driver.channel(2));
     driver.submit_runlist(&[1, 2]);
-    driver.settle();
+    driver.run_until_idle();
     let at = driver.buffer(&other, SEM, 1, 9);
     driver.queue(&mut other, &release(SEM, 1));
     // The writer has the other's USERD mapped and releases a semaphore into its GP_PUT.
     let userd = u64::from(driver.peek(other.instance + 8)) & !0xfff;
     driver.map(writer.space, A, super::driver::At::Vram(userd), 1);
     driver.push(&mut writer, &methods(0, 0x10, &[0, A as u32 + 0x8c, 1, 2 | 1 << 24]));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.peek(at), 1);
 }
 
@@ -235,7 +235,7 @@ fn channel_removed_from_the_runlist_leaves_before_the_list_is_done() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(6);
     driver.push(&mut channel, &object(M2MF));
-    driver.settle();
+    driver.run_until_idle();
     assert_ne!(driver.rd(pfifo::CHANNEL_STATE::at(6)) & 0x1000, 0, "loaded");
     driver.wr(pfifo::RUNLIST_INTR::OFFSET, u32::MAX);
     driver.submit_runlist(&[]);
@@ -253,10 +253,10 @@ fn inline_data_goes_on_after_a_kick_in_its_middle() {
     head.extend(methods(2, 0x318, &[8, 8, 1]));
     head.extend(methods(2, 0x300, &[0x0010_0111]));
     driver.push(&mut channel, &words(&[object(M2MF), head, vec![3 << 29 | 2 << 16 | 2 << 13 | 0x304 >> 2, 0xa1]]));
-    driver.settle();
+    driver.run_until_idle();
     driver.wr(pfifo::PREEMPT::OFFSET, 1);
     driver.push(&mut channel, &[0xa2]);
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!((driver.peek(to), driver.peek(to + 4)), (0xa1, 0xa2));
 }
 
@@ -275,14 +275,14 @@ fn register_list_of_a_context_image_is_written_once_wherever_in_bar0() {
     driver.poke(channel.image, 5);
     driver.poke(channel.image + 4, (SEM >> 8) as u32);
     driver.push(&mut channel, &words(&[object(M2MF), methods(M2MF.0, 0x100, &[0])]));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(0x0041_8810), 0x8000_0042);
     assert_eq!(driver.rd(pmc::ENABLE::OFFSET), !unit);
     assert_eq!(driver.rd(nvspec::regs::fecs::COMMAND_DATA::OFFSET), 0x1234);
     assert_eq!(driver.peek(channel.image), 0);
     // The channel's work goes on.
     driver.push(&mut channel, &release(SEM, 0xcafe));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.peek(list), 0xcafe);
 }
 
@@ -296,7 +296,7 @@ fn channels_with_nothing_to_fetch_do_not_hide_one_that_has() {
         // The runlist wakes all channels; one of them has work.
         driver.push(worker, &release(SEM, 0xcafe));
         driver.submit_runlist(&ids);
-        driver.settle();
+        driver.run_until_idle();
         assert_eq!(driver.peek(at), 0xcafe, "channel {}", worker.id);
     }
 }

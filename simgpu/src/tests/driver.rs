@@ -310,14 +310,14 @@ impl Driver {
     }
 
     /// Lets the card work until it rests.
-    pub fn settle(&self) {
-        self.card.gpu().settle();
+    pub fn run_until_idle(&self) {
+        self.card.gpu().run_until_idle();
     }
 
     /// Lets time pass, then the card work.
     pub fn advance(&self, ns: u64) {
         self.card.gpu().advance(ns);
-        self.settle();
+        self.run_until_idle();
     }
 
     /// Maps `pages` fresh pages of VRAM at `va` of the channel and fills them with a pattern.

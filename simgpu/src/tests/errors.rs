@@ -24,7 +24,7 @@ fn fault_of_a_copy_stops_its_channel_and_engine_only() {
     let to = driver.buffer(&good, B, 1, 4);
     // The second page of the destination is not there.
     driver.push(&mut bad, &words(&[object(CE0), ce_copy(A, B, 2)]));
-    driver.settle();
+    driver.run_until_idle();
     let unit = 0x15;
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1 << unit);
     assert_eq!(driver.rd(pfifo::FAULT_INST::at(unit)), (bad.instance >> 12) as u32);
@@ -36,7 +36,7 @@ fn fault_of_a_copy_stops_its_channel_and_engine_only() {
     assert!(driver.holds(partly, 1, 1), "what came before the fault is there");
 
     driver.push(&mut good, &words(&[object(CE1), ce_copy(A, B, 1)]));
-    driver.settle();
+    driver.run_until_idle();
     assert!(driver.holds(to, 1, 3), "the other engine goes on");
 
     // As the driver recovers: mend, acknowledge, reset the engine, restart the channel.
@@ -45,13 +45,13 @@ fn fault_of_a_copy_stops_its_channel_and_engine_only() {
     driver.wr(pfifo::SCHED_ENABLE_ACK::OFFSET, 1 << 4);
     let second = driver.buffer(&bad, B, 2, 7);
     driver.push(&mut good, &words(&[object(CE0), ce_copy(A, B, 1)]));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(4)) & 0x9000_007f, 0x9000_0001, "acknowledging does not mend it");
     driver.reset_engine(pmc::ENABLE::CE0.mask());
     assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(4)), 0);
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0001);
     driver.push(&mut bad, &words(&[object(CE0), ce_copy(A, B, 2)]));
-    driver.settle();
+    driver.run_until_idle();
     assert!(driver.holds(second, 2, 1));
 }
 
@@ -63,10 +63,10 @@ fn disabled_engine_does_not_start_and_goes_on_when_enabled() {
     let to = driver.buffer(&channel, B, 1, 2);
     driver.wr(pfifo::SCHED_DISABLE::OFFSET, u32::MAX);
     driver.push(&mut channel, &words(&[object(M2MF), m2mf_copy(A, B, PAGE as u32)]));
-    driver.settle();
+    driver.run_until_idle();
     assert!(driver.holds(to, 1, 2));
     driver.wr(pfifo::SCHED_DISABLE::OFFSET, 0);
-    driver.settle();
+    driver.run_until_idle();
     assert!(driver.holds(to, 1, 1));
 }
 
@@ -76,7 +76,7 @@ fn fault_of_a_push_buffer_is_the_hosts() {
     let mut channel = driver.only_channel(3);
     driver.unmap(channel.space, super::driver::PUSH_VA);
     driver.push(&mut channel, &release(SEM, 1));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1 << 7);
     assert_eq!(driver.rd(pfifo::FAULT_TYPE::at(7)), 0x642);
     assert_eq!(driver.rd(pfifo::SCHED_ENABLE_ACK::OFFSET), 0, "no engine is concerned");
@@ -89,10 +89,10 @@ fn missing_context_image_is_ctxctls_fault() {
     driver.unmap(channel.space, IMAGE_VA);
     // Binding an object needs no context, a method of it does.
     driver.push(&mut channel, &object(M2MF));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 0);
     driver.push(&mut channel, &methods(M2MF.0, 0x100, &[0]));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1);
     // Reason 2, hub, write, client 5 (CTXCTL).
     assert_eq!(driver.rd(pfifo::FAULT_TYPE::at(0)), 0x5c2);
@@ -106,7 +106,7 @@ fn software_method_is_handed_to_the_driver_and_replaced_by_it() {
     let at = driver.buffer(&channel, SEM, 1, 9);
     driver.push(&mut channel, &words(&[object((7, 0x1f_906e)), methods(7, 0x500, &[0x1234]), release(SEM, 1)]));
     for (method, data) in [(0x8007_0000, 0x1f_906e), (0x8007_0500, 0x1234)] {
-        driver.settle();
+        driver.run_until_idle();
         assert_eq!(driver.rd(pfifo::PBDMA_INTR_ID::OFFSET), 1);
         assert_eq!(driver.rd(pbdma::INTR_0::at(0)), 0x0080_0000);
         assert_eq!((driver.rd(pbdma::METHOD_0::at(0)), driver.rd(pbdma::DATA_0::at(0))), (method, data));
@@ -115,7 +115,7 @@ fn software_method_is_handed_to_the_driver_and_replaced_by_it() {
         driver.wr(pbdma::METHOD_0::at(0), 0x8060_0008);
         driver.wr(pbdma::INTR_0::at(0), 0x0080_0000);
     }
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(pfifo::PBDMA_INTR_ID::OFFSET), 0);
     assert_eq!(driver.peek(at), 1);
 }
@@ -128,7 +128,7 @@ fn method_without_an_object_and_undefined_header_stop_the_pbdma() {
         let mut driver = Driver::new(&small());
         let mut channel = driver.only_channel(1);
         driver.push(&mut channel, &words);
-        driver.settle();
+        driver.run_until_idle();
         assert_eq!(driver.rd(pbdma::INTR_0::at(0)), bits);
         assert_eq!(driver.rd(pmc::INTR_0::OFFSET) & 0x100, 0x100);
     }
@@ -141,7 +141,7 @@ fn illegal_method_and_class_trap_pgraph_until_cleared() {
     let at = driver.buffer(&channel, SEM, 1, 9);
     let illegal = words(&[object((0, 0x9097)), methods(0, 0x1234, &[5]), release(SEM, 1)]);
     driver.push(&mut channel, &illegal);
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(pgraph::INTR::OFFSET), 0x10);
     assert_eq!((driver.rd(pgraph::TRAPPED_ADDRESS::OFFSET), driver.rd(pgraph::TRAPPED_DATA_LO::OFFSET)), (0x1234, 5));
     assert_eq!(driver.rd(pgraph::SUBCHANNEL_CLASS::at(0)), 0x9097);
@@ -152,7 +152,7 @@ fn illegal_method_and_class_trap_pgraph_until_cleared() {
     driver.advance(1_000_000);
     assert_eq!(driver.peek(at), 1);
     driver.push(&mut channel, &object((0, 0x4242)));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(pgraph::INTR::OFFSET), 0x20);
 }
 
@@ -161,7 +161,7 @@ fn copy_engine_reports_what_it_does_not_know() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(1);
     driver.push(&mut channel, &words(&[object(CE0), methods(4, 0x700, &[9])]));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(pmc::INTR_0::OFFSET) & 0x20, 0x20);
     assert_eq!(driver.rd(ce0::INTR::OFFSET), 0x40);
     let word = driver.rd(ce0::SCRATCH::at(0));
@@ -180,13 +180,13 @@ fn bad_signature_and_bad_gp_put_are_reported() {
     driver.poke(channel.instance + 0x10, 0xdead);
     driver.submit_runlist(&[1]);
     driver.push(&mut channel, &release(SEM, 1));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(pbdma::INTR_0::at(0)), 0x8000_0000);
 
     let mut driver = Driver::new(&small());
     let channel = driver.only_channel(1);
     driver.ring_doorbell(&channel, 0x1000);
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(pbdma::INTR_0::at(0)), 0x1_0000);
 }
 
@@ -211,11 +211,11 @@ fn hung_engine_holds_its_channel_until_it_is_reset() {
     let (first, second) = (driver.buffer(&channel, B, 1, 2), driver.buffer(&channel, SEM, 1, 3));
     let copies = [object(M2MF), m2mf_copy(A, B, PAGE as u32), m2mf_copy(A, SEM, PAGE as u32)];
     driver.push(&mut channel, &words(&copies));
-    driver.settle();
+    driver.run_until_idle();
     assert!(driver.holds(first, 1, 1) && driver.holds(second, 1, 3));
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     driver.wr(pfifo::PREEMPT::OFFSET, 1);
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(pfifo::INTR::OFFSET) & 0x100, 0);
     driver.advance(1_000_000_000);
     assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 0x0010_0001, "the kick does not end");
@@ -227,12 +227,12 @@ fn hung_engine_holds_its_channel_until_it_is_reset() {
     assert_eq!(driver.rd(pfifo::INTR::OFFSET) & 0x100, 0, "said once");
     driver.wr(pmc::ENABLE::OFFSET, !0x1000);
     driver.wr(pmc::ENABLE::OFFSET, u32::MAX);
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 1);
     driver.start_engines();
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0001);
     driver.push(&mut channel, &words(&[object(M2MF), m2mf_copy(A, SEM, PAGE as u32)]));
-    driver.settle();
+    driver.run_until_idle();
     assert!(driver.holds(second, 1, 1));
 }
 
@@ -249,9 +249,9 @@ fn driver_gets_a_hung_channel_off_its_engine_by_a_triggered_fault() {
     let to = driver.buffer(&other, B, 1, 3);
     let copy = words(&[object(CE1), ce_copy(A, B, 1)]);
     driver.push(&mut hung, &copy);
-    driver.settle();
+    driver.run_until_idle();
     driver.push(&mut other, &copy);
-    driver.settle();
+    driver.run_until_idle();
     driver.advance(10_000_000);
     driver.advance(1_000_000_000);
     assert_eq!(driver.rd(pfifo::SCHED_ERROR_REASON::OFFSET), 0x0a, "the other waits for the engine");
@@ -280,11 +280,11 @@ fn corrupted_copy_differs_and_dropped_interrupt_is_missing() {
     let to = driver.buffer(&channel, B, 1, 2);
     let copy = words(&[object(CE1), ce_copy(A, B, 1), methods(4, 0x20, &[0])]);
     driver.push(&mut channel, &copy);
-    driver.settle();
+    driver.run_until_idle();
     assert!(!driver.holds(to, 1, 1));
     assert_eq!(driver.rd(pfifo::NON_STALL_ID::OFFSET), 0);
     driver.push(&mut channel, &copy);
-    driver.settle();
+    driver.run_until_idle();
     assert!(driver.holds(to, 1, 1));
     assert_eq!(driver.rd(pfifo::NON_STALL_ID::OFFSET), 1 << 5);
 }
@@ -298,10 +298,10 @@ fn card_that_falls_off_the_bus_reads_as_ones_and_goes_on_with_nothing() {
     driver.buffer(&channel, B, 1, 2);
     let copy = words(&[object(CE1), ce_copy(A, B, 1)]);
     driver.push(&mut channel, &copy);
-    driver.settle();
+    driver.run_until_idle();
     assert_ne!(driver.rd(pmc::BOOT_0::OFFSET), u32::MAX);
     driver.push(&mut channel, &copy);
-    driver.settle();
+    driver.run_until_idle();
     let mut read = [0; 4];
     driver.card.aperture_read(Aperture::Bar1, 0, &mut read);
     assert_eq!((driver.rd(pmc::ENABLE::OFFSET), driver.rd(pramin::BASE), read), (u32::MAX, u32::MAX, [0xff; 4]));
@@ -319,15 +319,15 @@ fn engine_without_firmware_lets_channels_wait() {
     driver.buffer(&channel, A, 1, 1);
     let to = driver.buffer(&channel, B, 1, 2);
     driver.push(&mut channel, &words(&[object(CE0), ce_copy(A, B, 1)]));
-    driver.settle();
+    driver.run_until_idle();
     assert!(driver.holds(to, 1, 2));
-    assert_eq!(driver.card.gpu().settle(), crate::fifo::Progress::Idle, "waits for an event, not for time");
+    assert_eq!(driver.card.gpu().run_until_idle(), crate::fifo::Progress::Idle, "waits for an event, not for time");
     driver.wr(ce0::CPU_CONTROL::OFFSET, 2);
-    driver.settle();
+    driver.run_until_idle();
     assert!(driver.holds(to, 1, 2), "nothing was loaded");
     driver.load(Falcon::Copy0);
     driver.wr(ce0::CPU_CONTROL::OFFSET, 2);
-    driver.settle();
+    driver.run_until_idle();
     assert!(driver.holds(to, 1, 1));
 }
 

@@ -76,7 +76,7 @@ fn kernel_of_a_channel_runs_and_its_semaphore_follows() {
     let before: Vec<u32> = (0..1024).map(|index| driver.peek(data + 4 * index)).collect();
     let all = words(&[set_up(&[DATA as u32, 100, 7]), launch(4, 256), query(SEM, 0xcafe), launch(2, 256)]);
     driver.push(&mut channel, &all);
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.peek(at), 0xcafe);
     assert_eq!(driver.rd(pfifo::NON_STALL_ID::OFFSET) & 1, 1, "its interrupt");
     for (index, before) in (0..).zip(before) {
@@ -95,12 +95,12 @@ fn channels_take_turns_with_their_own_state() {
     for (channel, add) in channels.iter_mut().zip([10, 20]) {
         driver.push(channel, &set_up(&[DATA as u32, add, 1]));
     }
-    driver.settle();
+    driver.run_until_idle();
     let before: Vec<u32> = data.iter().map(|at| driver.peek(*at)).collect();
     for _ in 0..3 {
         for channel in channels.iter_mut().rev() {
             driver.push(channel, &launch(1, 32));
-            driver.settle();
+            driver.run_until_idle();
         }
     }
     for ((at, before), add) in data.iter().zip(before).zip([10, 20]) {
@@ -125,9 +125,9 @@ fn state_stays_with_its_channel_whatever_happens_between_two_methods() {
     let whole = words(&[set_up(&[DATA as u32, 10, 3]), launch(1, 32), launch(1, 32)]);
     for (round, word) in (0u32..).zip(&whole) {
         driver.push(&mut first, &[*word]);
-        driver.settle();
+        driver.run_until_idle();
         driver.push(&mut second, &other);
-        driver.settle();
+        driver.run_until_idle();
         assert_eq!(driver.peek(data[1]), before[1].wrapping_add(20 * (round + 1)));
         match round % 4 {
             0 => {
@@ -137,7 +137,7 @@ fn state_stays_with_its_channel_whatever_happens_between_two_methods() {
             }
             1 => {
                 driver.submit_runlist(&[4]);
-                driver.settle();
+                driver.run_until_idle();
                 driver.submit_runlist(&[4, 3]);
             }
             2 => reset_pgraph(&driver),
@@ -155,7 +155,7 @@ fn warp_error_traps_the_channel_and_others_go_on_when_it_is_acknowledged() {
     prepare(&mut driver, &channel, ".kernel k\nLDS R0, [0x100]\nEXIT");
     let at = driver.buffer(&channel, SEM, 1, 9);
     driver.push(&mut channel, &words(&[set_up(&[]), launch(1, 32), query(SEM, 1)]));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(pgraph::INTR::OFFSET), pgraph::INTR::TRAP.mask());
     assert_eq!(driver.rd(pgraph::TRAP::OFFSET), pgraph::TRAP::GPC.mask());
     assert_eq!(driver.rd(pgraph::TRAP_GPCS::OFFSET), 1);
@@ -167,7 +167,7 @@ fn warp_error_traps_the_channel_and_others_go_on_when_it_is_acknowledged() {
     driver.wr(sm_trap::warp_error(0, 0), 0);
     driver.wr(pgraph::TRAP::OFFSET, u32::MAX);
     driver.wr(pgraph::INTR::OFFSET, u32::MAX);
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.peek(at), 1);
 }
 
@@ -177,7 +177,7 @@ fn fault_in_a_kernel_names_channel_and_address() {
     let mut channel = driver.only_channel(5);
     prepare(&mut driver, &channel, ADD);
     driver.push(&mut channel, &words(&[set_up(&[0x555_5000, 1, 1]), launch(1, 32)]));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1, "PGRAPH's unit");
     assert_eq!(driver.rd(pfifo::FAULT_VA_LO::at(0)), 0x555_5000);
     assert_eq!(driver.rd(pfifo::FAULT_INST::at(0)), (channel.instance >> 12) as u32);
@@ -195,7 +195,7 @@ fn endless_kernel_is_ended_by_resetting_pgraph() {
     assert_eq!(driver.rd(pgraph::STATUS::OFFSET) & 1, 1, "busy");
     reset_pgraph(&driver);
     assert_eq!(driver.rd(pgraph::STATUS::OFFSET) & 1, 0);
-    driver.settle();
+    driver.run_until_idle();
 }
 
 #[test]
@@ -327,7 +327,7 @@ fn launches_can_be_made_to_hang() {
     let data = prepare(&mut driver, &channel, ADD);
     let before = driver.peek(data);
     driver.push(&mut channel, &words(&[set_up(&[DATA as u32, 1, 1]), launch(1, 32)]));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.peek(data), before);
     assert_eq!(driver.rd(pgraph::STATUS::OFFSET) & 1, 1, "busy");
 }
@@ -341,7 +341,7 @@ fn launches_can_be_made_to_go_wrong() {
     let mut before: Vec<u32> = (0..256).map(|index| driver.peek(data + 4 * index)).collect();
     for wrong in [0, 1, 0] {
         driver.push(&mut channel, &words(&[set_up(&[DATA as u32, 3, 5000]), launch(1, 256)]));
-        driver.settle();
+        driver.run_until_idle();
         let after: Vec<u32> = (0..256).map(|index| driver.peek(data + 4 * index)).collect();
         let differ = before.iter().zip(&after).filter(|(before, after)| before.wrapping_add(3) != **after).count();
         assert_eq!(differ, wrong);

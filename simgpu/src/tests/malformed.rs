@@ -76,9 +76,9 @@ fn errs(code: &str, more: &[Vec<u32>], error: Error) {
     let mut pair = Pair::new(Driver::new(&small()), code);
     let before = pair.driver.peek(pair.data);
     pair.computes(1);
-    pair.driver.settle();
+    pair.driver.run_until_idle();
     pair.err(more);
-    pair.driver.settle();
+    pair.driver.run_until_idle();
     let driver = &pair.driver;
     let instance = (pair.bad.instance >> 12) as u32;
     let faulted = |kind: u32, reason: u32, va: u64, write: bool| {
@@ -120,7 +120,7 @@ fn errs(code: &str, more: &[Vec<u32>], error: Error) {
     if matches!(error, Error::Shader(..) | Error::Method(..)) {
         reset_pgraph(driver);
     }
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.peek(pair.stamp), 2, "{code}: the other goes on");
     assert_eq!(driver.peek(pair.data), before.wrapping_add(10), "{code}");
     assert_eq!((driver.rd(pgraph::INTR::OFFSET), driver.rd(pfifo::MMU_FAULT_ID::OFFSET)), (0, 0), "{code}");

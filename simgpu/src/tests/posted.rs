@@ -35,7 +35,7 @@ impl Scene {
     fn copy(&mut self, more: &[Vec<u32>]) {
         let all = [vec![object(CE0), ce_copy(A, B, 1)], more.to_vec()].concat();
         self.driver.push(&mut self.channel, &words(&all));
-        self.driver.settle();
+        self.driver.run_until_idle();
     }
 
     fn barrier(&self) {

@@ -40,7 +40,7 @@ fn card_without_a_profile_has_none() {
     driver.buffer(&channel, A, 1, 1);
     driver.buffer(&channel, B, 1, 2);
     driver.push(&mut channel, &words(&[object(CE0), ce_copy(A, B, 1)]));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.card.access_counts(true), None);
 }
 
@@ -57,7 +57,7 @@ fn copies_are_counted_on_both_sides_until_they_are_read() {
         driver.buffer(&channel, SEM, 1, 0);
         assert_eq!(touched(&driver.card.access_counts(false).expect("a profile")), (vec![], vec![]), "only the CPU");
         driver.push(&mut channel, &words(&[object(class), copy.clone(), release(SEM, 1)]));
-        driver.settle();
+        driver.run_until_idle();
         let vram = [(from - BLOCK, 16), (from, 32), (from + BLOCK, 16)];
         let host = [(to - 2 * BLOCK, 16), (to - BLOCK, 32), (to, 16)];
         let bursts = |pages: [(u64, u64); 3]| pages.map(|(block, pages)| (block, pages * BURSTS)).to_vec();
@@ -68,7 +68,7 @@ fn copies_are_counted_on_both_sides_until_they_are_read() {
         assert_eq!(counts.vram.len() as u64, (64 << 20) / BLOCK);
         assert_eq!(touched(&driver.card.access_counts(true).expect("a profile")), (vec![], vec![]));
         driver.push(&mut channel, &copy);
-        driver.settle();
+        driver.run_until_idle();
         assert_eq!(touched(&driver.card.access_counts(true).expect("a profile")), expected, "it goes on");
     }
 }
@@ -85,7 +85,7 @@ fn kernels_are_counted_by_transactions() {
     driver.map(channel.space, DATA + 2 * PAGE, At::Host(DATA), 1);
     driver.buffer(&channel, SEM, 1, 9);
     driver.push(&mut channel, &words(&[set_up(&[DATA as u32, 100, 7]), launch(16, 256), query(SEM, 1)]));
-    driver.settle();
+    driver.run_until_idle();
     let counts = driver.card.access_counts(true).expect("a profile");
     // Three parameters; each page is loaded and stored, a transaction for each warp.
     let expected = (vec![(at - BLOCK, 3), (data - BLOCK, 2 * 3 * BURSTS)], vec![(DATA, 2 * BURSTS)]);
@@ -103,7 +103,7 @@ fn accesses_that_nothing_answers_are_counted_in_no_block_of_vram() {
     }
     driver.map(channel.space, B + 3 * PAGE, At::Host((1 << 40) - PAGE), 1);
     driver.push(&mut channel, &words(&[object(CE0), (0..4).flat_map(|page| ce_copy(A, B + page * PAGE, 1)).collect()]));
-    driver.settle();
+    driver.run_until_idle();
     let (vram, system) = touched(&driver.card.access_counts(true).expect("a profile"));
     assert_eq!(vram.iter().map(|(_, count)| count).sum::<u64>(), 4 * BURSTS, "{vram:?}");
     assert_eq!(system, [((1 << 40) - BLOCK, BURSTS)]);
@@ -116,7 +116,7 @@ fn touches_are_told_in_order_from_the_first_call_on() {
     let (from, to) = (across_blocks(&mut driver, &channel, A), across_blocks(&mut driver, &channel, B));
     let page = |driver: &mut Driver, channel: &mut Channel, index: u64| {
         driver.push(channel, &words(&[object(CE0), ce_copy(A + index * PAGE, B + index * PAGE, 1)]));
-        driver.settle();
+        driver.run_until_idle();
     };
     page(&mut driver, &mut channel, 0);
     assert_eq!(driver.card.take_touches(), [], "nobody has asked");

@@ -25,7 +25,7 @@ fn copier(config: &Config) -> (Driver, Channel, u64, u64) {
     let to = driver.buffer(&channel, B, 16, 2);
     let semaphore = driver.buffer(&channel, SEMAPHORE, 1, 3);
     driver.push(&mut channel, &object(CE0));
-    driver.settle();
+    driver.run_until_idle();
     (driver, channel, semaphore, to)
 }
 
@@ -74,7 +74,7 @@ fn work_goes_on_in_another_process() {
             assert_eq!(driver.userd(&channel, nvspec::instance::userd::GP_PUT), put);
             driver.card.go_on();
         }
-        driver.settle();
+        driver.run_until_idle();
         assert_eq!(driver.peek(semaphore), round);
     }
     assert!(driver.holds(to, 16, 2), "the first copy was of this side");
@@ -87,10 +87,10 @@ fn a_halted_card_does_nothing_and_can_go_on() {
     assert!(driver.card.save().is_none(), "it is not halted");
     driver.card.halt().expect("it rests");
     driver.push(&mut channel, &copy(1));
-    driver.settle();
+    driver.run_until_idle();
     assert_ne!(driver.peek(semaphore), 1);
     driver.card.go_on();
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.peek(semaphore), 1);
 }
 
@@ -102,7 +102,7 @@ fn an_engine_at_work_is_not_interrupted() {
     let time = TimeModel { graph: timing, compute, copy: timing, switch_ns: 0, bus_bytes_per_second: 0 };
     driver.card.set_time_model(Some(time));
     driver.push(&mut channel, &copy(1));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.card.halt(), Err(Unrest::Working(Some(1))));
     driver.advance(1_000_000_000);
     driver.card.halt().expect("it rests");
@@ -115,7 +115,7 @@ fn an_engine_that_hangs_is_to_be_reset() {
     let (driver, mut channel, ..) = copier(&config());
     assert!(driver.card.inject(fault));
     driver.push(&mut channel, &copy(1));
-    driver.settle();
+    driver.run_until_idle();
     assert_eq!(driver.card.halt(), Err(Unrest::Stopped(4)));
     driver.reset_engine(pmc::ENABLE::CE0.mask());
     driver.card.halt().expect("it rests");

@@ -31,7 +31,7 @@ fn semaphore_behind_a_copy_comes_when_its_time_has_passed() {
     driver.buffer(&channel, B, 4, 2);
     let sem = driver.buffer(&channel, SEM, 1, 3);
     driver.push(&mut channel, &words(&[object(M2MF), m2mf_copy(A, B, 4 * PAGE as u32), release(SEM, 1)]));
-    driver.settle();
+    driver.run_until_idle();
     assert_ne!(driver.peek(sem), 1);
     // Loading the channel, loading the context, launch, copy.
     let takes = 100 + 100 + 1_000 + 4 * PAGE;
@@ -51,7 +51,7 @@ fn late_host_does_not_make_the_card_slower() {
     let sem = driver.buffer(&channel, SEM, 1, 3);
     let copy = m2mf_copy(A, B, 4 * PAGE as u32);
     driver.push(&mut channel, &words(&[object(M2MF), copy.clone(), copy.clone(), copy, release(SEM, 1)]));
-    driver.settle();
+    driver.run_until_idle();
     let takes = 200 + 3 * (1_000 + 4 * PAGE);
     for _ in 0..6 {
         driver.advance(takes / 5);
@@ -73,7 +73,7 @@ fn copy_engine_and_pgraph_work_at_the_same_time() {
     }
     driver.push(&mut copy, &words(&[object(CE0), ce_copy(A, B, 16), release(SEM, 1)]));
     driver.push(&mut graph, &words(&[object(M2MF), m2mf_copy(A, B, 16 * PAGE as u32), release(SEM, 1)]));
-    driver.settle();
+    driver.run_until_idle();
     driver.advance(1_000);
     driver.advance(16 * PAGE + 2_000);
     for at in semaphores {
@@ -148,7 +148,7 @@ fn injected_delay_comes_on_top_even_without_a_model() {
     driver.buffer(&channel, B, 1, 2);
     let sem = driver.buffer(&channel, SEM, 1, 3);
     driver.push(&mut channel, &words(&[object(CE0), ce_copy(A, B, 1), release(SEM, 1)]));
-    driver.settle();
+    driver.run_until_idle();
     driver.advance(4_999);
     assert_ne!(driver.peek(sem), 1);
     driver.advance(1);
@@ -197,7 +197,7 @@ fn bytes_of_a_copy_that_cross_the_bus_take_its_time() {
             // The first copy brings the channel to its engine.
             let twice = [object(class), copy.clone(), release(SEM, 1), copy, release(SEM + 16, 1)];
             driver.push(&mut channel, &words(&twice));
-            driver.settle();
+            driver.run_until_idle();
             (0..4).for_each(|_| driver.advance(1_000_000));
             assert_eq!((driver.peek(sem), driver.peek(sem + 16)), (1, 1));
             let took = driver.peek(sem + 24) - driver.peek(sem + 8);

@@ -113,7 +113,7 @@ impl Connection {
                 self.receive.move_into(room);
                 self.journal = Some(journal);
                 self.session.configured = true;
-                self.settle(device);
+                self.commit_journal(device);
             }
             Err(error) => tracing::warn!(%error, "the VMM's connection has no journal"),
         }
@@ -126,7 +126,7 @@ impl Connection {
     }
 
     /// Commits what has changed, and marks as handled what was: the answers are about to be sent.
-    fn settle(&mut self, device: &mut dyn Device) {
+    fn commit_journal(&mut self, device: &mut dyn Device) {
         let Some(journal) = &mut self.journal else { return };
         if std::mem::take(&mut self.session.configured) && self.session.is_negotiated() {
             let words = read_words(device);
@@ -202,7 +202,7 @@ impl Connection {
             };
             self.session.handle(device, message, &mut self.out)?;
         }
-        self.settle(device);
+        self.commit_journal(device);
         Ok(progress)
     }
 

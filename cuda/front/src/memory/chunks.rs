@@ -121,7 +121,7 @@ fn save_chunks(at: usize, bytes: u64) {
         collect(false);
     }
     if lacks() && with(|memory| memory.ordered.loose_bytes() > SPARE) {
-        settle(false);
+        free_released(false);
     }
 }
 
@@ -174,7 +174,7 @@ pub fn persist<T>(attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
     let mut done = attempt();
     // What waits for no work comes first.
     for wait in [false, true] {
-        if matches!(done, Err(OUT_OF_MEMORY)) && (settle(wait) | (wait && trim())) {
+        if matches!(done, Err(OUT_OF_MEMORY)) && (free_released(wait) | (wait && trim())) {
             done = attempt();
         }
     }
@@ -260,7 +260,7 @@ pub fn contexts_end() {
 }
 
 /// Frees what may be freed by now, or with `wait` all; whether anything was freed. A context must be current.
-fn settle(wait: bool) -> bool {
+fn free_released(wait: bool) -> bool {
     if gate::captures() {
         return false;
     }
@@ -328,7 +328,7 @@ pub fn tidy() {
     }
     // The thread that obeys the owner waits for no work.
     if with(|memory| !memory.ordered.waits_for_all()) {
-        settle(false);
+        free_released(false);
     }
     trim();
 }
@@ -363,7 +363,7 @@ pub fn give_back(chunks: Vec<ChunkId>) {
 
 /// Maps chunks at the same addresses to their new places; how many, from the first. Nothing is in flight.
 pub fn redirect(moves: Vec<(Chunk, OwnedFd)>) -> u32 {
-    let mut guard = settled();
+    let mut guard = mapped_memory();
     let Some(memory) = guard.as_mut() else { return u32::try_from(moves.len()).unwrap_or(u32::MAX) };
     let mut replaced = Vec::new();
     let mut rest = &moves[..];
@@ -401,7 +401,7 @@ pub fn redirect(moves: Vec<(Chunk, OwnedFd)>) -> u32 {
 /// chunks that the owner knows.
 pub fn adopted(mut tell: impl FnMut(Vec<Adopted>, Vec<OwnedFd>, bool) -> bool, connected: impl FnOnce()) -> bool {
     // What an owner before has granted is mapped first: the next one must know of it.
-    let guard = settled();
+    let guard = mapped_memory();
     let mut all: Vec<(u8, Option<Handle>, &Backing)> = Vec::new();
     for memory in guard.iter() {
         for region in &memory.regions {
@@ -434,7 +434,7 @@ pub fn adopted(mut tell: impl FnMut(Vec<Adopted>, Vec<OwnedFd>, bool) -> bool, c
 
 /// The memory, when no chunks are delivered that are not yet mapped. A thread that was answered maps what it got without
 /// waiting for anybody.
-fn settled() -> MutexGuard<'static, Option<Memory>> {
+fn mapped_memory() -> MutexGuard<'static, Option<Memory>> {
     loop {
         let guard = lock();
         if ARRIVING.load(Ordering::SeqCst) == 0 {

@@ -262,7 +262,7 @@ impl Core {
             Event::Users(users) => self.users(users),
             Event::Tick => self.tick(),
         }
-        self.settle_all();
+        self.follow_up();
     }
 
     /// Takes the actions since the last call, in order.
@@ -331,7 +331,7 @@ impl Core {
                 self.end(session, End::Evicted);
             }
         }
-        self.settle_all();
+        self.follow_up();
         Ok(pids)
     }
 
@@ -354,14 +354,14 @@ impl Core {
         (self.config.time, self.config.balance, self.config.quanta) = (time, balance, quanta);
         self.renew_terms();
         self.bell = true;
-        self.settle_all();
+        self.follow_up();
         Ok(())
     }
 
     /// Lets a tenant out of quarantine, and forgets its strikes.
     pub fn release(&mut self, id: TenantId) {
         self.turns.release(id, Nanos(self.clock));
-        self.settle_all();
+        self.follow_up();
     }
 
     /// Takes a tenant away that has no programs.
@@ -377,7 +377,7 @@ impl Core {
         self.turns.remove(id, Nanos(self.clock));
         let _ = self.table.destroy_vm(id);
         self.tenants.remove(&id);
-        self.settle_all();
+        self.follow_up();
         Ok(())
     }
 
@@ -390,7 +390,7 @@ impl Core {
         }
         self.promise = Some((self.table.spare().saturating_add(wanted.saturating_sub(now)), self.clock + PROMISE_NS));
         self.bell = true;
-        self.settle_all();
+        self.follow_up();
         true
     }
 
@@ -413,7 +413,7 @@ impl Core {
         self.turns.change(id, spec.time, Nanos(self.clock));
         self.renew_terms();
         self.bell = true;
-        self.settle_all();
+        self.follow_up();
         Ok(())
     }
 
@@ -430,7 +430,7 @@ impl Core {
     }
 
     /// Does what follows from what has happened, until nothing does any more.
-    fn settle_all(&mut self) {
+    fn follow_up(&mut self) {
         self.take_retired_away();
         self.scrub();
         self.carry_out_orders();
