@@ -23,6 +23,13 @@ fn with_vm(vm: &str) -> String {
 }
 
 #[test]
+fn the_admin_socket_is_the_daemons_users_alone_and_not_open_to_who_may_open_a_vms() {
+    let config = Config::parse(CARD, "f").unwrap();
+    assert_eq!((config.daemon.admin_mode, config.daemon.admin_group), (SocketMode(0o600), None));
+    assert_eq!(config.daemon.read_socket, None, "who wants a read-only one says so");
+}
+
+#[test]
 fn full_example_is_read() {
     let text = r#"
         [daemon]

@@ -22,6 +22,15 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         tests: "translate::",
     },
     Mutation {
+        name: "contexts-in-flight",
+        what: "a channel gets no other contexts while work is in flight that is charged by those it has",
+        package: "channels",
+        file: "channels/src/pool.rs",
+        from: "if !bound.ring.records.is_empty() {",
+        to: "if false {",
+        tests: "pull::contexts_that_come",
+    },
+    Mutation {
         name: "quarantine-ring",
         what: "a channel whose ring is not flushed out of the TLB keeps its number",
         package: "channels",
