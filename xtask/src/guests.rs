@@ -13,7 +13,7 @@ use crate::run::{cargo, shown, target};
 pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
 
 /// Benchmarks that boot nothing: no image and no daemon is made for them.
-const WITHOUT_GUESTS: [&str; 6] = ["shadow", "compute", "sched-sim", "swap", "evict", "lockhold"];
+const WITHOUT_GUESTS: [&str; 7] = ["shadow", "compute", "sched-sim", "swap", "evict", "doorbells", "lockhold"];
 
 /// Starts to make all that guests need. A part of the time goes to waiting for servers.
 pub fn images() -> Background {
@@ -52,17 +52,29 @@ pub struct Wishes {
     pub resume: bool,
     /// Busy loops beside it.
     pub beside_load: u32,
+    /// Folder with another build's `mediatord` and `mediatorctl`, which are measured instead of this one's.
+    pub programs: Option<PathBuf>,
 }
 
 /// Runs the benchmarks; says whether they could be made.
 pub fn bench(name: Option<&str>, wishes: &Wishes) -> Result<bool> {
-    let Wishes { json, seconds, only, resume, beside_load } = wishes;
+    let Wishes { json, seconds, only, resume, beside_load, programs } = wishes;
     if name == Some("cuda") {
         return crate::cuda::bench(json.as_deref());
     }
     let mut command =
         if name.is_some_and(|name| WITHOUT_GUESTS.contains(&name)) { built("bench")? } else { program("bench")? };
     command.args(name);
+    if let Some(programs) = programs {
+        let programs = std::path::absolute(programs).with_context(|| format!("path {}", programs.display()))?;
+        if !programs.join("mediatord").is_file() || !programs.join("mediatorctl").is_file() {
+            bail!(
+                "{} has no `mediatord` and `mediatorctl`: build them for release, and name the folder",
+                programs.display()
+            );
+        }
+        command.env(BIN_VARIABLE, programs);
+    }
     if let Some(seconds) = seconds {
         command.arg("--seconds").arg(seconds.to_string());
     }

@@ -77,6 +77,9 @@ enum Command {
         /// Measure beside so many busy loops.
         #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=i64::from(load::MOST)))]
         beside_load: u32,
+        /// Measure `mediatord` and `mediatorctl` of this folder, where another commit was built, with this one's benchmark.
+        #[arg(long, value_name = "FOLDER")]
+        programs: Option<PathBuf>,
     },
     /// Make mistakes in copies of the sources, and see that the tests notice each one.
     Mutations {
@@ -122,8 +125,8 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Check { lints } => check::run(lints),
         Command::Test(args) => suites::run(&args),
-        Command::Bench { name, json, seconds, only, resume, beside_load } => {
-            let wishes = guests::Wishes { json, seconds, only, resume, beside_load };
+        Command::Bench { name, json, seconds, only, resume, beside_load, programs } => {
+            let wishes = guests::Wishes { json, seconds, only, resume, beside_load, programs };
             guests::bench(name.as_deref(), &wishes)
         }
         Command::Mutations { filters } => mutations::run(&filters),

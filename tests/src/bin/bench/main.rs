@@ -4,6 +4,7 @@
 
 mod bars;
 mod compute;
+mod doorbells;
 mod evict;
 mod fv;
 mod isolation;
@@ -45,7 +46,7 @@ impl Request {
 /// A benchmark by name.
 type Benchmark = (&'static str, fn(&Request, &mut Record) -> Result<Vec<Metric>>);
 
-const BENCHMARKS: [Benchmark; 19] = [
+const BENCHMARKS: [Benchmark; 20] = [
     ("transport", |_, _| transport::run()),
     ("shadow", |_, _| shadow::run()),
     ("compute", |_, _| compute::run()),
@@ -54,6 +55,7 @@ const BENCHMARKS: [Benchmark; 19] = [
     ("swap", |request, _| swap::run(request.file.as_deref())),
     ("evict", |request, _| evict::run(request.only.as_deref())),
     ("fv", |_, _| fv::run()),
+    ("doorbells", |_, _| doorbells::run()),
     ("lockhold", |_, _| lockhold::run()),
     ("move", |_, _| moves::run()),
     ("pv", |request, _| pv::run(request.file.as_deref())),
