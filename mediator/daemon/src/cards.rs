@@ -356,7 +356,7 @@ impl CardBackend for OwnedCard {
         let host = self.host.lock();
         if let Some(host) = host.as_ref().filter(|host| host.failure().is_none()) {
             let mut state = host.lock();
-            state.set_division(&division(&memory, self.spec.chunk_kib)).map_err(|error| {
+            state.memory_mut().set_division(&division(&memory, self.spec.chunk_kib)).map_err(|error| {
                 let Shortage { what, what_to_do } = Shortage::of(&error, self.spec.chunk_kib << 10);
                 BackendError::lacking(Shortage::new(format!("memory.reserve_mib: {what}"), what_to_do))
             })?;
@@ -505,7 +505,7 @@ impl ReopenedCard {
         for (vm, Settings { share, .. }) in settings {
             let mut state = host.lock();
             state.set_share(vm, share.time);
-            if let Err(error) = state.set_limits(vm, share.memory) {
+            if let Err(error) = state.memory_mut().set_limits(vm, share.memory) {
                 tracing::warn!(%vm, %error, "the VM keeps the limits of memory that it had");
             }
             if let Err(shortage) = state.set_ram(vm, share.ram) {

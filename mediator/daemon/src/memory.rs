@@ -189,14 +189,14 @@ impl Daemon {
         let VmTuning { host, vm, limits, ram, settings, chunk_bytes } = &tuning;
         let (before, ram_before) = {
             let state = host.lock();
-            (state.vram().chunks.limits(*vm), state.iova().of(*vm).0)
+            (state.vram().chunks.limits(*vm), state.memory().iova().of(*vm).0)
         };
         let restore_limits = || {
-            if let Some(Err(error)) = before.map(|before| host.lock().set_limits(*vm, before)) {
+            if let Some(Err(error)) = before.map(|before| host.lock().memory_mut().set_limits(*vm, before)) {
                 tracing::debug!(vm = name, %error, "limits of memory were not taken back: the VM is gone");
             }
         };
-        host.make_room(|state| state.set_limits(*vm, *limits))
+        host.make_room(|state| state.memory_mut().set_limits(*vm, *limits))
             .map_err(|error| lacking(name, Shortage::of(&error, *chunk_bytes)))?;
         let lent = host.lock().set_ram(*vm, ram_share(ram));
         if let Err(shortage) = lent {
@@ -287,7 +287,7 @@ impl Daemon {
             outside(name, range, bytes)?;
             let most = request.mib.map_or(u64::MAX, |mib| mib.saturating_mul(1 << 20).div_ceil(chunk_bytes));
             let most = usize::try_from(most).unwrap_or(usize::MAX);
-            let chunks = state.movable(vm, GuestAddr(range.start), range.bytes, to != To::Card);
+            let chunks = state.memory().movable(vm, GuestAddr(range.start), range.bytes, to != To::Card);
             let steps: Vec<Step> = chunks.into_iter().take(most).map(|index| Step { vm, index, to }).collect();
             (steps, chunk_bytes)
         };
@@ -315,6 +315,7 @@ impl Daemon {
             let said = [pinned.map(Hint::Pinned), priority.map(Hint::Priority), accesses.map(Hint::Accesses)];
             for hint in said.into_iter().flatten() {
                 state
+                    .memory_mut()
                     .hint(vm, GuestAddr(range.start), range.bytes, hint)
                     .map_err(|error| lacking(name, Shortage::of_pin(&error, chunk_bytes)))?;
             }
@@ -381,7 +382,7 @@ fn set_rams(state: &State, card: &Card, memory: &CardMemory) -> Result<Lent, Dae
     let users: Vec<_> = users.into_iter().filter_map(|entry| Some((entry, entry.life.running()?))).collect();
     for (entry, running) in &users {
         let (Some(host), Some(vm)) = (lent.host.clone(), running.backend.scheduled_as()) else { continue };
-        let before = host.lock().iova().of(vm).0;
+        let before = host.lock().memory().iova().of(vm).0;
         let set = host.lock().set_ram(vm, ram_share(&entry.spec.memory.ram.on(memory)));
         if let Err(shortage) = set {
             lent.restore();

@@ -108,7 +108,7 @@ impl Rig {
     pub fn usage(&self) -> (Summary, u32, usize) {
         let channels = self.host.channels_in_use();
         let state = self.host.lock();
-        (state.vram().chunks.summary(), channels, state.iova().ranges())
+        (state.vram().chunks.summary(), channels, state.memory().iova().ranges())
     }
 }
 

@@ -505,7 +505,7 @@ impl MediatedVm {
             Some(_) => (None, None),
             None => {
                 let host = self.host.lock();
-                let moved = host.moved(self.vm).map(|moved| (moved.suspensions.count(), moved.sum.moved));
+                let moved = host.memory().moved(self.vm).map(|moved| (moved.suspensions.count(), moved.sum.moved));
                 (moved, Some(host.noise_of(self.vm)))
             }
         };

@@ -256,7 +256,7 @@ impl HostCard {
         {
             let mut state = host.lock();
             state.bind_own(clear, host.info.chip)?;
-            state.set_division(&division)?;
+            state.memory_mut().set_division(&division)?;
         }
         host.start(name, waits)?;
         Ok(host)
@@ -440,7 +440,7 @@ impl HostCard {
             error => HostError::Chunks(error),
         })?;
         if let Err(error) = state.set_ram(vm, share.ram) {
-            state.iova_mut().dismiss(vm);
+            state.memory_mut().iova_mut().dismiss(vm);
             state.memory.destroy_vm(vm)?;
             return Err(HostError::OutOfMemory(error));
         }

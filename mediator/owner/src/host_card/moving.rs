@@ -107,7 +107,7 @@ impl HostCard {
             let (on_card, chunk) = {
                 let state = self.lock();
                 let bytes = state.vram().chunks.vm_bytes(vm).unwrap_or(0);
-                (state.movable(vm, GuestAddr(0), bytes, true), state.vram().chunks.chunk_bytes())
+                (state.memory().movable(vm, GuestAddr(0), bytes, true), state.vram().chunks.chunk_bytes())
             };
             let before = left;
             for batch in on_card.chunks((BATCH_BYTES / chunk).max(1) as usize) {

@@ -167,7 +167,7 @@ impl HostCard {
         {
             let mut state = host.lock();
             state.still = true;
-            state.set_division(&division)?;
+            state.memory_mut().set_division(&division)?;
             state.vram_mut().chunks.set_host_budget(slots);
         }
         // A setting that is refused is to be refused now.
@@ -222,7 +222,7 @@ impl Reopened {
     ) -> Result<(), HostError> {
         let mut state = self.host.lock();
         for (iova, len) in ram {
-            state.iova_mut().claim(&mut self.claims, Some(vm), iova, len)?;
+            state.memory_mut().iova_mut().claim(&mut self.claims, Some(vm), iova, len)?;
         }
         let (held, first) = (state.vram().count(held), state.vram().count(FIRST_BYTES));
         let wants = &mut state.vram_mut().wants;

@@ -3,24 +3,29 @@
 use super::HostState;
 use crate::Feeder;
 use crate::work::usage::SchedulerUsage;
-use card_memory::balance::{Divider, Division, Hint};
 use card_memory::holdings::Holdings;
-use card_memory::iova::{IovaSpace, RamShare};
-use card_memory::segments::{Party, Wanted};
+use card_memory::iova::RamShare;
 use card_memory::shortage::Shortage;
-use card_memory::{CardVram, Moved, Plan, Planned, Relocated};
+use card_memory::{CardVram, Memory, Plan, Planned, Relocated};
 use channels::{Channels, Pause};
-use nvspec::addr::VramAddr;
-use pv::Control;
-use pv::abi::Status;
 use sched::Scheduler;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use vram::balance::PinError;
-use vram::{GuestAddr, VmId};
+use vram::VmId;
 
 /// Memory.
 impl HostState {
+    /// The card's memory: what VMs have of it, how it is divided, what is lent to it.
+    #[must_use]
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// As [`Self::memory`], to change it.
+    pub fn memory_mut(&mut self) -> &mut Memory {
+        &mut self.memory
+    }
+
     /// Guests' memory wherever it lies.
     #[must_use]
     pub fn vram(&self) -> &CardVram {
@@ -32,26 +37,9 @@ impl HostState {
         self.memory.vram_mut()
     }
 
-    /// I/O virtual addresses.
-    #[must_use]
-    pub fn iova(&self) -> &IovaSpace {
-        self.memory.iova()
-    }
-
-    /// As [`Self::iova`], to change them.
-    pub fn iova_mut(&mut self) -> &mut IovaSpace {
-        self.memory.iova_mut()
-    }
-
     /// Memory and physical channels, both to change.
     pub fn parts(&mut self) -> (&mut CardVram, &mut Channels) {
         (self.memory.vram_mut(), self.work.channels_mut())
-    }
-
-    /// Returns the divider of the card's memory.
-    #[must_use]
-    pub fn divider(&self) -> &Divider {
-        self.memory.divider()
     }
 
     /// Sets how much of its RAM a VM may lend, from now on; what is lent stays lent.
@@ -59,7 +47,7 @@ impl HostState {
     /// # Errors
     /// When what is guaranteed is not there; nothing has changed then.
     pub fn set_ram(&mut self, vm: VmId, share: RamShare) -> Result<(), Shortage> {
-        self.iova_mut().set_share(vm, share).map_err(|most| Shortage::of_ram(share.guarantee, most))
+        self.memory.iova_mut().set_share(vm, share).map_err(|most| Shortage::of_ram(share.guarantee, most))
     }
 
     /// Returns what lies where now.
@@ -126,84 +114,6 @@ impl HostState {
             self.work.channels_mut().vacate(self.memory.card_mut(), vm);
             self.look_at_waits(Some(vm));
         }
-    }
-
-    /// Changes how the card's memory is divided, from now on.
-    ///
-    /// # Errors
-    /// When the reserve cannot be had; nothing has changed then.
-    pub fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
-        self.memory.set_division(division)
-    }
-
-    /// Changes what a VM may have, from now on. What it has beyond that goes; nothing of it is lost.
-    ///
-    /// # Errors
-    /// When that cannot be promised; nothing has changed then.
-    pub fn set_limits(&mut self, vm: VmId, limits: vram::Limits) -> Result<(), vram::Error> {
-        self.memory.set_limits(vm, limits)
-    }
-
-    /// Changes what is known of ranges of a VM's memory.
-    ///
-    /// # Errors
-    /// When the range is not the VM's, or more would be pinned than is guaranteed.
-    pub fn hint(&mut self, vm: VmId, address: GuestAddr, len: u64, hint: Hint) -> Result<(), PinError> {
-        self.memory.hint(vm, address, len, hint)
-    }
-
-    /// Chunks of a VM that lie on the card (or do not) and could move, in a range of its VRAM, in ascending order.
-    #[must_use]
-    pub fn movable(&self, vm: VmId, address: GuestAddr, len: u64, on_card: bool) -> Vec<u32> {
-        self.memory.movable(vm, address, len, on_card)
-    }
-
-    /// Returns what was moved of a VM's memory, if anything was.
-    #[must_use]
-    pub fn moved(&self, vm: VmId) -> Option<&Moved> {
-        self.memory.moved(vm)
-    }
-
-    /// Finds or makes a segment; its id.
-    ///
-    /// # Errors
-    /// See [`Status`].
-    pub fn share_get(&mut self, party: &Party, wanted: Wanted) -> Result<u32, Status> {
-        self.memory.share_get(party, wanted)
-    }
-
-    /// Zeroes a piece of a segment that is new. Whether there may be more: the card's lock is held for one piece only.
-    ///
-    /// # Errors
-    /// See [`Status`].
-    pub fn share_zero(&mut self, party: &Party, id: u32) -> Result<bool, Status> {
-        self.memory.share_zero(party, id)
-    }
-
-    /// One more address space of `party`'s maps the segment, which is zeroed: where it lies, and how many bytes it has.
-    ///
-    /// # Errors
-    /// See [`Status`].
-    pub fn share_attach(&mut self, party: &Party, id: u32, write: bool) -> Result<(VramAddr, u64), Status> {
-        self.memory.share_attach(party, id, write)
-    }
-
-    /// One address space of the VM less maps the segment; the card's TLBs have forgotten it.
-    pub fn share_detach(&mut self, vm: VmId, id: u32) {
-        self.memory.share_detach(vm, id);
-    }
-
-    /// Asks about a segment, or changes it.
-    ///
-    /// # Errors
-    /// See [`Status`].
-    pub fn share_control(&mut self, party: &Party, id: u32, control: Control) -> Result<u64, Status> {
-        self.memory.share_control(party, id, control)
-    }
-
-    /// No key finds a VM's segments any more. Those that others have attached stay until these let go.
-    pub fn forget_segments(&mut self, vm: VmId) {
-        self.memory.forget_segments(vm);
     }
 }
 

@@ -33,20 +33,20 @@ impl VmBackend {
         if let Some(tables) = self.memory.grants_mut().tables_mut() {
             tables.clear();
         }
-        self.host.lock().forget_segments(self.vm);
+        self.host.lock().memory_mut().forget_segments(self.vm);
         self.tables_written();
     }
 
     /// Finds or makes a segment.
     pub(crate) fn share_get(&mut self, wanted: Wanted) -> Done {
         let pv = self.pv.as_ref().ok_or(Status::Unsupported)?;
-        self.host.lock().share_get(pv.party(), wanted).map(u64::from)
+        self.host.lock().memory_mut().share_get(pv.party(), wanted).map(u64::from)
     }
 
     /// Changes a segment, or says what it is.
     pub(crate) fn share_control(&mut self, segment: u32, control: Control) -> Done {
         let pv = self.pv.as_ref().ok_or(Status::Unsupported)?;
-        self.host.lock().share_control(pv.party(), segment, control)
+        self.host.lock().memory_mut().share_control(pv.party(), segment, control)
     }
 
     pub(crate) fn tables(&mut self, act: impl FnOnce(&mut pv::Tables) -> Result<(), Status>) -> Done {
@@ -123,7 +123,7 @@ impl VmBackend {
         let priority = i32::from(PRIORITY_DEFAULT).saturating_add(priority).max(0);
         let priority = u8::try_from(priority).unwrap_or(u8::MAX);
         let hint = Hint::Priority(priority);
-        self.host.lock().hint(self.vm, GuestAddr(address.0), bytes, hint).map_err(|_| Status::Range)?;
+        self.host.lock().memory_mut().hint(self.vm, GuestAddr(address.0), bytes, hint).map_err(|_| Status::Range)?;
         Ok(0)
     }
 

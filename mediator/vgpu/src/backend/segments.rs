@@ -29,8 +29,8 @@ impl VmBackend {
             there.channels.insert(channel);
             return Ok(segment_va(there.first));
         }
-        while self.host.lock().share_zero(pv.party(), segment)? {}
-        let (at, bytes) = self.host.lock().share_attach(pv.party(), segment, !read_only)?;
+        while self.host.lock().memory_mut().share_zero(pv.party(), segment)? {}
+        let (at, bytes) = self.host.lock().memory_mut().share_attach(pv.party(), segment, !read_only)?;
         let count = (bytes / SMALL_PAGE) as u32;
         let first = match pv.attachments().room(space, count) {
             Some(first) => {
@@ -44,7 +44,7 @@ impl VmBackend {
                 first
             }
             None => {
-                self.host.lock().share_detach(self.vm, segment);
+                self.host.lock().memory_mut().share_detach(self.vm, segment);
                 return Err(Status::Limit);
             }
         };
@@ -97,7 +97,7 @@ impl VmBackend {
     /// memory goes to nobody.
     fn unmap_segment(&mut self, space: SpaceId, segment: u32, pages: &[(HostPage, VramAddr, Rights)]) {
         match self.memory.unmap_host(space, pages) {
-            Ok(()) => self.host.lock().share_detach(self.vm, segment),
+            Ok(()) => self.host.lock().memory_mut().share_detach(self.vm, segment),
             Err(error) => tracing::error!(vm = %self.vm, segment, %error,
                 "the card may still reach a shared segment; its memory stays out of use until the card is reset"),
         }

@@ -48,7 +48,7 @@ impl Lent {
     pub(crate) fn give_back(self, host: &HostCard, vm: VmId, reachable: bool) {
         let unmapped = host.card().unmap_dma(self.iova.0, self.size);
         match unmapped {
-            Ok(()) if !reachable => host.lock().iova_mut().free_for(vm, self.iova),
+            Ok(()) if !reachable => host.lock().memory_mut().iova_mut().free_for(vm, self.iova),
             Ok(()) => {}
             Err(error) => {
                 tracing::error!(%error, iova = %self.iova, "the card keeps a mapping of guest memory that was withdrawn");
@@ -82,12 +82,12 @@ impl RamMap {
         }
         let memory = memory_of(mapping, region)?;
         let len = region.size;
-        let iova = host.lock().iova_mut().allocate_for(vm, len, region.gpa).map_err(|why| match why {
+        let iova = host.lock().memory_mut().iova_mut().allocate_for(vm, len, region.gpa).map_err(|why| match why {
             NoIova::Quota(quota) => HostError::RamQuota { len, quota },
             NoIova::Full => HostError::OutOfIova { len },
         })?;
         if let Err(error) = host.card().map_dma(iova.0, memory) {
-            host.lock().iova_mut().free_for(vm, iova);
+            host.lock().memory_mut().iova_mut().free_for(vm, iova);
             return Err(error.into());
         }
         self.regions.insert(region.gpa, Region { size: region.size, iova, writable: region.writable });

@@ -40,9 +40,10 @@ impl WindowMemory {
             iova: Iova(0),
         };
         let size = window.area.size;
-        window.iova = host.lock().iova_mut().allocate(size, 0).ok_or(HostError::OutOfIova { len: size })?;
+        window.iova =
+            host.lock().memory_mut().iova_mut().allocate(size, 0).ok_or(HostError::OutOfIova { len: size })?;
         if let Err(error) = window.lend(host) {
-            host.lock().iova_mut().free(window.iova);
+            host.lock().memory_mut().iova_mut().free(window.iova);
             return Err(error);
         }
         Ok(window)
@@ -87,7 +88,7 @@ impl WindowMemory {
     /// are then never used again.
     pub(crate) fn close(self, host: &HostCard, reachable: bool) {
         if self.take_back(host) && !reachable {
-            host.lock().iova_mut().free(self.iova);
+            host.lock().memory_mut().iova_mut().free(self.iova);
         }
     }
 

@@ -54,7 +54,7 @@ fn stirred(chunk_bytes: u64, sizes: (u32, u64), vm_mib: u64, seed: u64) {
         let working = (0u64..).zip(drivers).map(|(vm, mut driver)| {
             scope.spawn(move || {
                 let began = Instant::now();
-                let moved = || rig.host.lock().moved(VmId(vm as u32)).map_or(0, |moved| moved.sum.moved);
+                let moved = || rig.host.lock().memory().moved(VmId(vm as u32)).map_or(0, |moved| moved.sum.moved);
                 // Large chunks take their time before they move, and the VM works meanwhile.
                 let enough = |round| round >= 40 && (moved() > 0 || began.elapsed() > LONG);
                 work_until(&mut driver, enough, &mut Dice(seed ^ vm << 32));
@@ -96,7 +96,7 @@ fn without_chaos_nothing_moves() {
     let rig = rig_with(2 * MIB, (64, 64), Chaos::default());
     let mut driver = driver_of(&rig, 0, 16);
     work(&mut driver, 20, &mut Dice(3));
-    assert!(rig.host.lock().moved(VmId(0)).is_none());
+    assert!(rig.host.lock().memory().moved(VmId(0)).is_none());
 }
 
 #[test]
@@ -208,7 +208,9 @@ fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
     let rig = rig_with(2 * MIB, (128, 96), Chaos::default());
     let mut driver = driver_of(&rig, 0, 2 * CHUNKS);
     let channel = driver.channel(1);
-    let limit = |quota| rig.host.lock().set_limits(VmId(0), Limits { quota, ..Limits::default() }).expect("a quota");
+    let limit = |quota| {
+        rig.host.lock().memory_mut().set_limits(VmId(0), Limits { quota, ..Limits::default() }).expect("a quota")
+    };
     let account = || rig.usage().0.vms[&VmId(0)];
     // What the driver has used for itself stays below.
     let buffers: Vec<u64> = (2..CHUNKS).map(|chunk| 2 * MIB * chunk).collect();

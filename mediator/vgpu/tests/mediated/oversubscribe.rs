@@ -115,7 +115,7 @@ fn without_pressure_nothing_moves_and_nobody_is_suspended() {
     }
     std::thread::sleep(Duration::from_millis(20));
     let state = rig.host.lock();
-    assert!(state.moved(VmId(0)).is_none() && state.moved(VmId(1)).is_none());
+    assert!(state.memory().moved(VmId(0)).is_none() && state.memory().moved(VmId(1)).is_none());
     assert_eq!(state.vram().chunks.summary().host.used, 0);
 }
 
@@ -151,7 +151,7 @@ fn a_lower_quota_moves_what_is_beyond_it_while_the_guest_works() {
     let mut buffers = spread(&mut driver, &channel, 20, 11);
     let mut seed = 11;
     for quota in [20, 10, 3, 30] {
-        rig.host.lock().set_limits(VmId(0), Limits { quota, ..Limits::default() }).unwrap();
+        rig.host.lock().memory_mut().set_limits(VmId(0), Limits { quota, ..Limits::default() }).unwrap();
         rotate(&mut driver, &mut channel, &buffers, seed);
         buffers = spread(&mut driver, &channel, 20, seed + 100);
         seed += 100;
@@ -302,7 +302,7 @@ fn host_memory_that_cannot_be_pinned_keeps_chunks_where_they_are_and_work_waits(
     let mut channel = driver.channel(1);
     let buffers = spread(&mut driver, &channel, 8, 60);
     refuses.store(true, Ordering::SeqCst);
-    rig.host.lock().set_limits(VmId(0), Limits { quota: 2, ..Limits::default() }).unwrap();
+    rig.host.lock().memory_mut().set_limits(VmId(0), Limits { quota: 2, ..Limits::default() }).unwrap();
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(account(&rig, 0).host, 0);
     rotate(&mut driver, &mut channel, &buffers, 60);
@@ -327,7 +327,8 @@ fn what_submissions_name_stays_while_the_clock_chooses() {
     let mut driver = driver_with(&rig, 0, 64, Limits::default());
     let mut channel = driver.channel(1);
     let buffers = spread(&mut driver, &channel, 16, 20);
-    let limit = |quota| rig.host.lock().set_limits(VmId(0), Limits { quota, ..Limits::default() }).unwrap();
+    let limit =
+        |quota| rig.host.lock().memory_mut().set_limits(VmId(0), Limits { quota, ..Limits::default() }).unwrap();
     let on_card = || {
         let state = rig.host.lock();
         let chunks = &state.vram().chunks;
@@ -366,7 +367,7 @@ fn engines_that_hang_do_not_keep_memory_from_moving() {
     for engine in [EngineId::Copy0, EngineId::Copy1] {
         rig.card.inject(Fault { engine, kind: FaultKind::Hang, after: 0, count: 1 });
     }
-    rig.host.lock().set_limits(VmId(0), Limits { quota: 2, ..Limits::default() }).unwrap();
+    rig.host.lock().memory_mut().set_limits(VmId(0), Limits { quota: 2, ..Limits::default() }).unwrap();
     eventually("the quota holds", || account(&rig, 0).placed <= 2);
     for (chunk, at) in (0u32..).zip(&buffers) {
         assert!(driver.vram_holds(*at, 64, 30 + chunk));
@@ -412,7 +413,9 @@ fn a_vm_that_goes_while_its_memory_moves_leaves_nothing() {
             scope.spawn(|| {
                 for quota in (1..12).cycle() {
                     let limits = Limits { quota, ..Limits::default() };
-                    if stop.load(Ordering::SeqCst) || rig.host.lock().set_limits(VmId(round), limits).is_err() {
+                    if stop.load(Ordering::SeqCst)
+                        || rig.host.lock().memory_mut().set_limits(VmId(round), limits).is_err()
+                    {
                         return;
                     }
                     std::thread::sleep(Duration::from_micros(300));
@@ -452,7 +455,7 @@ fn guests_that_do_not_fit_together_take_turns() {
                     seed += 100;
                     let buffers = spread(&mut driver, &channel, 18, seed);
                     rotate(&mut driver, &mut channel, &buffers, seed);
-                    turns.fetch_or(rig.host.lock().divider().turn().is_some(), Ordering::SeqCst);
+                    turns.fetch_or(rig.host.lock().memory().divider().turn().is_some(), Ordering::SeqCst);
                 }
                 driver.guest.remove().unwrap();
             });
@@ -506,7 +509,7 @@ fn take_turns_over_the_bus(profile: bool) {
             });
         }
         // Each has its part, and what had to move for that says nothing.
-        let moved = || [0, 1].map(|vm| rig.host.lock().moved(VmId(vm)).map(|moved| moved.sum.bytes));
+        let moved = || [0, 1].map(|vm| rig.host.lock().memory().moved(VmId(vm)).map(|moved| moved.sum.bytes));
         let (mut before, mut since) = (moved(), Instant::now());
         eventually("each has its part", || {
             let now = moved();
@@ -516,11 +519,11 @@ fn take_turns_over_the_bus(profile: bool) {
             account(&rig, 0).host > 0 && account(&rig, 1).host > 0 && since.elapsed() > Duration::from_millis(100)
         });
         division.quanta.mode = Mode::Auto;
-        rig.host.lock().set_division(&division).unwrap();
+        rig.host.lock().memory_mut().set_division(&division).unwrap();
         let mut holders = std::collections::BTreeSet::new();
         let began = Instant::now();
         while holders.len() < 2 && began.elapsed() < LONG {
-            holders.extend(rig.host.lock().divider().turn().map(|turn| turn.holder));
+            holders.extend(rig.host.lock().memory().divider().turn().map(|turn| turn.holder));
             std::thread::sleep(Duration::from_millis(1));
         }
         stop.store(true, Ordering::SeqCst);

@@ -170,8 +170,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "requests and the watchdog's ping are served while memory moves for a guarantee",
         package: "mediatord",
         file: "mediator/daemon/src/memory.rs",
-        from: "        host.make_room(|state| state.set_limits(*vm, *limits))\n",
-        to: "        (|| { let _held = self.state.lock(); host.make_room(|state| state.set_limits(*vm, *limits)) })()\n",
+        from: "        host.make_room(|state| state.memory_mut().set_limits(*vm, *limits))\n",
+        to: "        (|| { let _held = self.state.lock(); host.make_room(|state| state.memory_mut().set_limits(*vm, *limits)) })()\n",
         tests: "the_daemon_goes_on_while_memory_moves_for_a_guarantee",
     },
     Mutation {

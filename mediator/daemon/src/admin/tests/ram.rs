@@ -62,14 +62,14 @@ fn what_cannot_be_guaranteed_is_refused_and_what_was_holds() {
     let ram = ram_of_a(&served);
     assert_eq!((ram.quota_bytes, ram.guarantee_bytes), (8 * MIB, 2 * MIB));
     let host = served.fixture.daemon.host_of("card0").unwrap();
-    let of_both = || [0, 1].map(|vm| host.lock().iova().of(vram::VmId(vm)).0);
+    let of_both = || [0, 1].map(|vm| host.lock().memory().iova().of(vram::VmId(vm)).0);
     let before = of_both();
     // By the configuration there is room, but not in one piece: something lies in between.
-    let held = host.lock().iova_mut().allocate(700 << 30, 0).unwrap();
+    let held = host.lock().memory_mut().iova_mut().allocate(700 << 30, 0).unwrap();
     let error = set(&served, CARD, json!({ "quota_mib": all, "guarantee_mib": all / 4 })).unwrap_err();
     assert!(error.contains("in use"), "{error}");
     assert_eq!(of_both(), before, "all of the card's VMs have what they had");
-    host.lock().iova_mut().free(held);
+    host.lock().memory_mut().iova_mut().free(held);
     set(&served, CARD, json!({ "quota_mib": all, "guarantee_mib": all / 4 })).unwrap();
     assert_eq!(of_both().map(|share| share.guarantee), [224 << 30; 2]);
 }

@@ -54,7 +54,7 @@ impl Vm {
 }
 
 fn moved_of(rig: &Rig, vm: u32) -> (u64, u64) {
-    rig.host.lock().moved(VmId(vm)).map_or((0, 0), |moved| (moved.sum.bytes, moved.sum.suspended_ns))
+    rig.host.lock().memory().moved(VmId(vm)).map_or((0, 0), |moved| (moved.sum.bytes, moved.sum.suspended_ns))
 }
 
 /// Cost of one request, in seconds, and the bytes that went for it.

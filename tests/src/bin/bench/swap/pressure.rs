@@ -59,7 +59,7 @@ fn two(name: &str, scale: u32, config: &CardConfig, limits: Limits) -> Result<Ou
     })
     .with_context(|| format!("{name} on {} MiB", config.card_mib))?;
     let state = rig.host.lock();
-    let moved = [0, 1].map(|vm| state.moved(VmId(vm)).map_or(0, |moved| moved.sum.bytes)).iter().sum();
+    let moved = [0, 1].map(|vm| state.memory().moved(VmId(vm)).map_or(0, |moved| moved.sum.bytes)).iter().sum();
     Ok(Outcome {
         slower: runs.iter().map(|run| run.0).fold(0.0, f64::max),
         moved,
