@@ -10,6 +10,7 @@
 mod meter;
 mod order;
 pub mod rank;
+mod ticks;
 
 #[cfg(any(test, feature = "checked"))]
 pub mod checked;
@@ -23,7 +24,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::panic::Location;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use ticks::Ticks;
 
 /// A kind of locks.
 pub trait Locks: 'static {
@@ -88,7 +90,7 @@ pub struct Mutex<K: Rank, T, L: Locks = Real> {
 /// A hold that is measured.
 struct Hold<'a> {
     share: &'a Share,
-    since: Instant,
+    since: Ticks,
     /// Processor time that the thread had used when it took the lock, in ns, if that is measured.
     work: Option<u64>,
     place: &'static Location<'static>,
@@ -96,7 +98,7 @@ struct Hold<'a> {
 
 impl<'a> Hold<'a> {
     fn begin(share: &'a Share, place: &'static Location<'static>) -> Self {
-        Self { share, since: Instant::now(), work: meter::work(), place }
+        Self { share, since: Ticks::now(), work: meter::work(), place }
     }
 
     /// Counts the hold up to now.
@@ -104,7 +106,7 @@ impl<'a> Hold<'a> {
         if let Some((before, now)) = self.work.zip(meter::work()) {
             self.share.record_work(now.saturating_sub(before), self.place);
         }
-        self.share.record(u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX), self.place);
+        self.share.record(self.since.elapsed_ns(), self.place);
     }
 }
 

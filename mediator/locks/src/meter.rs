@@ -229,6 +229,7 @@ pub(crate) struct Share {
 
 impl Share {
     pub(crate) fn new(kind: Measured) -> Self {
+        crate::ticks::prepare();
         let meters = Arc::new(Meters { time: Meter::new(), work: Meter::new() });
         KINDS[kind as usize].lock().live.push(Arc::downgrade(&meters));
         Self { kind, meters }

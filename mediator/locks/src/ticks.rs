@@ -1,0 +1,133 @@
+//! A clock for holds of locks, which is read twice in each: the processor's time stamp counter where the kernel itself goes by it,
+//! else the kernel's.
+
+// UNSAFETY: reading the time stamp counter, which every processor of this architecture has. Nothing else here is unsafe.
+#![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "see above"))]
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// File in which the kernel says by which clock it goes: `tsc` means that the counter runs at one rate, on all processors alike.
+#[cfg(target_arch = "x86_64")]
+const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+/// Time for which the counter is compared with the kernel's clock, once in a process: for one part in ten thousand.
+#[cfg(target_arch = "x86_64")]
+const COMPARED: Duration = Duration::from_millis(2);
+/// Looks at each end of that, the quickest of which counts: the host may take the thread away in the midst of one.
+#[cfg(target_arch = "x86_64")]
+const LOOKS: usize = 8;
+
+/// A time; only differences mean something.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ticks(Reading);
+
+#[derive(Clone, Copy, Debug)]
+enum Reading {
+    /// Of the counter.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "there is no such counter"))]
+    Counter(u64),
+    /// Of the kernel's clock.
+    Kernel(Instant),
+}
+
+impl Ticks {
+    /// Now.
+    pub(crate) fn now() -> Self {
+        Self(if scale().is_some() { Reading::Counter(counter()) } else { Reading::Kernel(Instant::now()) })
+    }
+
+    /// Returns the ns since then.
+    pub(crate) fn elapsed_ns(self) -> u64 {
+        match (self.0, scale()) {
+            (Reading::Counter(then), Some(scale)) => scaled(counter().saturating_sub(then), scale),
+            (Reading::Counter(_), None) => 0,
+            (Reading::Kernel(then), _) => ns(then.elapsed()),
+        }
+    }
+}
+
+/// Does what the first reading would do otherwise, with a lock held.
+pub(crate) fn prepare() {
+    let _ = scale();
+}
+
+/// Ns of so many ticks.
+fn scaled(ticks: u64, scale: u64) -> u64 {
+    u64::try_from((u128::from(ticks) * u128::from(scale)) >> 32).unwrap_or(u64::MAX)
+}
+
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Ns of a tick of the counter, times 2^32; `None` where it is not used.
+fn scale() -> Option<u64> {
+    static SCALE: OnceLock<Option<u64>> = OnceLock::new();
+    *SCALE.get_or_init(measured)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn counter() -> u64 {
+    // SAFETY: the instruction has no precondition, and touches no memory.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn counter() -> u64 {
+    0
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn measured() -> Option<u64> {
+    None
+}
+
+/// Compares the counter with the kernel's clock, if the kernel goes by it.
+#[cfg(target_arch = "x86_64")]
+fn measured() -> Option<u64> {
+    if std::fs::read_to_string(SOURCE).ok()?.trim() != "tsc" {
+        return None;
+    }
+    let look = || {
+        let looks = (0..LOOKS).map(|_| {
+            let before = counter();
+            let at = Instant::now();
+            (counter().saturating_sub(before), at, before)
+        });
+        looks.min_by_key(|(took, ..)| *took).map(|(_, at, ticks)| (at, ticks))
+    };
+    let (began, first) = look()?;
+    while began.elapsed() < COMPARED {
+        std::hint::spin_loop();
+    }
+    let (ended, last) = look()?;
+    let ticks = last.checked_sub(first).filter(|ticks| *ticks > 0)?;
+    u64::try_from((u128::from(ns(ended.duration_since(began))) << 32) / u128::from(ticks)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_passes_as_the_kernel_has_it() {
+        // Warm, so that the comparison itself is not in between.
+        let _ = Ticks::now();
+        let (outside, then) = (Instant::now(), Ticks::now());
+        let inside = Instant::now();
+        std::thread::sleep(Duration::from_millis(20));
+        let least = ns(inside.elapsed());
+        let told = then.elapsed_ns();
+        let most = ns(outside.elapsed());
+        // A part in a thousand is allowed for, ten times what the comparison is good for.
+        assert!(told >= least - least / 1000 && told <= most + most / 1000, "{told} ns of {least} to {most}");
+    }
+
+    #[test]
+    fn ticks_of_any_number_are_scaled_without_overflow() {
+        assert_eq!(scaled(3_000_000_000, (1 << 32) / 3), 999_999_999);
+        assert_eq!(scaled(u64::MAX, 1 << 32), u64::MAX);
+        assert_eq!(scaled(u64::MAX, u64::MAX), u64::MAX);
+        assert_eq!(scaled(0, u64::MAX), 0);
+    }
+}
