@@ -51,7 +51,7 @@ pub(crate) struct Books<'a> {
     pub(crate) released: &'a mut Vec<FrameRun>,
     /// Large entries that may still be split.
     pub(crate) splits_left: &'a mut u64,
-    /// What was read may have entries of which the guest has written a half so far.
+    /// Set when what was read may have entries of which the guest has written a half so far.
     pub(crate) half_written: bool,
 }
 
