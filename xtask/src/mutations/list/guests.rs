@@ -28,7 +28,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "channels/src/pool.rs",
         from: "if !bound.ring.records.is_empty() {",
         to: "if false {",
-        tests: "pull::contexts_that_come",
+        tests: "contexts_that_come",
     },
     Mutation {
         name: "quarantine-ring",
