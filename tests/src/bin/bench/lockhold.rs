@@ -36,8 +36,8 @@ const MOST_US: f64 = 50.0;
 const PLACES: usize = 6;
 /// Target for the longest, in us beyond a single access.
 const LONGEST_US: f64 = 1000.0;
-/// Time between two accesses that are measured.
-const BETWEEN: Duration = Duration::from_micros(50);
+/// Time between two accesses that are measured: more would be a load of their own.
+const BETWEEN: Duration = Duration::from_millis(1);
 
 /// A VM at work.
 struct Worker {
