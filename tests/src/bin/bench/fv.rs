@@ -12,6 +12,8 @@ use tests::bench::{Metric, Target, median, order};
 use tests::guest::{self, LOAD_LIMIT};
 use tests::{Daemon, Paths, Vm, VmConfig};
 
+use super::Request;
+
 /// Rounds of each workload; the median counts.
 const ROUNDS: usize = 9;
 /// MiB of each card, and of the passthrough VM's VRAM.
@@ -69,12 +71,13 @@ struct Measured {
     counts: BTreeMap<String, f64>,
 }
 
-/// Measures.
-pub fn run() -> Result<Vec<Metric>> {
+/// Measures. A part is a way of mediation, which is always measured beside the baseline.
+pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let images = tests::images()?;
-    let daemon = Daemon::start("fv", configuration)?;
+    let kinds: Vec<&Kind> = KINDS.iter().filter(|kind| kind.name == BASELINE || request.wants(kind.name)).collect();
+    let daemon = Daemon::start("fv", |paths| configuration(paths, &kinds))?;
     let mut vms = Vec::new();
-    for kind in &KINDS {
+    for kind in &kinds {
         let config = VmConfig::new(kind.name, images, "6.1")?.with_gpu(daemon.vm_socket(kind.name));
         let vm = Vm::launch(&config)?;
         vm.wait_ready()?;
@@ -87,8 +90,8 @@ pub fn run() -> Result<Vec<Metric>> {
     for workload in [DRIVER].into_iter().chain(WORKLOADS) {
         for round in 0..ROUNDS {
             eprintln!("bench: fv, {workload}, round {} of {ROUNDS}", round + 1);
-            for at in order(KINDS.len(), round) {
-                let (kind, vm) = (&KINDS[at], &vms[at]);
+            for at in order(kinds.len(), round) {
+                let (kind, vm) = (kinds[at], &vms[at]);
                 let before = counts(&daemon, kind.name)?;
                 let seconds = once(vm, workload).with_context(|| format!("{workload} in VM {}", kind.name))?;
                 let after = counts(&daemon, kind.name)?;
@@ -100,12 +103,12 @@ pub fn run() -> Result<Vec<Metric>> {
             }
         }
     }
-    report(&measured)
+    report(&measured, &kinds)
 }
 
-fn configuration(paths: &Paths) -> String {
+fn configuration(paths: &Paths, kinds: &[&Kind]) -> String {
     let mut text = format!("[daemon]\nadmin_socket = {:?}\nsocket_dir = {:?}\n", paths.admin_socket, paths.folder);
-    for Kind { name, toml, .. } in &KINDS {
+    for Kind { name, toml, .. } in kinds {
         text += &format!("\n[[card]]\nname = \"card-{name}\"\nkind = \"simgpu\"\nvram_mib = {CARD_MIB}\n");
         text += &format!("\n[[vm]]\nname = {name:?}\ncard = \"card-{name}\"\n{toml}");
         if *name != BASELINE {
@@ -138,7 +141,7 @@ fn counts(daemon: &Daemon, name: &str) -> Result<BTreeMap<String, f64>> {
     Ok(counts)
 }
 
-fn report(measured: &BTreeMap<(&'static str, &'static str), Measured>) -> Result<Vec<Metric>> {
+fn report(measured: &BTreeMap<(&'static str, &'static str), Measured>, kinds: &[&Kind]) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let mut products: BTreeMap<&str, f64> = BTreeMap::new();
     let workloads: Vec<&'static str> = [DRIVER].into_iter().chain(WORKLOADS).collect();
@@ -148,7 +151,7 @@ fn report(measured: &BTreeMap<(&'static str, &'static str), Measured>) -> Result
         };
         let time = |kind: &'static str| -> Result<f64> { median(&of(kind)?.seconds).context("no measurement") };
         let baseline = time(BASELINE)?;
-        for kind in KINDS.iter().filter(|kind| kind.name != BASELINE) {
+        for kind in kinds.iter().filter(|kind| kind.name != BASELINE) {
             let seconds = time(kind.name)?;
             *products.entry(kind.name).or_insert(0.0) += (seconds / baseline).ln();
             let target = if kind.is_default { Target::AtMost(1.10) } else { Target::None };
@@ -167,7 +170,7 @@ fn report(measured: &BTreeMap<(&'static str, &'static str), Measured>) -> Result
             }
         }
     }
-    for kind in KINDS.iter().filter(|kind| kind.name != BASELINE) {
+    for kind in kinds.iter().filter(|kind| kind.name != BASELINE) {
         let mean = (products.get(kind.name).context("no ratios")? / workloads.len() as f64).exp();
         let target = if kind.is_default { Target::AtMost(1.05) } else { Target::None };
         metrics.push(Metric::ratio(format!("fv.geometric_mean.{}", kind.name), mean, "x", 1.0, target));

@@ -54,7 +54,7 @@ const BENCHMARKS: [Benchmark; 20] = [
     ("sched-guests", |_, _| sched_guests::run()),
     ("swap", |request, _| swap::run(request.file.as_deref())),
     ("evict", |request, _| evict::run(request.only.as_deref())),
-    ("fv", |_, _| fv::run()),
+    ("fv", |request, _| fv::run(request)),
     ("doorbells", |_, _| doorbells::run()),
     ("lockhold", |_, _| lockhold::run()),
     ("move", |_, _| moves::run()),
