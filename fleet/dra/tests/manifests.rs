@@ -43,6 +43,20 @@ fn one(kind: &str) -> Value {
 }
 
 #[test]
+fn what_only_a_newer_kubernetes_knows_is_noticed() {
+    let slice = |more: (&str, Value)| {
+        let mut slice = serde_json::json!({ "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": { "name": "a" },
+            "spec": { "driver": "d", "pool": { "name": "p", "generation": 1, "resourceSliceCount": 1 } } });
+        slice["spec"][more.0] = more.1;
+        std::panic::catch_unwind(|| drop(typed::<k8s_openapi::api::resource::v1::ResourceSlice>(&slice)))
+            .map_err(|panic| panic.downcast_ref::<String>().cloned().unwrap_or_default())
+    };
+    assert_eq!(slice(("allNodes", true.into())), Ok(()));
+    let text = slice(("partitionTypeAttribute", "kind".into())).unwrap_err();
+    assert!(text.contains("fields that the type has not"), "{text}");
+}
+
+#[test]
 fn every_document_is_of_a_published_type() {
     let mut kinds = BTreeSet::new();
     for document in [documents(&folder()), documents(&folder().join("example"))].concat() {
@@ -70,7 +84,7 @@ fn classes_name_what_the_driver_publishes() {
     let classes: Vec<DeviceClass> =
         documents(&folder()).iter().filter(|document| document["kind"] == "DeviceClass").map(typed).collect();
     for class in classes {
-        let spec = class.spec;
+        let spec = class.spec.unwrap();
         let expression = &spec.selectors.as_ref().unwrap()[0].cel.as_ref().unwrap().expression;
         assert!(expression.contains(&format!("device.driver == \"{}\"", fleet_dra::DRIVER)), "{expression}");
         for set in spec.config.iter().flatten() {
@@ -91,7 +105,7 @@ fn the_example_asks_for_one_card_three_to_one() {
     let templates = templates.iter().filter(|document| document["kind"] == "ResourceClaimTemplate");
     let mut times = Vec::new();
     for template in templates.map(typed::<ResourceClaimTemplate>) {
-        let devices = template.spec.spec.devices.unwrap();
+        let devices = template.spec.unwrap().spec.unwrap().devices.unwrap();
         let exactly = devices.requests.unwrap().remove(0).exactly.unwrap();
         assert!(
             documents(&folder())
@@ -149,13 +163,13 @@ async fn the_role_allows_what_the_driver_asks_for_and_nothing_else() {
 #[test]
 fn the_policy_is_about_the_account_that_the_driver_has() {
     let set: DaemonSet = typed(&one("DaemonSet"));
-    let account = set.spec.unwrap().template.spec.unwrap().service_account_name.unwrap();
+    let account = set.spec.template.spec.unwrap().service_account_name.unwrap();
     let policy: ValidatingAdmissionPolicy = typed(&one("ValidatingAdmissionPolicy"));
     let spec = policy.spec.unwrap();
     let condition = &spec.match_conditions.unwrap()[0].expression;
     assert!(condition.contains(&format!("system:serviceaccount:gpu-mediator:{account}")), "{condition}");
     let binding: ValidatingAdmissionPolicyBinding = typed(&one("ValidatingAdmissionPolicyBinding"));
-    assert_eq!(binding.spec.unwrap().policy_name, policy.metadata.name);
+    assert_eq!(Some(binding.spec.policy_name), policy.metadata.name);
     let roles: ClusterRoleBinding = typed(&one("ClusterRoleBinding"));
     assert_eq!(roles.subjects.unwrap()[0].name, account);
 }
@@ -163,7 +177,7 @@ fn the_policy_is_about_the_account_that_the_driver_has() {
 #[test]
 fn the_image_has_the_program_and_the_program_the_arguments() {
     let set: DaemonSet = typed(&one("DaemonSet"));
-    let spec = set.spec.unwrap().template.spec.unwrap();
+    let spec = set.spec.template.spec.unwrap();
     let container = &spec.containers[0];
     let recipe = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Containerfile")).unwrap();
     let copied = recipe.lines().find(|line| line.starts_with("COPY --from=build")).unwrap();

@@ -11,6 +11,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use serde::Serialize;
@@ -43,8 +44,35 @@ struct Objects {
 #[derive(Clone, Default)]
 pub struct ApiServer(Arc<Mutex<Objects>>);
 
-/// Reads an object as one of a published type, in which nothing else may be.
-pub fn typed<T: DeserializeOwned + Serialize>(value: &Value) -> T {
+/// A type of the newest Kubernetes that the crate `k8s-openapi` has, and the same of 1.34, the oldest that is served.
+pub trait Published: DeserializeOwned + Serialize {
+    type Oldest: DeserializeOwned + Serialize;
+}
+
+macro_rules! published {
+    ($($group:ident: $($kind:ident)+;)+) => { $($(
+        impl Published for k8s_openapi::api::$group::v1::$kind {
+            type Oldest = k8s_openapi_oldest::api::$group::v1::$kind;
+        }
+    )+)+ };
+}
+
+published! {
+    admissionregistration: ValidatingAdmissionPolicy ValidatingAdmissionPolicyBinding;
+    apps: DaemonSet;
+    core: Namespace Node Pod ServiceAccount;
+    events: Event;
+    rbac: ClusterRole ClusterRoleBinding;
+    resource: DeviceClass ResourceClaim ResourceClaimTemplate ResourceSlice;
+}
+
+/// Reads an object as one of a published type, in which nothing else may be, by the oldest and by the newest Kubernetes.
+pub fn typed<T: Published>(value: &Value) -> T {
+    drop(exactly::<T::Oldest>(value));
+    exactly(value)
+}
+
+fn exactly<T: DeserializeOwned + Serialize>(value: &Value) -> T {
     let object: T = serde_json::from_value(value.clone()).unwrap_or_else(|error| panic!("{error}: {value:#}"));
     assert_eq!(serde_json::to_value(&object).unwrap(), *value, "fields that the type has not");
     object
@@ -86,8 +114,9 @@ impl ApiServer {
 
     /// Adds a slice that someone else has written.
     pub fn put_slice(&self, slice: Value) {
-        let mut objects = self.objects();
-        objects.store(with_kind(slice, "resource.k8s.io/v1", "ResourceSlice"), "ADDED");
+        let slice = with_kind(slice, "resource.k8s.io/v1", "ResourceSlice");
+        drop(typed::<ResourceSlice>(&slice));
+        self.objects().store(slice, "ADDED");
     }
 
     /// The slices, as the published type.
@@ -327,7 +356,10 @@ async fn event(
 async fn node(State(server): State<ApiServer>, Path(name): Path<String>) -> Response {
     match server.called(("get", "", "nodes")) {
         Ok(_) => {
-            good(&json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name, "uid": "uid-of-node" } }))
+            let node =
+                json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name, "uid": "uid-of-node" } });
+            drop(typed::<Node>(&node));
+            good(&node)
         }
         Err(failure) => failure,
     }
