@@ -45,6 +45,16 @@ impl Trouble {
             Self::Unreachable => "unreachable",
         }
     }
+
+    /// Words for it, where the daemon has none of its own.
+    fn words(self) -> &'static str {
+        match self {
+            Self::Failed => "it is out of service",
+            Self::Passthrough => "a virtual machine has all of it",
+            Self::Drained => "an operator empties it (`mediatorctl card undrain` ends that)",
+            Self::Unreachable => "mediatord does not answer",
+        }
+    }
 }
 
 /// A card, as far as its users need to know it.
@@ -62,7 +72,7 @@ pub struct Offer {
     pub chunk_mib: u64,
     /// Trouble that it is in.
     pub trouble: Option<Trouble>,
-    /// The daemon's words for that.
+    /// Words for that: the daemon's, if it has some.
     pub why: Option<String>,
     attributes: BTreeMap<String, DeviceAttribute>,
 }
@@ -132,7 +142,11 @@ impl Offer {
         if !card.pci_id.is_empty() {
             add("pciId", text(&card.pci_id));
         }
+        if !card.model.is_empty() {
+            add("model", text(&card.model));
+        }
         if let Some(memory) = memory {
+            add("memoryPolicy", text(memory.settings.victims.name()));
             add("chunkMiB", number(chunk_mib));
             add("hostMemoryMiB", number(memory.settings.host_mib));
             add("linkBytesPerSecond", number(memory.copy_bytes_per_second));
@@ -148,7 +162,7 @@ impl Offer {
             memory_mib,
             chunk_mib,
             trouble,
-            why: card.error.clone(),
+            why: card.error.clone().or_else(|| trouble.map(|trouble| trouble.words().to_owned())),
             attributes,
         }
     }
@@ -157,7 +171,7 @@ impl Offer {
     #[must_use]
     pub fn unreachable(mut self) -> Self {
         self.trouble = Some(Trouble::Unreachable);
-        self.why = Some("mediatord does not answer".to_owned());
+        self.why = Some(Trouble::Unreachable.words().to_owned());
         self
     }
 

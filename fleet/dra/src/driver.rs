@@ -436,7 +436,7 @@ fn offer<'a>(offers: &'a [Offer], result: &DeviceRequestAllocationResult) -> Res
     match &offer.trouble {
         None => Ok(offer),
         Some(_) => {
-            let why = offer.why.as_deref().unwrap_or("a virtual machine has all of it");
+            let why = offer.why.as_deref().unwrap_or_default();
             Err(format!("request `{}`: card `{}` cannot be used: {why}", result.request, offer.card))
         }
     }

@@ -272,6 +272,8 @@ async fn the_slice_is_kept_as_the_cards_are() {
     let attributes = device.attributes.as_ref().unwrap();
     assert_eq!(attributes["kind"].string.as_deref(), Some("simgpu"));
     assert_eq!(attributes["schedulerPolicy"].string.as_deref(), Some("band"));
+    assert_eq!(attributes["memoryPolicy"].string.as_deref(), Some("random"));
+    assert_eq!(attributes["model"].string.as_deref(), Some("GF100"));
     assert_eq!(attributes["vramMiB"].int, Some(256));
     until("the old slice goes", async || (node.api.slices().len() == 1).then_some(())).await;
 
@@ -335,6 +337,38 @@ async fn cards_of_a_daemon_that_is_gone_are_tainted_and_taken_by_nobody() {
     node.daemon = None;
     node.slice(0).await;
     assert!(node.log("driver.log").contains("keeps no taints"));
+}
+
+#[tokio::test]
+async fn a_card_that_is_drained_is_tainted_keeps_its_claims_and_takes_none_until_it_is_back() {
+    let node = Node::running(CARD).await;
+    let kubelet = node.kubelet(NEW).await;
+    node.slice(1).await;
+    for name in ["kept", "late"] {
+        node.api.put_claim(allocated(name, &[("gpu", "card0", "16Mi", "250")], Value::Null));
+    }
+    let devices = kubelet.good(&named("kept")).await;
+    let taint = async || {
+        let taints = node.slice(1).await.spec.devices.unwrap().remove(0).taints;
+        taints.map(|taints| (taints[0].value.clone().unwrap(), taints[0].effect.clone()))
+    };
+    node.admin().post::<Value>("/v1/cards/card0/drain", &()).await.unwrap();
+    let drained = ("drained".to_owned(), "NoSchedule".to_owned());
+    until("a taint", async || (taint().await.as_ref() == Some(&drained)).then_some(())).await;
+    let error = kubelet.bad(&named("late")).await;
+    assert!(error.contains("card `card0` cannot be used: an operator empties it"), "{error}");
+    // Who has a part of it keeps that, and its health is good: the pod is not to end.
+    assert_eq!(kubelet.good(&named("kept")).await, devices);
+    let mut client =
+        fleet_grpc::health::v1beta1::dra_resource_health_client::DraResourceHealthClient::new(kubelet.channel.clone());
+    let mut stream = client.node_watch_resources(NodeWatchResourcesRequest {}).await.unwrap().into_inner();
+    assert_eq!(stream.message().await.unwrap().unwrap().devices[0].health(), HealthStatus::Healthy);
+    node.admin().post::<Value>("/v1/cards/card0/undrain", &()).await.unwrap();
+    until("no taint", async || taint().await.is_none().then_some(())).await;
+    kubelet.good(&named("late")).await;
+    kubelet.back(&named("late")).await;
+    kubelet.back(&named("kept")).await;
+    node.assert_clean().await;
 }
 
 #[tokio::test]

@@ -246,6 +246,9 @@ pub struct Card {
     pub error: Option<String>,
     /// PCI vendor and device, as `10de:06d8`.
     pub pci_id: String,
+    /// Its chip, or of a CUDA card the name of its model, where that is known.
+    #[serde(default)]
+    pub model: String,
     /// MiB of VRAM.
     pub vram_mib: u64,
     /// MiB that the mediator keeps for itself.

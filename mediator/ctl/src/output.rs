@@ -231,6 +231,7 @@ pub fn card(card: &Card) -> String {
             row(&[&"name", &card.name]),
             row(&[&"kind", &card.kind]),
             row(&[&"PCI id", &card.pci_id]),
+            row(&[&"model", &card.model]),
             row(&[&"mode", &mode]),
             row(&[&"drained", &yes(card.drained)]),
             row(&[&"trouble", &card.error.as_deref().unwrap_or(NOTHING)]),

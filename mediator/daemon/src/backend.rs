@@ -100,6 +100,8 @@ pub(crate) struct CardStatus {
     pub trouble: Option<String>,
     /// PCI vendor and device, as `10de:06d8`.
     pub pci_id: String,
+    /// Chip or model, where that is known.
+    pub model: String,
     /// MiB of BAR1 and BAR3, if they are not what the configuration says.
     pub apertures_mib: Option<[u64; 2]>,
     /// Channels of the card that virtual machines can have.

@@ -291,11 +291,15 @@ impl CardBackend for OwnedCard {
             chunks.as_ref().map(|chunks| u64::from(count(chunks)).saturating_mul(chunks.chunk_bytes) >> 20)
         };
         let own = self.working().map_or(0, |host| host.own_channels());
+        // Of one that is not taken over yet, by what its configuration space says.
+        let known = || nvspec::chip::CHIPS.iter().find(|chip| chip.pci_device == id.device);
+        let chip = self.working().map(|host| host.info().chip).or_else(known);
         let placed = |chunks: &Summary| chunks.vms.values().map(|vm| vm.placed).fold(0, u32::saturating_add);
         CardStatus {
             failed: self.host.lock().as_ref().and_then(|host| host.failure()).map(str::to_owned),
             trouble: None,
             pci_id: format!("{:04x}:{:04x}", id.vendor, id.device),
+            model: chip.map(|chip| chip.name.to_owned()).unwrap_or_default(),
             apertures_mib: Some([id.bar1_size >> 20, id.bar3_size >> 20]),
             channels: MAX_CHANNELS.saturating_sub(own),
             vram_free_mib: mib(Summary::spare),

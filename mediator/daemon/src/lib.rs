@@ -539,6 +539,7 @@ impl Daemon {
             kind: spec.kind.to_string(),
             error: status.failed.or(status.trouble),
             pci_id: status.pci_id,
+            model: status.model,
             vram_mib: spec.vram_mib,
             vram_reserved_mib: reserved,
             vram_assigned_mib: assigned,

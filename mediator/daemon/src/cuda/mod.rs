@@ -46,6 +46,8 @@ const QUANTUM_FACTOR: u32 = 80;
 /// A card with its owner.
 pub(super) struct CudaCard {
     spec: CardSpec,
+    /// Name of its model.
+    model: String,
     commands: Sender<Command>,
     board: Arc<Board>,
     stop: Arc<AtomicBool>,
@@ -82,12 +84,12 @@ impl CudaCard {
         let (commands, requests) = channel();
         let (board, stop) = (Arc::new(Board::new(&spec.name)), Arc::default());
         let mut supervisor = Supervisor::new(&spec.name, settings, &board, &stop);
-        let name = supervisor.start().map_err(BackendError::failed)?;
-        tracing::info!(card = spec.name, model = name, "the owner of the CUDA card is ready");
+        let model = supervisor.start().map_err(BackendError::failed)?;
+        tracing::info!(card = spec.name, model, "the owner of the CUDA card is ready");
         let thread = std::thread::Builder::new().name("cuda-owner".to_owned());
         let thread = thread.spawn(move || supervisor.run(&requests)).map_err(BackendError::failed)?;
         let (changing, changes) = (Mutex::new(()), AtomicUsize::new(0));
-        Ok(Self { spec: spec.clone(), commands, board, stop, thread: Some(thread), changing, changes })
+        Ok(Self { spec: spec.clone(), model, commands, board, stop, thread: Some(thread), changing, changes })
     }
 
     /// Configuration of the card.
@@ -162,6 +164,7 @@ impl CardBackend for Backend {
             // The owner is started again; the card is not lost with it.
             failed: None,
             trouble: seen.as_ref().err().cloned(),
+            model: self.0.model.clone(),
             vram_free_mib: seen.as_ref().ok().map(|seen| seen.card.spare_bytes / MIB),
             vram_placed_mib: placed / MIB,
             strangers: seen.iter().flat_map(|seen| &seen.card.strangers).map(show::stranger).collect(),
