@@ -1,5 +1,15 @@
-//! Writer for the `newc` cpio format, which the kernel unpacks as its initramfs.
+//! Writer for the `newc` cpio format, which the kernel unpacks as its initramfs; and what unpacks it elsewhere.
 
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Component, Path};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// Bytes of an entry's header: the magic, and thirteen numbers of eight digits.
+const HEADER: usize = 110;
+/// Name of the entry that ends an archive.
+const TRAILER: &str = "TRAILER!!!";
 /// File type bits of a mode.
 const FOLDER: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
@@ -42,7 +52,7 @@ impl Archive {
     /// Ends the archive.
     pub fn finish(mut self) -> Vec<u8> {
         self.inode = 0;
-        self.entry("TRAILER!!!", 0, (0, 0), &[]);
+        self.entry(TRAILER, 0, (0, 0), &[]);
         self.bytes
     }
 
@@ -67,6 +77,83 @@ impl Archive {
     }
 }
 
+/// Unpacks an archive into a folder. What is there already is replaced, as the kernel does with a second archive; device nodes are
+/// left out.
+///
+/// # Errors
+/// An entry is no such, is of another kind, or has no place below the folder.
+pub fn unpack(archive: &[u8], folder: &Path) -> Result<()> {
+    let mut at = 0;
+    let folder = folder.canonicalize().with_context(|| format!("the folder {}", folder.display()))?;
+    while let Some(entry) = Entry::read(archive, &mut at)? {
+        entry.unpack(&folder).with_context(|| format!("the archive's entry {}", entry.name))?;
+    }
+    Ok(())
+}
+
+/// One entry of an archive that is read.
+struct Entry<'a> {
+    name: &'a str,
+    mode: u32,
+    contents: &'a [u8],
+}
+
+impl<'a> Entry<'a> {
+    /// Reads the entry at `at`, and goes on behind it; nothing at the archive's end.
+    fn read(archive: &'a [u8], at: &mut usize) -> Result<Option<Self>> {
+        let header = archive.get(*at..*at + HEADER).context("the archive is cut off")?;
+        ensure!(header.starts_with(b"070701"), "no entry at byte {at} of the archive");
+        let field = |number: usize| -> Result<u32> {
+            let digits = header.get(6 + number * 8..14 + number * 8).unwrap_or_default();
+            Ok(u32::from_str_radix(std::str::from_utf8(digits)?, 16)?)
+        };
+        let (mode, size, name_size) = (field(1)?, field(6)? as usize, field(11)? as usize);
+        let name = archive.get(*at + HEADER..*at + HEADER + name_size).context("the archive is cut off")?;
+        let name = std::str::from_utf8(name)?.trim_end_matches('\0');
+        let begin = (*at + HEADER + name_size).next_multiple_of(4);
+        let contents = archive.get(begin..begin + size).context("the archive is cut off")?;
+        *at = (begin + size).next_multiple_of(4);
+        Ok((name != TRAILER).then_some(Self { name, mode, contents }))
+    }
+
+    fn unpack(&self, folder: &Path) -> Result<()> {
+        let name = Path::new(self.name);
+        ensure!(name.components().all(|part| matches!(part, Component::Normal(_))), "it is not below the folder");
+        let path = folder.join(name);
+        // A link of an earlier entry may lead out of the folder.
+        let parent = path.parent().context("it has no name")?.canonicalize()?;
+        ensure!(parent.starts_with(folder), "it is not below the folder");
+        match self.mode & 0o170_000 {
+            FOLDER => {
+                if !path.is_dir() {
+                    fs::create_dir_all(&path)?;
+                }
+            }
+            FILE => {
+                remove(&path)?;
+                fs::write(&path, self.contents)?;
+            }
+            LINK => {
+                remove(&path)?;
+                return Ok(symlink(std::str::from_utf8(self.contents)?, &path)?);
+            }
+            CHARACTER_DEVICE => return Ok(()),
+            kind => bail!("it is of the kind {kind:o}, which nothing here makes"),
+        }
+        Ok(fs::set_permissions(&path, fs::Permissions::from_mode(self.mode & 0o7777))?)
+    }
+}
+
+/// Removes what is in the way: a file, a link, or an empty folder.
+fn remove(path: &Path) -> Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(there) if there.is_dir() => Ok(fs::remove_dir(path)?),
+        Ok(_) => Ok(fs::remove_file(path)?),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,6 +172,54 @@ mod tests {
         assert_eq!(&bytes[124..130], b"070701");
         assert_eq!(bytes.len() % 4, 0);
         assert!(bytes.windows(11).any(|w| w == b"TRAILER!!!\0"));
+    }
+
+    #[test]
+    fn what_was_packed_is_unpacked() {
+        let (mut first, mut second) = (Archive::default(), Archive::default());
+        first.folder_with("tmp", 0o1777);
+        first.folder("usr");
+        first.folder("usr/bin");
+        first.link("bin", "usr/bin");
+        first.file("usr/bin/sh", 0o755, b"one");
+        first.device("null", 0o666, 1, 3);
+        first.folder("run");
+        first.link("run", "/nowhere");
+        // Through a link of the first, and over a file of it.
+        second.file("bin/ls", 0o644, b"");
+        second.file("usr/bin/sh", 0o700, b"another");
+        let folder = tempfile::tempdir().unwrap();
+        unpack(&first.finish(), folder.path()).unwrap();
+        unpack(&second.finish(), folder.path()).unwrap();
+        let mode = |name: &str| fs::metadata(folder.path().join(name)).unwrap().permissions().mode() & 0o7777;
+        assert_eq!((mode("tmp"), mode("usr/bin/sh"), mode("usr/bin/ls")), (0o1777, 0o700, 0o644));
+        assert_eq!(fs::read(folder.path().join("bin/sh")).unwrap(), b"another");
+        assert!(!folder.path().join("null").exists());
+    }
+
+    #[test]
+    fn what_is_no_archive_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut outside = Archive::default();
+        outside.file("../x", 0o644, b"");
+        let outside = outside.finish();
+        let mut linked = Archive::default();
+        linked.link("etc", "/etc");
+        linked.file("etc/never-written-by-this-test", 0o644, b"");
+        let linked = linked.finish();
+        let mut good = Archive::default();
+        good.file("a", 0o644, b"some bytes");
+        let good = good.finish();
+        for (bytes, told) in [
+            (&outside[..], "not below the folder"),
+            (&linked, "not below the folder"),
+            (&good[..120], "cut off"),
+            (&[&good[..116], &good[120..]].concat(), "entry"),
+            (b"", "cut off"),
+        ] {
+            let error = format!("{:#}", unpack(bytes, folder.path()).unwrap_err());
+            assert!(error.contains(told), "{error}");
+        }
     }
 
     #[test]

@@ -75,7 +75,7 @@ pub struct Kernel {
     pub initrd: PathBuf,
 }
 
-/// Name of the system with engines that place work, and of its kernel, in the record of what was made.
+/// Name of the system with engines that place work, in the record of what was made.
 const FLEET: &str = "fleet";
 
 /// All that a guest needs to boot.
@@ -159,6 +159,7 @@ pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     }
     ensure_monitoring(progress, refresh)?;
     ensure_system(progress)?;
+    ensure_fleet(progress)?;
     ensure_nest(progress)?;
     Ok(images)
 }
@@ -205,31 +206,22 @@ pub fn ensure_system(progress: &Progress) -> Result<System> {
     let programs = initramfs::build_programs(&manifest.initramfs, progress)?;
     let agent = programs.into_iter().find(|program| program.guest_path == initramfs::INIT);
     let agent = agent.context("no program is the guests' init")?.path;
-    let system = ("system", &manifest.system);
-    let system = system::ensure(system, kernel, agent, (&cache, &mut record.system), progress);
-    let system = system.context("the Debian system")?;
+    let files = system::ensure(("system", &manifest.system.files), (&cache, &mut record.system), progress);
+    let files = files.context("the Debian system")?;
     cache.store_record(&record)?;
-    Ok(system)
+    Ok(System::new(kernel, files, agent))
 }
 
-/// The Debian system with engines that place work: libvirt, Slurm, podman. It is made the first time.
-pub fn ensure_fleet(progress: &Progress) -> Result<System> {
+/// The files of a Debian system with engines that place work (libvirt, Slurm, podman), in an archive that [`cpio::unpack`] takes.
+/// They are made the first time.
+pub fn ensure_fleet(progress: &Progress) -> Result<PathBuf> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
     let mut record = cache.load_record();
-    let recipe = &manifest.fleet;
-    let kernel = manifest.kernels.iter().find(|kernel| kernel.name == recipe.system.kernel);
-    let kernel = kernel.context("images/manifest.toml: no kernel has the name that `fleet` asks for")?;
-    let modules: Vec<_> = recipe.modules.iter().map(String::as_str).collect();
-    let kernel = kernel::ensure(kernel, Wanted { entry: FLEET, modules: &modules }, &cache, &mut record, progress);
-    let kernel = kernel.context("the kernel of the system with engines")?;
-    let programs = initramfs::build_programs(&manifest.initramfs, progress)?;
-    let agent = programs.into_iter().find(|program| program.guest_path == initramfs::INIT);
-    let agent = agent.context("no program is the guests' init")?.path;
-    let system = system::ensure((FLEET, &recipe.system), kernel, agent, (&cache, &mut record.fleet), progress);
-    let system = system.context("the Debian system with engines")?;
+    let files = system::ensure((FLEET, &manifest.fleet), (&cache, &mut record.fleet), progress);
+    let files = files.context("the Debian system with engines")?;
     cache.store_record(&record)?;
-    Ok(system.with_modules())
+    Ok(files)
 }
 
 /// Makes the machine that has a card behind an IOMMU, and VMs of its own; its kernel is made the first time.

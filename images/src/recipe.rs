@@ -26,7 +26,7 @@ pub struct Manifest {
     /// Recipe of the Debian system with systemd.
     pub system: SystemRecipe,
     /// Parts of the Debian system with engines that place work.
-    pub fleet: FleetRecipe,
+    pub fleet: TreeRecipe,
     /// The machine that has a card behind an IOMMU, and VMs of its own.
     pub nest: NestRecipe,
     /// The host of Xen.
@@ -114,24 +114,23 @@ pub struct MonitoringRecipe {
 pub struct SystemRecipe {
     /// The name of the kernel that boots it.
     pub kernel: String,
+    /// Its files.
+    pub files: TreeRecipe,
+}
+
+/// Files of a Debian system: the packages that they are of, and where those come from.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TreeRecipe {
     /// The packages, with their dependencies.
     pub packages: Vec<String>,
     /// Files and folders of them that are left out.
     pub without: Vec<String>,
     /// Units that are not to start.
+    #[serde(default)]
     pub masked: Vec<String>,
     /// Suites to try, in order.
     pub from: Vec<Suite>,
-}
-
-/// A Debian system with engines that place work, and the modules that their guests need.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FleetRecipe {
-    /// The modules that are packed together with all that they depend on.
-    pub modules: Vec<String>,
-    /// The system.
-    pub system: SystemRecipe,
 }
 
 /// Names the parts of the machine that has a card behind an IOMMU, and VMs of its own.

@@ -21,10 +21,9 @@ use crate::apt::{self, Apt, Fetched};
 use crate::cache::{Cache, key, remove};
 use crate::cpio::Archive;
 use crate::exec;
-use crate::initramfs;
 use crate::kernel::Unpacked;
 use crate::progress::{Progress, Step};
-use crate::recipe::{Made, Suite, SystemRecipe};
+use crate::recipe::{Made, Suite, TreeRecipe};
 
 /// Raised when this recipe changes what it makes.
 const VERSION: &str = "2";
@@ -45,24 +44,19 @@ pub struct System {
     kernel: Unpacked,
     archive: PathBuf,
     agent: PathBuf,
-    /// The kernel's modules are in it, for the agent's command `load`.
-    with_modules: bool,
 }
 
 impl System {
-    /// The same with the modules of its kernel.
+    /// A system whose files are in `archive`, which `kernel` boots and in which the program `agent` speaks to the host.
     #[must_use]
-    pub fn with_modules(self) -> Self {
-        Self { with_modules: true, ..self }
+    pub fn new(kernel: Unpacked, archive: PathBuf, agent: PathBuf) -> Self {
+        Self { kernel, archive, agent }
     }
 
     /// Writes the initramfs of the system with `more` on it to `initrd`; what both have is `more`'s.
     pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
         let mut agent = Archive::default();
         agent.file(AGENT, 0o755, &read(&self.agent)?);
-        if self.with_modules {
-            initramfs::add_modules(&mut agent, &self.kernel)?;
-        }
         // The kernel takes archives one behind the other.
         let all = [read(&self.archive)?, agent.finish(), more.finish()].concat();
         fs::write(initrd, all).with_context(|| format!("cannot write {}", initrd.display()))?;
@@ -71,26 +65,23 @@ impl System {
     }
 }
 
-/// Finds or makes the system called `name`, which `kernel` boots and in which the program `agent` speaks to the host.
+/// Finds or makes the files of the system called `name`; the path of the archive that they are in.
 pub fn ensure(
-    (name, recipe): (&str, &SystemRecipe),
-    kernel: Unpacked,
-    agent: PathBuf,
+    (name, recipe): (&str, &TreeRecipe),
     (cache, record): (&Cache, &mut Option<Made>),
     progress: &Progress,
-) -> Result<System> {
+) -> Result<PathBuf> {
     let libc = host_libc()?;
     let version = version(recipe, libc);
-    let with_modules = false;
     if let Some(made) = record.as_ref().filter(|made| made.recipe == version)
         && let Some(folder) = cache.find(name, &made.key)
     {
-        return Ok(System { kernel, archive: folder.join(ARCHIVE), agent, with_modules });
+        return Ok(folder.join(ARCHIVE));
     }
     let make = |suite: &Suite| make((name, recipe), (&version, libc), suite, cache, progress);
     let (folder, made) = apt::first_of(&recipe.from, make)?;
     *record = Some(made);
-    Ok(System { kernel, archive: folder.join(ARCHIVE), agent, with_modules })
+    Ok(folder.join(ARCHIVE))
 }
 
 /// A version of the C library: programs that were linked to one run with it and with later ones.
@@ -111,7 +102,7 @@ fn libc_version(text: &str) -> Option<Libc> {
 }
 
 /// Returns what changes when the manifest, this recipe or this host asks for something else.
-fn version(recipe: &SystemRecipe, libc: Libc) -> String {
+fn version(recipe: &TreeRecipe, libc: Libc) -> String {
     let inputs = [&recipe.packages[..], &recipe.without, &recipe.masked].concat();
     let libc = format!("{}.{}", libc.0, libc.1);
     let inputs: Vec<_> = inputs.iter().map(String::as_str).chain([AGENT_UNIT, &libc]).collect();
@@ -119,7 +110,7 @@ fn version(recipe: &SystemRecipe, libc: Libc) -> String {
 }
 
 fn make(
-    (name, recipe): (&str, &SystemRecipe),
+    (name, recipe): (&str, &TreeRecipe),
     (version, libc): (&str, Libc),
     suite: &Suite,
     cache: &Cache,
@@ -151,7 +142,7 @@ fn make(
 }
 
 /// The system as an archive; `scratch` is a folder for the packages' files, and is gone afterwards.
-fn pack(recipe: &SystemRecipe, packages: &[Fetched], scratch: &Path, step: &mut Step<'_>) -> Result<Vec<u8>> {
+fn pack(recipe: &TreeRecipe, packages: &[Fetched], scratch: &Path, step: &mut Step<'_>) -> Result<Vec<u8>> {
     fs::create_dir(scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
     packages.iter().try_for_each(|package| apt::unpack(package, scratch, step))?;
     let mut archive = Archive::default();
@@ -305,8 +296,7 @@ mod tests {
 
     #[test]
     fn another_list_is_another_version() {
-        let recipe = |packages: &[&str], masked: &[&str]| SystemRecipe {
-            kernel: "6.1".into(),
+        let recipe = |packages: &[&str], masked: &[&str]| TreeRecipe {
             packages: packages.iter().map(|&name| name.to_owned()).collect(),
             without: Vec::new(),
             masked: masked.iter().map(|&name| name.to_owned()).collect(),

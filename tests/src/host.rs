@@ -4,9 +4,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use images::System;
-
-use crate::accel::Accel;
 use crate::agent::Output;
 use crate::files::Files;
 use crate::wait::{self, Scratch};
@@ -28,29 +25,11 @@ impl Host {
     /// Boots a host with `files` on it.
     pub fn boot(name: &str, files: Files) -> Result<Self> {
         let system = images::ensure_system(&images::Progress::stderr())?;
-        Self::boot_system(name, &system, files, |config| (config.memory_mib, config.smp) = (1536, 2))
-    }
-
-    /// Boots a host with libvirt, Slurm and podman, none of which runs yet, and with KVM for machines of its own.
-    pub fn boot_fleet(name: &str, files: Files) -> Result<Self> {
-        let system = images::ensure_fleet(&images::Progress::stderr())?;
-        Self::boot_system(name, &system, files, |config| {
-            config.memory_mib = 3072;
-            // With two, stock kernels of machines in an emulated machine crash (docs/real-cards.md).
-            config.smp = 1;
-            if config.accel == Accel::Tcg {
-                // The translator's own model has no virtualization that a guest could use; the last one holds.
-                config.extra_args.extend(["-cpu", "EPYC,+svm,+npt"].map(str::to_owned));
-            }
-        })
-    }
-
-    fn boot_system(name: &str, system: &System, files: Files, shape: impl FnOnce(&mut VmConfig)) -> Result<Self> {
         let images = crate::images()?;
         let scratch = Scratch::new(&format!("{name}-initrd"))?;
         let mut config = VmConfig::new(name, images, "6.1")?;
         config.kernel = system.bootable(files.finish(), &scratch.path().join("initrd"))?;
-        shape(&mut config);
+        (config.memory_mib, config.smp) = (1536, 2);
         // Its own words on the console tell what a boot waits for.
         config.append = "systemd.show_status=1 systemd.default_timeout_start_sec=300s".to_owned();
         let vm = Vm::launch(&config)?;

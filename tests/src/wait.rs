@@ -74,6 +74,11 @@ impl Scratch {
         &self.path
     }
 
+    /// Says whether it is removed when dropped.
+    pub fn is_removed(&self) -> bool {
+        self.folder.is_some()
+    }
+
     /// Keeps the folder for good and says where it is.
     pub fn keep(&mut self) -> &Path {
         if let Some(folder) = self.folder.take() {

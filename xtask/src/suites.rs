@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use crate::background::Background;
 use crate::load::BusyLoops;
 use crate::programs::{self, Group, Program};
-use crate::run::{cargo, lines, root};
+use crate::run::{cargo, lines};
 use crate::runner::{self, Manner, Outcome, Test, cpu_of_children};
 use crate::tally::{Reader, Tally};
 use crate::{TestArgs, cuda, fuzz, guests, times};
@@ -26,7 +26,8 @@ pub enum Suite {
     /// The crates of `cuda`: programs under the library, on the fake driver. Before the suites with guests, which wait for
     /// images.
     Cuda,
-    /// Parts that engines which place work on hosts are given: the crates of `fleet`, as processes.
+    /// Parts that engines which place work on hosts are given: the crates of `fleet`, as processes, and libvirt, Slurm and podman on a
+    /// Debian host in namespaces.
     Fleet,
     /// Real guests that behave.
     Guest,
@@ -40,10 +41,6 @@ pub enum Suite {
     Xen,
     /// Fuzz targets, each for a bounded time.
     Fuzz,
-    /// libvirt, Slurm and podman on one Debian host; by name only.
-    Hosts,
-    /// Many jobs of Slurm, cancelled, killed, and a node lost: longer than the other suites together may take, and run by name only.
-    Slurm,
 }
 
 /// Runner of a suite.
@@ -55,7 +52,7 @@ enum Runner {
     Rest,
     /// The test programs of the crates of `cuda`, with NVIDIA's headers.
     Cuda,
-    /// The test programs of the crates of `fleet`, then the integration test `fleet`, if there is one.
+    /// The test programs of the crates of `fleet`, then the integration test `fleet`.
     Fleet,
     /// The fuzz targets.
     Fuzz,
@@ -65,7 +62,7 @@ impl Suite {
     fn runner(self) -> Runner {
         match self {
             Self::Unit => Runner::Rest,
-            Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Hosts | Self::Slurm | Self::Xen => {
+            Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Xen => {
                 Runner::Integration { guests: true }
             }
             Self::Cuda => Runner::Cuda,
@@ -74,9 +71,9 @@ impl Suite {
         }
     }
 
-    /// Returns whether it runs when no suite is named. Those that do not were not seen to pass on a new machine yet, or take long.
+    /// Returns whether it runs when no suite is named. One that does not was not seen to pass on a new machine yet.
     fn by_default(self) -> bool {
-        !matches!(self, Self::Hosts | Self::Slurm | Self::Xen)
+        !matches!(self, Self::Xen)
     }
 
     /// Returns how many of its tests with guests run at the same time on so many CPUs, but for those that are to be
@@ -94,8 +91,7 @@ impl Suite {
     fn limit(self) -> Duration {
         Duration::from_secs(match self {
             Self::Unit | Self::Cuda | Self::Fuzz => 600,
-            Self::Fleet | Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Xen | Self::Hosts => 1500,
-            Self::Slurm => 4 * 3600,
+            Self::Fleet | Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Xen => 1500,
         })
     }
 
@@ -163,7 +159,7 @@ impl<'a> Session<'a> {
     fn start(args: &'a TestArgs, suites: &[Suite]) -> Self {
         let any = |runner: Runner| suites.iter().any(|suite| suite.runner() == runner);
         // Fetched and made beside the first build and the suites without guests.
-        let guests = any(Runner::Integration { guests: true }) || (any(Runner::Fleet) && fleet_has_guests());
+        let guests = any(Runner::Integration { guests: true }) || any(Runner::Fleet);
         let images = guests.then(guests::images);
         let headers = any(Runner::Cuda).then(|| Background::start(|| cuda::headers().map(drop)));
         Self { args, programs: None, images, headers, fuzzes: any(Runner::Fuzz), targets: None }
@@ -193,10 +189,8 @@ impl<'a> Session<'a> {
             Runner::Fleet => {
                 let programs = self.programs(|program| program.group == Group::Fleet)?;
                 let mut outcome = self.run_tests(&programs, &manner)?;
-                let guests = self.programs(|program| suite_of(program) == Some(suite))?;
-                if !guests.is_empty() {
-                    outcome += self.integration(suite, &guests, manner, true)?;
-                }
+                let hosts = self.programs(|program| suite_of(program) == Some(suite))?;
+                outcome += self.integration(suite, &hosts, manner, true)?;
                 Ok(outcome)
             }
             Runner::Cuda => {
@@ -276,11 +270,6 @@ fn cargo_test(command: &mut Command) -> Result<Tally> {
 /// stands still because its processor is another's has less of it.
 fn is_alone(test: &str) -> bool {
     test.starts_with("rogues::")
-}
-
-/// Says whether the suite `fleet` boots guests.
-fn fleet_has_guests() -> bool {
-    root().join("tests/tests/fleet.rs").exists()
 }
 
 /// The suite that a program is, if it is one.

@@ -21,7 +21,8 @@ pub(super) fn make(recipe: &Recipe, tree: &Tree, libc: Option<(u32, u32)>, out: 
     let epoch = u32::try_from(recipe.epoch).context("the time is not one of RPM")?;
     let mut builder =
         PackageBuilder::new(NAME, &recipe.version, "MIT", ARCHITECTURE, "Shares NVIDIA cards between virtual machines");
-    builder.using_config(BuildConfig::v4().compression(CompressionType::Gzip).source_date(epoch));
+    let compression = if recipe.fast { CompressionType::None } else { CompressionType::Gzip };
+    builder.using_config(BuildConfig::v4().compression(compression).source_date(epoch));
     builder.description(
         "One daemon, mediatord, owns the NVIDIA cards of a KVM host and gives each virtual machine a virtual GPU that the stock nouveau \
          driver drives without modification. mediatorctl shows and changes what each may have.",

@@ -1,13 +1,16 @@
 //! Slurm with one controller and two nodes, each with a daemon of its own, on one host.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use tests::Host;
+use tests::Debian;
 
-use crate::site::{LIMIT, names, run_node, start_node};
+use crate::site::{CARD_MIB, Form, LIMIT, blocks, names, run_node, start_node, start_up};
 
+/// The operator's page.
+const PAGE: &str = include_str!("../../../docs/slurm.md");
 /// The nodes.
 const NODES: [&str; 2] = ["n1", "n2"];
 /// The controller and its nodes on one host: each node has eight CPUs in name, and a card of a hundred shards.
@@ -45,30 +48,27 @@ const ARGUMENTS: &str = "socket=/run/%n/admin.sock sockets=/run/%n ledger=/var/l
 /// Begin of a job's script: which card its node has, as the driver of these tests wants to know.
 const CARD: &str = "export FAKE_CUDA_FOLDER=/run/$SLURMD_NODENAME/card FAKE_CUDA_MIB=1088";
 
-/// Writes a file of some lines on the host.
-fn write(host: &Host, path: &str, text: &str) -> Result<()> {
-    let text =
-        text.replace('\\', "\\\\").replace('\n', "\\n").replace('%', "%%").replace('"', "\\\"").replace('$', "\\$");
-    host.ok(&format!("mkdir -p $(dirname {path}) && printf \"{text}\" > {path}")).map(drop)
-}
-
 /// Starts all of it.
-fn start(host: &Host) -> Result<()> {
-    write(host, "/etc/slurm/slurm.conf", SLURM)?;
-    write(host, "/etc/slurm/gres.conf", GRES)?;
-    write(host, "/etc/slurm/cgroup.conf", "CgroupPlugin=disabled\n")?;
+fn start(host: &Debian) -> Result<()> {
+    host.write("/etc/slurm/slurm.conf", 0o644, SLURM)?;
+    host.write("/etc/slurm/gres.conf", 0o644, GRES)?;
+    host.write("/etc/slurm/cgroup.conf", 0o644, "CgroupPlugin=disabled\n")?;
+    // The page's way to install the plugin; then both nodes of this host get arguments of their own.
+    let shell = blocks(PAGE, "sh");
+    let [install] = &shell[..] else { bail!("docs/slurm.md has not one block of commands") };
+    host.ok(&format!("mkdir -p /etc/slurm/plugstack.conf.d && set -e; {install}"))?;
     let plugin = format!("required /etc/slurm/spank_gpu_mediator.so {ARGUMENTS}\n");
-    write(host, "/etc/slurm/plugstack.conf.d/gpu-mediator.conf", &plugin)?;
-    write(host, "/etc/slurm/health", &format!("#!/bin/sh\nexec gpu-mediator-slurm health {ARGUMENTS}\n"))?;
+    host.write("/etc/slurm/plugstack.conf.d/gpu-mediator.conf", 0o644, &plugin)?;
+    host.write("/etc/slurm/health", 0o755, &format!("#!/bin/sh\nexec gpu-mediator-slurm health {ARGUMENTS}\n"))?;
     host.ok(
-        "chmod 755 /etc/slurm/health; for name in slurmctld slurmd slurmstepd; do ln -sf $name-wlm /usr/sbin/$name; done; gpu-mediator-slurm \
-         install && mkdir -p /var/lib/slurmctld /var/log/gpu-mediator /run/munge /jobs && chmod 1777 /jobs && chown slurm /var/lib/slurmctld \
-         && touch /var/log/slurmctld.log && chown slurm /var/log/slurmctld.log && dd if=/dev/urandom of=/etc/munge/munge.key bs=64 count=1 \
-         2>/dev/null && chmod 400 /etc/munge/munge.key && chmod 700 /etc/munge && chown -R munge /etc/munge /var/lib/munge /var/log/munge \
-         /run/munge",
+        "for name in slurmctld slurmd slurmstepd; do ln -sf $name-wlm /usr/sbin/$name; done; mkdir -p \
+         /var/lib/slurmctld /var/log/gpu-mediator /var/lib/munge /var/log/munge /run/munge /jobs && chmod 1777 /jobs && chown slurm \
+         /var/lib/slurmctld && touch /var/log/slurmctld.log && chown slurm /var/log/slurmctld.log && dd if=/dev/urandom \
+         of=/etc/munge/munge.key bs=64 count=1 2>/dev/null && chmod 400 /etc/munge/munge.key && chmod 700 /etc/munge && chown -R munge \
+         /etc/munge /var/lib/munge /var/log/munge /run/munge",
     )?;
-    host.ok("systemd-run --quiet --unit=authority --uid=munge --gid=munge munged --foreground")?;
-    host.ok("systemd-run --quiet --unit=controller --uid=slurm --gid=slurm slurmctld -D")?;
+    host.start("authority", &format!("exec {} munged --foreground", user("munge")))?;
+    host.start("controller", &format!("exec {} slurmctld -D", user("slurm")))?;
     for node in NODES {
         start_node(host, node)?;
         start_slurmd(host, node)?;
@@ -77,24 +77,30 @@ fn start(host: &Host) -> Result<()> {
         .map(drop)
 }
 
-fn start_slurmd(host: &Host, node: &str) -> Result<()> {
-    let kept = "--property=KillMode=process --property=LimitMEMLOCK=infinity";
-    host.ok(&format!(
-        "mkdir -p /var/spool/slurmd.{node} && systemd-run --quiet --unit=slurmd-{node} {kept} slurmd -D -N {node}"
-    ))
-    .map(drop)
+/// A command that becomes a user.
+fn user(name: &str) -> String {
+    format!("setpriv --reuid={name} --regid={name} --clear-groups")
 }
 
-fn stop(host: &Host) -> Result<()> {
-    host.ok("systemctl stop slurmd-n1 slurmd-n2 controller authority n1 n2").map(drop)
+/// The unit of a node's daemon of Slurm.
+fn slurmd(node: &str) -> String {
+    format!("slurmd-{node}")
+}
+
+fn start_slurmd(host: &Debian, node: &str) -> Result<()> {
+    host.start(&slurmd(node), &format!("mkdir -p /var/spool/slurmd.{node} && exec slurmd -D -N {node}"))
+}
+
+fn stop(host: &Debian) -> Result<()> {
+    ["slurmd-n1", "slurmd-n2", "controller", "authority", "n1", "n2"].iter().try_for_each(|unit| host.stop(unit))
 }
 
 /// Submits a job of a user; its number.
-fn submit(host: &Host, user: &str, options: &str, program: &str) -> Result<u32> {
+fn submit(host: &Debian, user: &str, options: &str, program: &str) -> Result<u32> {
     let script = format!("{CARD}; {program}").replace('$', "\\$");
     let text = host.ok(&format!(
-        "cd /jobs && setpriv --reuid={user} --regid={user} --clear-groups sbatch --parsable --no-requeue --output=/jobs/%j.out {options} \
-         --wrap=\"{script}\""
+        "cd /jobs && {} sbatch --parsable --no-requeue --output=/jobs/%j.out {options} --wrap=\"{script}\"",
+        self::user(user)
     ))?;
     text.trim().lines().last().unwrap_or_default().parse().with_context(|| format!("sbatch says {text:?}"))
 }
@@ -112,23 +118,23 @@ fn kill(job: u32) -> String {
 }
 
 /// Waits until no job is left of those that wait, run or end.
-fn until_over(host: &Host) -> Result<()> {
+fn until_over(host: &Debian) -> Result<()> {
     host.until("all jobs to be over", "test -z \"$(squeue --noheader)\"", LIMIT * 4).map(drop)
 }
 
 /// The state that a job has ended with.
-fn state(host: &Host, job: u32) -> Result<String> {
+fn state(host: &Debian, job: u32) -> Result<String> {
     let shown = host.ok(&format!("scontrol show job {job}"))?;
     let state = shown.split_whitespace().find_map(|word| word.strip_prefix("JobState="));
     Ok(state.context("a state")?.to_owned())
 }
 
-fn output(host: &Host, job: u32) -> Result<String> {
+fn output(host: &Debian, job: u32) -> Result<String> {
     host.ok(&format!("cat /jobs/{job}.out"))
 }
 
 /// The lines that are written down, by job.
-fn ledger(host: &Host) -> Result<BTreeMap<u32, Value>> {
+fn ledger(host: &Debian) -> Result<BTreeMap<u32, Value>> {
     let text = host.ok("cat /var/log/gpu-mediator/*.jsonl")?;
     let mut jobs = BTreeMap::new();
     for line in text.lines() {
@@ -140,7 +146,7 @@ fn ledger(host: &Host) -> Result<BTreeMap<u32, Value>> {
 }
 
 /// Nothing of any job is left on a node.
-fn nothing_is_left(host: &Host) -> Result<()> {
+fn nothing_is_left(host: &Debian) -> Result<()> {
     for node in NODES {
         let socket = format!("/run/{node}/admin.sock");
         let left = "test -z \"$(mediatorctl --socket SOCKET tenant list | grep slurm-)\"".replace("SOCKET", &socket);
@@ -152,13 +158,16 @@ fn nothing_is_left(host: &Host) -> Result<()> {
 }
 
 /// The MiB that a program could have, which prints them last.
-fn filled(host: &Host, job: u32) -> Result<u64> {
+fn filled(host: &Debian, job: u32) -> Result<u64> {
     let text = output(host, job)?;
     text.lines().last().and_then(|line| line.trim().parse().ok()).with_context(|| format!("job {job}: {text}"))
 }
 
 /// A short run: each kind of job once, and each way to end.
-pub fn jobs_have_what_they_ask_for(host: &Host) -> Result<()> {
+#[test]
+fn jobs_of_slurm_have_what_they_ask_for() -> Result<()> {
+    let Some(host) = start_up("slurm", Form::Deb)? else { return Ok(()) };
+    let host = &host;
     start(host)?;
     let quarter = submit(host, "alice", "--nodelist=n1 --gres=shard:25", "cuda-program fill")?;
     let less = submit(host, "bob", "--nodelist=n1 --gres=shard:25 --gpu-memory=64M", "cuda-program fill")?;
@@ -166,6 +175,12 @@ pub fn jobs_have_what_they_ask_for(host: &Host) -> Result<()> {
     let bare = submit(host, "bob", "--nodelist=n2 --gpu-memory=64M", "cuda-program fill")?;
     let held = submit(host, "alice", "--nodelist=n2 --gres=shard:50", &hold(100))?;
     let killed = submit(host, "bob", "--nodelist=n2 --gres=shard:10", &hold(40))?;
+    let vgpu = submit(
+        host,
+        "alice",
+        "--nodelist=n1 --gres=shard:50 --vgpu",
+        "stat -c '%F %U %a' $GPU_MEDIATOR_VFIO_USER_SOCKET",
+    )?;
     // What a job has on the card while it runs, and that nobody but its user may connect.
     let has = |job: u32, mib: u32| {
         format!(
@@ -179,9 +194,14 @@ pub fn jobs_have_what_they_ask_for(host: &Host) -> Result<()> {
     host.ok(&format!("scancel {held}"))?;
     host.ok(&kill(killed))?;
     until_over(host)?;
-    for (job, expected) in
-        [(quarter, "COMPLETED"), (less, "COMPLETED"), (none, "FAILED"), (bare, "FAILED"), (held, "CANCELLED")]
-    {
+    for (job, expected) in [
+        (quarter, "COMPLETED"),
+        (less, "COMPLETED"),
+        (none, "FAILED"),
+        (bare, "FAILED"),
+        (held, "CANCELLED"),
+        (vgpu, "COMPLETED"),
+    ] {
         ensure!(
             state(host, job)? == expected,
             "job {job} is {}, expected {expected}: {}",
@@ -194,24 +214,27 @@ pub fn jobs_have_what_they_ask_for(host: &Host) -> Result<()> {
     ensure!((224..=256).contains(&of_quarter) && (48..=64).contains(&of_less), "{of_quarter} and {of_less} MiB");
     ensure!(output(host, none)?.starts_with('0'), "a job without shards has variables: {}", output(host, none)?);
     ensure!(output(host, bare)?.contains("ask for some with --gres=shard:N"), "{}", output(host, bare)?);
+    ensure!(output(host, vgpu)?.trim() == "socket alice 600", "{}", output(host, vgpu)?);
     nothing_is_left(host)?;
     let written = ledger(host)?;
-    ensure!(written.keys().copied().collect::<Vec<_>>() == [quarter, less, held, killed], "{written:#?}");
+    ensure!(written.keys().copied().collect::<Vec<_>>() == [quarter, less, held, killed, vgpu], "{written:#?}");
+    ensure!(written[&vgpu]["kind"] == "vgpu" && written[&vgpu]["card"] == "soft", "{written:#?}");
     is_lost(host)?;
     stop(host)
 }
 
 /// A node loses its power while a job runs, and comes back.
-fn is_lost(host: &Host) -> Result<()> {
+fn is_lost(host: &Debian) -> Result<()> {
     let lost = submit(host, "alice", "--nodelist=n2 --gres=shard:40", &hold(100))?;
     let has = format!(
         "mediatorctl --socket /run/n2/admin.sock --json tenant show slurm-{lost} | grep -q '\"on_card_bytes\": {}'",
         100 << 20
     );
     host.until("a job to hold memory", &has, LIMIT)?;
+    host.kill("slurmd-n2")?;
+    host.kill("n2")?;
     host.ok(&format!(
-        "systemctl kill --signal=KILL slurmd-n2 n2; kill -9 $(pgrep -f 'slurmstepd: .{lost}\\.') $(pgrep --uid alice) 2>/dev/null; systemctl \
-         reset-failed slurmd-n2 n2 2>/dev/null; rm -rf /run/n2/*.sock /run/n2/*.cuda; true"
+        "kill -9 $(pgrep -f 'slurmstepd: .{lost}\\.') $(pgrep --uid alice); rm -rf /run/n2/*.sock /run/n2/*.cuda; true"
     ))?;
     // The daemon keeps tenants over a loss of power; the health check knows that the job is no more.
     run_node(host, "n2")?;
@@ -225,14 +248,57 @@ fn is_lost(host: &Host) -> Result<()> {
     host.until("the node to be idle", "test \"$(sinfo --noheader --nodes=n2 --format=%t)\" = idle", LIMIT).map(drop)
 }
 
+/// Checks what is written down of jobs against what they asked for (shards and weight), against what the controller was told while
+/// they ran, and against the time that there was.
+fn add_up(
+    host: &Debian,
+    written: &BTreeMap<u32, Value>,
+    asked: &BTreeMap<u32, (u32, u32)>,
+    elapsed: Duration,
+) -> Result<()> {
+    let mut nodes: BTreeMap<String, u128> = BTreeMap::new();
+    for (job, usage) in written {
+        let (shards, weight) = asked.get(job).context("a job that was submitted")?;
+        let number = |key: &str| usage[key].as_u64().with_context(|| format!("{key} of {usage}"));
+        ensure!(number("weight")? == u64::from(*weight) && number("killed")? == 0, "{usage}, expected weight {weight}");
+        let part = CARD_MIB * u64::from(*shards) / 100 / 4 * 4;
+        ensure!([part, 48].contains(&number("memory_mib")?), "{usage}, expected {part} MiB, or 48");
+        let node = usage["node"].as_str().context("a node")?;
+        ensure!(NODES.contains(&node), "{usage}");
+        *nodes.entry(node.to_owned()).or_default() += u128::from(number("used_ns")?);
+        // The last note to the controller is from before the job's end, if there was time for one.
+        let shown = host.ok(&format!("scontrol show job {job}"))?;
+        let noted = shown.split_whitespace().find_map(|word| word.strip_prefix("gpu_seconds="));
+        if let Some(noted) = noted {
+            let noted: f64 = noted.parse()?;
+            ensure!(noted <= number("used_ns")? as f64 / 1e9 + 0.001, "{noted} s were noted: {usage}");
+        }
+    }
+    println!("time of the cards that was charged, of {elapsed:?}: {nodes:?} ns");
+    ensure!(
+        nodes.len() == NODES.len() && nodes.values().all(|used| *used <= elapsed.as_nanos()),
+        "{nodes:?} of {elapsed:?}"
+    );
+    Ok(())
+}
+
+/// Time for which the jobs run that share a card by their weights.
+const BUSY: Duration = Duration::from_secs(30);
+/// Jobs of the long run.
+const MANY: u32 = 40;
+
 /// A long run: many jobs of mixed shares, cancelled, killed, and a node lost among them.
-#[allow(dead_code, reason = "of the two suites that this is part of, one runs it")]
-pub fn many_jobs(host: &Host, count: u32) -> Result<()> {
+#[test]
+#[ignore = "not seen to pass yet"]
+fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
+    let Some(host) = start_up("jobs", Form::Deb)? else { return Ok(()) };
+    let host = &host;
     start(host)?;
+    let began = Instant::now();
     // Two with the same shards and three times the weight, alone on a node: they share its card 3:1.
-    let busy = "cuda-program busy --kernel-us 4000 --ms 30000";
-    let heavy = submit(host, "alice", "--nodelist=n1 --gres=shard:10 --gpu-weight=300", busy)?;
-    let light = submit(host, "bob", "--nodelist=n1 --gres=shard:10 --gpu-weight=100", busy)?;
+    let busy = format!("cuda-program busy --kernel-us 4000 --ms {}", BUSY.as_millis());
+    let heavy = submit(host, "alice", "--nodelist=n1 --gres=shard:10 --gpu-weight=300", &busy)?;
+    let light = submit(host, "bob", "--nodelist=n1 --gres=shard:10 --gpu-weight=100", &busy)?;
     until_over(host)?;
     let used = |written: &BTreeMap<u32, Value>, job: u32| {
         written.get(&job).and_then(|usage| usage["used_ns"].as_u64()).unwrap_or(0)
@@ -244,10 +310,15 @@ pub fn many_jobs(host: &Host, count: u32) -> Result<()> {
         of_light > 0 && of_heavy * 2 > of_light * 3 && of_heavy < of_light * 5,
         "{of_heavy} and {of_light} ns, expected 3:1"
     );
+    // Both together had the card, and no more than there was of it.
+    let most = began.elapsed().as_nanos();
+    ensure!(u128::from(of_heavy + of_light) <= most, "{of_heavy} and {of_light} ns of {most}");
+    ensure!(u128::from(of_heavy + of_light) * 2 > BUSY.as_nanos(), "{of_heavy} and {of_light} ns of {BUSY:?}");
+    let mut asked = BTreeMap::from([(heavy, (10, 300)), (light, (10, 100))]);
     let mut fills = BTreeMap::new();
     let mut all = vec![heavy, light];
     let (mut cancelled, mut killed) = (Vec::new(), Vec::new());
-    for index in 0..count.saturating_sub(3) {
+    for index in 0..MANY - 3 {
         let user = ["alice", "bob"][index as usize % 2];
         let shards = [5_u32, 10, 20, 25, 40, 60][index as usize % 6];
         let weight = [50, 100, 300][index as usize % 3];
@@ -265,6 +336,7 @@ pub fn many_jobs(host: &Host, count: u32) -> Result<()> {
             3 => killed.push(job),
             _ => {}
         }
+        asked.insert(job, (shards, weight));
         all.push(job);
     }
     // Jobs that hold their memory until they are ended, as soon as each runs.
@@ -289,12 +361,8 @@ pub fn many_jobs(host: &Host, count: u32) -> Result<()> {
         ensure!(state(host, *job)? != "COMPLETED", "job {job} was ended");
     }
     let written = ledger(host)?;
-    ensure!(
-        all.iter().all(|job| written.contains_key(job)),
-        "{} of {} jobs are written down",
-        written.len(),
-        all.len()
-    );
+    ensure!(written.keys().eq(&all), "jobs {:?} are written down, expected {all:?}", written.keys());
+    add_up(host, &written, &asked, began.elapsed())?;
     is_lost(host)?;
     stop(host)
 }

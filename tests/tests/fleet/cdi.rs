@@ -1,9 +1,9 @@
 //! Containers of podman with a tenant by the Container Device Interface.
 
 use anyhow::{Result, ensure};
-use tests::Host;
+use tests::Debian;
 
-use crate::site::{names, start_node};
+use crate::site::{Form, names, start_node, start_up};
 
 /// The admin socket of the daemon with a CUDA card.
 const SOCKET: &str = "/run/pods/admin.sock";
@@ -12,14 +12,14 @@ const IMAGE: &str = "mkdir -p /tmp/image/usr/bin /tmp/image/tmp /tmp/image/etc &
     for file in $(/lib64/ld-linux-x86-64.so.2 --list /usr/bin/cuda-program | grep -o '/[^ ]*') /lib64/ld-linux-x86-64.so.2; do \
     mkdir -p /tmp/image/$(dirname $file) && cp -L $file /tmp/image/$file; done && \
     tar -C /tmp/image -c . | podman import - localhost/cuda-program:1 && rm -r /tmp/image";
-/// podman without what this host has not: a disk, networks, a root that can be changed.
+/// podman without what this host has not: a disk for layers, networks, control groups of its own.
 const CONTAINERS: &str = "mkdir -p /etc/containers && printf '[storage]\\ndriver = \"vfs\"\\nrunroot = \"/run/containers\"\\ngraphroot = \
     \"/var/lib/containers\"\\n' > /etc/containers/storage.conf && printf '[engine]\\nruntime = \"crun\"\\nno_pivot_root = true\\n\
     cgroup_manager = \"cgroupfs\"\\nevents_logger = \"none\"\\n[containers]\\nlog_driver = \"k8s-file\"\\n' > \
     /etc/containers/containers.conf && printf '{\"default\":[{\"type\":\"insecureAcceptAnything\"}]}' > /etc/containers/policy.json";
 
 /// Runs the program in a container with a claim, or without.
-fn run(host: &Host, claim: Option<&str>, arguments: &str) -> Result<tests::Output> {
+fn run(host: &Debian, claim: Option<&str>, arguments: &str) -> Result<tests::Output> {
     let device = claim.map_or_else(String::new, |name| format!("--device gpu-mediator.internal/share={name}"));
     host.sh(&format!(
         "podman run --rm --network=none --cgroups=disabled {device} --volume /run/pods/card:/run/pods/card \
@@ -27,7 +27,10 @@ fn run(host: &Host, claim: Option<&str>, arguments: &str) -> Result<tests::Outpu
     ))
 }
 
-pub fn containers_have_what_they_claim(host: &Host) -> Result<()> {
+#[test]
+fn containers_of_podman_have_what_they_claim() -> Result<()> {
+    let Some(host) = start_up("cdi", Form::Deb)? else { return Ok(()) };
+    let host = &host;
     start_node(host, "pods")?;
     host.ok(CONTAINERS)?;
     host.ok(IMAGE)?;
@@ -53,5 +56,5 @@ pub fn containers_have_what_they_claim(host: &Host) -> Result<()> {
     let gone = run(host, Some("one"), "fill")?;
     ensure!(gone.code != 0, "a claim that is gone: {}", gone.text());
     ensure!(names(host, SOCKET, "tenant")?.is_empty(), "tenants are left");
-    host.ok("systemctl stop pods && podman rmi localhost/cuda-program:1").map(drop)
+    host.stop("pods")
 }

@@ -1,0 +1,40 @@
+//! The operators' page and the package's example: options and arguments that there are.
+
+use std::fs;
+use std::path::Path;
+
+use spank_gpu_mediator::options::{Arguments, OPTIONS};
+
+fn file(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)).unwrap()
+}
+
+#[test]
+fn page_has_a_row_for_each_option_and_argument() {
+    let page = file("docs/slurm.md");
+    for option in OPTIONS {
+        let name = option.name.to_str().unwrap();
+        let value = option.value.map(|value| format!("={}", value.to_str().unwrap())).unwrap_or_default();
+        assert!(page.contains(&format!("| `--{name}{value}` |")), "docs/slurm.md has no row for --{name}{value}");
+    }
+    let refused = Arguments::read(&["nothing=1"]).unwrap_err();
+    let keys = refused.split_once("one of ").unwrap().1;
+    for key in keys.split(", ") {
+        assert!(page.contains(&format!("| `{key}` |")), "docs/slurm.md has no row for {key}");
+    }
+    assert!(keys.split(", ").count() > 5, "{refused}");
+}
+
+#[test]
+fn examples_are_arguments() {
+    let read = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().filter(|word| word.contains('=')).collect();
+        assert!(!words.is_empty(), "{line}");
+        Arguments::read(&words).unwrap()
+    };
+    let (example, page) = (file("packaging/slurm/plugstack.conf"), file("docs/slurm.md"));
+    let line = example.lines().find(|line| line.starts_with("required ")).unwrap();
+    assert_eq!(read(line), Arguments::default());
+    let health = page.lines().find(|line| line.contains("exec gpu-mediator-slurm health")).unwrap();
+    assert_eq!(read(health), Arguments::default());
+}

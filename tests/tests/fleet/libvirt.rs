@@ -1,0 +1,104 @@
+//! Domains of libvirt with vGPUs.
+
+use anyhow::{Context, Result, bail, ensure};
+use tests::Debian;
+
+use crate::site::{Form, LIMIT, blocks, json, names, start_service, start_up};
+
+/// The service's admin socket.
+const SOCKET: &str = "/run/gpu-mediator/admin.sock";
+/// libvirt without what this host has not: D-Bus, a log daemon, security modules, control groups of its own.
+const CONFIG: &str = "printf 'auth_unix_rw = \"none\"\\nauth_unix_ro = \"none\"\\n' >> /etc/libvirt/libvirtd.conf && printf 'user = \
+    \"libvirt-qemu\"\\ngroup = \"kvm\"\\nstdio_handler = \"file\"\\nsecurity_driver = \"none\"\\nnamespaces = []\\ncgroup_controllers = \
+    []\\nremember_owner = 0\\n' >> /etc/libvirt/qemu.conf && mkdir -p /var/lib/libvirt/qemu /var/cache/libvirt/qemu && chown \
+    libvirt-qemu:kvm /var/lib/libvirt/qemu";
+/// The operator's page: its commands make the domain, and start it.
+const PAGE: &str = include_str!("../../../docs/libvirt.md");
+/// Changes of the domain: no KVM, a kernel, and lines to talk to its init by.
+const CHANGES: &str = "sed -i -e \"s#type='kvm'#type='qemu'#\" -e \"s#<cpu mode=.*#<cpu mode='maximum'/>#\" -e \"s#</os>#\
+    <kernel>/srv/vm/vmlinuz</kernel><initrd>/srv/vm/initrd</initrd><cmdline>console=ttyS0 no_timer_check panic=0</cmdline></os>#\" -e \
+    \"s#<serial type='pty'/>#<serial type='file'><source path='/srv/vm/console.log'/></serial><serial type='pipe'>\
+    <source path='/srv/vm/agent'/></serial>#\" web.xml && mkfifo agent.in agent.out && touch console.log answers && chown -R libvirt-qemu .";
+
+/// Reads what QEMU may do under libvirt's AppArmor profile, with what the package adds, though no kernel enforces it here.
+const PROFILE: &str = "printf '#include <tunables/global>\nprofile test /usr/bin/qemu-system-x86_64 {\n #include <abstractions/libvirt-qemu>\n\
+    }\n' > /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache \
+    --preprocess /tmp/profile | grep -q 'run/gpu-mediator/[*].sock rw'";
+
+/// Waits until something stands in the guest's answers or on its console.
+fn says(host: &Debian, what: &str, file: &str, count: u32) -> Result<()> {
+    host.until(what, &format!("test $(grep -c '{what}' /srv/vm/{file}) -ge {count}"), LIMIT).map(drop)
+}
+
+fn start(host: &Debian) -> Result<()> {
+    host.ok("virsh --quiet start web")?;
+    runs(host)
+}
+
+/// Checks that the domain has its vGPU.
+fn runs(host: &Debian) -> Result<()> {
+    let vm = json(host, "vm show web")?;
+    ensure!(vm["state"] == "connected" && vm["profile"] == "desktop", "the domain's vGPU: {vm:#}");
+    Ok(())
+}
+
+/// Waits until the domain and its vGPU are gone.
+fn is_gone(host: &Debian) -> Result<()> {
+    host.until("the vGPU to be gone", "mediatorctl vm list | grep -q '^no VMs'", LIMIT)?;
+    host.ok("test \"$(virsh domstate web)\" = 'shut off' && test ! -e /run/gpu-mediator/web.sock").map(drop)
+}
+
+#[test]
+fn domains_of_libvirt_have_vgpus() -> Result<()> {
+    let Some(host) = start_up("libvirt", Form::Deb)? else { return Ok(()) };
+    let host = &host;
+    start_service(host)?;
+    host.ok(PROFILE)?;
+    host.ok(CONFIG)?;
+    host.start("virt", "exec libvirtd")?;
+    let shell = blocks(PAGE, "sh");
+    let [describe, run] = &shell[..] else { bail!("docs/libvirt.md has not two blocks of commands") };
+    let (define, starts) = run.trim().split_once('\n').context("docs/libvirt.md: two commands")?;
+    host.ok(&format!("cd /srv/vm && {describe}"))?;
+    host.ok(&format!("cd /srv/vm && {CHANGES}"))?;
+    host.until("libvirt to answer", "virsh --quiet list", LIMIT)?;
+    host.ok(&format!("cd /srv/vm && {define}"))?;
+    ensure!(names(host, SOCKET, "vm")?.is_empty(), "a domain that does not run has a vGPU");
+    host.start("answers", "while true; do cat /srv/vm/agent.out >> /srv/vm/answers; done")?;
+    host.ok(starts)?;
+    runs(host)?;
+    host.ok("test \"$(stat -c '%U %a' /run/gpu-mediator/web.sock)\" = 'libvirt-qemu 600'")?;
+    says(host, "READY", "answers", 1)?;
+    host.ok("printf '1 load\\n' > /srv/vm/agent.in")?;
+    says(host, "1 = 0", "answers", 1)?;
+    host.ok("grep 'Initialized nouveau' /srv/vm/console.log")?;
+    // The guest starts again, with the same vGPU.
+    let before = json(host, "vm show web")?;
+    host.ok("printf '2 reboot\\n' > /srv/vm/agent.in")?;
+    says(host, "READY", "answers", 2)?;
+    host.ok("printf '3 load\\n' > /srv/vm/agent.in")?;
+    says(host, "3 = 0", "answers", 1)?;
+    host.ok("virsh --quiet reset web")?;
+    says(host, "READY", "answers", 3)?;
+    let after = json(host, "vm show web")?;
+    ensure!(after["state"] == "connected" && after["socket"] == before["socket"], "{after:#}");
+    ensure!(after["counters"]["resets"].as_u64() > before["counters"]["resets"].as_u64(), "{after:#}");
+    host.ok("virsh --quiet destroy web")?;
+    is_gone(host)?;
+    // QEMU is killed; the hook cleans up. So it does when libvirt was away, and learns of it later.
+    start(host)?;
+    host.ok("kill -9 $(cat /run/libvirt/qemu/web.pid)")?;
+    is_gone(host)?;
+    start(host)?;
+    host.kill("virt")?;
+    host.ok("kill -9 $(cat /run/libvirt/qemu/web.pid)")?;
+    host.start("virt", "exec libvirtd")?;
+    host.until("libvirt to answer", "virsh --quiet list", LIMIT)?;
+    is_gone(host)?;
+    // What there is no room for does not start, and says why.
+    host.ok("mediatorctl vm add hog --card card0 --vram-mib 192")?;
+    let refused = host.sh("virsh --quiet start web")?;
+    ensure!(refused.code != 0 && refused.text().contains("no card has room"), "{}", refused.text());
+    host.ok("mediatorctl vm remove hog && virsh --quiet undefine web")?;
+    ["virt", "answers", "gpu-mediator"].iter().try_for_each(|unit| host.stop(unit))
+}

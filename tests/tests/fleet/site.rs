@@ -1,0 +1,173 @@
+//! The host: the package installed, users, programs for CUDA cards of the fake driver.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use tests::Debian;
+use tests::daemon::{binary, run_to_end};
+use tests::files::Files;
+use tests::wait::Scratch;
+
+/// Time that making the package may take, `cargo` included.
+const PACKAGE_LIMIT: Duration = Duration::from_secs(400);
+/// Waits are for hangs.
+pub const LIMIT: Duration = Duration::from_secs(300);
+/// MiB of each CUDA card.
+pub const CARD_MIB: u64 = 1024;
+
+/// Users as the packages' own scripts would make them, and two who run jobs.
+const ACCOUNTS: &str = r#"set -e
+cat >> /etc/passwd <<END
+munge:x:110:110::/nonexistent:/usr/sbin/nologin
+slurm:x:64030:64030::/nonexistent:/usr/sbin/nologin
+libvirt-qemu:x:64055:994::/var/lib/libvirt:/usr/sbin/nologin
+alice:x:1001:1001::/tmp:/bin/sh
+bob:x:1002:1002::/tmp:/bin/sh
+END
+cat >> /etc/group <<END
+munge:x:110:
+slurm:x:64030:
+kvm:x:994:libvirt-qemu
+libvirt-qemu:x:64055:libvirt-qemu
+alice:x:1001:
+bob:x:1002:
+END
+printf '127.0.0.1 localhost host\n' > /etc/hosts
+printf 'passwd: files\ngroup: files\nhosts: files\n' > /etc/nsswitch.conf
+ldconfig
+"#;
+
+/// The page whose configuration the service has.
+const PAGE: &str = include_str!("../../../docs/libvirt.md");
+
+/// The blocks of an operator's page that are of a language, without the indentation of a list around them.
+pub fn blocks(page: &str, language: &str) -> Vec<String> {
+    let mut blocks = Vec::new();
+    let mut open: Option<(usize, String)> = None;
+    for line in page.lines() {
+        match &mut open {
+            Some(_) if line.trim() == "```" => blocks.extend(open.take().map(|(_, text)| text)),
+            Some((depth, text)) => {
+                text.push_str(line.get(*depth..).unwrap_or_default());
+                text.push('\n');
+            }
+            None if line.trim() == format!("```{language}") => {
+                open = Some((line.len() - line.trim_start().len(), String::new()))
+            }
+            None => {}
+        }
+    }
+    blocks
+}
+
+/// Forms of the package.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    Deb,
+    Rpm,
+}
+
+/// Makes the package of the programs that this run tests, in one of its forms.
+fn package(folder: &Path, form: Form) -> Result<PathBuf> {
+    let programs = binary("mediatord")?;
+    let programs = programs.parent().context("a folder of programs")?;
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["run", "--quiet", "--package", "xtask", "--", "package", "--fast"]);
+    command.args((form == Form::Rpm).then_some("--rpm")).arg("--binaries").arg(programs);
+    let ended = run_to_end(command.arg("--out").arg(folder), PACKAGE_LIMIT)?.success()?;
+    // A line for each form.
+    let line = ended.stdout.trim().lines().nth(usize::from(form == Form::Rpm));
+    Ok(line.with_context(|| ended.stdout.clone())?.into())
+}
+
+/// A host that is up, with the package installed; nothing if this machine cannot make one.
+pub fn start_up(name: &str, form: Form) -> Result<Option<Debian>> {
+    if let Some(why) = tests::debian::impossible() {
+        println!("skipped: {why}");
+        return Ok(None);
+    }
+    let scratch = Scratch::new("fleet-package")?;
+    let mut files = Files::default();
+    let (place, install) = match form {
+        Form::Deb => ("root/package.deb", "dpkg --force-confold --install /root/package.deb"),
+        // What it depends on has other names here.
+        Form::Rpm => ("root/package.rpm", "rpm --install --nodeps /root/package.rpm"),
+    };
+    files.copy(&package(scratch.path(), form)?, place, 0o644)?;
+    files.write("root/accounts.sh", 0o755, ACCOUNTS.as_bytes());
+    let [config] = &blocks(PAGE, "toml")[..] else { bail!("docs/libvirt.md has not one configuration") };
+    files.write("etc/gpu-mediator.toml", 0o644, config.as_bytes());
+    // The host's C library is its own, and no older than the one that they are linked to.
+    for (name, place) in [
+        ("cuda-program", "usr/bin/cuda-program"),
+        ("libcuda_fake.so", "opt/fake/libcuda.so.1"),
+        ("libcuda_fake.so", "opt/fake/libnvidia-ml.so.1"),
+    ] {
+        files.copy(&stripped(&binary(name)?, scratch.path())?, place, 0o755)?;
+    }
+    let kernel = tests::images()?.kernel("6.1")?;
+    files.copy(&kernel.vmlinuz, "srv/vm/vmlinuz", 0o644)?;
+    files.copy(&kernel.initrd, "srv/vm/initrd", 0o644)?;
+    let host = Debian::start_up(name, files)?;
+    host.ok(&format!("sh /root/accounts.sh && {install} && rm /root/package.*"))?;
+    Ok(Some(host))
+}
+
+/// A program or library without what is for debuggers.
+fn stripped(built: &Path, scratch: &Path) -> Result<PathBuf> {
+    let to = scratch.join(built.file_name().context("a name")?);
+    run_to_end(Command::new("strip").arg("--strip-debug").arg("-o").arg(&to).arg(built), PACKAGE_LIMIT)?.success()?;
+    Ok(to)
+}
+
+/// Starts the service as its unit does: as its own user, with its folders.
+pub fn start_service(host: &Debian) -> Result<()> {
+    host.ok("for folder in run var/lib; do install --directory --owner=gpu-mediator --group=gpu-mediator /$folder/gpu-mediator; done")?;
+    let user = "setpriv --reuid=gpu-mediator --regid=gpu-mediator --clear-groups";
+    host.start("gpu-mediator", &format!("umask 0077; exec {user} mediatord --config /etc/gpu-mediator.toml"))?;
+    answers(host, "/run/gpu-mediator/admin.sock")
+}
+
+/// Waits until a daemon answers.
+fn answers(host: &Debian, socket: &str) -> Result<()> {
+    host.until("the daemon to answer", &format!("mediatorctl --socket {socket} card show"), LIMIT).map(drop)
+}
+
+/// Starts a daemon of its own with a CUDA card of the fake driver, and a software card, in `/run/NAME`.
+pub fn start_node(host: &Debian, name: &str) -> Result<()> {
+    let config = format!(
+        "[daemon]\nadmin_socket = \"/run/{name}/admin.sock\"\nsocket_dir = \"/run/{name}\"\nstate_dir = \"/var/lib/{name}\"\n\n\
+         [[card]]\nname = \"h100\"\nkind = \"cuda\"\nvram_mib = {CARD_MIB}\nmemory.host_mib = 256\nmemory.quanta.mode = \"off\"\n\
+         cuda.driver = \"/opt/fake/libcuda.so.1\"\ncuda.chunk_mib = 4\ncuda.host_ready_mib = 4\n\n\
+         [[card]]\nname = \"soft\"\nkind = \"simgpu\"\nvram_mib = 128\n"
+    );
+    host.write(&format!("/etc/{name}.toml"), 0o644, &config)?;
+    host.ok(&format!("mkdir -p /run/{name}/card && chmod 1777 /run/{name}/card"))?;
+    run_node(host, name)
+}
+
+/// Starts the daemon of a node that has a configuration.
+pub fn run_node(host: &Debian, name: &str) -> Result<()> {
+    // Programs of all users have the fake driver's files.
+    let variables = format!("FAKE_CUDA_FOLDER=/run/{name}/card FAKE_CUDA_MIB={}", CARD_MIB + 64);
+    host.start(name, &format!("umask 0; exec env {variables} mediatord --config /etc/{name}.toml"))?;
+    answers(host, &format!("/run/{name}/admin.sock"))
+}
+
+/// The answer of `mediatorctl`.
+pub fn json(host: &Debian, arguments: &str) -> Result<Value> {
+    let command = format!("mediatorctl --json {arguments}");
+    let text = host.ok(&command)?;
+    serde_json::from_str(&text).with_context(|| format!("{command}:\n{text}"))
+}
+
+/// The names of the tenants, or of the virtual machines, of a daemon.
+pub fn names(host: &Debian, socket: &str, kind: &str) -> Result<Vec<String>> {
+    let list = json(host, &format!("--socket {socket} {kind} list"))?;
+    let list = list[format!("{kind}s")].as_array().context("a list")?.clone();
+    Ok(list.iter().filter_map(|one| Some(one["name"].as_str()?.to_owned())).collect())
+}
