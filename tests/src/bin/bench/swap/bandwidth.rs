@@ -41,7 +41,7 @@ impl Scene {
     fn new(chunk_bytes: u64, time: Option<TimeModel>) -> Result<Self> {
         // The mover lets chunks lie where they are put: on a busy host there is time enough to bring them back in between.
         let mut division = division();
-        division.balance.settle_ns = u64::try_from(LONG.as_nanos())?;
+        division.balance.return_interval_ns = u64::try_from(LONG.as_nanos())?;
         let config = CardConfig { chunk_bytes, time, division, ..CardConfig::new(192, 192) };
         let rig = config.open()?;
         let mut driver = guest(&rig, 0, 128, Limits::default())?;
