@@ -2,7 +2,8 @@
 
 use crate::GuestRange;
 use crate::translate::Named;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// A block is 2 MiB of guest memory.
 pub(crate) const BLOCK_SHIFT: u32 = 21;
@@ -39,6 +40,13 @@ fn key(block: u32, piece: u32) -> u64 {
     u64::from(block) << 32 | u64::from(piece)
 }
 
+/// The blocks that touch a range of RAM.
+fn blocks(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
+    let block = |at: u64| u32::try_from((at >> BLOCK_SHIFT).min(LAST)).unwrap_or(0);
+    let first = block(range.start);
+    first..=block(range.end.saturating_sub(1)).max(first)
+}
+
 /// For each block, the table pages with entries that name something in it, granted or not. Takes host memory for at most
 /// one record for each entry of all tables.
 #[derive(Debug, Default)]
@@ -48,6 +56,8 @@ pub(crate) struct ReverseMap {
     /// Counts that are yet to be added and to be taken off: consecutive entries mostly name the same block.
     added: (u64, u32),
     removed: (u64, u32),
+    /// Blocks of RAM that entries have named since somebody asked, if anybody does.
+    log: Option<BTreeSet<u32>>,
 }
 
 impl ReverseMap {
@@ -72,7 +82,49 @@ impl ReverseMap {
                 self.added.0 = key;
             }
             self.added.1 = self.added.1.saturating_add(1);
+            if block & SYSTEM != 0
+                && let Some(log) = &mut self.log
+            {
+                log.insert(block & !SYSTEM);
+            }
         }
+    }
+
+    /// Begins to note which blocks of RAM entries name, or notes those that they name now as well; or ends that.
+    pub(crate) fn log(&mut self, on: bool) {
+        self.flush();
+        let named: Vec<u32> = self.named(0..u64::MAX).collect();
+        match on {
+            true => self.log.get_or_insert_default().extend(named),
+            false => self.log = None,
+        }
+    }
+
+    /// The blocks of RAM that were named since this was asked last and touch `range`. Those that lie in it are forgotten, but for
+    /// those that are named still if what they name `goes_on` being used.
+    pub(crate) fn take_named(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
+        self.flush();
+        let still: BTreeSet<u32> = if goes_on { self.named(range.clone()).collect() } else { BTreeSet::new() };
+        let Some(log) = &mut self.log else { return Vec::new() };
+        let touched: Vec<u32> = log.range(blocks(&range)).copied().collect();
+        let bytes = |block: u32| {
+            let start = u64::from(block) << BLOCK_SHIFT;
+            start..start.saturating_add(1 << BLOCK_SHIFT)
+        };
+        for block in &touched {
+            let all = bytes(*block);
+            if range.start <= all.start && all.end <= range.end && !still.contains(block) {
+                log.remove(block);
+            }
+        }
+        touched.into_iter().map(bytes).collect()
+    }
+
+    /// The blocks of RAM that entries name now and that touch `range`.
+    fn named(&self, range: Range<u64>) -> impl Iterator<Item = u32> + '_ {
+        let (first, last) = blocks(&range).into_inner();
+        let keys = key(first | SYSTEM, 0)..=key(last | SYSTEM, u32::MAX);
+        self.counts.range(keys).map(|(key, _)| u32::try_from(key >> 32).unwrap_or(0) & !SYSTEM)
     }
 
     /// Takes in what is held back. Call it after the last entry of a piece.

@@ -19,6 +19,7 @@ use crate::{Frames, Mapping, Mode, Place, ShadowMemory, SyncReport, World};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, VA_BITS, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, Rights};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Pieces in which a directory is linked again.
 pub const RELINK_PIECES: u32 = 8;
@@ -311,6 +312,17 @@ impl AddressSpaces {
     #[must_use]
     pub fn names(&self, range: GuestRange) -> bool {
         !self.shared.reverse.pieces(range).is_empty()
+    }
+
+    /// Begins to note which RAM entries name, or notes what they name now as well, or ends that.
+    pub fn log_ram(&mut self, on: bool) {
+        self.shared.reverse.log(on);
+    }
+
+    /// Ranges of RAM that entries have named since this was asked last and that touch `range`, as blocks: never too few. What lies in
+    /// `range` is not said again, unless entries name it still and the card `goes_on` using them, or name it anew.
+    pub fn take_named_ram(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
+        self.shared.reverse.take_named(range, goes_on)
     }
 
     /// Something was granted that was not before: entries that were denied and tables that could not be read are looked

@@ -26,6 +26,8 @@ use crate::protocol::{
 };
 use crate::socket;
 
+mod migration;
+
 /// Capabilities as QEMU 11.1 proposes them.
 pub const QEMU_CAPABILITIES: &str = "{\"capabilities\": {\"migration\": {\"pgsize\": 4096, \"max_bitmap_size\": 268435456}, \
     \"max_msg_fds\": 16, \"max_data_xfer_size\": 1048576, \"pgsizes\": 4096, \"max_dma_maps\": 65535, \

@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use crate::mappable::{Mappable, MappableError, MmapArea};
 use crate::memory::DmaRegion;
+use crate::migration::Migration;
 
 /// Number of regions of a PCI function: six BARs, the expansion ROM, configuration space, legacy VGA.
 pub const NUM_REGIONS: usize = 9;
@@ -152,6 +153,11 @@ pub trait Device: Send {
     /// that a client can go on with it when this process was killed. Not if the client has mapped any of it.
     fn is_renewable(&self) -> bool {
         false
+    }
+
+    /// Returns the device as one whose state can be taken elsewhere, if it can.
+    fn migration(&mut self) -> Option<&mut dyn Migration> {
+        None
     }
 
     /// The memory at guest physical address `gpa` is private to the client (`share=off`): the device would read zeros.

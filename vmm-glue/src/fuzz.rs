@@ -6,6 +6,7 @@
 //! with its areas, and with no other; the output stays bounded; nothing is left at the end.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -18,10 +19,13 @@ use crate::device::{AccessError, Device, MapError, NUM_REGIONS, RegionIndex, Reg
 use crate::interrupts::IrqCounts;
 use crate::link::{ClientInfo, Link};
 use crate::mappable::{MmapArea, region_memory};
-use crate::memory::{DmaRegion, MemoryLimits};
+use crate::memory::{DmaRegion, LOG_BLOCK, MemoryLimits};
+use crate::migration::{Migration, MigrationError, State};
 use crate::protocol::{
-    Command, DmaAccess, DmaMap, DmaUnmap, FLAG_NO_REPLY, FLAG_TYPE_REPLY, HEADER_SIZE, Header, IrqSet, RegionAccess,
-    RegionInfoBody, Version,
+    Command, DmaAccess, DmaMap, DmaUnmap, FEATURE_DMA_LOGGING_REPORT, FEATURE_DMA_LOGGING_START,
+    FEATURE_DMA_LOGGING_STOP, FEATURE_GET, FEATURE_MIG_DEVICE_STATE, FEATURE_MIGRATION, FEATURE_PROBE, FEATURE_SET,
+    FLAG_NO_REPLY, FLAG_TYPE_REPLY, HEADER_SIZE, Header, IrqSet, LoggingRange, LoggingReport, LoggingStart, MigData,
+    RegionAccess, RegionInfoBody, STATE_RESUMING, STATE_RUNNING, STATE_STOP, STATE_STOP_COPY, Version,
 };
 use crate::server::ServerOptions;
 
@@ -135,6 +139,80 @@ struct Checked {
     connected: bool,
     /// The region that clients may map.
     bar1: RegionInfo,
+    /// State of migration, as it was called for.
+    state: State,
+    /// Bytes of its state that are left to be read, or have come.
+    bytes: usize,
+    logs: bool,
+}
+
+/// Bytes of the state of the device.
+const STATE_BYTES: usize = 100;
+
+impl Checked {
+    /// It goes from one state to the next, in which it is not yet.
+    fn goes(&mut self, from: State, to: State) {
+        assert!(self.connected);
+        assert_eq!(std::mem::replace(&mut self.state, to), from);
+    }
+}
+
+impl Migration for Checked {
+    fn stop(&mut self) -> Result<(), MigrationError> {
+        self.goes(State::Running, State::Stop);
+        Ok(())
+    }
+
+    fn start(&mut self) {
+        self.goes(State::Stop, State::Running);
+    }
+
+    fn begin_saving(&mut self) -> Result<(), MigrationError> {
+        self.goes(State::Stop, State::StopCopy);
+        self.bytes = STATE_BYTES;
+        Ok(())
+    }
+
+    fn save(&mut self, data: &mut [u8]) -> Result<usize, MigrationError> {
+        assert_eq!(self.state, State::StopCopy);
+        assert!(data.len() <= 4096, "a read of {} bytes", data.len());
+        let len = data.len().min(self.bytes);
+        self.bytes = self.bytes.saturating_sub(len);
+        Ok(len)
+    }
+
+    fn end_saving(&mut self) {
+        self.goes(State::StopCopy, State::Stop);
+    }
+
+    fn begin_loading(&mut self) -> Result<(), MigrationError> {
+        self.goes(State::Stop, State::Resuming);
+        self.bytes = 0;
+        Ok(())
+    }
+
+    fn load(&mut self, data: &[u8]) -> Result<(), MigrationError> {
+        assert_eq!(self.state, State::Resuming);
+        assert!(data.len() <= 4096, "{} bytes", data.len());
+        self.bytes = self.bytes.saturating_add(data.len());
+        if self.bytes > STATE_BYTES { Err(MigrationError::invalid("it is too long")) } else { Ok(()) }
+    }
+
+    fn end_loading(&mut self) -> Result<(), MigrationError> {
+        let whole = self.bytes == STATE_BYTES;
+        self.goes(State::Resuming, if whole { State::Stop } else { State::Error });
+        if whole { Ok(()) } else { Err(MigrationError::invalid("it is not all")) }
+    }
+
+    fn log_writes(&mut self, on: bool) {
+        assert_ne!(std::mem::replace(&mut self.logs, on), on);
+    }
+
+    fn take_written(&mut self, range: Range<u64>, each: &mut dyn FnMut(Range<u64>)) {
+        assert!(self.logs && range.start < range.end);
+        each(0..LOG_BLOCK);
+        each(range.end.saturating_sub(1)..u64::MAX);
+    }
 }
 
 impl Checked {
@@ -144,7 +222,8 @@ impl Checked {
         let file = Arc::new(region_memory("fuzz", bar1.size()).ok()?);
         let areas = [(0, 0x1000), (0x2000, 0x2000)].map(|(offset, size)| MmapArea { offset, size });
         let bar1 = bar1.with_mappable(file, areas.to_vec());
-        Some(Self { mapped: BTreeMap::new(), connected: false, bar1: bar1.ok()? })
+        let state = State::Running;
+        Some(Self { mapped: BTreeMap::new(), connected: false, bar1: bar1.ok()?, state, bytes: 0, logs: false })
     }
 }
 
@@ -202,11 +281,17 @@ impl Device for Checked {
         assert_eq!(self.mapped.remove(&gpa), Some(size));
     }
 
+    fn migration(&mut self) -> Option<&mut dyn Migration> {
+        Some(self)
+    }
+
     fn reset(&mut self) {
         assert!(self.connected);
+        self.state = State::Running;
     }
 
     fn disconnected(&mut self) {
+        (self.state, self.logs) = (State::Running, false);
         assert!(self.mapped.is_empty());
         assert!(std::mem::take(&mut self.connected));
     }
@@ -535,7 +620,8 @@ pub fn seeds() -> HashMap<&'static str, Vec<u8>> {
         Step::Reconnect,
         describe(0, 1, 0x1000),
     ];
-    let seeds: [(&str, Vec<Step>); 10] = [
+    let seeds: [(&str, Vec<Step>); 11] = [
+        ("migration", migration()),
         ("probe", probe),
         ("accesses", accesses),
         ("memory", memory),
@@ -548,4 +634,58 @@ pub fn seeds() -> HashMap<&'static str, Vec<u8>> {
         ("mappable", mappable),
     ];
     seeds.into_iter().map(|(name, steps)| (name, encode(&steps))).collect()
+}
+
+/// A client that takes the device's state elsewhere, brings another, and asks what was written.
+fn migration() -> Vec<Step> {
+    let feature = |flags: u32, argsz: u32, data: &[u8]| {
+        request(Command::DEVICE_FEATURE, 0, 0, 0, &[argsz.as_bytes(), flags.as_bytes(), data].concat())
+    };
+    let state = |state: u32| feature(FEATURE_MIG_DEVICE_STATE | FEATURE_SET, 64, [state, 0].as_bytes());
+    let read = |size: u32| {
+        let body = MigData { argsz: size.saturating_add(8), size };
+        request(Command::MIG_DATA_READ, 0, 0, 0, body.as_bytes())
+    };
+    let write = |said: u32, len: usize| {
+        let body = [MigData { argsz: 8, size: said }.as_bytes(), &vec![1; len]].concat();
+        request(Command::MIG_DATA_WRITE, 0, 0, 0, &body)
+    };
+    let start = LoggingStart { page_size: 4096, num_ranges: 1, reserved: 0 };
+    let start = [start.as_bytes(), LoggingRange { iova: 0, length: 0x8000 }.as_bytes()].concat();
+    let report = |iova, length, page_size| {
+        let asked = LoggingReport { iova, length, page_size };
+        feature(FEATURE_DMA_LOGGING_REPORT | FEATURE_GET, 4096, asked.as_bytes())
+    };
+    vec![
+        feature(FEATURE_MIGRATION | FEATURE_PROBE | FEATURE_GET, 8, &[]),
+        feature(FEATURE_MIGRATION | FEATURE_GET, 16, &[]),
+        state(STATE_STOP_COPY),
+        read(60),
+        read(4096),
+        read(4097),
+        state(STATE_RUNNING),
+        read(8),
+        write(8, 8),
+        state(STATE_RESUMING),
+        write(50, 50),
+        write(50, 51),
+        write(50, 50),
+        state(STATE_STOP),
+        state(STATE_RESUMING),
+        write(100, 100),
+        write(1, 1),
+        state(STATE_RUNNING),
+        feature(FEATURE_MIG_DEVICE_STATE | FEATURE_GET, 16, &[]),
+        request(Command::DEVICE_RESET, 0, 0, 0, &[]),
+        report(0, 0x8000, 4096),
+        feature(FEATURE_DMA_LOGGING_START | FEATURE_SET, 64, &start),
+        report(0, 0x8000, 4096),
+        report(0x10_0000, 0x4000_0000, 1 << 21),
+        report(0, u64::MAX, 1 << 62),
+        state(STATE_STOP),
+        feature(FEATURE_DMA_LOGGING_STOP | FEATURE_SET, 8, &[]),
+        state(7),
+        Step::Reconnect,
+        feature(FEATURE_MIG_DEVICE_STATE | FEATURE_GET, 16, &[]),
+    ]
 }

@@ -6,6 +6,7 @@
 //! - [`connection`]: one client's state machine, from bytes to replies; needs no socket, so tests and fuzzers drive it.
 //! - [`server`]: the event loop of one socket: clients one after the other, a busy poll, a bounded output queue.
 //! - [`device`]: the trait that a device implements, and what it is told.
+//! - [`migration`]: the same of a device whose state a client takes elsewhere.
 //! - [`mappable`]: parts of a region that a client maps instead of accessing them by messages.
 //! - [`link`]: what a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
 //! - `parked`: a server's client at rest, for the server to go on with in this process or in another.
@@ -14,8 +15,8 @@
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
 //! - `client`, `fuzz` (feature `test-client`): a client for tests and benches, and the body of the fuzz target.
 //!
-//! The crate knows nothing of GPUs. It does not do: migration and dirty-page tracking (every such command is answered with
-//! an error), I/O file descriptors of regions, the twin-socket mode, transports other than UNIX sockets.
+//! The crate knows nothing of GPUs. It does not do: copying a device's state while the device works (`PRE_COPY`), the messages
+//! for dirty pages of older editions, I/O file descriptors of regions, the twin-socket mode, transports other than UNIX sockets.
 //!
 //! All that a client sends is untrusted: sizes, counts, offsets, flags and file descriptors are checked, buffers are bounded,
 //! and a client that does not read is disconnected. A message that is wrong but framed gets an error reply; a stream that
@@ -52,6 +53,7 @@ pub mod journal;
 pub mod link;
 pub mod mappable;
 pub mod memory;
+pub mod migration;
 mod parked;
 mod pieces;
 pub mod protocol;
@@ -66,6 +68,7 @@ pub use interrupts::{Interrupts, IrqCounts};
 pub use link::{ClientInfo, Link, StopHandle};
 pub use mappable::{Mappable, MappableError, MmapArea};
 pub use memory::{DmaRegion, GuestMemory, Mapping, MemoryTable};
+pub use migration::{Migration, MigrationError};
 pub use parked::{ParkError, Parked, SavedClients};
 pub use server::{Server, ServerError, ServerOptions};
 pub use socket::{BindError, BoundPath, SocketOptions};

@@ -64,11 +64,11 @@ commands! {
     DIRTY_PAGES = 14;
     /// Several small region writes in one message.
     REGION_WRITE_MULTI = 15;
-    /// Device features, all of them of migration; not supported here.
+    /// Device features, all of them of migration.
     DEVICE_FEATURE = 16;
-    /// Migration data from the device; not supported here.
+    /// Migration data from the device.
     MIG_DATA_READ = 17;
-    /// Migration data to the device; not supported here.
+    /// Migration data to the device.
     MIG_DATA_WRITE = 18;
 }
 
@@ -362,6 +362,108 @@ pub struct DmaAccess {
 }
 const _: () = assert!(size_of::<DmaAccess>() == 16);
 
+/// Start of the body of `DEVICE_FEATURE` and of its reply; the feature's data follow.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DeviceFeature {
+    /// Request: largest reply body that the client takes. Reply: size of the full body.
+    pub argsz: u32,
+    /// Number of the feature, `FEATURE_*`, and `FEATURE_GET`, `FEATURE_SET` and `FEATURE_PROBE`.
+    pub flags: u32,
+}
+const _: () = assert!(size_of::<DeviceFeature>() == 8);
+
+/// `flags` of [`DeviceFeature`]: mask of the feature's number.
+pub const FEATURE_MASK: u32 = 0xffff;
+/// `flags` of [`DeviceFeature`]: the client asks for the feature's data.
+pub const FEATURE_GET: u32 = 1 << 16;
+/// `flags` of [`DeviceFeature`]: the client sets the feature's data.
+pub const FEATURE_SET: u32 = 1 << 17;
+/// `flags` of [`DeviceFeature`]: the client asks whether the other two are supported.
+pub const FEATURE_PROBE: u32 = 1 << 18;
+
+/// Feature: which states of migration there are beside the two that all devices have.
+pub const FEATURE_MIGRATION: u32 = 1;
+/// Feature: the state of migration.
+pub const FEATURE_MIG_DEVICE_STATE: u32 = 2;
+/// Feature: begins to log what the device writes of client memory.
+pub const FEATURE_DMA_LOGGING_START: u32 = 6;
+/// Feature: ends that.
+pub const FEATURE_DMA_LOGGING_STOP: u32 = 7;
+/// Feature: reports what the device has written.
+pub const FEATURE_DMA_LOGGING_REPORT: u32 = 8;
+
+/// Data of [`FEATURE_MIGRATION`]: the device can be stopped, and its state be read then.
+pub const MIGRATION_STOP_COPY: u64 = 1;
+
+/// Data of [`FEATURE_MIG_DEVICE_STATE`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MigDeviceState {
+    /// One of the `STATE_*` numbers.
+    pub device_state: u32,
+    /// Not used on a socket.
+    pub data_fd: u32,
+}
+
+/// `device_state` of [`MigDeviceState`]: the device has failed, and must be reset.
+pub const STATE_ERROR: u32 = 0;
+/// `device_state` of [`MigDeviceState`]: the device changes nothing.
+pub const STATE_STOP: u32 = 1;
+/// `device_state` of [`MigDeviceState`]: the device runs.
+pub const STATE_RUNNING: u32 = 2;
+/// `device_state` of [`MigDeviceState`]: the device is stopped, and its state can be read.
+pub const STATE_STOP_COPY: u32 = 3;
+/// `device_state` of [`MigDeviceState`]: the device is stopped, and takes in another state.
+pub const STATE_RESUMING: u32 = 4;
+
+/// Start of the data of [`FEATURE_DMA_LOGGING_START`]; [`LoggingRange`]s follow.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LoggingStart {
+    /// Request: bytes of a page, as the client would have them. Reply: as they are.
+    pub page_size: u64,
+    /// Number of ranges; 0 for all memory.
+    pub num_ranges: u32,
+    /// 0.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<LoggingStart>() == 16);
+
+/// A range of client memory whose writes are to be logged.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LoggingRange {
+    /// First address.
+    pub iova: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// Data of [`FEATURE_DMA_LOGGING_REPORT`]; in the reply a bit for each page follows, in words of 64.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LoggingReport {
+    /// First address.
+    pub iova: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Bytes of a page.
+    pub page_size: u64,
+}
+const _: () = assert!(size_of::<LoggingReport>() == 24);
+
+/// Start of the body of `MIG_DATA_READ`, of its reply, and of `MIG_DATA_WRITE`; data may follow.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MigData {
+    /// Request: largest reply body that the client takes. Reply: size of the body.
+    pub argsz: u32,
+    /// Bytes of data.
+    pub size: u32,
+}
+const _: () = assert!(size_of::<MigData>() == 8);
+
 #[cfg(test)]
 mod tests {
     use vfio_bindings::bindings::vfio as kernel;
@@ -377,6 +479,8 @@ mod tests {
         assert_eq!(size_of::<SparseArea>(), size_of::<kernel::vfio_region_sparse_mmap_area>());
         assert_eq!(size_of::<IrqInfo>(), size_of::<kernel::vfio_irq_info>());
         assert_eq!(size_of::<IrqSet>(), size_of::<kernel::vfio_irq_set>());
+        assert_eq!(size_of::<DeviceFeature>(), size_of::<kernel::vfio_device_feature>());
+        assert_eq!(size_of::<MigDeviceState>(), size_of::<kernel::vfio_device_feature_mig_state>());
     }
 
     #[test]
@@ -403,6 +507,20 @@ mod tests {
             (IRQ_ACTION_UNMASK, kernel::VFIO_IRQ_SET_ACTION_UNMASK),
             (IRQ_ACTION_TRIGGER, kernel::VFIO_IRQ_SET_ACTION_TRIGGER),
             (CAP_SPARSE_MMAP.into(), kernel::VFIO_REGION_INFO_CAP_SPARSE_MMAP),
+            (FEATURE_MASK, kernel::VFIO_DEVICE_FEATURE_MASK),
+            (FEATURE_GET, kernel::VFIO_DEVICE_FEATURE_GET),
+            (FEATURE_SET, kernel::VFIO_DEVICE_FEATURE_SET),
+            (FEATURE_PROBE, kernel::VFIO_DEVICE_FEATURE_PROBE),
+            (FEATURE_MIGRATION, kernel::VFIO_DEVICE_FEATURE_MIGRATION),
+            (FEATURE_MIG_DEVICE_STATE, kernel::VFIO_DEVICE_FEATURE_MIG_DEVICE_STATE),
+            (FEATURE_DMA_LOGGING_START, kernel::VFIO_DEVICE_FEATURE_DMA_LOGGING_START),
+            (FEATURE_DMA_LOGGING_STOP, kernel::VFIO_DEVICE_FEATURE_DMA_LOGGING_STOP),
+            (FEATURE_DMA_LOGGING_REPORT, kernel::VFIO_DEVICE_FEATURE_DMA_LOGGING_REPORT),
+            (STATE_ERROR, kernel::vfio_device_mig_state_VFIO_DEVICE_STATE_ERROR),
+            (STATE_STOP, kernel::vfio_device_mig_state_VFIO_DEVICE_STATE_STOP),
+            (STATE_RUNNING, kernel::vfio_device_mig_state_VFIO_DEVICE_STATE_RUNNING),
+            (STATE_STOP_COPY, kernel::vfio_device_mig_state_VFIO_DEVICE_STATE_STOP_COPY),
+            (STATE_RESUMING, kernel::vfio_device_mig_state_VFIO_DEVICE_STATE_RESUMING),
         ];
         for (ours, theirs) in pairs {
             assert_eq!(ours, theirs);

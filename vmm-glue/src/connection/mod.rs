@@ -4,6 +4,7 @@
 //! [`Connection::process`] carry the messages out and sends what [`Connection::output`] holds. Memory is bounded: one
 //! buffer for what comes in, and a caller that ends the connection when the output grows beyond its limit.
 
+mod migration;
 mod outbox;
 mod receive;
 mod regions;

@@ -62,6 +62,8 @@ impl SavedConnection {
             // They are for the journal, which begins anew.
             changed: _,
             configured: _,
+            // The device is not written down while its client takes it elsewhere.
+            migration: _,
         } = session;
         let peer = peer.map(|Peer { minor, max_transfer, takes_fds, complete }| SavedPeer {
             minor,

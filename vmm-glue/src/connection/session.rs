@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use super::migration::Migrating;
 use super::share::ShareCheck;
 use super::version::{Peer, negotiate};
 use super::{Fatal, Message, Outbox};
@@ -49,6 +50,8 @@ pub(super) struct Session {
     pub(super) changed: bool,
     /// The same of PCI configuration space.
     pub(super) configured: bool,
+    /// State of the device, for who takes it elsewhere.
+    pub(super) migration: Migrating,
 }
 
 impl Session {
@@ -65,6 +68,7 @@ impl Session {
             refused: 0,
             changed: false,
             configured: false,
+            migration: Migrating::default(),
         }
     }
 
@@ -180,14 +184,14 @@ impl Session {
             Command::DEVICE_RESET => {
                 self.link.interrupts().clear_pending();
                 device.reset();
+                self.migration.was_reset();
                 self.configured = true;
             }
             Command::VERSION => return refuse(Errno::INVAL, "the version has been negotiated already"),
-            // What a kernel answers for a feature that a device lacks; a client that asks then blocks migration.
-            Command::DEVICE_FEATURE => return refuse(Errno::NOTTY, "device features (migration) are not supported"),
-            Command::MIG_DATA_READ | Command::MIG_DATA_WRITE | Command::DIRTY_PAGES => {
-                return refuse(Errno::NOTSUP, "migration is not supported");
-            }
+            Command::DEVICE_FEATURE => return self.feature(device, &header, body, out),
+            Command::MIG_DATA_READ => return self.migration_read(device, &header, body, out),
+            Command::MIG_DATA_WRITE => self.migration_write(device, body)?,
+            Command::DIRTY_PAGES => return refuse(Errno::NOTSUP, "dirty pages are told by device features"),
             Command::DEVICE_GET_REGION_IO_FDS => return refuse(Errno::NOTSUP, "regions have no I/O file descriptors"),
             Command::DMA_READ | Command::DMA_WRITE => {
                 return refuse(Errno::INVAL, "only the server sends this command");
@@ -457,6 +461,8 @@ impl Session {
         self.share = ShareCheck::default();
         self.unmap_range(device, 0, u64::MAX);
         self.link.memory().first_touches().forget();
+        self.migration = Migrating::default();
+        self.link.memory().writes().set(false);
         self.link.interrupts().detach_all();
         self.link.set_client(None);
         device.disconnected();
@@ -477,7 +483,7 @@ pub(super) fn too_short(body: &[u8], want: usize) -> Refusal {
     }
 }
 
-fn parse<T: FromBytes>(body: &[u8]) -> Result<T, Refusal> {
+pub(super) fn parse<T: FromBytes>(body: &[u8]) -> Result<T, Refusal> {
     T::read_from_prefix(body).map(|(value, _)| value).map_err(|_| too_short(body, size_of::<T>()))
 }
 
@@ -492,6 +498,6 @@ fn errno_number(errno: Errno) -> u32 {
     u32::try_from(errno.raw_os_error()).unwrap_or(0)
 }
 
-fn wire_len(len: usize) -> u32 {
+pub(super) fn wire_len(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }

@@ -10,6 +10,7 @@ mod saved;
 mod sigbus;
 mod touched;
 mod views;
+mod written;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ pub use mapping::{LentPages, MapFileError, Mapping, Sharing};
 pub(crate) use saved::SavedRegion;
 pub(crate) use sigbus::withdrawals;
 pub use touched::FirstTouches;
+pub use written::{LOG_BLOCK, WriteLog};
 
 use crate::link::Wake;
 
@@ -134,6 +136,8 @@ pub struct MemoryTable {
     regions: Vec<DmaRegion>,
     /// Bytes of those that are mapped; the sum would be asked for at each change.
     mapped_bytes: u64,
+    /// One for all tables of a client.
+    writes: Arc<WriteLog>,
 }
 
 impl MemoryTable {
@@ -178,6 +182,7 @@ impl MemoryTable {
             }
             let (head, tail) = rest.split_at(slice.len());
             slice.copy_from(head);
+            self.writes.note(at, head.len());
             at = at.saturating_add(len64(head.len()));
             rest = tail;
         }
@@ -223,6 +228,11 @@ impl GuestMemory {
     /// Memory that this process was the first to touch, and how much of it may be.
     pub fn first_touches(&self) -> &FirstTouches {
         &self.touches
+    }
+
+    /// The log of what this process writes.
+    pub(crate) fn writes(&self) -> Arc<WriteLog> {
+        Arc::clone(&self.table.read().writes)
     }
 
     /// Copies guest memory of now; see [`MemoryTable::read`].

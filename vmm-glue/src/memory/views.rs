@@ -37,6 +37,10 @@ impl<'a> Iterator for Pieces<'a> {
             self.left = 0;
             return Some(Err(Error::InvalidGuestAddress(GuestAddress(self.at))));
         };
+        if matches!(self.access, Permissions::Write | Permissions::ReadWrite) {
+            // It is written at once, by the thread that serves the client: nobody takes the note before.
+            self.table.writes.note(self.at, slice.len());
+        }
         self.at = self.at.saturating_add(super::len64(slice.len()));
         self.left = self.left.saturating_sub(slice.len());
         Some(Ok(slice))

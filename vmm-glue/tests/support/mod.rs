@@ -160,17 +160,35 @@ impl Host {
     }
 
     fn start_as(prepare: impl FnOnce(&mut TestDevice), bind: impl FnOnce(&Path) -> Server) -> Self {
+        let make = |link: Link, sender| {
+            let mut device = TestDevice::new(link, sender);
+            prepare(&mut device);
+            Box::new(device) as Box<dyn Device>
+        };
+        Self::serve(make, bind)
+    }
+
+    /// Serves any device, which tells of nothing.
+    pub fn start_device(make: impl FnOnce(Link) -> Box<dyn Device>) -> Self {
+        let server = |path: &Path| Server::bind(path, &SocketOptions::default(), ServerOptions::default()).unwrap();
+        let make = |link, sender: Sender<Event>| {
+            sender.send(Event::Connected).unwrap();
+            make(link)
+        };
+        Self::serve(make, server)
+    }
+
+    fn serve(make: impl FnOnce(Link, Sender<Event>) -> Box<dyn Device>, bind: impl FnOnce(&Path) -> Server) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("device.sock");
         let link = Link::new(IRQS).unwrap();
         let (sender, events) = channel();
-        let mut device = TestDevice::new(link.clone(), sender);
-        prepare(&mut device);
+        let mut device = make(link.clone(), sender);
         let stop = StopHandle::new().unwrap();
         let server = bind(&path);
         let thread = std::thread::spawn({
             let (link, stop) = (link.clone(), stop.clone());
-            move || server.run(&link, &mut device, &stop).unwrap()
+            move || server.run(&link, &mut *device, &stop).unwrap()
         });
         Self { link, events, stop, path, thread: Some(thread), _directory: directory }
     }

@@ -1,0 +1,96 @@
+//! Calls of a client that takes a device's state elsewhere.
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{Client, ClientError, Result, length, parse};
+use crate::protocol::{
+    Command, DeviceFeature, FEATURE_DMA_LOGGING_REPORT, FEATURE_DMA_LOGGING_START, FEATURE_DMA_LOGGING_STOP,
+    FEATURE_GET, FEATURE_MIG_DEVICE_STATE, FEATURE_MIGRATION, FEATURE_SET, LoggingReport, LoggingStart, MigData,
+    MigDeviceState,
+};
+
+/// Bytes of a feature's answer that there is room for.
+const ROOM: u32 = 1 << 20;
+
+impl Client {
+    /// Any `DEVICE_FEATURE`; the data of the answer, and the size that it would have whole.
+    pub fn feature(&mut self, flags: u32, argsz: u32, data: &[u8]) -> Result<(u32, Vec<u8>)> {
+        let body = DeviceFeature { argsz, flags };
+        let reply = self.request(Command::DEVICE_FEATURE, &[body.as_bytes(), data].concat(), &[])?;
+        let (said, data) = parse::<DeviceFeature>(&reply.body)?;
+        if said.flags != flags {
+            return Err(ClientError::Protocol(format!("flags {:#x} for {flags:#x}", said.flags)));
+        }
+        Ok((said.argsz, data.to_vec()))
+    }
+
+    /// Asks which states of migration the device has.
+    pub fn migration_flags(&mut self) -> Result<u64> {
+        let (_, data) = self.feature(FEATURE_MIGRATION | FEATURE_GET, ROOM, &[])?;
+        parse::<u64>(&data).map(|(flags, _)| flags)
+    }
+
+    /// Asks for the state of migration.
+    pub fn device_state(&mut self) -> Result<u32> {
+        let (_, data) = self.feature(FEATURE_MIG_DEVICE_STATE | FEATURE_GET, ROOM, &[])?;
+        parse::<MigDeviceState>(&data).map(|(state, _)| state.device_state)
+    }
+
+    /// Has the device go to a state of migration.
+    pub fn set_device_state(&mut self, device_state: u32) -> Result<()> {
+        let state = MigDeviceState { device_state, data_fd: 0 };
+        self.feature(FEATURE_MIG_DEVICE_STATE | FEATURE_SET, ROOM, state.as_bytes()).map(drop)
+    }
+
+    /// Reads up to `size` bytes of the device's state: fewer at its end.
+    pub fn migration_read(&mut self, size: u32) -> Result<Vec<u8>> {
+        let body = MigData { argsz: size.saturating_add(8), size };
+        let reply = self.request(Command::MIG_DATA_READ, body.as_bytes(), &[])?;
+        let (said, data) = parse::<MigData>(&reply.body)?;
+        if length(data.len()) != said.size || said.size > size || said.argsz != said.size.saturating_add(8) {
+            return Err(ClientError::Protocol(format!("{} bytes of state, said to be {}", data.len(), said.size)));
+        }
+        Ok(data.to_vec())
+    }
+
+    /// Reads all of the device's state, `size` bytes at a time.
+    pub fn migration_read_all(&mut self, size: u32) -> Result<Vec<u8>> {
+        let mut all = Vec::new();
+        loop {
+            let part = self.migration_read(size)?;
+            all.extend_from_slice(&part);
+            if length(part.len()) < size {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// Writes a part of a device's state.
+    pub fn migration_write(&mut self, data: &[u8]) -> Result<()> {
+        let body = MigData { argsz: 8, size: length(data.len()) };
+        self.request(Command::MIG_DATA_WRITE, &[body.as_bytes(), data].concat(), &[]).map(drop)
+    }
+
+    /// Has the device log what it writes of all memory. Returns the bytes of its pages.
+    pub fn start_logging(&mut self) -> Result<u64> {
+        let start = LoggingStart { page_size: 4096, ..Default::default() };
+        let (_, data) = self.feature(FEATURE_DMA_LOGGING_START | FEATURE_SET, ROOM, start.as_bytes())?;
+        parse::<LoggingStart>(&data).map(|(start, _)| start.page_size)
+    }
+
+    /// Ends that.
+    pub fn stop_logging(&mut self) -> Result<()> {
+        self.feature(FEATURE_DMA_LOGGING_STOP | FEATURE_SET, ROOM, &[]).map(drop)
+    }
+
+    /// Asks what was written of a range since this was asked last: a bit for each page.
+    pub fn written(&mut self, iova: u64, length: u64, page_size: u64) -> Result<Vec<bool>> {
+        let asked = LoggingReport { iova, length, page_size };
+        let (_, data) = self.feature(FEATURE_DMA_LOGGING_REPORT | FEATURE_GET, ROOM, asked.as_bytes())?;
+        let (_, bits) = LoggingReport::read_from_prefix(&data)
+            .map_err(|_| ClientError::Protocol(format!("a report of {} bytes", data.len())))?;
+        let pages = usize::try_from(length.div_ceil(page_size)).unwrap_or(usize::MAX);
+        let bit = |page: usize| bits.get(page / 8).is_some_and(|byte| byte >> (page % 8) & 1 != 0);
+        Ok((0..pages).map(bit).collect())
+    }
+}

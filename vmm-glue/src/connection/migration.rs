@@ -1,0 +1,291 @@
+//! Messages of a client that takes the device's state elsewhere, or brings one; and that asks which of its memory was written.
+//!
+//! The session has the state, so that the device is only ever called in the order of [`Migration`]'s states. What a client gets
+//! wrong is refused and changes nothing; what the device cannot do leaves the state that it says.
+
+use rustix::io::Errno;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::Outbox;
+use super::session::{Refusal, Session, parse, refuse, too_short, wire_len};
+use crate::device::Device;
+use crate::memory::{LOG_BLOCK, PAGE_SIZE};
+use crate::migration::{Migration, MigrationError, State};
+use crate::protocol::{
+    DeviceFeature, FEATURE_DMA_LOGGING_REPORT, FEATURE_DMA_LOGGING_START, FEATURE_DMA_LOGGING_STOP, FEATURE_GET,
+    FEATURE_MASK, FEATURE_MIG_DEVICE_STATE, FEATURE_MIGRATION, FEATURE_PROBE, FEATURE_SET, Header, LoggingRange,
+    LoggingReport, LoggingStart, MIGRATION_STOP_COPY, MigData, MigDeviceState, STATE_ERROR,
+};
+
+/// State of a device that a client may take elsewhere.
+#[derive(Debug, Default)]
+pub(super) struct Migrating {
+    state: State,
+    /// The device's writes of the client's memory are logged.
+    logs: bool,
+}
+
+impl Migrating {
+    /// A reset brings the device back from each state.
+    pub(super) fn was_reset(&mut self) {
+        self.state = State::Running;
+    }
+}
+
+impl From<MigrationError> for Refusal {
+    fn from(error: MigrationError) -> Self {
+        let MigrationError { errno, why } = error;
+        Self { errno, reason: why }
+    }
+}
+
+/// Returns the device as one whose state can be taken elsewhere.
+fn of(device: &mut dyn Device) -> Result<&mut dyn Migration, Refusal> {
+    // A kernel's answer for a feature that a device lacks; a client that asks then blocks migration.
+    device.migration().ok_or_else(|| Refusal {
+        errno: Errno::NOTTY,
+        reason: "the state of this device cannot be taken elsewhere".to_owned(),
+    })
+}
+
+impl Session {
+    /// Carries out a `DEVICE_FEATURE`.
+    pub(super) fn feature(
+        &mut self,
+        device: &mut dyn Device,
+        header: &Header,
+        body: &[u8],
+        out: &mut Outbox,
+    ) -> Result<(), Refusal> {
+        let (request, data) =
+            DeviceFeature::read_from_prefix(body).map_err(|_| too_short(body, size_of::<DeviceFeature>()))?;
+        let DeviceFeature { argsz, flags } = request;
+        let feature = flags & FEATURE_MASK;
+        let known = match feature {
+            FEATURE_MIGRATION | FEATURE_DMA_LOGGING_REPORT => FEATURE_GET,
+            FEATURE_MIG_DEVICE_STATE => FEATURE_GET | FEATURE_SET,
+            FEATURE_DMA_LOGGING_START | FEATURE_DMA_LOGGING_STOP => FEATURE_SET,
+            _ => return refuse(Errno::NOTTY, format!("device feature {feature} does not exist")),
+        };
+        let migration = of(device)?;
+        let (probe, ways) = (flags & FEATURE_PROBE != 0, flags & (FEATURE_GET | FEATURE_SET));
+        if flags & !(FEATURE_MASK | FEATURE_PROBE | known) != 0
+            || (!probe && !matches!(ways, FEATURE_GET | FEATURE_SET))
+        {
+            return refuse(Errno::INVAL, format!("flags {flags:#x} of device feature {feature}"));
+        }
+        if probe {
+            return answer(header, (argsz, flags), data, out);
+        }
+        let data = match (feature, ways) {
+            (FEATURE_MIGRATION, _) => MIGRATION_STOP_COPY.as_bytes().to_vec(),
+            (FEATURE_MIG_DEVICE_STATE, FEATURE_GET) => self.device_state().as_bytes().to_vec(),
+            (FEATURE_MIG_DEVICE_STATE, _) => {
+                let MigDeviceState { device_state, .. } = parse(data)?;
+                self.go_to(migration, device_state)?;
+                self.device_state().as_bytes().to_vec()
+            }
+            (FEATURE_DMA_LOGGING_START, _) => self.start_logging(migration, data)?,
+            (FEATURE_DMA_LOGGING_STOP, _) => {
+                if !std::mem::take(&mut self.migration.logs) {
+                    return refuse(Errno::INVAL, "writes of client memory are not logged");
+                }
+                migration.log_writes(false);
+                self.link.memory().writes().set(false);
+                Vec::new()
+            }
+            _ => {
+                let asked = parse(data)?;
+                let bytes = self.report_bytes(&asked)?;
+                let all = size_of::<DeviceFeature>().saturating_add(size_of::<LoggingReport>()).saturating_add(bytes);
+                // Who has no room for it has not been told what was written.
+                if wire_len(all) > argsz {
+                    return answer(header, (wire_len(all), flags), &[], out);
+                }
+                let mut report = asked.as_bytes().to_vec();
+                report.extend(self.report(migration, &asked, bytes));
+                report
+            }
+        };
+        let all = wire_len(size_of::<DeviceFeature>().saturating_add(data.len()));
+        answer(header, (all, flags), if all > argsz && ways == FEATURE_GET { &[] } else { &data }, out)
+    }
+
+    fn device_state(&self) -> MigDeviceState {
+        MigDeviceState { device_state: self.migration.state.to_wire(), data_fd: 0 }
+    }
+
+    /// Goes to a state, by those between.
+    fn go_to(&mut self, device: &mut dyn Migration, number: u32) -> Result<(), Refusal> {
+        let Some(to) = State::from_wire(number) else {
+            let what = if number == STATE_ERROR { "is no state to ask for" } else { "is not supported" };
+            return refuse(Errno::INVAL, format!("state {number} of migration {what}"));
+        };
+        // What is read of its configuration space may be another's behind that.
+        self.configured = true;
+        while self.migration.state != to {
+            let state = self.migration.state;
+            let next = state.toward(to);
+            let failed = |error: MigrationError, left: State| (Refusal::from(error), left);
+            let gone = match (state, next) {
+                (State::Error, _) => {
+                    return refuse(Errno::IO, "the device has failed while it was to be another, and is to be reset");
+                }
+                (State::Running, _) => device.stop().map_err(|error| failed(error, State::Running)),
+                (State::StopCopy, _) => {
+                    device.end_saving();
+                    Ok(())
+                }
+                (State::Resuming, _) => device.end_loading().map_err(|error| failed(error, State::Error)),
+                (State::Stop, State::StopCopy) => device.begin_saving().map_err(|error| failed(error, State::Stop)),
+                (State::Stop, State::Resuming) => device.begin_loading().map_err(|error| failed(error, State::Error)),
+                (State::Stop, _) => {
+                    device.start();
+                    Ok(())
+                }
+            };
+            match gone {
+                Ok(()) => self.migration.state = next,
+                Err((refusal, left)) => {
+                    self.migration.state = left;
+                    return Err(refusal);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads of the device's state.
+    pub(super) fn migration_read(
+        &mut self,
+        device: &mut dyn Device,
+        header: &Header,
+        body: &[u8],
+        out: &mut Outbox,
+    ) -> Result<(), Refusal> {
+        let MigData { argsz, size } = parse(body)?;
+        let migration = of(device)?;
+        self.in_state(State::StopCopy, "read")?;
+        let len = self.piece(size)?;
+        let all = wire_len(size_of::<MigData>().saturating_add(len));
+        if argsz < all {
+            return refuse(Errno::INVAL, format!("room for {argsz} bytes of an answer with {size} bytes of state"));
+        }
+        let mut data = vec![0; len];
+        let written = migration.save(&mut data)?;
+        data.truncate(written);
+        if !header.no_reply() {
+            let argsz = wire_len(size_of::<MigData>().saturating_add(data.len()));
+            out.reply(header, &MigData { argsz, size: wire_len(data.len()) }, &data);
+        }
+        Ok(())
+    }
+
+    /// Takes in a part of another device's state.
+    pub(super) fn migration_write(&mut self, device: &mut dyn Device, body: &[u8]) -> Result<(), Refusal> {
+        let (MigData { argsz: _, size }, data) =
+            MigData::read_from_prefix(body).map_err(|_| too_short(body, size_of::<MigData>()))?;
+        let migration = of(device)?;
+        self.in_state(State::Resuming, "written")?;
+        let len = self.piece(size)?;
+        if len != data.len() {
+            return refuse(Errno::INVAL, format!("{} bytes of state came, {size} were said", data.len()));
+        }
+        Ok(migration.load(data)?)
+    }
+
+    fn in_state(&self, state: State, done: &str) -> Result<(), Refusal> {
+        let now = self.migration.state;
+        if now != state {
+            return refuse(
+                Errno::INVAL,
+                format!("a device's state is {done} in state {state:?}, and it is in {now:?}"),
+            );
+        }
+        Ok(())
+    }
+
+    /// Bytes of one part of a state.
+    fn piece(&self, size: u32) -> Result<usize, Refusal> {
+        let len = usize::try_from(size).unwrap_or(usize::MAX);
+        if len > self.max_transfer {
+            return refuse(Errno::INVAL, format!("{size} bytes of state; {} go at once", self.max_transfer));
+        }
+        Ok(len)
+    }
+
+    /// Begins to log what the device writes. All memory is logged, whatever ranges are asked for.
+    fn start_logging(&mut self, device: &mut dyn Migration, data: &[u8]) -> Result<Vec<u8>, Refusal> {
+        let (start, rest) =
+            LoggingStart::read_from_prefix(data).map_err(|_| too_short(data, size_of::<LoggingStart>()))?;
+        let LoggingStart { page_size, num_ranges, reserved: _ } = start;
+        let (ranges, _) = rest.as_chunks::<{ size_of::<LoggingRange>() }>();
+        let count = usize::try_from(num_ranges).unwrap_or(usize::MAX);
+        let ranges =
+            ranges.get(..count).ok_or_else(|| too_short(rest, count.saturating_mul(size_of::<LoggingRange>())))?;
+        let is_range = |bytes: &[u8; 16]| {
+            let range = LoggingRange::read_from_bytes(bytes).unwrap_or_default();
+            range.length != 0 && range.iova.checked_add(range.length.saturating_sub(1)).is_some()
+        };
+        if !page_size.is_power_of_two() || !ranges.iter().all(is_range) {
+            return refuse(Errno::INVAL, format!("pages of {page_size} bytes, or a range that is none"));
+        }
+        if self.migration.logs {
+            return refuse(Errno::INVAL, "writes of client memory are logged already");
+        }
+        self.link.memory().writes().set(true);
+        device.log_writes(true);
+        self.migration.logs = true;
+        let mut answer = LoggingStart { page_size: LOG_BLOCK, ..start }.as_bytes().to_vec();
+        answer.extend_from_slice(ranges.as_flattened());
+        Ok(answer)
+    }
+
+    /// Bytes of the bitmap of a report.
+    fn report_bytes(&self, asked: &LoggingReport) -> Result<usize, Refusal> {
+        let LoggingReport { iova, length, page_size } = *asked;
+        if !self.migration.logs {
+            return refuse(Errno::INVAL, "writes of client memory are not logged");
+        }
+        if !page_size.is_power_of_two() || page_size < PAGE_SIZE || length == 0 || iova.checked_add(length).is_none() {
+            return refuse(
+                Errno::INVAL,
+                format!("no range of pages of {page_size} bytes has {length:#x} from {iova:#x}"),
+            );
+        }
+        let words = length.div_ceil(page_size).div_ceil(64);
+        let bytes = usize::try_from(words.saturating_mul(8)).unwrap_or(usize::MAX);
+        if bytes > self.max_transfer {
+            return refuse(Errno::INVAL, format!("a bitmap of {bytes} bytes; {} go at once", self.max_transfer));
+        }
+        Ok(bytes)
+    }
+
+    /// The bitmap of what was written in a range, of so many bytes.
+    fn report(&self, device: &mut dyn Migration, asked: &LoggingReport, bytes: usize) -> Vec<u8> {
+        let LoggingReport { iova, length, page_size } = *asked;
+        let end = iova.saturating_add(length);
+        let mut words = vec![0u64; bytes.div_ceil(8)];
+        let mut note = |written: std::ops::Range<u64>| {
+            let (from, to) = (written.start.max(iova), written.end.min(end));
+            let page = |at: u64| at.saturating_sub(iova) / page_size;
+            if from < to {
+                (page(from)..=page(to.saturating_sub(1))).for_each(|page| {
+                    let word = usize::try_from(page / 64).ok().and_then(|word| words.get_mut(word));
+                    word.into_iter().for_each(|word| *word |= 1u64.wrapping_shl((page % 64) as u32));
+                });
+            }
+        };
+        device.take_written(iova..end, &mut note);
+        self.link.memory().writes().take(&(iova..end), &mut note);
+        words.as_bytes().to_vec()
+    }
+}
+
+/// Answers a `DEVICE_FEATURE`: the body's size and flags, and data.
+fn answer(header: &Header, (argsz, flags): (u32, u32), data: &[u8], out: &mut Outbox) -> Result<(), Refusal> {
+    if !header.no_reply() {
+        out.reply(header, &DeviceFeature { argsz, flags }, data);
+    }
+    Ok(())
+}
