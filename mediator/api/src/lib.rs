@@ -27,7 +27,7 @@ pub use memory::{
     CardMemory, CardMemorySettings, Hint, Hints, MemoryList, MoveReport, MoveRequest, Range, Turn, VmMemory,
     VmMemorySettings,
 };
-pub use moving::{DrainReport, Left, MoveTo, Moved, Restored};
+pub use moving::{DrainReport, Left, MoveTo, Moved, PauseParts, Restored};
 pub use profile::{Capacity, Profile, ProfileList};
 pub use scheduler::{
     CardScheduler, EngineUse, Overdue, Quarantine, SchedulerHistory, SchedulerList, UseSample, VmEngine, VmHistory,

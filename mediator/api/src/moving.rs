@@ -23,10 +23,27 @@ pub struct Moved {
     pub to: String,
     /// Time for which its guest and its VMM waited, in ms.
     pub pause_ms: u64,
+    /// The same by its parts.
+    pub pause: PauseParts,
     /// MiB that were copied.
     pub memory_mib: u64,
     /// Time that all of it took, in ms.
     pub total_ms: u64,
+}
+
+/// Parts of the time for which a virtual machine waited while it moved, in us.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PauseParts {
+    /// Its VMM's connection came to rest.
+    pub rest_us: u64,
+    /// Its work left the engines, and was written down.
+    pub still_us: u64,
+    /// Its memory was compared, and what differed copied.
+    pub memory_us: u64,
+    /// It was made anew on the other card, with its page tables.
+    pub anew_us: u64,
+    /// Its connection went on.
+    pub go_on_us: u64,
 }
 
 /// The answer to `POST /v1/vms/NAME/restore`: a virtual machine whose vGPU goes on from what was saved.

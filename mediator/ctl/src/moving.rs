@@ -33,7 +33,7 @@ pub(super) fn undrain(client: &Client, form: Form, name: &str) -> Result<String,
 }
 
 fn moved(moved: &Moved) -> String {
-    let Moved { vm, from, to, pause_ms, memory_mib, total_ms } = moved;
+    let Moved { vm, from, to, pause_ms, pause: _, memory_mib, total_ms } = moved;
     format!(
         "VM {vm} has moved from {from} to {to}: {memory_mib} MiB in {total_ms} ms, of which it waited {pause_ms} ms\n"
     )
@@ -72,6 +72,7 @@ mod tests {
             from: "card0".to_owned(),
             to: to.to_owned(),
             pause_ms: 31,
+            pause: api::PauseParts::default(),
             memory_mib: 512,
             total_ms: 840,
         };

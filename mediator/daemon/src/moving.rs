@@ -53,8 +53,8 @@ impl Daemon {
         let plan = self.plan_move(name, card)?;
         let (from, to) = (plan.from.spec.name.clone(), plan.to.spec.name.clone());
         let dead = plan.from.backend.status().failed.is_some() || plan.running.seen.failed.lock().is_some();
-        let (pause, bytes) = if dead {
-            self.place_anew(name, plan.spec).map(|()| (Duration::ZERO, 0))?
+        let (pause, parts, bytes) = if dead {
+            self.place_anew(name, plan.spec).map(|()| (Duration::ZERO, api::PauseParts::default(), 0))?
         } else {
             self.carry_over(name, &plan)?
         };
@@ -64,6 +64,7 @@ impl Daemon {
             from,
             to,
             pause_ms: ms(pause),
+            pause: parts,
             memory_mib: bytes / MIB,
             total_ms: ms(began.elapsed()),
         })
@@ -96,9 +97,9 @@ impl Daemon {
         })
     }
 
-    /// Has a virtual machine go on with another card. Returns for how long it waited, and how many bytes were copied meanwhile or
-    /// before.
-    fn carry_over(&self, name: &str, plan: &Plan<'_>) -> Result<(Duration, u64), DaemonError> {
+    /// Has a virtual machine go on with another card. Returns for how long it waited, and how many bytes were copied from card to card,
+    /// meanwhile or before.
+    fn carry_over(&self, name: &str, plan: &Plan<'_>) -> Result<(Duration, api::PauseParts, u64), DaemonError> {
         let Plan { running, from, to, spec } = plan;
         let no = |why: &dyn std::fmt::Display| DaemonError::CannotMove {
             vm: name.to_owned(),
@@ -128,12 +129,14 @@ impl Daemon {
             given_up(awaiting);
             return Err(no(&error));
         }
-        let left = host.empty(here.id());
-        let announced = to.backend.mediated().map(|there| host.announce(here.id(), &there, awaiting.vm.id()));
-        if let Some(Err(error)) = announced {
-            given_up(awaiting);
-            return Err(no(&error));
-        }
+        host.empty(here.id());
+        let ahead = match host.copy_ahead(here.id(), awaiting.vm.host(), awaiting.vm.id()) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                given_up(awaiting);
+                return Err(no(&error));
+            }
+        };
         let began = Instant::now();
         running.park();
         let rest = match running.rested(Some(began + REST_LIMIT)) {
@@ -144,15 +147,20 @@ impl Daemon {
                 return Err(no(&why));
             }
         };
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let rest_us = us(began.elapsed());
         match here.move_to(&awaiting.vm, &awaiting.settings, STILL_LIMIT) {
             Ok(moved) => {
                 let Awaiting { device, vm, .. } = awaiting;
+                let goes_on = Instant::now();
                 self.goes_on(name, (running, rest), spec, Built { device, backend: vm })?;
-                let pause = began.elapsed();
-                let bytes = moved.bytes;
+                let (pause, go_on_us) = (began.elapsed(), us(goes_on.elapsed()));
+                let vgpu::Parts { still, memory, anew } = moved.parts;
+                let bytes = ahead.saturating_add(moved.bytes);
                 // Nobody waits for what the other card scrubs.
                 drop(moved);
-                Ok((pause, bytes.max(left)))
+                let (still_us, memory_us, anew_us) = (us(still), us(memory), us(anew));
+                Ok((pause, api::PauseParts { rest_us, still_us, memory_us, anew_us, go_on_us }, bytes))
             }
             Err(error) => {
                 given_up(awaiting);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use locks::{Mutex, rank};
 use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::link::StopHandle;
-use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, Parked, RegionIndex, RegionInfo};
+use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, Migration, Parked, RegionIndex, RegionInfo};
 
 use super::backend::{Built, VmBackend};
 use super::error::DaemonError;
@@ -300,6 +300,10 @@ impl Device for Observed {
 
     fn is_renewable(&self) -> bool {
         self.device.is_renewable()
+    }
+
+    fn migration(&mut self) -> Option<&mut dyn Migration> {
+        self.device.migration()
     }
 
     fn memory_not_shared(&mut self, gpa: u64) {

@@ -179,6 +179,14 @@ impl PinnedPool {
         }
     }
 
+    /// Memory of the slot that holds `address`, and where that is in it; `None` if it has none. Whoever has it after the slot has gone to
+    /// another owner reads and writes what is that one's.
+    #[must_use]
+    pub fn memory(&self, address: HostAddr) -> Option<(DmaMemory, usize)> {
+        let (index, offset) = self.at(address);
+        self.slots.get(index)?.clone().map(|memory| (memory, offset))
+    }
+
     fn at(&self, address: HostAddr) -> (usize, usize) {
         ((address.0 / self.slot_bytes) as usize, (address.0 % self.slot_bytes) as usize)
     }

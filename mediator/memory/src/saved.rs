@@ -54,7 +54,7 @@ impl Memory {
             dice: _,
             // Nobody is being added.
             promising: _,
-            // A card with segments is not saved.
+            // They are a part of their own.
             segments: _,
             // Nobody goes to another card at the time.
             travelling: _,
@@ -83,11 +83,6 @@ impl Memory {
             wakeup: _,
         } = vram;
         SavedMemory { iova: iova.save(), barrier: barrier.0, slots: pinned.save(), turns: divider.turns() }
-    }
-
-    /// Returns whether VMs share segments, or have any.
-    pub fn has_segments(&self) -> bool {
-        !self.segments.is_empty()
     }
 
     /// The file that host memory for chunks lies in, for another process.

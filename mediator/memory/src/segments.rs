@@ -5,6 +5,10 @@
 //! VM. It is zeroed before it is mapped first, stays on the card, and goes when nothing has it attached and no key finds
 //! it any more. Here: who may have what. Which address space maps it, and where, is `vgpu::pv`'s.
 
+mod saved;
+
+pub use saved::SavedSegments;
+
 use super::Memory;
 use super::vram::{CardVram, SCRUB_PIECE};
 use crate::HostError;
@@ -99,12 +103,6 @@ impl Segments {
     pub fn of(&self, vm: VmId) -> (u64, usize) {
         let own = || self.segments.values().filter(|segment| segment.owner == vm);
         (own().map(|segment| segment.bytes).sum(), own().count())
-    }
-
-    /// Returns whether there are none.
-    pub(super) fn is_empty(&self) -> bool {
-        let Self { segments, last: _, pools } = self;
-        segments.is_empty() && pools.is_empty()
     }
 
     fn next_id(&mut self) -> u32 {

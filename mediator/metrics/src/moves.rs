@@ -69,6 +69,7 @@ mod tests {
             from: "card0".to_owned(),
             to: "card1".to_owned(),
             pause_ms,
+            pause: api::PauseParts::default(),
             memory_mib: 64,
             total_ms: 90,
         };

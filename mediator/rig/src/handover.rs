@@ -50,7 +50,8 @@ impl Handover {
     /// The parts that the next owner reads.
     fn reads(&self) -> Vec<Known> {
         let mut known = SavedHost::known();
-        known.extend([SavedSide::known(), Known::of::<SavedCard>()]);
+        known.extend(SavedSide::known());
+        known.push(Known::of::<SavedCard>());
         if self.older {
             known.iter_mut().for_each(|part| part.version = part.version.saturating_sub(1).max(1));
         }
@@ -135,7 +136,8 @@ impl Handover {
         let mut vms = Vec::new();
         for guest in guests {
             let (vm, settings) = (guest.backend.id(), &guest.settings);
-            vms.push(MediatedVm::reopen(&mut reopened, vm, file.take(vm.0)?, settings, &guest.link)?);
+            let side = SavedSide::read(vm, &mut file)?;
+            vms.push(MediatedVm::reopen(&mut reopened, vm, side, settings, &guest.link)?);
         }
         file.finish()?;
         Ok(Next { card, reopened, vms })
@@ -166,7 +168,7 @@ fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest], reads: Vec<
     host.write(&mut file).expect("a card that can be written");
     file.put(CARD, &rig.card.save().expect("it rests")).expect("the card itself");
     for (vm, side) in &sides {
-        file.put(vm.0, side).expect("a VM that can be written");
+        side.write(*vm, &mut file).expect("a VM that can be written");
     }
     file.finish()
 }

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use vgpu::{Apertures, Coming, DeviceError, DeviceStatus, MediatedDevice, MediatedVm, Settings};
 use vmm_glue::client::wait_event;
-use vmm_glue::{Device, IrqCounts, Link, RegionIndex};
+use vmm_glue::{Device, IrqCounts, Link, Migration, RegionIndex};
 use vram::{Limits, Summary, VmId};
 
 pub use handover::Handover;
@@ -331,13 +331,39 @@ impl Guest {
     /// # Errors
     /// What is in the way. It goes on where it was then.
     pub fn move_to(&mut self, to: &Rig, vm: u32, emptied: bool) -> Result<u64, DeviceError> {
+        self.move_behind(to, vm, emptied, |_| ())
+    }
+
+    /// As [`Self::move_to`]; what `meanwhile` does comes between the copy that is made while the guest works, if one is, and its stop.
+    ///
+    /// # Errors
+    /// As [`Self::move_to`].
+    pub fn move_behind(
+        &mut self,
+        to: &Rig,
+        vm: u32,
+        emptied: bool,
+        meanwhile: impl FnOnce(&mut Self),
+    ) -> Result<u64, DeviceError> {
         let (device, there) = MediatedVm::build(&to.host, VmId(vm), &self.settings, &self.link)?;
         let from = Arc::clone(self.backend.host());
-        if emptied {
+        let ahead = || {
+            there.await_arrival()?;
+            if !emptied {
+                return Ok(0);
+            }
             from.empty(self.backend.id());
+            from.copy_ahead(self.backend.id(), &to.host, there.id())
+        };
+        let ahead = ahead();
+        if ahead.is_ok() {
+            meanwhile(self);
         }
-        let left = there.await_arrival().and_then(|()| self.backend.move_to(&there, &self.settings, LONG));
-        match left.map(|left| left.bytes) {
+        let moved = ahead.and_then(|ahead| {
+            let left = self.backend.move_to(&there, &self.settings, LONG)?;
+            Ok(ahead + left.bytes)
+        });
+        match moved {
             Ok(bytes) => {
                 (self.device, self.backend) = (device, there);
                 Ok(bytes)
@@ -375,7 +401,7 @@ impl Guest {
             let mut coming = Coming::new(&there, &self.settings)?;
             saved.chunks(PART).try_for_each(|part| coming.feed(part))?;
             let bytes = coming.memory_bytes();
-            coming.take_place(&self.backend, LONG).map(|()| bytes)
+            coming.take_place(&self.backend, LONG).map(|_left| bytes)
         };
         match restore() {
             Ok(bytes) => {
@@ -388,6 +414,19 @@ impl Guest {
                 Err(error.into())
             }
         }
+    }
+
+    /// The device, as one whose state its client takes elsewhere.
+    pub fn migration(&mut self) -> &mut dyn Migration {
+        self.device.migration().expect("a device whose state can be taken elsewhere")
+    }
+
+    /// Says whether an operator could move the VM, or another process go on with it.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub fn check_movable(&self) -> Result<(), owner::HostError> {
+        self.backend.check_movable()
     }
 
     /// The operator removes the VM.

@@ -127,6 +127,11 @@ impl Ram {
         self.0.first_key_value().map(|(&gpa, _)| gpa)
     }
 
+    /// Start, size and file of all regions.
+    pub(super) fn all(&self) -> impl Iterator<Item = (u64, u64, &OwnedFd)> {
+        self.0.iter().map(|(&gpa, Region { size, file })| (gpa, *size, file))
+    }
+
     /// Start and size of the region that holds `gpa`.
     pub(super) fn at(&self, gpa: u64) -> Option<(u64, u64)> {
         let (&start, region) = self.0.range(..=gpa).next_back()?;

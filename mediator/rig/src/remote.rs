@@ -6,17 +6,20 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::io::ErrorKind;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 use vmm_glue::RegionIndex;
 use vmm_glue::client::{Client, ClientError};
+use vmm_glue::protocol::{STATE_RESUMING, STATE_RUNNING, STATE_STOP_COPY};
 
 /// Nothing takes that long, however loaded the host is: a wait that ends by it has failed.
 const LONG: Duration = Duration::from_secs(120);
 /// Wire number of MSI.
 const MSI: u32 = 1;
 const BAR0: u32 = RegionIndex::Bar0 as u32;
+/// Bytes of a device's state that are read at once.
+const STATE_PART: u32 = 32 << 10;
 /// Bytes of one message to or from VRAM.
 const PIECE: u64 = 4096;
 
@@ -76,7 +79,6 @@ impl RemoteGuest {
 
     /// Lends RAM to the device: a file of its own. False when the device refuses.
     pub fn map_ram(&mut self, gpa: u64, size: u64, writable: bool) -> bool {
-        use std::os::fd::AsFd;
         let (file, lent) = Ram::file(size).expect("a memory file");
         let mapped = self.ask(|client| client.dma_map(gpa, size, writable, Some((lent.as_fd(), 0)))).is_some();
         // The guest has its RAM whether or not the device can reach it.
@@ -100,6 +102,38 @@ impl RemoteGuest {
     pub fn leave(self) {
         self.ask(|client| client.disable_irqs(MSI));
         self.ask(Client::dma_unmap_all);
+    }
+
+    /// Goes on with another device, which is served at `socket` and has been nobody's: the client has this one stopped, reads its state,
+    /// and has the other be that. All of its RAM is lent there, to be read and written. Returns the bytes of the state.
+    ///
+    /// # Errors
+    /// When either server refuses. This device is stopped then, and the other as after a reset.
+    pub fn migrate_to(&mut self, socket: &Path) -> Result<usize, ClientError> {
+        let mut there = Client::connect(socket)?;
+        there.set_timeout(Some(LONG))?;
+        let msi = there.attach_irqs(MSI, 1)?.remove(0);
+        for (gpa, size, file) in self.ram.all() {
+            there.dma_map(gpa, size, true, Some((file.as_fd(), 0)))?;
+        }
+        let state = {
+            let mut place = self.client.borrow_mut();
+            let here = place.as_mut().ok_or(ClientError::Closed)?;
+            here.set_device_state(STATE_STOP_COPY)?;
+            here.migration_read_all(STATE_PART)?
+        };
+        there.set_device_state(STATE_RESUMING)?;
+        state.chunks(STATE_PART as usize).try_for_each(|part| there.migration_write(part))?;
+        there.set_device_state(STATE_RUNNING)?;
+        // The client before has passed on nothing that this one would not.
+        *self.client.borrow_mut() = Some(there);
+        self.msi = msi;
+        Ok(state.len())
+    }
+
+    /// The device is stopped, and goes on; for a client that does not take it elsewhere after all.
+    pub fn set_device_state(&mut self, state: u32) -> Result<(), ClientError> {
+        self.client.borrow_mut().as_mut().ok_or(ClientError::Closed)?.set_device_state(state)
     }
 
     /// The client is gone without a word, as when it is killed. Returns the files of its RAM.

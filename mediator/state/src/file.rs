@@ -36,7 +36,7 @@ impl SavedCard {
     /// # Errors
     /// See [`WriteError`].
     pub fn write(&self, file: &mut Writer) -> Result<(), WriteError> {
-        let Self { chunks, balancer, quanta, channels, scheduler, pool, vms } = self;
+        let Self { chunks, balancer, quanta, channels, scheduler, pool, segments: _, vms } = self;
         file.put(CARD, chunks)?;
         file.put(CARD, balancer)?;
         file.put(CARD, quanta)?;
@@ -67,7 +67,7 @@ impl SavedCard {
             let tables = if has::<SavedTables>(file, vm) { Some(file.take(vm)?) } else { None };
             vms.push(SavedVm { vm: VmId(vm), gpu, spaces, tables, pool });
         }
-        Ok(Self { chunks, balancer, quanta, channels, scheduler, pool, vms })
+        Ok(Self { chunks, balancer, quanta, channels, scheduler, pool, segments: Vec::new(), vms })
     }
 }
 

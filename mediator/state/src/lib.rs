@@ -12,8 +12,8 @@
 //! channels must be off the engines when a card is saved, and its TLBs are to be flushed when it is restored; then each
 //! address space is prepared before anything of it runs.
 //!
-//! The owner of a card and a VM save what is their own beside it (`owner`, `vgpu`), and so do the connections of VMMs (`vmm-glue`).
-//! Nowhere yet: segments that VMs share.
+//! The owner of a card and a VM save what is their own beside it (`owner`, `vgpu`), and so do the connections of VMMs (`vmm-glue`), and
+//! segments that VMs share (`card-memory`, `vgpu`).
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -56,6 +56,8 @@ pub struct SavedCard {
     pub scheduler: SavedScheduler,
     /// Pages of the mediator's own, that are no VM's.
     pub pool: SavedPool,
+    /// Pages of segments that VMs share, by who has made them; they are in a part of `card-memory`'s.
+    pub segments: Vec<(VmId, SavedPool)>,
     /// The VMs, by number.
     pub vms: Vec<SavedVm>,
 }

@@ -59,6 +59,8 @@ pub struct RestoredCard {
     pub scheduler: Scheduler,
     /// Pages of the mediator's own, that are no VM's.
     pub pool: PagePool,
+    /// Pages of segments that VMs share, by who has made them.
+    pub segments: BTreeMap<VmId, PagePool>,
     /// The VMs.
     pub vms: BTreeMap<VmId, RestoredVm>,
 }
@@ -83,7 +85,7 @@ impl SavedCard {
     /// When a part is none that there can be, or does not agree with another. Directories may be written then: nothing of them
     /// may run.
     pub fn restore(self, host: &mut impl Surroundings) -> Result<RestoredCard, Invalid> {
-        let Self { chunks, balancer, quanta, channels, scheduler, pool, vms } = self;
+        let Self { chunks, balancer, quanta, channels, scheduler, pool, segments, vms } = self;
         let mut chunks = ChunkTable::try_from(chunks)?;
         let balancer = Balancer::restored(balancer, &chunks)?;
         let quanta = Quanta::try_from(quanta)?;
@@ -93,6 +95,9 @@ impl SavedCard {
         let (first, count) = host.own();
         unclaimed.claim(first, count)?;
         let pool = PagePool::restored(pool, &chunks, &mut unclaimed)?;
+        let segments =
+            segments.into_iter().map(|(vm, pool)| Ok((vm, PagePool::restored(pool, &chunks, &mut unclaimed)?)));
+        let segments = segments.collect::<Result<BTreeMap<_, _>, Invalid>>()?;
         agree_on_vms(&chunks, &channels, &scheduler, vms.iter().map(|vm| vm.vm))?;
         let mut restored = BTreeMap::new();
         for saved in vms {
@@ -103,7 +108,7 @@ impl SavedCard {
         }
         unclaimed.finish()?;
         check_channels(&channels, &restored)?;
-        Ok(RestoredCard { chunks, balancer, quanta, channels, scheduler, pool, vms: restored })
+        Ok(RestoredCard { chunks, balancer, quanta, channels, scheduler, pool, segments, vms: restored })
     }
 }
 

@@ -105,6 +105,7 @@ pub(crate) fn card() -> SavedCard {
         scheduler: scheduler.save(),
         pool: pool.save(),
         chunks: chunks.save(),
+        segments: Vec::new(),
         vms,
     }
 }

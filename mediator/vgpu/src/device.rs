@@ -12,11 +12,12 @@ use devmodel::{VGpu, VGpuConfig};
 use nvspec::regs::windows::pramin;
 use owner::mailbox::{Held, Mailbox};
 use owner::{HostCard, HostError, Share};
+use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use vmm_glue::device::NUM_REGIONS;
-use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, RegionIndex, RegionInfo};
+use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, Migration, RegionIndex, RegionInfo};
 use vram::VmId;
 
 /// Time between two looks for doorbells that are no messages. They are looked for only where a driver has put them under a
@@ -35,7 +36,17 @@ pub(super) struct Core {
     pub(super) rung: Rung,
     /// The VM goes on, on another card: nothing that happens here is for its guest any more.
     pub(super) gone: bool,
+    pub(super) client: Client,
     pub(super) board: Arc<Board>,
+}
+
+/// Wishes of a client that takes the VM elsewhere by its own messages.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Client {
+    /// It has stopped the VM.
+    pub(super) stopped: bool,
+    /// It has what the VM writes of its memory logged.
+    pub(super) logs: bool,
 }
 
 /// Looks for a new status of a VM whose lock is taken, and the time between two of them.
@@ -84,9 +95,12 @@ pub struct MediatedVm {
 
 /// A mediated VM, as the server drives it.
 pub struct MediatedDevice {
-    vm: Arc<MediatedVm>,
+    pub(super) vm: Arc<MediatedVm>,
     pci: devmodel::pci::PciIdentity,
     config_bytes: u64,
+    pub(super) settings: Settings,
+    /// Doings of a client that takes the VM elsewhere, which `migrating` knows.
+    pub(super) doings: Box<dyn Any + Send>,
 }
 
 impl MediatedVm {
@@ -121,7 +135,7 @@ impl MediatedVm {
                 }
             }
         }
-        Ok((MediatedDevice::of(&this, pci), this))
+        Ok((MediatedDevice::of(&this, pci, settings), this))
     }
 
     /// The card that it is on.
@@ -221,11 +235,20 @@ impl MediatedVm {
 impl Core {
     /// Of its parts.
     pub(super) fn new(gpu: VGpu, backend: Backend, board: &Arc<Board>) -> Self {
-        Self { gpu, backend, polls: false, alarm: None, rung: Rung::new(), gone: false, board: Arc::clone(board) }
+        Self {
+            gpu,
+            backend,
+            polls: false,
+            alarm: None,
+            rung: Rung::new(),
+            gone: false,
+            client: Client::default(),
+            board: Arc::clone(board),
+        }
     }
 
     /// Takes everything of the guest's driver off the card. What lived under mapped apertures is lost.
-    fn clean(&mut self) {
+    pub(super) fn clean(&mut self) {
         let Self { gpu, backend, .. } = self;
         backend.remap_mut().closing = true;
         gpu.reset(backend);
@@ -310,8 +333,9 @@ enum Served {
 
 impl MediatedDevice {
     /// The device of a VM.
-    pub(super) fn of(vm: &Arc<MediatedVm>, pci: devmodel::pci::PciIdentity) -> Self {
-        Self { vm: Arc::clone(vm), pci, config_bytes: devmodel::pci::CONFIG_BYTES as u64 }
+    pub(super) fn of(vm: &Arc<MediatedVm>, pci: devmodel::pci::PciIdentity, settings: &Settings) -> Self {
+        let config_bytes = devmodel::pci::CONFIG_BYTES as u64;
+        Self { vm: Arc::clone(vm), pci, config_bytes, settings: settings.clone(), doings: Box::new(()) }
     }
 
     /// Serves a write. The VM's lock is free when it returns, for memory may have to move.
@@ -450,10 +474,17 @@ impl Device for MediatedDevice {
 
     fn reset(&mut self) {
         self.vm.core().clean();
+        let half = self.end_migration();
         self.vm.host.wait_departed(self.vm.vm);
-        let core = &mut *self.vm.core();
-        core.backend.end_quiesce();
-        core.backend.remap().blank(&self.vm.host);
+        let quiet = {
+            let core = &mut *self.vm.core();
+            core.backend.end_quiesce();
+            core.backend.remap().blank(&self.vm.host);
+            core.backend.is_quiet()
+        };
+        if half && let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
+            tracing::error!(%error, "memory of a state that did not come could not be wiped");
+        }
     }
 
     fn disconnected(&mut self) {
@@ -461,7 +492,10 @@ impl Device for MediatedDevice {
             let core = &mut *self.vm.core();
             core.clean();
             core.backend.forget_ram();
+            core.log_writes(false);
         }
+        // All of its memory goes.
+        let _half = self.end_migration();
         self.vm.host.wait_departed(self.vm.vm);
         let quiet = {
             let core = &mut *self.vm.core();
@@ -478,6 +512,11 @@ impl Device for MediatedDevice {
 
     fn is_renewable(&self) -> bool {
         !self.vm.core().backend.remap().is_open()
+    }
+
+    fn migration(&mut self) -> Option<&mut dyn Migration> {
+        let takes = self.vm.host.card().takes_any_image() && !self.vm.core().backend.remap().is_open();
+        takes.then_some(self)
     }
 
     fn memory_not_shared(&mut self, gpa: u64) {

@@ -16,6 +16,7 @@ mod counts;
 mod device;
 mod events;
 mod memory;
+mod migrating;
 mod moving;
 pub mod passthrough;
 mod pending;
@@ -28,7 +29,7 @@ mod write_wait;
 
 pub use self::pv::PvSettings;
 pub use device::{MediatedDevice, MediatedVm, Settings};
-pub use moving::Left;
+pub use moving::{Left, Parts};
 pub use saved::SavedSide;
 pub use saving::{Coming, Saving};
 pub use status::{DeniedAccess, DeviceError, DeviceStatus, InterruptKind};

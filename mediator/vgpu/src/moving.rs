@@ -44,6 +44,27 @@ pub struct Left<'a> {
     _halted: Halted,
     /// Bytes of memory that were copied.
     pub bytes: u64,
+    /// Parts of the time for which it stood still.
+    pub parts: Parts,
+}
+
+/// Parts of the time for which a VM stood still.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Parts {
+    /// Its work left the engines, and was written down.
+    pub still: Duration,
+    /// Its memory was compared, and copied.
+    pub memory: Duration,
+    /// It was made anew, with its page tables.
+    pub anew: Duration,
+}
+
+impl<'a> Left<'a> {
+    /// Of a VM whose place another has taken, and whose work stands still.
+    pub(super) fn of(vm: &'a MediatedVm, halted: Halted, bytes: u64) -> Self {
+        vm.core().gone = true;
+        Self { vm, _halted: halted, bytes, parts: Parts::default() }
+    }
 }
 
 impl Drop for Left<'_> {
@@ -60,14 +81,22 @@ impl MediatedVm {
     /// What is in the way: this VM goes on here then, and `there` is to be released.
     pub fn move_to(&self, there: &Self, settings: &Settings, limit: Duration) -> Result<Left<'_>, HostError> {
         self.check_movable()?;
+        let mut last = Instant::now();
+        let mut lap = || {
+            let before = std::mem::replace(&mut last, Instant::now());
+            last.duration_since(before)
+        };
         let suspended = self.host().suspend(self.vm, limit)?;
         // The client may have lent other memory since.
         there.await_arrival()?;
         let travelling = self.travel(&suspended, limit)?;
+        let still = lap();
         let bytes = suspended.copy_memory(there.host(), there.vm)?;
+        let memory = lap();
         there.arrive(travelling, settings)?;
-        self.core().gone = true;
-        Ok(Left { vm: self, _halted: suspended.halted(), bytes })
+        let mut left = Left::of(self, suspended.halted(), bytes);
+        left.parts = Parts { still, memory, anew: lap() };
+        Ok(left)
     }
 
     /// Releases a VM that has left its card.
@@ -75,13 +104,6 @@ impl MediatedVm {
         if let Err(error) = self.release() {
             tracing::error!(vm = %self.vm, %error, "the card keeps something of a VM that has left it");
         }
-    }
-
-    /// Another VM has taken this one's place, whose work stands still.
-    pub(super) fn leave(&self) {
-        self.core().gone = true;
-        // While it is suspended: nothing of it runs any more.
-        self.give_back();
     }
 
     /// Writes the VM down, which is halted, and which nobody serves. What is under way may end within `limit`.
@@ -104,6 +126,9 @@ impl MediatedVm {
         drop(self.core());
         // In one hold: work that comes in between would be in neither part.
         let core = self.core();
+        if core.backend.has_segments() {
+            return Err(HostError::Stays("it has mapped a segment that VMs share"));
+        }
         let (SavedVm { vm: _, gpu, spaces, tables, pool: _ }, side) = core.write_down()?;
         let departing = halted.depart()?;
         Ok(Travelling { gpu, spaces, tables, side, departing, since_ns: None })
@@ -126,9 +151,20 @@ impl MediatedVm {
     /// Becomes the VM that has come, whose memory is here already, and goes on.
     ///
     /// # Errors
-    /// When it is none that there can be on this card, or the card lacks something for it. It is to be [released](Self::release)
-    /// then.
+    /// As [`Self::become_one`]. It is to be [released](Self::release) then.
     pub(super) fn arrive(&self, travelling: Travelling, settings: &Settings) -> Result<(), HostError> {
+        self.become_one(travelling, settings)?;
+        self.host().lock().hold_still(self.vm, false);
+        self.go_on();
+        self.host().look_again();
+        Ok(())
+    }
+
+    /// Becomes the VM that has come, whose memory is here already. It is held as before.
+    ///
+    /// # Errors
+    /// When it is none that there can be on this card, or the card lacks something for it.
+    pub(super) fn become_one(&self, travelling: Travelling, settings: &Settings) -> Result<(), HostError> {
         let Travelling { gpu: registers, spaces, tables, side, departing, since_ns } = travelling;
         {
             let core = &mut *self.core();
@@ -148,13 +184,7 @@ impl MediatedVm {
             }
             core.arm();
         }
-        {
-            let mut state = self.host().lock();
-            state.travels(self.vm, false);
-            state.hold_still(self.vm, false);
-        }
-        self.go_on();
-        self.host().look_again();
+        self.host().lock().travels(self.vm, false);
         Ok(())
     }
 }

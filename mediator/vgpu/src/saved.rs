@@ -4,27 +4,28 @@
 
 use super::Apertures;
 use super::backend::{Description, SavedBackend, VmBackend};
-use super::device::{Board, Core, MediatedDevice, MediatedVm, Settings};
+use super::device::{Board, Client, Core, MediatedDevice, MediatedVm, Settings};
 use super::memory::{POOL_BYTES, Restored};
+use super::pv::SavedAttachments;
 use super::status::DeviceError;
 use card::Identity;
 use card_state::{RestoredVm, SavedVm, VmSurroundings};
 use devmodel::VGpuConfig;
 use owner::{CardInfo, HostError, Reopened};
-use saved_state::{Invalid, Known, first_version};
+use saved_state::{Invalid, Known, ReadError, SavedState, WriteError, Writer, first_version};
 use serde::{Deserialize, Serialize};
 use shadow_pt::Limits;
 use std::sync::{Arc, Weak};
 use vmm_glue::Link;
 use vram::VmId;
 
-/// State that is a VM's own.
+/// State that is a VM's own, but for segments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SavedSide(SavedBackend);
+pub(super) struct SavedOwn(SavedBackend);
 
-first_version!(SavedSide, "vgpu");
+first_version!(SavedOwn, "vgpu");
 
-impl SavedSide {
+impl SavedOwn {
     pub(super) fn new(side: SavedBackend) -> Self {
         Self(side)
     }
@@ -32,11 +33,41 @@ impl SavedSide {
     pub(super) fn into_inner(self) -> SavedBackend {
         self.0
     }
+}
 
-    /// The part, in the versions that are read here.
+/// State that is a VM's own, for another process.
+#[derive(Debug)]
+pub struct SavedSide {
+    own: SavedOwn,
+    /// Segments that it has mapped, if there are any: a program that does not know them takes over a VM without.
+    segments: Option<SavedAttachments>,
+}
+
+impl SavedSide {
+    /// The parts, in the versions that are read here.
     #[must_use]
-    pub fn known() -> Known {
-        Known::of::<Self>()
+    pub fn known() -> [Known; 2] {
+        [Known::of::<SavedOwn>(), Known::of::<SavedAttachments>()]
+    }
+
+    /// Appends the parts to a file, as VM `vm`'s.
+    ///
+    /// # Errors
+    /// See [`WriteError`].
+    pub fn write(&self, vm: VmId, file: &mut Writer) -> Result<(), WriteError> {
+        let Self { own, segments } = self;
+        file.put(vm.0, own)?;
+        segments.as_ref().map_or(Ok(()), |segments| file.put(vm.0, segments))
+    }
+
+    /// Takes the parts of VM `vm` out of a file.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn read(vm: VmId, file: &mut SavedState<'_>) -> Result<Self, ReadError> {
+        let own = file.take(vm.0)?;
+        let any = file.owners::<SavedAttachments>().contains(&vm.0);
+        Ok(Self { own, segments: if any { Some(file.take(vm.0)?) } else { None } })
     }
 }
 
@@ -67,9 +98,14 @@ impl MediatedVm {
     /// # Errors
     /// What cannot be handed over.
     pub fn check_movable(&self) -> Result<(), HostError> {
-        match self.core().backend.remap().is_open() {
-            true => Err(HostError::Stays("its apertures are mapped by its VMM (`apertures` is `remapped`)")),
-            false => Ok(()),
+        let core = self.core();
+        if core.backend.remap().is_open() {
+            return Err(HostError::Stays("its apertures are mapped by its VMM (`apertures` is `remapped`)"));
+        }
+        match core.client {
+            Client { stopped: true, .. } => Err(HostError::Stays("its VMM has stopped it to take it elsewhere")),
+            Client { logs: true, .. } => Err(HostError::Stays("its VMM has what it writes of guest RAM logged")),
+            Client { stopped: false, logs: false } => Ok(()),
         }
     }
 
@@ -82,8 +118,9 @@ impl MediatedVm {
         self.check_movable()?;
         // What has come for it is taken up when the lock is let go.
         drop(self.core());
-        let (saved, side) = self.core().write_down()?;
-        Ok((saved, SavedSide(side)))
+        let core = self.core();
+        let (saved, side) = core.write_down()?;
+        Ok((saved, SavedSide { own: SavedOwn::new(side), segments: core.backend.save_attachments() }))
     }
 }
 
@@ -102,6 +139,8 @@ impl Core {
             alarm: _,
             rung,
             gone: _,
+            // It is neither stopped nor logged, or it is saved by its client.
+            client: _,
             board: _,
         } = self;
         if !rung.is_empty() {
@@ -121,7 +160,7 @@ impl MediatedVm {
     pub fn reopen(
         card: &mut Reopened,
         vm: VmId,
-        SavedSide(side): SavedSide,
+        SavedSide { own, segments }: SavedSide,
         settings: &Settings,
         link: &Link,
     ) -> Result<(MediatedDevice, Arc<Self>), DeviceError> {
@@ -137,7 +176,7 @@ impl MediatedVm {
         let pv = paravirtual.as_ref().map(|settings| (settings, share.channels));
         let of_vm = |why: Invalid| HostError::from(Invalid::new(format_args!("VM {vm}: {why}")));
         let restored = Restored { spaces, tables, pool };
-        let made = VmBackend::restored(Arc::clone(&host), description, pv, (side, restored));
+        let made = VmBackend::restored(Arc::clone(&host), description, pv, (own.into_inner(), segments, restored));
         let (backend, rung) = made.map_err(|error| match error {
             HostError::Saved(why) => of_vm(why),
             other => other,
@@ -152,7 +191,7 @@ impl MediatedVm {
             card.readmit(vm, events, ram, held)?;
             core.arm();
         }
-        Ok((MediatedDevice::of(&this, pci), this))
+        Ok((MediatedDevice::of(&this, pci, settings), this))
     }
 
     /// The card was taken over: work that waits for memory asks for it again.

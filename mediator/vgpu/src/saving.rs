@@ -5,8 +5,8 @@
 //! a card holds of a channel is made anew but for what the channel's own work has put there.
 
 use super::device::{MediatedVm, Settings};
-use super::moving::Travelling;
-use super::saved::SavedSide;
+use super::moving::{Left, Travelling};
+use super::saved::SavedOwn;
 use channels::SavedMoving;
 use devmodel::SavedVGpu;
 use owner::{Departing, Halted, HostError};
@@ -99,7 +99,16 @@ impl MediatedVm {
     pub fn save_all(&self, limit: Duration) -> Result<Saving, HostError> {
         self.check_movable()?;
         let halted = self.host().halt(self.id(), limit)?;
-        let Travelling { gpu, spaces, tables, side, departing, since_ns: _ } = self.travel(&halted, limit)?;
+        let head = self.head(&halted, limit)?;
+        Ok(Saving::of(halted, &head))
+    }
+
+    /// Writes down what comes before the memory of the VM, which is halted, and which nobody serves.
+    ///
+    /// # Errors
+    /// When something of it does not come to rest within `limit`, or cannot be written down.
+    pub(super) fn head(&self, halted: &Halted, limit: Duration) -> Result<Vec<u8>, HostError> {
+        let Travelling { gpu, spaces, tables, side, departing, since_ns: _ } = self.travel(halted, limit)?;
         let (channels, strikes) = departing.save()?;
         let mut file = Writer::new(IDENTITY);
         let put = || {
@@ -107,13 +116,20 @@ impl MediatedVm {
             file.put(OWNER, &gpu)?;
             file.put(OWNER, &spaces)?;
             tables.as_ref().map_or(Ok(()), |tables| file.put(OWNER, tables))?;
-            file.put(OWNER, &SavedSide::new(side))?;
+            file.put(OWNER, &SavedOwn::new(side))?;
             file.put(OWNER, &channels)
         };
         put().map_err(Invalid::new)?;
-        let (writer, first) = StreamWriter::new(&file.finish());
+        Ok(file.finish())
+    }
+}
+
+impl Saving {
+    /// Of a VM that is halted, with what comes before its memory.
+    pub(super) fn of(halted: Halted, head: &[u8]) -> Self {
+        let (writer, first) = StreamWriter::new(head);
         let (chunks, chunk_bytes) = (halted.chunks().into_iter(), halted.chunk_bytes());
-        Ok(Saving {
+        Self {
             halted,
             first: Some(first),
             writer: Some(writer),
@@ -122,11 +138,14 @@ impl MediatedVm {
             chunk_bytes,
             data: vec![0; usize::try_from(chunk_bytes).unwrap_or(PIECE_MAX).min(PIECE_MAX)],
             memory_bytes: 0,
-        })
+        }
     }
-}
 
-impl Saving {
+    /// The VM, which is halted still.
+    fn into_halted(self) -> Halted {
+        self.halted
+    }
+
     /// The next bytes of the stream; `None` at its end.
     ///
     /// # Errors
@@ -162,6 +181,57 @@ impl Saving {
         let at = self.left.start;
         self.left.start = at.saturating_add(self.data.len() as u64);
         Some(at)
+    }
+}
+
+/// Doings of the client with the VM's state.
+#[derive(Default)]
+pub(super) enum Phase {
+    #[default]
+    Running,
+    Stopped(Halted),
+    Saving(Box<Reading>),
+    Loading(Halted, Box<Coming>),
+    /// A state came that is none that there can be here; nobody has any use of what is left of it.
+    Failed(#[expect(dead_code, reason = "it stands still")] Option<Halted>),
+}
+
+/// A state that is read.
+pub(super) struct Reading {
+    saving: Saving,
+    /// Bytes that were written and not read yet, from a place on.
+    left: (Vec<u8>, usize),
+}
+
+impl Reading {
+    pub(super) fn of(saving: Saving) -> Self {
+        Self { saving, left: (Vec::new(), 0) }
+    }
+
+    /// The VM, which is halted still.
+    pub(super) fn into_halted(self) -> Halted {
+        self.saving.into_halted()
+    }
+
+    /// Writes the next bytes; fewer than there is room for at the end.
+    pub(super) fn read(&mut self, data: &mut [u8]) -> Result<usize, HostError> {
+        let mut done = 0;
+        while done < data.len() {
+            let (bytes, at) = &mut self.left;
+            let rest = &bytes[*at..];
+            if rest.is_empty() {
+                match self.saving.next_bytes()? {
+                    Some(next) => self.left = (next, 0),
+                    None => break,
+                }
+                continue;
+            }
+            let len = rest.len().min(data.len() - done);
+            data[done..done + len].copy_from_slice(&rest[..len]);
+            *at += len;
+            done += len;
+        }
+        Ok(done)
     }
 }
 
@@ -225,14 +295,25 @@ impl Coming {
         self.memory_bytes
     }
 
+    /// All bytes have come: what they make, of a VM that has so many strikes itself.
+    ///
+    /// # Errors
+    /// When they are not all.
+    pub(super) fn finish(self, strikes: u32) -> Result<Travelling, HostError> {
+        let Self { reader, come, .. } = self;
+        reader.finish()?;
+        let come = come.ok_or_else(|| Invalid::new("it has no head"))?;
+        Ok(Travelling { departing: come.departing.beyond(strikes), ..come })
+    }
+
     /// All bytes have come: the VM that has awaited them takes the place of `old`, which nobody serves, and whose work ends. A channel
-    /// of it that does not leave its engines within `limit` is killed, as a hang is.
+    /// of it that does not leave its engines within `limit` is killed, as a hang is. It may be served before what is returned is dropped.
     ///
     /// # Errors
     /// When they make no VM that there can be here. `old` goes on as it was, and the other is to be
     /// [released](MediatedVm::release).
-    pub fn take_place(self, old: &MediatedVm, limit: Duration) -> Result<(), HostError> {
-        let Self { there, settings, reader, come, memory_bytes: _ } = self;
+    pub fn take_place(self, old: &MediatedVm, limit: Duration) -> Result<Left<'_>, HostError> {
+        let Self { there, settings, reader, come, memory_bytes } = self;
         reader.finish()?;
         let come = come.ok_or_else(|| Invalid::new("it has no head"))?;
         old.check_movable()?;
@@ -241,9 +322,7 @@ impl Coming {
         // Who has struck keeps that, whatever was saved before.
         let departing = come.departing.struck(halted.strikes());
         there.arrive(Travelling { departing, ..come }, &settings)?;
-        old.leave();
-        drop(halted);
-        Ok(())
+        Ok(Left::of(old, halted, memory_bytes))
     }
 }
 
@@ -254,7 +333,7 @@ fn read_head(head: &[u8], there: &MediatedVm) -> Result<Travelling, HostError> {
         Known::of::<SavedVGpu>(),
         Known::of::<SavedSpaces>(),
         Known::of::<SavedTables>(),
-        SavedSide::known(),
+        Known::of::<SavedOwn>(),
         Known::of::<SavedMoving>(),
     ];
     let wrong = |error: ReadError| HostError::from(Invalid::new(error));
@@ -265,7 +344,7 @@ fn read_head(head: &[u8], there: &MediatedVm) -> Result<Travelling, HostError> {
     let gpu = file.take(OWNER).map_err(wrong)?;
     let spaces = file.take(OWNER).map_err(wrong)?;
     let tables = if file.owners::<SavedTables>().is_empty() { None } else { Some(file.take(OWNER).map_err(wrong)?) };
-    let side: SavedSide = file.take(OWNER).map_err(wrong)?;
+    let side: SavedOwn = file.take(OWNER).map_err(wrong)?;
     let channels = file.take(OWNER).map_err(wrong)?;
     file.finish().map_err(wrong)?;
     let departing = Departing::restored(channels, strikes)?;

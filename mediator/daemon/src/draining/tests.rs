@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 fn moved(vm: &str) -> Moved {
     let (from, to) = ("card0".to_owned(), "card1".to_owned());
-    Moved { vm: vm.to_owned(), from, to, pause_ms: 12, memory_mib: 64, total_ms: 90 }
+    Moved { vm: vm.to_owned(), from, to, pause_ms: 12, pause: api::PauseParts::default(), memory_mib: 64, total_ms: 90 }
 }
 
 fn immovable(vm: &str) -> DaemonError {

@@ -99,6 +99,8 @@ pub struct HostState {
     firmware: Set,
     /// Somebody has the card stand still.
     still: bool,
+    /// Virtual machines that somebody holds by themselves.
+    held: BTreeSet<VmId>,
 }
 
 /// Settings of a card that is shared.
@@ -276,6 +278,7 @@ impl HostCard {
             removed: BTreeSet::new(),
             guest_alarms: GuestAlarms::new(guest_alarm),
             still: false,
+            held: BTreeSet::new(),
         };
         let wakeup = Arc::clone(&state.vram().wakeup);
         let host = Self {
@@ -468,6 +471,7 @@ impl HostCard {
             let mut state = self.lock();
             state.quiesce(vm);
             state.vms.remove(&vm);
+            state.held.remove(&vm);
             state.arm_guest_alarm(vm, None);
             state.work.noise_mut().forget(vm);
             state.memory.dismiss(vm);

@@ -1,35 +1,40 @@
 //! One VM goes from this card to another one of the same host, while the others go on with theirs.
 //!
-//! Before it stops, its memory leaves the card for host memory, and its guest works on from there ([`HostCard::empty`]). Then it is
-//! suspended ([`HostCard::suspend`]): its channels leave the engines, and what this card holds of them is copied
-//! ([`Suspended::depart`]), as is its memory ([`Suspended::copy_memory`]). The other card has made it a VM already, which is
-//! [held](HostState::hold_still), takes the channels in ([`HostState::arrive`]), and lets it go on. Until then nothing has changed here:
-//! when anything fails, the guard is dropped, and it goes on where it was.
+//! Before it stops, its memory leaves the card for host memory, its guest works on from there ([`HostCard::empty`]), and it is copied to
+//! the other card ([`HostCard::copy_ahead`]). Then it is suspended ([`HostCard::suspend`]): its channels leave the engines, what this card
+//! holds of them is copied ([`Halted::depart`]), and of its memory what differs there ([`Halted::copy_memory`]). The other card has made
+//! it a VM already, which is [held](HostState::hold_still), takes the channels in ([`HostState::arrive`]), and lets it go on. Until
+//! then nothing has changed here: when anything fails, the guard is dropped, and it goes on where it was.
 
 use super::{HostCard, HostState};
 use crate::work::schedule::{Held, Stage};
 use crate::work::withheld::Why;
 use crate::{Feeder, HostError};
+use card::DmaMemory;
 use channels::{Arrived, MoveError, Moving, Pause, SavedMoving};
 use locks::rank;
 use nvspec::addr::VramAddr;
+use nvspec::fifo::VirtualChannelId;
 use saved_state::Invalid;
 use sched::{Channel, Engine, Event, Ticket};
+use std::collections::BTreeSet;
+use std::num::NonZero;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use vram::{GuestAddr, Lookup, Place, Step, Tier, To, VmId};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::ScopedJoinHandle;
+use std::time::Duration;
+use vram::{CardAddr, GuestAddr, HostAddr, Lookup, Place, Step, Tier, To, VmId};
 
-/// Time that it may take more once the channels that hang are killed.
-// TIMEOUT: as for a card that stands still.
-const KILLED_LIMIT: Duration = Duration::from_secs(1);
-/// Time between two looks whether all have left. The card has no interrupt for that.
-const LOOK: Duration = Duration::from_micros(50);
 /// Bytes that leave the card for host memory at a time: its guest's work stands still for as long as they are copied.
 const BATCH_BYTES: u64 = 8 << 20;
 /// Times that what is on the card again, or new there, is looked for.
 const ROUNDS: u32 = 3;
-/// Bytes that are copied with a card's lock held once.
+/// Bytes that are written with a card's lock held once.
 const PIECE: u64 = 256 << 10;
+/// Bytes that are compared, and copied where they differ: they and their copy stay in a processor's own cache.
+const COMPARED: u64 = 64 << 10;
+/// Most threads that copy a VM's memory.
+const THREADS: usize = 4;
 /// Most strikes that come along: more than lead to any quarantine.
 const STRIKES_MAX: u32 = 1024;
 
@@ -55,6 +60,12 @@ impl Departing {
     #[must_use]
     pub fn struck(self, strikes: u32) -> Self {
         Self { strikes: self.strikes.max(strikes), ..self }
+    }
+
+    /// For a VM that has so many strikes already, and is to have those of this one if they are more.
+    #[must_use]
+    pub fn beyond(self, strikes: u32) -> Self {
+        Self { strikes: self.strikes.saturating_sub(strikes), ..self }
     }
 
     /// As it was.
@@ -125,13 +136,14 @@ impl HostCard {
         left
     }
 
-    /// Has card `to` find places for the memory of a VM, which is VM `its` there, while the VM works on.
+    /// Copies the memory of a VM to what is VM `its` of card `to`, which has none of it yet, while the VM works on: what it writes meanwhile
+    /// may have come along or not ([`Halted::copy_memory`]). Returns the bytes.
     ///
     /// # Errors
-    /// When the other card has no room.
-    pub fn announce(&self, vm: VmId, to: &HostCard, its: VmId) -> Result<(), HostError> {
+    /// When the other card has no room, or one of them does not answer.
+    pub fn copy_ahead(&self, vm: VmId, to: &HostCard, its: VmId) -> Result<u64, HostError> {
         let chunks = self.lock().chunks_of(vm);
-        chunks.into_iter().try_for_each(|at| to.receive(its, at).map(drop))
+        self.carry((vm, chunks), (to, its), &Known::Zeros)
     }
 
     /// A VM does not leave: its memory may come back to the card.
@@ -160,19 +172,7 @@ impl HostCard {
             return Err(HostError::Failed { why: why.to_owned() });
         }
         self.lock().hold_still(vm, true);
-        let began = Instant::now();
-        loop {
-            let Some(stays) = self.lock().stays_of(vm) else { break };
-            if began.elapsed() > limit + KILLED_LIMIT {
-                tracing::error!(%vm, ?stays, "a VM does not stand still");
-                return Err(HostError::NotStill);
-            }
-            if began.elapsed() > limit {
-                stays.into_iter().for_each(|channel| self.hangs(vm, channel));
-            }
-            locks::sleep(LOOK);
-        }
-        self.tell_ended();
+        self.await_rest(limit, |state| state.stays_of(vm))?;
         if self.lock().work.departures().any_kept(vm) {
             return Err(HostError::NotStill);
         }
@@ -234,29 +234,13 @@ impl Halted {
         Ok(true)
     }
 
-    /// Copies the VM's memory to what is VM `its` of card `to`, which has none of it yet. Returns the bytes.
+    /// Has what is VM `its` of card `to` hold what the VM's memory holds, whatever of it is there already. Returns the bytes that were copied.
     ///
     /// # Errors
     /// When the other card has no room, or one of them does not answer.
     pub fn copy_memory(&self, to: &HostCard, its: VmId) -> Result<u64, HostError> {
-        let here = self.host.lock().chunk_bytes();
-        let there = to.lock().chunk_bytes();
-        let mut data = vec![0; PIECE.min(here).min(there) as usize];
-        let mut copied = 0;
-        for at in self.chunks() {
-            for offset in (0..here).step_by(data.len()) {
-                let at = GuestAddr(at.0 + offset);
-                if !self.read(at, &mut data)? {
-                    continue;
-                }
-                let place = to.receive(its, at)?;
-                // A new chunk holds zeros.
-                if data.iter().any(|byte| *byte != 0) {
-                    to.lock().vram_mut().write_at(place, &data)?;
-                }
-                copied += data.len() as u64;
-            }
-        }
+        let copied = self.host.carry((self.vm, self.chunks()), (to, its), &Known::Something)?;
+        self.host.take_back((self.vm, self.chunks()), (to, its))?;
         Ok(copied)
     }
 }
@@ -269,7 +253,123 @@ impl Drop for Halted {
     }
 }
 
+/// Contents of the memory that is copied to, where that is known.
+enum Known {
+    Zeros,
+    Something,
+}
+
+/// A piece of memory that is copied, at one end: as the host sees it, or by the card.
+enum End {
+    Memory(DmaMemory, usize),
+    Card(Place),
+}
+
+impl End {
+    fn of(state: &HostState, place: Place) -> Self {
+        let memory = match place {
+            Place::Host(at) => state.vram().pinned.memory(at),
+            Place::Card(_) => None,
+        };
+        memory.map_or(Self::Card(place), |(memory, offset)| Self::Memory(memory, offset))
+    }
+
+    /// Reads what lies `at` bytes behind its begin. Memory is read without the card's lock.
+    fn read(&self, host: &HostCard, at: u64, data: &mut [u8]) -> Result<(), HostError> {
+        match self {
+            Self::Memory(memory, offset) => {
+                let slice = memory.slice(offset + at as usize, data.len()).map_err(beyond)?;
+                slice.copy_to(data);
+                Ok(())
+            }
+            Self::Card(place) => host.lock().vram_mut().read_at(behind(*place, at), data),
+        }
+    }
+
+    /// Writes there.
+    fn write(&self, host: &HostCard, at: u64, data: &[u8]) -> Result<(), HostError> {
+        match self {
+            Self::Memory(memory, offset) => {
+                let slice = memory.slice(offset + at as usize, data.len()).map_err(beyond)?;
+                slice.copy_from(data);
+                Ok(())
+            }
+            Self::Card(place) => host.lock().vram_mut().write_at(behind(*place, at), data),
+        }
+    }
+}
+
+fn behind(place: Place, by: u64) -> Place {
+    match place {
+        Place::Host(at) => Place::Host(HostAddr(at.0 + by)),
+        Place::Card(at) => Place::Card(CardAddr(at.0 + by)),
+    }
+}
+
+fn beyond(error: impl std::fmt::Display) -> HostError {
+    Invalid::new(format_args!("memory that is copied: {error}")).into()
+}
+
 impl HostCard {
+    /// Has memory of what is VM `its` of card `to` hold what chunks of a VM hold. Pieces that are the same there are left. Returns the
+    /// bytes that were copied.
+    fn carry(
+        &self,
+        (vm, chunks): (VmId, Vec<GuestAddr>),
+        (to, its): (&HostCard, VmId),
+        known: &Known,
+    ) -> Result<u64, HostError> {
+        let here = self.lock().chunk_bytes();
+        let there = to.lock().chunk_bytes();
+        let bytes = here.min(there);
+        let parts: Vec<GuestAddr> = chunks
+            .iter()
+            .flat_map(|at| (0..here).step_by(bytes as usize).map(|offset| GuestAddr(at.0 + offset)))
+            .collect();
+        let copied = AtomicU64::new(0);
+        let each = |at: &GuestAddr| -> Result<(), HostError> {
+            let Some(from) = self.place_now(vm, *at) else { return Ok(()) };
+            let place = to.receive(its, *at)?;
+            let into = End::of(&to.lock(), place);
+            copied.fetch_add(copy((self, &from), (to, &into), bytes, known)?, Ordering::Relaxed);
+            Ok(())
+        };
+        let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(THREADS);
+        let share = parts.len().div_ceil(threads).max(1);
+        std::thread::scope(|scope| {
+            let runs: Vec<_> =
+                parts.chunks(share).map(|share| scope.spawn(move || share.iter().try_for_each(each))).collect();
+            // All of them are waited for, whatever one says.
+            let ended: Vec<_> = runs.into_iter().map(ScopedJoinHandle::join).collect();
+            ended.into_iter().try_for_each(|run| run.unwrap_or(Err(HostError::OutOfService)))
+        })?;
+        Ok(copied.into_inner())
+    }
+
+    fn place_now(&self, vm: VmId, at: GuestAddr) -> Option<End> {
+        let state = self.lock();
+        state.place_of(vm, at).map(|place| End::of(&state, place))
+    }
+
+    /// Zeroes what VM `its` of card `to` has, and these chunks of a VM are not: it was copied, and has gone since.
+    fn take_back(&self, (_, chunks): (VmId, Vec<GuestAddr>), (to, its): (&HostCard, VmId)) -> Result<(), HostError> {
+        let here = self.lock().chunk_bytes();
+        let has: BTreeSet<u64> = chunks.into_iter().map(|at| at.0).collect();
+        let (places, there) = {
+            let state = to.lock();
+            (state.chunks_of(its), state.chunk_bytes())
+        };
+        let parts =
+            places.iter().flat_map(|at| (0..there).step_by(here.min(there) as usize).map(|offset| at.0 + offset));
+        for part in parts.filter(|part| !has.contains(&(part - part % here))) {
+            for at in (part..part + here.min(there)).step_by(PIECE as usize) {
+                let bytes = PIECE.min(part + here.min(there) - at);
+                to.lock().vram_mut().guest_zero(its, GuestAddr(at), bytes)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Writes memory of a VM that comes from elsewhere, and has nothing but zeros there yet.
     ///
     /// # Errors
@@ -320,9 +420,37 @@ impl HostCard {
     }
 }
 
+/// Copies so many bytes, where they differ. Returns how many were copied.
+fn copy(
+    (host, from): (&HostCard, &End),
+    (to, into): (&HostCard, &End),
+    bytes: u64,
+    known: &Known,
+) -> Result<u64, HostError> {
+    let mut data = vec![0; COMPARED.min(bytes) as usize];
+    let mut other = vec![0; data.len()];
+    let mut copied = 0;
+    for at in (0..bytes).step_by(data.len()) {
+        from.read(host, at, &mut data)?;
+        if matches!(known, Known::Something) {
+            into.read(to, at, &mut other)?;
+        }
+        if data != other {
+            into.write(to, at, &data)?;
+            copied += data.len() as u64;
+        }
+    }
+    Ok(copied)
+}
+
 impl HostState {
     /// Keeps a VM's channels from running, has them leave the engines, and leaves its memory where it is; or lets all of that go on.
     pub fn hold_still(&mut self, vm: VmId, held: bool) {
+        if held {
+            self.held.insert(vm);
+        } else {
+            self.held.remove(&vm);
+        }
         let held = held || self.still;
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Standstill, held);
         if held {
@@ -337,10 +465,11 @@ impl HostState {
     }
 
     /// Channels of a VM that are still to leave their engines, or `None` when nothing is.
-    fn stays_of(&mut self, vm: VmId) -> Option<Vec<nvspec::fifo::VirtualChannelId>> {
+    fn stays_of(&mut self, vm: VmId) -> Option<Vec<(VmId, VirtualChannelId)>> {
         self.look_at_departures();
         let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
-        (!left.is_empty() || self.work.departures().any_leaving(Some(vm))).then_some(left)
+        let any = !left.is_empty() || self.work.departures().any_leaving(Some(vm));
+        any.then(|| left.into_iter().map(|channel| (vm, channel)).collect())
     }
 
     /// Begins of a VM's chunks that have a place.

@@ -103,7 +103,7 @@ impl HostCard {
         handed: Handed,
         vm: &dyn Fn(VmId, &CardInfo, Identity) -> Option<VmSurroundings>,
     ) -> Result<Reopened, HostError> {
-        let Handed { saved: SavedHost { card: saved, owner }, host_memory } = handed;
+        let Handed { saved: SavedHost { card: saved, owner, segments: shared }, host_memory } = handed;
         let SavedOwner { chunk_bytes: had, own: (first, bytes), context_bytes, host_ns, memory, work } = owner;
         let Sharing { chunk_bytes, host_bytes, division, scheduler: config, clear, .. } = *sharing;
         Invalid::unless(had == chunk_bytes, || {
@@ -122,7 +122,7 @@ impl HostCard {
         };
         let restored = saved.restore(&mut around)?;
         let writes = around.writes;
-        let RestoredCard { chunks, balancer, quanta, channels, scheduler, pool, vms } = restored;
+        let RestoredCard { chunks, balancer, quanta, channels, scheduler, pool, segments, vms } = restored;
         let Restored { iova, claims, barrier, pinned, turns } = memory.restored(&card, chunk_bytes, host_memory)?;
         let summary = chunks.summary();
         let fits = summary.chunk_bytes == chunk_bytes
@@ -153,12 +153,16 @@ impl HostCard {
         let divider = Divider::restored(&division, balancer, quanta, turns, waiting);
         let (timers, alarm) = Timers::new()?;
         let vram = CardVram::new(CardMemory::resume(Arc::clone(&card), layout, info.vram_bytes), pinned, chunks);
+        let mut memory = Memory::restored(vram, iova, barrier, pool, divider);
+        if let Some(shared) = shared {
+            memory.restore_segments(shared, segments)?;
+        }
         let (host, waits) = Self::assembled(Parts {
             card,
             info,
             layout,
             own: (VramAddr(first), bytes),
-            memory: Memory::restored(vram, iova, barrier, pool, divider),
+            memory,
             work: work.restored(channels, scheduler, alarm)?,
             clock: Clock::since(host_ns),
             firmware,

@@ -7,6 +7,7 @@ use super::standstill::Standstill;
 use crate::HostError;
 use crate::work::SavedWork;
 use card_memory::SavedMemory;
+use card_memory::segments::SavedSegments;
 use card_state::{SavedCard, SavedVm};
 use saved_state::{Known, ReadError, SavedState, WriteError, Writer, first_version};
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,8 @@ pub struct SavedHost {
     pub card: SavedCard,
     /// The owner's.
     pub(super) owner: SavedOwner,
+    /// Segments that VMs share, if there are any: a program that does not know them takes over a card without.
+    pub(super) segments: Option<SavedSegments>,
 }
 
 impl SavedHost {
@@ -48,7 +51,7 @@ impl SavedHost {
     #[must_use]
     pub fn known() -> Vec<Known> {
         let mut known = SavedCard::known();
-        known.push(Known::of::<SavedOwner>());
+        known.extend([Known::of::<SavedOwner>(), Known::of::<SavedSegments>()]);
         known
     }
 
@@ -57,9 +60,10 @@ impl SavedHost {
     /// # Errors
     /// See [`WriteError`].
     pub fn write(&self, file: &mut Writer) -> Result<(), WriteError> {
-        let Self { card, owner } = self;
+        let Self { card, owner, segments } = self;
         card.write(file)?;
-        file.put(CARD, owner)
+        file.put(CARD, owner)?;
+        segments.as_ref().map_or(Ok(()), |segments| file.put(CARD, segments))
     }
 
     /// Takes all parts out of a file.
@@ -67,7 +71,11 @@ impl SavedHost {
     /// # Errors
     /// See [`ReadError`].
     pub fn read(file: &mut SavedState<'_>) -> Result<Self, ReadError> {
-        Ok(Self { card: SavedCard::read(file)?, owner: file.take(CARD)? })
+        let (mut card, owner) = (SavedCard::read(file)?, file.take(CARD)?);
+        let any = !file.owners::<SavedSegments>().is_empty();
+        let segments: Option<SavedSegments> = if any { Some(file.take(CARD)?) } else { None };
+        card.segments = segments.as_ref().map(SavedSegments::pools).unwrap_or_default();
+        Ok(Self { card, owner, segments })
     }
 }
 
@@ -80,9 +88,6 @@ impl HostCard {
         let state = self.lock();
         if !state.memory.is_shared() {
             return Err(HostError::Stays("host memory for its chunks is not shared"));
-        }
-        if state.memory.has_segments() {
-            return Err(HostError::Stays("VMs have shared segments of its memory"));
         }
         if !state.removed.is_empty() {
             return Err(HostError::Stays("it keeps a channel of a VM that was removed"));
@@ -117,6 +122,8 @@ impl Standstill<'_> {
             channels: state.work.channels().save(),
             scheduler: state.work.schedule().scheduler().save(),
             pool: state.memory.own().save(),
+            // They are in the part of segments.
+            segments: Vec::new(),
             vms,
         };
         let owner = SavedOwner {
@@ -127,7 +134,7 @@ impl Standstill<'_> {
             memory: state.memory.save(),
             work: state.work.save()?,
         };
-        Ok(SavedHost { card, owner })
+        Ok(SavedHost { card, owner, segments: state.memory.save_segments() })
     }
 
     /// Gives the card away, to who goes on with what was saved: from now on this process does nothing with it any more, nor when

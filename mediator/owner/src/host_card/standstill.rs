@@ -51,12 +51,28 @@ impl HostCard {
             work.channels_mut().vacate(memory.card_mut(), *vm);
             state.look_at_waits(Some(*vm));
         }
+        self.await_rest(limit, HostState::stays)?;
+        if self.lock().work.departures().any_kept_at_all() {
+            return Err(HostError::NotStill);
+        }
+        Ok(still)
+    }
+
+    /// Waits until nothing is left of what `stays` names, and tells guests what has ended. A channel that has not left within `limit` hangs,
+    /// and is killed.
+    ///
+    /// # Errors
+    /// When the card keeps one all the same.
+    pub(super) fn await_rest(
+        &self,
+        limit: Duration,
+        stays: impl Fn(&mut HostState) -> Option<Vec<(VmId, VirtualChannelId)>>,
+    ) -> Result<(), HostError> {
         let began = Instant::now();
         loop {
-            let stays = self.lock().stays();
-            let Some(stays) = stays else { break };
+            let Some(stays) = stays(&mut self.lock()) else { break };
             if began.elapsed() > limit + KILLED_LIMIT {
-                tracing::error!(?stays, "the card does not stand still");
+                tracing::error!(?stays, "channels do not stand still");
                 return Err(HostError::NotStill);
             }
             if began.elapsed() > limit {
@@ -65,14 +81,11 @@ impl HostCard {
             locks::sleep(LOOK);
         }
         self.tell_ended();
-        if self.lock().work.departures().any_kept_at_all() {
-            return Err(HostError::NotStill);
-        }
-        Ok(still)
+        Ok(())
     }
 
     /// A channel has not left within its limit.
-    pub(super) fn hangs(&self, vm: VmId, channel: VirtualChannelId) {
+    fn hangs(&self, vm: VmId, channel: VirtualChannelId) {
         let told = self.lock().kill_hung(vm, channel);
         told.into_iter().for_each(|event| self.deliver(vm, event));
     }
@@ -91,9 +104,9 @@ impl HostCard {
 }
 
 impl HostState {
-    /// Keeps a VM's channels from running, if the card stands still.
+    /// Keeps a VM's channels from running, if the card stands still or somebody holds this VM.
     pub(super) fn keep_still(&mut self, vm: VmId) {
-        let still = self.still;
+        let still = self.still || self.held.contains(&vm);
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Standstill, still);
     }
 

@@ -48,6 +48,7 @@ fn a_card_is_as_it_was() {
         channels: restored.channels.save(),
         scheduler: restored.scheduler.save(),
         pool: restored.pool.save(),
+        segments: Vec::new(),
         vms: vms.collect(),
     };
     assert!(file_of(&again) == bytes);

@@ -17,7 +17,7 @@ mod waits;
 use super::counts::counts;
 use super::memory::{Memory, Remap, View};
 use super::pending::Pending;
-use super::pv::Interface;
+use super::pv::{Interface, PvSettings};
 use super::work::{Runlist, Work};
 use super::write_wait::WriteWait;
 use ::channels::Channels;
@@ -30,6 +30,7 @@ use nvspec::fifo::VirtualChannelId;
 pub(super) use operations::Done;
 use owner::{Feeder, HostCard, HostError, HostState, Ranges};
 pub(super) use saved::{Rung, SavedBackend};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use vmm_glue::memory::MemoryTable;
@@ -336,5 +337,30 @@ impl VmBackend {
         for channel in self.work.channels() {
             self.unbind(channel);
         }
+    }
+
+    /// Has nothing left of a VM that came, and could not go on: channels that its guest does not know, and page tables that are to be
+    /// kept for it or not.
+    pub(super) fn forget_arrival(&mut self, pv: Option<&PvSettings>) {
+        let strays: Vec<VirtualChannelId> = {
+            let state = self.host.lock();
+            let all = (0u8..).take(nvspec::fifo::CHANNELS as usize).map(VirtualChannelId);
+            all.filter(|channel| state.channels().physical(self.vm, *channel).is_some()).collect()
+        };
+        strays.into_iter().for_each(|channel| self.take_off(channel));
+        if let Some(pv) = pv {
+            self.memory.grants_mut().keep_tables(pv.table_bytes);
+        }
+    }
+
+    /// Begins to note what the card's work may write of guest RAM, or that it goes on after a rest; or ends it.
+    pub(super) fn log_ram(&mut self, on: bool) {
+        self.memory.log_ram(on);
+    }
+
+    /// Ranges of guest RAM that the card's work may have written since this was asked last, and that touch `range`; `goes_on`: there
+    /// is work still.
+    pub(super) fn take_written(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
+        self.memory.take_written(range, goes_on)
     }
 }

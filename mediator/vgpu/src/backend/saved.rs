@@ -4,7 +4,7 @@ use super::channels::own_pages;
 use super::{Counts, Description, VmBackend};
 use crate::memory::{Memory, Restored, SavedMemory};
 use crate::pending::SavedPending;
-use crate::pv::{PvSettings, SavedInterface};
+use crate::pv::{Around, Attachments, PvSettings, SavedAttachments, SavedInterface};
 use crate::work::{Bound, SavedWork};
 use crate::write_wait::WriteWait;
 use nvspec::addr::VramAddr;
@@ -76,6 +76,16 @@ impl VmBackend {
         })
     }
 
+    /// Writes down which segments are mapped, if any are.
+    pub(crate) fn save_attachments(&self) -> Option<SavedAttachments> {
+        self.pv.as_ref()?.attachments().save(|space| self.memory.directory(space))
+    }
+
+    /// Returns whether a segment is mapped.
+    pub(crate) fn has_segments(&self) -> bool {
+        self.pv.as_ref().is_some_and(|pv| !pv.attachments().is_empty())
+    }
+
     /// Puts all address spaces on the card as the guest has them: what was restored of them maps nothing of its.
     pub(crate) fn prepare_all(&mut self) -> Result<(), HostError> {
         self.memory.prepare_all()
@@ -135,7 +145,7 @@ impl VmBackend {
         host: Arc<HostCard>,
         description: Description,
         settings: Option<(&PvSettings, u32)>,
-        (saved, restored): (SavedBackend, Restored),
+        (saved, segments, restored): (SavedBackend, Option<SavedAttachments>, Restored),
     ) -> Result<(Self, Rung), HostError> {
         let SavedBackend { memory, work, pending, counts, pv } = saved;
         let Description { vm, link, shadow: _, vram_bytes, queue_limit } = description;
@@ -149,13 +159,23 @@ impl VmBackend {
         Invalid::unless(work.all_bound().count() == all, || {
             format!("{all} channels are on the card, of which the guest knows {}", work.all_bound().count())
         })?;
+        let attachments = Attachments::restored(
+            segments,
+            &Around {
+                segments: host.lock().memory().segments_attached(vm),
+                space: &|directory| memory.space_of(directory),
+                of_channel: &|channel| work.bound(channel).map(|bound| bound.space),
+            },
+        )?;
         let (pending, rung) = pending.restored(vm, queue_limit)?;
         let pv = match (pv, settings) {
-            (None, None) => None,
+            (None, None) if attachments.is_empty() => None,
             (Some(pv), Some((settings, cap))) => {
-                Some(Box::new(pv.restored(settings, (vm, cap), &link.memory().snapshot())?))
+                let mut pv = pv.restored(settings, (vm, cap), &link.memory().snapshot())?;
+                *pv.attachments_mut() = attachments;
+                Some(Box::new(pv))
             }
-            (Some(_), None) | (None, Some(_)) => {
+            (Some(_) | None, None) | (None, Some(_)) => {
                 return Err(Invalid::new("its paravirtual interface was offered otherwise").into());
             }
         };

@@ -10,6 +10,7 @@ use nvspec::mmu::Rights;
 use owner::{CardVram, HostError, HostState};
 use shadow_pt::{AddressSpaces, GuestRange, HostPage, Limits, RELINK_PIECES, SavedSpaces, SpaceId};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use vmm_glue::DmaRegion;
 use vmm_glue::memory::MemoryTable;
@@ -170,6 +171,16 @@ impl Memory {
     /// Returns whether a shadow may map a byte of the range.
     pub(crate) fn names(&self, range: GuestRange) -> bool {
         self.shadows.names(range)
+    }
+
+    /// Begins to note which guest RAM is named, or notes what is named now as well, or ends that.
+    pub(crate) fn log_ram(&mut self, on: bool) {
+        self.shadows.log_ram(on);
+    }
+
+    /// Ranges of guest RAM that were named since this was asked last; see [`AddressSpaces::take_named_ram`].
+    pub(crate) fn take_written(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
+        self.shadows.take_named_ram(range, goes_on)
     }
 
     /// The guest's CPU can write a page of its VRAM without a message from now on, or not any more.

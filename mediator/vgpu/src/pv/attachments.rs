@@ -2,6 +2,8 @@
 
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::fifo::VirtualChannelId;
+use saved_state::{Invalid, first_version};
+use serde::{Deserialize, Serialize};
 use shadow_pt::{SHARED_BASE, SHARED_PAGES, SpaceId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,6 +27,11 @@ impl Attachments {
     /// Returns how many segments are mapped, each counted for each address space.
     pub(super) fn count(&self) -> u64 {
         self.0.len() as u64
+    }
+
+    /// Returns whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// A segment in a space.
@@ -60,6 +67,86 @@ impl Attachments {
             next = first + pages_there;
         }
         (SHARED_PAGES - next >= pages).then_some(next)
+    }
+}
+
+/// Segments that a VM has mapped, as they are saved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedAttachments(Vec<SavedAttachment>);
+
+first_version!(SavedAttachments, "vgpu.segments");
+
+/// One segment in one address space.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedAttachment {
+    /// Place of the space's shadow directory on the card.
+    directory: u64,
+    segment: u32,
+    first: u32,
+    read_only: bool,
+    channels: Vec<u8>,
+}
+
+/// Surroundings that attachments are restored into.
+pub(crate) struct Around<'a> {
+    /// Segments that the card says the VM has mapped: in how many spaces, where each lies, its bytes.
+    pub(crate) segments: BTreeMap<u32, (u32, VramAddr, u64)>,
+    /// The space with a directory.
+    pub(crate) space: &'a dyn Fn(VramAddr) -> Option<SpaceId>,
+    /// The space of a channel that is bound.
+    pub(crate) of_channel: &'a dyn Fn(VirtualChannelId) -> Option<SpaceId>,
+}
+
+impl Attachments {
+    /// Writes them down; `None` if there are none. `directory` says where a space's is.
+    pub(crate) fn save(&self, directory: impl Fn(SpaceId) -> Option<VramAddr>) -> Option<SavedAttachments> {
+        let one = |((space, segment), attachment): (&(SpaceId, u32), &Attachment)| {
+            // Pages and place are the segment's.
+            let Attachment { first, pages: _, at: _, read_only, channels } = attachment;
+            Some(SavedAttachment {
+                directory: directory(*space)?.0,
+                segment: *segment,
+                first: *first,
+                read_only: *read_only,
+                channels: channels.iter().map(|channel| channel.0).collect(),
+            })
+        };
+        (!self.0.is_empty()).then(|| SavedAttachments(self.0.iter().filter_map(one).collect()))
+    }
+
+    /// They as they were.
+    ///
+    /// # Errors
+    /// When they are none that there can be, or others than the card says.
+    pub(crate) fn restored(saved: Option<SavedAttachments>, around: &Around<'_>) -> Result<Self, Invalid> {
+        let mut made = Self::default();
+        let mut counts: BTreeMap<u32, u32> = BTreeMap::new();
+        for saved in saved.map(|SavedAttachments(all)| all).unwrap_or_default() {
+            let SavedAttachment { directory, segment, first, read_only, channels } = saved;
+            let wrong = |what: &str| Invalid::new(format_args!("shared segment {segment} is mapped {what}"));
+            let space =
+                (around.space)(VramAddr(directory)).ok_or_else(|| wrong("in an address space that is not there"))?;
+            let (_, at, bytes) = *around.segments.get(&segment).ok_or_else(|| wrong("and is not there"))?;
+            let pages = u32::try_from(bytes / SMALL_PAGE).unwrap_or(u32::MAX);
+            let end = first.checked_add(pages).filter(|end| *end <= SHARED_PAGES);
+            let end = end.ok_or_else(|| wrong("beyond the span of shared memory"))?;
+            let others = made.0.range((space, 0)..=(space, u32::MAX));
+            if others.into_iter().any(|(_, it)| it.first < end && first < it.first + it.pages) {
+                return Err(wrong("where another is"));
+            }
+            let channels: BTreeSet<VirtualChannelId> = channels.into_iter().map(VirtualChannelId).collect();
+            if channels.is_empty() || channels.iter().any(|channel| (around.of_channel)(*channel) != Some(space)) {
+                return Err(wrong("for channels that have another address space, or none"));
+            }
+            *counts.entry(segment).or_default() += 1;
+            let attachment = Attachment { first, pages, at, read_only, channels };
+            if made.0.insert((space, segment), attachment).is_some() {
+                return Err(wrong("twice in one address space"));
+            }
+        }
+        let same = around.segments.iter().map(|(id, (count, ..))| (*id, *count)).eq(counts);
+        Invalid::unless(same, || "shared segments are mapped otherwise than the card says".into())?;
+        Ok(made)
     }
 }
 

@@ -9,7 +9,7 @@ mod queue;
 mod registers;
 mod saved;
 
-pub(crate) use attachments::{Attachment, Attachments, segment_va};
+pub(crate) use attachments::{Around, Attachment, Attachments, SavedAttachments, segment_va};
 pub(super) use queue::{Progress, QueueError};
 pub(super) use registers::After;
 pub(super) use saved::SavedInterface;

@@ -31,7 +31,7 @@ impl Interface {
     /// Writes the interface down.
     ///
     /// # Errors
-    /// While a batch is under way, or segments are attached.
+    /// While a batch is under way.
     pub(crate) fn save(&self) -> Result<SavedInterface, HostError> {
         let Self {
             // Settings.
@@ -48,16 +48,14 @@ impl Interface {
             interrupt,
             interrupt_enabled,
             channels,
-            attachments,
+            // They are a part of their own.
+            attachments: _,
             counts,
             // The log may complain again.
             complaints: _,
         } = self;
         if ongoing.is_some() {
             return Err(HostError::Unsettled("a batch of a paravirtual driver is under way"));
-        }
-        if attachments.count() != 0 {
-            return Err(HostError::Stays("a VM has attached a segment of its memory"));
         }
         Ok(SavedInterface {
             accepted: *accepted,

@@ -1,6 +1,6 @@
 //! A card that goes on with another owner, its VMs in the middle of their work.
 
-mod edited;
+pub(super) mod edited;
 
 use super::oversubscribe::eventually;
 use super::relocate::{Dice, free_settings, in_host, move_all, work};

@@ -12,6 +12,7 @@ mod handover;
 mod holes;
 mod isolation;
 mod lifecycle;
+mod migration;
 mod moving;
 mod noise;
 mod oversubscribe;

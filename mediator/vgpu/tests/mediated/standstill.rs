@@ -192,7 +192,7 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     let mut same = Same { rig: &rig, own, origins: vms.iter().map(|vm| vm.origin()).collect(), written: 0 };
     let restored = read(&file).restore(&mut same).expect("a card that there can be");
     assert!(same.written >= 3, "a directory of each VM");
-    let RestoredCard { chunks, balancer, quanta, channels: bound, scheduler, pool, vms: guests } = restored;
+    let RestoredCard { chunks, balancer, quanta, channels: bound, scheduler, pool, segments, vms: guests } = restored;
     assert_eq!(guests.len(), 3);
     let again = SavedCard {
         chunks: chunks.save(),
@@ -201,6 +201,7 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
         channels: bound.save(),
         scheduler: scheduler.save(),
         pool: pool.save(),
+        segments: segments.into_iter().map(|(vm, pool)| (vm, pool.save())).collect(),
         vms: guests.into_iter().map(|(vm, guest)| of_guest(vm, &guest)).collect(),
     };
     let text = |value: &dyn std::fmt::Debug| format!("{value:?}");

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
-use rig::driver::{CE0, Channel, Driver, PAGE, ce_copy, object};
+use rig::driver::{At, CE0, Channel, Driver, PAGE, ce_copy, object};
 use rig::{Machine, RemoteGuest};
 use tests::Daemon;
 use tests::bench::{Metric, Target, quantile};
@@ -28,6 +28,8 @@ const MOST_MS: f64 = 300.0;
 const PAGES: u64 = 64;
 /// Virtual address of the first buffer.
 const BASE: u64 = 0x100_0000;
+/// Virtual address of a chunk that is filled; where it is copied to is mapped behind it.
+const FILLED: u64 = 0x400_0000;
 const MIB: u64 = 1 << 20;
 /// Bytes of a chunk, unless the configuration says otherwise.
 const CHUNK: u64 = 2 * MIB;
@@ -41,15 +43,20 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn new(daemon: &Daemon, name: &str, (mib, channels): (u64, u8)) -> Result<Self> {
         let mut driver = Driver::new(RemoteGuest::connect(&daemon.vm_socket(name), u64::from(VM_MIB) * MIB)?);
-        let channels: Vec<Channel> = (1..=channels).map(|id| driver.channel(id)).collect();
+        let mut channels: Vec<Channel> = (1..=channels).map(|id| driver.channel(id)).collect();
         for channel in &channels {
             driver.buffer(channel, BASE, PAGES, 1);
             driver.buffer(channel, BASE + PAGES * PAGE, PAGES, 2);
         }
-        // A page of each chunk is written, so that all of it lies on the card.
-        for _ in 0..mib * MIB / CHUNK {
+        // All of it lies on the card, and is no zeros: the first chunk is written, and copied to the others.
+        let first = &mut channels[0];
+        driver.buffer(first, FILLED, CHUNK / PAGE, 3);
+        for _ in 1..mib * MIB / CHUNK {
             let at = driver.vram(CHUNK / PAGE);
-            driver.guest.vram_write(at, &[0x5a; PAGE as usize]);
+            driver.map(first.space, FILLED + CHUNK, At::Vram(at), CHUNK / PAGE);
+            driver.flush();
+            driver.submit(first, &[object(CE0), ce_copy(FILLED, FILLED + CHUNK, (CHUNK / PAGE) as u32)].concat());
+            driver.wait(first);
         }
         Ok(Self { driver, channels })
     }

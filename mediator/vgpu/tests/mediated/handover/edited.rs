@@ -44,7 +44,12 @@ fn places(file: &[u8]) -> Vec<Place> {
 
 /// Edits a few bytes of one section, and makes its sum anew. Returns its name.
 fn edit(file: &mut [u8], dice: &mut Dice) -> String {
-    let places = places(file);
+    edit_one(file, dice, |_| true)
+}
+
+/// As [`edit`], of one of the sections with such a name.
+pub(crate) fn edit_one(file: &mut [u8], dice: &mut Dice, of: impl Fn(&str) -> bool) -> String {
+    let places: Vec<Place> = places(file).into_iter().filter(|place| of(&place.name)).collect();
     let place = &places[dice.below(places.len() as u64) as usize];
     for _ in 0..=dice.below(3) {
         // Numbers that say how much there is stand in front.

@@ -1,7 +1,9 @@
 //! Segments: between channels of a VM, and between VMs.
 
 use super::*;
+use crate::handover::edited::edit_one;
 use crate::oversubscribe::{LONG, driver_with, fast, rig_with};
+use crate::relocate::Dice;
 use pv::abi::share::{ABROAD, CREATE, EXCLUSIVE, READ_ONLY, control, mode};
 
 /// Copies pages of a channel's own VRAM from or to `va`.
@@ -202,4 +204,57 @@ fn a_segment_is_attached_to_a_channel_once_the_card_has_memory_for_it() {
     });
     assert_ne!(reply.value(), 0);
     assert_eq!(["faults", "channel_binds_refused"].map(|name| driver.guest.counter(name)), [0; 2]);
+}
+
+#[test]
+fn segments_that_are_attached_go_on_with_another_owner() {
+    let handover = handover(0);
+    let mut rig = handover.rig();
+    let (mut one, mut of_one) = guest(&rig, 0, Some("team"));
+    let (mut two, mut of_two) = guest(&rig, 1, Some("team"));
+    let mut writer = one.channel(0);
+    let mut reader = two.channel(0);
+    one.buffer(&writer, A, 2, 0x77);
+    one.buffer(&writer, B, 2, 0x99);
+    let to = two.buffer(&reader, A, 2, 0);
+    let shared = get(&mut one, &mut of_one, 5, CREATE | ABROAD, mode::READ).value();
+    let private = get(&mut two, &mut of_two, 6, CREATE, 0).value();
+    let here = attach(&mut one, &mut of_one, shared, 0, 0).value();
+    let there = attach(&mut two, &mut of_two, shared, 0, READ_ONLY).value();
+    assert_ne!(attach(&mut two, &mut of_two, private, 0, 0).value(), 0);
+    for round in 0..4 {
+        let (from, seed) = if round % 2 == 0 { (A, 0x77) } else { (B, 0x99) };
+        transfer(&mut one, &mut writer, from, here);
+        handover.hand_over(&mut rig, &mut [&mut one.guest, &mut two.guest]);
+        transfer(&mut two, &mut reader, there, A);
+        assert!(two.vram_holds(to, 2, seed), "round {round}");
+        // It is found as before, and where it was.
+        assert_eq!(get(&mut two, &mut of_two, 5, ABROAD, 0).value(), shared);
+        assert_eq!(attach(&mut one, &mut of_one, shared, 0, 0).value(), here);
+        let count = of_one.call(&mut one.guest, &Ops::new().control(shared as u32, control::ATTACHED, 0)).value();
+        assert_eq!((count, two.guest.counter("pv_attachments")), (2, 2));
+        refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Exists);
+    }
+    // Parts that were edited are refused, or are others that there can be; nothing has changed here.
+    let mut dice = Dice(5);
+    let mut denied = 0;
+    for _ in 0..80 {
+        let edit = |file: &mut Vec<u8>| drop(edit_one(file, &mut dice, |name| name.ends_with(".segments")));
+        denied += u32::from(handover.offer(&rig, &mut [&mut one.guest, &mut two.guest], edit).is_err());
+    }
+    assert!(denied > 20, "{denied} were refused");
+    transfer(&mut one, &mut writer, A, here);
+    transfer(&mut two, &mut reader, there, A);
+    assert!(two.vram_holds(to, 2, 0x77));
+    // And goes as it would have.
+    let taken = rig.usage().0.mediator;
+    assert_eq!(of_one.call(&mut one.guest, &Ops::new().control(shared as u32, control::REMOVE, 0)).status, 0);
+    assert_eq!(of_one.call(&mut one.guest, &Ops::new().detach(shared as u32, 0)).status, 0);
+    for segment in [shared, private] {
+        assert_eq!(of_two.call(&mut two.guest, &Ops::new().detach(segment as u32, 0)).status, 0);
+    }
+    two.submit(&mut reader, &[object(CE0), ce_copy(there, A, 1)].concat());
+    assert_eq!(two.wait_fault().va, there);
+    assert_eq!(of_two.call(&mut two.guest, &Ops::new().control(private as u32, control::REMOVE, 0)).status, 0);
+    assert!(rig.usage().0.mediator < taken);
 }

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
+use serde_json::Value;
 use tests::Daemon;
 use tests::bench::{Metric, Target, median, quantile};
 use tests::guest::{card_toml, vm_toml};
@@ -39,8 +40,35 @@ fn copy_rate() -> f64 {
     median(&rates).unwrap_or(f64::NAN)
 }
 
-/// Pauses in ms, and MiB that were copied, of each move.
-fn moves(load: (u64, u8)) -> Result<Vec<(f64, f64)>> {
+/// Parts of a pause, as the daemon names them.
+const PARTS: [&str; 5] = ["rest", "still", "memory", "anew", "go_on"];
+
+/// One move.
+struct Move {
+    /// Its parts, in ms.
+    parts: [f64; PARTS.len()],
+    /// Bytes that went from card to card, in MiB.
+    copied: f64,
+}
+
+impl Move {
+    fn of(moved: &Value) -> Result<Self> {
+        let number = |value: &Value, key: &str| value[key].as_f64().with_context(|| format!("no {key} in {moved}"));
+        let mut parts = [0.0; PARTS.len()];
+        for (part, name) in parts.iter_mut().zip(PARTS) {
+            *part = number(&moved["pause"], &format!("{name}_us"))? / 1000.0;
+        }
+        Ok(Self { parts, copied: number(moved, "memory_mib")? })
+    }
+
+    /// Time for which the VM waited, in ms.
+    fn pause(&self) -> f64 {
+        self.parts.iter().sum()
+    }
+}
+
+/// Moves of a VM with that load.
+fn moves(load: (u64, u8)) -> Result<Vec<Move>> {
     let memory = "memory = { host_mib = 512 }\n";
     let other = format!("\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 512\n{memory}");
     let daemon = Daemon::start("cards", |paths| card_toml(paths, 512) + memory + &other + &vm_toml("vm0", VM_MIB))?;
@@ -53,8 +81,7 @@ fn moves(load: (u64, u8)) -> Result<Vec<(f64, f64)>> {
         for round in 0..MOVES {
             let moved = daemon.ctl_json(&["vm", "move", "vm0", "--card", ["card1", "card0"][round % 2]]);
             done = moved.and_then(|moved| {
-                let number = |key: &str| moved[key].as_u64().with_context(|| format!("no {key}"));
-                moves.push((number("pause_ms")? as f64, number("memory_mib")? as f64));
+                moves.push(Move::of(&moved)?);
                 Ok(())
             });
             if done.is_err() {
@@ -75,17 +102,23 @@ pub fn run() -> Result<Vec<Metric>> {
     for (mib, channels) in LOADS {
         eprintln!("bench: move, {MOVES} moves of {mib} MiB and {channels} channels");
         let moves = moves((mib, channels))?;
-        let pauses: Vec<f64> = moves.iter().map(|(pause, _)| *pause).collect();
-        let copied: Vec<f64> = moves.iter().map(|(_, mib)| *mib).collect();
+        let pauses: Vec<f64> = moves.iter().map(Move::pause).collect();
+        let copied: Vec<f64> = moves.iter().map(|one| one.copied).collect();
         let at = |q: f64| quantile(&pauses, q).context("no pauses");
         let copied = median(&copied).context("no moves")?;
         let name = |what: &str| format!("move.card.{what}_{mib}_mib_{channels}_channels");
-        let once_ms = copied / rate * 1000.0;
+        // What the VM has is compared, or copied, once while it waits.
+        let once_ms = mib as f64 / rate * 1000.0;
         metrics.extend([
             Metric::ratio(name("pause_p50"), at(0.5)?, "ms", once_ms, Target::AtMost(MOST_PAUSE)),
             Metric::plain(name("pause_max"), at(1.0)?, "ms"),
             Metric::ratio(name("copied"), copied, "MiB", mib as f64, Target::AtMost(MOST_BYTES)),
         ]);
+        for (at, part) in PARTS.into_iter().enumerate() {
+            let times: Vec<f64> = moves.iter().map(|one| one.parts[at]).collect();
+            let median = median(&times).context("no moves")?;
+            metrics.push(Metric::plain(name(&format!("part_{part}_p50")), median, "ms"));
+        }
     }
     Ok(metrics)
 }

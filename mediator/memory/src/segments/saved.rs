@@ -1,0 +1,142 @@
+//! Segments as they are saved, with the pages that they lie in. Who has mapped them where is each VM's to say.
+
+use super::{SEGMENTS_OF_A_VM, Scope, Segment, Segments};
+use crate::Memory;
+use nvspec::addr::{SMALL_PAGE, VramAddr};
+use saved_state::{Invalid, ascend, first_version};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use vram::{CardAddr, PagePool, SavedPool, VmId};
+
+/// Most bytes of a group's name.
+const NAME_MAX: usize = 256;
+
+/// All segments of a card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedSegments {
+    last: u32,
+    /// By id.
+    segments: Vec<SavedSegment>,
+    /// By who has made them.
+    pools: Vec<(u32, SavedPool)>,
+}
+
+first_version!(SavedSegments, "card-memory.segments");
+
+/// A segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedSegment {
+    id: u32,
+    key: u64,
+    /// Name of the group that it is found in; none if its maker alone finds it.
+    group: Option<String>,
+    owner: u32,
+    mode: u32,
+    bytes: u64,
+    at: u64,
+    zeroed: u64,
+    /// Virtual machines that have it mapped, and in how many address spaces each.
+    attached: Vec<(u32, u32)>,
+    removed: bool,
+}
+
+impl Memory {
+    /// Writes the segments down; `None` if there are none.
+    pub fn save_segments(&self) -> Option<SavedSegments> {
+        let Segments { segments, last, pools } = &self.segments;
+        let one = |(id, segment): (&u32, &Segment)| {
+            let Segment { key, scope, owner, mode, bytes, at, zeroed, attached, removed } = segment;
+            SavedSegment {
+                id: *id,
+                key: *key,
+                group: match scope {
+                    // Its maker.
+                    Scope::Own(_) => None,
+                    Scope::Group(group) => Some(group.to_string()),
+                },
+                owner: owner.0,
+                mode: *mode,
+                bytes: *bytes,
+                at: at.0,
+                zeroed: *zeroed,
+                attached: attached.iter().map(|(vm, count)| (vm.0, *count)).collect(),
+                removed: *removed,
+            }
+        };
+        (!segments.is_empty() || !pools.is_empty()).then(|| SavedSegments {
+            last: *last,
+            segments: segments.iter().map(one).collect(),
+            pools: pools.iter().map(|(vm, pool)| (vm.0, pool.save())).collect(),
+        })
+    }
+
+    /// Takes in segments that were saved, with the pools that they lie in. Each VM is to say where it has mapped them
+    /// ([`Self::segments_attached`]).
+    ///
+    /// # Errors
+    /// When they are none that there can be.
+    pub fn restore_segments(&mut self, saved: SavedSegments, pools: BTreeMap<VmId, PagePool>) -> Result<(), Invalid> {
+        let SavedSegments { last, segments, pools: _ } = saved;
+        Invalid::unless(ascend(segments.iter().map(|segment| segment.id)), || {
+            "shared segments are not in their order".into()
+        })?;
+        let mut made = BTreeMap::new();
+        let mut used: BTreeMap<VmId, (usize, u64)> = BTreeMap::new();
+        for saved in segments {
+            let (id, owner, bytes) = (saved.id, VmId(saved.owner), saved.bytes);
+            let segment = saved.restored(|vm| self.vram.chunks.vm_bytes(vm).is_some())?;
+            let pool = pools.get(&owner);
+            let lies = pool.is_some_and(|pool| pool.allocations().holds(CardAddr(segment.at.0), bytes));
+            let alone = made.values().all(|other: &Segment| other.at != segment.at);
+            Invalid::unless(lies && alone, || format!("shared segment {id} does not lie in pages of its maker's"))?;
+            let (count, _) = used.entry(owner).or_default();
+            *count = count.saturating_add(1);
+            Invalid::unless(*count <= SEGMENTS_OF_A_VM, || format!("VM {owner} has too many shared segments"))?;
+            made.insert(id, segment);
+        }
+        self.segments = Segments { segments: made, last, pools };
+        Ok(())
+    }
+
+    /// Segments that a VM has mapped: in how many address spaces, where each lies, and its bytes.
+    pub fn segments_attached(&self, vm: VmId) -> BTreeMap<u32, (u32, VramAddr, u64)> {
+        let all = self.segments.segments.iter();
+        all.filter_map(|(id, segment)| Some((*id, (*segment.attached.get(&vm)?, segment.at, segment.bytes)))).collect()
+    }
+}
+
+impl SavedSegments {
+    /// The pools that the segments lie in.
+    #[must_use]
+    pub fn pools(&self) -> Vec<(VmId, SavedPool)> {
+        self.pools.iter().map(|(vm, pool)| (VmId(*vm), pool.clone())).collect()
+    }
+}
+
+impl SavedSegment {
+    fn restored(self, is_there: impl Fn(VmId) -> bool) -> Result<Segment, Invalid> {
+        let Self { id, key, group, owner, mode, bytes, at, zeroed, attached, removed } = self;
+        let whole = bytes != 0 && bytes.is_multiple_of(SMALL_PAGE) && at.is_multiple_of(SMALL_PAGE);
+        let within = bytes <= u64::from(shadow_pt::SHARED_PAGES) * SMALL_PAGE && zeroed <= bytes;
+        Invalid::unless(whole && within && group.as_ref().is_none_or(|name| name.len() <= NAME_MAX), || {
+            format!("shared segment {id} of {bytes:#x} bytes at {at:#x}, of which {zeroed:#x} are zeroed")
+        })?;
+        let known = attached.iter().all(|(vm, count)| is_there(VmId(*vm)) && *count != 0);
+        let ready = attached.is_empty() || zeroed == bytes;
+        Invalid::unless(ascend(attached.iter().map(|(vm, _)| vm)) && known && ready, || {
+            format!("shared segment {id} is mapped by who is not there, or not in their order, or before it is zeroed")
+        })?;
+        let owner = VmId(owner);
+        Ok(Segment {
+            key,
+            scope: group.map_or(Scope::Own(owner), |group| Scope::Group(group.into())),
+            owner,
+            mode,
+            bytes,
+            at: VramAddr(at),
+            zeroed,
+            attached: attached.into_iter().map(|(vm, count)| (VmId(vm), count)).collect(),
+            removed,
+        })
+    }
+}

@@ -1,0 +1,199 @@
+//! A VM whose client takes its state elsewhere, or brings one, by messages of the protocol.
+//!
+//! What goes is the stream of a VM that is saved (`saving`), and what comes is one. It is made in place, since the protocol has it so:
+//! what the VM was before is forgotten when a state begins to come, and a client that brings none that there can be has a device that
+//! has failed until it is reset. So there need not be room for it twice.
+
+use super::device::{Core, MediatedDevice, MediatedVm, Settings};
+use super::saving::{Coming, Phase, Reading, Saving};
+use owner::HostError;
+use std::ops::Range;
+use std::time::Duration;
+use vmm_glue::{Migration, MigrationError};
+
+/// Time that the VM's work may take to leave the engines, and what is under way to end.
+// TIMEOUT: as for a VM that moves. Nobody but its client waits, and QEMU gives a request up after 5 s.
+const STILL_LIMIT: Duration = Duration::from_secs(2);
+
+fn refused(error: HostError) -> MigrationError {
+    match error {
+        HostError::Saved(_) => MigrationError::invalid(error),
+        other => MigrationError::failed(other),
+    }
+}
+
+/// The device was asked for what it does not do in its state; the server does not ask so.
+fn misplaced() -> MigrationError {
+    MigrationError::failed("the device is in another state")
+}
+
+impl Core {
+    /// Begins to note what the card's work may write of guest RAM, or ends that.
+    pub(super) fn log_writes(&mut self, on: bool) {
+        self.client.logs = on;
+        self.backend.log_ram(on);
+    }
+}
+
+impl MediatedVm {
+    /// Has the VM, whose work stands still, be as it was when it was made, but that its client stays and it is held.
+    fn forget_all(&self, settings: &Settings) -> Result<(), HostError> {
+        {
+            let core = &mut *self.core();
+            core.clean();
+            core.backend.forget_arrival(settings.paravirtual.as_ref());
+        }
+        self.host().wait_departed(self.vm);
+        let quiet = {
+            let core = &mut *self.core();
+            core.backend.end_quiesce();
+            core.backend.is_quiet()
+        };
+        if !quiet {
+            return Err(HostError::NotStill);
+        }
+        self.host().wipe_vm(self.vm, quiet)
+    }
+}
+
+impl MediatedDevice {
+    /// The phase; none before there was any.
+    fn phase(&mut self) -> Option<&mut Phase> {
+        self.doings.downcast_mut()
+    }
+
+    fn take_phase(&mut self) -> Phase {
+        self.phase().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn be(&mut self, phase: Phase) {
+        self.doings = Box::new(phase);
+    }
+
+    /// The client has reset the device, or is gone: whatever it did with the VM's state has ended. The VM was cleaned. Returns whether it has
+    /// memory of a state that has not come, or not as one that there can be.
+    #[must_use]
+    pub(super) fn end_migration(&mut self) -> bool {
+        let phase = self.take_phase();
+        let core = &mut *self.vm.core();
+        core.client.stopped = false;
+        let half = matches!(phase, Phase::Loading(..) | Phase::Failed(_));
+        if half {
+            core.backend.forget_arrival(self.settings.paravirtual.as_ref());
+            self.vm.host().lock().travels(self.vm.vm, false);
+        }
+        half
+    }
+}
+
+impl Migration for MediatedDevice {
+    fn stop(&mut self) -> Result<(), MigrationError> {
+        self.vm.core().client.stopped = true;
+        match self.vm.host().halt(self.vm.vm, STILL_LIMIT) {
+            Ok(halted) => {
+                self.be(Phase::Stopped(halted));
+                Ok(())
+            }
+            Err(error) => {
+                self.vm.core().client.stopped = false;
+                Err(refused(error))
+            }
+        }
+    }
+
+    fn start(&mut self) {
+        {
+            let core = &mut *self.vm.core();
+            core.client.stopped = false;
+            if core.client.logs {
+                // What is named is written again from now on.
+                core.backend.log_ram(true);
+            }
+        }
+        self.be(Phase::Running);
+        self.vm.go_on();
+        self.vm.host().look_again();
+    }
+
+    fn begin_saving(&mut self) -> Result<(), MigrationError> {
+        let Phase::Stopped(halted) = self.take_phase() else { return Err(misplaced()) };
+        match self.vm.head(&halted, STILL_LIMIT) {
+            Ok(head) => {
+                self.be(Phase::Saving(Box::new(Reading::of(Saving::of(halted, &head)))));
+                Ok(())
+            }
+            Err(error) => {
+                self.be(Phase::Stopped(halted));
+                Err(refused(error))
+            }
+        }
+    }
+
+    fn save(&mut self, data: &mut [u8]) -> Result<usize, MigrationError> {
+        let Some(Phase::Saving(reading)) = self.phase() else { return Err(misplaced()) };
+        reading.read(data).map_err(refused)
+    }
+
+    fn end_saving(&mut self) {
+        let phase = match self.take_phase() {
+            Phase::Saving(reading) => Phase::Stopped(reading.into_halted()),
+            other => other,
+        };
+        self.be(phase);
+    }
+
+    fn begin_loading(&mut self) -> Result<(), MigrationError> {
+        let Phase::Stopped(halted) = self.take_phase() else { return Err(misplaced()) };
+        let Self { vm, settings, .. } = self;
+        let begin = || {
+            vm.forget_all(settings)?;
+            vm.await_arrival()?;
+            Coming::new(vm, settings)
+        };
+        match begin() {
+            Ok(coming) => {
+                self.be(Phase::Loading(halted, Box::new(coming)));
+                Ok(())
+            }
+            Err(error) => {
+                self.be(Phase::Failed(Some(halted)));
+                Err(refused(error))
+            }
+        }
+    }
+
+    fn load(&mut self, data: &[u8]) -> Result<(), MigrationError> {
+        let Some(Phase::Loading(_, coming)) = self.phase() else { return Err(misplaced()) };
+        coming.feed(data).map_err(refused)
+    }
+
+    fn end_loading(&mut self) -> Result<(), MigrationError> {
+        let Phase::Loading(halted, coming) = self.take_phase() else { return Err(misplaced()) };
+        let become_one = || {
+            let come = coming.finish(halted.strikes())?;
+            // The client may have lent other memory since.
+            self.vm.await_arrival()?;
+            self.vm.become_one(come, &self.settings)
+        };
+        match become_one() {
+            Ok(()) => {
+                self.be(Phase::Stopped(halted));
+                Ok(())
+            }
+            Err(error) => {
+                self.be(Phase::Failed(Some(halted)));
+                Err(refused(error))
+            }
+        }
+    }
+
+    fn log_writes(&mut self, on: bool) {
+        self.vm.core().log_writes(on);
+    }
+
+    fn take_written(&mut self, range: Range<u64>, each: &mut dyn FnMut(Range<u64>)) {
+        let runs = matches!(self.phase(), None | Some(Phase::Running));
+        let written = self.vm.core().backend.take_written(range, runs);
+        written.into_iter().for_each(each);
+    }
+}

@@ -1,0 +1,215 @@
+//! VMs whose client takes their state elsewhere by its own messages.
+
+use super::handover::copy;
+use super::moving::{Traveller, card};
+use super::oversubscribe::eventually;
+use super::relocate::{Dice, free_settings};
+use super::{A, B, MIB};
+use rig::driver::{At, Channel, Driver};
+use rig::{Guest, Rig};
+use std::time::Duration;
+use vmm_glue::MigrationError;
+use vram::VmId;
+
+/// Pages of a copy.
+const PAGES: u64 = 20;
+/// Bytes that a client takes at once.
+const PART: usize = 70_001;
+
+/// Another VM whose client lends the same RAM.
+fn next(rig: &Rig, vm: u32, of: &Guest) -> Guest {
+    let mut guest = rig.guest_with(vm, &free_settings(16));
+    assert!(guest.map_ram(0, MIB, true));
+    let mut ram = vec![0; MIB as usize];
+    of.ram_read(0, &mut ram);
+    guest.ram_write(0, &ram);
+    guest
+}
+
+/// All of a VM's state, which is stopped then.
+fn state_of(guest: &mut Guest) -> Vec<u8> {
+    let device = guest.migration();
+    device.stop().unwrap();
+    device.begin_saving().unwrap();
+    let mut all = Vec::new();
+    let mut part = vec![0; PART];
+    loop {
+        let len = device.save(&mut part).unwrap();
+        all.extend_from_slice(&part[..len]);
+        if len < PART {
+            break;
+        }
+    }
+    device.end_saving();
+    all
+}
+
+/// Has a VM be what was read; it is stopped then.
+fn take_in(guest: &mut Guest, state: &[u8]) -> Result<(), MigrationError> {
+    let device = guest.migration();
+    device.stop()?;
+    device.begin_loading()?;
+    state.chunks(PART).try_for_each(|part| device.load(part))?;
+    device.end_loading()
+}
+
+#[test]
+fn a_vm_in_the_middle_of_its_work_goes_on_with_another_device() {
+    let cards = [card(64), card(64)];
+    let mut stay = Traveller::new(&cards[0], 0);
+    let mut one = Traveller::new(&cards[0], 1);
+    for (seed, to, vm) in [(10, 0, 100), (20, 1, 101), (30, 1, 102), (40, 0, 103)] {
+        stay.begin(seed + 1);
+        one.begin(seed);
+        let state = state_of(&mut one.driver.guest);
+        let mut there = next(&cards[to], vm, &one.driver.guest);
+        take_in(&mut there, &state).unwrap();
+        // It waits, and nobody else may take it elsewhere.
+        assert!(there.check_movable().unwrap_err().to_string().contains("its VMM has stopped it"));
+        there.migration().start();
+        there.check_movable().unwrap();
+        let before = std::mem::replace(&mut one.driver.guest, there);
+        before.remove().unwrap();
+        one.check();
+        stay.check();
+    }
+}
+
+#[test]
+fn a_device_that_is_stopped_does_nothing_and_goes_on_as_if_nothing_had_been() {
+    let card = card(0);
+    let mut one = Traveller::new(&card, 1);
+    let mut stay = Traveller::new(&card, 2);
+    one.begin(3);
+    one.driver.guest.migration().stop().unwrap();
+    // What is rung for waits; others work on.
+    let submissions = one.driver.guest.counter("submissions");
+    stay.begin(4);
+    stay.check();
+    assert!(one.driver.guest.check_movable().is_err());
+    // A card that is to stand still, and is then not handed over, does not let it go.
+    drop(card.host.stand_still(Duration::from_secs(60)).unwrap());
+    let mut before = vec![0; MIB as usize];
+    one.driver.guest.ram_read(0, &mut before);
+    stay.begin(5);
+    stay.check();
+    let mut after = vec![0; MIB as usize];
+    one.driver.guest.ram_read(0, &mut after);
+    assert!(before == after && one.driver.guest.counter("submissions") == submissions);
+    one.driver.guest.migration().start();
+    one.check();
+    // A state is read twice, with nothing between: it is the same but for the time.
+    one.begin(6);
+    let state = state_of(&mut one.driver.guest);
+    let again = {
+        one.driver.guest.migration().start();
+        one.check();
+        state_of(&mut one.driver.guest)
+    };
+    assert_ne!(state, again);
+    one.driver.guest.migration().start();
+}
+
+#[test]
+fn states_that_were_cut_edited_or_exchanged_fail_a_device_until_it_is_reset() {
+    let card = card(64);
+    let mut stay = Traveller::new(&card, 0);
+    let mut one = Traveller::new(&card, 1);
+    one.begin(3);
+    let state = state_of(&mut one.driver.guest);
+    one.driver.guest.migration().start();
+    one.check();
+    let mut victim = next(&card, 2, &one.driver.guest);
+    let mut dice = Dice(7);
+    for round in 0..60u32 {
+        let mut bytes = state.clone();
+        match round % 4 {
+            0 => bytes.truncate(dice.below(state.len() as u64) as usize),
+            1 => bytes[dice.below(state.len() as u64) as usize] ^= 1 << dice.below(8),
+            2 => bytes.extend([0; 9]),
+            _ => {
+                let half = dice.below(state.len() as u64) as usize;
+                bytes[half..].reverse();
+            }
+        }
+        if bytes == state {
+            continue;
+        }
+        if round % 20 == 0 {
+            stay.begin(round);
+        }
+        assert!(take_in(&mut victim, &bytes).is_err(), "round {round}");
+        victim.reset();
+        victim.check_movable().unwrap();
+    }
+    stay.check();
+    let placed = || card.usage().0.vms.get(&VmId(2)).map_or(0, |vm| vm.placed);
+    eventually("nothing is left of what did not come", || placed() == 0);
+    // It is a device like any other behind that, and its client's work is done.
+    let mut driver = Driver::new(victim);
+    let mut channel: Channel = driver.channel(1);
+    works(&mut driver, &mut channel, 9);
+    // Also for one who was stopped with it half done, and is gone.
+    let mut victim = driver.guest;
+    victim.migration().stop().unwrap();
+    victim.migration().begin_loading().unwrap();
+    victim.migration().load(&state[..state.len() / 2]).unwrap();
+    victim.reconnect();
+    assert!(victim.map_ram(0, MIB, true));
+    let mut driver = Driver::new(victim);
+    let mut channel = driver.channel(1);
+    works(&mut driver, &mut channel, 10);
+    one.begin(11);
+    one.check();
+}
+
+/// Copies pages, and looks at them.
+fn works(driver: &mut Driver, channel: &mut Channel, seed: u32) {
+    driver.buffer(channel, A, PAGES, seed);
+    let to = driver.buffer(channel, B, PAGES, 7);
+    copy(driver, channel, 0);
+    driver.wait(channel);
+    assert!(driver.vram_holds(to, PAGES, seed));
+}
+
+#[test]
+fn what_the_card_may_have_written_of_ram_is_reported_until_it_rests() {
+    let card = card(0);
+    let mut guest = card.guest_with(1, &free_settings(16));
+    assert!(guest.map_ram(0, 16 * MIB, true));
+    let mut driver = Driver::new(guest);
+    let mut channel = driver.channel(1);
+    let written = |driver: &mut Driver, mib: std::ops::Range<u64>| {
+        let mut all = Vec::new();
+        driver.guest.migration().take_written(mib.start * MIB..mib.end * MIB, &mut |at| all.push(at.start / MIB));
+        all
+    };
+    driver.guest.migration().log_writes(true);
+    assert!(driver.guest.check_movable().unwrap_err().to_string().contains("logged"));
+    assert_eq!(written(&mut driver, 0..16), [0u64; 0], "no table names RAM");
+    driver.buffer(&channel, A, PAGES, 5);
+    driver.map(channel.space, B, At::Ram(6 * MIB), PAGES);
+    driver.flush();
+    copy(&mut driver, &mut channel, 0);
+    driver.wait(&channel);
+    assert_eq!(written(&mut driver, 0..16), [6]);
+    assert_eq!(written(&mut driver, 8..16), [0u64; 0]);
+    // As long as there is work, what is named may be written again.
+    assert_eq!(written(&mut driver, 0..16), [6]);
+    // Also what was named in between.
+    driver.map(channel.space, B, At::Ram(12 * MIB), PAGES);
+    driver.flush();
+    driver.map(channel.space, B, At::Ram(2 * MIB), PAGES);
+    driver.flush();
+    assert_eq!(written(&mut driver, 0..16), [2, 6, 12]);
+    assert_eq!(written(&mut driver, 0..16), [2]);
+    driver.guest.migration().stop().unwrap();
+    assert_eq!(written(&mut driver, 0..1), [0u64; 0]);
+    assert_eq!(written(&mut driver, 0..3), [2], "a part of it does not make it clean");
+    assert_eq!(written(&mut driver, 0..16), [2]);
+    assert_eq!(written(&mut driver, 0..16), [0u64; 0], "it rests");
+    driver.guest.migration().start();
+    assert_eq!(written(&mut driver, 0..16), [2]);
+    driver.guest.migration().log_writes(false);
+    driver.guest.check_movable().unwrap();
+}
