@@ -1,16 +1,23 @@
 //! A virtual machine's vGPU is saved as a stream of bytes, and goes on from one.
 //!
-//! The daemon writes no files: bytes go to and come from a client of the admin API, a piece at a time. Its VMM waits while it is
-//! saved, and goes on behind that. What comes is made beside what there is, on the same card, and takes its place once all of it has
-//! come and was checked; whatever fails, the virtual machine goes on as it was.
+//! Bytes go to and come from a client of the admin API, a piece at a time, by way of a file without a name, so that neither the VM nor
+//! who changes others waits for the client. The VMM waits while its VM is written there. What comes is made beside what there is,
+//! on the same card, and takes its place once all of it has come and was checked; whatever fails, the virtual machine goes on as it
+//! was.
 
 use std::time::Instant;
 
-use vgpu::Coming;
+use vgpu::{Coming, MediatedVm};
 
 use super::backend::{Awaiting, Built};
 use super::moving::{MIB, Plan, REST_LIMIT, STILL_LIMIT};
+use super::spool::{Spool, Spooled};
 use super::{Daemon, DaemonError};
+
+/// Part of a VM's memory that a stream has besides, for its pieces: more than it is.
+const SPOOL_PART: u64 = 64;
+/// Bytes that a stream may have before the memory: kept page tables and all channels are less.
+const SPOOL_HEAD: u64 = 256 * MIB;
 
 impl Daemon {
     /// Saves a virtual machine's vGPU: `out` gets the bytes, in order.
@@ -23,10 +30,29 @@ impl Daemon {
         mut out: impl FnMut(Vec<u8>) -> Result<(), String>,
     ) -> Result<(), DaemonError> {
         let no = |why: &dyn std::fmt::Display| DaemonError::NotSaved { vm: name.to_owned(), why: why.to_string() };
-        let _one_at_a_time = self.changing.lock();
-        let Plan { running, .. } = self.plan_at_home(name, &no)?;
+        let mut spooled = {
+            let _one_at_a_time = self.changing.lock();
+            self.save_here(name, &no)?
+        };
+        loop {
+            let bytes = spooled.next().map_err(|why| no(&why))?;
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            out(bytes).map_err(|why| no(&why))?;
+        }
+    }
+
+    /// Saves a virtual machine's vGPU in a file of this process. Needs `changing`.
+    fn save_here(
+        &self,
+        name: &str,
+        no: &dyn Fn(&dyn std::fmt::Display) -> DaemonError,
+    ) -> Result<Spooled, DaemonError> {
+        let Plan { running, .. } = self.plan_at_home(name, no)?;
         let vm = running.backend.mediated().ok_or_else(|| no(&"its device is no mediated one"))?;
         vm.check_movable().map_err(|error| no(&error))?;
+        let mut spool = self.spool(vm).map_err(|why| no(&why))?;
         let began = Instant::now();
         running.park();
         let rest = running.rested(Some(began + REST_LIMIT)).map_err(|why| {
@@ -35,14 +61,21 @@ impl Daemon {
         })?;
         let saved = vm.save_all(STILL_LIMIT).map_err(|error| no(&error)).and_then(|mut saving: vgpu::Saving| {
             while let Some(bytes) = saving.next_bytes().map_err(|error| no(&error))? {
-                out(bytes).map_err(|why| no(&why))?;
+                spool.write(&bytes).map_err(|why| no(&why))?;
             }
             Ok(saving.memory_bytes())
         });
         running.go_on(name, rest)?;
         let bytes = saved?;
         tracing::info!(vm = name, mib = bytes / MIB, waited_ms = began.elapsed().as_millis(), "a VM was saved");
-        Ok(())
+        spool.rewind().map_err(|why| no(&why))
+    }
+
+    /// A file for a virtual machine like this.
+    fn spool(&self, vm: &MediatedVm) -> Result<Spool, String> {
+        let bytes = vm.origin().vram_bytes;
+        let most = bytes.saturating_add(bytes / SPOOL_PART).saturating_add(SPOOL_HEAD);
+        Spool::new(self.spec.state_dir.as_deref(), most)
     }
 
     /// Has a virtual machine's vGPU be what was saved, whose bytes `next` gives in order, an empty piece behind the last.
@@ -55,6 +88,20 @@ impl Daemon {
         mut next: impl FnMut() -> Result<Vec<u8>, String>,
     ) -> Result<api::Restored, DaemonError> {
         let no = |why: &dyn std::fmt::Display| DaemonError::NotRestored { vm: name.to_owned(), why: why.to_string() };
+        // All of it comes first: nobody waits for who sends it.
+        let mut spool = {
+            let Plan { running, .. } = self.plan_at_home(name, &no)?;
+            let vm = running.backend.mediated().ok_or_else(|| no(&"its device is no mediated one"))?;
+            self.spool(vm).map_err(|why| no(&why))?
+        };
+        loop {
+            let bytes = next().map_err(|why| no(&why))?;
+            if bytes.is_empty() {
+                break;
+            }
+            spool.write(&bytes).map_err(|why| no(&why))?;
+        }
+        let mut spooled = spool.rewind().map_err(|why| no(&why))?;
         let _one_at_a_time = self.changing.lock();
         let plan = self.plan_at_home(name, &no)?;
         let Plan { running, to, spec, .. } = &plan;
@@ -76,7 +123,7 @@ impl Daemon {
             vm.await_arrival().map_err(|error| no(&error))?;
             let mut coming = Coming::new(&vm, &settings).map_err(|error| no(&error))?;
             loop {
-                let bytes = next().map_err(|why| no(&why))?;
+                let bytes = spooled.next().map_err(|why| no(&why))?;
                 if bytes.is_empty() {
                     return Ok(coming);
                 }
@@ -93,21 +140,23 @@ impl Daemon {
             })?;
             let bytes = coming.memory_bytes();
             match coming.take_place(here, STILL_LIMIT) {
-                Ok(()) => Ok((bytes, rest)),
+                Ok(left) => Ok((bytes, rest, left)),
                 Err(error) => {
                     running.go_on(name, rest)?;
                     Err(no(&error))
                 }
             }
         });
-        let (bytes, rest) = taken.inspect_err(|_| {
+        let (bytes, rest, left) = taken.inspect_err(|_| {
             if let Err(error) = vm.release() {
                 tracing::error!(vm = name, %error, "the card keeps something of a VM that does not come");
             }
         })?;
         self.goes_on(name, (running, rest), &plan.spec, Built { device, backend: vm })?;
-        self.keep()?;
         let waited = paused.elapsed();
+        // Nobody waits for what was there before to be scrubbed.
+        drop(left);
+        self.keep()?;
         tracing::info!(
             vm = name,
             mib = bytes / MIB,

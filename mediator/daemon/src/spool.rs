@@ -1,0 +1,102 @@
+//! A file without a name, in which a saved virtual machine is while a client takes it or sends it: so nothing waits for the client.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+/// Bytes that are read at a time.
+const PIECE: usize = 256 << 10;
+
+/// A file that goes when this is dropped, or the process ends.
+#[derive(Debug)]
+pub(crate) struct Spool {
+    file: File,
+    folder: PathBuf,
+    /// Bytes that may still be written.
+    left: u64,
+}
+
+impl Spool {
+    /// An empty one of at most `most` bytes, in `folder` or, if there is none, where temporary files are.
+    ///
+    /// # Errors
+    /// Why it cannot be made.
+    pub(crate) fn new(folder: Option<&Path>, most: u64) -> Result<Self, String> {
+        let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
+        let file = tempfile::tempfile_in(&folder).map_err(|error| says(&folder, &error))?;
+        Ok(Self { file, folder, left: most })
+    }
+
+    /// Writes behind the rest.
+    ///
+    /// # Errors
+    /// When there is no room, or it would be more than it may have.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        let left = self.left.checked_sub(len);
+        self.left = left.ok_or("it is longer than such a VM can be")?;
+        self.file.write_all(bytes).map_err(|error| says(&self.folder, &error))
+    }
+
+    /// Begins to read from the first byte on.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub(crate) fn rewind(mut self) -> Result<Spooled, String> {
+        self.file.rewind().map_err(|error| says(&self.folder, &error))?;
+        Ok(Spooled(self))
+    }
+}
+
+/// A file that is read.
+#[derive(Debug)]
+pub(crate) struct Spooled(Spool);
+
+impl Spooled {
+    /// The next bytes; none behind the last.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub(crate) fn next(&mut self) -> Result<Vec<u8>, String> {
+        let mut piece = vec![0; PIECE];
+        let len = loop {
+            match self.0.file.read(&mut piece) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                read => break read.map_err(|error| says(&self.0.folder, &error))?,
+            }
+        };
+        piece.truncate(len);
+        Ok(piece)
+    }
+}
+
+fn says(folder: &Path, error: &io::Error) -> String {
+    format!("a file in {} for as long as it takes: {error}", folder.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_back_in_order_and_no_more_go_in_than_may() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut spool = Spool::new(Some(folder.path()), 600_000).unwrap();
+        let all: Vec<u8> = (0..600_000u32).map(|at| (at % 251) as u8).collect();
+        all.chunks(7_001).for_each(|part| spool.write(part).unwrap());
+        assert!(spool.write(&[1]).unwrap_err().contains("longer"));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "it has no name");
+        let mut spool = spool.rewind().unwrap();
+        let mut back = Vec::new();
+        loop {
+            let part = spool.next().unwrap();
+            if part.is_empty() {
+                break;
+            }
+            back.extend(part);
+        }
+        assert!(back == all);
+        let gone = folder.path().join("gone");
+        assert!(Spool::new(Some(&gone), 1).unwrap_err().contains("gone"));
+    }
+}

@@ -1,0 +1,194 @@
+//! A VM goes from one daemon to another by its client's messages, in the midst of its work; and as a file, whose reader is slow.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rig::Machine;
+use support::guest::{Guest, MIB, VM_MIB};
+use support::{LONG, Manager, Place, Service};
+use vmm_glue::client::Client;
+use vmm_glue::protocol::{
+    MIGRATION_STOP_COPY, STATE_ERROR, STATE_RESUMING, STATE_RUNNING, STATE_STOP, STATE_STOP_COPY,
+};
+
+const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 192\nmemory = { host_mib = 64 }\n";
+
+fn vms(names: &[&str]) -> String {
+    let vm = |name| format!("[[vm]]\nname = \"{name}\"\ncard = \"card0\"\nvram_mib = {VM_MIB}\n");
+    names.iter().fold(CARD.to_owned(), |text, name| text + &vm(name))
+}
+
+fn connect(place: &Place, vm: &str) -> Client {
+    let client = Client::connect(&place.path(&format!("{vm}.sock"))).unwrap();
+    client.set_timeout(Some(LONG)).unwrap();
+    client
+}
+
+/// Waits until a VM has no client.
+fn until_alone(place: &Place, vm: &str) {
+    let began = std::time::Instant::now();
+    while place.ctl_json(&["vm", "show", vm])["state"] != "waiting" {
+        assert!(began.elapsed() < LONG, "VM {vm} has a client still");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn vm_goes_from_daemon_to_daemon_in_the_midst_of_its_work() {
+    let places = [Place::new(&vms(&["web", "beside"])), Place::new(&vms(&["web", "beside"]))];
+    let managers = places.each_ref().map(Manager::new);
+    let daemons: [Service; 2] = managers.each_ref().map(Manager::start);
+    let mut beside = places.each_ref().map(|place| Guest::new(place, "beside"));
+    let mut guest = Guest::new(&places[0], "web");
+    for round in 1..=6 {
+        let (from, to) = (&places[(round + 1) % 2], &places[round % 2]);
+        beside.iter_mut().for_each(Guest::begin);
+        guest.begin();
+        let bytes = guest.driver.guest.migrate_to(&to.path("web.sock")).unwrap();
+        assert!(bytes > MIB as usize, "{bytes} bytes");
+        guest.check();
+        beside.iter_mut().for_each(Guest::check);
+        let shown = to.ctl_json(&["vm", "show", "web"]);
+        assert_eq!((&shown["counters"]["faults"], &shown["counters"]["hangs"]), (&0.into(), &0.into()), "{shown}");
+        until_alone(from, "web");
+    }
+    // Work that is begun and never taken elsewhere goes on.
+    guest.begin();
+    guest.driver.guest.set_device_state(STATE_STOP_COPY).unwrap();
+    let at = &places[0];
+    // Nobody else takes it meanwhile.
+    for command in [&["daemon", "upgrade"][..], &["vm", "save", "web", at.path("web.vgpu").to_str().unwrap()]] {
+        let refused = at.ctl(command);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains("its VMM has stopped it"), "{command:?}: {said}");
+    }
+    guest.driver.guest.set_device_state(STATE_RUNNING).unwrap();
+    guest.check();
+    drop(daemons);
+}
+
+#[test]
+fn client_that_brings_a_state_that_is_none_has_a_device_that_failed_until_it_is_reset() {
+    let place = Place::new(&vms(&["web", "other", "beside"]));
+    let manager = Manager::new(&place);
+    let daemon = manager.start();
+    let mut beside = Guest::new(&place, "beside");
+    let mut guest = Guest::new(&place, "web");
+    guest.begin();
+    guest.check();
+    // Its own state, to be edited.
+    let state = {
+        let mut client = connect(&place, "other");
+        assert_eq!(client.migration_flags().unwrap(), MIGRATION_STOP_COPY);
+        client.write32(7, 4, 6).unwrap();
+        client.set_device_state(STATE_STOP_COPY).unwrap();
+        client.migration_read_all(4096).unwrap()
+    };
+    until_alone(&place, "other");
+    let mut client = connect(&place, "other");
+    let mut edit = 1u64;
+    for round in 0..40 {
+        beside.begin();
+        let mut bytes = state.clone();
+        edit = edit.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let at = (edit >> 33) as usize % bytes.len();
+        match round % 3 {
+            0 => bytes.truncate(at),
+            1 => bytes[at] ^= 1 << (edit % 8),
+            _ => bytes.insert(at, 0x5a),
+        }
+        client.set_device_state(STATE_RESUMING).unwrap();
+        // The part that is wrong is refused, or the end is.
+        let _refused = bytes.chunks(1000).try_for_each(|part| client.migration_write(part));
+        client.set_device_state(STATE_RUNNING).unwrap_err();
+        assert_eq!(client.device_state().unwrap(), STATE_ERROR, "round {round}");
+        client.set_device_state(STATE_STOP).unwrap_err();
+        client.reset().unwrap();
+        assert_eq!(client.device_state().unwrap(), STATE_RUNNING);
+        beside.check();
+    }
+    // A state that is longer than any such VM's ends as well, and holds nobody up.
+    client.set_device_state(STATE_RESUMING).unwrap();
+    let endless = std::iter::repeat_with(|| client.migration_write(&vec![0x5a; 60_000])).take(200);
+    assert!(endless.filter(Result::is_err).count() >= 199);
+    client.reset().unwrap();
+    // What was made of all that harms nobody, and the device is one like any other.
+    client.set_device_state(STATE_RESUMING).unwrap();
+    state.chunks(777).for_each(|part| client.migration_write(part).unwrap());
+    client.set_device_state(STATE_RUNNING).unwrap();
+    assert_eq!(client.read32(7, 4).unwrap() & 0xffff, 6);
+    drop(client);
+    until_alone(&place, "other");
+    let mut other = Guest::new(&place, "other");
+    other.begin();
+    other.check();
+    guest.begin();
+    guest.check();
+    drop(daemon);
+}
+
+/// Sends a request, and reads nothing of its answer beyond the head.
+fn ask(place: &Place, head: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(place.path("admin.sock")).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.write_all(head.as_bytes()).unwrap();
+    stream
+}
+
+fn line_of(stream: &mut UnixStream) -> String {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while !line.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() == 1 {
+        line.push(byte[0]);
+    }
+    String::from_utf8_lossy(&line).into_owned()
+}
+
+#[test]
+fn nobody_waits_for_a_client_that_reads_a_saved_vm_or_sends_one_slowly() {
+    let place = Place::with_state(&vms(&["web"]));
+    let manager = Manager::new(&place);
+    let daemon = manager.start();
+    let mut guest = Guest::new(&place, "web");
+    // More than lies in any buffer between.
+    let filler: Vec<u8> = (0..MIB as usize).map(|at| (at % 251) as u8 | 1).collect();
+    (16..VM_MIB - 2).for_each(|mib| guest.driver.guest.vram_write(mib * MIB, &filler));
+    guest.begin();
+    let mut slow =
+        ask(&place, "POST /v1/vms/web/save HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
+    let head = line_of(&mut slow);
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    // It has been saved, and goes on; so do others who change something.
+    guest.check();
+    place.ctl_json(&["vm", "add", "more", "--card", "card0", "--vram-mib", "16"]);
+    let mut body = Vec::new();
+    slow.read_to_end(&mut body).unwrap();
+    assert!(body.len() > 14 * MIB as usize, "{} bytes", body.len());
+    // And one who sends.
+    let file = place.path("web.vgpu");
+    place.ctl_json(&["vm", "save", "web", file.to_str().unwrap()]);
+    let saved = std::fs::read(&file).unwrap();
+    let head = format!(
+        "POST /v1/vms/web/restore HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/octet-stream\r\n\
+         content-length: {}\r\n\r\n",
+        saved.len()
+    );
+    let mut slow = ask(&place, &head);
+    slow.write_all(&saved[..saved.len() / 2]).unwrap();
+    guest.begin();
+    guest.check();
+    place.ctl_json(&["vm", "remove", "more"]);
+    slow.write_all(&saved[saved.len() / 2..]).unwrap();
+    let head = line_of(&mut slow);
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    let mut bytes = vec![0; MIB as usize];
+    guest.driver.guest.vram_read(20 * MIB, &mut bytes);
+    assert!(bytes == filler);
+    let left: Vec<_> = std::fs::read_dir(place.path("kept")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.len() <= 2, "{left:?}");
+    drop(guest);
+    drop(daemon);
+}
