@@ -14,6 +14,9 @@ pub struct DaemonInfo {
     /// Time for which the virtual machines waited when this daemon went on with them, in ms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgrade_pause_ms: Option<u64>,
+    /// Upgrades that were asked of this daemon, and in which it has gone on itself.
+    #[serde(default)]
+    pub upgrade_failures: u64,
 }
 
 /// The answer to `POST /v1/daemon/upgrade`: another daemon goes on.

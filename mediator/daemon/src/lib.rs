@@ -49,6 +49,7 @@ mod scheduling;
 mod serving;
 mod show;
 mod sockets;
+mod spool;
 mod tenants;
 mod upgrade;
 mod vm;
@@ -260,6 +261,7 @@ impl Daemon {
             pid: std::process::id(),
             upgrades: upgrades.unwrap_or(0),
             upgrade_pause_ms: pause.map(|pause| u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)),
+            upgrade_failures: self.line.failures(),
         }
     }
 

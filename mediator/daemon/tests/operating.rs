@@ -3,22 +3,25 @@
 mod support;
 
 use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rig::RemoteGuest;
 use rig::driver::{Channel, Driver, M2MF, PAGE, m2mf_copy, object};
-use rustix::process::Signal;
-use support::{Place, ctl};
+use rustix::process::{Pid, Signal, kill_process};
+use support::{DAEMON, Place, ctl};
 
 const TEXT: &str = include_str!("../../../docs/operating.md");
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 256\nmemory = { host_mib = 256 }\n";
 /// Programs that the commands need beside a shell and mediatorctl.
 const TOOLS: [&str; 3] = ["curl", "jq", "python3"];
 
-/// The blocks that are marked as shell.
-fn blocks() -> Vec<&'static str> {
-    TEXT.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+/// The blocks that are marked so: as shell, or as that of a maintenance window.
+fn blocks(marked: &str) -> Vec<&'static str> {
+    TEXT.split(marked).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
 /// MiB of VRAM of the VM `web`, and where its buffers lie.
@@ -69,7 +72,7 @@ fn commands_of_the_page_do_what_it_says() {
     let path = format!("{programs}:{}", std::env::var("PATH").unwrap());
     let mut ran = 0;
     let mut guest: Option<Guest> = None;
-    for block in blocks() {
+    for block in blocks("```sh\n") {
         if let Some(tool) = missing.iter().find(|tool| block.contains(**tool)) {
             println!("skipped, for want of {tool}:\n{block}");
             continue;
@@ -102,4 +105,98 @@ fn commands_of_the_page_do_what_it_says() {
         missing.contains(&"curl") || fs::read_to_string(place.path("gpu-mediator.prom")).unwrap().contains("# TYPE")
     );
     running.end(Signal::TERM);
+}
+
+/// The daemon's process, which is nobody's child after an upgrade; it ends with the test.
+struct Last<'a>(&'a Place);
+
+impl Drop for Last<'_> {
+    fn drop(&mut self) {
+        let output = self.0.ctl(&["--json", "daemon", "show"]).stdout;
+        let info: serde_json::Value = serde_json::from_slice(&output).unwrap_or_default();
+        let number = info["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        if let Some(pid) = number {
+            let _ended = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+#[test]
+fn maintenance_windows_go_as_the_page_says_under_guests_at_work() {
+    if Command::new("jq").arg("--version").stdout(Stdio::null()).status().is_err() {
+        println!("skipped, for want of jq");
+        return;
+    }
+    let vm = |name: &str| format!("[[vm]]\nname = \"{name}\"\ncard = \"card0\"\nvram_mib = {WEB_MIB}\n");
+    let place = Place::new(&format!("{CARD}{}{}{}", CARD.replace("card0", "card1"), vm("web"), vm("build")));
+    for (from, to) in [(Path::new(DAEMON), "mediatord"), (Path::new(DAEMON), "new/mediatord")] {
+        fs::create_dir_all(place.path(to).parent().unwrap()).unwrap();
+        fs::copy(from, place.path(to)).unwrap();
+    }
+    let mut command = Command::new(place.path("mediatord"));
+    let running = place.start(command.arg("--config").arg(place.path("m.toml")).env("MEDIATORD_LOG", "info"));
+    let _last = Last(&place);
+    let folder = place.path("");
+    let folder = folder.to_str().unwrap().trim_end_matches('/');
+    let path = format!("{}:{}", ctl().parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let mut guests = ["web", "build"].map(|vm| Guest::new(&place.path(&format!("{vm}.sock"))));
+    let windows = blocks("```sh window\n");
+    assert_eq!(windows.len(), 2);
+    for block in windows {
+        let config = format!("{folder}/m.toml");
+        let script = block.replace("/usr/bin", folder).replace("/etc/gpu-mediator.toml", &config);
+        let stop = AtomicBool::new(false);
+        let output = std::thread::scope(|scope| {
+            for guest in &mut guests {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Acquire) {
+                        guest.work();
+                    }
+                });
+            }
+            // TIMEOUT: for what waits in vain; it takes seconds.
+            let output = Command::new("timeout")
+                .args(["120", "bash", "-e", "-o", "pipefail", "-c", &script])
+                .current_dir(folder)
+                .env("PATH", &path)
+                .env("MEDIATORCTL_SOCKET", place.path("admin.sock"))
+                .stdin(Stdio::null())
+                .output();
+            stop.store(true, Ordering::Release);
+            output.unwrap()
+        });
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "{block}\n{}{}", text(&output.stdout), text(&output.stderr));
+        guests.iter_mut().for_each(Guest::work);
+    }
+    let info = place.ctl_json(&["daemon", "show"]);
+    assert_eq!((&info["upgrades"], &info["upgrade_failures"]), (&2.into(), &0.into()), "{info}");
+    let metrics = get(&place, "/metrics");
+    for sample in [
+        "gpu_mediator_upgrades_total 2",
+        "gpu_mediator_upgrade_failures_total 0",
+        "gpu_mediator_upgrade_pause_seconds 0.",
+        "gpu_mediator_moves_total{from=\"card0\",to=\"card1\"} 2",
+        "gpu_mediator_moves_total{from=\"card1\",to=\"card0\"} 1",
+        "gpu_mediator_move_failures_total 0",
+        "gpu_mediator_move_pause_seconds 0.",
+    ] {
+        assert!(metrics.contains(sample), "{sample}\n{metrics}");
+    }
+    let log = fs::read_to_string(place.path("log")).unwrap();
+    for event in
+        ["the next daemon goes on with all that this one had", "the other daemon's VMs go on", "the VM has moved"]
+    {
+        assert!(log.contains(event), "{event}\n{log}");
+    }
+    drop(running);
+}
+
+/// The body of an answer on the admin socket.
+fn get(place: &Place, path: &str) -> String {
+    let mut stream = UnixStream::connect(place.path("admin.sock")).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
 }

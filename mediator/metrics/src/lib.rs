@@ -121,6 +121,9 @@ pub fn daemon(info: &api::DaemonInfo, suppressed: u64) -> String {
     let name = "gpu_mediator_upgrades_total";
     let _ = writeln!(text, "# HELP {name} Daemons that have gone on with the same VMs before this one");
     let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", info.upgrades);
+    let name = "gpu_mediator_upgrade_failures_total";
+    let _ = writeln!(text, "# HELP {name} Upgrades in which this daemon has gone on itself");
+    let _ = writeln!(text, "# TYPE {name} counter\n{name} {}", info.upgrade_failures);
     let name = "gpu_mediator_upgrade_pause_seconds";
     let _ = writeln!(
         text,

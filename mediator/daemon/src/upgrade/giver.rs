@@ -18,8 +18,12 @@ use vgpu::SavedSide;
 use vmm_glue::SavedClients;
 use vram::VmId;
 
+use super::points;
 use super::roster::{Roster, RosterCard, RosterVm};
-use super::{CLIENTS, HOST_MEMORY, MEET_LIMIT, PAUSE_LIMIT, SOCKET, STATE_LOCK, STILL_LIMIT, UNIT, VRAM, monotonic_ns};
+use super::{
+    CLIENTS, HOST_MEMORY, MEET_LIMIT, PAUSE_LIMIT, SOCKET, STATE_LOCK, STILL_LIMIT, UNIT, VRAM, monotonic_ns,
+    written_for,
+};
 use crate::backend::Movable;
 use crate::vm::{Rest, Running};
 use crate::{Daemon, DaemonError, Life};
@@ -82,6 +86,10 @@ impl Daemon {
     /// # Errors
     /// When something cannot be handed over, or the next daemon does not take over. All goes on here then.
     pub fn hand_over(&self) -> Result<u32, DaemonError> {
+        self.hand_over_now().inspect_err(|_| self.line.has_failed())
+    }
+
+    fn hand_over_now(&self) -> Result<u32, DaemonError> {
         let _one_at_a_time = self.changing.lock();
         let _settings = self.tuning.lock();
         let succession = self.line.succession.get().ok_or_else(|| no("this daemon was not started as a program"))?;
@@ -90,12 +98,15 @@ impl Daemon {
         }
         let going = self.going()?;
         let program = &succession.program;
+        points::here("giver: asked");
         let (giver, introduction, mut next) = start(program, &succession.config)?;
         let pid = next.child.id();
         tracing::info!(program = %program.display(), pid, version = introduction.program, "the next daemon is there");
+        points::here("giver: met");
         let began_ns = monotonic_ns();
         let mut resting = Vec::new();
-        let given = self.give((giver, pid), &introduction.reads, &going, began_ns, &mut resting);
+        let reads = written_for(introduction.reads);
+        let given = self.give((giver, pid), &reads, &going, began_ns, &mut resting);
         if let Err(why) = given {
             tracing::error!(why, "the next daemon does not take over; this one goes on");
             go_on(&going, resting);
@@ -180,6 +191,7 @@ impl Daemon {
             let rest = running.rested(Some(until)).map_err(|why| format!("VM `{name}`: {why}"))?;
             resting.push((name.clone(), Arc::clone(running), rest));
         }
+        points::here("giver: clients rest");
         let resting = &*resting;
         thread::scope(|scope| {
             let mut cards = Vec::new();
@@ -201,14 +213,17 @@ impl Daemon {
                     Err(why) => failed = failed.or(Some(why)),
                 }
             }
+            points::here("giver: written");
             let done = match failed {
                 Some(why) => Err(why),
                 None => self.package(began_ns, parts, reads).and_then(|package| {
                     giver.give(&package).map_err(|error| error.to_string())?;
+                    points::here("giver: given");
                     let left = until.saturating_duration_since(Instant::now());
                     giver.await_ready(left).map_err(|error| error.to_string())
                 }),
             };
+            points::here("giver: the other is ready");
             let goes = done.is_ok();
             if goes {
                 self.line.lets_go();
@@ -223,10 +238,12 @@ impl Daemon {
         if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
             tracing::warn!(%error, "the service manager is not told which process goes on");
         }
+        points::here("giver: the service manager is told");
         // From here on nothing is ours, whatever becomes of the other.
         if let Err(error) = giver.let_go() {
             tracing::error!(%error, "the next daemon has ended just when it was to take over: its VMs have lost their device");
         }
+        points::here("giver: let go");
         Ok(())
     }
 
@@ -410,7 +427,7 @@ fn write(
     saved.write(&mut file).map_err(|error| text(&error))?;
     file.put(CARD, &state).map_err(|error| text(&error))?;
     for (vm, side) in &sides {
-        file.put(vm.0, side).map_err(|error| text(&error))?;
+        side.write(*vm, &mut file).map_err(|error| text(&error))?;
     }
     let vram = card.vram_file().ok_or_else(|| text(&"its memory is not shared"))?;
     let vram = vram.try_clone().map_err(|error| text(&error))?;

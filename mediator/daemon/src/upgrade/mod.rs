@@ -3,12 +3,13 @@
 //! The running daemon starts the next program with one end of a socket as its standard input, and gives it what it has by the
 //! crate `handover` ([decision 069](../../../../docs/decisions/069-from-one-process-to-the-next.md)): `giver` is its side,
 //! `taker` the next one's. Until the next daemon has said that it has made everything of what it was given, the first goes on when
-//! anything fails. `roster` is what goes over beside what a card and its virtual machines write down themselves.
+//! anything fails. `roster` is what goes over beside what a card and its virtual machines write down themselves; at `points` tests
+//! have one of the two die.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use owner::SavedHost;
@@ -20,6 +21,7 @@ use vgpu::SavedSide;
 use vmm_glue::SavedClients;
 
 mod giver;
+pub(crate) mod points;
 mod roster;
 pub(crate) mod taker;
 
@@ -72,6 +74,8 @@ pub(crate) struct Line {
     left: Notify,
     /// Pause of the last takeover, in this process.
     last: OnceLock<(Duration, u64)>,
+    /// Upgrades in which this process has gone on itself.
+    failures: AtomicU64,
 }
 
 impl Line {
@@ -100,6 +104,16 @@ impl Line {
         self.left.notified().await;
     }
 
+    /// Notes that this daemon goes on, though another was to.
+    fn has_failed(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Upgrades in which this daemon has gone on itself.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
     /// Pause of the last upgrade, and the upgrades since the first daemon; none if this is the first.
     pub(crate) fn last(&self) -> Option<(Duration, u64)> {
         self.last.get().copied()
@@ -109,8 +123,19 @@ impl Line {
 /// The parts that are read and written here.
 fn known() -> Vec<Known> {
     let mut known = SavedHost::known();
-    known.extend([SavedSide::known(), Known::of::<SavedCard>(), Known::of::<SavedClients>(), Known::of::<Roster>()]);
-    known
+    known.extend(SavedSide::known());
+    known.extend([Known::of::<SavedCard>(), Known::of::<SavedClients>(), Known::of::<Roster>()]);
+    points::spoken(known)
+}
+
+/// The parts that are written for a reader of `reads`: none is newer than this program or that one knows it.
+fn written_for(mut reads: Vec<Known>) -> Vec<Known> {
+    let known = known();
+    for part in &mut reads {
+        let own = known.iter().find(|known| known.name == part.name).map_or(part.version, |known| known.version);
+        part.version = part.version.min(own);
+    }
+    reads
 }
 
 /// Time of the host's monotonic clock, which is the same for all processes, in ns.

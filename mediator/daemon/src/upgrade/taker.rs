@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use handover::{Introduction, Package, Taker};
 use saved_state::SavedState;
+use vgpu::SavedSide;
 use vmm_glue::{Link, Parked, StopHandle};
 use vram::VmId;
 
+use super::points;
 use super::roster::{Roster, RosterCard, RosterVm};
 use super::{CLIENTS, HOST_MEMORY, PATIENCE, SOCKET, STATE_LOCK, UNIT, VRAM, known, monotonic_ns};
 use crate::activation::Activated;
@@ -57,10 +59,13 @@ impl Heir {
     /// When there is none, or it gives something that this program does not read.
     pub fn meet() -> Result<Self, String> {
         let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
+        points::here("taker: started");
         let introduction = Introduction { program: env!("CARGO_PKG_VERSION").to_owned(), reads: known() };
         let taker = Taker::connect(socket, &introduction)
             .map_err(|error| format!("{error}; --takeover is for the daemon that `mediatorctl daemon upgrade` asks"))?;
+        points::here("taker: known");
         let package = taker.take(PATIENCE).map_err(|error| error.to_string())?;
+        points::here("taker: given");
         match roster(&package) {
             Ok(roster) => Ok(Self { taker, roster, descriptors: package }),
             Err(why) => {
@@ -161,8 +166,11 @@ impl Daemon {
         };
         let Heir { taker, roster, descriptors: _ } = heir;
         let failed = |error: handover::Error| DaemonError::Failed(format!("the other daemon goes on: {error}"));
+        points::here("taker: made");
         taker.ready().map_err(failed)?;
+        points::here("taker: ready");
         taker.wait(PATIENCE).map_err(failed)?;
+        points::here("taker: owner");
         sockets.own();
         let mut all: BTreeMap<String, Card> = opened;
         for (name, card) in cards {
@@ -179,13 +187,16 @@ impl Daemon {
                 }
             }
         }
+        points::here("taker: has the cards");
         let daemon = Arc::new(Self::with(config, all, sockets, keeper));
         for vm in coming {
+            points::here("taker: serves");
             let name = vm.spec.name.clone();
             if let Err(error) = daemon.serve_again(vm) {
                 tracing::error!(vm = name.as_str(), %error, "a VM is lost");
             }
         }
+        points::here("taker: serves all");
         let pause = Duration::from_nanos(monotonic_ns().saturating_sub(roster.began_ns));
         let _first = daemon.line.last.set((pause, roster.upgrades.saturating_add(1)));
         tracing::info!(pause_ms = pause.as_millis() as u64, "the other daemon's VMs go on");
@@ -264,7 +275,7 @@ fn reopened(
         let clients = file.take(saved.id).map_err(|error| of_vm(&error))?;
         let descriptors = heir.descriptors.take(&format!("{CLIENTS}{}", vm.name));
         let parked = server.parked(clients, descriptors, &link).map_err(|error| of_vm(&error))?;
-        let side = file.take(saved.id).map_err(|error| of_vm(&error))?;
+        let side = SavedSide::read(VmId(saved.id), &mut file).map_err(|error| of_vm(&error))?;
         let built = card.vm(VmId(saved.id), side, &link).map_err(|error| of_vm(&error))?;
         coming.push(Coming { spec: vm, saved, server, path, link, stop, built, parked });
     }

@@ -1,6 +1,8 @@
 //! A daemon's folder, and the daemon as a process in it.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub mod guest;
+
 use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};

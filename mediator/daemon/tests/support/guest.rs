@@ -1,0 +1,76 @@
+//! A guest without a VMM that has work under way on a daemon's VM.
+
+use rig::driver::{CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
+use rig::{Machine, RemoteGuest};
+
+use super::Place;
+
+/// Bytes of a MiB.
+pub const MIB: u64 = 1 << 20;
+/// MiB of VRAM of each VM.
+pub const VM_MIB: u64 = 32;
+/// Virtual addresses of buffers.
+const FROM: u64 = 0x100_0000;
+const TO: u64 = 0x200_0000;
+/// Pages of a copy that is under way.
+const PAGES: u64 = 64;
+
+/// The guest.
+pub struct Guest {
+    pub driver: Driver<RemoteGuest>,
+    channel: Channel,
+    begun: Vec<(u64, u32)>,
+    seed: u32,
+}
+
+impl Guest {
+    pub fn new(place: &Place, vm: &str) -> Self {
+        let mut guest = RemoteGuest::connect(&place.path(&format!("{vm}.sock")), VM_MIB * MIB).unwrap();
+        assert!(guest.map_ram(0, MIB, true));
+        let mut driver = Driver::new(guest);
+        let channel = driver.channel(1);
+        Self { driver, channel, begun: Vec::new(), seed: 0 }
+    }
+
+    /// Begins copies, and does not wait for them.
+    pub fn begin(&mut self) {
+        let Self { driver, channel, begun, seed } = self;
+        for by in 0..3 {
+            *seed += 1;
+            let (from, to) = (FROM + by * PAGES * PAGE, TO + by * PAGES * PAGE);
+            driver.buffer(channel, from, PAGES, *seed);
+            begun.push((driver.buffer(channel, to, PAGES, 7), *seed));
+            let copy = match by % 2 {
+                0 => [object(M2MF), m2mf_copy(from, to, (PAGES * PAGE) as u32)].concat(),
+                _ => [object(CE0), ce_copy(from, to, PAGES as u32)].concat(),
+            };
+            driver.submit(channel, &copy);
+        }
+    }
+
+    /// All that was begun comes out right, and there was no fault.
+    pub fn check(&mut self) {
+        let Self { driver, channel, begun, .. } = self;
+        driver.wait(channel);
+        for (place, seed) in begun.drain(..) {
+            assert!(driver.vram_holds(place, PAGES, seed), "copy {seed}");
+        }
+        assert!(driver.faults.is_empty(), "{:?}", driver.faults);
+        // Its memory is used again.
+        driver.unbind(channel);
+        driver.rewind();
+        *channel = driver.channel(1);
+    }
+
+    /// Finds a device after reset, whose driver begins anew.
+    pub fn begin_anew(&mut self) {
+        let Self { driver, channel, begun, .. } = self;
+        begun.clear();
+        // PMC_BOOT_0, of a device that answers; no channel is bound.
+        assert_eq!(driver.guest.rd(0) >> 20, 0x0c0);
+        driver.start_over();
+        *channel = driver.channel(1);
+        self.begin();
+        self.check();
+    }
+}

@@ -1,0 +1,141 @@
+//! Either daemon of an upgrade is killed at each step of it, under a VM with work under way: it goes on, or is as the operator's
+//! guide says.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use support::guest::Guest;
+use support::{DAEMON, LONG, Manager, Place, Service};
+
+const CARDS: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n\
+    [[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 96\n";
+const VM: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 32\n";
+
+/// A daemon that dies where the file `dies` says, as does the next one.
+fn start(manager: &Manager<'_>) -> Service {
+    let place = manager.place;
+    let mut command = manager.manager.command(Path::new(DAEMON)).unwrap();
+    command.arg("--config").arg(place.path("m.toml")).env("MEDIATORD_DIES_AT", place.path("dies"));
+    let log = fs::File::options().create(true).append(true).open(place.path("log")).unwrap();
+    let daemon = Service(command.stderr(log).spawn().unwrap());
+    manager.until("READY=1");
+    daemon
+}
+
+fn log(place: &Place) -> String {
+    fs::read_to_string(place.path("log")).unwrap()
+}
+
+/// Waits until no daemon of this place is left, also of those whose parent has ended.
+fn all_ended(place: &Place) {
+    let named = place.path("dies").display().to_string();
+    let is_ours = |process: &fs::DirEntry| {
+        let of = |file: &str| fs::read(process.path().join(file)).unwrap_or_default();
+        String::from_utf8_lossy(&of("environ")).contains(&named)
+    };
+    let began = Instant::now();
+    while fs::read_dir("/proc").unwrap().flatten().any(|process| is_ours(&process)) {
+        assert!(began.elapsed() < LONG, "a daemon does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The steps at which the next daemon dies, and the first goes on as if nothing had been.
+const BEFORE_IT_IS_READY: [&str; 4] = ["taker: started", "taker: known", "taker: given", "taker: made"];
+/// The steps at which the first daemon dies before the next one has anything.
+const BEFORE_IT_LETS_GO: [&str; 7] = [
+    "giver: asked",
+    "giver: met",
+    "giver: clients rest",
+    "giver: written",
+    "giver: given",
+    "giver: the other is ready",
+    "giver: the service manager is told",
+];
+
+#[test]
+fn next_daemon_that_is_killed_before_it_is_ready_changes_nothing() {
+    let place = Place::new(&format!("{CARDS}{VM}{}", VM.replace("web", "other").replace("card0", "card1")));
+    let manager = Manager::new(&place);
+    let mut daemon = start(&manager);
+    let mut guests = ["web", "other"].map(|vm| Guest::new(&place, vm));
+    for point in BEFORE_IT_IS_READY {
+        fs::write(place.path("dies"), point).unwrap();
+        guests.iter_mut().for_each(Guest::begin);
+        let ended = place.ctl(&["daemon", "upgrade"]);
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(4), "{point}: {said}");
+        assert!(said.contains("goes on as before"), "{point}: {said}");
+        assert!(daemon.0.try_wait().unwrap().is_none(), "{point}");
+        guests.iter_mut().for_each(Guest::check);
+    }
+    let said = log(&place);
+    assert!(BEFORE_IT_IS_READY.iter().all(|point| said.contains(point)), "{said}");
+    // And then it comes up.
+    fs::write(place.path("dies"), "nowhere").unwrap();
+    guests.iter_mut().for_each(Guest::begin);
+    let next = place.ctl_json(&["daemon", "upgrade"]);
+    assert!(daemon.0.wait().unwrap().success());
+    guests.iter_mut().for_each(Guest::check);
+    end(&next);
+}
+
+#[test]
+fn vms_have_devices_after_reset_when_the_first_is_killed_before_it_lets_go() {
+    let place = Place::new(&format!("{CARDS}{VM}"));
+    let manager = Manager::new(&place);
+    fs::write(place.path("dies"), "nowhere").unwrap();
+    let mut daemon = start(&manager);
+    let mut guest = Guest::new(&place, "web");
+    let kept = ["daemon/admin", "vm/web", "vmm/web", "vmm/web/0", "vmm/web/1", "vmm/web/journal"];
+    let mut deaths = 0;
+    for point in BEFORE_IT_LETS_GO {
+        manager.until_kept(&kept);
+        guest.begin();
+        fs::write(place.path("dies"), point).unwrap();
+        // Nobody is left who could answer.
+        let ended = place.ctl(&["daemon", "upgrade"]);
+        assert_ne!(ended.status.code(), Some(0), "{point}");
+        daemon.0.wait().unwrap();
+        // The other one ends by itself, or was killed.
+        all_ended(&place);
+        assert!(log(&place).contains(point), "{point}: {}", log(&place));
+        fs::write(place.path("dies"), "nowhere").unwrap();
+        daemon = start(&manager);
+        deaths += 1;
+        guest.begin_anew();
+        let shown = place.ctl_json(&["vm", "show", "web"]);
+        assert_eq!(shown["state"], "connected", "{point}: {}", log(&place));
+        assert_eq!(shown["transport"]["daemon_deaths_survived"], deaths, "{point}");
+    }
+    drop(daemon);
+}
+
+#[test]
+fn vms_go_on_with_their_work_when_the_first_is_killed_once_it_has_let_go() {
+    let place = Place::new(&format!("{CARDS}{VM}"));
+    let manager = Manager::new(&place);
+    fs::write(place.path("dies"), "giver: let go").unwrap();
+    let mut daemon = start(&manager);
+    let mut guest = Guest::new(&place, "web");
+    guest.begin();
+    // It cannot say any more that it was done.
+    place.ctl(&["daemon", "upgrade"]);
+    assert!(!daemon.0.wait().unwrap().success());
+    guest.check();
+    let next = place.ctl_json(&["daemon", "show"]);
+    assert_eq!(next["upgrades"], 1);
+    guest.begin();
+    guest.check();
+    end(&next);
+}
+
+/// Ends a daemon that has taken over.
+fn end(info: &serde_json::Value) {
+    let number = i32::try_from(info["pid"].as_i64().unwrap()).unwrap();
+    let _ended = kill_process(Pid::from_raw(number).unwrap(), Signal::KILL);
+}
