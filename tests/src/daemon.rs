@@ -125,6 +125,16 @@ impl Daemon {
         Ok(info)
     }
 
+    /// Has daemons of this test speak as those of the version before from now on, in what they read and write of saved state; or as they are.
+    pub fn speak_before(&self, before: bool) -> Result<()> {
+        fs::write(speaks_of(&self.scratch), if before { "before" } else { "now" }).context("the version that is spoken")
+    }
+
+    /// The program, which may be exchanged for another.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// The configuration file.
     pub fn config(&self) -> PathBuf {
         config_of(&self.scratch)
@@ -271,8 +281,14 @@ fn command(program: &Path, scratch: &Scratch, manager: Option<&ServiceManager>) 
         Some(manager) => manager.command(program).context("a service")?,
         None => Command::new(program),
     };
-    command.arg("--config").arg(config_of(scratch));
+    // Only a program with debug assertions asks for it.
+    command.arg("--config").arg(config_of(scratch)).env("MEDIATORD_SPEAKS", speaks_of(scratch));
     Ok(command)
+}
+
+/// The file that says whether daemons speak as those of the version before.
+fn speaks_of(scratch: &Scratch) -> PathBuf {
+    scratch.path().join("speaks")
 }
 
 /// Starts the daemon; what it logs goes to the end of its log.

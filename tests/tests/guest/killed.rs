@@ -8,8 +8,11 @@ use tests::guest::{self, card_toml, vm_toml};
 use tests::klog::Line;
 use tests::{Daemon, Vm, VmConfig};
 
-/// Kills, in turns of an idle guest and one at work.
+use super::knowing;
+
+/// Kills, in turns of an idle guest and one at work; `GPU_MEDIATOR_KILLS` sets another number, for each takes a minute.
 const KILLS: u64 = 2;
+const KILLS_ARE: &str = "GPU_MEDIATOR_KILLS";
 /// Time for which a program of a guest may go on with a device that has lost its work, until it notices or is ended.
 // TIMEOUT: nouveau waits 15 s for each channel of a program that ends, and some more for its own.
 const NOTICE_LIMIT: Duration = Duration::from_secs(240);
@@ -35,6 +38,14 @@ fn reload(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
+/// Checks that the guest's device works, and that its VMM is the one that it was.
+fn works(vm: &Vm, qemu: u32) -> Result<()> {
+    ensure!(vm.alive() && vm.pid() == qemu, "another QEMU");
+    let smoke = guest::smoke(vm, "all --quick")?;
+    ensure!(smoke.ok, "{}", smoke.line);
+    Ok(())
+}
+
 fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
     let mut daemon = Daemon::start_as_service(name, |paths| card_toml(paths, 128) + &vm_toml(name, 64))?;
     let vm = Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))?;
@@ -42,7 +53,8 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
     let qemu = vm.pid();
     guest::load_driver(&vm)?;
     guest::smoke(&vm, "copy --engine m2mf --from gart --to vram --size 65536")?;
-    for kill in 1..=KILLS {
+    let kills = std::env::var(KILLS_ARE).map_or(Ok(KILLS), |kills| kills.parse()).context(KILLS_ARE)?;
+    for kill in 1..=kills {
         let said = vm.kernel_log()?.len();
         let work = (kill % 2 == 0)
             .then(|| vm.start("run /bin/gpu-workloads stream --engine m2mf --size 65536 --duration 600"));
@@ -75,10 +87,30 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
         let smoke = guest::smoke(&vm, "copy --engine m2mf --from gart --to vram --size 262144")?;
         ensure!(smoke.ok && smoke.bytes > 0, "{}", smoke.line);
     }
-    ensure!(vm.alive() && vm.pid() == qemu, "another QEMU");
-    let smoke = guest::smoke(&vm, "all --quick")?;
-    ensure!(smoke.ok, "{}", smoke.line);
-    Ok(())
+    works(&vm, qemu)?;
+    // A guest that is reset, driver and all, needs nothing else.
+    daemon.kill_and_restart()?;
+    vm.reset()?;
+    vm.wait_ready()?;
+    guest::load_driver(&vm)?;
+    works(&vm, qemu)
+}
+
+#[test]
+fn guest_that_knows_the_mediator_and_whose_daemon_was_killed_loads_its_driver_anew() -> Result<()> {
+    let name = "killedpv";
+    let mut daemon = Daemon::start_as_service(name, |paths| card_toml(paths, 128) + &knowing::offered(name, 64, ""))?;
+    let vm = knowing::boot(&daemon, name, "6.1")?;
+    let qemu = vm.pid();
+    guest::smoke(&vm, "copy --engine m2mf --from gart --to vram --size 65536")?;
+    daemon.kill_and_restart()?;
+    reload(&vm).with_context(|| daemon.log_tail())?;
+    for line in vm.kernel_log()?.iter().filter(|line| line.complains()) {
+        println!("REPORT VM {name}: {}", line.text);
+    }
+    assert_eq!(faults(&vm.kernel_log()?), Vec::<&str>::new(), "VM {name}");
+    assert!(guest::counter(&daemon, name, "pv_batches")? > 0, "the driver makes no calls");
+    works(&vm, qemu)
 }
 
 #[test]

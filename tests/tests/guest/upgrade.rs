@@ -15,8 +15,11 @@ use tests::{Daemon, Vm, VmConfig};
 use super::knowing;
 use super::stories::complaints;
 
-/// Upgrades under guests that compute.
-const UPGRADES: u64 = 20;
+/// Rollbacks to the version before under guests that compute, and upgrades back.
+const ROUNDS: u64 = 20;
+/// Names a daemon's program of an earlier state of the project, which takes its turns with the present one: see CONTRIBUTING.md. Without
+/// it the present one speaks as the version before.
+const BEFORE: &str = "GPU_MEDIATOR_BEFORE";
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
@@ -181,7 +184,12 @@ pub(super) fn compute_until(vm: &Vm, stop: &AtomicBool) -> Result<u64> {
 fn guests_compute_and_verify_while_their_daemon_is_upgraded() -> Result<()> {
     let vms = vm_toml("old", 96) + &vm_toml("new", 96) + &knowing::offered("knows", 96, "");
     let memory = "overcommit = true\nmemory = { host_mib = 320, chaos_every = 50, chaos_seed = 7 }\n";
-    let mut daemon = Daemon::start("upgrade", |paths| card_toml(paths, 256) + memory + &vms)?;
+    let scratch = Scratch::new("upgrades")?;
+    let program = scratch.path().join("mediatord");
+    let mut daemon = Daemon::start_copy("upgrade", &program, |paths| card_toml(paths, 256) + memory + &vms)?;
+    let before =
+        std::env::var_os(BEFORE).map(|before| Ok::<_, anyhow::Error>((fs::read(before)?, fs::read(&program)?)));
+    let programs = before.transpose().context(BEFORE)?;
     let stock = |name: &str, kernel| -> Result<Vm> {
         let vm = Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))?;
         vm.wait_ready()?;
@@ -194,9 +202,14 @@ fn guests_compute_and_verify_while_their_daemon_is_upgraded() -> Result<()> {
         let runs: Vec<_> = vms.iter().map(|vm| scope.spawn(|| compute_until(vm, &stop))).collect();
         let mut pauses = Vec::new();
         let mut upgraded = Ok(());
-        for _ in 0..UPGRADES {
+        for turn in 0..2 * ROUNDS {
+            let back = turn % 2 == 0;
             let rung = guest::counter(&daemon, "old", "doorbells");
-            upgraded = daemon.upgrade().and_then(|info| {
+            let exchanged = match &programs {
+                Some((before, now)) => put(&program, if back { before } else { now }),
+                None => daemon.speak_before(back),
+            };
+            upgraded = exchanged.and_then(|()| daemon.upgrade()).and_then(|info| {
                 pauses.push(info["upgrade_pause_ms"].as_u64().context("no pause")?);
                 // They go on: the next upgrade comes in the middle of their work.
                 let rung = rung?;
@@ -214,7 +227,15 @@ fn guests_compute_and_verify_while_their_daemon_is_upgraded() -> Result<()> {
         upgraded?;
         Ok((pauses, bytes.with_context(|| daemon.log_tail())?))
     })?;
-    println!("REPORT pauses of {UPGRADES} upgrades under three guests: {pauses:?} ms; bytes verified: {bytes:?}");
+    let whose =
+        if programs.is_some() { "another program" } else { "the same program, which speaks as the version before" };
+    println!(
+        "REPORT pauses of {ROUNDS} rollbacks to {whose} and {ROUNDS} upgrades, in turns, under three guests: {pauses:?} ms; bytes \
+         verified: {bytes:?}"
+    );
+    if programs.is_none() {
+        ensure!(daemon.log().matches("a test has this process speak so").count() as u64 >= ROUNDS, "nobody spoke so");
+    }
     assert!(bytes.iter().all(|bytes| *bytes > 0), "{bytes:?}");
     for vm in &vms {
         vm.ensure_healthy()?;
