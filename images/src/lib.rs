@@ -10,6 +10,7 @@
 //! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
 //! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and one with engines that place work;
 //! - [`xen`]: a host of Xen, with domains of its own;
+//! - [`svm`]: a QEMU for machines that have VMs;
 //! - [`nest`]: a machine with VFIO, KVM and QEMU, in which others run; [`libraries`]: what programs in it are linked to;
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
 //! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, what the user sees.
@@ -43,6 +44,7 @@ pub mod progress;
 pub mod pv;
 pub mod qemu;
 pub mod recipe;
+pub mod svm;
 pub mod system;
 pub mod xen;
 
@@ -239,6 +241,17 @@ pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     let qemu = qemu::ensure(&manifest.qemu, &cache, &mut record, progress)?;
     cache.store_record(&record)?;
     Nest::new(recipe, kernel, initramfs::build_programs(&manifest.initramfs, progress)?, &qemu)
+}
+
+/// Makes the QEMU that runs machines which have VMs, each of their processors in a thread; `None` if that cannot be made of the
+/// one that is used.
+pub fn ensure_svm(progress: &Progress) -> Result<Option<Qemu>> {
+    let manifest = Manifest::load().context("images/manifest.toml")?;
+    let cache = Cache::open(progress)?;
+    let mut record = cache.load_record();
+    let qemu = qemu::ensure(&manifest.qemu, &cache, &mut record, progress)?;
+    cache.store_record(&record)?;
+    svm::ensure(&qemu, &cache, progress).context("QEMU for machines that have VMs")
 }
 
 /// Makes the host of Xen; its packages are fetched the first time.

@@ -6,11 +6,10 @@
 //!
 //! Not in it: a shell, the programs that run in it, and the images of its VMs, which the tests put there.
 
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::Kernel;
 use crate::cpio::Archive;
@@ -76,7 +75,7 @@ impl Nest {
 /// Names the files that make a QEMU run in [`FOLDER`] of another machine, and says how it is started there.
 fn portable(recipe: &NestRecipe, qemu: &Qemu) -> Result<(Vec<(String, PathBuf)>, Qemu)> {
     let program = format!("{FOLDER}/{}", qemu::PROGRAM);
-    let mut files = vec![(program.clone(), binary(qemu)?)];
+    let mut files = vec![(program.clone(), qemu::binary(qemu)?)];
     let mut loader = None;
     for library in libraries::of(&mut qemu.command())? {
         let name = format!("{FOLDER}/lib/{}", library.file_name());
@@ -95,20 +94,4 @@ fn portable(recipe: &NestRecipe, qemu: &Qemu) -> Result<(Vec<(String, PathBuf)>,
     let args = ["--library-path".to_owned(), format!("/{FOLDER}/lib"), format!("/{program}"), "-L".to_owned()];
     let args = args.into_iter().chain([format!("/{FOLDER}/share")]).collect();
     Ok((files, Qemu { program: format!("/{loader}").into(), args, env: Vec::new(), version: qemu.version.clone() }))
-}
-
-/// Finds the file that has QEMU's code, whatever starts it.
-fn binary(qemu: &Qemu) -> Result<PathBuf> {
-    let is_it = |path: &Path| path.file_name().is_some_and(|name| name == qemu::PROGRAM);
-    if let Some(path) = qemu.args.iter().map(Path::new).find(|path| is_it(path)) {
-        return Ok(path.to_owned());
-    }
-    if qemu.program.components().count() > 1 {
-        return Ok(qemu.program.clone());
-    }
-    let folders = env::var_os("PATH").unwrap_or_default();
-    match env::split_paths(&folders).map(|folder| folder.join(&qemu.program)).find(|path| path.is_file()) {
-        Some(path) => Ok(path),
-        None => bail!("{} is in no folder of PATH", qemu.program.display()),
-    }
 }

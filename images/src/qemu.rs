@@ -160,6 +160,22 @@ fn at_least(version: &str, minimum: &str) -> bool {
     numbers(version) >= numbers(minimum)
 }
 
+/// Finds the file that has QEMU's code, whatever starts it.
+pub(crate) fn binary(qemu: &Qemu) -> Result<PathBuf> {
+    let is_it = |path: &Path| path.file_name().is_some_and(|name| name == PROGRAM);
+    if let Some(path) = qemu.args.iter().map(Path::new).find(|path| is_it(path)) {
+        return Ok(path.to_owned());
+    }
+    if qemu.program.components().count() > 1 {
+        return Ok(qemu.program.clone());
+    }
+    let folders = env::var_os("PATH").unwrap_or_default();
+    match env::split_paths(&folders).map(|folder| folder.join(&qemu.program)).find(|path| path.is_file()) {
+        Some(path) => Ok(path),
+        None => bail!("{} is in no folder of PATH", qemu.program.display()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -23,9 +23,12 @@ pub enum Accel {
     Kvm,
     /// QEMU's translator.
     Tcg,
-    /// QEMU's translator with AMD's virtualization, so that the guest has a KVM of its own. All of its CPUs are one thread: with
-    /// a thread each, VMs of the guest were reset without a word.
-    TcgWithSvm,
+    /// QEMU's translator with AMD's virtualization, so that the guest has a KVM of its own.
+    TcgWithSvm {
+        /// Each of its CPUs is a thread. Only [a QEMU that delivers each interrupt once](images::ensure_svm) may have that: with
+        /// others, VMs of the guest are reset without a word.
+        threads: bool,
+    },
 }
 
 impl Accel {
@@ -62,7 +65,8 @@ impl Accel {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
             Self::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
-            Self::TcgWithSvm => ["-accel", "tcg,thread=single", "-cpu", "EPYC,+svm,+npt"],
+            Self::TcgWithSvm { threads: true } => ["-accel", "tcg,thread=multi", "-cpu", "EPYC,+svm,+npt"],
+            Self::TcgWithSvm { threads: false } => ["-accel", "tcg,thread=single", "-cpu", "EPYC,+svm,+npt"],
         }
     }
 }

@@ -100,13 +100,16 @@ pub(super) fn add_images(specs: &[InnerSpec], files: &mut Files) -> Result<()> {
 
 /// Makes the machine one that has guests; returns the ends of the VMs' lines.
 ///
-/// It has one CPU: with two of them, VMs that had a vGPU were reset without a word.
+/// It has two CPUs if the QEMU for it could be made, and else one.
 pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) -> Result<Vec<UnixListener>> {
     let huge_mib = shape.huge_mib + shape.vms.iter().map(|spec| spec.memory_mib).sum::<u32>();
     let whole = shape.vms.iter().all(|spec| spec.memory_mib.is_multiple_of(HUGE_MIB));
     ensure!(whole && huge_mib.is_multiple_of(HUGE_MIB), "RAM that is not made of huge pages");
     config.memory_mib += huge_mib;
-    (config.accel, config.smp) = (Accel::TcgWithSvm, 1);
+    match images::ensure_svm(&images::Progress::stderr())? {
+        Some(qemu) => (config.qemu, config.accel, config.smp) = (qemu, Accel::TcgWithSvm { threads: true }, 2),
+        None => (config.accel, config.smp) = (Accel::TcgWithSvm { threads: false }, 1),
+    }
     config.append = format!("hugepages={} 8250.nr_uarts=8", huge_mib / HUGE_MIB);
     if shape.vms.is_empty() {
         return Ok(Vec::new());

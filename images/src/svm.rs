@@ -1,0 +1,172 @@
+//! A QEMU in which virtual machines may run beside each other on processors that are threads: its emulation of AMD's SVM, mended.
+//!
+//! VMRUN can give a guest an interrupt. QEMU (11.1.3, and its sources since the emulation was made) notes the vector as an
+//! exception that is pending, delivers it, and leaves the note. When something makes the processor's thread leave its loop before
+//! the guest's next exit or exception, and that is no interrupt, the note is taken for news, and the guest gets the interrupt
+//! once more, wherever it is by then: between `swapgs` and `iretq` that is a triple fault. With one processor in one thread little does.
+//!
+//! The copy that is made here lacks the instruction that notes. It is found by what it does, not by where it is: the only store
+//! of what becomes the second argument of the only call that delivers. A QEMU in which that cannot be told stays as it is.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use object::{Object, ObjectSection, ObjectSymbol};
+
+use crate::cache::{Cache, hash_file, key};
+use crate::progress::Progress;
+use crate::qemu::{self, Qemu};
+
+/// Kind of the item in the cache.
+const KIND: &str = "svm";
+/// Raised when what is changed in it is another thing.
+const VERSION: &str = "1";
+/// The function that emulates VMRUN, and the one that it has deliver an interrupt.
+const RUN: &str = "helper_vmrun";
+const DELIVER: &str = "do_interrupt_x86_hardirq";
+/// Bytes before the call in which the store is looked for.
+const BEFORE: usize = 96;
+/// A store of ESI, which has a function's second argument, with a displacement of 32 bits: opcode, ModRM without its base, length.
+const STORE: u8 = 0x89;
+const FROM_ESI: u8 = 0b10_110_000;
+const BASE: u8 = 0b111;
+const BASE_IN_SIB: u8 = 0b100;
+const STORE_BYTES: usize = 6;
+/// An instruction of that length that does nothing.
+const NOTHING: [u8; STORE_BYTES] = [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00];
+/// A call of a place that is so far from its end, and its length.
+const CALL: u8 = 0xe8;
+const CALL_BYTES: usize = 5;
+
+/// Finds or makes the copy; `None` for a QEMU in which the place cannot be told.
+pub(crate) fn ensure(qemu: &Qemu, cache: &Cache, progress: &Progress) -> Result<Option<Qemu>> {
+    let original = qemu::binary(qemu)?;
+    let key = key(&[VERSION, &hash_file(&original)?]);
+    let folder = match cache.find(KIND, &key) {
+        Some(folder) => folder,
+        None => {
+            let image = fs::read(&original).with_context(|| format!("cannot read {}", original.display()))?;
+            let Some(image) = mended(image) else {
+                progress.line("images: this QEMU's emulation of SVM is unknown: machines with VMs get one processor");
+                return Ok(None);
+            };
+            cache.make(KIND, &key, |folder| {
+                let copy = folder.join(qemu::PROGRAM);
+                fs::copy(&original, &copy).with_context(|| format!("cannot create {}", copy.display()))?;
+                fs::write(&copy, image).with_context(|| format!("cannot write {}", copy.display()))
+            })?
+        }
+    };
+    cache.prune(KIND, &[&key])?;
+    Ok(Some(instead(qemu, &original, &folder.join(qemu::PROGRAM))))
+}
+
+/// The same QEMU with `copy` instead of `original`; it finds its firmware by where it lies, unless that is said.
+fn instead(qemu: &Qemu, original: &Path, copy: &Path) -> Qemu {
+    let mut mended = qemu.clone();
+    let copied = copy.display().to_string();
+    match mended.args.iter_mut().find(|arg| Path::new(arg.as_str()) == original) {
+        Some(arg) => *arg = copied,
+        None => {
+            mended.program = copy.to_owned();
+            let folders = crate::exec::probe(qemu.command().args(["-L", "help"])).unwrap_or_default();
+            mended.args.extend(folders.lines().flat_map(|folder| ["-L".to_owned(), folder.to_owned()]));
+        }
+    }
+    mended
+}
+
+/// Takes the instruction out of a program, if it can be told.
+fn mended(mut image: Vec<u8>) -> Option<Vec<u8>> {
+    let at = place(&image)?;
+    image.get_mut(at..at + STORE_BYTES)?.copy_from_slice(&NOTHING);
+    Some(image)
+}
+
+/// Place of the instruction in the file.
+fn place(image: &[u8]) -> Option<usize> {
+    let file = object::File::parse(image).ok()?;
+    let symbol = |name: &str| file.dynamic_symbols().find(|symbol| symbol.name() == Ok(name));
+    let (run, deliver) = (symbol(RUN)?, symbol(DELIVER)?);
+    let section = file.section_by_index(run.section_index()?).ok()?;
+    let code = section.data_range(run.address(), run.size()).ok()??;
+    let (start, _) = section.file_range()?;
+    let offset = start + run.address().checked_sub(section.address())?;
+    Some(usize::try_from(offset).ok()? + store(code, run.address(), deliver.address())?)
+}
+
+/// Place in `code`, which is at `address`, of the only store of ESI before its only call of `deliver`.
+fn store(code: &[u8], address: u64, deliver: u64) -> Option<usize> {
+    let calls = code.windows(CALL_BYTES).enumerate().filter(|(at, window)| {
+        let [CALL, far @ ..] = window else { return false };
+        let far = far.try_into().map(i32::from_le_bytes).unwrap_or_default();
+        let end = address.wrapping_add((at + CALL_BYTES) as u64);
+        end.wrapping_add_signed(far.into()) == deliver
+    });
+    let call = only(calls.map(|(at, _)| at))?;
+    let first = call.saturating_sub(BEFORE);
+    let stores = code.get(first..call)?.windows(STORE_BYTES).enumerate().filter(|(_, window)| {
+        let [STORE, form, ..] = window else { return false };
+        form & !BASE == FROM_ESI && form & BASE != BASE_IN_SIB
+    });
+    only(stores.map(|(at, _)| first + at))
+}
+
+fn only<T>(mut of: impl Iterator<Item = T>) -> Option<T> {
+    let one = of.next()?;
+    of.next().is_none().then_some(one)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A store of ESI, and a call of what is 0x100 behind it.
+    const STORES: [u8; STORE_BYTES] = [0x89, 0xb3, 0x50, 0xc2, 0xff, 0xff];
+    const CALLS: [u8; CALL_BYTES] = [0xe8, 0x00, 0x01, 0x00, 0x00];
+
+    /// Code at 0x1000 of these parts, and what its last call calls.
+    fn code(parts: &[&[u8]]) -> (Vec<u8>, u64) {
+        let code = parts.concat();
+        let called = 0x1000 + code.len() as u64 + 0x100;
+        (code, called)
+    }
+
+    #[test]
+    fn store_before_the_call_is_found() {
+        let (code, called) = code(&[&[0x90; 200], &STORES, &[0x90; 30], &CALLS]);
+        assert_eq!(store(&code, 0x1000, called), Some(200));
+        assert_eq!(store(&code, 0x1000, called + 1), None, "nothing calls that");
+    }
+
+    #[test]
+    fn what_cannot_be_told_stays_as_it_is() {
+        let none = code(&[&[0x90; 200], &CALLS]);
+        let far = code(&[&STORES, &[0x90; BEFORE], &CALLS]);
+        let two = code(&[&STORES, &[0x90; 10], &STORES, &CALLS]);
+        // From EDI, and to a place that an index is part of.
+        let other = code(&[&[0x89, 0xbb, 0x50, 0xc2, 0xff, 0xff], &[0x89, 0xb4, 0x03, 0, 0, 0, 0], &CALLS]);
+        for (code, called) in [none, far, two, other] {
+            assert_eq!(store(&code, 0x1000, called), None);
+        }
+        let mut twice = [&STORES[..], &CALLS].concat();
+        let called = 0x1000 + twice.len() as u64 + 0x100;
+        twice.extend([0xe8, 0xfb, 0x00, 0x00, 0x00]);
+        assert_eq!(store(&twice, 0x1000, called), None, "two calls");
+        assert_eq!(mended(b"no program".to_vec()), None);
+    }
+
+    #[test]
+    fn copy_runs_instead_of_what_it_was_made_from() {
+        let qemu = Qemu {
+            program: "/lib/ld.so".into(),
+            args: vec!["--library-path".into(), "/q/lib".into(), "/q/bin/qemu".into(), "-L".into(), "/q/share".into()],
+            env: Vec::new(),
+            version: "11.1.3".into(),
+        };
+        let copy = instead(&qemu, Path::new("/q/bin/qemu"), Path::new("/c/qemu"));
+        assert_eq!((copy.args[2].as_str(), copy.args.len()), ("/c/qemu", 5));
+        assert_eq!(copy.program, qemu.program);
+    }
+}
