@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
+use rig::RemoteGuest;
 use rig::driver::{At, CE0, Channel, Driver, PAGE, ce_copy, object};
-use rig::{Machine, RemoteGuest};
 use tests::Daemon;
 use tests::bench::{Metric, Target, quantile};
 use tests::guest::{card_toml, vm_toml};
