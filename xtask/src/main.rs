@@ -85,6 +85,9 @@ enum Command {
     Mutations {
         /// Only those whose name contains one of these, or whose package is one of these.
         filters: Vec<String>,
+        /// Leave out those that runs before have noticed.
+        #[arg(long)]
+        resume: bool,
     },
     /// Make the Debian package.
     Package(package::PackageArgs),
@@ -129,7 +132,7 @@ fn main() -> ExitCode {
             let wishes = guests::Wishes { json, seconds, only, resume, beside_load, programs };
             guests::bench(name.as_deref(), &wishes)
         }
-        Command::Mutations { filters } => mutations::run(&filters),
+        Command::Mutations { filters, resume } => mutations::run(&filters, resume),
         Command::Package(args) => package::run(&args),
         Command::Demo { args } => guests::demo(&args),
         Command::Setup { refresh } => setup(refresh).map(|()| true),

@@ -1,23 +1,33 @@
 //! Mistakes put into the code on purpose, each of which the tests must notice: `cargo xtask mutations`.
 //!
 //! Each one takes away something that isolation rests on: a bound, one 4 KiB piece of a check, a flush. The sources are
-//! copied, one mistake is made in the copy, and the tests of that crate must fail there (by a failed test, not by failing
-//! to build). Only crates are mutated whose tests need no guest, and only those of their tests run that are meant to notice,
-//! so that this takes some minutes.
+//! copied, and the tests of a crate must fail there with the mistake (by a failed test, not by failing to build). Only crates are
+//! mutated whose tests need no guest, and only those of their tests run that are meant to notice.
+//!
+//! Compiling takes most of the time, so all mistakes are compiled at once: in [`copy`] the function around a mistake has both
+//! bodies, and a variable of the environment says which one runs ([`switch`], [`place`]). A mistake that is not within one function,
+//! or that does not compile beside its right body, is made alone, and so is one that no test has noticed: whoever clears the environment
+//! of what a test starts has not made it. [`trial`] builds, and runs tests.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::run::{cargo, root, target};
-use crate::tally::{Reader, Tally};
+use crate::programs::Program;
+use crate::run::{root, target};
 
+mod copy;
 mod list;
+mod place;
+mod switch;
+mod trial;
 
 use list::mutations;
+use switch::{Switched, switched};
+use trial::{Build, Built, Verdict};
 
 /// A mistake.
 struct Mutation {
@@ -30,12 +40,12 @@ struct Mutation {
     /// Found exactly once in the file.
     from: &'static str,
     to: &'static str,
-    /// Only tests whose name contains this run; all with an empty one.
+    /// Only tests whose name contains this; all with an empty one.
     tests: &'static str,
 }
 
-/// Makes each mistake in turn; says whether all were noticed.
-pub fn run(filters: &[String]) -> Result<bool> {
+/// Makes each mistake in turn; says whether all were noticed. With `resume` not those that runs before have noticed.
+pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     let is_like = |mutation: &Mutation, filter: &str| mutation.name.contains(filter) || mutation.package == filter;
     for filter in filters {
         ensure!(
@@ -43,117 +53,163 @@ pub fn run(filters: &[String]) -> Result<bool> {
             "no mutation has a name or package like `{filter}`"
         );
     }
+    let record = Record::open(resume)?;
     let wanted: Vec<_> = mutations()
         .filter(|mutation| filters.is_empty() || filters.iter().any(|filter| is_like(mutation, filter)))
+        .filter(|mutation| !record.noticed.contains(mutation.name))
         .collect();
-    let copy = copy_sources()?;
+    let packages = wanted.iter().map(|mutation| mutation.package).collect();
+    let (build, sources, programs) = build(&wanted, (!filters.is_empty()).then_some(&packages))?;
     // Without a mistake the same tests pass, else a failure would say nothing.
-    let tests: BTreeSet<_> = wanted.iter().map(|mutation| (mutation.package, mutation.tests)).collect();
-    for (package, filter) in tests {
-        let tally = test(&copy, package, filter)?;
-        ensure!(tally.good() && tally.passed > 0, "{package}, `{filter}`: not good without any mutation: {tally}");
-        println!("{package}, `{filter}`, without a mutation: {tally}");
+    for package in &packages {
+        let tests = wanted.iter().filter(|mutation| mutation.package == *package).map(|mutation| mutation.tests);
+        let tests: BTreeSet<_> = tests.collect();
+        let mut concerned = Vec::new();
+        for filter in &tests {
+            let more = build.concerned(&programs, package, filter)?;
+            concerned.extend(more.into_iter().filter(|program| !concerned.contains(program)).collect::<Vec<_>>());
+        }
+        let verdict = trial::run(&concerned, &tests.into_iter().collect::<Vec<_>>(), None)?;
+        ensure!(verdict.good() && verdict.tally.passed > 0, "{package}: not good without any mutation: {verdict}");
+        println!("{package}, without a mutation: {verdict}");
     }
-    let mut missed = 0;
-    for mutation in &wanted {
-        let noticed = is_noticed(&copy, mutation).with_context(|| format!("mutation {}", mutation.name))?;
-        println!("mutation {}: {}: {}", mutation.name, mutation.what, if noticed { "noticed" } else { "MISSED" });
-        missed += u32::from(!noticed);
-    }
-    println!("{} mutations, {missed} missed", wanted.len());
-    Ok(missed == 0)
-}
-
-/// Makes the mistake, runs the tests, and undoes it.
-fn is_noticed(copy: &Path, mutation: &Mutation) -> Result<bool> {
-    let Mutation { package, file, from, to, tests, .. } = *mutation;
-    let path = copy.join(file);
-    let text = fs::read_to_string(&path).with_context(|| file.to_owned())?;
-    let count = text.matches(from).count();
-    ensure!(count == 1, "{file} has {count} places like `{from}`, one is expected");
-    fs::write(&path, text.replacen(from, to, 1))?;
-    let tally = test(copy, package, tests);
-    fs::write(&path, &text)?;
-    let tally = tally?;
-    ensure!(tally != Tally::default(), "{package} has no test like `{tests}`");
-    Ok(!tally.good())
-}
-
-/// Runs the tests of a package with names like `filter` in the copy. An error if it does not build.
-fn test(copy: &Path, package: &str, filter: &str) -> Result<Tally> {
-    let cargo = |args: &[&str]| {
-        let mut command = cargo(args);
-        command.current_dir(copy).env("CARGO_TARGET_DIR", target().join("mutations-build"));
-        // The compiler warns of what a mistake leaves unused.
-        command.stderr(Stdio::null());
-        command
-    };
-    // Programs of these tests load libraries that no dependency names.
-    let of_rig = package == "cuda-rig";
-    let features: &[&str] = if of_rig { &["--features", "libraries"] } else { &[] };
-    if of_rig {
-        let beside = ["cuda-front", "cuda-fake", "cuda-owner", "mediatord", "mediatorctl"];
-        let packages: Vec<_> = beside.iter().flat_map(|name| ["--package", name]).collect();
-        let built = cargo(&[&["build", "--quiet"][..], &packages].concat()).status()?;
-        ensure!(built.success(), "what {package} loads does not build");
-    }
-    let tests = [&["--package", package, "--tests"], features].concat();
-    let built = cargo(&[&["test", "--quiet", "--no-run"][..], &tests].concat()).status()?;
-    ensure!(built.success(), "{package} does not build");
-    let run = [&["test"][..], &tests, &["--", "--test-threads=2", filter]].concat();
-    let output = cargo(&run).output()?;
-    let mut reader = Reader::default();
-    String::from_utf8_lossy(&output.stdout).lines().for_each(|line| reader.line(line));
-    Ok(reader.finish(output.status.success()))
-}
-
-/// Brings the copy to what git tracks, as it is in the working tree. Files that are the same are left alone, so that a second run
-/// compiles what has changed only; one that a run was killed over is not the same.
-fn copy_sources() -> Result<PathBuf> {
-    let copy = target().join("mutations");
-    let listed = Command::new("git")
-        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
-        .current_dir(root())
-        .output()
-        .context("git ls-files")?;
-    if !listed.status.success() {
-        bail!("git ls-files: {}", String::from_utf8_lossy(&listed.stderr));
-    }
-    let mut names = BTreeSet::new();
-    for name in listed.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-        let name = Path::new(std::str::from_utf8(name).context("a file name that is no UTF-8")?);
-        let (from, to) = (root().join(name), copy.join(name));
-        // What is deleted but not committed yet is listed all the same.
-        if from.is_file() {
-            bring(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
-            names.insert(name.to_owned());
+    let mut missed: Vec<&str> = Vec::new();
+    // Those that are made alone come last: what they are built into are the same programs.
+    let mut alone = Vec::new();
+    for mutation in wanted.iter().copied() {
+        let concerned = build.concerned(&programs, mutation.package, mutation.tests)?;
+        if !sources.has_switch(mutation)
+            || !told(mutation, &trial::run(&concerned, &[mutation.tests], Some(mutation))?, &record)?
+        {
+            alone.push((mutation, build.options(&concerned)));
         }
     }
-    remove_others(&copy, &copy, &names)?;
-    Ok(copy)
-}
-
-/// Copies a file, unless its copy is the same.
-fn bring(from: &Path, to: &Path) -> std::io::Result<()> {
-    let same = fs::read(to).is_ok_and(|copied| fs::read(from).is_ok_and(|text| text == copied));
-    if !same {
-        to.parent().map_or(Ok(()), fs::create_dir_all)?;
-        fs::copy(from, to)?;
-    }
-    Ok(())
-}
-
-/// Removes the files of a folder of the copy that are not among `names`.
-fn remove_others(copy: &Path, folder: &Path, names: &BTreeSet<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
-        let path = entry?.path();
-        if path.is_dir() {
-            remove_others(copy, &path, names)?;
-        } else if path.strip_prefix(copy).is_ok_and(|name| !names.contains(name)) {
-            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    for (mutation, options) in &alone {
+        let verdict = make_alone(&build, &sources, options, mutation);
+        if !told(mutation, &verdict.with_context(|| format!("mutation {}", mutation.name))?, &record)? {
+            missed.push(mutation.name);
         }
     }
-    Ok(())
+    missed.iter().for_each(|name| println!("MISSED: {name}"));
+    println!("{} mutations, {} missed", wanted.len(), missed.len());
+    Ok(missed.is_empty())
+}
+
+/// Tells and records whether the tests have noticed a mistake; returns it.
+fn told(mutation: &Mutation, verdict: &Verdict, record: &Record) -> Result<bool> {
+    let noticed = !verdict.good();
+    println!(
+        "mutation {}: {}: {} ({verdict})",
+        mutation.name,
+        mutation.what,
+        if noticed { "noticed" } else { "not noticed" }
+    );
+    if noticed {
+        record.add(mutation.name)?;
+    }
+    Ok(noticed)
+}
+
+/// Makes a mistake in the copy, runs the tests that are to notice, and undoes it.
+fn make_alone(build: &Build, sources: &Sources, options: &[String], mutation: &Mutation) -> Result<Verdict> {
+    let path = sources.copy.join(mutation.file);
+    let with_switches = fs::read(&path).with_context(|| mutation.file.to_owned())?;
+    let mut text = original(mutation.file)?;
+    text.replace_range(switch::place(&text, mutation)?, mutation.to);
+    fs::write(&path, text)?;
+    let built = build.some(options);
+    fs::write(&path, with_switches)?;
+    match built? {
+        Built::Programs(programs) => {
+            let concerned = build.concerned(&programs, mutation.package, mutation.tests)?;
+            trial::run(&concerned, &[mutation.tests], None)
+        }
+        Built::Refused(_, said) => bail!("it does not build:\n{said}"),
+    }
+}
+
+/// The copy, and what is behind a switch in it.
+struct Sources {
+    copy: PathBuf,
+    switched: BTreeMap<&'static str, Switched>,
+}
+
+impl Sources {
+    fn has_switch(&self, mutation: &Mutation) -> bool {
+        let switches = self.switched.values().flat_map(|source| &source.switches);
+        switches.flat_map(|(_, names)| names).any(|name| *name == mutation.name)
+    }
+
+    /// Makes a copy in which the mistakes are behind switches, but for those that are to be made alone.
+    fn make(wanted: &[&'static Mutation], alone: &BTreeSet<&str>) -> Result<Self> {
+        let mut by_file: BTreeMap<_, Vec<&'static Mutation>> = BTreeMap::new();
+        for mutation in wanted.iter().filter(|mutation| !alone.contains(mutation.name)) {
+            by_file.entry(mutation.file).or_default().push(mutation);
+        }
+        let mut of = BTreeMap::new();
+        for (file, mutations) in by_file {
+            of.insert(file, switched(&original(file)?, &mutations)?);
+        }
+        let changed: Vec<_> = of.iter().map(|(file, source)| (file.into(), source.text.clone())).collect();
+        Ok(Self { copy: copy::bring_all(&changed)?, switched: of })
+    }
+}
+
+fn original(file: &str) -> Result<String> {
+    fs::read_to_string(root().join(file)).with_context(|| file.to_owned())
+}
+
+/// Builds the copy. A function that does not compile with two bodies has one in the next try.
+fn build(wanted: &[&'static Mutation], packages: Option<&BTreeSet<&str>>) -> Result<(Build, Sources, Vec<Program>)> {
+    let mut alone = BTreeSet::new();
+    loop {
+        let sources = Sources::make(wanted, &alone)?;
+        let build = Build::new(sources.copy.clone(), packages)?;
+        let (errors, said) = match build.all()? {
+            Built::Programs(programs) => return Ok((build, sources, programs)),
+            Built::Refused(errors, said) => (errors, said),
+        };
+        let before = alone.len();
+        for (file, line) in &errors {
+            let switches = sources.switched.get(file.as_str()).map_or(&[][..], |source| &source.switches);
+            alone.extend(switches.iter().filter(|(lines, _)| lines.contains(line)).flat_map(|(_, names)| names));
+        }
+        if alone.len() == before {
+            bail!("the copy of the sources does not build:\n{said}");
+        }
+        println!("made alone, since they do not compile beside their right bodies: {alone:?}");
+    }
+}
+
+/// Names of the mistakes that were noticed, in a file: a run that is ended early can be gone on with.
+struct Record {
+    path: PathBuf,
+    noticed: BTreeSet<String>,
+}
+
+impl Record {
+    fn open(resume: bool) -> Result<Self> {
+        Self::at(&target().join("mutations-noticed"), resume)
+    }
+
+    /// Reads a record that is to be gone on with; another one begins with nothing.
+    fn at(path: &Path, resume: bool) -> Result<Self> {
+        if !resume && path.exists() {
+            fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+        let text = if path.exists() {
+            fs::read_to_string(path).context("the record of what was noticed")?
+        } else {
+            String::new()
+        };
+        Ok(Self { path: path.to_owned(), noticed: text.lines().map(str::to_owned).collect() })
+    }
+
+    fn add(&self, name: &str) -> Result<()> {
+        let file = fs::OpenOptions::new().create(true).append(true).open(&self.path);
+        file.and_then(|mut file| writeln!(file, "{name}"))
+            .with_context(|| format!("cannot write {}", self.path.display()))
+    }
 }
 
 #[cfg(test)]
@@ -161,35 +217,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_that_is_the_same_is_left_alone_and_one_that_is_not_is_made_so() {
+    fn a_run_is_gone_on_with_only_if_that_is_wished() {
         let folder = tempfile::tempdir().unwrap();
-        let (from, copy) = (folder.path().join("from"), folder.path().join("copy"));
-        let to = copy.join("a/b.rs");
-        fs::write(&from, "good").unwrap();
-        bring(&from, &to).unwrap();
-        let before = fs::metadata(&to).unwrap().modified().unwrap();
-        bring(&from, &to).unwrap();
-        assert_eq!(fs::metadata(&to).unwrap().modified().unwrap(), before);
-        fs::write(&to, "a mistake that a killed run has left").unwrap();
-        fs::write(copy.join("gone.rs"), "").unwrap();
-        bring(&from, &to).unwrap();
-        remove_others(&copy, &copy, &BTreeSet::from(["a/b.rs".into()])).unwrap();
-        assert_eq!(fs::read_to_string(&to).unwrap(), "good");
-        assert!(!copy.join("gone.rs").exists());
+        let path = folder.path().join("noticed");
+        Record::at(&path, false).unwrap().add("a").unwrap();
+        Record::at(&path, true).unwrap().add("b").unwrap();
+        assert_eq!(Record::at(&path, true).unwrap().noticed, BTreeSet::from(["a".into(), "b".into()]));
+        assert!(Record::at(&path, false).unwrap().noticed.is_empty());
+        assert!(Record::at(&path, true).unwrap().noticed.is_empty());
     }
 
     #[test]
     fn each_mutation_has_its_place() {
         let metadata = crate::layers::metadata("Cargo.toml").unwrap();
         let packages: BTreeSet<_> = metadata.workspace_packages().iter().map(|package| package.name.as_str()).collect();
-        for Mutation { name, file, from, to, package, .. } in mutations() {
-            let text = fs::read_to_string(root().join(file)).unwrap();
-            assert_eq!(text.matches(from).count(), 1, "{name}: `{from}` in {file}");
+        for mutation in mutations() {
+            let Mutation { name, file, from, to, package, .. } = mutation;
+            switch::place(&original(file).unwrap(), mutation).unwrap();
             let manifest = root().join(file.split("/src/").next().unwrap()).join("Cargo.toml");
             assert!(from != to && manifest.is_file(), "{name}");
             assert!(packages.contains(package), "{name}: there is no package {package}");
         }
         let names: BTreeSet<_> = mutations().map(|mutation| mutation.name).collect();
         assert_eq!(names.len(), mutations().count());
+    }
+
+    #[test]
+    fn most_mistakes_have_a_switch() {
+        let wanted: Vec<_> = mutations().collect();
+        let files: BTreeSet<_> = wanted.iter().map(|mutation| mutation.file).collect();
+        let mut switches = 0;
+        for file in files {
+            let of_file: Vec<_> = wanted.iter().copied().filter(|mutation| mutation.file == file).collect();
+            let found = switched(&original(file).unwrap(), &of_file).unwrap();
+            switches += found.switches.iter().map(|(_, names)| names.len()).sum::<usize>();
+        }
+        assert!(switches * 10 > wanted.len() * 9, "{switches} of {}: the others take a build each", wanted.len());
     }
 }

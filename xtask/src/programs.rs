@@ -50,6 +50,8 @@ pub struct Program {
     pub integration: bool,
     /// The crates that it belongs to.
     pub group: Group,
+    /// The option by which cargo builds it.
+    pub option: String,
     path: PathBuf,
     /// The package's folder, in which tests run.
     folder: PathBuf,
@@ -76,14 +78,23 @@ pub fn build() -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-fn program(artifact: &Artifact) -> Option<Program> {
+/// The test program that cargo says it has built, if it is one.
+pub fn program(artifact: &Artifact) -> Option<Program> {
     let executable = artifact.executable.as_ref().filter(|_| artifact.profile.test)?;
     let folder = artifact.manifest_path.parent()?;
+    let name = &artifact.target.name;
+    let option = match artifact.target.kind.first()? {
+        TargetKind::Test => format!("--test {name}"),
+        TargetKind::Bin => format!("--bin {name}"),
+        TargetKind::Example => format!("--example {name}"),
+        _ => "--lib".to_owned(),
+    };
     Some(Program {
         package: folder.file_name()?.to_owned(),
         target: artifact.target.name.clone(),
         integration: artifact.target.kind.contains(&TargetKind::Test),
         group: Group::of(folder.as_std_path()),
+        option,
         path: executable.into(),
         folder: folder.into(),
     })
@@ -95,6 +106,11 @@ impl Program {
         let all = self.list(&[])?;
         let ignored: BTreeSet<_> = self.list(&["--ignored"])?.into_iter().collect();
         Ok(all.into_iter().filter(|name| !ignored.contains(name)).collect())
+    }
+
+    /// Returns whether it tests the package in that folder.
+    pub fn is_in(&self, folder: &Path) -> bool {
+        self.folder == folder
     }
 
     /// The program, to be started with more arguments.

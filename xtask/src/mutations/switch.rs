@@ -1,0 +1,111 @@
+//! Many mistakes in one build: a function with a mistake has both bodies, and a variable of the environment says which one runs.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use anyhow::{Result, ensure};
+
+use super::Mutation;
+use super::place::body_around;
+
+/// Names the mistake that a program makes.
+pub const VARIABLE: &str = "GPU_MEDIATOR_MUTATION";
+
+/// A source with switches.
+pub struct Switched {
+    pub text: String,
+    /// Lines of it, counted from 1, with the mistakes that are behind a switch there.
+    pub switches: Vec<(Range<usize>, Vec<&'static str>)>,
+}
+
+/// Returns the one place of a mistake in a source.
+pub fn place(text: &str, mutation: &Mutation) -> Result<Range<usize>> {
+    let Mutation { file, from, .. } = mutation;
+    let count = text.matches(from).count();
+    ensure!(count == 1, "{file} has {count} places like `{from}`, one is expected");
+    let start = text.find(from).unwrap_or_default();
+    Ok(start..start + from.len())
+}
+
+/// Puts mistakes into a source, each behind a switch. Those for which there is none are not among its switches.
+pub fn switched(text: &str, mutations: &[&'static Mutation]) -> Result<Switched> {
+    // By the starts of bodies.
+    let mut bodies: BTreeMap<usize, (Range<usize>, Vec<&Mutation>)> = BTreeMap::new();
+    for mutation in mutations {
+        let Some(body) = body_around(text, &place(text, mutation)?).filter(|_| mutation.file.ends_with(".rs")) else {
+            continue;
+        };
+        let apart = |other: &Range<usize>| other.end <= body.start || body.end <= other.start;
+        if bodies.values().all(|(other, _)| *other == body || apart(other)) {
+            bodies.entry(body.start).or_insert_with(|| (body, Vec::new())).1.push(mutation);
+        }
+    }
+    let mut switched = Switched { text: String::new(), switches: Vec::new() };
+    let mut done = 0;
+    for (body, mutations) in bodies.into_values() {
+        let right = &text[body.clone()];
+        switched.text.push_str(&text[done..body.start]);
+        let first = line(&switched.text);
+        for Mutation { name, from, to, .. } in &mutations {
+            let wrong = right.replacen(from, to, 1);
+            switched.text.push_str(&format!(" if {} {{{wrong}}} else", condition(name)));
+        }
+        switched.text.push_str(&format!(" {{{right}}}"));
+        let names = mutations.iter().map(|mutation| mutation.name).collect();
+        switched.switches.push((first..line(&switched.text) + 1, names));
+        done = body.end;
+    }
+    switched.text.push_str(&text[done..]);
+    Ok(switched)
+}
+
+/// The number of a text's last line.
+fn line(text: &str) -> usize {
+    text.matches('\n').count() + 1
+}
+
+/// An expression that is true in a program that is to make the mistake. It is asked for often: the environment is read once.
+fn condition(name: &str) -> String {
+    format!(
+        "{{ static MAKES: ::std::sync::OnceLock<bool> = ::std::sync::OnceLock::new(); \
+         *MAKES.get_or_init(|| ::std::env::var_os(\"{VARIABLE}\").is_some_and(|name| name == \"{name}\")) }}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn mutation(name: &'static str, from: &'static str, to: &'static str) -> Mutation {
+        Mutation { name, what: "", package: "p", file: "p/src/lib.rs", from, to, tests: "" }
+    }
+
+    #[test]
+    fn mistakes_of_one_function_share_its_right_body() {
+        static MUTATIONS: [Mutation; 4] = [
+            mutation("first", "x < 8", "x < 9"),
+            mutation("second", "x + 1", "x"),
+            mutation("outside", "u32 = 8", "u32 = 9"),
+            mutation("other", "{ 3 }", "{ 4 }"),
+        ];
+        let text =
+            "const C: u32 = 8;\nfn a(x: u32) -> u32 {\n    assert!(x < 8);\n    x + 1\n}\nfn b() -> u32 { { 3 } }\n";
+        let Switched { text, switches } = switched(text, &MUTATIONS.each_ref()).unwrap();
+        let asked = |name: &str| text.matches(&format!("name == \"{name}\"")).count();
+        assert_eq!(["first", "second", "outside", "other"].map(asked), [1, 1, 0, 1]);
+        assert!(text.contains("{\n    assert!(x < 9);\n    x + 1\n} else if"), "{text}");
+        assert!(
+            text.contains("{\n    assert!(x < 8);\n    x\n} else {\n    assert!(x < 8);\n    x + 1\n}}\n"),
+            "{text}"
+        );
+        assert!(text.ends_with("{ { 4 } } else { { 3 } }}\n"), "{text}");
+        assert_eq!(switches, [(2..12, vec!["first", "second"]), (12..13, vec!["other"])]);
+        assert!(text.starts_with("const C: u32 = 8;\n"));
+    }
+
+    #[test]
+    fn a_mistake_with_two_places_is_an_error() {
+        static MUTATIONS: [Mutation; 1] = [mutation("two", "x", "y")];
+        assert!(switched("fn a() { x }\nfn b() { x }", &MUTATIONS.each_ref()).is_err());
+    }
+}

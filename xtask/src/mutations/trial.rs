@@ -1,0 +1,198 @@
+//! The copy's test programs: how they are built, and what they say of a mistake.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io::{BufReader, Read, Seek};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::{Message, diagnostic::DiagnosticLevel};
+
+use super::Mutation;
+use super::switch::VARIABLE;
+use crate::guests::BIN_VARIABLE;
+use crate::layers::metadata;
+use crate::programs::{FEATURES, Program, program};
+use crate::run::{cargo, target};
+use crate::tally::{Reader, Tally};
+use crate::watch;
+
+/// A program that has not ended after so long has noticed that something is wrong.
+/// TIMEOUT: what is run for one mistake takes some seconds; some of it minutes on a busy host.
+const LIMIT: Duration = Duration::from_secs(200);
+
+/// Packages with what programs of `cuda-rig` load, which no dependency names.
+const BESIDE_RIG: [&str; 5] = ["cuda-front", "cuda-fake", "cuda-owner", "mediatord", "mediatorctl"];
+
+/// A build of the copy.
+pub struct Build {
+    copy: PathBuf,
+    /// The packages, by the names that cargo's options have.
+    selection: Vec<String>,
+    /// Folder of each package, in the copy.
+    folders: BTreeMap<String, PathBuf>,
+}
+
+/// Outcome of a build.
+pub enum Built {
+    /// The test programs.
+    Programs(Vec<Program>),
+    /// It does not compile: files and lines of the errors, and what the compiler says.
+    Refused(BTreeSet<(String, usize)>, String),
+}
+
+/// Outcome of some tests.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    pub tally: Tally,
+    /// Names of those that failed.
+    failed: Vec<String>,
+    /// Not all had ended.
+    stood: bool,
+}
+
+impl Verdict {
+    /// Returns whether nothing is wrong.
+    pub fn good(&self) -> bool {
+        self.tally.good() && !self.stood
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = self.failed.iter().take(3).map(String::as_str).collect::<Vec<_>>().join(", ");
+        match (self.stood, named.is_empty()) {
+            (true, _) => write!(f, "not ended after {} s", watch::scaled(LIMIT).as_secs()),
+            (false, true) => write!(f, "{}", self.tally),
+            (false, false) => write!(f, "{}: {named}", self.tally),
+        }
+    }
+}
+
+impl Build {
+    /// Prepares to build `packages` of the copy; everything, if they are `None`: with what `cargo xtask test` builds, so that what
+    /// it has compiled of others' crates can be taken over.
+    pub fn new(copy: PathBuf, packages: Option<&BTreeSet<&str>>) -> Result<Self> {
+        let mut selection: Vec<String> = match packages {
+            None => ["--workspace", "--features", FEATURES].map(str::to_owned).into(),
+            Some(packages) => packages.iter().flat_map(|name| ["--package", name]).map(str::to_owned).collect(),
+        };
+        if packages.is_some_and(|packages| packages.contains("cuda-rig")) {
+            selection.extend(BESIDE_RIG.iter().flat_map(|name| ["--package", name]).map(str::to_owned));
+            selection.extend(["--features", "cuda-rig/libraries"].map(str::to_owned));
+        }
+        let metadata = metadata("Cargo.toml")?;
+        let root = metadata.workspace_root.as_std_path();
+        let folder = |manifest: &Path| {
+            manifest.parent().and_then(|path| path.strip_prefix(root).ok().map(|path| copy.join(path)))
+        };
+        let packages = metadata.workspace_packages();
+        let folders = packages
+            .iter()
+            .filter_map(|package| Some((package.name.to_string(), folder(package.manifest_path.as_std_path())?)));
+        let folders = folders.collect();
+        Ok(Self { copy, selection, folders })
+    }
+
+    /// Builds all test programs, and what they start.
+    pub fn all(&self) -> Result<Built> {
+        self.build(&["build", "--keep-going", "--lib", "--bins", "--tests", "--examples"])
+    }
+
+    /// Builds only some targets, by the options that name them.
+    pub fn some(&self, options: &[String]) -> Result<Built> {
+        let options: Vec<_> = options.iter().flat_map(|option| option.split(' ')).collect();
+        self.build(&[&["build"], &options[..]].concat())
+    }
+
+    /// The options by which cargo builds these test programs, and what integration tests start.
+    pub fn options(&self, programs: &[&Program]) -> Vec<String> {
+        let started = programs.iter().any(|program| program.integration).then(|| "--bins".to_owned());
+        let options: BTreeSet<_> = programs.iter().map(|program| program.option.clone()).chain(started).collect();
+        options.into_iter().collect()
+    }
+
+    fn build(&self, args: &[&str]) -> Result<Built> {
+        let mut command = cargo(args);
+        command.args(&self.selection).args(["--quiet", "--message-format=json"]);
+        command.current_dir(&self.copy).env("CARGO_TARGET_DIR", folder());
+        // The compiler warns of what a mistake leaves unused, and its errors come as messages.
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().context("cannot start cargo")?;
+        let output = child.stdout.take().context("cargo has no output")?;
+        let (mut programs, mut errors, mut said) = (Vec::new(), BTreeSet::new(), String::new());
+        for message in Message::parse_stream(BufReader::new(output)) {
+            match message.context("reading from cargo")? {
+                Message::CompilerArtifact(artifact) => programs.extend(program(&artifact)),
+                Message::CompilerMessage(message) if message.message.level == DiagnosticLevel::Error => {
+                    let spans = message.message.spans.iter();
+                    errors.extend(spans.map(|span| (span.file_name.clone(), span.line_start)));
+                    said.push_str(message.message.rendered.as_deref().unwrap_or_default());
+                }
+                _ => {}
+            }
+        }
+        let good = child.wait().context("waiting for cargo")?.success();
+        ensure!(
+            good || !errors.is_empty(),
+            "the copy of the sources does not build; `cargo build` there says why:\n{said}"
+        );
+        Ok(if good { Built::Programs(programs) } else { Built::Refused(errors, said) })
+    }
+
+    /// The programs of `programs` with tests of a package whose name contains `filter`.
+    pub fn concerned<'a>(&self, programs: &'a [Program], package: &str, filter: &str) -> Result<Vec<&'a Program>> {
+        let folder = self.folders.get(package).with_context(|| format!("there is no package {package}"))?;
+        let mut concerned = Vec::new();
+        for program in programs.iter().filter(|program| program.is_in(folder)) {
+            if program.tests()?.iter().any(|name| name.contains(filter)) {
+                concerned.push(program);
+            }
+        }
+        if concerned.is_empty() {
+            bail!("{package} has no test like `{filter}`");
+        }
+        Ok(concerned)
+    }
+}
+
+/// Runs the tests of `programs` whose names contain one of `filters`, with a mistake, or without.
+pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>) -> Result<Verdict> {
+    let mut verdict = Verdict::default();
+    for program in programs {
+        let mut command = program.command();
+        command.env(BIN_VARIABLE, folder().join("debug")).env_remove(VARIABLE);
+        command.envs(mistake.map(|mutation| (VARIABLE, mutation.name)));
+        command.arg("--test-threads=2").args(filters);
+        one(&mut command, &mut verdict)?;
+    }
+    Ok(verdict)
+}
+
+fn one(command: &mut Command, verdict: &mut Verdict) -> Result<()> {
+    let mut output = tempfile::tempfile().context("a file for tests' output")?;
+    // A file: a pipe would stay open for as long as anything that a test has left behind.
+    command.stdout(output.try_clone()?).stderr(Stdio::null());
+    let mut child = command.spawn().context("cannot start tests")?;
+    if !watch::ends_within(&child, watch::scaled(LIMIT))? {
+        watch::end(child.id());
+        verdict.stood = true;
+    }
+    let good = child.wait().context("waiting for tests")?.success();
+    let mut bytes = Vec::new();
+    output.rewind().and_then(|()| output.read_to_end(&mut bytes)).context("reading tests' output")?;
+    let mut reader = Reader::default();
+    for line in String::from_utf8_lossy(&bytes).lines() {
+        reader.line(line);
+        let failed = line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... FAILED"));
+        verdict.failed.extend(failed.map(str::to_owned));
+    }
+    verdict.tally += reader.finish(good);
+    Ok(())
+}
+
+/// The folder that the copy is built into.
+fn folder() -> PathBuf {
+    target().join("mutations-build")
+}
