@@ -431,9 +431,11 @@ fn domains_that_cannot_be_served_are_left_alone() {
     let rig = Rig::new();
     let other = rig.xen.create(FakeSpec::new(1, "other"));
     let pv = rig.xen.create(FakeSpec { hvm: false, ..FakeSpec::new(2, "guest") });
+    pv.wait_seen();
     pv.destroy();
     // Pages that were never used would be taken from those that the domain may still have.
     let sparse = rig.xen.create(FakeSpec { target_kib: Some(8 << 10), ..FakeSpec::new(3, "guest") });
+    sparse.wait_seen();
     sparse.destroy();
     let good = rig.domain(FakeSpec::new(4, "guest"));
     assert_eq!(good.read(0, PLACE1, 4), 0);

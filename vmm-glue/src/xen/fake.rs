@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -48,6 +49,8 @@ struct Domain {
     hvm: bool,
     target_kib: u64,
     state: Mutex<State>,
+    /// A server has found it, and was done with what it did at once.
+    seen: AtomicBool,
     xen: FakeXen,
 }
 
@@ -145,6 +148,7 @@ impl FakeXen {
             hvm,
             target_kib: target_kib.unwrap_or(kib),
             state: Mutex::new(state),
+            seen: AtomicBool::new(false),
             xen: self.clone(),
         });
         self.0.lock().domains.insert(id, Arc::clone(&domain));
@@ -157,7 +161,7 @@ impl FakeXen {
     pub fn store(&self) -> Box<dyn Store> {
         let signal = Arc::new(Signal::new());
         self.0.lock().stores.push(Arc::clone(&signal));
-        Box::new(FakeStore { xen: self.clone(), signal })
+        Box::new(FakeStore { xen: self.clone(), signal, found: None })
     }
 
     /// The hypervisor, for one server.
@@ -218,6 +222,8 @@ impl Hypervisor for FakeXen {
 struct FakeStore {
     xen: FakeXen,
     signal: Arc<Signal>,
+    /// The domain that the server has found last and has not asked for changes since.
+    found: Option<Arc<Domain>>,
 }
 
 impl Store for FakeStore {
@@ -228,6 +234,7 @@ impl Store for FakeStore {
             DomainName::Name(name) => domain.name == *name,
         };
         let found = machine.domains.values().rev().find(is);
+        self.found = found.cloned();
         Ok(found.map(|domain| {
             let most_kib = domain.memory.metadata().map_or(0, |file| file.len() / 1024);
             Found { id: domain.id, most_kib, target_kib: domain.target_kib }
@@ -239,6 +246,9 @@ impl Store for FakeStore {
     }
 
     fn changed(&mut self) -> io::Result<bool> {
+        if let Some(found) = self.found.take() {
+            found.seen.store(true, Ordering::Release);
+        }
         Ok(self.signal.clear())
     }
 
@@ -425,6 +435,14 @@ impl FakeDomain {
         self.until("the domain to be served", || {
             self.server().filter(|server| server.state.lock().bound.len() > self.0.cpus).map(drop)
         });
+    }
+
+    /// Waits until a server has found the domain and has decided about it.
+    ///
+    /// # Panics
+    /// When that takes too long.
+    pub fn wait_seen(&self) {
+        self.until("the domain to be seen", || self.0.seen.load(Ordering::Acquire).then_some(()));
     }
 
     /// Waits until nobody serves the domain.
