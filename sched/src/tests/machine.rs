@@ -87,6 +87,36 @@ fn a_second_submission_of_the_same_vgpu_is_given_ahead_and_not_one_of_another() 
     harness.audit();
 }
 
+/// Starts of `count` submissions of two vGPUs each, all there from the beginning: by whose they are.
+fn owners(config: Config, count: u64, length: u64) -> Vec<u32> {
+    let mut harness = two(config);
+    let mut started = Vec::new();
+    for ticket in 0..2 * count {
+        started.extend(harness.arrive(u32::from(ticket >= count), 0, Engine::Compute, length));
+    }
+    started.extend(std::iter::from_fn(|| harness.step(u64::MAX)).flat_map(|(_, decisions)| decisions));
+    harness.audit();
+    let owner = |decision: &Decision| match decision {
+        Decision::Start(ticket) => u32::from(ticket.0 > count),
+        other => panic!("{other:?}"),
+    };
+    started.iter().map(owner).collect()
+}
+
+#[test]
+fn who_has_the_engine_keeps_it_for_a_turn() {
+    let changes = |owners: &[u32]| owners.windows(2).filter(|two| two[0] != two[1]).count();
+    for pipeline in [Pipeline::ONE, Pipeline::default()] {
+        let config = Config { pipeline, ..config(PolicyKind::Band) };
+        // 36 ms of each, in turns of 2 to 3 ms: by up to 1.5 ms more than the other, from as much less.
+        let short = owners(config, 90, 400_000);
+        assert!((20..=36).contains(&changes(&short)), "{short:?}");
+        // What is longer than a turn changes hands each time but where both have had as much.
+        let long = owners(config, 12, 4 * MS);
+        assert!(changes(&long) >= 15, "{long:?}");
+    }
+}
+
 #[test]
 fn a_charge_begins_at_the_end_before_it() {
     let mut scheduler = Scheduler::new(config(PolicyKind::Direct), Nanos(0)).unwrap();
