@@ -11,6 +11,8 @@ use crate::Pending;
 use crate::crowd::{Account, Crowd, History, SIDE};
 use crate::guest::{self, Smoke};
 
+/// Word before the times at which a load's kernels have ended.
+const ENDS: &str = "ENDS ";
 /// Line of a load that has begun.
 const BEGUN: &str = "LOOPING";
 /// Time that a load may take to begin.
@@ -37,13 +39,25 @@ impl Load {
     /// Kernels of so many [rounds](crate::crowd::ROUND_NS), one behind the other; up to `in_flight` of them are on their way, so
     /// that the guest can be late by as much, as it is on a host with more guests than CPUs.
     pub fn kernels(vm: usize, rounds: u32, in_flight: u32) -> Self {
-        let kernel = format!("workload --name long-madd --side {SIDE} --rounds {rounds}");
+        Self::kernels_of(vm, SIDE, rounds, in_flight)
+    }
+
+    /// The same of kernels whose matrices have that side: a round takes [as long](crate::crowd::round_ns) as that says.
+    pub fn kernels_of(vm: usize, side: u32, rounds: u32, in_flight: u32) -> Self {
+        let kernel = format!("workload --name long-madd --side {side} --rounds {rounds}");
         Self::new(vm, format!("{kernel} --in-flight {in_flight}"))
     }
 
+    /// The same, and the guest tells when each of its kernels has ended.
+    #[must_use]
+    pub fn telling_ends(mut self) -> Self {
+        self.words += " --ends";
+        self
+    }
+
     /// A kernel, then a pause, and so on.
-    pub fn bursts(vm: usize, rounds: u32, pause_ms: u32) -> Self {
-        let kernel = format!("workload --name long-madd --side {SIDE} --rounds {rounds}");
+    pub fn bursts(vm: usize, side: u32, rounds: u32, pause_ms: u32) -> Self {
+        let kernel = format!("workload --name long-madd --side {side} --rounds {rounds}");
         Self::new(vm, format!("{kernel} --pause-ms {pause_ms}"))
     }
 
@@ -84,6 +98,8 @@ pub struct Outcome {
     pub uses: Uses,
     /// Beginning of each load, in ns from there.
     pub marks: Vec<u64>,
+    /// Beginning of what is measured, by the card's clock in ns.
+    pub from: u64,
     /// Time that was measured, in ns of the card's clock.
     pub length: u64,
     /// Accounts of PGRAPH at both ends.
@@ -92,6 +108,8 @@ pub struct Outcome {
     pub after: Vec<Account>,
     /// Reports of the loads in the end.
     pub reports: Vec<Smoke>,
+    /// Times in ns of the card's clock at which kernels have ended, of the loads that tell.
+    pub ends: Vec<Vec<u64>>,
 }
 
 /// Time between two questions what was charged.
@@ -165,8 +183,9 @@ impl Contest {
         }
         marks.iter_mut().for_each(|mark| *mark = mark.saturating_sub(begin));
         running.iter().try_for_each(Pending::terminate)?;
-        let reports = running.into_iter().map(report).collect::<Result<_>>()?;
-        Ok(Outcome { vms, uses, marks, length, before, after, reports })
+        let reported = running.into_iter().map(report).collect::<Result<Vec<_>>>()?;
+        let (reports, ends) = reported.into_iter().unzip();
+        Ok(Outcome { vms, uses, marks, from: begin, length, before, after, reports, ends })
     }
 }
 
@@ -174,13 +193,30 @@ fn start<'a>(crowd: &'a Crowd, load: &Load) -> Result<Pending<'a>> {
     crowd.vm(load.vm)?.start(&format!("run /bin/gpu-workloads {} --duration {LASTS_S}", load.words))
 }
 
-fn report(pending: Pending<'_>) -> Result<Smoke> {
+fn report(pending: Pending<'_>) -> Result<(Smoke, Vec<u64>)> {
     let output = pending.wait_within(guest::SMOKE_LIMIT)?;
     let smoke = guest::parse_smoke(&output)?;
     ensure!(smoke.ok, "{}", output.text());
     // What it did stands in the line of the workload, before the one of the command.
     let line = output.lines.iter().find(|line| line.starts_with("RESULT ")).cloned();
-    Ok(Smoke { line: line.unwrap_or_default(), ..smoke })
+    let ends =
+        output.lines.iter().filter_map(|line| line.strip_prefix(ENDS)).map(ends_in).collect::<Result<Vec<_>>>()?;
+    Ok((Smoke { line: line.unwrap_or_default(), ..smoke }, ends.concat()))
+}
+
+/// Times in ns at which kernels have ended, of a line of them.
+fn ends_in(line: &str) -> Result<Vec<u64>> {
+    let (first, rest) =
+        line.strip_prefix("at_us=").and_then(|line| line.split_once(" after_us=")).context("no times")?;
+    let words = std::iter::once(first).chain(rest.split(',').filter(|word| !word.is_empty()));
+    let mut at = 0u64;
+    let times = words.map(|word| {
+        at = at
+            .checked_add(word.parse().with_context(|| format!("ENDS {line}: {word}"))?)
+            .context("a time beyond all")?;
+        at.checked_mul(1000).context("a time beyond all")
+    });
+    times.collect()
 }
 
 impl Outcome {
@@ -203,6 +239,19 @@ impl Outcome {
     /// Returns what a load was charged for PGRAPH, in parts of the time.
     pub fn received(&self, place: usize) -> f64 {
         self.uses.used(place, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
+    }
+
+    /// Work of the loads by what their guests tell: the kernels of each that have ended, which take so many ns, in intervals of
+    /// `step` ns of the measured time.
+    pub fn counted(&self, lengths: &[u64], step: u64) -> Uses {
+        let mut uses = Uses::new(self.vms.len(), step, self.length);
+        for ((place, ends), length) in self.ends.iter().enumerate().zip(lengths) {
+            for end in ends.iter().filter(|end| **end > self.from) {
+                let began = end.saturating_sub(*length).max(self.from);
+                uses.add(place, Engine::Compute, began - self.from, end - self.from);
+            }
+        }
+        uses
     }
 
     /// Submissions of a load to PGRAPH that ended meanwhile.
@@ -228,5 +277,39 @@ impl Outcome {
         let line = &self.reports.get(place).context("a load without a report")?.line;
         let value = line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
         Ok(value.with_context(|| format!("no {key} in {line}"))?.parse()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_read_as_guests_tell_them() {
+        assert_eq!(ends_in("at_us=5000 after_us=1,1999").unwrap(), [5_000_000, 5_001_000, 7_000_000]);
+        assert_eq!(ends_in("at_us=1 after_us=").unwrap(), [1000]);
+        for wrong in ["", "at_us=1", "at_us=1 after_us=x", "at_us=18446744073709551615 after_us=1"] {
+            assert!(ends_in(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn kernels_count_in_the_intervals_in_which_they_ran() {
+        let ends = vec![vec![95, 130, 160], vec![145, 190]];
+        let outcome = Outcome {
+            vms: vec![0, 1],
+            uses: Uses::new(2, 10, 80),
+            marks: Vec::new(),
+            from: 100,
+            length: 80,
+            before: Vec::new(),
+            after: Vec::new(),
+            reports: Vec::new(),
+            ends,
+        };
+        let counted = outcome.counted(&[20, 40], 20);
+        let used = |vm| [0, 20, 40, 60].map(|at| counted.used(vm, Engine::Compute, at, at + 20));
+        // The one that ended before is no part of it, and those across the ends with what lies between them.
+        assert_eq!([used(0), used(1)], [[10, 10, 20, 0], [15, 20, 15, 20]]);
     }
 }

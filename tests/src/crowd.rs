@@ -13,13 +13,23 @@ use serde_json::Value;
 use crate::guest::{self, card_toml, vm_toml};
 use crate::{Daemon, Vm, VmConfig};
 
+/// Bytes of a memory transaction of the card's shaders.
+const TRANSACTION: u64 = 128;
+
+/// Time of a round of a kernel whose matrices have that side, in ns: two words read and one written for each element, in whole
+/// transactions.
+pub const fn round_ns(side: u32) -> u64 {
+    let bytes = ((side * side) as u64 * 4).div_ceil(TRANSACTION) * TRANSACTION;
+    3 * bytes * 1_000_000_000 / ((SHADER_MIB_PER_S as u64) << 20)
+}
+
 /// The card's name.
 pub const CARD: &str = "card0";
 /// Side of the matrices of the guests' kernels, and MiB per second that the card's shaders move.
 pub const SIDE: u32 = 32;
 const SHADER_MIB_PER_S: u32 = 24;
-/// Time of a round of such a kernel, in ns: two words read and one written for each element.
-pub const ROUND_NS: u64 = (SIDE * SIDE * 12) as u64 * 1_000_000_000 / ((SHADER_MIB_PER_S as u64) << 20);
+/// Time of a round of such a kernel, in ns.
+pub const ROUND_NS: u64 = round_ns(SIDE);
 /// MiB per second that the card copies.
 pub const COPY_MIB_PER_S: u64 = 256;
 /// MiB of VRAM of a VM.
@@ -60,6 +70,15 @@ impl Crowd {
 
     /// The same; the drivers of the VMs from `knowing` on know the mediator.
     pub fn boot_with(name: &str, count: usize, memory_mib: u32, keys: &str, knowing: usize) -> Result<Self> {
+        Self::boot_on("", name, count, memory_mib, keys, knowing)
+    }
+
+    /// As [`Self::boot`], on a card where what one VM's kernels leave is not cleared before another's.
+    pub fn boot_keeping(name: &str, count: usize, memory_mib: u32) -> Result<Self> {
+        Self::boot_on("residue = \"keep\"\n", name, count, memory_mib, "", count)
+    }
+
+    fn boot_on(card: &str, name: &str, count: usize, memory_mib: u32, keys: &str, knowing: usize) -> Result<Self> {
         let images = crate::images()?;
         let daemon = Daemon::start(name, |paths| {
             let vram_mib = 128 + VRAM_MIB * u32::try_from(count).unwrap_or(u32::MAX / VRAM_MIB);
@@ -68,7 +87,7 @@ impl Crowd {
             );
             let offer = |index| if index < knowing { "" } else { "paravirtual = { offered = true }\n" };
             let vms = (0..count).map(|index| vm_toml(&name_of(index), VRAM_MIB) + keys + offer(index));
-            card_toml(paths, vram_mib) + &time + &vms.collect::<String>()
+            card_toml(paths, vram_mib) + card + &time + &vms.collect::<String>()
         })?;
         let boot = |index: usize| -> Result<Vm> {
             let name = name_of(index);

@@ -89,8 +89,7 @@ impl Rogue {
     /// Fails when a result is wrong: a neighbour's, or what the rogue computes behind all that.
     pub fn beside(self, crowd: &Crowd, neighbours: &[u32], measured: Duration) -> Result<Outcome> {
         let vm = neighbours.len();
-        let mut loads: Vec<Load> =
-            (0..).zip(neighbours).map(|(vm, rounds)| Load::kernels(vm, *rounds, IN_FLIGHT)).collect();
+        let mut loads: Vec<Load> = (0..).zip(neighbours).map(|(vm, rounds)| neighbour(vm, *rounds)).collect();
         loads.push(match self.way {
             Way::Program(what) => Load::rogue(vm, what),
             Way::Stopped | Way::Frozen => Load::kernels(vm, 4, IN_FLIGHT),
@@ -121,6 +120,11 @@ impl Rogue {
             Way::Frozen => signal(crowd, vm, Signal::CONT),
         }
     }
+}
+
+/// A guest with a steady load, which tells when its kernels have ended.
+pub fn neighbour(vm: usize, rounds: u32) -> Load {
+    Load::kernels(vm, rounds, IN_FLIGHT).telling_ends()
 }
 
 fn signal(crowd: &Crowd, vm: usize, signal: Signal) -> Result<()> {

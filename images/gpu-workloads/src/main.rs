@@ -53,8 +53,8 @@ const COPY: [&str; 9] =
 const STREAM: [&str; 4] = ["engine=", "size=", "in-flight=", "duration="];
 const DATAFLOW: [&str; 5] = ["shape=", "kernel=", "side=", "contexts=", "share"];
 const SHARE: [&str; 4] = ["what=", "key=", "channel=", "duration="];
-const WORKLOAD: [&str; 9] =
-    ["name=", "scale=", "rounds=", "side=", "working-set=", "duration=", "in-flight=", "pause-ms=", "json"];
+const WORKLOAD: [&str; 10] =
+    ["name=", "scale=", "rounds=", "side=", "working-set=", "duration=", "in-flight=", "pause-ms=", "ends", "json"];
 
 #[rustfmt::skip]
 const TESTS: [Test; 19] = [

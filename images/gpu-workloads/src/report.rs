@@ -1,6 +1,9 @@
 //! Result lines: `RESULT name=... ok=... bytes=... copies=... channels=... seconds=...`, then facts, then the error if any.
 //!
 //! Values hold no blanks but the error, which is last and quoted.
+//!
+//! Before it, when that is asked for, the times at which kernels have ended: `ENDS at_us=... after_us=...,...` in microseconds of the
+//! card's clock, the first of a line in full, each other as what it is after the one before.
 
 use std::time::Instant;
 
@@ -50,6 +53,20 @@ fn object(name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) -> 
     object
 }
 
+/// Times in a line.
+const ENDS: usize = 200;
+
+/// Prints when kernels have ended, given in nanoseconds.
+pub fn print_ends(ends: &[u64]) {
+    ends.chunks(ENDS).for_each(|some| println!("{}", line_of_ends(some)));
+}
+
+fn line_of_ends(ends: &[u64]) -> String {
+    let us = |end: &u64| end / 1000;
+    let after: Vec<String> = ends.windows(2).map(|two| us(&two[1]).wrapping_sub(us(&two[0])).to_string()).collect();
+    format!("ENDS at_us={} after_us={}", ends.first().map_or(0, us), after.join(","))
+}
+
 /// Prints a line.
 pub fn print(name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) {
     println!("{}", line(name, counts, seconds, outcome));
@@ -91,6 +108,12 @@ mod tests {
         );
         let bad = object("madd", COUNTS, 1.5, &Err(anyhow::anyhow!("wrong")));
         assert_eq!((&bad["ok"], &bad["error"]), (&json!(false), &json!("wrong")));
+    }
+
+    #[test]
+    fn ends_are_told_one_after_the_other() {
+        assert_eq!(line_of_ends(&[5_000_999, 5_001_000, 7_000_000]), "ENDS at_us=5000 after_us=1,1999");
+        assert_eq!(line_of_ends(&[1_234]), "ENDS at_us=1 after_us=");
     }
 
     #[test]

@@ -88,6 +88,8 @@ pub struct Guest {
     /// Something was submitted since the last wait.
     busy: bool,
     done: Done,
+    /// When each launch ended, in ns of the card's clock, if that is to be kept.
+    ends: Option<Vec<u64>>,
 }
 
 impl Guest {
@@ -125,12 +127,23 @@ impl Guest {
             collected: 0,
             busy: true,
             done: Done::default(),
+            ends: None,
         })
     }
 
     /// The channel's number in the guest.
     pub fn number(&self) -> i32 {
         self.channel.number()
+    }
+
+    /// Keeps from now on when each launch has ended.
+    pub fn keep_ends(&mut self) {
+        self.ends = Some(Vec::new());
+    }
+
+    /// Ends of the launches that were waited for, in ns of the card's clock, if they were kept. Later ones are kept no more.
+    pub fn take_ends(&mut self) -> Option<Vec<u64>> {
+        self.ends.take()
     }
 
     /// Returns the work done up to now; launches that were not waited for have no time yet.
@@ -236,6 +249,7 @@ impl Guest {
             ensure!((begin, end) == (mark, mark), "a kernel was cut short: {}", self.verdict());
             ensure!(from <= to, "a kernel ended at {to} ns and began at {from} ns of the card's clock");
             self.done.gpu_time += Duration::from_nanos(to - from);
+            self.ends.iter_mut().for_each(|ends| ends.push(to));
         }
         self.collected = self.collected.max(until);
         Ok(())

@@ -100,7 +100,7 @@ fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
     let options = workloads::Options { seed: rig.seed(), rounds: Some(SPLIT_ROUNDS), ..workloads::Options::default() };
     let pieces = workloads::by_name("loop", options).context("a workload")?;
     let mut gpu = Guest::running_ahead(rig.device(), MOST_IN_FLIGHT)?;
-    let repeat = Repeat { duration, in_flight: MOST_IN_FLIGHT, pause: None };
+    let repeat = Repeat { duration, in_flight: MOST_IN_FLIGHT, pause: None, ends: false };
     let Looped { iterations, .. } = again_and_again(&*pieces, &mut gpu, repeat)?;
     let report = workloads::run(&*pieces, &mut gpu)?;
     rig.add(Counts { bytes: report.verified, copies: gpu.done().copies, channels: 1 });

@@ -47,10 +47,12 @@ pub struct Repeat {
     pub in_flight: u64,
     /// From the end of an iteration to the next.
     pub pause: Option<Duration>,
+    /// The end of each kernel is kept, and told.
+    pub ends: bool,
 }
 
 /// `workload --name NAME|all [--scale N] [--rounds N] [--side N] [--working-set BYTES] [--duration SECONDS [--in-flight N]
-/// [--pause-ms N]] [--json]`
+/// [--pause-ms N] [--ends]] [--json]`
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("name").unwrap_or("all");
     let names = if name == "all" { NAMES.to_vec() } else { vec![name] };
@@ -67,12 +69,13 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let duration = optional("duration")?.map(Duration::from_secs);
     let in_flight = optional("in-flight")?;
     let pause = optional("pause-ms")?.map(Duration::from_millis);
+    let ends = options.flag("ends");
     ensure!(
-        duration.is_some() || in_flight.is_none() && pause.is_none(),
-        "--in-flight and --pause-ms are for --duration"
+        duration.is_some() || in_flight.is_none() && pause.is_none() && !ends,
+        "--in-flight, --pause-ms and --ends are for --duration"
     );
     ensure!(pause.is_none() || in_flight.is_none_or(|count| count == 1), "--pause-ms: each launch is waited for");
-    let repeat = duration.map(|duration| Repeat { duration, in_flight: in_flight.unwrap_or(1), pause });
+    let repeat = duration.map(|duration| Repeat { duration, in_flight: in_flight.unwrap_or(1), pause, ends });
     let node = Path::new(options.text("node").unwrap_or(crate::DEFAULT_NODE));
     let mut failed = Vec::new();
     for name in &names {
@@ -130,7 +133,11 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
     };
     gpu.finish()?;
     let opened = began.elapsed();
+    if repeat.is_some_and(|repeat| repeat.ends) {
+        gpu.keep_ends();
+    }
     let looped = repeat.map(|repeat| again_and_again(workload, &mut gpu, repeat)).transpose()?;
+    gpu.take_ends().iter().for_each(|ends| report::print_ends(ends));
     let done_in_loop = gpu.done();
     let mut report = workloads::run(workload, &mut gpu)?;
     report.times[0] += opened;

@@ -51,7 +51,7 @@ const BENCHMARKS: [Benchmark; 20] = [
     ("shadow", |_, _| shadow::run()),
     ("compute", |_, _| compute::run()),
     ("sched-sim", |request, _| sched::run(request.only.as_deref())),
-    ("sched-guests", |_, _| sched_guests::run()),
+    ("sched-guests", |request, record| sched_guests::run(request, record)),
     ("swap", |request, _| swap::run(request.file.as_deref())),
     ("evict", |request, _| evict::run(request.only.as_deref())),
     ("fv", |request, _| fv::run(request)),

@@ -1,4 +1,4 @@
-//! Figures of GPUvm (ATC 2014) and Gdev (ATC 2012).
+//! Figures of Gdev (ATC 2012).
 
 use std::time::Duration;
 
@@ -6,77 +6,57 @@ use anyhow::{Context, Result};
 use sched::Engine;
 use tests::bench::Metric;
 use tests::contest::{Load, Outcome};
-use tests::crowd::{COPY_MIB_PER_S, Crowd, ROUND_NS};
+use tests::crowd::COPY_MIB_PER_S;
 
-use super::{BAND, CREDIT, FIFO, HALF, LONG_MADD, MADD, MEASURED, MS, common, equal, errors, percent, play, steady};
+use super::{BAND, CREDIT, FIFO, HALF, LONG_MADD, MADD, MS, Stage, TENTH, Work, equal, percent, steady};
 
-/// Bytes of a copy, which the guest rounds up: as long as two of `madd`.
-const COPY: u64 = (COPY_MIB_PER_S << 20) * 2 * MADD as u64 * ROUND_NS / 1_000_000_000;
+/// Bytes of a copy, which the guest rounds up: 2 ms, about as long as a long kernel.
+const COPY: u64 = (COPY_MIB_PER_S << 20) * 2 / 1000;
 
 /// Time before an arrival and behind it in which windows are left out: its setup, and a window of history.
-const ARRIVAL: u64 = 500 * MS;
-
-/// `madd` against `long-madd` on 2, 4, 8 VMs.
-pub fn gpuvm_7_and_8(crowd: &Crowd) -> Result<Vec<Metric>> {
-    let mut metrics = Vec::new();
-    for vms in [2, 4, 8] {
-        for policy in [FIFO, CREDIT, BAND] {
-            let row = format!("sched.guests.gpuvm.{vms}vms.{}", policy.0);
-            let loads = (0..vms).map(|vm| steady(vm, if vm % 2 == 0 { MADD } else { LONG_MADD }));
-            let outcome = play(crowd, &row, policy, MEASURED, loads.collect())?;
-            let [half, half_worst, tenth, tenth_worst] = errors(&row, &outcome, policy, &equal(vms));
-            let peer = match (policy.0, vms) {
-                ("fifo", _) => "GPUvm fig. 7: long-madd higher in all cases",
-                ("credit", 2) => "GPUvm fig. 7: not fair",
-                ("credit", _) => "GPUvm fig. 7: fair",
-                _ => "GPUvm fig. 7: fair; Gdev: within 7 %",
-            };
-            let tenth = tenth.beside("GPUvm fig. 8: nobody fair, BAND neither");
-            metrics.extend([half.beside(peer), half_worst, tenth, tenth_worst]);
-            metrics.extend(common(&row, &outcome, &equal(vms)));
-        }
-    }
-    Ok(metrics)
-}
+const ARRIVAL: u64 = HALF;
 
 /// Returns what lies between the beginning of a load and a later one's, or the end.
 fn between(outcome: &Outcome, load: usize) -> Result<(u64, u64)> {
     let from = outcome.marks.get(load).context("a load that has not begun")? + ARRIVAL;
     let until = outcome.marks.get(load + 1).map_or(outcome.length, |next| next.saturating_sub(ARRIVAL));
-    Ok((from.next_multiple_of(100 * MS), until))
+    Ok((from.next_multiple_of(TENTH), until))
 }
 
 /// Short tasks against long ones that come later.
-pub fn gdev_14(crowd: &Crowd) -> Result<Vec<Metric>> {
+pub fn gdev_14(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for policy in [FIFO, CREDIT, BAND] {
         let row = format!("sched.guests.gdev14.{}", policy.0);
-        let late = steady(1, 2 * LONG_MADD).after(Duration::from_secs(3));
-        let measured = Duration::from_secs(4) + MEASURED;
-        let outcome = play(crowd, &row, policy, measured, vec![steady(0, MADD), late])?;
+        let rounds = [MADD, 2 * LONG_MADD];
+        let late = steady(1, rounds[1]).after(Duration::from_secs(3));
+        let measured = Duration::from_secs(4) + stage.measured;
+        let outcome = stage.play_for(&row, policy, measured, vec![steady(0, rounds[0]), late])?;
+        let work = Work::of(&outcome, &rounds);
         let (from, until) = between(&outcome, 1)?;
-        let error = outcome.uses.share_error(Engine::Compute, HALF, from, until, &equal(2));
+        let error = work.uses.share_error(Engine::Compute, HALF, from, until, &equal(2));
         let peer = match policy.0 {
             "fifo" | "credit" => "Gdev: no isolation",
             _ => "Gdev, BAND: within 7 % on average",
         };
         metrics.push(percent(format!("{row}.error"), error.mean).beside(peer));
-        let alone = outcome.uses.used(0, Engine::Compute, 0, from.min(2_000 * MS)) as f64 / from.min(2_000 * MS) as f64;
+        let before = from.min(2_000 * MS);
+        let alone = work.uses.used(0, Engine::Compute, 0, before) as f64 / before as f64;
         metrics.push(percent(format!("{row}.alone_before"), alone));
     }
     Ok(metrics)
 }
 
-/// Copies, and kernels of two sizes, of two VMs under BAND, with queues apart (MRQ) and together (SDQ).
-pub fn gdev_15(crowd: &Crowd) -> Result<Vec<Metric>> {
+/// Copies, and kernels of two sizes, of two VMs under BAND, with queues apart (MRQ) and together (SDQ); by the mediator's charges.
+pub fn gdev_15(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (name, queues) in [("mrq", "separate"), ("sdq", "single")] {
         let row = format!("sched.guests.gdev15.{name}");
-        crowd.set(&["--queues", queues])?;
+        stage.crowd.set(&["--queues", queues])?;
         let kernels = [MADD, LONG_MADD].into_iter().enumerate().map(|(vm, rounds)| steady(vm, rounds));
         let copies = (0..2).map(|vm| Load::copies(vm, COPY));
-        let outcome = play(crowd, &row, BAND, MEASURED, kernels.chain(copies).collect());
-        crowd.set(&["--queues", "separate"])?;
+        let outcome = stage.play(&row, BAND, kernels.chain(copies).collect());
+        stage.crowd.set(&["--queues", "separate"])?;
         let outcome = outcome?;
         let peer = if name == "mrq" { "Gdev, MRQ: exceeds 100 %" } else { "Gdev, SDQ: does not overlap" };
         let mut both = 0.0;
@@ -94,15 +74,16 @@ pub fn gdev_15(crowd: &Crowd) -> Result<Vec<Metric>> {
 }
 
 /// Four VMs alike that come one after the other.
-pub fn gdev_16(crowd: &Crowd) -> Result<Vec<Metric>> {
+pub fn gdev_16(stage: &Stage) -> Result<Vec<Metric>> {
     let row = "sched.guests.gdev16";
     let loads = (0..4).map(|vm| steady(vm, MADD).after(Duration::from_secs(5) * vm as u32));
-    let outcome = play(crowd, row, BAND, Duration::from_secs(20), loads.collect())?;
+    let outcome = stage.play_for(row, BAND, Duration::from_secs(20), loads.collect())?;
+    let work = Work::of(&outcome, &[MADD; 4]);
     let mut metrics = Vec::new();
     for vms in 1..=4 {
         let (from, until) = between(&outcome, vms - 1)?;
         let wanted: Vec<f64> = (0..4).map(|vm| if vm < vms { 1.0 / vms as f64 } else { 0.0 }).collect();
-        let error = outcome.uses.share_error(Engine::Compute, HALF, from, until, &wanted);
+        let error = work.uses.share_error(Engine::Compute, HALF, from, until, &wanted);
         metrics.push(percent(format!("{row}.{vms}vms.error_500ms_worst"), error.worst).beside("Gdev: fair"));
     }
     Ok(metrics)

@@ -1,41 +1,49 @@
 //! The scheduler with real guests (Linux 6.1, stock nouveau), in the same scenarios as the [simulated](super::sched) ones:
-//! [`figures`] of GPUvm and Gdev, [`sharing`] by weight, in bursts and alone, [`rogues`].
+//! [`competing`] has the errors of shares by policies, numbers of VMs and lengths of kernels, [`figures`] those of GPUvm and
+//! Gdev that are about more than that, [`sharing`] what comes of weights, bursts and of one VM alone, [`rogues`].
 //!
-//! `madd` takes half a millisecond of the card's modelled time, `long-madd` five times that, and what is reported are charges of
-//! the mediator, by the card's clock, in the intervals that it keeps. Guests under emulation are late by milliseconds, and
-//! so is what they are told; where that decides, times are scaled: kernels, windows, BAND's period and its wait alike, which
-//! leaves the scheduler the same problem.
+//! What counts is work that guests have had done, by their own count: each tells when each of its kernels has ended, by the stamp
+//! that the card wrote behind it, and a kernel takes as long as the card's model says. So neither the mediator's books decide what
+//! is fair, nor does a window begin or end with a whole kernel. Times are what they are called: windows of 500 and 100 ms, the
+//! scheduler's settings the defaults. The card keeps what one VM's kernels leave, as the papers' systems do, since the software card
+//! takes longer for the kernel that clears it than for most of these; [`competing::cleared`] has the default beside that.
 
+mod competing;
 mod figures;
 mod rogues;
 mod sharing;
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use sched::Engine;
-use tests::bench::{Metric, Target};
+use sched::sim::Uses;
+use tests::bench::interval::mean;
+use tests::bench::{Interval, Metric, Record, Target};
 use tests::contest::{Contest, Load, Outcome};
-use tests::crowd::Crowd;
+use tests::crowd::{Crowd, round_ns};
+
+use super::Request;
 
 const MS: u64 = 1_000_000;
-/// By how much times are scaled.
-const SCALE: u32 = 4;
+/// Side of the matrices of the kernels: a round of them takes 0.38 ms.
+const SIDE: u32 = 28;
 /// Rounds of the short and of the long kernel.
-const MADD: u32 = SCALE;
-const LONG_MADD: u32 = 5 * SCALE;
-/// Windows for shares, in ns.
-const HALF: u64 = 500 * MS * SCALE as u64;
-const TENTH: u64 = 100 * MS * SCALE as u64;
+const MADD: u32 = 1;
+const LONG_MADD: u32 = 5;
+/// Windows for shares, in ns, and of what they consist.
+const HALF: u64 = 500 * MS;
+const TENTH: u64 = 100 * MS;
+const STEP: u64 = 10 * MS;
 /// Kernels that a guest has on their way: as many of short ones as of long ones, which is what makes policies differ.
 const IN_FLIGHT: u32 = 16;
-/// VMs at most, and MiB of RAM of each.
+/// VMs that have booted where some compete, and MiB of RAM of each.
 const VMS: usize = 16;
 const MEMORY_MIB: u32 = 320;
 /// Time at the start of a run that is left out.
 const WARM: Duration = Duration::from_millis(700);
-/// Time that is measured, if it need not be more: four of the longer windows.
-const MEASURED: Duration = Duration::from_secs(2 * SCALE as u64);
+/// Time that is measured, unless told otherwise: twelve of the longer windows.
+const MEASURED: Duration = Duration::from_secs(6);
 
 /// A policy as it is measured: its name in the report, and settings.
 type Policy = (&'static str, &'static [&'static str]);
@@ -45,34 +53,78 @@ const CREDIT: Policy = ("credit", &["--policy", "credit"]);
 const BAND: Policy = ("band", &["--policy", "band"]);
 const DIRECT: Policy = ("direct", &["--policy", "direct"]);
 
-/// Measures.
-pub fn run() -> Result<Vec<Metric>> {
-    let mut crowd = Crowd::boot("sched", VMS, MEMORY_MIB, "")?;
-    let [period, wait, ahead, slack] = [30, 500, 1000, 1000].map(|time| (time * SCALE).to_string());
-    crowd.set(&["--period-ms", &period, "--wait-us", &wait, "--ahead-us", &ahead, "--stamp-slack-us", &slack])?;
-    let mut metrics = Vec::new();
-    for part in [figures::gpuvm_7_and_8, figures::gdev_14, figures::gdev_15, figures::gdev_16] {
-        metrics.extend(part(&crowd)?);
-    }
-    for part in [sharing::weights, sharing::interactive, sharing::alone, sharing::sixteen] {
-        metrics.extend(part(&crowd)?);
-    }
-    metrics.extend(rogues::run(&mut crowd)?);
-    Ok(metrics)
+/// Guests that have booted, and how long each run is measured.
+struct Stage {
+    crowd: Crowd,
+    measured: Duration,
 }
 
-/// Lets guests compete under a policy.
-fn play(crowd: &Crowd, row: &str, (_, settings): Policy, measured: Duration, loads: Vec<Load>) -> Result<Outcome> {
-    crowd.set(settings)?;
-    let outcome = Contest { loads, warm: WARM, measured }.run(crowd, |_| Ok(()))?;
-    let received = (0..outcome.vms.len()).map(|place| format!("{:.1}", outcome.received(place) * 100.0));
-    eprintln!("bench: {row}: {} % of the time", received.collect::<Vec<_>>().join(" "));
-    Ok(outcome)
+/// A part of the benchmark.
+struct Part {
+    name: &'static str,
+    /// VMs that it needs. More are booted where another part wants them, and do nothing meanwhile.
+    vms: usize,
+    run: fn(&mut Stage, &mut Record) -> Result<Vec<Metric>>,
 }
 
-/// A guest that always has kernels of that length queued.
+const PARTS: [Part; 9] = [
+    Part { name: "competing", vms: VMS, run: competing::run },
+    Part { name: "cleared", vms: 0, run: |stage, _| competing::cleared(stage) },
+    Part { name: "gdev14", vms: 2, run: |stage, _| figures::gdev_14(stage) },
+    Part { name: "gdev15", vms: 2, run: |stage, _| figures::gdev_15(stage) },
+    Part { name: "gdev16", vms: 4, run: |stage, _| figures::gdev_16(stage) },
+    Part { name: "weights", vms: 3, run: |stage, _| sharing::weights(stage) },
+    Part { name: "interactive", vms: 4, run: |stage, _| sharing::interactive(stage) },
+    Part { name: "throughput", vms: VMS, run: |stage, _| sharing::throughput(stage) },
+    Part { name: "rogues", vms: 4, run: |stage, _| rogues::run(stage) },
+];
+
+/// Measures; each part is recorded when it is known, and one that was is not measured again.
+pub fn run(request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
+    let called = |part: &Part| format!("sched-guests.{}", part.name);
+    let missing = PARTS.iter().filter(|part| request.wants(part.name) && !record.has_ended(&called(part)));
+    let missing: Vec<&Part> = missing.collect();
+    if missing.is_empty() {
+        return Ok(Vec::new());
+    }
+    let measured = request.seconds.map_or(MEASURED, Duration::from_secs);
+    let vms = missing.iter().map(|part| part.vms).max().unwrap_or(0);
+    let mut stage = Stage { crowd: Crowd::boot_keeping("sched", vms, MEMORY_MIB)?, measured };
+    for part in missing {
+        let found = (part.run)(&mut stage, record)?;
+        record.put(found)?;
+        record.end(&called(part))?;
+    }
+    if !stage.crowd.daemon().alive() {
+        bail!("mediatord has ended\n{}", stage.crowd.daemon().log_tail());
+    }
+    Ok(Vec::new())
+}
+
+impl Stage {
+    /// Lets guests compete under a policy.
+    fn play(&self, row: &str, policy: Policy, loads: Vec<Load>) -> Result<Outcome> {
+        self.play_for(row, policy, self.measured, loads)
+    }
+
+    /// The same, for another time.
+    fn play_for(&self, row: &str, (_, settings): Policy, measured: Duration, loads: Vec<Load>) -> Result<Outcome> {
+        self.crowd.set(settings)?;
+        let outcome = Contest { loads, warm: WARM, measured }.run(&self.crowd, |_| Ok(())).context(row.to_owned())?;
+        let received = (0..outcome.vms.len()).map(|place| format!("{:.1}", outcome.received(place) * 100.0));
+        eprintln!("bench: {row}: {} % of the time", received.collect::<Vec<_>>().join(" "));
+        Ok(outcome)
+    }
+}
+
+/// A guest that always has kernels of that length queued, and tells when they have ended.
 fn steady(vm: usize, rounds: u32) -> Load {
-    Load::kernels(vm, rounds, IN_FLIGHT)
+    Load::kernels_of(vm, SIDE, rounds, IN_FLIGHT).telling_ends()
+}
+
+/// Time of a kernel, in ns.
+fn length_ns(rounds: u32) -> u64 {
+    u64::from(rounds) * round_ns(SIDE)
 }
 
 fn equal(vms: usize) -> Vec<f64> {
@@ -83,26 +135,74 @@ fn percent(name: String, value: f64) -> Metric {
     Metric::plain(name, value * 100.0, "%")
 }
 
-/// Jain's index, utilisation and waits, which are rounded up to the mediator's buckets.
-fn common(row: &str, outcome: &Outcome, wanted: &[f64]) -> Vec<Metric> {
+/// Work that guests with kernels of so many rounds had done, by their own count.
+struct Work {
+    uses: Uses,
+    length: u64,
+}
+
+impl Work {
+    fn of(outcome: &Outcome, rounds: &[u32]) -> Self {
+        let lengths: Vec<u64> = rounds.iter().map(|rounds| length_ns(*rounds)).collect();
+        Self { uses: outcome.counted(&lengths, STEP), length: outcome.length }
+    }
+
+    /// Part of the time for which the card did that.
+    fn utilisation(&self, vms: usize) -> f64 {
+        (0..vms).map(|vm| self.part(vm)).sum()
+    }
+
+    /// The part of one VM.
+    fn part(&self, vm: usize) -> f64 {
+        self.uses.used(vm, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
+    }
+
+    /// Distances of shares in windows from `wanted`: for each window, one for each VM.
+    fn distances(&self, window: u64, wanted: &[f64]) -> Vec<Vec<f64>> {
+        let windows = self.uses.windows(Engine::Compute, window, 0, self.length);
+        windows
+            .map(|shares| shares.iter().zip(wanted).map(|(share, wanted)| (share - wanted).abs()).collect())
+            .collect()
+    }
+
+    /// The error of shares in windows of a length: the mean over all windows, of the VM for which that is largest, with its
+    /// interval; and the largest of any VM in any window.
+    fn errors(&self, row: &str, window: u64, wanted: &[f64], target: Target) -> [Metric; 2] {
+        let distances = self.distances(window, wanted);
+        let of = |windows: &[usize]| {
+            let of_vm = |vm: usize| mean(&windows.iter().map(|at| distances[*at][vm] * 100.0).collect::<Vec<_>>());
+            (0..wanted.len()).map(of_vm).try_fold(0.0, |most: f64, error| Some(most.max(error?)))
+        };
+        let all: Vec<usize> = (0..distances.len()).collect();
+        let worst = distances.iter().flatten().copied().fold(0.0, f64::max);
+        let name = format!("{row}.error_{}ms", window / MS);
+        let error = Metric::plain(name.clone(), of(&all).unwrap_or(f64::NAN), "%").target(target);
+        [error.within(Interval::of_rounds(all.len(), of)), percent(format!("{name}_worst"), worst)]
+    }
+}
+
+/// Utilisation by completed work and by the mediator's charges, Jain's index, and waits, which are rounded up to the mediator's
+/// buckets.
+fn common(row: &str, outcome: &Outcome, work: &Work, wanted: &[f64]) -> Vec<Metric> {
     let all = 0..outcome.vms.len();
     let wait = |permille| outcome.wait_ns(all.clone(), permille) as f64 / 1e3;
+    let shares = work.uses.shares(Engine::Compute, 0, work.length);
     vec![
-        Metric::plain(format!("{row}.jain"), outcome.jain(wanted), "index"),
-        percent(format!("{row}.utilisation"), outcome.utilisation(Engine::Compute)),
+        Metric::plain(format!("{row}.jain"), sched::sim::jain(&shares, wanted), "index"),
+        percent(format!("{row}.utilisation"), work.utilisation(wanted.len())),
+        percent(format!("{row}.charged"), outcome.utilisation(Engine::Compute)),
         Metric::plain(format!("{row}.wait_p50_at_most"), wait(500), "us"),
         Metric::plain(format!("{row}.wait_p99_at_most"), wait(990), "us"),
     ]
 }
 
-/// The errors of shares in both windows, with the targets of BAND if it is that.
-fn errors(row: &str, outcome: &Outcome, (policy, _): Policy, wanted: &[f64]) -> [Metric; 4] {
-    let (half, tenth) = (outcome.share_error(HALF, wanted), outcome.share_error(TENTH, wanted));
-    let target = |most| if policy == BAND.0 { Target::AtMost(most) } else { Target::None };
-    [
-        percent(format!("{row}.error_500ms"), half.mean).target(target(1.0)),
-        percent(format!("{row}.error_500ms_worst"), half.worst).target(target(1.0)),
-        percent(format!("{row}.error_100ms"), tenth.mean).target(target(3.0)),
-        percent(format!("{row}.error_100ms_worst"), tenth.worst).target(target(3.0)),
-    ]
+/// The errors of shares in both windows, with the targets of a policy.
+fn errors(row: &str, work: &Work, policy: Policy, wanted: &[f64]) -> Vec<Metric> {
+    let (half, tenth) = match policy.0 {
+        "band" => (Target::AtMost(1.0), Target::AtMost(3.0)),
+        "credit" => (Target::AtMost(2.0), Target::None),
+        _ => (Target::None, Target::None),
+    };
+    let errors = [(HALF, half), (TENTH, tenth)].map(|(window, target)| work.errors(row, window, wanted, target));
+    errors.into_iter().flatten().collect()
 }

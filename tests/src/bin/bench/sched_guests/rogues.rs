@@ -1,37 +1,63 @@
-//! Guests that mean harm, beside three that do not: what the worst off of these had of the time that it is entitled to.
+//! Guests that mean harm, beside three that do not: what the worst off of these had of the time that it is entitled to, and what
+//! it had done of what it has done beside a fourth that behaves.
 
 use std::time::Duration;
 
 use anyhow::Result;
+use sched::Engine;
 use tests::bench::{Metric, Target};
-use tests::crowd::Crowd;
-use tests::rogues::{Rogue, stretched};
+use tests::contest::{Contest, Outcome};
+use tests::crowd::ROUND_NS;
+use tests::rogues::{Rogue, neighbour, stretched};
 
-use super::{BAND, LONG_MADD, MADD, percent};
+use super::{BAND, STEP, Stage, WARM, percent};
 
+/// Rounds of the neighbours' kernels, 2 and 10 ms: a guest that a busy host keeps from running for a while still has some queued.
+const NEIGHBOURS: [u32; 3] = [4, 4, 20];
+/// Time that each is measured at least.
 const MEASURED: Duration = Duration::from_secs(6);
 
 /// Measures.
-pub fn run(crowd: &mut Crowd) -> Result<Vec<Metric>> {
+pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
-    crowd.set(BAND.1)?;
-    let neighbours = [MADD, MADD, LONG_MADD];
-    let entitled = 1.0 / (neighbours.len() + 1) as f64;
+    let measured = stage.measured.max(MEASURED);
+    stage.crowd.set(BAND.1)?;
+    let entitled = 1.0 / (NEIGHBOURS.len() + 1) as f64;
+    let fourth = NEIGHBOURS.len();
+    let mut loads: Vec<_> = (0..).zip(NEIGHBOURS).map(|(vm, rounds)| neighbour(vm, rounds)).collect();
+    loads.push(neighbour(fourth, NEIGHBOURS[0]));
+    eprintln!("bench: sched.guests.rogue.none");
+    let behaved = work(&Contest { loads, warm: WARM, measured }.run(&stage.crowd, |_| Ok(()))?);
+    metrics.push(percent("sched.guests.rogue.none.neighbours_did".to_owned(), least(&behaved, &[entitled; 3])));
     for rogue in Rogue::ALL {
         eprintln!("bench: sched.guests.rogue.{}", rogue.name);
-        let outcome = rogue.beside(crowd, &neighbours, MEASURED)?;
+        let outcome = rogue.beside(&mut stage.crowd, &NEIGHBOURS, measured)?;
         let row = format!("sched.guests.rogue.{}", rogue.name);
-        let received = (0..neighbours.len()).map(|place| outcome.received(place)).fold(1.0, f64::min);
-        let stretched = (0..).zip(neighbours).map(|(place, rounds)| stretched(&outcome, place, rounds));
+        let received = (0..NEIGHBOURS.len()).map(|place| outcome.received(place)).fold(1.0, f64::min);
+        let stretched = (0..).zip(NEIGHBOURS).map(|(place, rounds)| stretched(&outcome, place, rounds));
         let stretched = stretched.collect::<Result<Vec<_>>>()?.into_iter().fold(0.0, f64::max);
-        let account = &outcome.after[neighbours.len()];
+        let account = &outcome.after[fourth];
         metrics.extend([
             // One percent of the whole time is the target of a share of 25 %.
             percent(format!("{row}.neighbours"), received / entitled).target(Target::AtLeast(96.0)),
+            percent(format!("{row}.neighbours_did"), least(&work(&outcome), &behaved)).target(Target::AtLeast(96.0)),
             // By how much longer a kernel was on the card than it takes: the rogue had it in between.
             Metric::plain(format!("{row}.neighbours_stretched"), stretched, "x").target(Target::AtMost(1.1)),
             Metric::plain(format!("{row}.strikes"), account.strikes as f64, "strikes"),
         ]);
     }
     Ok(metrics)
+}
+
+/// Parts of the time that neighbours' completed kernels take, by their own count.
+fn work(outcome: &Outcome) -> Vec<f64> {
+    let lengths = NEIGHBOURS.map(|rounds| u64::from(rounds) * ROUND_NS);
+    let uses = outcome.counted(&lengths, STEP);
+    let part = |place| uses.used(place, Engine::Compute, 0, outcome.length) as f64 / outcome.length.max(1) as f64;
+    (0..NEIGHBOURS.len()).map(part).collect()
+}
+
+/// The least of these over those.
+fn least(of: &[f64], over: &[f64]) -> f64 {
+    of.iter().zip(over).map(|(of, over)| of / over).fold(f64::INFINITY, f64::min)
 }
