@@ -5,8 +5,8 @@ use crate::pool::Bound;
 use crate::ring::{Record, Ring};
 use crate::state::Permit;
 use crate::work::{
-    ENTRY_BYTES, RING_ENTRIES, SEMAPHORE_BYTES, Span, entry_offset, push_offset, record_entry, record_push,
-    semaphore_offset,
+    ENTRY_BYTES, RAISES, RING_ENTRIES, SEMAPHORE_BYTES, Span, entry_offset, push_offset, raises_nothing, record_entry,
+    record_push, semaphore_offset,
 };
 use crate::{Channels, Doorbell, GuestRing, Host, Layout, PullError, Pulled, RingFault, RunState, Submission, VmId};
 use nvspec::addr::{GpuVa, SMALL_PAGE};
@@ -71,6 +71,21 @@ impl Channels {
             self.submissions = self.submissions.wrapping_add(1);
         }
         fault.map_or(Ok(pulled), |fault| Err(PullError { fault, pulled }))
+    }
+
+    /// Has the record of a submission that was not started raise no interrupt: its end is looked for. `false` when there is no such
+    /// submission any more.
+    pub fn hush(&mut self, host: &mut impl Host, physical: ChannelId, submission: Submission) -> bool {
+        let area = self.layout.work_area(physical);
+        let Some(bound) = self.bound(physical) else { return false };
+        let Some(record) = bound.ring.records.iter().find(|record| record.submission == submission) else {
+            return false;
+        };
+        if !bound.ring.is_shallow() {
+            return false;
+        }
+        host.vram_write(area.offset(push_offset(record.slot)).offset(RAISES), &raises_nothing());
+        true
     }
 
     /// Lets the card fetch a submission of a physical channel, with those of the channel that came before. `false` when it

@@ -15,6 +15,8 @@ use std::collections::VecDeque;
 
 /// Entries that a host ring can hold: a full one would look empty.
 const CAPACITY: u64 = RING_ENTRIES as u64 - 1;
+/// Submissions in flight that are few.
+const SHALLOW: usize = 8;
 /// Bits of a position that are the index.
 const INDEX: u64 = RING_ENTRIES as u64 - 1;
 /// Bits of a submission's number that are the record slot.
@@ -163,6 +165,11 @@ impl Ring {
     /// Returns whether the card has fetched all that it was given, when it was last asked.
     pub(crate) fn drained(&self) -> bool {
         self.get == self.started
+    }
+
+    /// Returns whether little is in flight and nothing of the guest's waits for room: no end of it is waited for.
+    pub(crate) fn is_shallow(&self) -> bool {
+        self.left() == 0 && self.records.len() <= SHALLOW
     }
 
     /// Records that the card may fetch or has fetched.

@@ -3,7 +3,7 @@
 
 use crate::Layout;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
-use nvspec::fifo::host_method::{NON_STALL_INTERRUPT, SEMAPHORE_A, semaphore_d};
+use nvspec::fifo::host_method::{NON_STALL_INTERRUPT, NOP, SEMAPHORE_A, semaphore_d};
 use nvspec::fifo::{ChannelId, GpEntry, HeaderOp, MethodHeader};
 use nvspec::mmu::{HOST_VA_BASE, Rights};
 
@@ -135,6 +135,12 @@ pub(crate) fn record_push(span: Span, slot: usize, sequence: u32) -> [u8; PUSH_B
         to.copy_from_slice(&u32::to_le_bytes(word));
     }
     bytes
+}
+
+/// Offset in a record's push buffer of the word that raises the interrupt, and a word in its stead that does nothing.
+pub(crate) const RAISES: u64 = PUSH_BYTES as u64 - 4;
+pub(crate) fn raises_nothing() -> [u8; 4] {
+    u32::from(MethodHeader::to(HeaderOp::Immediate, SUBCHANNEL, NOP, 0)).to_le_bytes()
 }
 
 /// Returns where the card's GET stands once it has read a record's push buffer to the end.

@@ -287,6 +287,12 @@ impl Lane {
         self.policy.ended(vgpu, used, late, &view);
     }
 
+    /// Returns whether a vGPU has had it for itself for `ns`, has nothing queued, and its submissions last no longer than `most` ns.
+    pub(crate) fn is_brief_and_alone(&self, vgpu: VgpuId, now: Nanos, ns: u64, most: u64) -> bool {
+        let own = |member: &Member| member.queue.is_empty() && member.expected <= most;
+        self.members.iter().all(|(id, member)| if *id == vgpu { own(member) } else { !member.active(now, ns) })
+    }
+
     /// Time has passed, or the settings are others.
     pub(crate) fn touch(&mut self) {
         self.changed = true;

@@ -205,6 +205,13 @@ impl Scheduler {
         self.engines[engine.index()].running().is_some()
     }
 
+    /// Returns whether a vGPU has had an engine for itself for a period, nothing of it waits for its turn, and what it submits lasts
+    /// no longer than `most` ns, as far as that is known: nobody waits for the next end.
+    #[must_use]
+    pub fn is_brief_and_alone(&self, vgpu: VgpuId, engine: Engine, now: Nanos, most: u64) -> bool {
+        self.lanes[self.lane_of(engine)].is_brief_and_alone(vgpu, now, self.config.band.period_ns, most)
+    }
+
     /// Returns the place of a submission. `None` for one that is not here.
     #[must_use]
     pub fn place(&self, ticket: Ticket) -> Option<Place> {

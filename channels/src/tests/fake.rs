@@ -204,10 +204,10 @@ impl Card {
     }
 
     /// Executes a record by the numbers of the class: SEMAPHORE_A to D as a release of 16 bytes that waits, then the
-    /// interrupt.
+    /// interrupt, or NOP in its stead.
     fn record(&mut self, channel: ChannelId, address: u64, dwords: u64) {
         let words: Vec<u32> = (0..dwords).map(|word| self.host_word(channel, address + 4 * word)).collect();
-        let [0x2004_0004, high, low, payload, 0x0000_0002, 0x8000_0008] = words[..] else {
+        let [0x2004_0004, high, low, payload, 0x0000_0002, last @ (0x8000_0008 | 0x8000_0002)] = words[..] else {
             panic!("not a completion record: {words:#x?}");
         };
         let within = (u64::from(high) << 32 | u64::from(low)) - work_va(channel).0;
@@ -218,7 +218,7 @@ impl Card {
         self.put_word(at + 8, self.time as u32);
         self.put_word(at + 12, (self.time >> 32) as u32);
         self.put_word(at, payload);
-        self.raised += 1;
+        self.raised += u32::from(last == 0x8000_0008);
         self.units.get_mut(&channel.0).unwrap().released.push(payload);
     }
 

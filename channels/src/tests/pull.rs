@@ -232,3 +232,34 @@ fn contexts_that_come_while_work_is_in_flight_are_given_when_it_has_ended() {
     assert_eq!(world.card.block_word(physical, 0x230), crate::image::image_vas(physical)[1].0 as u32 | 4);
     assert!(world.channels.contexts(physical)[1] && !before[1]);
 }
+
+#[test]
+fn hushed_record_ends_as_others_do_and_raises_nothing() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    world.ring(A, 0, 1).unwrap();
+    let doorbell = world.check(A, 0, 2).unwrap();
+    let submission = world.stage(doorbell).unwrap().submission.unwrap();
+    assert!(world.channels.hush(&mut world.card, physical, submission));
+    assert!(world.channels.start(&mut world.card, physical, submission));
+    world.ring(A, 0, 3).unwrap();
+    world.card.run(physical);
+    assert_eq!((world.completed().len(), world.card.raised), (3, 2));
+    assert!(!world.channels.hush(&mut world.card, physical, submission), "it is gone");
+}
+
+#[test]
+fn what_waits_for_room_has_no_hushed_record_before_it() {
+    let mut world = World::new();
+    let physical = world.run(A, 0);
+    for gp_put in 1..=8 {
+        world.ring(A, 0, gp_put).unwrap();
+    }
+    let doorbell = world.check(A, 0, 9).unwrap();
+    let many = world.stage(doorbell).unwrap().submission.unwrap();
+    assert!(!world.channels.hush(&mut world.card, physical, many));
+    let physical = world.run(B, 0);
+    let doorbell = world.check(B, 0, 1000).unwrap();
+    let long = world.stage(doorbell).unwrap().submission.unwrap();
+    assert!(!world.channels.hush(&mut world.card, physical, long), "a part of it is left");
+}

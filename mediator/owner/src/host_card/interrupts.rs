@@ -130,7 +130,14 @@ impl Served for Line<'_> {
     fn tick(&self) {
         let mut state = self.host.lock();
         state.look_at_departures();
+        let before = state.work.ended();
         state.tick();
+        if state.work.ended() != before {
+            // What has ended without an interrupt may have been waited for.
+            let mut events = Vec::new();
+            state.resume(&mut events);
+            state.work.schedule_mut().outbox.extend(events);
+        }
     }
 
     fn take_outbox(&self) -> Vec<(VmId, GuestEvent)> {

@@ -528,7 +528,16 @@ impl HostState {
         for (submission, began) in &arrived.flights {
             let ticket = Ticket(submission.0);
             let stage = if *began { Stage::Withheld } else { Stage::Parked };
-            let held = Held { vm, channel: physical, stage, arrived: now, seen: None, hopped: false, on_engine: None };
+            let held = Held {
+                vm,
+                channel: physical,
+                stage,
+                arrived: now,
+                seen: None,
+                hopped: false,
+                on_engine: None,
+                hushed: false,
+            };
             schedule.held.insert(ticket, held);
             schedule.note_engines(physical, engines);
             if *began {

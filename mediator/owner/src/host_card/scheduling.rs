@@ -85,6 +85,11 @@ impl Feeder for HostState {
         started
     }
 
+    fn hush(&mut self, channel: ChannelId, submission: Submission) -> bool {
+        let changing = self.still || self.scrubber.as_ref().is_some_and(|scrubber| scrubber.tenancy.is_changing());
+        !changing && self.work.channels_mut().hush(self.memory.card_mut(), channel, submission)
+    }
+
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)> {
         let now_ns = self.now_ns();
         // Where one VM is alone, no one else pays for what it forges.

@@ -79,6 +79,11 @@ pub trait Feeder {
     /// Lets the card fetch a submission, with those of the channel that came before. `false` when there is none any more.
     fn start(&mut self, channel: ChannelId, submission: Submission) -> bool;
 
+    /// Has the end of a submission that was not started raise no interrupt. `false` when it does all the same.
+    fn hush(&mut self, _channel: ChannelId, _submission: Submission) -> bool {
+        false
+    }
+
     /// Submissions that have ended since the last call, with the card's time of that if it is known.
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)>;
 
@@ -130,8 +135,9 @@ pub trait Feeder {
         let runs = self.wants(channel) && !self.schedule().withheld.contains(channel);
         let stage = if runs { Stage::Queued } else { Stage::Parked };
         let arrived = self.card_time();
-        let held = Held { vm, channel, stage, arrived, seen: None, hopped: false, on_engine: None };
         let engines = self.engines_of(channel);
+        let hushed = runs && self.is_unobserved(vm, channel, engines) && self.hush(channel, submission);
+        let held = Held { vm, channel, stage, arrived, seen: None, hopped: false, on_engine: None, hushed };
         let schedule = self.schedule();
         schedule.held.insert(ticket, held);
         schedule.note_engines(channel, engines);
@@ -139,6 +145,15 @@ pub trait Feeder {
             let arrival = self.arrival(ticket, vm, channel);
             self.feed([arrival]);
         }
+    }
+
+    /// Returns whether nobody waits for the end of what a VM submits now, and it is expected soon: the interrupt for it would only
+    /// be one more, for the guest as well. It is found with the guest's own, or by a look.
+    fn is_unobserved(&mut self, vm: VmId, channel: ChannelId, engines: [bool; Engine::COUNT]) -> bool {
+        let now = self.card_time();
+        let engine = self.schedule().engine_for(channel, engines);
+        let schedule = self.schedule();
+        schedule.waiting == 0 && schedule.scheduler.is_brief_and_alone(vm, engine, now, LOOK_NS)
     }
 
     /// The event of a submission that may run.
@@ -190,7 +205,7 @@ pub trait Feeder {
     fn tick(&mut self) {
         self.schedule().disarm();
         // What has ended by now has not run for too long.
-        if self.deferred_ns().is_some() || self.schedule().scheduler.in_flight() > 0 {
+        if self.next_look_ns().is_some() || self.schedule().scheduler.in_flight() > 0 {
             self.complete();
         }
         if self.schedule().is_contended() || self.any_left_out() {
@@ -354,7 +369,9 @@ pub trait Feeder {
 
     /// Returns in how many ns something is to be looked at that the scheduler does not know of, if anything is.
     fn next_look_ns(&mut self) -> Option<u64> {
-        self.deferred_ns().or_else(|| self.any_left_out().then_some(LOOK_NS))
+        let deferred = self.deferred_ns().or_else(|| self.any_left_out().then_some(LOOK_NS));
+        let now = self.card_time();
+        deferred.or_else(|| self.schedule().hushed_look_ns(now))
     }
 
     /// Has channels rest that wait and hold others up, are left out, or have worked between their waits too often, and lets one

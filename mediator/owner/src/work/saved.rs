@@ -205,7 +205,7 @@ impl SavedWork {
 
 impl Held {
     fn save(&self, ticket: Ticket) -> SavedHeld {
-        let Self { vm, channel, stage, arrived, seen, hopped, on_engine } = *self;
+        let Self { vm, channel, stage, arrived, seen, hopped, on_engine, hushed: _ } = *self;
         SavedHeld {
             ticket: ticket.0,
             vm: vm.0,
@@ -230,6 +230,8 @@ impl SavedHeld {
             seen: seen.map(|(at, progress)| (Nanos(at), progress)),
             hopped,
             on_engine: on_engine.map(Nanos),
+            // It may be: looks for its end cost little.
+            hushed: true,
         };
         (Ticket(ticket), held)
     }

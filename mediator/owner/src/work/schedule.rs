@@ -44,6 +44,8 @@ pub(crate) struct Held {
     pub(crate) hopped: bool,
     /// Time at which it was first seen to have an engine since it was started, later by as long as it was seen to have none.
     pub(crate) on_engine: Option<Nanos>,
+    /// Its end raises no interrupt.
+    pub(crate) hushed: bool,
 }
 
 /// A card's scheduler and what it knows the submissions by.
@@ -55,7 +57,7 @@ pub struct Schedule<A = TimerAlarm> {
     pub(crate) alarm: A,
     /// Time at which it does, if it was set and has not expired.
     pub(super) armed: Option<Nanos>,
-    pub(super) outbox: Vec<(VmId, GuestEvent)>,
+    pub(crate) outbox: Vec<(VmId, GuestEvent)>,
     /// Submissions that wait for something else than an engine, as of the last look.
     pub(crate) waiting: usize,
     /// Channels whose work is kept off the card.
@@ -112,6 +114,14 @@ impl<A: Alarm> Schedule<A> {
         counts
     }
 
+    /// Returns in how many ns to look for the end of what raises no interrupt, if the card has such: soon, but the later the longer
+    /// it has been there, for it may wait for its guest.
+    pub(crate) fn hushed_look_ns(&self, now: Nanos) -> Option<u64> {
+        let hushed =
+            self.held.values().filter(|held| held.hushed && matches!(held.stage, Stage::Started | Stage::Waiting));
+        hushed.map(|held| (now.since(held.arrived) / 8).max(LOOK_NS)).min()
+    }
+
     /// Has the interrupt thread deliver an event.
     pub(crate) fn post(&mut self, vm: VmId, event: GuestEvent) {
         self.outbox.push((vm, event));
@@ -128,7 +138,8 @@ impl<A: Alarm> Schedule<A> {
     /// Has the alarm go off when the scheduler wants to be called, or when what is in flight is to be looked at. `deferred`:
     /// in how many ns something else is to be looked for.
     pub(crate) fn arm(&mut self, now: Nanos, deferred: Option<u64>) {
-        let look = deferred.or(self.is_contended().then_some(LOOK_NS)).map(|ns| now.after(ns));
+        let contended = self.is_contended().then_some(LOOK_NS);
+        let look = deferred.into_iter().chain(contended).min().map(|ns| now.after(ns));
         let Some(next) = self.scheduler.next_wakeup().into_iter().chain(look).min() else { return };
         // To be called too early costs less than to set the timer for each submission.
         if self.armed.is_some_and(|armed| armed <= next) {

@@ -1,5 +1,7 @@
 //! VMs that share the card's time, on a card whose work takes time of its own.
 
+mod hushed;
+
 use super::{A, B, MIB, VM_MIB};
 use nvspec::regs::pfifo;
 use owner::overdue::Awaited;
