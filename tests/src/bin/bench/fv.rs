@@ -8,14 +8,16 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use tests::bench::{Metric, Target, median, order};
+use tests::bench::interval::picked;
+use tests::bench::{Interval, Metric, Target, median, order};
 use tests::guest::{self, LOAD_LIMIT};
 use tests::{Daemon, Paths, Vm, VmConfig};
 
 use super::Request;
 
-/// Rounds of each workload; the median counts.
-const ROUNDS: usize = 9;
+/// Rounds of each workload under the ways that have no target, and of the default and its baseline; the median counts.
+const FEW: usize = 9;
+const MANY: usize = 25;
 /// MiB of each card, and of the passthrough VM's VRAM.
 const CARD_MIB: u32 = 512;
 /// MiB of a mediated VM's VRAM.
@@ -88,10 +90,14 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     }
     let mut measured: BTreeMap<(&'static str, &'static str), Measured> = BTreeMap::new();
     for workload in [DRIVER].into_iter().chain(WORKLOADS) {
-        for round in 0..ROUNDS {
-            eprintln!("bench: fv, {workload}, round {} of {ROUNDS}", round + 1);
+        let rounds = if workload == DRIVER { FEW } else { MANY };
+        for round in 0..rounds {
+            eprintln!("bench: fv, {workload}, round {} of {rounds}", round + 1);
             for at in order(kinds.len(), round) {
                 let (kind, vm) = (kinds[at], &vms[at]);
+                if round >= FEW && !kind.is_default && kind.name != BASELINE {
+                    continue;
+                }
                 let before = counts(&daemon, kind.name)?;
                 let seconds = once(vm, workload).with_context(|| format!("{workload} in VM {}", kind.name))?;
                 let after = counts(&daemon, kind.name)?;
@@ -143,24 +149,25 @@ fn counts(daemon: &Daemon, name: &str) -> Result<BTreeMap<String, f64>> {
 
 fn report(measured: &BTreeMap<(&'static str, &'static str), Measured>, kinds: &[&Kind]) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
-    let mut products: BTreeMap<&str, f64> = BTreeMap::new();
+    let mut times: BTreeMap<&str, Vec<[Vec<f64>; 2]>> = BTreeMap::new();
     let workloads: Vec<&'static str> = [DRIVER].into_iter().chain(WORKLOADS).collect();
     for workload in &workloads {
         let of = |kind: &'static str| {
             measured.get(&(*workload, kind)).with_context(|| format!("{workload}: no measurement of {kind}"))
         };
-        let time = |kind: &'static str| -> Result<f64> { median(&of(kind)?.seconds).context("no measurement") };
-        let baseline = time(BASELINE)?;
+        let base = of(BASELINE)?;
         for kind in kinds.iter().filter(|kind| kind.name != BASELINE) {
-            let seconds = time(kind.name)?;
-            *products.entry(kind.name).or_insert(0.0) += (seconds / baseline).ln();
+            let measured = of(kind.name)?;
+            let rounds = measured.seconds.len();
+            // Of the same rounds.
+            let [ours, theirs] = [&measured.seconds, &base.seconds].map(|of| milliseconds(&of[..rounds.min(of.len())]));
+            times.entry(kind.name).or_default().push([ours.clone(), theirs.clone()]);
             let target = if kind.is_default { Target::AtMost(1.10) } else { Target::None };
             let name = format!("fv.{workload}.{}", kind.name);
-            metrics.push(Metric::ratio(format!("{name}.time"), seconds * 1e3, "ms", baseline * 1e3, target));
-            let base = of(BASELINE)?;
-            for (count, value) in &of(kind.name)?.counts {
-                let per_round = value / ROUNDS as f64;
-                let baseline = base.counts.get(count).map_or(0.0, |value| value / ROUNDS as f64);
+            metrics.push(Metric::ratio_of_samples(format!("{name}.time"), &ours, "ms", &theirs, target));
+            for (count, value) in &measured.counts {
+                let per_round = value / rounds as f64;
+                let baseline = base.counts.get(count).map_or(0.0, |value| value / base.seconds.len() as f64);
                 let name = format!("{name}.{count}");
                 metrics.push(if count == "messages" && baseline > 0.0 {
                     Metric::ratio(name, per_round, "count", baseline, Target::None)
@@ -171,9 +178,27 @@ fn report(measured: &BTreeMap<(&'static str, &'static str), Measured>, kinds: &[
         }
     }
     for kind in kinds.iter().filter(|kind| kind.name != BASELINE) {
-        let mean = (products.get(kind.name).context("no ratios")? / workloads.len() as f64).exp();
+        let of = times.get(kind.name).context("no ratios")?;
+        let rounds = of.iter().map(|[ours, _]| ours.len()).max().unwrap_or(0);
+        let all: Vec<usize> = (0..rounds).collect();
+        let mean = geometric_mean(of, &all).context("no ratios")?;
         let target = if kind.is_default { Target::AtMost(1.05) } else { Target::None };
-        metrics.push(Metric::ratio(format!("fv.geometric_mean.{}", kind.name), mean, "x", 1.0, target));
+        let metric = Metric::ratio(format!("fv.geometric_mean.{}", kind.name), mean, "x", 1.0, target);
+        metrics.push(metric.within(Interval::of_rounds(rounds, |rounds| geometric_mean(of, rounds))));
     }
     Ok(metrics)
+}
+
+fn milliseconds(seconds: &[f64]) -> Vec<f64> {
+    seconds.iter().map(|seconds| seconds * 1e3).collect()
+}
+
+/// The geometric mean of the ratios of all workloads, each from the medians of some rounds; who has fewer begins anew behind its last.
+fn geometric_mean(workloads: &[[Vec<f64>; 2]], rounds: &[usize]) -> Option<f64> {
+    let logarithm = |[ours, theirs]: &[Vec<f64>; 2]| {
+        let rounds: Vec<usize> = rounds.iter().map(|round| round % ours.len().max(1)).collect();
+        Some((median(&picked(ours, &rounds))? / median(&picked(theirs, &rounds))?).ln())
+    };
+    let sum = workloads.iter().map(logarithm).try_fold(0.0, |sum: f64, of| Some(sum + of?))?;
+    Some((sum / workloads.len() as f64).exp())
 }
