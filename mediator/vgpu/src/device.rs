@@ -343,11 +343,16 @@ impl MediatedDevice {
         let core = &mut *self.vm.core();
         let Core { gpu, backend, .. } = core;
         let written = match region {
-            RegionIndex::Bar0 => core.bar0_write(offset, data),
+            RegionIndex::Bar0 => {
+                if backend.is_first_try() {
+                    backend.count_register_write();
+                }
+                core.bar0_write(offset, data)
+            }
             RegionIndex::Bar1 | RegionIndex::Bar3 => {
                 let aperture = aperture(region);
                 if backend.is_first_try() {
-                    backend.count_message(aperture, offset, data.len());
+                    backend.count_aperture_write(aperture, offset, data.len());
                 }
                 gpu.aperture_write(aperture, offset, data, backend).map(|()| false)
             }
@@ -434,10 +439,13 @@ impl Device for MediatedDevice {
         let core = &mut *self.vm.core();
         let Core { gpu, backend, .. } = core;
         match region {
-            RegionIndex::Bar0 => core.bar0_read(offset, data),
+            RegionIndex::Bar0 => {
+                backend.count_register_read();
+                core.bar0_read(offset, data);
+            }
             RegionIndex::Bar1 | RegionIndex::Bar3 => {
                 let aperture = aperture(region);
-                backend.count_message(aperture, offset, data.len());
+                backend.count_aperture_read(aperture, offset, data.len());
                 gpu.aperture_read(aperture, offset, data, backend);
             }
             RegionIndex::Config => gpu.config_read(offset, data),

@@ -72,6 +72,14 @@ counts! {
         writes_waited: "memory_writes_waited",
         /// Of these, those that were lost.
         writes_lost: "memory_writes_lost",
+        /// Reads of BAR0 by the guest's CPU.
+        register_reads: "register_reads",
+        /// Writes of BAR0.
+        register_writes: "register_writes",
+        /// Reads of BAR1 and BAR3 that have come by message.
+        aperture_reads: "aperture_reads",
+        /// Writes of that kind.
+        aperture_writes: "aperture_writes",
         /// Bytes that the guest's CPU has read or written of VRAM by messages.
         aperture_bytes: "aperture_bytes",
     }
@@ -190,10 +198,31 @@ impl VmBackend {
         self.memory.grants().ram_now()
     }
 
-    /// Counts an access to an aperture that has come by message.
-    pub(super) fn count_message(&mut self, aperture: Aperture, offset: u64, bytes: usize) {
+    /// Counts a read of an aperture that has come by message.
+    pub(super) fn count_aperture_read(&mut self, aperture: Aperture, offset: u64, bytes: usize) {
+        self.counts.aperture_reads += 1;
+        self.count_message(aperture, offset, bytes);
+    }
+
+    /// Counts a write of that kind.
+    pub(super) fn count_aperture_write(&mut self, aperture: Aperture, offset: u64, bytes: usize) {
+        self.counts.aperture_writes += 1;
+        self.count_message(aperture, offset, bytes);
+    }
+
+    fn count_message(&mut self, aperture: Aperture, offset: u64, bytes: usize) {
         self.remap_mut().count_message(aperture, offset);
         self.count_bytes(bytes);
+    }
+
+    /// Counts a read of a register.
+    pub(super) fn count_register_read(&mut self) {
+        self.counts.register_reads += 1;
+    }
+
+    /// Counts a write of one.
+    pub(super) fn count_register_write(&mut self) {
+        self.counts.register_writes += 1;
     }
 
     /// Counts bytes of VRAM that have come by message.

@@ -3,6 +3,7 @@
 use super::{A, B, MIB, VM_MIB, driver, fill, is_filled, rig, usage};
 use rig::driver::{At, CE0, Driver, PAGE, ce_copy, object};
 use rig::read_file;
+use vmm_glue::RegionIndex;
 
 #[test]
 fn ram_that_was_taken_back_is_not_written_again() {
@@ -109,4 +110,24 @@ fn channels_that_are_not_bound_leave_no_shadow() {
     assert_eq!(after.3, 0, "none is bound");
     assert!(after.1 <= before.1, "{after:?}");
     assert_eq!(driver.guest.counter("address_spaces"), 0);
+}
+
+#[test]
+fn accesses_are_counted_by_where_they_go_and_which_way() {
+    let rig = rig();
+    let mut driver = driver(&rig, 0);
+    let counts = |driver: &Driver| {
+        ["register_reads", "register_writes", "aperture_reads", "aperture_writes", "aperture_bytes"]
+            .map(|name| driver.guest.counter(name))
+    };
+    let before = counts(&driver);
+    driver.guest.rd(0);
+    // The window on VRAM is a register, and the word behind it another.
+    driver.guest.poke(A, 1);
+    driver.guest.read(RegionIndex::Bar1, 100 * PAGE, &mut [0; 8]);
+    driver.guest.write(RegionIndex::Bar3, 100 * PAGE, &[0; 4]);
+    driver.guest.write(RegionIndex::Bar3, 100 * PAGE + 4, &[0; 4]);
+    let after = counts(&driver);
+    let grown: Vec<u64> = before.iter().zip(after).map(|(before, after)| after - before).collect();
+    assert_eq!(grown, [1, 2, 1, 2, 4 + 8 + 8]);
 }
