@@ -36,8 +36,8 @@ mod srad2;
 
 pub use check::{Bound, compare_floats, compare_words};
 pub use gpu::{Buffer, Gpu, Grid, Module, Params, Place};
-pub use node::NodeKernel;
-pub use phases::{Phase, Report, run};
+pub use node::{NodeKernel, yardstick};
+pub use phases::{Phase, Report, Run, run};
 pub use random::Random;
 pub use setup::{Results, Setup, Slot};
 

@@ -1,7 +1,9 @@
 //! The kernels of `madd` and `mmul` alone, as nodes of a graph: buffers and order are the caller's.
 
-use crate::{Buffer, Grid, Params};
+use crate::{Buffer, Grid, Params, Random};
 use anyhow::Result;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
 
 /// Rows and columns of a tile of `mmul`.
 const TILE: u32 = 16;
@@ -73,4 +75,15 @@ impl NodeKernel {
             }
         }
     }
+}
+
+/// Time of one piece of work for a processor, the same wherever it runs: it says how much slower one is than another.
+#[must_use]
+pub fn yardstick() -> Duration {
+    const SIDE: u32 = 128;
+    let mut random = Random::new(1);
+    let [a, b] = [(); 2].map(|()| random.words((SIDE * SIDE) as usize));
+    let began = Instant::now();
+    black_box(NodeKernel::Mmul.on_the_cpu(SIDE, black_box(&a), black_box(&b)));
+    began.elapsed()
 }

@@ -38,6 +38,8 @@ impl Phase {
 pub struct Report {
     /// Time of each of [`Phase::ALL`].
     pub times: [Duration; 4],
+    /// Time that it took to give its buffers back: a part of closing.
+    pub freed: Duration,
     /// Bytes compared with what the CPU computed.
     pub verified: u64,
 }
@@ -47,19 +49,52 @@ pub struct Report {
 /// # Errors
 /// The device's, or where the result is wrong; each names the workload.
 pub fn run(workload: &dyn Workload, gpu: &mut dyn Gpu) -> Result<Report> {
-    let mut times = [Duration::ZERO; 4];
-    let mut setup = None;
-    for (time, phase) in times.iter_mut().zip(Phase::ALL) {
-        let began = Instant::now();
-        execute(phase, workload, gpu, &mut setup)
-            .with_context(|| format!("{} in phase {}", workload.name(), phase.name()))?;
-        *time = began.elapsed();
+    let mut run = Run::new(workload);
+    for phase in Phase::ALL {
+        run.step(phase, gpu)?;
     }
-    let setup = setup.context("a run has a setup")?;
-    let verified =
-        workload.check(setup.results()).with_context(|| format!("{} has a wrong result", workload.name()))?;
-    setup.free(gpu)?;
-    Ok(Report { times, verified })
+    run.end(gpu)
+}
+
+/// A run whose caller looks at the device between its phases.
+pub struct Run<'a> {
+    workload: &'a dyn Workload,
+    setup: Option<Setup>,
+    times: [Duration; 4],
+}
+
+impl<'a> Run<'a> {
+    /// A run that has not begun.
+    #[must_use]
+    pub fn new(workload: &'a dyn Workload) -> Self {
+        Self { workload, setup: None, times: [Duration::ZERO; 4] }
+    }
+
+    /// Executes a phase, to the end of its work. Those of [`Phase::ALL`] come once each, in that order.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn step(&mut self, phase: Phase, gpu: &mut dyn Gpu) -> Result<()> {
+        let began = Instant::now();
+        execute(phase, self.workload, gpu, &mut self.setup)
+            .with_context(|| format!("{} in phase {}", self.workload.name(), phase.name()))?;
+        self.times[phase as usize] += began.elapsed();
+        Ok(())
+    }
+
+    /// Checks the result, and gives the buffers back.
+    ///
+    /// # Errors
+    /// The device's, or where the result is wrong.
+    pub fn end(self, gpu: &mut dyn Gpu) -> Result<Report> {
+        let Self { workload, setup, times } = self;
+        let setup = setup.context("a run has a setup")?;
+        let verified =
+            workload.check(setup.results()).with_context(|| format!("{} has a wrong result", workload.name()))?;
+        let began = Instant::now();
+        setup.free(gpu)?;
+        Ok(Report { times, freed: began.elapsed(), verified })
+    }
 }
 
 fn execute(phase: Phase, workload: &dyn Workload, gpu: &mut dyn Gpu, slot: &mut Option<Setup>) -> Result<()> {

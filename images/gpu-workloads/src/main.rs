@@ -2,7 +2,7 @@
 //!
 //! The parts: [`uapi`] (the kernel's structures), [`device`] (device, buffer, channel), [`push`] (pushbuffers and copies),
 //! [`compute`] (kernels), [`pattern`] (test data), [`access`] (mapped memory), [`rig`] (filling, checking, counting),
-//! [`mediator`] (what there is beside the driver), [`ending`] (how long something goes on), [`tests`] (one file per command), [`bar`] (without the driver), [`report`] (the result lines that the host reads).
+//! [`mediator`] (what there is beside the driver), [`ending`] (how long something goes on), [`marks`] (where the host is to look), [`tests`] (one file per command), [`bar`] (without the driver), [`report`] (the result lines that the host reads).
 //!
 //! It serves the stock drivers of Debian's 6.1 and 6.12 on a Fermi card and has no code for others: no relocations, no
 //! tiled buffers, no `VM_BIND`. It does not draw.
@@ -14,6 +14,7 @@ mod bar;
 mod compute;
 mod device;
 mod ending;
+mod marks;
 mod mediator;
 mod options;
 mod pattern;
@@ -51,13 +52,13 @@ pub struct Test {
 const COPY: [&str; 9] =
     ["engine=", "from=", "to=", "size=", "count=", "lines=", "pitch=", "source-offset=", "target-offset="];
 const STREAM: [&str; 4] = ["engine=", "size=", "in-flight=", "duration="];
-const DATAFLOW: [&str; 5] = ["shape=", "kernel=", "side=", "contexts=", "share"];
+const DATAFLOW: [&str; 6] = ["shape=", "kernel=", "side=", "contexts=", "share", "marks"];
 const SHARE: [&str; 4] = ["what=", "key=", "channel=", "duration="];
 const WORKLOAD: [&str; 10] =
     ["name=", "scale=", "rounds=", "side=", "working-set=", "duration=", "in-flight=", "pause-ms=", "ends", "json"];
 
 #[rustfmt::skip]
-const TESTS: [Test; 19] = [
+const TESTS: [Test; 22] = [
     Test { name: "query", options: &[], help: "what the kernel says of the card", run: tests::query::run },
     Test { name: "copy", options: &COPY, help: "one kind of copy", run: tests::copy::run },
     Test { name: "sweep", options: &["quick"], help: "all engines, places, sizes, shapes", run: tests::sweep::run },
@@ -76,7 +77,10 @@ const TESTS: [Test; 19] = [
     Test { name: "share", options: &SHARE, help: "segments of device memory", run: tests::share::run },
     Test { name: "faulty", options: &["what="], help: "work that the card refuses", run: tests::faulty::run },
     Test { name: "rogue", options: &["what=", "duration="], help: "work that is to harm others", run: tests::rogue::run },
-    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, stream, timed, workload, dataflow, share, faulty, rogue", run: tests::all::run },
+    Test { name: "phases", options: &["name=", "marks"], help: "a workload that stops between its phases", run: tests::counted::phases },
+    Test { name: "launches", options: &["name=", "count=", "side="], help: "launches of a set number", run: tests::counted::launches },
+    Test { name: "yardstick", options: &[], help: "how fast the processor is", run: tests::counted::yardstick },
+    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, stream, timed, workload, dataflow, share, faulty, rogue, phases, launches, yardstick", run: tests::all::run },
 ];
 
 impl Test {

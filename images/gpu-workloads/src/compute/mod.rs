@@ -35,6 +35,10 @@ pub struct Done {
     pub copies: u64,
     /// Grids launched.
     pub launches: u64,
+    /// Bytes that the CPU copied to and from memory that the card sees.
+    pub cpu_bytes: u64,
+    /// Bytes that the card copied between that memory and its own.
+    pub link_bytes: u64,
     /// Time that the GPU spent on grids, by its own clock.
     pub gpu_time: Duration,
 }
@@ -215,6 +219,13 @@ impl Guest {
         Ok(rects.len() as u64)
     }
 
+    /// Counts what went through the staging buffer.
+    fn staged(&mut self, bytes: usize) {
+        self.done.cpu_bytes += bytes as u64;
+        self.done.link_bytes += bytes as u64;
+        self.busy = true;
+    }
+
     /// Makes local memory large enough for a thread's `bytes`.
     fn provide_local(&mut self, bytes: u32) -> Result<()> {
         let wanted = methods::local_area(u64::from(self.multiprocessors), bytes);
@@ -291,6 +302,7 @@ impl Gpu for Guest {
         if let Some(target) = self.in_ram(buffer)? {
             target.wait(true)?;
             target.map()?.write(usize::try_from(at)?, bytes);
+            self.done.cpu_bytes += bytes.len() as u64;
             return Ok(());
         }
         let mut copies = 0;
@@ -301,7 +313,7 @@ impl Gpu for Guest {
             copies += self.copy_by_gpu(Spot::from(&self.staging), target, piece.len() as u64)?;
         }
         self.done.copies += copies;
-        self.busy = true;
+        self.staged(bytes.len());
         Ok(())
     }
 
@@ -310,6 +322,7 @@ impl Gpu for Guest {
         let source = self.spot(buffer, at, bytes.len() as u64)?;
         if let Some(source) = self.in_ram(buffer)? {
             source.map()?.read(usize::try_from(at)?, bytes);
+            self.done.cpu_bytes += bytes.len() as u64;
             return Ok(());
         }
         let mut copies = 0;
@@ -320,13 +333,16 @@ impl Gpu for Guest {
             self.staging.map()?.read(0, piece);
         }
         self.done.copies += copies;
-        self.busy = true;
+        self.staged(bytes.len());
         self.finish()
     }
 
     fn copy(&mut self, from: workloads::Buffer, to: workloads::Buffer, bytes: u64) -> Result<()> {
         let (source, target) = (self.spot(from, 0, bytes)?, self.spot(to, 0, bytes)?);
         self.done.copies += self.copy_by_gpu(source, target, bytes)?;
+        if self.in_ram(from)?.is_some() != self.in_ram(to)?.is_some() {
+            self.done.link_bytes += bytes;
+        }
         self.busy = true;
         Ok(())
     }

@@ -11,8 +11,9 @@ use anyhow::{Context, Result, bail, ensure};
 use workloads::{Buffer, Gpu, Grid, Module, NodeKernel, Params, Place, Random};
 
 use super::Facts;
-use crate::compute::Guest;
+use crate::compute::{Done, Guest};
 use crate::device::Device;
+use crate::marks::Marks;
 use crate::mediator::{CREATE, Mediator, READ_ONLY, Wanted};
 use crate::options::Options;
 use crate::rig::{Counts, Rig};
@@ -85,7 +86,7 @@ enum Way {
     Shared(Rc<Mediator>),
 }
 
-/// `dataflow [--shape tree|rectangle] [--kernel madd|mmul] [--side N] [--contexts N] [--share]`
+/// `dataflow [--shape tree|rectangle] [--kernel madd|mmul] [--side N] [--contexts N] [--share] [--marks]`
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let shape = options.text("shape").unwrap_or("tree");
     let graph = match shape {
@@ -104,14 +105,18 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let way = if options.flag("share") { Way::Shared(Mediator::open()?) } else { Way::Copies };
 
     let mut random = Random::new(rig.seed());
+    let marks = Marks::new(options.flag("marks"));
+    marks.at("begin", "")?;
     let inputs: Vec<Vec<u32>> = (0..graph.inputs).map(|_| random.words((bytes / 4) as usize)).collect();
     let mut nodes = (0..contexts).map(|_| Node::new(path, kernel, bytes)).collect::<Result<Vec<_>>>()?;
+    marks.at("ready", &said(&nodes))?;
     let began = Instant::now();
     let outputs = match &way {
         Way::Copies => by_copies(&graph, kernel, side, &inputs, &mut nodes)?,
         Way::Shared(mediator) => by_segments(&graph, kernel, side, &inputs, &mut nodes, mediator)?,
     };
     let took = began.elapsed();
+    marks.at("done", &said(&nodes))?;
     let expected = on_the_cpu(&graph, kernel, side, &inputs);
     let mut verified = 0;
     for (index, (output, expected)) in outputs.iter().zip(&expected).enumerate() {
@@ -130,6 +135,12 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
         ("makespan_us", took.as_micros().to_string()),
         ("gpu_us", gpu.to_string()),
     ])
+}
+
+/// Says in a mark how much all nodes have copied so far.
+fn said(nodes: &[Node]) -> String {
+    let sum = |of: fn(&Done) -> u64| nodes.iter().map(|node| of(&node.gpu.done())).sum::<u64>();
+    format!("cpu_bytes={} link_bytes={}", sum(|done| done.cpu_bytes), sum(|done| done.link_bytes))
 }
 
 fn words(bytes: &[u8]) -> Vec<u32> {

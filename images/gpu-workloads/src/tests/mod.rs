@@ -3,6 +3,7 @@
 pub mod all;
 pub mod channels;
 pub mod copy;
+pub mod counted;
 pub mod dataflow;
 pub mod faulty;
 pub mod faulty_kernels;
