@@ -1,7 +1,10 @@
 //! Reports of benchmarks: metrics with their baseline, target and interval, as a table and as JSON.
 
 pub mod conditions;
+#[cfg(test)]
+mod documents;
 pub mod interval;
+pub mod model;
 mod record;
 
 use std::borrow::Cow;

@@ -37,6 +37,11 @@ const VRAM_MIB: u32 = 32;
 /// Guests that boot at the same time.
 const BOOTS: usize = 2;
 
+/// The lines of a card's table that say how long its work takes.
+pub fn card_time_toml() -> String {
+    format!("[card.time]\ncopy_mib_per_s = {COPY_MIB_PER_S}\nshader_mhz = 50\nshader_mib_per_s = {SHADER_MIB_PER_S}\n")
+}
+
 /// The daemon and its VMs, each with its driver loaded.
 pub struct Crowd {
     daemon: Daemon,
@@ -82,9 +87,7 @@ impl Crowd {
         let images = crate::images()?;
         let daemon = Daemon::start(name, |paths| {
             let vram_mib = 128 + VRAM_MIB * u32::try_from(count).unwrap_or(u32::MAX / VRAM_MIB);
-            let time = format!(
-                "[card.time]\ncopy_mib_per_s = {COPY_MIB_PER_S}\nshader_mhz = 50\nshader_mib_per_s = {SHADER_MIB_PER_S}\n"
-            );
+            let time = card_time_toml();
             let offer = |index| if index < knowing { "" } else { "paravirtual = { offered = true }\n" };
             let vms = (0..count).map(|index| vm_toml(&name_of(index), VRAM_MIB) + keys + offer(index));
             card_toml(paths, vram_mib) + card + &time + &vms.collect::<String>()

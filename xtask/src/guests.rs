@@ -13,7 +13,8 @@ use crate::run::{cargo, shown, target};
 pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
 
 /// Benchmarks that boot nothing: no image and no daemon is made for them.
-const WITHOUT_GUESTS: [&str; 7] = ["shadow", "compute", "sched-sim", "swap", "evict", "doorbells", "lockhold"];
+const WITHOUT_GUESTS: [&str; 9] =
+    ["shadow", "compute", "sched-sim", "swap", "evict", "doorbells", "lockhold", "costs", "pictures"];
 
 /// Starts to make all that guests need. A part of the time goes to waiting for servers.
 pub fn images() -> Background {
@@ -47,7 +48,10 @@ pub struct Wishes {
     /// File for the figures.
     pub json: Option<PathBuf>,
     pub seconds: Option<u64>,
+    pub rounds: Option<u32>,
     pub only: Option<String>,
+    /// Makes every benchmark in a file of its own, in the folder that `json` is.
+    pub all: bool,
     /// Keeps what the file has.
     pub resume: bool,
     /// Busy loops beside it.
@@ -58,7 +62,7 @@ pub struct Wishes {
 
 /// Runs the benchmarks; says whether they could be made.
 pub fn bench(name: Option<&str>, wishes: &Wishes) -> Result<bool> {
-    let Wishes { json, seconds, only, resume, beside_load, programs } = wishes;
+    let Wishes { json, seconds, rounds, only, all, resume, beside_load, programs } = wishes;
     if name == Some("cuda") {
         return crate::cuda::bench(json.as_deref());
     }
@@ -78,8 +82,14 @@ pub fn bench(name: Option<&str>, wishes: &Wishes) -> Result<bool> {
     if let Some(seconds) = seconds {
         command.arg("--seconds").arg(seconds.to_string());
     }
+    if let Some(rounds) = rounds {
+        command.arg("--rounds").arg(rounds.to_string());
+    }
     if let Some(only) = only {
         command.args(["--only", only]);
+    }
+    if *all {
+        command.arg("--all");
     }
     if *resume {
         command.arg("--resume");

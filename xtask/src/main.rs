@@ -62,12 +62,18 @@ enum Command {
     Bench {
         /// The group of metrics; all without it.
         name: Option<String>,
+        /// Make every benchmark, each in a file of its own in the folder that `--json` names.
+        #[arg(long, requires = "json", conflicts_with_all = ["name", "only"])]
+        all: bool,
         /// Also write the metrics to this file.
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
         /// Seconds that each part of `isolation` is measured.
         #[arg(long, value_name = "N")]
         seconds: Option<u64>,
+        /// Rounds of each part of `pv`.
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        rounds: Option<u32>,
         /// Only the attacks of `isolation` (or other parts) whose name contains one of these, with commas between.
         #[arg(long, value_name = "PART")]
         only: Option<String>,
@@ -128,8 +134,8 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Check { lints } => check::run(lints),
         Command::Test(args) => suites::run(&args),
-        Command::Bench { name, json, seconds, only, resume, beside_load, programs } => {
-            let wishes = guests::Wishes { json, seconds, only, resume, beside_load, programs };
+        Command::Bench { name, all, json, seconds, rounds, only, resume, beside_load, programs } => {
+            let wishes = guests::Wishes { json, seconds, rounds, only, all, resume, beside_load, programs };
             guests::bench(name.as_deref(), &wishes)
         }
         Command::Mutations { filters, resume } => mutations::run(&filters, resume),

@@ -1,7 +1,8 @@
 //! The guest's side of the paravirtual interface, as small as can be: a queue in RAM.
 
 use super::Machine;
-use pv::abi::{register, status};
+use pv::abi::register;
+pub use pv::abi::{kind, status};
 pub use pv::guest::{Ops, Reply};
 use vgpu::pv::OFFSET;
 

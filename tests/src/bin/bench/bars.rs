@@ -9,13 +9,16 @@ use plotters::prelude::{
 use plotters::style::{BLACK, FontTransform};
 
 /// Colours that can be told apart by most people (Okabe and Ito).
-const COLOURS: [RGBColor; 6] = [
+const COLOURS: [RGBColor; 9] = [
+    RGBColor(150, 150, 150),
     RGBColor(0, 0, 0),
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
     RGBColor(0, 158, 115),
     RGBColor(213, 94, 0),
     RGBColor(0, 114, 178),
+    RGBColor(240, 228, 66),
+    RGBColor(204, 121, 167),
 ];
 /// Height, and width of a group, in pixels.
 const HEIGHT: u32 = 480;
@@ -31,23 +34,50 @@ pub struct Kind {
     pub values: Vec<f64>,
 }
 
-/// Draws groups of bars, one of each kind; the line at 1 is what all are compared with. Bars that are higher than `top` are cut off there.
+/// The axis of values.
+#[derive(Clone, Copy)]
+pub struct Axis {
+    /// As it is named.
+    pub label: &'static str,
+    /// Bars that are higher are cut off there.
+    pub top: f64,
+    /// By powers of ten, from a tenth on.
+    pub tens: bool,
+}
+
+impl Axis {
+    /// Least value that is shown.
+    const LEAST: f64 = 0.1;
+
+    /// Height of a value in the picture.
+    fn height(self, value: f64) -> f64 {
+        if self.tens { value.max(Self::LEAST).log10() } else { value }
+    }
+
+    fn name(self, height: f64) -> String {
+        let value = if self.tens { 10f64.powf(height) } else { height };
+        if value < 10.0 { format!("{value:.1}") } else { format!("{value:.0}") }
+    }
+}
+
+/// Draws groups of bars, one of each kind; the line at 1 is what all are compared with.
 ///
 /// # Errors
 /// When the file cannot be written.
-pub fn draw(file: &Path, title: &str, groups: &[&str], kinds: &[Kind], top: f64) -> Result<()> {
+pub fn draw(file: &Path, title: &str, groups: &[&str], kinds: &[Kind], axis: Axis) -> Result<()> {
     let drawn = || -> Result<(), Box<dyn std::error::Error>> {
         let width = GROUP * groups.len() as u32 + 120;
         let area = SVGBackend::new(file, (width, HEIGHT)).into_drawing_area();
         area.fill(&WHITE)?;
         let highest = kinds.iter().flat_map(|kind| &kind.values).copied().fold(1.0, f64::max) * 1.1;
-        let top = highest.min(top);
+        let [floor, top] =
+            [if axis.tens { Axis::LEAST } else { 0.0 }, highest.min(axis.top)].map(|value| axis.height(value));
         let mut chart = ChartBuilder::on(&area)
             .caption(title, ("sans-serif", 18))
             .margin(12)
             .x_label_area_size(70)
             .y_label_area_size(52)
-            .build_cartesian_2d(0.0..groups.len() as f64, 0.0..top)?;
+            .build_cartesian_2d(0.0..groups.len() as f64, floor..top)?;
         let name = |at: &f64| groups.get(*at as usize).copied().unwrap_or_default().to_owned();
         let label = ("sans-serif", 12).into_font().transform(FontTransform::Rotate90);
         chart
@@ -56,20 +86,25 @@ pub fn draw(file: &Path, title: &str, groups: &[&str], kinds: &[Kind], top: f64)
             .x_labels(groups.len() + 1)
             .x_label_formatter(&name)
             .x_label_style(label)
-            .y_desc("time / passthrough")
+            .y_label_formatter(&|height| axis.name(*height))
+            .y_desc(axis.label)
             .draw()?;
         let bar = FILLED / kinds.len() as f64;
         for (index, (kind, colour)) in kinds.iter().zip(COLOURS.into_iter().cycle()).enumerate() {
             let left = |group: usize| group as f64 + (1.0 - FILLED) / 2.0 + index as f64 * bar;
             let bars = kind.values.iter().enumerate().map(|(group, value)| {
-                Rectangle::new([(left(group), 0.0), (left(group) + bar, value.min(top))], colour.filled())
+                let height = axis.height(*value).min(top);
+                Rectangle::new([(left(group), floor), (left(group) + bar, height)], colour.filled())
             });
             chart
                 .draw_series(bars)?
                 .label(&kind.name)
                 .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
         }
-        chart.draw_series([PathElement::new([(0.0, 1.0), (groups.len() as f64, 1.0)], BLACK)])?;
+        chart.draw_series([PathElement::new(
+            [(0.0, axis.height(1.0)), (groups.len() as f64, axis.height(1.0))],
+            BLACK,
+        )])?;
         chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
         area.present()?;
         Ok(())

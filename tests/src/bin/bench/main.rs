@@ -1,9 +1,13 @@
-//! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--only PART] [--resume]`: measures, beside a baseline in the same run.
+//! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--rounds N] [--only PART] [--resume]`: measures, beside a baseline in the same run.
 //! Without a name, all of them; a name is that of one, or what stands before the `-` of several. What is known is in the file at
 //! once, and a run that was cut short goes on with `--resume` behind the last benchmark that had ended.
+//!
+//! `--all --json FOLDER` makes a file for each benchmark, as [`docs`](../../../../docs) has them, goes on with the next when one
+//! cannot be made, and with `--resume` leaves those alone that had ended. `pictures --json FOLDER` draws what the files there have.
 
 mod bars;
 mod compute;
+mod costs;
 mod doorbells;
 mod evict;
 mod fv;
@@ -19,19 +23,22 @@ mod swap;
 mod transport;
 mod xen;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use tests::bench::{Metric, Record, conditions, print};
 
 /// Wishes of the caller.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Request {
     /// File for the figures; what else is written goes beside it.
     file: Option<PathBuf>,
     /// Time that each part is measured, where that can be chosen.
     seconds: Option<u64>,
+    /// Rounds of each part, where that can be chosen.
+    rounds: Option<usize>,
     /// Leaves out the parts whose name contains none of these, with commas between, where there are such.
     only: Option<String>,
 }
@@ -46,7 +53,7 @@ impl Request {
 /// A benchmark by name.
 type Benchmark = (&'static str, fn(&Request, &mut Record) -> Result<Vec<Metric>>);
 
-const BENCHMARKS: [Benchmark; 20] = [
+const BENCHMARKS: [Benchmark; 23] = [
     ("transport", |_, _| transport::run()),
     ("shadow", |_, _| shadow::run()),
     ("compute", |_, _| compute::run()),
@@ -58,7 +65,10 @@ const BENCHMARKS: [Benchmark; 20] = [
     ("doorbells", |_, _| doorbells::run()),
     ("lockhold", |_, _| lockhold::run()),
     ("move", |_, _| moves::run()),
-    ("pv", |request, _| pv::run(request.file.as_deref())),
+    ("pv", |request, _| pv::run(request)),
+    ("pv-contexts", |request, _| pv::contexts::run(request)),
+    ("pv-dataflow", |request, _| pv::dataflow::run(request)),
+    ("costs", |_, _| costs::run()),
     ("xen", |_, _| xen::run()),
     ("nested", |request, _| nested::run(request)),
     (isolation::ALL, |request, record| isolation::run(&isolation::POLICIES, request, record)),
@@ -82,50 +92,178 @@ fn is_of(known: &str, name: Option<&str>) -> bool {
     }
 }
 
+/// Benchmark by which the pictures are drawn that need no measurement.
+const PICTURES: &str = "pictures";
+
+/// Arguments of the program.
+#[derive(Default)]
+struct Arguments {
+    name: Option<String>,
+    resume: bool,
+    all: bool,
+    request: Request,
+}
+
+impl Arguments {
+    fn parse(mut args: impl Iterator<Item = String>) -> Self {
+        let mut parsed = Self::default();
+        while let Some(arg) = args.next() {
+            let request = &mut parsed.request;
+            match arg.as_str() {
+                "--json" => request.file = args.next().map(PathBuf::from),
+                "--seconds" => request.seconds = args.next().and_then(|seconds| seconds.parse().ok()),
+                "--rounds" => request.rounds = args.next().and_then(|rounds| rounds.parse().ok()),
+                "--only" => request.only = args.next(),
+                "--resume" => parsed.resume = true,
+                "--all" => parsed.all = true,
+                _ => parsed.name = Some(arg),
+            }
+        }
+        parsed
+    }
+}
+
+/// Makes a benchmark's figures, unless the record has them all.
+fn make((known, benchmark): &Benchmark, request: &Request, record: &mut Record) -> Result<()> {
+    // Of one that measures parts only, another call may want others.
+    let whole = request.only.is_none();
+    if whole && record.has_ended(known) {
+        return Ok(());
+    }
+    let found = benchmark(request, record)?;
+    record.put(found)?;
+    if whole {
+        record.end(known)?;
+    }
+    match &request.file {
+        Some(file) => pv::picture::draw(file, record.metrics()),
+        None => Ok(()),
+    }
+}
+
+/// Makes all benchmarks, each in a file of its own in `folder`. What cannot be made is told at the end.
+fn all(benchmarks: &[Benchmark], folder: &Path, request: &Request, resume: bool) -> Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("folder {}", folder.display()))?;
+    let mut failed = Vec::new();
+    for benchmark in benchmarks.iter().filter(|(known, _)| is_of(known, None)) {
+        let (known, began) = (benchmark.0, Instant::now());
+        let request = Request { file: Some(folder.join(format!("{known}.json"))), ..request.clone() };
+        let made = Record::open(request.file.clone(), resume).and_then(|mut record| {
+            make(benchmark, &request, &mut record)?;
+            Ok(record)
+        });
+        eprintln!("bench: {known}: {:.0} s", began.elapsed().as_secs_f64());
+        match made {
+            Ok(record) => print(record.metrics()),
+            Err(error) => {
+                eprintln!("bench: {known}: {error:#}");
+                failed.push(known);
+            }
+        }
+    }
+    ensure!(
+        failed.is_empty(),
+        "could not be made: {}; --resume makes them and leaves the others alone",
+        failed.join(" ")
+    );
+    Ok(())
+}
+
+fn run(arguments: Arguments) -> Result<()> {
+    let Arguments { name, resume, all: everything, request } = arguments;
+    if everything {
+        ensure!(name.is_none() && request.only.is_none(), "--all is of all benchmarks and all of their parts");
+        let folder = request.file.clone().context("--all needs --json FOLDER")?;
+        return all(&BENCHMARKS, &folder, &request, resume);
+    }
+    if name.as_deref() == Some(PICTURES) {
+        let folder = request.file.context("pictures needs --json FOLDER")?;
+        for file in ["pv", "pv-contexts"].map(|name| folder.join(format!("{name}.json"))) {
+            pv::picture::draw(&file, Record::open(Some(file.clone()), true)?.metrics())?;
+        }
+        return Ok(());
+    }
+    let chosen: Vec<_> = BENCHMARKS.iter().filter(|(known, _)| is_of(known, name.as_deref())).collect();
+    if chosen.is_empty() {
+        let names: Vec<_> = BENCHMARKS.iter().map(|(name, _)| *name).collect();
+        bail!("there is no benchmark {:?}; there are: {}", name.unwrap_or_default(), names.join(" "));
+    }
+    let mut record = Record::open(request.file.clone(), resume)?;
+    for benchmark in chosen {
+        make(benchmark, &request, &mut record)?;
+    }
+    print(record.metrics());
+    Ok(())
+}
+
 fn main() -> ExitCode {
     if let Err(error) = tests::children::end_with_parent() {
         eprintln!("bench: it goes on when whoever has started it is killed: {error}");
     }
     conditions::note();
-    let (mut name, mut resume) = (None, false);
-    let mut request = Request::default();
-    let mut args = std::env::args().skip(1);
-    while let Some(arg) = args.next() {
-        match arg.as_str() {
-            "--json" => request.file = args.next().map(PathBuf::from),
-            "--seconds" => request.seconds = args.next().and_then(|seconds| seconds.parse().ok()),
-            "--only" => request.only = args.next(),
-            "--resume" => resume = true,
-            _ => name = Some(arg),
-        }
-    }
-    let run = || -> Result<()> {
-        let chosen: Vec<_> = BENCHMARKS.iter().filter(|(known, _)| is_of(known, name.as_deref())).collect();
-        if chosen.is_empty() {
-            let names: Vec<_> = BENCHMARKS.iter().map(|(name, _)| *name).collect();
-            bail!("there is no benchmark {:?}; there are: {}", name.unwrap_or_default(), names.join(" "));
-        }
-        let mut record = Record::open(request.file.clone(), resume)?;
-        // Of one that measures parts only, another call may want others.
-        let whole = request.only.is_none();
-        for (known, benchmark) in chosen {
-            if whole && record.has_ended(known) {
-                continue;
-            }
-            let found = benchmark(&request, &mut record)?;
-            record.put(found)?;
-            if whole {
-                record.end(known)?;
-            }
-        }
-        print(record.metrics());
-        Ok(())
-    };
-    match run() {
+    match run(Arguments::parse(std::env::args().skip(1))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("bench: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local! {
+        static MADE: Cell<u32> = const { Cell::new(0) };
+        static FAILS: Cell<bool> = const { Cell::new(true) };
+    }
+
+    fn works(_: &Request, _: &mut Record) -> Result<Vec<Metric>> {
+        MADE.set(MADE.get() + 1);
+        Ok(vec![Metric::plain("works", f64::from(MADE.get()), "times")])
+    }
+
+    /// Gives a part of its figures, and may fail then.
+    fn breaks(_: &Request, record: &mut Record) -> Result<Vec<Metric>> {
+        record.put(vec![Metric::plain("first", 1.0, "times")])?;
+        ensure!(!FAILS.get(), "no host for it");
+        Ok(vec![Metric::plain("second", 2.0, "times")])
+    }
+
+    #[test]
+    fn a_night_goes_on_behind_what_fails_and_its_next_makes_only_that() {
+        let folder = tempfile::tempdir().unwrap();
+        let benchmarks: [Benchmark; 2] = [("breaks", breaks), ("works", works)];
+        let request = Request::default();
+        let error = all(&benchmarks, folder.path(), &request, false).unwrap_err().to_string();
+        assert!(error.contains("breaks") && !error.contains("works"), "{error}");
+        let of = |name: &str| Record::open(Some(folder.path().join(format!("{name}.json"))), true).unwrap();
+        assert!(of("works").has_ended("works") && !of("breaks").has_ended("breaks"));
+        assert_eq!(of("breaks").metrics().len(), 1, "what it had is kept");
+        FAILS.set(false);
+        all(&benchmarks, folder.path(), &request, true).unwrap();
+        assert!(of("breaks").has_ended("breaks") && of("breaks").metrics().len() == 2);
+        assert_eq!(of("works").metrics()[0].value, 1.0, "it was not made again");
+        all(&benchmarks, folder.path(), &request, false).unwrap();
+        assert_eq!(of("works").metrics()[0].value, 2.0, "without --resume everything is");
+    }
+
+    #[test]
+    fn arguments_are_those_of_the_command_line() {
+        let words = ["--all", "--json", "docs", "--resume"].map(str::to_owned);
+        let Arguments { name, resume, all, request } = Arguments::parse(words.into_iter());
+        assert_eq!((name, resume, all, request.file), (None, true, true, Some("docs".into())));
+        assert!(run(Arguments { all: true, ..Arguments::default() }).is_err(), "no folder");
+    }
+
+    #[test]
+    fn every_benchmark_is_a_part_of_a_night_or_of_another() {
+        let alone = BENCHMARKS.iter().filter(|(known, _)| !is_of(known, None));
+        assert!(alone.clone().count() > 0);
+        assert!(alone.into_iter().all(|(known, _)| known.starts_with(isolation::ALL)));
+        assert!(["pv", "pv-contexts", "pv-dataflow"].iter().all(|known| is_of(known, Some("pv"))));
     }
 }

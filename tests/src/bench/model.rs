@@ -1,0 +1,410 @@
+//! Time of what a guest did, on a host that is not here: what was counted, times what each costs on a real host.
+//!
+//! Guests are emulated here and the card is software, so that measured times say little of a host with KVM and a card. What a guest
+//! does is the same on both: accesses, calls, flushes, interrupts are its driver's. This file has what each costs, as a range from
+//! public sources or from this project's own software, and what each platform pays of them.
+//!
+//! What all platforms pay alike and cannot be counted is left out: the guest's own processor time, and kernels. A ratio of
+//! two platforms is thereby further from 1 than that of whole times. A range of a ratio is the least and the greatest that any choice
+//! of costs within their ranges gives, the same choice on both sides.
+
+use std::array;
+
+use super::Interval;
+
+/// Something that is paid for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// Read of a register or an aperture of the card, waited for.
+    Read,
+    /// Write of one, posted.
+    Write,
+    /// Access that leaves the guest for its VMM, and the way back.
+    Exit,
+    /// Message that the VMM sends and does not wait for.
+    Post,
+    /// Message that the VMM waits for the answer of.
+    RoundTrip,
+    /// Interrupt of the card that is handed to a guest.
+    Relay,
+    /// The same by the mediator, which looks first whose it is.
+    Wake,
+    /// The mediator's own work for an access to a register.
+    Register,
+    /// The same for one to VRAM through an aperture.
+    Aperture,
+    /// The same for a doorbell.
+    Doorbell,
+    /// The same for a flush of the TLB, without the tables that it reads.
+    Flush,
+    /// KiB of tables that it reads.
+    Scan,
+    /// The same for a call, without its operations.
+    Call,
+    /// The same for one of them.
+    Operation,
+    /// KiB that the guest's CPU copies.
+    CpuKib,
+    /// KiB that the card's engines copy between the host's memory and its own.
+    LinkKib,
+    /// KiB that kernels move within the card's memory.
+    VramKib,
+}
+
+/// A cost in us.
+#[derive(Clone, Copy, Debug)]
+pub struct Cost {
+    /// Thing that costs it.
+    pub item: Item,
+    /// As reports name it.
+    pub name: &'static str,
+    /// The least, what is usual, and the most.
+    pub us: [f64; 3],
+    /// Source of the range.
+    pub source: &'static str,
+}
+
+/// Number of costs.
+const ITEMS: usize = 17;
+
+const OWN: &str = "measured beside it by `bench costs`, which says when the range is left";
+
+/// Cost of each thing, in the order of [`Item`].
+#[rustfmt::skip]
+pub const COSTS: [Cost; ITEMS] = [
+    Cost { item: Item::Read, name: "card_read", us: [0.5, 0.8, 1.2],
+        source: "PCIe round trip of a read that is not posted: 0.5 to 1 us on usual hosts" },
+    Cost { item: Item::Write, name: "card_write", us: [0.05, 0.1, 0.3],
+        source: "distance of uncached stores on PCIe: 50 to 300 ns (Intel's forum on software tuning, thread 1186313)" },
+    Cost { item: Item::Exit, name: "exit", us: [1.5, 2.0, 3.0],
+        source: "KVM_RUN from entry to exit 2,528 cycles (LKML 2020-12, vmsave and vmload), decoding of the access, and QEMU's dispatch" },
+    Cost { item: Item::Post, name: "posted_message", us: [0.5, 1.0, 2.0],
+        source: "estimate: one sendmsg on a UNIX socket to a process that is awake" },
+    Cost { item: Item::RoundTrip, name: "message_round_trip", us: [3.0, 5.0, 10.0],
+        source: "estimate: there and back on a UNIX socket, with one wake-up to two; the server spins before it sleeps" },
+    Cost { item: Item::Relay, name: "interrupt_relayed", us: [1.0, 2.0, 5.0],
+        source: "estimate: VFIO's handler, an eventfd and KVM's injection; less with posted interrupts" },
+    Cost { item: Item::Wake, name: "interrupt_looked_at", us: [3.0, 6.0, 12.0],
+        source: "estimate: wake-up of the mediator's interrupt thread by an eventfd; its reads of the card's interrupt tree are counted apart" },
+    Cost { item: Item::Register, name: "register_access", us: [0.02, 0.1, 0.5], source: OWN },
+    Cost { item: Item::Aperture, name: "aperture_access", us: [0.05, 0.2, 1.0], source: OWN },
+    Cost { item: Item::Doorbell, name: "doorbell", us: [1.0, 5.0, 15.0], source: OWN },
+    Cost { item: Item::Flush, name: "flush", us: [0.2, 1.0, 5.0], source: OWN },
+    Cost { item: Item::Scan, name: "table_kib_read", us: [0.05, 0.1, 0.3], source: OWN },
+    Cost { item: Item::Call, name: "call", us: [0.5, 2.0, 8.0], source: OWN },
+    Cost { item: Item::Operation, name: "operation", us: [0.02, 0.1, 1.0], source: OWN },
+    Cost { item: Item::CpuKib, name: "cpu_kib", us: [0.1, 0.2, 0.33],
+        source: "memcpy of one core between buffers that no cache holds: 3 to 10 GB/s" },
+    Cost { item: Item::LinkKib, name: "link_kib", us: [0.08, 0.17, 0.25],
+        source: "PCIe 2.0 x16, as the papers' cards have it: 4 to 6 GB/s; 12 GB/s for 3.0" },
+    Cost { item: Item::VramKib, name: "vram_kib", us: [0.005, 0.007, 0.012],
+        source: "GDDR5 of the Quadro 6000: 144 GB/s, of which kernels reach 60 to 100 %; more on later cards" },
+];
+
+/// Reads and writes of the card's registers that the mediator makes for a doorbell, a flush and an interrupt.
+const DOORBELL_ACCESSES: [f64; 2] = [5.0, 4.0];
+const FLUSH_ACCESSES: [f64; 2] = [1.0, 2.0];
+const INTERRUPT_READS: f64 = 3.0;
+
+macro_rules! quantities {
+    ($($(#[$doc:meta])+ $field:ident: $counter:literal,)*) => {
+        /// Deeds of a guest in some time.
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
+        pub struct Counts {
+            $($(#[$doc])+ pub $field: f64,)*
+        }
+
+        impl Counts {
+            /// Counts as `read` knows them by the names of the daemon's counters.
+            #[must_use]
+            pub fn of(read: impl Fn(&str) -> f64) -> Self {
+                Self { $($field: read($counter),)* }
+            }
+
+            /// Returns all of them, by name.
+            #[must_use]
+            pub fn named(&self) -> Vec<(&'static str, f64)> {
+                vec![$((stringify!($field), self.$field)),*]
+            }
+
+            /// The sum of both.
+            #[must_use]
+            pub fn plus(&self, other: &Self) -> Self {
+                Self { $($field: self.$field + other.$field,)* }
+            }
+
+            /// So many times these.
+            #[must_use]
+            pub fn times(&self, factor: f64) -> Self {
+                Self { $($field: self.$field * factor,)* }
+            }
+        }
+    };
+}
+
+quantities! {
+    /// Reads of registers, the window on VRAM among them.
+    register_reads: "register_reads",
+    /// Writes of them.
+    register_writes: "register_writes",
+    /// Reads through BAR1 and BAR3 that were no plain memory of the guest's.
+    aperture_reads: "aperture_reads",
+    /// Writes of that kind.
+    aperture_writes: "aperture_writes",
+    /// Bytes of VRAM that its CPU read or wrote so, those through the window as well.
+    aperture_bytes: "aperture_bytes",
+    /// Interrupts that it was sent.
+    interrupts: "interrupts",
+    /// Doorbells.
+    doorbells: "doorbells",
+    /// Flushes of its TLB.
+    flushes: "tlb_flushes",
+    /// Updates of shadow page tables.
+    shadow_updates: "shadow_syncs",
+    /// Bytes of its page tables that were read for them.
+    bytes_scanned: "shadow_bytes_scanned",
+    /// Entries that were written for the card.
+    entries_written: "shadow_entries_written",
+    /// Calls.
+    calls: "pv_batches",
+    /// Operations in them.
+    operations: "pv_operations",
+    /// Entries of page tables that they named.
+    entries: "pv_entries",
+    /// Bytes that its CPU copied to and from buffers of the card's.
+    cpu_bytes: "",
+    /// Bytes that the card copied between the host's memory and its own.
+    link_bytes: "",
+    /// Bytes that kernels moved within the card's memory, where that is known.
+    vram_bytes: "",
+}
+
+impl Counts {
+    /// The rest, done after `before`.
+    #[must_use]
+    pub fn minus(&self, before: &Self) -> Self {
+        self.plus(&before.times(-1.0))
+    }
+}
+
+/// A way to give a guest a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Platform {
+    /// The driver on the host itself.
+    Native,
+    /// A VM that has mapped the card's BARs.
+    Passthrough,
+    /// A VM whose accesses are messages to the mediator.
+    Mediated {
+        /// It does not wait for writes.
+        posted: bool,
+    },
+}
+
+/// Number of each thing that is paid for.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Bill([f64; ITEMS]);
+
+impl Bill {
+    /// The bill of a platform for what a guest did. Counts of [`Platform::Native`] are those of a guest whose every access is counted,
+    /// as if it were on the host.
+    #[must_use]
+    pub fn of(platform: Platform, counts: &Counts) -> Self {
+        let mut bill = Self::default();
+        let Counts { register_reads, register_writes, aperture_reads, aperture_writes, interrupts, .. } = *counts;
+        let (reads, writes) = (register_reads + aperture_reads, register_writes + aperture_writes);
+        bill.add(Item::CpuKib, counts.cpu_bytes / 1024.0);
+        bill.add(Item::LinkKib, counts.link_bytes / 1024.0);
+        bill.add(Item::VramKib, counts.vram_bytes / 1024.0);
+        match platform {
+            Platform::Native | Platform::Passthrough => {
+                bill.add(Item::Read, reads);
+                bill.add(Item::Write, writes);
+                bill.add(Item::Relay, if platform == Platform::Native { 0.0 } else { interrupts });
+            }
+            Platform::Mediated { posted } => {
+                bill.add(Item::Exit, reads + writes);
+                bill.add(Item::RoundTrip, reads);
+                bill.add(if posted { Item::Post } else { Item::RoundTrip }, writes);
+                bill.add(Item::Register, register_reads + register_writes);
+                bill.add(Item::Aperture, aperture_reads + aperture_writes);
+                // What reaches VRAM in the end: a word each.
+                bill.add(Item::Read, aperture_reads);
+                bill.add(Item::Write, (counts.aperture_bytes / 4.0 - aperture_reads).max(0.0));
+                bill.accesses(DOORBELL_ACCESSES, counts.doorbells);
+                bill.add(Item::Doorbell, counts.doorbells);
+                bill.accesses(FLUSH_ACCESSES, counts.flushes);
+                bill.add(Item::Flush, counts.flushes);
+                bill.add(Item::Scan, counts.bytes_scanned / 1024.0);
+                bill.add(Item::Write, counts.entries_written);
+                bill.add(Item::Relay, interrupts);
+                bill.add(Item::Wake, interrupts);
+                bill.add(Item::Read, INTERRUPT_READS * interrupts);
+                bill.add(Item::Call, counts.calls);
+                bill.add(Item::Operation, counts.operations);
+            }
+        }
+        bill
+    }
+
+    /// The sum of several.
+    #[must_use]
+    pub fn sum(bills: impl IntoIterator<Item = Self>) -> Self {
+        bills.into_iter().fold(Self::default(), |sum, bill| Self(array::from_fn(|at| sum.0[at] + bill.0[at])))
+    }
+
+    fn add(&mut self, item: Item, count: f64) {
+        self.0[item as usize] += count;
+    }
+
+    fn accesses(&mut self, [reads, writes]: [f64; 2], times: f64) {
+        self.add(Item::Read, reads * times);
+        self.add(Item::Write, writes * times);
+    }
+
+    /// Time in us at usual costs.
+    #[must_use]
+    pub fn us(&self) -> f64 {
+        self.at(|cost| cost.us[1])
+    }
+
+    /// Time in us when all costs are at their least, and at their most.
+    #[must_use]
+    pub fn range_us(&self) -> [f64; 2] {
+        [self.at(|cost| cost.us[0]), self.at(|cost| cost.us[2])]
+    }
+
+    fn at(&self, of: impl Fn(&Cost) -> f64) -> f64 {
+        self.0.iter().zip(&COSTS).map(|(count, cost)| count * of(cost)).sum()
+    }
+
+    /// This against `base`, when both pay `common` us besides: the least ratio and the greatest over all choices of costs.
+    ///
+    /// A ratio of two sums is monotonous in each cost, so that its ends are where every cost is at an end of its range.
+    #[must_use]
+    pub fn ratio(&self, base: &Self, common: f64) -> Interval {
+        let differing: Vec<usize> = (0..ITEMS).filter(|&at| self.0[at] != 0.0 || base.0[at] != 0.0).collect();
+        let mut ends = Interval { low: f64::INFINITY, high: f64::NEG_INFINITY };
+        for choice in 0..1u32 << differing.len() {
+            let mut times = [common; 2];
+            for (bit, &at) in differing.iter().enumerate() {
+                let us = COSTS[at].us[if choice >> bit & 1 == 0 { 0 } else { 2 }];
+                times[0] += self.0[at] * us;
+                times[1] += base.0[at] * us;
+            }
+            if times[1] > 0.0 {
+                let ratio = times[0] / times[1];
+                ends = Interval { low: ends.low.min(ratio), high: ends.high.max(ratio) };
+            }
+        }
+        ends
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORK: Counts = Counts {
+        register_reads: 10.0,
+        register_writes: 20.0,
+        aperture_reads: 2.0,
+        aperture_writes: 100.0,
+        aperture_bytes: 408.0,
+        interrupts: 3.0,
+        doorbells: 4.0,
+        flushes: 5.0,
+        bytes_scanned: 8192.0,
+        entries_written: 7.0,
+        shadow_updates: 0.0,
+        calls: 0.0,
+        operations: 0.0,
+        entries: 0.0,
+        cpu_bytes: 0.0,
+        link_bytes: 0.0,
+        vram_bytes: 0.0,
+    };
+
+    #[test]
+    fn costs_stand_in_the_order_of_their_items_and_their_ranges_are_ranges() {
+        for (at, cost) in COSTS.iter().enumerate() {
+            assert_eq!(cost.item as usize, at, "{}", cost.name);
+            let [low, usual, high] = cost.us;
+            assert!(0.0 < low && low <= usual && usual <= high && !cost.source.is_empty(), "{}", cost.name);
+        }
+    }
+
+    #[test]
+    fn native_pays_the_card_alone_and_passthrough_its_interrupts() {
+        let native = Bill::of(Platform::Native, &WORK).us();
+        assert!((native - (12.0 * 0.8 + 120.0 * 0.1)).abs() < 1e-9, "{native}");
+        let passthrough = Bill::of(Platform::Passthrough, &WORK).us();
+        assert!((passthrough - native - 3.0 * 2.0).abs() < 1e-9, "{passthrough}");
+    }
+
+    #[test]
+    fn each_thing_that_a_mediated_guest_does_costs_it_something() {
+        let posted = Bill::of(Platform::Mediated { posted: true }, &WORK).us();
+        assert!(posted > Bill::of(Platform::Passthrough, &WORK).us());
+        assert!(Bill::of(Platform::Mediated { posted: false }, &WORK).us() > posted);
+        let more = |change: fn(&mut Counts)| {
+            let mut counts = WORK;
+            change(&mut counts);
+            Bill::of(Platform::Mediated { posted: true }, &counts).us()
+        };
+        let changes: [fn(&mut Counts); 15] = [
+            |counts| counts.register_reads += 1.0,
+            |counts| counts.register_writes += 1.0,
+            |counts| counts.aperture_reads += 1.0,
+            |counts| counts.aperture_writes += 1.0,
+            |counts| counts.aperture_bytes += 4.0,
+            |counts| counts.interrupts += 1.0,
+            |counts| counts.doorbells += 1.0,
+            |counts| counts.flushes += 1.0,
+            |counts| counts.bytes_scanned += 1024.0,
+            |counts| counts.entries_written += 1.0,
+            |counts| counts.calls += 1.0,
+            |counts| counts.operations += 1.0,
+            |counts| counts.cpu_bytes += 1024.0,
+            |counts| counts.link_bytes += 1024.0,
+            |counts| counts.vram_bytes += 1024.0,
+        ];
+        for (at, change) in changes.into_iter().enumerate() {
+            assert!(more(change) > posted, "change {at}");
+        }
+    }
+
+    #[test]
+    fn range_of_a_ratio_holds_what_is_usual_and_shrinks_by_what_both_pay() {
+        let (native, mediated) =
+            (Bill::of(Platform::Native, &WORK), Bill::of(Platform::Mediated { posted: true }, &WORK));
+        let Interval { low, high } = mediated.ratio(&native, 0.0);
+        let usual = mediated.us() / native.us();
+        assert!(low < usual && usual < high, "{low} {usual} {high}");
+        let closer = mediated.ratio(&native, 1e4).high;
+        assert!(1.0 < closer && closer < high, "{closer}");
+        assert_eq!(native.ratio(&native, 0.0), Interval { low: 1.0, high: 1.0 });
+    }
+
+    #[test]
+    fn counts_are_those_of_the_daemon_by_its_names() {
+        let read = |counter: &str| match counter {
+            "pv_batches" => 3.0,
+            "tlb_flushes" => 2.0,
+            _ => 0.0,
+        };
+        let counts = Counts::of(read);
+        assert_eq!((counts.calls, counts.flushes, counts.doorbells), (3.0, 2.0, 0.0));
+        assert_eq!(counts.minus(&counts), Counts::default());
+        assert_eq!(counts.times(2.0), counts.plus(&counts));
+        assert!(counts.named().contains(&("calls", 3.0)));
+    }
+
+    #[test]
+    fn bills_add_up() {
+        let bill = Bill::of(Platform::Native, &WORK);
+        assert!((Bill::sum([bill, bill]).us() - 2.0 * bill.us()).abs() < 1e-9);
+        let [low, high] = bill.range_us();
+        assert!(low < bill.us() && bill.us() < high);
+    }
+}

@@ -1,0 +1,97 @@
+//! Counts of what a guest does in each phase of a workload, as the daemon has them. The guest's program stops between two phases until that was
+//! looked at.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use tests::bench::model::Counts;
+use tests::guest::{LOAD_LIMIT, SMOKE_LIMIT};
+use tests::{Daemon, Vm};
+
+/// Time that a guest may take from one mark to the next.
+const MARK_LIMIT: Duration = Duration::from_secs(300);
+
+/// Time in which what a guest has posted arrives, and most looks whether it has.
+const SETTLES: Duration = Duration::from_millis(5);
+const LOOKS: u32 = 40;
+
+/// Counts by phase.
+pub type Phases = BTreeMap<&'static str, Counts>;
+
+/// All that was counted of a VM so far.
+pub fn total(daemon: &Daemon, vm: &str) -> Result<Counts> {
+    let shown = daemon.api(&format!("/v1/vms/{vm}"))?;
+    Ok(Counts::of(|counter| shown["counters"][counter].as_f64().unwrap_or(0.0)))
+}
+
+/// The same, of a guest that does nothing, when what it did before has arrived.
+fn settled(daemon: &Daemon, vm: &str) -> Result<Counts> {
+    let mut before = total(daemon, vm)?;
+    for _ in 0..LOOKS {
+        std::thread::sleep(SETTLES);
+        let now = total(daemon, vm)?;
+        if now == before {
+            break;
+        }
+        before = now;
+    }
+    Ok(before)
+}
+
+/// The driver taken from the device and given to it again.
+pub fn driver(daemon: &Daemon, vm: &Vm) -> Result<Phases> {
+    let before = total(daemon, vm.name())?;
+    vm.run_within("unbind", LOAD_LIMIT)?.success()?;
+    let between = settled(daemon, vm.name())?;
+    vm.run_within("bind", LOAD_LIMIT)?.success()?;
+    let after = settled(daemon, vm.name())?;
+    Ok([("close", between.minus(&before)), ("init", after.minus(&between))].into())
+}
+
+/// A run of `gpu-workloads`, from its mark `begin` on: the counts up to each of the marks, by their names, and from the last to the end of
+/// the program as `last`.
+pub fn marked(
+    daemon: &Daemon,
+    vm: &Vm,
+    command: &str,
+    marks: &[&'static str],
+    last: Option<&'static str>,
+) -> Result<Phases> {
+    let running = vm.start(&format!("run /bin/gpu-workloads {command} --marks"))?;
+    let mut phases = Phases::new();
+    let mut before = Counts::default();
+    for mark in ["begin"].into_iter().chain(marks.iter().copied()) {
+        let line = running.wait_line(&format!("MARK {mark} "), MARK_LIMIT)?;
+        let now = with_copies(settled(daemon, vm.name())?, &line);
+        if mark != "begin" {
+            phases.insert(mark, now.minus(&before));
+        }
+        before = now;
+        vm.run_ok(&format!("write /mark-{mark} seen"))?;
+    }
+    let output = running.wait_within(SMOKE_LIMIT)?.success()?;
+    if let Some(last) = last {
+        let after = settled(daemon, vm.name())?;
+        // What was copied was said with the mark before.
+        let after = Counts { cpu_bytes: before.cpu_bytes, link_bytes: before.link_bytes, ..after };
+        phases.insert(last, after.minus(&before));
+    }
+    ensure!(!output.lines.is_empty(), "{command} printed nothing");
+    Ok(phases)
+}
+
+/// The same with what the guest says that it has copied.
+fn with_copies(counts: Counts, line: &str) -> Counts {
+    let said = |key: &str| {
+        let value = line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+        value.and_then(|value| value.parse().ok()).unwrap_or(0.0)
+    };
+    Counts { cpu_bytes: said("cpu_bytes"), link_bytes: said("link_bytes"), ..counts }
+}
+
+/// The number behind `key=` in a line.
+pub fn number(line: &str, key: &str) -> Result<f64> {
+    let value = line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+    value.with_context(|| format!("no {key} in {line}"))?.parse().with_context(|| line.to_owned())
+}
