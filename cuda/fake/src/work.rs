@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -33,7 +33,12 @@ pub enum Op {
     Alloc(u64, u64),
     /// Of a graph: memory is free.
     Free,
+    /// A graph, as one.
+    Graph(Vec<Op>),
 }
+
+/// What a stream takes before it holds up whoever submits more, as a card's queues do.
+const QUEUE: usize = 1024;
 
 impl Op {
     /// `CUgraphNodeType`.
@@ -46,6 +51,8 @@ impl Op {
             Self::Record(..) => 7,
             Self::Alloc(..) => 10,
             Self::Free => 11,
+            // `CU_GRAPH_NODE_TYPE_GRAPH`.
+            Self::Graph(..) => 4,
         }
     }
 }
@@ -84,7 +91,7 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 struct Stream {
-    queue: Sender<Op>,
+    queue: SyncSender<Op>,
     last: Arc<Event>,
     capture: Option<Capture>,
 }
@@ -133,11 +140,12 @@ fn run(op: Op) {
         Op::Record(event, record) => event.finish(record),
         Op::Wait(event, record) => event.wait(record),
         Op::Alloc(..) | Op::Free => {}
+        Op::Graph(ops) => ops.into_iter().for_each(run),
     }
 }
 
 fn stream() -> Stream {
-    let (queue, ops) = channel::<Op>();
+    let (queue, ops) = sync_channel::<Op>(QUEUE);
     std::thread::spawn(move || ops.into_iter().for_each(run));
     Stream { queue, last: Arc::default(), capture: None }
 }
@@ -158,21 +166,30 @@ impl Work {
     }
 }
 
+/// Work on its way to a stream's queue, which may be full: to be sent when nothing is locked.
+struct Sent(SyncSender<Op>, Op);
+
+impl Sent {
+    fn send(self) {
+        let _ = self.0.send(self.1);
+    }
+}
+
 impl Stream {
-    fn push(&mut self, op: Op) {
-        match &mut self.capture {
-            Some(capture) => capture.ops.push(op),
-            None => {
-                let _ = self.queue.send(op);
-            }
+    /// Takes work in: into the capture, or on its way to the queue.
+    fn push(&mut self, op: Op) -> Option<Sent> {
+        match (&mut self.capture, op) {
+            (Some(capture), Op::Graph(ops)) => capture.ops.extend(ops),
+            (Some(capture), op) => capture.ops.push(op),
+            (None, op) => return Some(Sent(self.queue.clone(), op)),
         }
+        None
     }
 
-    /// An event at the end of what the stream has now.
-    fn end(&self) -> (Arc<Event>, u64) {
+    /// An event at the end of what the stream has now, once it is sent.
+    fn end(&self) -> (Sent, Arc<Event>, u64) {
         let record = self.last.recorded.fetch_add(1, Ordering::SeqCst) + 1;
-        let _ = self.queue.send(Op::Record(self.last.clone(), record));
-        (self.last.clone(), record)
+        (Sent(self.queue.clone(), Op::Record(self.last.clone(), record)), self.last.clone(), record)
     }
 }
 
@@ -212,13 +229,13 @@ pub fn destroy(handle: u64) -> i32 {
 
 /// Submits work.
 pub fn submit(handle: u64, op: Op) -> i32 {
-    with(|work| match work.stream(handle) {
-        Ok(stream) => {
-            stream.push(op);
+    match with(|work| Ok(work.stream(handle)?.push(op))) {
+        Ok(sent) => {
+            sent.into_iter().for_each(Sent::send);
             SUCCESS
         }
         Err(error) => error,
-    })
+    }
 }
 
 /// Submits work and waits for it.
@@ -240,7 +257,8 @@ pub fn finish(handle: u64) -> i32 {
         Ok(stream.end())
     });
     match end {
-        Ok((event, record)) => {
+        Ok((sent, event, record)) => {
+            sent.send();
             event.wait(record);
             SUCCESS
         }
@@ -259,7 +277,8 @@ pub fn finish_all() -> i32 {
         if broken { None } else { Some(work.streams.values().map(Stream::end).collect::<Vec<_>>()) }
     });
     let Some(ends) = ends else { return CAPTURE_UNSUPPORTED };
-    for (event, record) in ends {
+    for (sent, event, record) in ends {
+        sent.send();
         event.wait(record);
     }
     SUCCESS
@@ -385,16 +404,10 @@ pub fn launch(graph: u64, handle: u64) -> i32 {
         SUCCESS => {}
         error => return error,
     }
-    with(|work| {
-        let Some(ops) = work.graphs.get(&graph).cloned() else { return INVALID_HANDLE };
-        match work.stream(handle) {
-            Ok(stream) => {
-                ops.into_iter().for_each(|op| stream.push(op));
-                SUCCESS
-            }
-            Err(error) => error,
-        }
-    })
+    match with(|work| work.graphs.get(&graph).cloned()) {
+        Some(ops) => submit(handle, Op::Graph(ops)),
+        None => INVALID_HANDLE,
+    }
 }
 
 /// Makes an event.
@@ -475,4 +488,40 @@ pub fn elapsed(from: u64, to: u64) -> Result<f32, i32> {
         Some(after) => after.as_secs_f32() * 1e3,
         None => -from.duration_since(to).as_secs_f32() * 1e3,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_submits_waits_when_a_queue_is_full() {
+        let (stream, gate) = (create(), event());
+        // Not recorded yet: the stream stands at its first work until that is.
+        let held = find(gate).expect("there");
+        let record = held.recorded.fetch_add(1, Ordering::SeqCst) + 1;
+        assert_eq!(wait(stream, gate), SUCCESS);
+        let count = Arc::new(AtomicU64::new(0));
+        let many = 3 * QUEUE as u64;
+        let submitting = std::thread::spawn({
+            let count = count.clone();
+            move || {
+                for _ in 0..many {
+                    assert_eq!(submit(stream, Op::Free), SUCCESS);
+                    count.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        });
+        while count.load(Ordering::SeqCst) < QUEUE as u64 {
+            std::thread::yield_now();
+        }
+        // TIMEOUT: without a bound all of it is submitted in far less time; with one, nothing comes of waiting longer.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        // One is at the head, and waits.
+        assert!(count.load(Ordering::SeqCst) <= QUEUE as u64 + 1, "{count:?} are in a queue of {QUEUE}");
+        assert_eq!(query(event()), SUCCESS, "other calls go on");
+        held.finish(record);
+        submitting.join().expect("submits the rest");
+        assert_eq!((finish(stream), count.load(Ordering::SeqCst)), (SUCCESS, many));
+    }
 }

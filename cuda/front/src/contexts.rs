@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::driver::{self, Object, SUCCESS};
 use crate::slots::at;
-use crate::{memory, tenant};
+use crate::{lone, memory, tenant};
 
 macro_rules! made {
     ($name:ident($($arg:ident: $ty:ty),*)) => {
@@ -32,15 +32,17 @@ made!(ctx_create_v4(parameters: *const c_void, flags: u32, device: c_int));
 unsafe extern "C" fn ctx_destroy(context: Object) -> c_int {
     tenant::forget(context as u64);
     memory::context_ends(context as u64);
+    lone::forget();
     // SAFETY: the caller's promise.
     unsafe { driver::ctx_destroy(context) }
 }
 
 macro_rules! ends_all {
     ($name:ident($arg:ident: $ty:ty)) => {
-        /// Unmarks what streams of a context have freed.
+        /// Unmarks what streams of a context have freed, and forgets its events.
         unsafe extern "C" fn $name($arg: $ty) -> c_int {
             memory::contexts_end();
+            lone::forget();
             // SAFETY: the caller's promise.
             unsafe { driver::$name($arg) }
         }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::driver::{self, Object, SUCCESS};
 use crate::slots::{Arguments, COPIES, at};
-use crate::{memory, pace, tenant};
+use crate::{lone, memory, pace, tenant};
 
 /// Reason to be closed: the turn is over, or has not begun.
 pub const TURN: u32 = 1;
@@ -163,6 +163,7 @@ pub fn enter(index: usize, arguments: Arguments) -> u64 {
         pace::begin(stream, held);
         return stripe as u64;
     }
+    lone::wait(|| stream(index, arguments), closed);
     pass() as u64
 }
 
@@ -177,6 +178,8 @@ pub fn leave(index: usize, arguments: Arguments, token: u64, result: c_int) {
             SUCCESS => pace::submitted(stream(index, arguments), key(index, arguments), copy),
             _ => pace::failed(stream(index, arguments)),
         }
+    } else if result == SUCCESS {
+        lone::submitted(|| stream(index, arguments));
     }
     done(token as usize);
 }

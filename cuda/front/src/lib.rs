@@ -5,7 +5,7 @@
 //! the slots of what a mediator must know get functions of ours instead, and so do the answers of `cuGetProcAddress`
 //! (`lookup`):
 //! - memory (`memory`): allocations lie in chunks of the owner's, at addresses that never change; what cannot move is counted;
-//! - submissions (`gate`, `pace`): held while the tenant's turn is over or its chunks move, and bounded in time ahead;
+//! - submissions (`gate`, `pace`, `lone`): held while the tenant's turn is over or its chunks move, and bounded in time ahead;
 //! - the connection (`tenant`): one thread obeys the owner.
 //!
 //! The same file is `libnvidia-ml.so.1` as well (`nvml`): NVML's functions pass, but those that tell of a card's memory.
@@ -22,6 +22,7 @@ mod driver;
 mod gate;
 mod loader;
 mod log;
+mod lone;
 mod lookup;
 mod memory;
 mod nvml;

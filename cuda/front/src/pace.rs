@@ -18,7 +18,7 @@ use foldhash::{HashMap, HashSet};
 use crate::driver::{self, Object, SUCCESS};
 use crate::gate::{self, Stream};
 
-/// Nanoseconds assumed for work that was never seen.
+/// Nanoseconds assumed at least for work that was never seen.
 const UNKNOWN_NS: f64 = 200_000.0;
 /// Submissions of a group at most.
 const LONGEST_GROUP: u32 = 256;
@@ -51,14 +51,27 @@ static UNMEASURED: AtomicBool = AtomicBool::new(true);
 
 /// Handle of an event, moved between threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Event(u64);
+pub struct Event(u64);
 
 impl Event {
+    /// No event.
+    #[cfg(test)]
+    pub const NONE: Self = Self(0);
+
     fn raw(self) -> Object {
         self.0 as Object
     }
 
-    fn done(self) -> bool {
+    /// Makes an event of the context that is current to this thread.
+    pub fn create(flags: u32) -> Option<Self> {
+        let mut event = std::ptr::null_mut();
+        // SAFETY: the pointer is valid.
+        let result = unsafe { driver::event_create(&raw mut event, flags) };
+        (result == SUCCESS).then_some(Self(event as u64))
+    }
+
+    /// Says if what is before it has ended.
+    pub fn done(self) -> bool {
         // SAFETY: an event of ours that is never destroyed. Anything but "not ready" means that nothing more will come.
         unsafe { driver::event_query(self.raw()) != driver::NOT_READY }
     }
@@ -80,6 +93,8 @@ struct Group {
     keys: Vec<u64>,
     copies: u32,
     estimate: f64,
+    /// What was assumed of each kind in it that was never seen.
+    unknown_ns: f64,
     /// All of it is of kinds whose length is known to be steady.
     sure: bool,
     opened: Instant,
@@ -88,7 +103,19 @@ struct Group {
 impl Group {
     fn new(context: u64, stream: Stream, start: Option<Event>) -> Self {
         let opened = Instant::now();
-        Self { context, stream, start, end: None, keys: Vec::new(), copies: 0, estimate: 0.0, sure: true, opened }
+        let (estimate, unknown_ns) = (0.0, UNKNOWN_NS);
+        Self {
+            context,
+            stream,
+            start,
+            end: None,
+            keys: Vec::new(),
+            copies: 0,
+            estimate,
+            unknown_ns,
+            sure: true,
+            opened,
+        }
     }
 }
 
@@ -126,6 +153,8 @@ struct Pace {
     ends: HashMap<(u64, Stream), f64>,
     clocks: HashMap<u64, Clock>,
     lengths: HashMap<u64, Length>,
+    /// What work took that had not been seen before.
+    unknown_ns: Option<f64>,
     usage: Usage,
     last: Option<Instant>,
     /// Time at which the end of a group was seen last.
@@ -227,7 +256,8 @@ pub fn submitted(stream: Stream, key: u64, copy: bool) {
     pace.last = Some(Instant::now());
     pace.usage.launches = pace.usage.launches.saturating_add(1);
     let known = pace.lengths.get(&key).copied();
-    let estimate = known.map_or(UNKNOWN_NS, |length| length.ns);
+    let unknown = pace.unknown_ns(BOUND_NS.load(Ordering::Relaxed) as f64);
+    let estimate = known.map_or(unknown, |length| length.ns);
     let mine = |g: &Group| g.end.is_none() && g.stream == stream && g.context == context;
     if !pace.groups.iter().any(mine) {
         pace.groups.push_back(Group::new(context, stream, None));
@@ -236,6 +266,7 @@ pub fn submitted(stream: Stream, key: u64, copy: bool) {
     group.keys.push(key);
     group.copies += u32::from(copy);
     group.estimate += estimate;
+    group.unknown_ns = unknown;
     group.sure &= known.is_some_and(|length| length.steady >= STEADY);
     let full = known.is_none()
         || group.keys.len() as u32 >= LONGEST_GROUP
@@ -306,6 +337,12 @@ impl Pace {
         }
     }
 
+    /// Returns the nanoseconds to assume of work that was never seen: half the `bound`, so that of a long kind no more than a few
+    /// are in flight before the first has ended, and then what such work took lately.
+    fn unknown_ns(&self, bound: f64) -> f64 {
+        self.unknown_ns.unwrap_or(bound / 2.0).max(UNKNOWN_NS)
+    }
+
     /// Returns the nanoseconds that what is in flight takes still, by what the same work took before.
     fn left_ns(&self, now: Instant) -> f64 {
         let Some(first) = self.groups.front() else { return 0.0 };
@@ -335,10 +372,7 @@ impl Pace {
         if let Some(event) = self.clocks.get_mut(&context).and_then(|clock| clock.spare.pop()) {
             return Some(event);
         }
-        let mut event = std::ptr::null_mut();
-        // SAFETY: the pointer is valid; the context is current to this thread.
-        let result = unsafe { driver::event_create(&raw mut event, 0) };
-        (result == SUCCESS).then_some(Event(event as u64))
+        Event::create(0)
     }
 
     /// Records the ends of the open groups that `which` chooses.
@@ -424,7 +458,12 @@ impl Pace {
             _ => 0.3,
         };
         for key in kinds {
-            let length = self.lengths.entry(key).or_insert(Length { ns: UNKNOWN_NS, steady: 0 });
+            let Some(length) = self.lengths.get_mut(&key) else {
+                let ns = (group.unknown_ns * off).max(500.0);
+                self.unknown_ns = Some(self.unknown_ns.map_or(ns, |before| ns.max((before + ns) / 2.0)));
+                self.lengths.insert(key, Length { ns, steady: 0 });
+                continue;
+            };
             let met = MET.contains(&off);
             if !met && length.steady >= 2 * STEADY && DISTURBED.contains(&off) {
                 // A third one in a row is none.
@@ -439,11 +478,12 @@ impl Pace {
 }
 
 /// Runs `work` in a way that disturbs no capture of another stream.
-fn quietly<T>(work: impl FnOnce() -> T) -> T {
+pub fn quietly<T>(work: impl FnOnce() -> T) -> T {
     if gate::captures() { driver::relaxed(work) } else { work() }
 }
 
-fn record(event: Event, stream: Stream) -> bool {
+/// Records an event at the end of what a stream has; whether that could be done.
+pub fn record(event: Event, stream: Stream) -> bool {
     // SAFETY: the event is ours; the program has submitted to the stream and has not destroyed it.
     let result = unsafe {
         if stream.per_thread {
@@ -456,7 +496,7 @@ fn record(event: Event, stream: Stream) -> bool {
 }
 
 /// Runs `work` with `context` current to this thread.
-fn within<T>(context: u64, work: impl FnOnce() -> T) -> T {
+pub fn within<T>(context: u64, work: impl FnOnce() -> T) -> T {
     let before = driver::current_context();
     if before as u64 == context {
         return work();

@@ -66,7 +66,7 @@
 //!
 //! The tenant's side stops by itself, without `Stop`, when [`Run::length_us`] has passed or when nothing was submitted or
 //! in flight for [`Run::idle_us`] (`waiting` is false then). A `Run` with a length of 0 lasts until `Stop`; with
-//! `run_ahead_us` of 0 the library neither bounds nor measures anything: the tenant is alone. A `Run` while a turn is
+//! `run_ahead_us` of 0 the library measures nothing: the tenant is alone. A `Run` while a turn is
 //! on replaces its terms. `Quiesce` closes the gate over any turn, and `Resume` restores what the turn says.
 //!
 //! # Ends

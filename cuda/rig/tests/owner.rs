@@ -69,6 +69,25 @@ fn a_program_that_is_not_alone_runs_ahead_by_its_bound_only() {
 }
 
 #[test]
+fn a_program_that_was_alone_gives_way_to_another_one() {
+    let rig = Rig::new(256);
+    let serving = owner(&rig, 64, &[]);
+    // A card's own queue takes fifty seconds of it: more than a tenant may have the card for when it is to stop.
+    let mut first = rig.program("a", &["count", "--kernel-us", "50000"]);
+    let us = |program: &mut Program| {
+        program.say("how much");
+        program.line().parse::<u64>().expect("a number")
+    };
+    // That it has an answer says that all before has ended; it goes on.
+    let alone = us(&mut first);
+    assert_eq!(rig.program("b", &["train", "--mib", "8", "--rounds", "6"]).end().len(), 16, "another one's checksum");
+    assert!(us(&mut first) > alone, "it works on");
+    assert_eq!(first.end(), "counted");
+    let view = settled(&rig, serving);
+    assert_eq!(view["tenants"][0]["killed"], 0, "{view}");
+}
+
+#[test]
 fn owners_that_are_killed_while_memory_moves_lose_nothing() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 32, &["--quanta", "off"]);

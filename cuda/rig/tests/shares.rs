@@ -59,6 +59,28 @@ fn weights_hold_by_the_programs_own_counts_and_change_live() {
 }
 
 #[test]
+fn programs_that_begin_within_moments_share_the_card() {
+    let rig = pair();
+    let _daemon = Daemon::start(&rig);
+    let count = |name: &str| run(&rig, name, &[], &["count", "--kernel-us", "12000"]);
+    let mut first = count("a");
+    // It has the card for itself until the other one is there, and submits as much as is taken of it.
+    first.say("how much");
+    first.line();
+    let mut programs = [first, count("b")];
+    let found = parts(&mut programs);
+    assert!(as_weights(&found, &[1, 3]), "1:3 gave {found:?}");
+    for name in ["a", "b"] {
+        until(&rig, name, "its work is counted, and it lives", |tenant| {
+            tenant["launches"].as_u64() > Some(0) && tenant["killed"] == 0
+        });
+    }
+    for program in programs {
+        program.end();
+    }
+}
+
+#[test]
 fn a_program_that_stops_is_dealt_with_as_declared_and_its_neighbour_goes_on() {
     // The fake driver suspends nobody, so that policy ends in a kill as well.
     for policy in ["kill", "suspend"] {

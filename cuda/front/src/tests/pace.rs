@@ -170,3 +170,20 @@ fn a_length_is_relied_on_when_it_was_met_twice_and_not_when_it_changes() {
     let sure: Vec<bool> = lengths.iter().map(|&ms| taken(&mut pace, ms).steady >= STEADY).collect();
     assert_eq!(sure, [false, false, true, true, false, false, true]);
 }
+
+#[test]
+fn of_work_that_was_never_seen_little_is_in_flight_until_some_of_it_has_ended() {
+    let mut pace = Pace::default();
+    assert_eq!(pace.unknown_ns(4e6), 2e6, "two of them are the bound");
+    let mut took = |kind: u64, ms: f64| {
+        let mut group = flying(&[(pace.unknown_ns(4e6) / 1e6, false)], Instant::now()).groups.remove(0).expect("one");
+        (group.keys, group.unknown_ns) = (vec![kind], group.estimate);
+        pace.learn(&group, ms * 1e6);
+        assert!((pace.lengths[&kind].ns - ms * 1e6).abs() < 1.0, "{:?}", pace.lengths);
+        (pace.unknown_ns(4e6) / 1e6 * 10.0).round() / 10.0
+    };
+    assert_eq!([(1, 600.0), (2, 700.0)].map(|(kind, ms)| took(kind, ms)), [600.0, 700.0], "no more than one");
+    assert_eq!([3, 4, 5].map(|kind| took(kind, 0.3)), [350.2, 175.2, 87.8], "it may have been an exception");
+    let last = (6..30).map(|kind| took(kind, 0.01)).last();
+    assert_eq!(last, Some(0.2), "as much as was always assumed");
+}

@@ -67,8 +67,8 @@ impl Core {
         self.send(id, FromOwner::Run(run));
     }
 
-    /// Returns the terms of a tenant's turns now. A process that is alone, with all its memory on the card, is neither bounded
-    /// nor measured; what is to come back from host memory waits for all that is in flight.
+    /// Returns the terms of a tenant's turns now. A process that is alone, with all its memory on the card, is not
+    /// measured, and bounds itself; what is to come back from host memory waits for all that is in flight.
     fn terms(&self, tenant: TenantId) -> Run {
         let present = || self.sessions.values().filter_map(|session| session.tenant);
         let away = self.table.vms().any(|(vm, account)| vm == tenant && account.host > 0);

@@ -4,6 +4,42 @@ use crate::mutations::Mutation;
 
 pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
+        name: "cuda-lone",
+        what: "a program that is alone has no more in flight than is soon over",
+        package: "cuda-front",
+        file: "cuda/front/src/lone.rs",
+        from: "count() >= self.most",
+        to: "count() >= 64 * self.most",
+        tests: "lone::tests",
+    },
+    Mutation {
+        name: "cuda-lone-apart",
+        what: "marks that are waited for lie closer to each other",
+        package: "cuda-front",
+        file: "cuda/front/src/lone.rs",
+        from: "(self.every / 2).max(LEAST)",
+        to: "self.every",
+        tests: "lone::tests",
+    },
+    Mutation {
+        name: "cuda-lone-patience",
+        what: "a stream that waits for the thread that waits for it goes on at last",
+        package: "cuda-front",
+        file: "cuda/front/src/lone.rs",
+        from: "self.most = self.most.saturating_mul(2);",
+        to: "",
+        tests: "lone::tests",
+    },
+    Mutation {
+        name: "cuda-unknown",
+        what: "of work that was never seen little is in flight",
+        package: "cuda-front",
+        file: "cuda/front/src/pace.rs",
+        from: "unwrap_or(bound / 2.0)",
+        to: "unwrap_or(0.0)",
+        tests: "pace::tests",
+    },
+    Mutation {
         name: "cuda-ahead",
         what: "what has run of a kernel is not ahead of the card any more",
         package: "cuda-front",

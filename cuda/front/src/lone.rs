@@ -1,0 +1,202 @@
+//! Work in flight of a program that is alone: nobody measures it, but it is not without a bound.
+//!
+//! Who comes next waits until it is over, and work that does not end within the tenant's limit then ends the program. So each
+//! few submissions an event follows in their stream, a *mark*, and a stream with as many marks as [`MOST`] in flight takes
+//! nothing more until one of them has passed. How many submissions lie between two marks goes by how long they take to pass:
+//! what is in flight takes about a tenth of a second, or is four submissions. A real card's own queue ends too, but after
+//! a thousand submissions, however long each of them takes.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::driver;
+use crate::gate::{self, Stream};
+use crate::pace::{self, Event};
+
+/// Marks of a stream that are in flight at most.
+const MOST: usize = 4;
+/// Submissions between two marks, to begin with, at least, and at most: an event costs the card 2 to 4 us.
+const FIRST: u32 = 4;
+const LEAST: u32 = 1;
+const LONGEST: u32 = 32;
+/// Marks that pass within this time lie too close to each other,
+const SHORT: Duration = Duration::from_millis(20);
+/// and those that are waited for beyond it too far apart.
+const LONG: Duration = Duration::from_millis(100);
+/// Time without a passing mark after which a stream may have twice as many.
+// TIMEOUT: what a stream waits for may come from the thread that waits here, so it must go on at last. A program whose
+// launches take longer has as many in flight as end it, when another one comes, whatever is done here.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Events that are kept for further marks.
+const SPARE: usize = 64;
+/// `CU_EVENT_DISABLE_TIMING`.
+const UNTIMED: u32 = 2;
+
+/// Submissions until the next mark.
+static LEFT: AtomicU32 = AtomicU32::new(FIRST);
+/// A stream has as many marks as it may have.
+static FULL: AtomicBool = AtomicBool::new(false);
+static STATE: Mutex<Lone> = Mutex::new(Lone::new());
+
+struct Mark {
+    context: u64,
+    stream: Stream,
+    event: Event,
+    made: Instant,
+}
+
+struct Lone {
+    marks: VecDeque<Mark>,
+    spare: Vec<(u64, Event)>,
+    /// Submissions from one mark to the next.
+    every: u32,
+    /// Marks that a stream may have.
+    most: usize,
+}
+
+fn lock() -> MutexGuard<'static, Lone> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Before a submission to a stream: waits while that has as much in flight as it may have, or until `closed` says that the gate is
+/// closed.
+pub fn wait(stream: impl FnOnce() -> Stream, closed: impl Fn() -> bool) {
+    if FULL.load(Ordering::Relaxed) {
+        wait_long(stream(), closed);
+    }
+}
+
+#[cold]
+fn wait_long(stream: Stream, closed: impl Fn() -> bool) {
+    let mut since = None;
+    loop {
+        let now = Instant::now();
+        let age = {
+            let mut lone = lock();
+            if pace::quietly(|| lone.look(now, stream, &mut since, has_passed)) {
+                FULL.store(lone.is_any_full(), Ordering::Relaxed);
+                return;
+            }
+            lone.age(stream, now)
+        };
+        if closed() || pace::active() {
+            return;
+        }
+        // About three times as much as what has been waited for is in flight still.
+        if age < Duration::from_micros(200) {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep((age / 8).min(Duration::from_millis(1)));
+        }
+    }
+}
+
+/// After a submission to a stream.
+pub fn submitted(stream: impl FnOnce() -> Stream) {
+    if LEFT.fetch_sub(1, Ordering::Relaxed) == 1 {
+        LEFT.store(mark(stream()), Ordering::Relaxed);
+    }
+}
+
+/// Makes a mark; returns how many submissions follow before the next one.
+#[cold]
+fn mark(stream: Stream) -> u32 {
+    let mut lone = lock();
+    // The event would become a part of the capture.
+    if !gate::captures() {
+        let (context, now) = (driver::current_context() as u64, Instant::now());
+        pace::quietly(|| {
+            lone.reap(now, false, has_passed);
+            let event = lone.event(context).filter(|event| pace::record(*event, stream));
+            lone.marks.extend(event.map(|event| Mark { context, stream, event, made: now }));
+        });
+        FULL.store(lone.is_any_full(), Ordering::Relaxed);
+    }
+    lone.every
+}
+
+/// Forgets all marks: a context ends, and its events with it.
+pub fn forget() {
+    let mut lone = lock();
+    lone.marks.clear();
+    lone.spare.clear();
+    FULL.store(false, Ordering::Relaxed);
+}
+
+fn has_passed(mark: &Mark) -> bool {
+    pace::within(mark.context, || mark.event.done())
+}
+
+impl Lone {
+    const fn new() -> Self {
+        Self { marks: VecDeque::new(), spare: Vec::new(), every: FIRST, most: MOST }
+    }
+
+    /// Looks at the marks for a stream that waits, `since` something has passed; whether the stream may have more.
+    fn look(
+        &mut self,
+        now: Instant,
+        stream: Stream,
+        since: &mut Option<Instant>,
+        passed: impl Fn(&Mark) -> bool,
+    ) -> bool {
+        let any = self.reap(now, since.is_some(), passed);
+        match *since {
+            Some(at) if !any && now.duration_since(at) > PATIENCE => {
+                self.most = self.most.saturating_mul(2);
+                *since = Some(now);
+            }
+            Some(_) if !any => {}
+            _ => *since = Some(now),
+        }
+        !self.is_full(stream)
+    }
+
+    /// Takes the marks that have passed, in each stream those before one that has not; whether there was one.
+    fn reap(&mut self, now: Instant, waited: bool, passed: impl Fn(&Mark) -> bool) -> bool {
+        let before = self.marks.len();
+        for mark in std::mem::take(&mut self.marks) {
+            if self.marks.iter().any(|earlier| earlier.stream == mark.stream) || !passed(&mark) {
+                self.marks.push_back(mark);
+                continue;
+            }
+            let age = now.duration_since(mark.made);
+            if age < SHORT {
+                self.every = (self.every * 2).min(LONGEST);
+            } else if age > LONG && waited {
+                self.every = (self.every / 2).max(LEAST);
+            }
+            if self.spare.len() < SPARE {
+                self.spare.push((mark.context, mark.event));
+            }
+        }
+        self.marks.len() < before
+    }
+
+    fn is_full(&self, stream: Stream) -> bool {
+        self.marks.iter().filter(|mark| mark.stream == stream).count() >= self.most
+    }
+
+    fn is_any_full(&self) -> bool {
+        self.marks.iter().any(|mark| self.is_full(mark.stream))
+    }
+
+    /// Returns how long ago the first mark of a stream was made.
+    fn age(&self, stream: Stream, now: Instant) -> Duration {
+        let first = self.marks.iter().find(|mark| mark.stream == stream);
+        first.map_or(Duration::ZERO, |mark| now.duration_since(mark.made))
+    }
+
+    fn event(&mut self, context: u64) -> Option<Event> {
+        match self.spare.iter().position(|(of, _)| *of == context) {
+            Some(at) => Some(self.spare.swap_remove(at).1),
+            None => Event::create(UNTIMED),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/lone.rs"]
+mod tests;

@@ -1,0 +1,55 @@
+//! Marks in the work of a program that is alone.
+
+use super::*;
+
+const ONE: Stream = Stream { handle: 5, per_thread: false };
+const OTHER: Stream = Stream { handle: 6, per_thread: false };
+
+/// So many marks of a stream, made at `at`.
+fn flying(lone: &mut Lone, stream: Stream, count: usize, at: Instant) {
+    lone.marks.extend((0..count).map(|_| Mark { context: 1, stream, event: Event::NONE, made: at }));
+}
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+#[test]
+fn a_stream_with_as_many_marks_as_it_may_have_takes_no_more_until_one_has_passed() {
+    let (mut lone, at, mut since) = (Lone::new(), Instant::now(), None);
+    flying(&mut lone, ONE, 1, at);
+    flying(&mut lone, ONE, MOST - 1, at + ms(1));
+    assert!(!lone.look(at, ONE, &mut since, |_| false));
+    assert!(lone.look(at, OTHER, &mut None, |_| false), "another stream may have work");
+    assert!(lone.is_any_full());
+    assert!(!lone.look(at, ONE, &mut since, |mark| mark.made != at), "what is behind one that has not passed has not");
+    assert!(lone.look(at, ONE, &mut since, |mark| mark.made == at));
+    assert!(!lone.is_any_full());
+    assert_eq!(lone.marks.len(), MOST - 1);
+}
+
+#[test]
+fn marks_lie_as_far_apart_as_what_is_between_them_is_short() {
+    let (mut lone, at) = (Lone::new(), Instant::now());
+    let every = |lone: &mut Lone, took, waited| {
+        flying(lone, ONE, 1, at);
+        lone.reap(at + ms(took), waited, |_| true);
+        lone.every
+    };
+    assert_eq!([1, 1, 1, 1, 1].map(|took| every(&mut lone, took, true)), [8, 16, 32, 32, 32]);
+    assert_eq!([50, 50].map(|took| every(&mut lone, took, true)), [32, 32], "it is as long as it may be");
+    // Nobody has waited: the mark may have passed long ago.
+    assert_eq!(every(&mut lone, 5000, false), 32);
+    assert_eq!([200; 7].map(|took| every(&mut lone, took, true)), [16, 8, 4, 2, 1, 1, 1]);
+}
+
+#[test]
+fn a_stream_that_waits_for_the_thread_that_waits_goes_on_at_last() {
+    let (mut lone, at, mut since) = (Lone::new(), Instant::now(), None);
+    flying(&mut lone, ONE, MOST, at);
+    assert!(!lone.look(at, ONE, &mut since, |_| false));
+    assert!(!lone.look(at + PATIENCE, ONE, &mut since, |_| false));
+    assert!(lone.look(at + PATIENCE + ms(1), ONE, &mut since, |_| false), "twice as much");
+    flying(&mut lone, ONE, MOST, at);
+    assert!(!lone.look(at + PATIENCE + ms(2), ONE, &mut since, |_| false), "for as long again");
+}
