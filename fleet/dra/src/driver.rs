@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use admin_client::{Admin, AskError, segment};
 use api::ErrorCode;
-use fleet_cdi::{CdiFile, Cuda, Device, Edits, Vgpu};
+use fleet_cdi::{CdiFile, Cuda, Device, Edits, Mount, Vgpu};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use kube::{Api, Client};
 use tokio::sync::{Mutex, watch};
@@ -313,7 +313,10 @@ impl Driver {
         let mut places = BTreeMap::<String, usize>::new();
         let one = |(number, share): (usize, &KeptShare)| {
             let place = place(&mut places, &share.request);
-            let edits = self.edits(&share.body, &place)?;
+            let mut edits = self.edits(&share.body, &place)?;
+            // A container with two claims has requests of the same name, perhaps, but no two claims of a name.
+            let socket = self.settings.sockets.join(share.body.name());
+            edits.mounts.extend(by_claim(&kept.name, &place).map(|folder| Mount::read_only(&socket, &folder)));
             Ok(Device { name: device(uid, number), container_edits: edits })
         };
         kept.shares.iter().enumerate().map(one).collect()
@@ -447,6 +450,13 @@ fn device(uid: &str, number: usize) -> String {
     format!("{uid}-{number}")
 }
 
+/// Folder in a container for a share, by its claim's name as well; none for what no claim is called.
+fn by_claim(claim: &str, place: &str) -> Option<PathBuf> {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
+    let named = claim.bytes().all(good) && claim.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    named.then(|| Path::new(fleet_cdi::SOCKETS).join("claims").join(claim).join(place))
+}
+
 /// Name of the folder in a container for a share of a request: the request's, with a number from the second share on.
 fn place(places: &mut BTreeMap<String, usize>, request: &str) -> String {
     let main = request.split('/').next().unwrap_or(request);
@@ -474,5 +484,13 @@ mod tests {
         let mut places = BTreeMap::new();
         let found: Vec<_> = ["gpu", "gpu", "big/one", "a_/x"].iter().map(|name| place(&mut places, name)).collect();
         assert_eq!(found, ["gpu", "gpu-2", "big", "a"]);
+    }
+    #[test]
+    fn claims_lead_nowhere_else() {
+        let folder = |claim: &str| by_claim(claim, "gpu").map(|path| path.display().to_string());
+        assert_eq!(folder("train.a-7x"), Some("/run/gpu-mediator/claims/train.a-7x/gpu".to_owned()));
+        for bad in ["", ".", "..", "a/b", "/", "a b", "a\0"] {
+            assert_eq!(folder(bad), None, "{bad:?}");
+        }
     }
 }

@@ -60,8 +60,9 @@ async fn two_pods_share_a_card_three_to_one_with_kubelets_of_both_versions() {
         let spec = spec(&node, "uid-big");
         let edits = &spec.devices[0].container_edits;
         assert_eq!(edits.env, ["GPU_MEDIATOR_VFIO_USER_SOCKET=/run/gpu-mediator/vgpu/gpu/vgpu.sock"]);
-        let [mount] = edits.mounts.as_slice() else { panic!("{edits:?}") };
+        let [mount, again] = edits.mounts.as_slice() else { panic!("{edits:?}") };
         assert_eq!(mount.host_path, node.path("claims/k8s-uid-big-0"));
+        assert_eq!(again.host_path, mount.host_path);
         let socket = fs::metadata(mount.host_path.join("vgpu.sock")).unwrap();
         assert!(socket.file_type().is_socket());
         assert_eq!(socket.permissions().mode() & 0o777, 0o666);
@@ -115,6 +116,30 @@ async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
     // Now it does.
     kubelet.good(&named("none")).await;
     assert_eq!(node.shares().await.len(), 3);
+}
+
+#[tokio::test]
+async fn a_container_with_two_claims_finds_the_shares_of_each() {
+    let node = Node::running(CARD).await;
+    let kubelet = node.kubelet(NEW).await;
+    node.slice(1).await;
+    let mut found = std::collections::BTreeMap::new();
+    for claim in ["one", "two"] {
+        node.api.put_claim(allocated(claim, &[("gpu", "card0", "32Mi", "100")], Value::Null));
+        kubelet.good(&named(claim)).await;
+        // What a runtime mounts, where a later mount hides an earlier one of the same place.
+        for mount in spec(&node, &format!("uid-{claim}")).devices.remove(0).container_edits.mounts {
+            found.insert(mount.container_path.display().to_string(), mount.host_path);
+        }
+    }
+    let of = |claim: &str| node.path(&format!("claims/k8s-uid-{claim}-0"));
+    let expected = [("claims/one/gpu", "one"), ("claims/two/gpu", "two"), ("vgpu/gpu", "two")];
+    let expected = expected.map(|(place, claim)| (format!("/run/gpu-mediator/{place}"), of(claim)));
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
+    for claim in ["one", "two"] {
+        kubelet.back(&named(claim)).await;
+    }
+    node.assert_clean().await;
 }
 
 #[tokio::test]
