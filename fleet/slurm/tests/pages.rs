@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use spank_gpu_mediator::options::{Arguments, OPTIONS};
+use spank_gpu_mediator::options::{Arguments, Given, OPTIONS};
 
 fn file(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)).unwrap()
@@ -37,4 +37,21 @@ fn examples_are_arguments() {
     assert_eq!(read(line), Arguments::default());
     let health = page.lines().find(|line| line.contains("exec gpu-mediator-slurm health")).unwrap();
     assert_eq!(read(health), Arguments::default());
+}
+
+#[test]
+fn jobs_of_the_page_are_given_what_they_ask_for() {
+    let page = file("docs/slurm.md");
+    let mut given = Vec::new();
+    for line in page.lines().map(str::trim).filter(|line| line.starts_with("sbatch ")) {
+        let mut job = Given::new();
+        for word in line.split(' ').filter(|word| word.starts_with("--")) {
+            let (name, value) = word[2..].split_once('=').unwrap_or((&word[2..], ""));
+            let number = OPTIONS.iter().position(|option| option.name.to_str() == Ok(name));
+            assert!(number.is_some() || ["gres", "wrap"].contains(&name), "no option of ours, nor of Slurm: {line}");
+            number.into_iter().for_each(|number| job.take(number, value).unwrap());
+        }
+        given.push((job.memory_mib, job.weight));
+    }
+    assert_eq!(given, [(None, None), (Some(40 << 10), Some(300))]);
 }
