@@ -422,8 +422,8 @@ fn is_state(offset: u32) -> bool {
 }
 
 /// Returns whether a write to the register may let channels run, or set an alarm.
-pub(crate) const fn concerns_scheduler(offset: u32) -> bool {
-    matches!(
+pub(crate) fn concerns_scheduler(offset: u32) -> bool {
+    let may = matches!(
         offset,
         regs::pmc::BASE..=regs::pmc::LAST
             | regs::pfifo::BASE..=regs::pfifo::LAST
@@ -434,5 +434,6 @@ pub(crate) const fn concerns_scheduler(offset: u32) -> bool {
             | regs::ce1::BASE..=regs::ce1::LAST
             | regs::pgraph::BASE..=regs::pgraph::LAST
             | regs::fecs::BASE..=regs::fecs::LAST
-    )
+    );
+    may && !pfifo::acknowledges(offset)
 }

@@ -95,7 +95,15 @@ pub(crate) fn write(reg: pfifo::Reg, index: u32, offset: u32, value: u32, fifo: 
         | Reg::FAULT_VA_HI
         | Reg::FAULT_TYPE => cx.storage.write(reg.info(), offset, value),
     }
-    fifo.retry_waiting();
+    if !acknowledges(offset) {
+        fifo.retry_waiting();
+    }
+}
+
+/// Returns whether a write only takes an interrupt back. Nothing that PFIFO does waits for that, and a driver does it after each piece
+/// of work.
+pub(crate) fn acknowledges(offset: u32) -> bool {
+    matches!(pfifo::decode(offset), Some((pfifo::Reg::INTR | pfifo::Reg::NON_STALL_INTR, _)))
 }
 
 pub(crate) fn read_pbdma(reg: pbdma::Reg, offset: u32, cx: &Cx) -> u32 {
@@ -128,5 +136,27 @@ pub(crate) fn write_pbdma(reg: pbdma::Reg, index: u32, offset: u32, value: u32, 
         | Reg::CHANNEL
         | Reg::INTR_STALL
         | Reg::TIMEOUT => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::{Gpu, concerns_scheduler};
+
+    #[test]
+    fn an_interrupt_that_is_taken_back_wakes_nobody() {
+        let mut gpu = Gpu::for_test();
+        gpu.fifo.channels[3].retry_at = Some(7);
+        for offset in [pfifo::INTR::OFFSET, pfifo::NON_STALL_INTR::at(4)] {
+            gpu.write32(offset, u32::MAX);
+            assert!(!concerns_scheduler(offset));
+            assert_eq!(gpu.fifo.channels[3].retry_at, Some(7));
+        }
+        // A fault waits for the report of the one before to be taken.
+        let offset = pfifo::MMU_FAULT_ID::OFFSET;
+        gpu.write32(offset, 1);
+        assert!(concerns_scheduler(offset));
+        assert_eq!(gpu.fifo.channels[3].retry_at, Some(0));
     }
 }
