@@ -81,7 +81,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
         if !sources.has_switch(mutation)
             || !told(mutation, &trial::run(&concerned, &[mutation.tests], Some(mutation))?, &record)?
         {
-            alone.push((mutation, build.options(&concerned)));
+            alone.push((mutation, Build::options(&concerned)));
         }
     }
     for (mutation, options) in &alone {

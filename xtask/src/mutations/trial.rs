@@ -101,16 +101,21 @@ impl Build {
         self.build(&["build", "--keep-going", "--lib", "--bins", "--tests", "--examples"])
     }
 
-    /// Builds only some targets, by the options that name them.
+    /// Builds only some test programs, by the options that name them, and what integration tests start.
     pub fn some(&self, options: &[String]) -> Result<Built> {
+        if options.iter().any(|option| option.starts_with("--test")) {
+            let started = self.build(&["build", "--bins"])?;
+            if matches!(started, Built::Refused(..)) {
+                return Ok(started);
+            }
+        }
         let options: Vec<_> = options.iter().flat_map(|option| option.split(' ')).collect();
-        self.build(&[&["build"], &options[..]].concat())
+        self.build(&[&["test", "--no-run"], &options[..]].concat())
     }
 
-    /// The options by which cargo builds these test programs, and what integration tests start.
-    pub fn options(&self, programs: &[&Program]) -> Vec<String> {
-        let started = programs.iter().any(|program| program.integration).then(|| "--bins".to_owned());
-        let options: BTreeSet<_> = programs.iter().map(|program| program.option.clone()).chain(started).collect();
+    /// The options by which cargo builds these test programs.
+    pub fn options(programs: &[&Program]) -> Vec<String> {
+        let options: BTreeSet<_> = programs.iter().map(|program| program.option.clone()).collect();
         options.into_iter().collect()
     }
 
