@@ -461,6 +461,16 @@ fn operator_disconnects_a_domain_for_good() {
 }
 
 #[test]
+fn domain_is_not_saved_while_it_is_served() {
+    let rig = Rig::new();
+    let domain = rig.guest();
+    until("saves to be refused", || domain.saves_refused());
+    rig.link.disconnect();
+    until("saves to be allowed", || !domain.saves_refused());
+    rig.end();
+}
+
+#[test]
 fn host_that_fails_ends_the_server_and_leaves_nothing() {
     let mut rig = Rig::new();
     let domain = rig.guest();

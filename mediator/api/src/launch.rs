@@ -143,7 +143,7 @@ pub fn xl(domain: &str, bars_mib: u64, MemorySize(memory): &MemorySize) -> Launc
          then `xl unpause NAME`: firmware that runs earlier does not see the device",
         "maxmem must not be more than memory: pages that the domain has not used yet cannot be lent",
         "slot 10 of bus 0 (00:10.0) is the device's; give no device of QEMU that slot",
-        "do not save or migrate such a domain: the device's state would be lost, and Xen lets nobody refuse it",
+        "xl refuses to save or migrate such a domain while it is served: the device's state would be lost",
     ];
     LaunchArgs { vmm: Vmm::Xen.to_string(), command: args.join("\n"), args, notes: notes.map(str::to_owned).to_vec() }
 }

@@ -54,7 +54,7 @@ struct Domain {
     xen: FakeXen,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     frames: BTreeSet<u64>,
     server: Option<Arc<Server>>,
@@ -62,6 +62,7 @@ struct State {
     pin: bool,
     messages: Vec<(u64, u32)>,
     raised: u64,
+    saves_refused: bool,
 }
 
 #[derive(Debug)]
@@ -138,8 +139,7 @@ impl FakeXen {
     pub fn create(&self, spec: FakeSpec) -> FakeDomain {
         let FakeSpec { id, name, cpus, kib, target_kib, hvm } = spec;
         let memory = crate::mappable::region_memory(&name, kib.saturating_mul(1024)).expect("a memory file");
-        let state =
-            State { frames: (0..kib.div_ceil(4)).collect(), server: None, pin: false, messages: Vec::new(), raised: 0 };
+        let state = State { frames: (0..kib.div_ceil(4)).collect(), ..State::default() };
         let domain = Arc::new(Domain {
             id,
             name,
@@ -243,6 +243,13 @@ impl Store for FakeStore {
 
     fn exists(&mut self, id: DomainId) -> io::Result<bool> {
         Ok(self.xen.0.lock().domains.contains_key(&id))
+    }
+
+    fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()> {
+        let machine = self.xen.0.lock();
+        let domain = machine.domains.get(&id).ok_or(io::ErrorKind::NotFound)?;
+        domain.state.lock().saves_refused = refused;
+        Ok(())
     }
 
     fn changed(&mut self) -> io::Result<bool> {
@@ -611,6 +618,12 @@ impl FakeDomain {
     pub fn pin(&self) -> (bool, u64) {
         let state = self.0.state.lock();
         (state.pin, state.raised)
+    }
+
+    /// Returns whether the toolstack would refuse to save the domain.
+    #[must_use]
+    pub fn saves_refused(&self) -> bool {
+        self.0.state.lock().saves_refused
     }
 
     /// Ranges that the server claims, by address.

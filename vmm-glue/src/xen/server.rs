@@ -132,8 +132,16 @@ impl XenServer {
             }
         };
         tracing::info!(domain, name, slot, memory_kib = found.most_kib, "domain connected");
+        // Its device cannot be saved with it.
+        if let Err(error) = self.store.refuse_saves(domain, true) {
+            tracing::warn!(domain, name, %error, "that the domain is saved or migrated is not refused");
+        }
         let ended = session.run(&mut *self.store, stop);
         session.end();
+        if !matches!(ended, Ok(Ended::Gone)) {
+            // Fails when the domain goes just now.
+            let _ = self.store.refuse_saves(domain, false);
+        }
         match ended? {
             Ended::Gone => tracing::info!(domain, name, "domain gone"),
             Ended::Disconnected | Ended::Stopped => tracing::info!(domain, name, "domain disconnected"),

@@ -15,6 +15,10 @@ const MAX_NAME: usize = 255;
 /// The first number that is no domain's.
 const RESERVED: DomainId = 0x7ff0;
 
+/// The port of an event channel that is never there. Before it asks a domain to suspend, libxl binds the port that the domain has named for
+/// this, and does nothing more if that fails.
+const NO_PORT: &str = "0";
+
 /// The domain that is meant: by its number, or by its name, which it keeps when it is rebooted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DomainName {
@@ -76,6 +80,12 @@ pub trait Store: Send + fmt::Debug {
     /// # Errors
     /// When the list cannot be read.
     fn exists(&mut self, id: DomainId) -> io::Result<bool>;
+
+    /// Has the toolstack refuse to save or migrate a domain, before it asks the domain for anything; or no more.
+    ///
+    /// # Errors
+    /// When xenstore refuses, or the domain has gone.
+    fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()>;
 
     /// Takes what tells of changes. Returns whether there were any.
     ///
@@ -149,6 +159,19 @@ impl Store for XenStore {
     fn exists(&mut self, id: DomainId) -> io::Result<bool> {
         let introduced = self.0.ask(kind::IS_INTRODUCED, &[&id.to_string()])?;
         Ok(introduced.is_some_and(|answer| answer.starts_with(b"T")))
+    }
+
+    fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()> {
+        let path = format!("/local/domain/{id}/device/suspend/event-channel");
+        // A node of the domain's, until nobody but domain 0 may write to it.
+        let (value, permissions) = match refused {
+            true => (NO_PORT, ["n0".to_owned(), format!("r{id}")].to_vec()),
+            false => ("", [format!("n{id}")].to_vec()),
+        };
+        let words: Vec<&str> = [path.as_str()].into_iter().chain(permissions.iter().map(String::as_str)).collect();
+        let written = self.0.ask_with(kind::WRITE, &[&path], value)?;
+        let done = written.and(self.0.ask(kind::SET_PERMISSIONS, &words)?);
+        done.map(drop).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
     }
 
     fn changed(&mut self) -> io::Result<bool> {

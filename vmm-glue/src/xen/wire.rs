@@ -26,6 +26,8 @@ pub(super) mod kind {
     pub const DIRECTORY: u32 = 1;
     pub const READ: u32 = 2;
     pub const WATCH: u32 = 4;
+    pub const WRITE: u32 = 11;
+    pub const SET_PERMISSIONS: u32 = 14;
     pub const WATCH_EVENT: u32 = 15;
     pub const ERROR: u32 = 16;
     pub const IS_INTRODUCED: u32 = 17;
@@ -63,7 +65,13 @@ impl Connection {
 
     /// Asks, and waits for the answer. `Ok(None)`: there is no such thing.
     pub fn ask(&mut self, kind: u32, words: &[&str]) -> io::Result<Option<Vec<u8>>> {
-        let payload: Vec<u8> = words.iter().flat_map(|word| word.bytes().chain([0])).collect();
+        self.ask_with(kind, words, "")
+    }
+
+    /// The same with a last word that no zero ends.
+    pub fn ask_with(&mut self, kind: u32, words: &[&str], last: &str) -> io::Result<Option<Vec<u8>>> {
+        let words = words.iter().flat_map(|word| word.bytes().chain([0]));
+        let payload: Vec<u8> = words.chain(last.bytes()).collect();
         let request = self.next;
         self.next = request.wrapping_add(1);
         let len = u32::try_from(payload.len()).ok().filter(|_| payload.len() <= MAX_PAYLOAD);
