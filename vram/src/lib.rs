@@ -36,7 +36,7 @@ pub use chunks::{
     Contents, Ended, Error, HostSummary, Limit, Limits, Lookup, Move, MoveId, OnFull, Place, Placed, Run, SavedChunks,
     ScrubWork, Step, Summary, Tier, To, Unclaimed, VmSummary,
 };
-pub use pool::{Allocations, PAGE_BYTES, PagePool, PoolError, SavedPool};
+pub use pool::{Allocations, Block, PAGE_BYTES, PagePool, PoolError, SavedPool};
 pub use quanta::{Change, Mode, Quanta, QuantaConfig, SavedQuanta, Turn};
 
 /// Byte address in the card's VRAM.

@@ -40,8 +40,17 @@ struct Run {
     bytes: u64,
 }
 
-/// A buddy allocator over runs of chunks. Blocks are powers of two of 4 KiB, aligned to their size; what they hold is
-/// undefined, the caller zeroes. One pool for each VM makes the VM's end one call: [`PagePool::release_all`].
+/// An allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Its begin.
+    pub address: CardAddr,
+    /// Nobody has had any of it since the chunk was zeroed.
+    pub zeroed: bool,
+}
+
+/// A buddy allocator over runs of chunks. Blocks are powers of two of 4 KiB, aligned to their size; the caller zeroes those
+/// that somebody has had before. One pool for each VM makes the VM's end one call: [`PagePool::release_all`].
 #[derive(Debug)]
 pub struct PagePool {
     limit: u64,
@@ -51,6 +60,8 @@ pub struct PagePool {
     used: BTreeMap<u64, u32>,
     /// Chunk runs held, by start address. Each is a power of two long and aligned to its length.
     runs: BTreeMap<u64, Run>,
+    /// Pages that were not allocated since their chunk was zeroed, the first of a row and behind its last.
+    zeroed: BTreeMap<u64, u64>,
     held: u64,
     used_bytes: u64,
 }
@@ -64,6 +75,7 @@ impl PagePool {
             free: std::array::from_fn(|_| BTreeSet::new()),
             used: BTreeMap::new(),
             runs: BTreeMap::new(),
+            zeroed: BTreeMap::new(),
             held: 0,
             used_bytes: 0,
         }
@@ -75,6 +87,14 @@ impl PagePool {
     /// # Errors
     /// See [`PoolError`].
     pub fn alloc(&mut self, table: &mut ChunkTable, bytes: u64) -> Result<CardAddr, PoolError> {
+        Ok(self.alloc_block(table, bytes)?.address)
+    }
+
+    /// As [`Self::alloc`], and says whether it is zeroed.
+    ///
+    /// # Errors
+    /// See [`PoolError`].
+    pub fn alloc_block(&mut self, table: &mut ChunkTable, bytes: u64) -> Result<Block, PoolError> {
         let order = order_of(bytes).ok_or(PoolError::Size(bytes))?;
         if self.smallest(order).is_none() {
             self.grow(table, PAGE_BYTES << order)?;
@@ -87,7 +107,7 @@ impl PagePool {
         }
         self.used.insert(start, order);
         self.used_bytes += PAGE_BYTES << order;
-        Ok(CardAddr(start))
+        Ok(Block { address: CardAddr(start), zeroed: self.soil(start, PAGE_BYTES << order) })
     }
 
     /// Gives back what [`Self::alloc`] returned.
@@ -103,7 +123,7 @@ impl PagePool {
     /// Gives back to `table` every run of chunks in which nothing is allocated. Returns how many chunks.
     pub fn reclaim(&mut self, table: &mut ChunkTable) -> u32 {
         let mut given = 0;
-        let Self { free, used, runs, held, .. } = self;
+        let Self { free, used, runs, zeroed, held, .. } = self;
         runs.retain(|&start, run| {
             let range = start..start + run.bytes;
             if used.range(range.clone()).next().is_some() {
@@ -112,6 +132,7 @@ impl PagePool {
             for blocks in free.iter_mut() {
                 blocks.retain(|block| !range.contains(block));
             }
+            zeroed.retain(|start, _| !range.contains(start));
             *held -= run.bytes;
             given += run.chunks;
             table.release_mediator(run.first, run.chunks);
@@ -159,10 +180,32 @@ impl PagePool {
         let first = table.reserve_mediator(chunks, chunks)?;
         let start = table.address(first).0;
         self.runs.insert(start, Run { first, chunks, bytes: size });
+        self.zeroed.insert(start, start + size);
         self.held += size;
         // Chunks and allocations are at most as large as the largest order.
         self.free[(size.trailing_zeros() - PAGE_SHIFT) as usize].insert(start);
         Ok(())
+    }
+
+    /// Somebody gets the block at `start`; returns whether it is zeroed.
+    fn soil(&mut self, start: u64, bytes: u64) -> bool {
+        let end = start + bytes;
+        let mut zeroed = 0;
+        // What overlaps it begins before its end; of those before it only the last can reach into it.
+        let before = self.zeroed.range(..start).next_back().map(|(first, _)| *first);
+        let within: Vec<u64> =
+            before.into_iter().chain(self.zeroed.range(start..end).map(|(first, _)| *first)).collect();
+        for first in within {
+            let Some(last) = self.zeroed.remove(&first) else { continue };
+            if first < start {
+                self.zeroed.insert(first, last.min(start));
+            }
+            if last > end {
+                self.zeroed.insert(end.max(first), last);
+            }
+            zeroed += last.min(end).saturating_sub(first.max(start));
+        }
+        zeroed == bytes
     }
 
     /// Merges with the buddy as long as that is free and in the same run.

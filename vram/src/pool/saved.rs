@@ -21,7 +21,8 @@ impl PagePool {
     /// Writes the pool down.
     #[must_use]
     pub fn save(&self) -> SavedPool {
-        let Self { limit, free: _, used, runs, held: _, used_bytes: _ } = self;
+        // What is zeroed is zeroed again.
+        let Self { limit, free: _, used, runs, zeroed: _, held: _, used_bytes: _ } = self;
         SavedPool {
             limit: *limit,
             runs: runs.values().map(|Run { first, chunks, bytes: _ }| (first.number(), *chunks)).collect(),

@@ -61,6 +61,26 @@ fn release_all_gives_every_chunk_back_for_scrubbing() {
 }
 
 #[test]
+fn what_nobody_has_had_is_known_to_be_zeroed() {
+    let (mut table, mut pool) = (table(8), PagePool::new(u64::MAX));
+    let small = pool.alloc_block(&mut table, 0x1000).unwrap();
+    let large = pool.alloc_block(&mut table, 2 * CHUNK).unwrap();
+    assert!(small.zeroed && large.zeroed);
+    pool.free(small.address);
+    pool.free(large.address);
+    // The page that was had is part of it.
+    assert!(!pool.alloc_block(&mut table, 0x2000).unwrap().zeroed);
+    assert!(pool.alloc_block(&mut table, 0x1000).unwrap().zeroed, "nobody has had it");
+    assert!(!pool.alloc_block(&mut table, 2 * CHUNK).unwrap().zeroed);
+    // A chunk that was given back is zeroed before the pool gets it again.
+    pool.release_all(&mut table);
+    while let Some(work) = table.take_scrub_work() {
+        table.scrubbed(work.place);
+    }
+    assert!(pool.alloc_block(&mut table, 0x2000).unwrap().zeroed);
+}
+
+#[test]
 #[should_panic(expected = "not allocated")]
 fn freeing_twice_is_caught() {
     let (mut table, mut pool) = (table(2), PagePool::new(u64::MAX));
@@ -124,12 +144,17 @@ proptest! {
     ) {
         let (mut table, mut pool) = (table(16), PagePool::new(12 * CHUNK));
         let mut live: Vec<(u64, u64)> = Vec::new();
+        // Pages that somebody has had since their chunk came to the pool.
+        let mut had = std::collections::BTreeSet::new();
         for (free, bytes, which) in ops {
             if free && !live.is_empty() {
                 let (start, _) = live.swap_remove(which % live.len());
                 pool.free(CardAddr(start));
-            } else if let Ok(address) = pool.alloc(&mut table, bytes) {
+            } else if let Ok(Block { address, zeroed }) = pool.alloc_block(&mut table, bytes) {
                 let size = bytes.next_power_of_two().max(PAGE_BYTES);
+                let pages: Vec<u64> = (address.0..address.0 + size).step_by(PAGE_BYTES as usize).collect();
+                prop_assert_eq!(zeroed, pages.iter().all(|page| !had.contains(page)));
+                had.extend(pages);
                 prop_assert_eq!(address.0 % size, 0);
                 prop_assert!(live.iter().all(|&(start, len)| address.0 + size <= start || start + len <= address.0));
                 for at in (address.0..address.0 + size).step_by(CHUNK as usize) {
@@ -146,6 +171,10 @@ proptest! {
                 prop_assert!(unclaimed.finish().is_ok());
                 prop_assert_eq!((&restored.free, &restored.used, restored.held), (&pool.free, &pool.used, pool.held));
                 prop_assert_eq!(restored.save(), saved);
+                // Of what was not written down nobody knows that it is zeroed.
+                had.extend((0..16 * CHUNK).step_by(PAGE_BYTES as usize).filter(|page| {
+                    table.chunk_at(CardAddr(*page)).is_some_and(|chunk| table.state(chunk) == crate::ChunkState::Mediator)
+                }));
                 pool = restored;
             }
             prop_assert_eq!(pool.used_bytes(), live.iter().map(|&(_, size)| size).sum::<u64>());
