@@ -209,6 +209,8 @@ impl OwnedCard {
             division: division(&self.memory.lock(), self.spec.chunk_kib),
             scheduler: *self.scheduler.lock(),
             clear: self.spec.residue == Residue::Clear,
+            // A software card's memory is this process's: the CPU is there.
+            engines_zero: !matches!(self.card, Physical::Software(_)),
             // Only such a card can go over to another daemon.
             shared: matches!(self.card, Physical::Software(_)),
         }

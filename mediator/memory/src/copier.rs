@@ -1,4 +1,5 @@
-//! The mediator's own channels, one for each copy engine: they move chunks between the card's memory and the host's.
+//! The mediator's own channels, one for each copy engine: they move chunks between the card's memory and the host's, and zero
+//! those of the card.
 //!
 //! They are channels of the card like those of a guest, of a "VM" that is the mediator itself, and take turns with guests'
 //! on the engines. Nobody schedules them: what they move is waited for.
@@ -28,10 +29,12 @@ const LINE: u64 = 16 << 10;
 const PIECE_WORDS: u64 = 11;
 /// Words of a push buffer that come first: the object is bound.
 const FIRST_WORDS: u64 = 2;
+/// Words that the last piece has more: a header and three words.
+const LAST_WORDS: u64 = 4;
 /// Bytes of a lane's push buffer.
 const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
 /// Pieces that one submission has room for.
-const PIECES: usize = ((PUSH_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS) as usize;
+const PIECES: usize = ((PUSH_BYTES / 4 - FIRST_WORDS - LAST_WORDS) / PIECE_WORDS) as usize;
 /// Log2 of the entries of a lane's ring.
 pub const RING_LOG2: u32 = 4;
 /// Log2 of the copies that others do, at most, before engines that have failed are tried again.
@@ -40,6 +43,9 @@ const RESTS_MAX_LOG2: u32 = 8;
 const RING_VA: GpuVa = GpuVa(SMALL_PAGE);
 /// The subchannel that drivers bind copy engines to.
 const SUBCHANNEL: u8 = 4;
+/// Bytes of the engines' page: a line of zeros, and a word of each engine in which it counts what it has done.
+const PAGE_BYTES: u64 = 2 * LINE;
+const MARK_BYTES: u64 = 16;
 /// SET_OBJECT data of copy engines 0 and 1: class, and above it the engine.
 const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 
@@ -47,11 +53,27 @@ const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CopyId(u64);
 
+/// A word of the card's memory that an engine sets to `count` when it has done what it was asked for by then.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark {
+    pub(crate) at: VramAddr,
+    pub(crate) count: u32,
+}
+
+/// What a copy brings.
+#[derive(Clone, Copy, Debug)]
+pub enum Source {
+    /// What lies there.
+    Place(Place),
+    /// Zeros.
+    Zeros,
+}
+
 /// A copy that is to be done.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
     /// The source.
-    pub from: Place,
+    pub from: Source,
     /// The destination.
     pub to: Place,
     /// Bytes: a multiple of 128 KiB.
@@ -62,7 +84,8 @@ pub struct Job {
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     copy: CopyId,
-    from: GpuVa,
+    /// `None`: zeros.
+    from: Option<GpuVa>,
     to: GpuVa,
     bytes: u64,
 }
@@ -75,6 +98,8 @@ struct Lane {
     push: VramAddr,
     ring: [u64; 1 << RING_LOG2],
     put: u32,
+    /// Place of the word in which it counts its submissions, and how many there were.
+    mark: Mark,
     /// Its current submission: one at a time.
     busy: Option<(Submission, Vec<Piece>)>,
 }
@@ -82,6 +107,8 @@ struct Lane {
 /// The channels, and what they have to do.
 pub struct Copier {
     space: OwnSpace,
+    /// A line of zeros, which nothing writes, and the engines' marks behind it.
+    zeros: VramAddr,
     lanes: Vec<Lane>,
     waiting: VecDeque<Piece>,
     /// Pieces of each copy that have not ended.
@@ -129,8 +156,10 @@ impl Copier {
         let space = OwnSpace::new(vram, pool)?;
         channels.add_vm(COPIER, OBJECTS.len() as u32);
         channels.trust(COPIER);
+        let zeros = vram.alloc(pool, PAGE_BYTES)?;
         let mut copier = Self {
             space,
+            zeros,
             lanes: Vec::new(),
             waiting: VecDeque::new(),
             left: BTreeMap::new(),
@@ -196,7 +225,8 @@ impl Copier {
         let engine = if channel.0 == 0 { engine::CE0 } else { engine::CE1 };
         let physical = bind(&mut self.space, vram, channels, (COPIER, channel), engine)?;
         let ring = [0; 1 << RING_LOG2];
-        self.lanes.push(Lane { object, channel, physical, push, ring, put: 0, busy: None });
+        let mark = Mark { at: self.zeros.offset(LINE + u64::from(channel.0) * MARK_BYTES), count: 0 };
+        self.lanes.push(Lane { object, channel, physical, push, ring, put: 0, mark, busy: None });
         Ok(())
     }
 
@@ -233,7 +263,10 @@ impl Copier {
             self.left.insert(copy, job.bytes.div_ceil(PIECE) as usize);
             self.waiting.extend((0..job.bytes).step_by(PIECE as usize).map(|at| Piece {
                 copy,
-                from: va(job.from).offset(at),
+                from: match job.from {
+                    Source::Place(place) => Some(va(place).offset(at)),
+                    Source::Zeros => None,
+                },
                 to: va(job.to).offset(at),
                 bytes: PIECE.min(job.bytes - at),
             }));
@@ -241,6 +274,13 @@ impl Copier {
         }
         self.feed(vram, channels, now)?;
         Ok(copies)
+    }
+
+    /// Returns the marks of what the engines have been given and not ended. `None` while there is more than that.
+    #[must_use]
+    pub fn marks(&self) -> Option<Vec<Mark>> {
+        let busy = self.lanes.iter().filter(|lane| lane.busy.is_some());
+        self.waiting.is_empty().then(|| busy.map(|lane| lane.mark).collect())
     }
 
     /// Returns whether a copy has ended. `None` when it never will.
@@ -292,7 +332,8 @@ impl Copier {
 
     /// Gives lanes that have nothing to do their parts of what waits: who comes first leaves the others theirs.
     fn feed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), HostError> {
-        let Self { space, lanes, waiting, .. } = self;
+        let Self { space, zeros, lanes, waiting, .. } = self;
+        let zeros = va(Place::Card(vram::CardAddr(zeros.0)));
         if waiting.is_empty() || lanes.iter().all(|lane| lane.busy.is_some()) {
             return Ok(());
         }
@@ -301,7 +342,7 @@ impl Copier {
         for lane in lanes.iter_mut().filter(|lane| lane.busy.is_none()) {
             let pieces: Vec<Piece> = waiting.drain(..share.min(waiting.len())).collect();
             if !pieces.is_empty() {
-                lane.submit(vram, channels, now, pieces)?;
+                lane.submit(vram, channels, now, (pieces, zeros))?;
             }
         }
         Ok(())
@@ -358,10 +399,13 @@ impl Lane {
         vram: &mut CardVram,
         channels: &mut Channels,
         now: u64,
-        pieces: Vec<Piece>,
+        (pieces, zeros): (Vec<Piece>, GpuVa),
     ) -> Result<(), HostError> {
-        let words: Vec<u32> =
-            to(host_method::SET_OBJECT, &[self.object]).into_iter().chain(pieces.iter().flat_map(rectangle)).collect();
+        self.mark.count = self.mark.count.wrapping_add(1);
+        let (mark, last) = (self.mark, pieces.len().saturating_sub(1));
+        let rectangles = pieces.iter().enumerate();
+        let rectangles = rectangles.flat_map(|(at, piece)| rectangle(piece, zeros, (at == last).then_some(mark)));
+        let words: Vec<u32> = to(host_method::SET_OBJECT, &[self.object]).into_iter().chain(rectangles).collect();
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         vram.memory.write(self.push, &bytes)?;
         let push = va(Place::Card(vram::CardAddr(self.push.0)));
@@ -388,13 +432,21 @@ fn to(method: u32, data: &[u32]) -> Vec<u32> {
     std::iter::once(header.into()).chain(data.iter().copied()).collect()
 }
 
-/// The copy of a piece: a rectangle of lines that follow one another on both sides.
-fn rectangle(piece: &Piece) -> Vec<u32> {
+/// The copy of a piece: a rectangle of lines that follow one another on both sides, or on one side the line of `zeros`, again
+/// and again.
+fn rectangle(piece: &Piece, zeros: GpuVa, mark: Option<Mark>) -> Vec<u32> {
     let line = LINE.min(piece.bytes) as u32;
     let lines = (piece.bytes / u64::from(line)) as u32;
+    let (from, pitch) = piece.from.map_or((zeros, 0), |from| (from, line));
     let halves = |va: GpuVa| [(va.0 >> 32) as u32, va.0 as u32];
-    let ([from_high, from], [to_high, to_low]) = (halves(piece.from), halves(piece.to));
-    let mut words = to(methods::SRC_ADDRESS_HIGH, &[from_high, from, to_high, to_low, line, line, line, lines]);
-    words.extend(to(methods::EXEC, &[exec::SRC_LINEAR.mask() | exec::DST_LINEAR.mask()]));
+    let ([from_high, from], [to_high, to_low]) = (halves(from), halves(piece.to));
+    let mut words = to(methods::SRC_ADDRESS_HIGH, &[from_high, from, to_high, to_low, pitch, line, line, lines]);
+    let mut how = exec::SRC_LINEAR.mask() | exec::DST_LINEAR.mask();
+    if let Some(Mark { at, count }) = mark {
+        let [high, low] = halves(va(Place::Card(vram::CardAddr(at.0))));
+        words.extend(to(methods::QUERY_ADDRESS_HIGH, &[high, low, count]));
+        how |= exec::QUERY.mask() | exec::QUERY_SHORT.mask();
+    }
+    words.extend(to(methods::EXEC, &[how]));
     words
 }

@@ -3,7 +3,8 @@
 //! Parts: [`shortage`] (limits, and how they are told), `vram` (guests' memory wherever it lies), [`pinned`] (host memory for it),
 //! `pages` (where the host finds that), [`iova`] (I/O addresses), [`balance`] (who gives and who gets), [`holdings`] (what of that
 //! the operator sees), [`refusals`] (what nobody got), `wants` (who waits, and what the mediator needs itself), `moved` (what
-//! moves, and has), `saved` (how it is written down), `wakeup` (what wakes the thread that moves it), `copier` and `own_space` (the
+//! moves, and has), `saved` (how it is written down), `wakeup` (what wakes the thread that moves it), `zeroing`
+//! (what becomes free, for the next to have it), `copier` and `own_space` (the
 //! mediator's own channels, and their address space), [`chaos`] (what moves without a reason, for tests), [`segments`] (what
 //! several address spaces share).
 //!
@@ -26,9 +27,10 @@ pub mod shortage;
 mod vram;
 mod wakeup;
 mod wants;
+mod zeroing;
 
-pub use self::vram::{CardVram, Dirty, SCRUB_PIECE};
-pub use copier::{COPIER, Copier, Job, NoMemory, OwnRing, RING_LOG2, bind, own_pages};
+pub use self::vram::{CardVram, Dirty};
+pub use copier::{COPIER, Copier, Job, Mark, NoMemory, OwnRing, RING_LOG2, Source, bind, own_pages};
 pub use error::HostError;
 pub use moved::{Moved, Plan, Planned, Ranges, Relocated};
 pub use own_space::{OwnSpace, va};
@@ -36,6 +38,7 @@ pub use pages::{Wanted, found, found_beside};
 pub use saved::{Restored, SavedMemory, check_places};
 pub use wakeup::Wakeup;
 pub use wants::{FIRST_BYTES, LOOK, Looks};
+pub use zeroing::{SCRUB_PIECE, Zeroing};
 
 use ::vram::{PagePool, Place, VmId};
 use balance::Divider;
@@ -131,13 +134,13 @@ impl Memory {
         &self.own
     }
 
-    /// Binds the channels that move memory, if there is where to.
+    /// Binds the channels that move memory, if there is where to, or if they are to zero the card's.
     ///
     /// # Errors
     /// When the card has no memory or no channels left, or does not answer.
-    pub fn start_copier(&mut self, channels: &mut Channels) -> Result<(), HostError> {
+    pub fn start_copier(&mut self, channels: &mut Channels, zeroes: bool) -> Result<(), HostError> {
         let Self { vram, own, copier, .. } = self;
-        if vram.has_host_memory() {
+        if zeroes || vram.has_host_memory() {
             *copier = Some(Copier::new(vram, channels, own)?);
         }
         Ok(())

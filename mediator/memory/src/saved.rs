@@ -80,7 +80,7 @@ impl Memory {
             over_bus: _,
             touched: _,
             // It is done again.
-            scrubbing: _,
+            zeroing: _,
             refusals: _,
             wakeup: _,
         } = vram;

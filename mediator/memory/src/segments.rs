@@ -10,7 +10,8 @@ mod saved;
 pub use saved::SavedSegments;
 
 use super::Memory;
-use super::vram::{CardVram, SCRUB_PIECE};
+use super::vram::CardVram;
+use super::zeroing::SCRUB_PIECE;
 use crate::HostError;
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use pv::Control;

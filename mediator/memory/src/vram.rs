@@ -4,6 +4,7 @@ use super::pinned::PinnedPool;
 use super::refusals::Refusals;
 use super::wakeup::Wakeup;
 use super::wants::{FIRST_BYTES, Looks, Wants};
+use super::zeroing::Zeroing;
 use crate::HostError;
 use crate::shortage::Shortage;
 use bringup::memory::CardMemory;
@@ -11,14 +12,7 @@ use nvspec::addr::{GuestVramAddr, SMALL_PAGE, VramAddr};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use vram::{CardAddr, ChunkTable, GuestAddr, HostAddr, Lookup, PagePool, Place, PoolError, ScrubWork, VmId};
-
-/// Bytes that are zeroed with the card's lock held, when there is time: a chunk may be far larger. Some 5 us through a window
-/// of hardware, and where the software card's memory is touched for the first time, four pages that the host has to find.
-pub const SCRUB_PIECE: u64 = 16 << 10;
-/// Chunks of the card that are kept free and zeroed, if there are as many: who needs one at once would have it zeroed whole with
-/// the card's lock held.
-const AHEAD: u32 = 8;
+use vram::{Block, CardAddr, ChunkTable, GuestAddr, Lookup, PagePool, Place, PoolError, VmId};
 
 /// Pages of a chunk, one bit each.
 pub struct Dirty(Vec<u64>);
@@ -78,8 +72,8 @@ pub struct CardVram {
     pub(crate) over_bus: Option<u64>,
     /// Chunks that were used since it was told.
     pub touched: BTreeSet<(VmId, u64)>,
-    /// The chunk that is being scrubbed, and how much of it is zeroed.
-    pub(super) scrubbing: Option<(ScrubWork, u64)>,
+    /// Chunks that are being zeroed.
+    pub(super) zeroing: Zeroing,
     /// Requests of guests that were refused.
     pub refusals: Refusals,
     /// VMs that wanted memory that there was none of.
@@ -103,7 +97,7 @@ impl CardVram {
             watches: false,
             over_bus: None,
             touched: BTreeSet::new(),
-            scrubbing: None,
+            zeroing: Zeroing::default(),
             refusals: Refusals::default(),
             short: BTreeSet::new(),
             wants: Wants::default(),
@@ -350,9 +344,11 @@ impl CardVram {
     /// # Errors
     /// [`HostError::Lacking`] when the card has none now; when the pool may not grow further, or the card does not answer.
     pub fn alloc(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
-        let address = self.take(pool, bytes)?;
-        self.memory.zero(address, bytes)?;
-        Ok(address)
+        let Block { address: CardAddr(address), zeroed } = self.take_block(pool, bytes)?;
+        if !zeroed {
+            self.memory.zero(VramAddr(address), bytes)?;
+        }
+        Ok(VramAddr(address))
     }
 
     /// The same, with anything in it.
@@ -360,9 +356,13 @@ impl CardVram {
     /// # Errors
     /// As [`Self::alloc`].
     pub fn take(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
-        let address = loop {
-            match pool.alloc(&mut self.chunks, bytes) {
-                Ok(CardAddr(address)) => break VramAddr(address),
+        Ok(VramAddr(self.take_block(pool, bytes)?.address.0))
+    }
+
+    fn take_block(&mut self, pool: &mut PagePool, bytes: u64) -> Result<Block, HostError> {
+        let block = loop {
+            match pool.alloc_block(&mut self.chunks, bytes) {
+                Ok(block) => break block,
                 // Chunks that wait to be scrubbed may do.
                 Err(_) if self.scrub_one()? => {}
                 Err(PoolError::Chunks(vram::Error::CardFull { .. } | vram::Error::NeedsScrub { .. })) => {
@@ -375,7 +375,7 @@ impl CardVram {
             self.wakeup.ring();
         }
         self.ring_for_zeroed();
-        Ok(address)
+        Ok(block)
     }
 
     /// Returns whether there is host memory that guests' chunks could move to.
@@ -414,70 +414,6 @@ impl CardVram {
     #[must_use]
     pub fn is_vain(&self, vm: VmId, since: Looks, limit: Duration) -> bool {
         self.wants.is_vain(vm, since, limit, self.has_host_memory())
-    }
-
-    /// Wakes the mover when few of the chunks that are free are zeroed.
-    fn ring_for_zeroed(&self) {
-        let (zeroed, to_scrub) = self.chunks.zeroed();
-        if to_scrub > 0 && zeroed < AHEAD / 2 {
-            self.wakeup.ring();
-        }
-    }
-
-    /// As [`Self::scrub_piece`], unless enough chunks are free and zeroed.
-    ///
-    /// # Errors
-    /// When the card does not answer.
-    pub fn scrub_ahead(&mut self) -> Result<bool, HostError> {
-        let (zeroed, to_scrub) = self.chunks.zeroed();
-        if to_scrub == 0 || zeroed >= AHEAD { Ok(false) } else { self.scrub_piece() }
-    }
-
-    /// Scrubs one chunk that waits for it, or ends what was begun with; false when there is none.
-    ///
-    /// # Errors
-    /// When the card does not answer.
-    pub(crate) fn scrub_one(&mut self) -> Result<bool, HostError> {
-        let mut any = false;
-        while self.scrub_piece()? {
-            any = true;
-            if self.scrubbing.is_none() {
-                break;
-            }
-        }
-        Ok(any)
-    }
-
-    /// Zeroes a piece of what is to be scrubbed, for who has time; false when nothing is.
-    ///
-    /// # Errors
-    /// When the card does not answer.
-    pub fn scrub_piece(&mut self) -> Result<bool, HostError> {
-        let (work, done) = match self.scrubbing.take() {
-            Some(begun) => begun,
-            None => {
-                let Some(work) = self.chunks.take_scrub_work() else { return Ok(false) };
-                let zeroed = match work.place {
-                    Place::Host(at) if !self.pinned.leave(at)? => work.bytes,
-                    _ => 0,
-                };
-                (work, zeroed)
-            }
-        };
-        let piece = (work.bytes - done).min(SCRUB_PIECE);
-        match work.place {
-            Place::Card(CardAddr(at)) => self.memory.zero(VramAddr(at + done), piece)?,
-            Place::Host(HostAddr(at)) if piece != 0 => {
-                self.pinned.write(HostAddr(at + done), &vec![0; piece as usize]);
-            }
-            Place::Host(_) => {}
-        }
-        if done + piece < work.bytes {
-            self.scrubbing = Some((work, done + piece));
-        } else {
-            self.chunks.scrubbed(work.place);
-        }
-        Ok(true)
     }
 }
 

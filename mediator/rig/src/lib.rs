@@ -122,6 +122,7 @@ pub fn sharing() -> Sharing {
         division: Division::default(),
         scheduler: sched::Config::default(),
         clear: true,
+        engines_zero: false,
         shared: false,
     }
 }

@@ -1,4 +1,4 @@
-//! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of what clears PGRAPH in [`graphics`], those of CUDA's in
+//! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of what clears PGRAPH in [`graphics`], those of memory that is zeroed in [`zeroing`], those of CUDA's in
 //! [`cuda`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`], those of the front for
 //! Xen in [`xen`], those of saved state in [`state`].
 
@@ -12,6 +12,7 @@ mod hosts;
 mod mediator;
 mod state;
 mod xen;
+mod zeroing;
 
 /// All mistakes.
 pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
@@ -19,6 +20,7 @@ pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
         .iter()
         .chain(mediator::MUTATIONS)
         .chain(graphics::MUTATIONS)
+        .chain(zeroing::MUTATIONS)
         .chain(cuda::MUTATIONS)
         .chain(guests::MUTATIONS)
         .chain(fleet::MUTATIONS)

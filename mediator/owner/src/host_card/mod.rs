@@ -19,6 +19,7 @@ mod scheduling;
 mod scrubber;
 mod standstill;
 mod state;
+mod zeroing;
 
 use crate::alarm::TimerAlarm;
 use crate::tenants::{GuestAlarms, GuestEvent};
@@ -118,6 +119,8 @@ pub struct Sharing {
     pub scheduler: sched::Config,
     /// Clear what one VM's kernels leave in PGRAPH before another's run.
     pub clear: bool,
+    /// Have the copy engines zero memory that changes hands: where the CPU's way to it is long.
+    pub engines_zero: bool,
     /// Host memory for chunks lies in a file without a name, so that another process can go on with the card.
     pub shared: bool,
 }
@@ -146,6 +149,8 @@ pub struct HostCard {
     layout: channels::Layout,
     /// Place on the card and bytes of the chunks with the fixed structures.
     own: (VramAddr, u64),
+    /// The copy engines zero memory that changes hands.
+    engines_zero: bool,
     state: Mutex<rank::Card, HostState>,
     event: EventFd,
     stop: AtomicBool,
@@ -173,6 +178,7 @@ struct Parts {
     work: Work,
     clock: Clock,
     firmware: Set,
+    engines_zero: bool,
     timers: Timers,
 }
 
@@ -213,7 +219,8 @@ impl HostCard {
     /// # Errors
     /// When the card does not come up, or has too little memory.
     pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing, firmware: Set) -> Result<Arc<Self>, HostError> {
-        let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear, shared } = *sharing;
+        let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear, engines_zero, shared } =
+            *sharing;
         let info = start::bring_up(&*card, &firmware)?;
         time::set(&*card);
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
@@ -252,12 +259,13 @@ impl HostCard {
             work: Work::new(channels, Schedule::new(scheduler, alarm)?),
             clock: Clock::new(),
             firmware,
+            engines_zero,
             timers,
         });
         host.owned.store(true, Ordering::Release);
         {
             let mut state = host.lock();
-            state.bind_own(clear, host.info.chip)?;
+            state.bind_own((clear, engines_zero), host.info.chip)?;
             state.memory_mut().set_division(&division)?;
         }
         host.start(name, waits)?;
@@ -266,7 +274,7 @@ impl HostCard {
 
     /// A card without VMs, of which no thread takes care yet.
     fn assembled(parts: Parts) -> (Arc<Self>, Waits) {
-        let Parts { card, info, layout, own, memory, work, clock, firmware, timers } = parts;
+        let Parts { card, info, layout, own, memory, work, clock, firmware, engines_zero, timers } = parts;
         let Timers { event, guest_alarm, waits } = timers;
         let state = HostState {
             memory,
@@ -286,6 +294,7 @@ impl HostCard {
             info,
             layout: layout.channels(),
             own,
+            engines_zero,
             state: Mutex::new(state),
             event,
             stop: AtomicBool::new(false),
@@ -485,7 +494,7 @@ impl HostCard {
             }
             state.memory.destroy_vm(vm)?;
         }
-        while self.scrub_piece()? {}
+        self.scrub_left()?;
         self.wakeup.ring();
         Ok(())
     }
@@ -510,14 +519,9 @@ impl HostCard {
             state.vram_mut().chunks.unplace_all(vm);
             state.vram_mut().refusals.restart(vm);
         }
-        while self.scrub_piece()? {}
+        self.scrub_left()?;
         self.wakeup.ring();
         Ok(())
-    }
-
-    /// Scrubs a piece of what waits for it; false when nothing does. The card's lock is held for that only.
-    fn scrub_piece(&self) -> Result<bool, HostError> {
-        self.lock().vram_mut().scrub_piece()
     }
 
     /// Ends the card's threads and quiets the card, unless it is another process's.
@@ -543,10 +547,11 @@ impl HostCard {
 }
 
 impl HostState {
-    /// Binds the mediator's own channels: those that move memory, if there is where to, and what clears PGRAPH, if it is to be.
-    fn bind_own(&mut self, clear: bool, chip: &Chip) -> Result<(), HostError> {
+    /// Binds the mediator's own channels: those that move memory, if there is where to or they are to zero it, and what clears PGRAPH, if
+    /// it is to be.
+    fn bind_own(&mut self, (clear, zeroes): (bool, bool), chip: &Chip) -> Result<(), HostError> {
         let Self { memory, work, scrubber, .. } = self;
-        memory.start_copier(work.channels_mut())?;
+        memory.start_copier(work.channels_mut(), zeroes)?;
         let (vram, own) = memory.vram_and_own();
         *scrubber = clear.then(|| Scrubber::new(vram, work.channels_mut(), own, chip)).transpose()?;
         Ok(())

@@ -85,6 +85,7 @@ impl HostCard {
             wait.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
         }
         // Behind all that somebody waits for.
+        while self.zero_by_engines(false) {}
         while self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}
         next.into_iter().chain(retry).min()
     }

@@ -13,7 +13,7 @@
 use super::{GuestEvents, HostCard, HostState};
 use crate::{Feeder, HostError};
 use bringup::CardError;
-use card_memory::{COPIER, Copier, Dirty, Job, Ranges, Relocated, Wanted, found_beside};
+use card_memory::{COPIER, Copier, Dirty, Job, Ranges, Relocated, Source, Wanted, found_beside};
 use channels::Pause;
 use nvspec::addr::SMALL_PAGE;
 use std::sync::{Arc, Weak};
@@ -219,7 +219,8 @@ impl HostCard {
         by_engine.or_else(|error| {
             tracing::warn!(%error, "chunks are copied by the CPU");
             // An engine that is at work still would write to what is a guest's by then.
-            self.stop_copier(moves)?;
+            let to: Vec<Place> = moves.iter().map(|chunk| chunk.to).collect();
+            self.stop_copier(&to)?;
             moves.iter().try_for_each(|chunk| {
                 (0..chunk.bytes).step_by(BY_HAND as usize).try_for_each(|at| {
                     let len = BY_HAND.min(chunk.bytes - at);
@@ -230,8 +231,8 @@ impl HostCard {
     }
 
     /// Takes the mediator's own channels off the card, if it has any: nothing that they were asked to copy is written later.
-    /// If they do not leave, where `moves` go to stays out of use.
-    fn stop_copier(&self, moves: &[Move]) -> Result<(), HostError> {
+    /// If they do not leave, `places`, which they were to write, stay out of use.
+    pub(super) fn stop_copier(&self, places: &[Place]) -> Result<(), HostError> {
         {
             let mut state = self.lock();
             let lanes = state.memory.copier().map(Copier::channels).unwrap_or_default();
@@ -246,14 +247,27 @@ impl HostCard {
         if let (false, Ok(())) = (state.work.departures().any_kept(COPIER), arrived) {
             return Ok(());
         }
-        moves.iter().for_each(|chunk| state.vram_mut().chunks.quarantine(chunk.to));
+        places.iter().for_each(|place| state.vram_mut().chunks.quarantine(*place));
         Err(HostError::OwnChannelsStay)
     }
 
     fn copy_by_engine(&self, moves: &[Move]) -> Result<(), HostError> {
-        let jobs = moves.iter().map(|chunk| Job { from: chunk.from, to: chunk.to, bytes: chunk.bytes });
-        let jobs: Vec<_> = jobs.collect();
+        let job = |chunk: &Move| Job { from: Source::Place(chunk.from), to: chunk.to, bytes: chunk.bytes };
+        self.have_done(|_| moves.iter().map(job).collect(), |_| {})
+    }
+
+    /// Has the engines do what `wanted` says, and waits until they have. `begun` is called when they have been given it; from the
+    /// one to the other the card's lock is held.
+    pub(super) fn have_done(
+        &self,
+        wanted: impl FnOnce(&mut HostState) -> Vec<Job>,
+        begun: impl FnOnce(&mut HostState),
+    ) -> Result<(), HostError> {
         let mut guard = self.lock();
+        let jobs = wanted(&mut guard);
+        if jobs.is_empty() {
+            return Ok(());
+        }
         let dead = || HostError::from(CardError::Unresponsive("the copy engines do not move memory"));
         let now = guard.now_ns();
         guard.revive_copier();
@@ -263,6 +277,7 @@ impl HostCard {
         let ended = copier.ended();
         let copies = copier.submit(vram, work.channels_mut(), now, &jobs)?;
         let mut seen = (copier.pieces(), Instant::now());
+        begun(&mut guard);
         loop {
             let (_, copier) = guard.memory.vram_and_copier();
             let copier = copier.ok_or_else(dead)?;
@@ -294,11 +309,6 @@ impl HostCard {
             tracing::error!(%vm, %error, "the card may use guest memory where it does not lie any more; what lay there \
                 stays out of use until the card is reset");
         }
-    }
-
-    /// Scrubs what nobody has, as the thread that moves memory does after each relocation.
-    pub fn scrub(&self) {
-        while self.lock().vram_mut().scrub_piece().unwrap_or(false) {}
     }
 }
 

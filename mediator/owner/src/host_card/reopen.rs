@@ -105,7 +105,7 @@ impl HostCard {
     ) -> Result<Reopened, HostError> {
         let Handed { saved: SavedHost { card: saved, owner, segments: shared }, host_memory } = handed;
         let SavedOwner { chunk_bytes: had, own: (first, bytes), context_bytes, host_ns, memory, work } = owner;
-        let Sharing { chunk_bytes, host_bytes, division, scheduler: config, clear, .. } = *sharing;
+        let Sharing { chunk_bytes, host_bytes, division, scheduler: config, clear, engines_zero, .. } = *sharing;
         Invalid::unless(had == chunk_bytes, || {
             format!("it has chunks of {had:#x} bytes, which stay so, and {chunk_bytes:#x} is set")
         })?;
@@ -166,6 +166,7 @@ impl HostCard {
             work: work.restored(channels, scheduler, alarm)?,
             clock: Clock::since(host_ns),
             firmware,
+            engines_zero,
             timers,
         });
         {
@@ -262,7 +263,7 @@ impl Reopened {
             let state = &mut *host.lock();
             state.set_clock();
             state.memory.give_back_own();
-            state.bind_own(clear, host.info.chip)?;
+            state.bind_own((clear, host.engines_zero), host.info.chip)?;
             if !clear {
                 let HostState { memory, work, .. } = state;
                 work.channels_mut().admit_all(memory.card_mut());

@@ -28,6 +28,7 @@ mod schedule;
 mod standstill;
 mod stuck;
 mod xen;
+mod zeroing;
 
 use nvspec::addr::VramAddr;
 use rig::driver::Driver;

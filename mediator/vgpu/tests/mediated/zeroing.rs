@@ -1,0 +1,124 @@
+//! Memory that changes hands is zeroed by the copy engines.
+
+use super::relocate::{driver_of, free_settings, move_all};
+use super::{A, MIB};
+use owner::{Division, Sharing};
+use rig::driver::PAGE;
+use rig::{Guest, Rig, sharing};
+use simgpu::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
+use vram::To;
+
+const CARD_MIB: u32 = 64;
+
+fn rig_with(host_mib: u64, time: Option<TimeModel>) -> Rig {
+    let mut division = Division::default();
+    division.balance.low_water = u32::MAX;
+    let sharing =
+        Sharing { chunk_bytes: 2 * MIB, host_bytes: host_mib * MIB, division, engines_zero: true, ..sharing() };
+    Rig::made(&Config { vram_mib: CARD_MIB, time, ..Config::default() }, &sharing, |card| card)
+}
+
+fn zeroed_by_engines(rig: &Rig) -> u64 {
+    rig.host.lock().vram().zeroed_by_engines()
+}
+
+/// Uses a byte of each page of a VM's VRAM, and says which holds something else.
+fn first_that_is_not_zero(guest: &Guest) -> Option<u64> {
+    (0..guest.vram_bytes / PAGE).find(|page| {
+        guest.vram_write(page * PAGE, &[1]);
+        let mut found = vec![0; PAGE as usize - 1];
+        guest.vram_read(page * PAGE + 1, &mut found);
+        found.iter().any(|byte| *byte != 0)
+    })
+}
+
+#[test]
+fn next_vm_finds_nothing_where_engines_have_zeroed() {
+    // Without host memory: the channels are there for this alone.
+    let rig = rig_with(0, None);
+    for round in 0..4 {
+        let before = zeroed_by_engines(&rig);
+        let mut driver = driver_of(&rig, round, 32);
+        let channel = driver.channel(1);
+        let buffer = driver.buffer(&channel, A, 2000, 1);
+        assert!(driver.vram_holds(buffer, 2000, 1));
+        driver.guest.remove().unwrap();
+        rig.host.scrub();
+        assert!(zeroed_by_engines(&rig) > before, "round {round}");
+        let next = rig.guest_with(100 + round, &free_settings(32));
+        assert_eq!(first_that_is_not_zero(&next), None, "round {round}: a page holds something");
+        next.remove().unwrap();
+    }
+}
+
+#[test]
+fn places_of_chunks_that_move_are_zeroed_by_engines() {
+    let rig = rig_with(64, None);
+    let mut driver = driver_of(&rig, 0, 16);
+    let channel = driver.channel(1);
+    let buffer = driver.buffer(&channel, A, 2000, 1);
+    for there in [To::Host, To::Card, To::Host, To::Card] {
+        assert!(move_all(&rig, 0, there).moved > 0);
+        let before = zeroed_by_engines(&rig);
+        rig.host.scrub();
+        assert_eq!(zeroed_by_engines(&rig) > before, there == To::Host, "the card's places were left");
+        assert!(driver.vram_holds(buffer, 2000, 1));
+    }
+}
+
+#[test]
+fn what_engines_fail_at_is_zeroed_by_the_cpu() {
+    let rig = rig_with(0, None);
+    let first = rig.guest_with(0, &free_settings(32));
+    assert_eq!(first_that_is_not_zero(&first), None);
+    rig.host.scrub();
+    for engine in [EngineId::Copy0, EngineId::Copy1] {
+        assert!(rig.card.inject(Fault { engine, kind: FaultKind::Hang, after: 0, count: 1 }));
+    }
+    first.remove().unwrap();
+    rig.host.scrub();
+    assert_eq!(rig.usage().0.to_scrub, 0);
+    let next = rig.guest_with(1, &free_settings(32));
+    assert_eq!(first_that_is_not_zero(&next), None);
+    // They are tried again, and do it again.
+    let before = zeroed_by_engines(&rig);
+    for vm in 2..40 {
+        let guest = rig.guest_with(vm, &free_settings(16));
+        assert_eq!(first_that_is_not_zero(&guest), None);
+        guest.remove().unwrap();
+        rig.host.scrub();
+    }
+    assert!(zeroed_by_engines(&rig) > before);
+}
+
+#[test]
+fn who_needs_a_chunk_that_engines_zero_gets_it_when_they_have_done_so() {
+    // Some milliseconds for a chunk.
+    let copy = EngineTiming { bytes_per_second: 400 * MIB, launch_ns: 0 };
+    let (graph, compute) = (EngineTiming { bytes_per_second: 0, launch_ns: 0 }, ComputeTiming::default());
+    let rig = rig_with(0, Some(TimeModel { graph, compute, copy, switch_ns: 0, bus_bytes_per_second: 0 }));
+    for round in 0..3 {
+        let guest = rig.guest_with(2 * round, &free_settings(40));
+        let all: Vec<u64> = (0..guest.vram_bytes / MIB).collect();
+        for mib in &all {
+            guest.vram_write(mib * MIB, &[7; PAGE as usize]);
+        }
+        guest.remove().unwrap();
+        let next = rig.guest_with(2 * round + 1, &free_settings(40));
+        std::thread::scope(|scope| {
+            scope.spawn(|| rig.host.scrub());
+            // All of them, and more than are zeroed already.
+            for mib in &all {
+                assert!(next.vram_try_write(mib * MIB + 8, &[9; 8]), "round {round}: MiB {mib}");
+            }
+        });
+        rig.host.scrub();
+        for mib in &all {
+            let mut found = [0; 24];
+            next.vram_read(mib * MIB, &mut found);
+            let expected: Vec<u8> = [0, 9, 0].iter().flat_map(|byte| [*byte; 8]).collect();
+            assert_eq!(found[..], expected, "round {round}: MiB {mib}");
+        }
+        next.remove().unwrap();
+    }
+}
