@@ -38,6 +38,13 @@ fn counter(shown: &Value, name: &str) -> u64 {
     shown["counters"][name].as_u64().unwrap_or(0)
 }
 
+/// Prints what the daemon outside has been asked for so far.
+fn stage(nest: &Nest, what: &str) -> Result<()> {
+    let shown = guest::show(nest.outer(), OUTER_VM)?;
+    nest.say(&format!("-- {what}: {}", shown["counters"]));
+    Ok(())
+}
+
 /// Runs the same workload in several VMs at the same time.
 fn at_once(vms: &[&InnerVm<'_>], args: &str) -> Result<Vec<Smoke>> {
     let command = format!("run /bin/gpu-workloads {args}");
@@ -56,16 +63,19 @@ fn vms_of_the_machine_share_its_card() -> Result<()> {
     nest.ok(&format!("mediatorctl card bind {ADDRESS}"))?;
     nest.approve_firmware()?;
     let daemon = nest.start_daemon("/etc/mediatord.toml")?;
+    stage(&nest, "daemon")?;
 
     // Two drivers, which come up beside each other.
     let (mut stock, pv) = (nest.launch(STOCK)?, nest.launch(PARAVIRTUAL)?);
     let release = stock.wait_ready()?;
     pv.wait_ready()?;
+    stage(&nest, "vms up")?;
     std::thread::scope(|scope| {
         let other = scope.spawn(|| pv.load_driver());
         stock.load_driver()?;
         other.join().expect("no panic")
     })?;
+    stage(&nest, "loaded")?;
     let loaded = nest.show(STOCK)?;
     assert_eq!(loaded["driver"]["interrupts"], "msi", "{loaded}");
 
@@ -73,6 +83,7 @@ fn vms_of_the_machine_share_its_card() -> Result<()> {
     let mut verified = Vec::new();
     for args in WORKLOADS {
         verified.extend(at_once(&[&stock, &pv], args)?);
+        stage(&nest, &format!("workload {args}"))?;
     }
     let moved = [STOCK, PARAVIRTUAL].map(|name| nest.show(name).map(|shown| counter(&shown, "memory_chunks_moved")));
     let moved = moved.into_iter().collect::<Result<Vec<_>>>()?;
