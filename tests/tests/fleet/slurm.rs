@@ -289,14 +289,13 @@ const MANY: u32 = 40;
 
 /// A long run: many jobs of mixed shares, cancelled, killed, and a node lost among them.
 #[test]
-#[ignore = "of two jobs that begin at the same moment one may have the card until it ends (docs/limits.md)"]
 fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
     let Some(host) = start_up("jobs", Form::Deb)? else { return Ok(()) };
     let host = &host;
     start(host)?;
     let began = Instant::now();
     // Two with the same shards and three times the weight, alone on a node: they share its card 3:1.
-    let busy = format!("cuda-program busy --kernel-us 4000 --ms {}", BUSY.as_millis());
+    let busy = format!("cuda-program busy --kernel-us 1000 --ms {}", BUSY.as_millis());
     let heavy = submit(host, "alice", "--nodelist=n1 --gres=shard:10 --gpu-weight=300", &busy)?;
     let light = submit(host, "bob", "--nodelist=n1 --gres=shard:10 --gpu-weight=100", &busy)?;
     until_over(host)?;
