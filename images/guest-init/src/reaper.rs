@@ -1,6 +1,6 @@
 //! Children: starting them, waiting for one's own, collecting orphans.
 //!
-//! Only one thread calls `waitpid`, so that collecting orphans never takes the status away from the thread that started a
+//! Only one thread calls `wait`, so that collecting orphans never takes the status away from the thread that started a
 //! child. The lock is held over a start: a child that ends at once is not collected before its owner is known.
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use rustix::process::{WaitId, WaitIdOptions, WaitOptions, waitid, waitpid};
+use rustix::process::{WaitId, WaitIdOptions, WaitOptions, wait, waitid};
 
 static OWNERS: Mutex<Option<HashMap<i32, Sender<i32>>>> = Mutex::new(None);
 static STARTED: Condvar = Condvar::new();
@@ -48,7 +48,8 @@ fn collect() {
             }
         }
         let mut guard = owners();
-        let Ok(Some((pid, status))) = waitpid(None, WaitOptions::NOHANG) else { continue };
+        // Of any process group: a daemon makes itself one of its own.
+        let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) else { continue };
         let code = status.exit_status().or(status.terminating_signal().map(|signal| 128 + signal)).unwrap_or(255);
         if let Some(owner) = guard.as_mut().and_then(|owners| owners.remove(&pid.as_raw_nonzero().get())) {
             // The owner may have stopped waiting.
@@ -59,7 +60,19 @@ fn collect() {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::time::Duration;
+
     use super::*;
+
+    #[test]
+    fn children_of_other_process_groups_are_collected() {
+        start();
+        let mut command = Command::new("/bin/sh");
+        let (_child, code) = spawn(command.args(["-c", "exit 5"]).process_group(0)).expect("/bin/sh starts");
+        let limit = Duration::from_secs(60);
+        assert_eq!(code.recv_timeout(limit), Ok(5), "it stays, and is looked at for ever");
+    }
 
     #[test]
     fn exit_codes_reach_their_owners_and_a_missing_program_is_an_error() {
