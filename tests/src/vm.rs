@@ -18,9 +18,9 @@ use crate::klog;
 use crate::qmp::Qmp;
 use crate::wait::{self, Scratch};
 
-/// The processor on which Xen runs HVM domains. It panics on the monitor instructions as QEMU has them, and programs of domain 0
-/// lose wide vector registers now and then, which their memory functions use.
-const XEN_PROCESSOR: &str = "EPYC,+svm,+npt,-monitor,-xsave,-xsaveopt,-xsavec,-xgetbv1,-avx,-avx2,-fma,-f16c";
+/// Features of a processor that Xen does without: it panics on the monitor instructions as QEMU has them, and programs of domain 0 lose wide
+/// vector registers now and then, which their memory functions use.
+const XEN_LACKS: &str = ",-monitor,-xsave,-xsaveopt,-xsavec,-xgetbv1,-avx,-avx2,-fma,-f16c";
 
 /// Time that QEMU may take until it runs its sockets.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -102,11 +102,9 @@ impl VmConfig {
         let size = format!("{}M", self.memory_mib);
         let share = if self.share { "on" } else { "off" };
         command.args(["-name", &self.name, "-M", "q35", "-smp", &self.smp.to_string(), "-m", &size]);
-        match &self.xen {
-            // With a thread for each processor, kernels of domains met triple faults at any place of their boot.
-            Some(_) => command.args(["-accel", "tcg,thread=single", "-cpu", XEN_PROCESSOR]),
-            None => command.args(self.accel.args()),
-        };
+        let [accel_word, accel, processor_word, processor] = self.accel.args();
+        let lacks = if self.xen.is_some() { XEN_LACKS } else { "" };
+        command.args([accel_word, accel, processor_word, &format!("{processor}{lacks}")]);
         command.arg("-object").arg(format!("memory-backend-memfd,id=m0,size={size},share={share}"));
         command.args(["-machine", "memory-backend=m0"]);
         command.args(["-nodefaults", "-no-user-config", "-display", "none", "-vga", "none", "-monitor", "none"]);

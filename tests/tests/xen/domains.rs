@@ -66,6 +66,10 @@ fn domains_share_a_card() -> Result<()> {
     let loaded = machine.show("a")?;
     assert_eq!(loaded["driver"]["interrupts"], "msi", "{loaded}");
 
+    // What cannot be saved with its domain keeps the domain from being saved, and the domain does not notice.
+    let saved = machine.run("xl save a /run/a.saved 2>&1")?;
+    assert!(saved.code != 0 && saved.text().contains("Suspend event channel"), "{}", saved.text());
+
     // All copy at the same time, two compute, and two use more than the card has.
     let copied = at_once(&[&a, &b, &pv], "stress --seconds 5 --max 65536")?;
     let computed = at_once(&[&a, &b], "workload --name mmul --scale 1 --rounds 1")?;
