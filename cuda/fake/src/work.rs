@@ -37,7 +37,7 @@ pub enum Op {
     Graph(Vec<Op>),
 }
 
-/// What a stream takes before it holds up whoever submits more, as a card's queues do.
+/// Pieces of work that a stream takes before it holds up whoever submits more, as a card's queues do.
 const QUEUE: usize = 1024;
 
 impl Op {

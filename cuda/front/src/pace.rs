@@ -93,7 +93,7 @@ struct Group {
     keys: Vec<u64>,
     copies: u32,
     estimate: f64,
-    /// What was assumed of each kind in it that was never seen.
+    /// Length assumed of each kind in it that was never seen, in nanoseconds.
     unknown_ns: f64,
     /// All of it is of kinds whose length is known to be steady.
     sure: bool,
@@ -153,7 +153,7 @@ struct Pace {
     ends: HashMap<(u64, Stream), f64>,
     clocks: HashMap<u64, Clock>,
     lengths: HashMap<u64, Length>,
-    /// What work took that had not been seen before.
+    /// Nanoseconds that work took which had not been seen before.
     unknown_ns: Option<f64>,
     usage: Usage,
     last: Option<Instant>,
