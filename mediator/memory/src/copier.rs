@@ -6,6 +6,7 @@
 
 use super::own_space::{OwnSpace, va};
 use super::vram::CardVram;
+use super::zeroed::Mark;
 use crate::HostError;
 use bringup::CardError;
 use channels::{Bind, Channels, GuestInstance, GuestMemory, GuestRing, Parts, Submission, Unmapped, Unreadable};
@@ -53,17 +54,10 @@ const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CopyId(u64);
 
-/// A word of the card's memory that an engine sets to `count` when it has done what it was asked for by then.
-#[derive(Clone, Copy, Debug)]
-pub struct Mark {
-    pub(crate) at: VramAddr,
-    pub(crate) count: u32,
-}
-
-/// What a copy brings.
+/// A source of a copy.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
-    /// What lies there.
+    /// Memory that lies there.
     Place(Place),
     /// Zeros.
     Zeros,

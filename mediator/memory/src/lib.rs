@@ -4,7 +4,7 @@
 //! `pages` (where the host finds that), [`iova`] (I/O addresses), [`balance`] (who gives and who gets), [`holdings`] (what of that
 //! the operator sees), [`refusals`] (what nobody got), `wants` (who waits, and what the mediator needs itself), `moved` (what
 //! moves, and has), `saved` (how it is written down), `wakeup` (what wakes the thread that moves it), `zeroing`
-//! (what becomes free, for the next to have it), `copier` and `own_space` (the
+//! (what becomes free, for the next to have it) with `zeroed` (how far that is), `copier` and `own_space` (the
 //! mediator's own channels, and their address space), [`chaos`] (what moves without a reason, for tests), [`segments`] (what
 //! several address spaces share).
 //!
@@ -27,10 +27,11 @@ pub mod shortage;
 mod vram;
 mod wakeup;
 mod wants;
+mod zeroed;
 mod zeroing;
 
 pub use self::vram::{CardVram, Dirty};
-pub use copier::{COPIER, Copier, Job, Mark, NoMemory, OwnRing, RING_LOG2, Source, bind, own_pages};
+pub use copier::{COPIER, Copier, Job, NoMemory, OwnRing, RING_LOG2, Source, bind, own_pages};
 pub use error::HostError;
 pub use moved::{Moved, Plan, Planned, Ranges, Relocated};
 pub use own_space::{OwnSpace, va};
@@ -38,7 +39,8 @@ pub use pages::{Wanted, found, found_beside};
 pub use saved::{Restored, SavedMemory, check_places};
 pub use wakeup::Wakeup;
 pub use wants::{FIRST_BYTES, LOOK, Looks};
-pub use zeroing::{SCRUB_PIECE, Zeroing};
+pub use zeroed::Mark;
+pub use zeroing::SCRUB_PIECE;
 
 use ::vram::{PagePool, Place, VmId};
 use balance::Divider;

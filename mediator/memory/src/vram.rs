@@ -4,7 +4,7 @@ use super::pinned::PinnedPool;
 use super::refusals::Refusals;
 use super::wakeup::Wakeup;
 use super::wants::{FIRST_BYTES, Looks, Wants};
-use super::zeroing::Zeroing;
+use super::zeroed::Zeroing;
 use crate::HostError;
 use crate::shortage::Shortage;
 use bringup::memory::CardMemory;

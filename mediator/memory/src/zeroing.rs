@@ -5,8 +5,8 @@
 //! lock. Who needs a chunk at once and finds none but those that they zero waits for their marks.
 
 use crate::HostError;
-use crate::copier::Mark;
 use crate::vram::CardVram;
+use crate::zeroed::{Mark, Zeroing};
 use nvspec::addr::VramAddr;
 use vram::{CardAddr, HostAddr, Place, ScrubWork, Tier};
 
@@ -23,20 +23,6 @@ const AT_ONCE: u64 = 4 << 20;
 /// Looks at a mark before what it says is not waited for any more. A look takes a microsecond, and what the engines were given before
 /// tens of them; behind work of a guest they may come milliseconds later.
 const MARK_LOOKS: u32 = 20_000;
-
-/// Chunks that are being zeroed.
-#[derive(Debug, Default)]
-pub struct Zeroing {
-    /// The chunk that the CPU is at, and how much of it is zeroed.
-    pub(crate) begun: Option<(ScrubWork, u64)>,
-    /// What the engines are at, and the marks that they set when they are done.
-    engines: Vec<ScrubWork>,
-    marks: Option<Vec<Mark>>,
-    /// What they have failed at.
-    left: Vec<ScrubWork>,
-    /// Chunks that they have zeroed since the beginning.
-    by_engines: u64,
-}
 
 impl CardVram {
     /// Wakes the mover when few of the chunks that are free are zeroed.
