@@ -26,7 +26,7 @@ const WORDS: &str = "etc/vm.cfg";
 /// Bytes of a huge page, in MiB.
 const HUGE_MIB: u32 = 2;
 /// From QEMU's start to a guest's init.
-const BOOT_LIMIT: Duration = Duration::from_secs(300);
+const BOOT_LIMIT: Duration = Duration::from_secs(600);
 
 /// A VM that is to be.
 #[derive(Clone, Debug)]
