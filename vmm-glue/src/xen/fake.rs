@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::hypervisor::{AttachError, DomainId, Hypervisor, Range, Target};
+use super::ram::VGA;
 use super::requests::{Request, kind, state, writer};
 use super::store::{DomainName, Found, Store};
 use crate::link::Wake;
@@ -63,6 +64,7 @@ struct State {
     messages: Vec<(u64, u32)>,
     raised: u64,
     saves_refused: bool,
+    asked: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -114,7 +116,7 @@ pub struct FakeSpec {
     pub name: String,
     /// Virtual CPUs.
     pub cpus: usize,
-    /// Memory in KiB, from address 0 on.
+    /// Memory in KiB, from address 0 on, but where a PC has its VGA.
     pub kib: u64,
     /// Memory that it is to have in KiB, if that is less.
     pub target_kib: Option<u64>,
@@ -139,7 +141,8 @@ impl FakeXen {
     pub fn create(&self, spec: FakeSpec) -> FakeDomain {
         let FakeSpec { id, name, cpus, kib, target_kib, hvm } = spec;
         let memory = crate::mappable::region_memory(&name, kib.saturating_mul(1024)).expect("a memory file");
-        let state = State { frames: (0..kib.div_ceil(4)).collect(), ..State::default() };
+        let frames = (0..kib.div_ceil(4)).filter(|frame| !VGA.contains(frame)).collect();
+        let state = State { frames, ..State::default() };
         let domain = Arc::new(Domain {
             id,
             name,
@@ -393,7 +396,8 @@ impl Target for FakeTarget {
     }
 
     fn present(&self, first: u64, count: usize) -> io::Result<Vec<bool>> {
-        let state = self.domain.state.lock();
+        let mut state = self.domain.state.lock();
+        state.asked.push(first);
         Ok((first..=u64::MAX).take(count).map(|frame| state.frames.contains(&frame)).collect())
     }
 
@@ -624,6 +628,12 @@ impl FakeDomain {
     #[must_use]
     pub fn saves_refused(&self) -> bool {
         self.0.state.lock().saves_refused
+    }
+
+    /// First frames of the parts of memory of which the server has asked what is there.
+    #[must_use]
+    pub fn asked(&self) -> Vec<u64> {
+        self.0.state.lock().asked.clone()
     }
 
     /// Ranges that the server claims, by address.

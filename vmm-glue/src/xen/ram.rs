@@ -6,6 +6,7 @@
 //! hypervisor still holds the frames.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::hypervisor::Target;
@@ -17,6 +18,8 @@ use crate::memory::{MemoryLimits, PAGE_SIZE};
 const MIN_PIECE: u64 = 512;
 /// Pieces that are aimed at; the regions of a client are bounded.
 const PIECES: u64 = 1024;
+/// Frames of a PC's VGA, which are never memory. A piece with them in it would have a hole for ever, and be looked at again and again.
+pub(super) const VGA: Range<u64> = 0xa0..0xc0;
 /// The first frame that is never memory of the domain: the guest's firmware and Xen keep what is from here to 4 GiB.
 const LOW_END: u64 = 0xf_0000;
 /// The frame at 4 GiB.
@@ -67,18 +70,10 @@ impl Ram {
     pub fn new(kib: u64, limits: MemoryLimits) -> Self {
         let frames = kib.div_ceil(4).min(limits.mapped_bytes / PAGE_SIZE);
         let piece = (frames / PIECES).next_power_of_two().max(MIN_PIECE);
-        let step = usize::try_from(piece).unwrap_or(usize::MAX);
         // Below 4 GiB there is as much as there is room for; where the rest begins to be above is the toolstack's choice.
-        let low = 0..frames.min(LOW_END);
-        let high = HIGH..HIGH.saturating_add(frames);
-        let pieces = low
-            .clone()
-            .step_by(step)
-            .map(|first| (first, low.end))
-            .chain(high.clone().step_by(step).map(|first| (first, high.end)));
-        let pieces =
-            pieces.map(|(first, end)| Piece { first, count: piece.min(end.saturating_sub(first)), runs: Vec::new() });
-        Self { pieces: pieces.collect(), limits, refused: 0 }
+        let low = [0..frames.min(VGA.start), VGA.end..frames.min(LOW_END)];
+        let all = low.into_iter().chain([HIGH..HIGH.saturating_add(frames)]);
+        Self { pieces: all.flat_map(|range| cut(range, piece)).collect(), limits, refused: 0 }
     }
 
     /// Lends all that is there.
@@ -173,6 +168,18 @@ impl Ram {
             }
         }
     }
+}
+
+/// Cuts a range at the multiples of `most`.
+fn cut(range: Range<u64>, most: u64) -> impl Iterator<Item = Piece> {
+    let mut first = range.start;
+    std::iter::from_fn(move || {
+        let rest = range.end.checked_sub(first).filter(|rest| *rest != 0)?;
+        let count = most.saturating_sub(first.checked_rem(most)?).min(rest);
+        let piece = Piece { first, count, runs: Vec::new() };
+        first = first.saturating_add(count);
+        Some(piece)
+    })
 }
 
 /// Runs of a piece that are there and are not lent.
