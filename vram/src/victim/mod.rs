@@ -44,7 +44,8 @@ pub enum VictimPolicy {
     Profiled,
     /// By what the mediator sees used: chunks that were not since the hand last passed.
     Clock,
-    /// What was used just now first, but for what is always in use: for loops that are larger than the card.
+    /// By comings and goings, what was used just now first, but for what is always in use: for loops that are larger than the
+    /// card.
     Loops,
 }
 

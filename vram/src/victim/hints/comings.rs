@@ -18,7 +18,7 @@ pub(in crate::victim) struct Comings {
     wanted: Vec<u32>,
 }
 
-/// What was seen of a chunk.
+/// Record of a chunk.
 #[derive(Clone, Copy, Debug, Default)]
 struct Coming {
     /// The number of its last coming, from 1; 0 if it never came.
@@ -102,7 +102,7 @@ impl Comings {
         self.of(index).went
     }
 
-    /// How often a chunk is spared that was in use all the time; 0 of one that was not.
+    /// Returns how often a chunk is spared that was in use all the time; 0 of one that was not.
     pub(in crate::victim) fn allowance(&self, index: u32) -> u32 {
         self.of(index).allowance
     }
