@@ -4,8 +4,10 @@
 //! loses it, so that the next owner finds zeros and the host has the memory back; the I/O addresses of all slots follow
 //! one another and stay. Some slots are zeroed and stay instead: finding fresh memory takes longer than copying to it.
 
+mod borrowed;
 mod saved;
 
+pub use borrowed::Borrowed;
 pub(crate) use saved::SavedSlots;
 
 use super::iova::IovaSpace;
@@ -14,7 +16,7 @@ use crate::HostError;
 use card::{Card, DmaMemory};
 use nvspec::addr::Iova;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::sync::Arc;
 use vm_memory::Bytes;
@@ -36,6 +38,8 @@ pub struct PinnedPool {
     kept: BTreeSet<usize>,
     /// The file that all of their memory lies in, each at its place, if another process can go on with it.
     file: Option<Arc<File>>,
+    /// Slots that hold another card's memory for now, each with its own.
+    borrowed: BTreeMap<usize, DmaMemory>,
     /// Another goes on with the memory, and with what is mapped for the card.
     handed: bool,
 }
@@ -57,7 +61,8 @@ impl PinnedPool {
         let base = if slots == 0 { Iova(0) } else { iova.allocate(len, 0).ok_or(HostError::OutOfIova { len })? };
         let file = (shared && slots != 0).then(|| memory_file(len)).transpose()?.map(Arc::new);
         let slots = (0..slots).map(|_| None).collect();
-        Ok(Self { card, base, slot_bytes, slots, kept: BTreeSet::new(), file, handed: false })
+        let (kept, borrowed) = (BTreeSet::new(), BTreeMap::new());
+        Ok(Self { card, base, slot_bytes, slots, kept, file, borrowed, handed: false })
     }
 
     /// The file that the memory of all slots lies in, for another process; `None` if it lies in none.
@@ -124,13 +129,14 @@ impl PinnedPool {
     }
 
     /// The slot that begins at `address` has no owner any more. Whether it keeps its memory, which is to be zeroed then; else it
-    /// has given it back to the host, or had none.
+    /// has given it back to the host, or had none. What is another card's is let go of as it is.
     ///
     /// # Errors
     /// When the card keeps it; the slot keeps its memory then, which is not to be used again.
     pub fn leave(&mut self, address: HostAddr) -> Result<bool, HostError> {
         let (index, _) = self.at(address);
-        let keeps = self.slots[index].is_some() && (self.kept.len() as u64 + 1) * self.slot_bytes <= KEPT_BYTES;
+        let own = self.slots[index].is_some() && !self.borrowed.contains_key(&index);
+        let keeps = own && (self.kept.len() as u64 + 1) * self.slot_bytes <= KEPT_BYTES;
         if keeps {
             self.kept.insert(index);
         } else {
@@ -144,6 +150,7 @@ impl PinnedPool {
             let offset = index as u64 * self.slot_bytes;
             self.card.unmap_dma(self.base.offset(offset).0, self.slot_bytes)?;
             self.slots[index] = None;
+            self.borrowed.remove(&index);
             if let Some(file) = &self.file {
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 fallocate(file, flags, offset, self.slot_bytes)

@@ -25,7 +25,7 @@ use simgpu::{Config, SimGpu, TimeModel};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
-use vgpu::{Apertures, Coming, DeviceError, DeviceStatus, MediatedDevice, MediatedVm, Settings};
+use vgpu::{Apertures, Coming, DeviceError, DeviceStatus, Left, MediatedDevice, MediatedVm, Settings};
 use vmm_glue::client::wait_event;
 use vmm_glue::{Device, IrqCounts, Link, Migration, RegionIndex};
 use vram::{Limits, Summary, VmId};
@@ -305,6 +305,11 @@ impl Guest {
         self.link.is_disconnecting()
     }
 
+    /// The operator has the VM configured otherwise, for who makes it anew.
+    pub fn configured(&mut self, change: impl FnOnce(&mut Settings)) {
+        change(&mut self.settings);
+    }
+
     /// Returns what the VM has published of itself last, without a look at it.
     #[must_use]
     pub fn published(&self) -> DeviceStatus {
@@ -332,19 +337,21 @@ impl Guest {
     /// # Errors
     /// What is in the way. It goes on where it was then.
     pub fn move_to(&mut self, to: &Rig, vm: u32, emptied: bool) -> Result<u64, DeviceError> {
-        self.move_behind(to, vm, emptied, |_| ())
+        self.move_beside(to, vm, emptied, |_| (), |_, left| drop(left))
     }
 
-    /// As [`Self::move_to`]; what `meanwhile` does comes between the copy that is made while the guest works, if one is, and its stop.
+    /// As [`Self::move_to`]; what `meanwhile` does comes after the other card has what it can have while the guest works, and before its
+    /// stop; what `behind` does when it has gone on, before it lets go of what is left of it on this card.
     ///
     /// # Errors
     /// As [`Self::move_to`].
-    pub fn move_behind(
+    pub fn move_beside(
         &mut self,
         to: &Rig,
         vm: u32,
         emptied: bool,
         meanwhile: impl FnOnce(&mut Self),
+        behind: impl FnOnce(&mut Self, Left<'_>),
     ) -> Result<u64, DeviceError> {
         let (device, there) = MediatedVm::build(&to.host, VmId(vm), &self.settings, &self.link)?;
         let from = Arc::clone(self.backend.host());
@@ -360,13 +367,13 @@ impl Guest {
         if ahead.is_ok() {
             meanwhile(self);
         }
-        let moved = ahead.and_then(|ahead| {
-            let left = self.backend.move_to(&there, &self.settings, LONG)?;
-            Ok(ahead + left.bytes)
-        });
+        let before = Arc::clone(&self.backend);
+        let moved = ahead.and_then(|ahead| Ok((ahead, before.move_to(&there, &self.settings, LONG)?)));
         match moved {
-            Ok(bytes) => {
+            Ok((ahead, left)) => {
+                let bytes = ahead + left.bytes;
                 (self.device, self.backend) = (device, there);
+                behind(self, left);
                 Ok(bytes)
             }
             Err(error) => {

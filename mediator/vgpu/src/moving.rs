@@ -12,11 +12,12 @@ use channels::Channels;
 use devmodel::{SavedVGpu, VGpu};
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
-use owner::{Departing, Halted, HostError};
+use owner::{Departing, Halted, HostCard, HostError};
 use pv::{SavedTables, Tables};
 use saved_state::Invalid;
 use shadow_pt::SavedSpaces;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vram::VmId;
 
@@ -35,13 +36,15 @@ pub(super) struct Travelling {
     pub(super) since_ns: Option<u64>,
 }
 
-/// A VM that has gone to another card, which goes on there already. When this is dropped, the card that it has left releases what it
-/// still has of it, which takes long: memory is scrubbed.
+/// A VM that has gone to another card, which goes on there already. When this is dropped, the other card copies what it has borrowed of
+/// its memory, and the card that it has left releases what it still has of it, which takes long: memory is scrubbed.
 #[must_use = "the card that was left scrubs the VM's memory when this is dropped"]
 pub struct Left<'a> {
     vm: &'a MediatedVm,
+    /// Where it has gone, if that has borrowed memory.
+    there: Option<(Arc<HostCard>, VmId)>,
     /// Nothing of it runs here any more.
-    _halted: Halted,
+    halted: Option<Halted>,
     /// Bytes of memory that were copied.
     pub bytes: u64,
     /// Parts of the time for which it stood still.
@@ -53,7 +56,7 @@ pub struct Left<'a> {
 pub struct Parts {
     /// Its work left the engines, and was written down.
     pub still: Duration,
-    /// Its memory was compared, and copied.
+    /// What of its memory the other card has not borrowed was compared, and copied.
     pub memory: Duration,
     /// It was made anew, with its page tables.
     pub anew: Duration,
@@ -63,13 +66,20 @@ impl<'a> Left<'a> {
     /// Of a VM whose place another has taken, and whose work stands still.
     pub(super) fn of(vm: &'a MediatedVm, halted: Halted, bytes: u64) -> Self {
         vm.core().gone = true;
-        Self { vm, _halted: halted, bytes, parts: Parts::default() }
+        Self { vm, there: None, halted: Some(halted), bytes, parts: Parts::default() }
     }
 }
 
 impl Drop for Left<'_> {
     fn drop(&mut self) {
-        self.vm.give_back();
+        let settled = self.there.take().map_or(Ok(()), |(host, vm)| host.settle(vm));
+        match settled {
+            Ok(()) => self.vm.give_back(),
+            Err(error) => {
+                tracing::error!(vm = %self.vm.vm, %error, "memory of a VM that has left a card stays out of use there");
+                self.halted.take().into_iter().for_each(Halted::stays);
+            }
+        }
     }
 }
 
@@ -94,7 +104,8 @@ impl MediatedVm {
         let bytes = suspended.copy_memory(there.host(), there.vm)?;
         let memory = lap();
         there.arrive(travelling, settings)?;
-        let mut left = Left::of(self, suspended.halted(), bytes);
+        let mut left = Left::of(self, suspended.gone(), bytes);
+        left.there = Some((Arc::clone(there.host()), there.vm));
         left.parts = Parts { still, memory, anew: lap() };
         Ok(left)
     }

@@ -9,6 +9,7 @@ use nvspec::addr::Iova;
 use rustix::fs::{fcntl_get_seals, fstat};
 use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 use vram::HostAddr;
@@ -28,7 +29,17 @@ pub(crate) struct SavedSlots {
 impl PinnedPool {
     /// Writes the slots down. What they hold is in [`PinnedPool::file`].
     pub(crate) fn save(&self) -> SavedSlots {
-        let Self { card: _, base, slot_bytes: _, slots, kept, file: _, handed: _ } = self;
+        let Self {
+            card: _,
+            base,
+            slot_bytes: _,
+            slots,
+            kept,
+            file: _,
+            // None is, when a card stands still.
+            borrowed: _,
+            handed: _,
+        } = self;
         let filled = (0..).zip(slots).filter(|(_, memory)| memory.is_some()).map(|(number, _)| number);
         SavedSlots {
             base: base.0,
@@ -60,7 +71,8 @@ impl PinnedPool {
         })?;
         let kept = kept.into_iter().map(|number| number as usize).collect();
         let slots = (0..count).map(|_| None).collect();
-        let mut pool = Self { card, base: Iova(base), slot_bytes, slots, kept, file, handed: true };
+        let (base, borrowed) = (Iova(base), BTreeMap::new());
+        let mut pool = Self { card, base, slot_bytes, slots, kept, file, borrowed, handed: true };
         for number in filled {
             let Some(file) = &pool.file else { break };
             let (offset, bytes) = (u64::from(number) * slot_bytes, slot_bytes as usize);

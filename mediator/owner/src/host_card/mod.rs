@@ -17,6 +17,7 @@ mod reopen;
 mod saved;
 mod scheduling;
 mod scrubber;
+mod sharing;
 mod standstill;
 mod state;
 mod zeroing;

@@ -1,10 +1,11 @@
 //! One VM goes from this card to another one of the same host, while the others go on with theirs.
 //!
-//! Before it stops, its memory leaves the card for host memory, its guest works on from there ([`HostCard::empty`]), and it is copied to
-//! the other card ([`HostCard::copy_ahead`]). Then it is suspended ([`HostCard::suspend`]): its channels leave the engines, what this card
-//! holds of them is copied ([`Halted::depart`]), and of its memory what differs there ([`Halted::copy_memory`]). The other card has made
-//! it a VM already, which is [held](HostState::hold_still), takes the channels in ([`HostState::arrive`]), and lets it go on. Until
-//! then nothing has changed here: when anything fails, the guard is dropped, and it goes on where it was.
+//! Before it stops, its memory leaves the card for host memory, its guest works on from there ([`HostCard::empty`]), and the other card
+//! borrows it; what could not leave is copied there ([`HostCard::copy_ahead`]). Then it is suspended ([`HostCard::suspend`]): its channels
+//! leave the engines, what this card holds of them is copied ([`Halted::depart`]), and of its memory what was not borrowed and differs
+//! there ([`Halted::copy_memory`]). The other card has made it a VM already, which is [held](HostState::hold_still), takes the channels in
+//! ([`HostState::arrive`]), and lets it go on. Until then nothing has changed here: when anything fails, the guard is dropped, and it goes
+//! on where it was. Behind that the other card copies what it has borrowed ([`HostCard::settle`]).
 
 use super::{HostCard, HostState};
 use crate::work::schedule::{Held, Stage};
@@ -83,6 +84,8 @@ impl Departing {
 pub struct Halted {
     host: Arc<HostCard>,
     vm: VmId,
+    /// It does not go on.
+    stays: bool,
 }
 
 /// A VM whose work stands still, and whose memory does not move, while this lives.
@@ -94,9 +97,12 @@ pub struct Suspended<'a> {
 }
 
 impl Suspended<'_> {
-    /// Lets memory of the card move again. The VM's work stands still as before.
-    pub fn halted(self) -> Halted {
-        self.halted
+    /// Lets memory of the card move again, but for the VM's, which has gone to another card: that one may have borrowed it. The VM's work
+    /// stands still as before.
+    pub fn gone(self) -> Halted {
+        let Self { halted, _no_moves } = self;
+        halted.host.lock().vram_mut().chunks.freeze(halted.vm);
+        halted
     }
 }
 
@@ -136,14 +142,20 @@ impl HostCard {
         left
     }
 
-    /// Copies the memory of a VM to what is VM `its` of card `to`, which has none of it yet, while the VM works on: what it writes meanwhile
-    /// may have come along or not ([`Halted::copy_memory`]). Returns the bytes.
+    /// Has what is VM `its` of card `to`, which has no memory yet, borrow that of a VM, or have a copy of it, while the VM works on: what
+    /// it writes meanwhile may have come along or not ([`Halted::copy_memory`]). Returns the bytes that are copied, now or when they are
+    /// given back.
     ///
     /// # Errors
     /// When the other card has no room, or one of them does not answer.
     pub fn copy_ahead(&self, vm: VmId, to: &HostCard, its: VmId) -> Result<u64, HostError> {
-        let chunks = self.lock().chunks_of(vm);
-        self.carry((vm, chunks), (to, its), &Known::Zeros)
+        let (chunks, bytes) = {
+            let state = self.lock();
+            (state.chunks_of(vm), state.chunk_bytes())
+        };
+        let rest = self.lend((vm, &chunks), (to, its))?;
+        let lent = (chunks.len() - rest.len()) as u64 * bytes;
+        Ok(lent + self.carry((vm, rest), (to, its), &Known::Zeros)?)
     }
 
     /// A VM does not leave: its memory may come back to the card.
@@ -167,7 +179,7 @@ impl HostCard {
     /// # Errors
     /// As [`Self::suspend`].
     pub fn halt(self: &Arc<Self>, vm: VmId, limit: Duration) -> Result<Halted, HostError> {
-        let halted = Halted { host: Arc::clone(self), vm };
+        let halted = Halted { host: Arc::clone(self), vm, stays: false };
         if let Some(why) = self.failure() {
             return Err(HostError::Failed { why: why.to_owned() });
         }
@@ -234,20 +246,30 @@ impl Halted {
         Ok(true)
     }
 
+    /// The VM's work never goes on here.
+    pub fn stays(mut self) {
+        self.stays = true;
+    }
+}
+
+impl Suspended<'_> {
     /// Has what is VM `its` of card `to` hold what the VM's memory holds, whatever of it is there already. Returns the bytes that were copied.
     ///
     /// # Errors
     /// When the other card has no room, or one of them does not answer.
     pub fn copy_memory(&self, to: &HostCard, its: VmId) -> Result<u64, HostError> {
-        let copied = self.host.carry((self.vm, self.chunks()), (to, its), &Known::Something)?;
-        self.host.take_back((self.vm, self.chunks()), (to, its))?;
+        let chunks = self.chunks();
+        let same = self.host.part((self.vm, &chunks), (to, its))?;
+        let others = chunks.iter().copied().filter(|at| !same.contains(&at.0)).collect();
+        let copied = self.host.carry((self.vm, others), (to, its), &Known::Something)?;
+        self.host.take_back((self.vm, chunks), (to, its))?;
         Ok(copied)
     }
 }
 
 impl Drop for Halted {
     fn drop(&mut self) {
-        if self.host.failure().is_none() {
+        if !self.stays && self.host.failure().is_none() {
             self.host.lock().hold_still(self.vm, false);
         }
     }
@@ -390,7 +412,7 @@ impl HostCard {
 
     /// Gives guest memory that comes from another card a place, zeroed: in host memory, or where there is none left on the card. The
     /// card's lock is free between the pieces of what is scrubbed for it.
-    fn receive(&self, vm: VmId, at: GuestAddr) -> Result<Place, HostError> {
+    pub(super) fn receive(&self, vm: VmId, at: GuestAddr) -> Result<Place, HostError> {
         if let Some(place) = self.lock().place_of(vm, at) {
             return Ok(place);
         }
@@ -473,19 +495,19 @@ impl HostState {
     }
 
     /// Begins of a VM's chunks that have a place.
-    fn chunks_of(&self, of: VmId) -> Vec<GuestAddr> {
+    pub(super) fn chunks_of(&self, of: VmId) -> Vec<GuestAddr> {
         let chunks = &self.vram().chunks;
         let advertised = chunks.vms().find(|(vm, _)| *vm == of).map_or(0, |(_, account)| account.advertised);
         let all = (0..advertised).map(|index| chunks.guest_address(index));
         all.filter(|at| chunks.is_placed(of, *at) == Some(true)).collect()
     }
 
-    fn chunk_bytes(&self) -> u64 {
+    pub(super) fn chunk_bytes(&self) -> u64 {
         self.vram().chunks.chunk_bytes()
     }
 
     /// Place of a byte of guest VRAM, if it has one.
-    fn place_of(&self, vm: VmId, at: GuestAddr) -> Option<Place> {
+    pub(super) fn place_of(&self, vm: VmId, at: GuestAddr) -> Option<Place> {
         match self.vram().chunks.lookup(vm, at, 1) {
             Lookup::Placed(place) => Some(place),
             Lookup::Unplaced | Lookup::Split | Lookup::Outside => None,

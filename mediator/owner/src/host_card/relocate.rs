@@ -189,7 +189,7 @@ impl HostCard {
     }
 
     /// Waits until nothing of a VM that is kept from running is on an engine.
-    fn vacate(&self, vm: VmId) -> bool {
+    pub(super) fn vacate(&self, vm: VmId) -> bool {
         let began = Instant::now();
         loop {
             {
@@ -318,6 +318,11 @@ impl HostState {
         for chunk in moves {
             self.vram_mut().copied.insert((vm, u64::from(chunk.index)), Dirty::new(chunk.bytes));
         }
+        self.keep_from_running(vm);
+    }
+
+    /// Keeps the VM's channels from running, and has them leave the engines, for its memory to move.
+    pub(super) fn keep_from_running(&mut self, vm: VmId) {
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Memory, true);
         self.work.channels_mut().vacate(self.memory.card_mut(), vm);
         self.look_at_waits(Some(vm));
@@ -374,7 +379,8 @@ impl HostState {
         }
     }
 
-    fn go_on(&mut self, vm: VmId) {
+    /// After [`Self::keep_from_running`].
+    pub(super) fn go_on(&mut self, vm: VmId) {
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Memory, false);
         self.look_at_waits(Some(vm));
     }

@@ -92,6 +92,9 @@ impl HostCard {
         if !state.removed.is_empty() {
             return Err(HostError::Stays("it keeps a channel of a VM that was removed"));
         }
+        if state.vram().pinned.borrows() {
+            return Err(HostError::Unsettled("it still has memory of the card that a VM has left"));
+        }
         Ok(())
     }
 

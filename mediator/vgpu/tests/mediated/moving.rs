@@ -10,7 +10,7 @@ use rig::driver::{At, Channel, Driver, release};
 use rig::{CHUNK, Guest, Rig, settings, sharing};
 use sched::PolicyKind;
 use simgpu::{ComputeTiming, Config, EngineTiming, TimeModel};
-use vgpu::{Apertures, Settings};
+use vgpu::{Apertures, Left, Settings};
 use vram::{Step, To, VmId};
 
 /// Pages of a copy.
@@ -121,13 +121,14 @@ fn what_is_written_or_gone_behind_the_copy_is_so_on_the_other_card() {
     let mut one = Traveller::new(&cards[0], 1);
     use_up(&one.driver);
     one.begin(5);
-    let copied = one.driver.guest.move_behind(&cards[1], 9, true, |guest| {
+    let write = |guest: &mut Guest| {
         guest.vram_write(9 * MIB, b"later");
         guest.vram_write(13 * MIB + 70_000, b"later");
         guest.vram_write(10 * MIB, &[0; 64]);
-    });
-    // What was the same is not copied again.
-    assert!((8 * 64 << 10..12 * MIB).contains(&copied.unwrap()));
+    };
+    let copied = one.driver.guest.move_beside(&cards[1], 9, true, write, |_, left| drop(left));
+    // Each chunk once.
+    assert_eq!(copied.unwrap() % CHUNK, 0);
     one.check();
     let read = |guest: &Guest, at: u64| {
         let mut bytes = [1; 5];
@@ -138,8 +139,79 @@ fn what_is_written_or_gone_behind_the_copy_is_so_on_the_other_card() {
     assert_eq!([9 * MIB, 13 * MIB + 70_000].map(|at| read(guest, at)), [*b"later"; 2]);
     assert_eq!((read(guest, 10 * MIB), read(guest, 11 * MIB)), ([0; 5], [0x5a; 5]));
     // The client goes, and with it all memory: nothing of it is on the other card.
-    guest.move_behind(&cards[0], 10, true, Guest::reconnect).unwrap();
+    guest.move_beside(&cards[0], 10, true, Guest::reconnect, |_, left| drop(left)).unwrap();
     assert!((6..16).all(|mib| read(guest, mib * MIB) == [0; 5]));
+}
+
+#[test]
+fn what_another_vm_has_by_then_of_what_was_borrowed_is_that_ones() {
+    // Host memory for one VM.
+    let cards = [card(16), card(64)];
+    let mut one = Traveller::new(&cards[0], 1);
+    use_up(&one.driver);
+    one.begin(5);
+    let other = cards[0].guest_with(2, &free_settings(16));
+    fill(&other, 0x77);
+    let taken = |_: &mut Guest| {
+        // It goes back to the card, and another takes the place that it had.
+        assert!(move_all(&cards[0], 1, To::Card).moved > 0);
+        cards[0].host.scrub();
+        assert!(move_all(&cards[0], 2, To::Host).moved > 0);
+    };
+    one.driver.guest.move_beside(&cards[1], 9, true, taken, |_, left| drop(left)).unwrap();
+    one.check();
+    let mut bytes = [1; 5];
+    one.driver.guest.vram_read(9 * MIB, &mut bytes);
+    assert_eq!(bytes, [0x5a; 5]);
+    assert!(is_filled(&other, 0x77));
+    one.driver.guest.remove().unwrap();
+    cards[1].host.scrub();
+    assert!(is_filled(&other, 0x77));
+}
+
+#[test]
+fn what_a_guest_writes_while_borrowed_memory_is_copied_stays_written() {
+    let cards = [card(64), card(64)];
+    let mut one = Traveller::new(&cards[0], 1);
+    use_up(&one.driver);
+    for (round, to) in [1, 0, 1, 0, 1, 0].into_iter().enumerate() {
+        one.begin(50 + round as u32);
+        let mut last = [0; 10];
+        let beside = |guest: &mut Guest, left: Left<'_>| {
+            std::thread::scope(|scope| {
+                let settles = scope.spawn(move || drop(left));
+                let mut count = 0_u64;
+                while !settles.is_finished() {
+                    count += 1;
+                    let at = count as usize % last.len();
+                    last[at] = count;
+                    guest.vram_write((6 + at as u64) * MIB + 0x20, &count.to_le_bytes());
+                }
+            });
+        };
+        one.driver.guest.move_beside(&cards[to], 20 + round as u32, true, |_| (), beside).unwrap();
+        one.check();
+        for (at, count) in (0..).zip(last) {
+            let mut bytes = [0; 8];
+            one.driver.guest.vram_read((6 + at) * MIB + 0x20, &mut bytes);
+            let expected = if count == 0 { u64::from_le_bytes([0x5a; 8]) } else { count };
+            assert_eq!(u64::from_le_bytes(bytes), expected, "MiB {} in round {round}", 6 + at);
+        }
+    }
+}
+
+#[test]
+fn a_card_that_still_has_anothers_memory_is_not_handed_over() {
+    let cards = [card(64), card(64)];
+    let mut one = Traveller::new(&cards[0], 1);
+    use_up(&one.driver);
+    let beside = |_: &mut Guest, left: Left<'_>| {
+        let refused = cards[1].host.check_movable().unwrap_err().to_string();
+        assert!(refused.contains("memory of the card that a VM has left"), "{refused}");
+        drop(left);
+        cards[1].host.check_movable().unwrap();
+    };
+    one.driver.guest.move_beside(&cards[1], 2, true, |_| (), beside).unwrap();
 }
 
 #[test]

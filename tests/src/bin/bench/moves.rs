@@ -6,6 +6,7 @@ mod cards;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 use rig::RemoteGuest;
@@ -61,16 +62,17 @@ impl Worker {
         Ok(Self { driver, channels })
     }
 
-    /// Copies on all channels until `stop`; how often.
-    pub(super) fn work(&mut self, stop: &AtomicBool) -> Result<u64> {
+    /// Copies on all channels until `stop`; how long each round of that took, in ms.
+    pub(super) fn work(&mut self, stop: &AtomicBool) -> Result<Vec<f64>> {
         let Self { driver, channels } = self;
-        let mut rounds = 0;
+        let mut rounds = Vec::new();
         while !stop.load(Ordering::Acquire) {
+            let began = Instant::now();
             for channel in channels.iter_mut() {
                 driver.submit(channel, &[object(CE0), ce_copy(BASE, BASE + PAGES * PAGE, PAGES as u32)].concat());
             }
             channels.iter().for_each(|channel| driver.wait(channel));
-            rounds += 1;
+            rounds.push(began.elapsed().as_secs_f64() * 1000.0);
         }
         anyhow::ensure!(driver.faults.is_empty(), "{:?}", driver.faults);
         Ok(rounds)
@@ -125,7 +127,7 @@ fn upgrades() -> Result<Vec<Metric>> {
         stop.store(true, Ordering::Release);
         for run in runs {
             let rounds = run.join().map_err(|_| anyhow!("a thread has panicked"))??;
-            anyhow::ensure!(rounds > 0, "a VM has done nothing");
+            anyhow::ensure!(!rounds.is_empty(), "a VM has done nothing");
         }
         upgraded
     });

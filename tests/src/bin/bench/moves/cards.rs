@@ -15,6 +15,10 @@ use super::{MIB, VM_MIB, Worker};
 
 /// MiB that the VM has written, and its channels.
 const LOADS: [(u64, u8); 3] = [(8, 1), (64, 4), (224, 8)];
+/// The same of one whose cards have no host memory for chunks.
+const ON_CARD: (u64, u8) = (64, 4);
+/// MiB of host memory of each card.
+const HOST_MIB: u32 = 512;
 /// Moves with each.
 const MOVES: usize = 60;
 /// Target for a pause, in times that the same memory takes to be copied.
@@ -67,9 +71,9 @@ impl Move {
     }
 }
 
-/// Moves of a VM with that load.
-fn moves(load: (u64, u8)) -> Result<Vec<Move>> {
-    let memory = "memory = { host_mib = 512 }\n";
+/// Moves of a VM with that load between cards with so much host memory, and how long its rounds took meanwhile, in ms.
+fn moves(load: (u64, u8), host_mib: u32) -> Result<(Vec<Move>, Vec<f64>)> {
+    let memory = &format!("memory = {{ host_mib = {host_mib} }}\n");
     let other = format!("\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 512\n{memory}");
     let daemon = Daemon::start("cards", |paths| card_toml(paths, 512) + memory + &other + &vm_toml("vm0", VM_MIB))?;
     let mut worker = Worker::new(&daemon, "vm0", load)?;
@@ -90,8 +94,8 @@ fn moves(load: (u64, u8)) -> Result<Vec<Move>> {
         }
         stop.store(true, Ordering::Release);
         let rounds = run.join().map_err(|_| anyhow!("a thread has panicked"))??;
-        anyhow::ensure!(rounds > 0, "the VM has done nothing");
-        done.map(|()| moves)
+        anyhow::ensure!(!rounds.is_empty(), "the VM has done nothing");
+        done.map(|()| (moves, rounds))
     })
 }
 
@@ -99,26 +103,39 @@ fn moves(load: (u64, u8)) -> Result<Vec<Move>> {
 pub fn run() -> Result<Vec<Metric>> {
     let rate = copy_rate();
     let mut metrics = vec![Metric::plain("move.card.copy_rate", rate, "MiB/s")];
-    for (mib, channels) in LOADS {
-        eprintln!("bench: move, {MOVES} moves of {mib} MiB and {channels} channels");
-        let moves = moves((mib, channels))?;
-        let pauses: Vec<f64> = moves.iter().map(Move::pause).collect();
-        let copied: Vec<f64> = moves.iter().map(|one| one.copied).collect();
-        let at = |q: f64| quantile(&pauses, q).context("no pauses");
-        let copied = median(&copied).context("no moves")?;
-        let name = |what: &str| format!("move.card.{what}_{mib}_mib_{channels}_channels");
-        // What the VM has is compared, or copied, once while it waits.
-        let once_ms = mib as f64 / rate * 1000.0;
-        metrics.extend([
-            Metric::ratio(name("pause_p50"), at(0.5)?, "ms", once_ms, Target::AtMost(MOST_PAUSE)),
-            Metric::plain(name("pause_max"), at(1.0)?, "ms"),
-            Metric::ratio(name("copied"), copied, "MiB", mib as f64, Target::AtMost(MOST_BYTES)),
-        ]);
-        for (at, part) in PARTS.into_iter().enumerate() {
-            let times: Vec<f64> = moves.iter().map(|one| one.parts[at]).collect();
-            let median = median(&times).context("no moves")?;
-            metrics.push(Metric::plain(name(&format!("part_{part}_p50")), median, "ms"));
-        }
+    for (load, host_mib) in LOADS.map(|load| (load, HOST_MIB)).into_iter().chain([(ON_CARD, 0)]) {
+        metrics.extend(of(load, host_mib, rate)?);
+    }
+    Ok(metrics)
+}
+
+/// Measures one load, with memory that is copied at `rate`, in MiB/s.
+fn of(load: (u64, u8), host_mib: u32, rate: f64) -> Result<Vec<Metric>> {
+    let (mib, channels) = load;
+    eprintln!("bench: move, {MOVES} moves of {mib} MiB and {channels} channels, {host_mib} MiB of host memory");
+    let (moves, rounds) = moves(load, host_mib)?;
+    let pauses: Vec<f64> = moves.iter().map(Move::pause).collect();
+    let copied: Vec<f64> = moves.iter().map(|one| one.copied).collect();
+    let at = |q: f64| quantile(&pauses, q).context("no pauses");
+    let longest = moves.iter().max_by(|one, other| one.pause().total_cmp(&other.pause())).context("no moves")?;
+    let copied = median(&copied).context("no moves")?;
+    let on_card = if host_mib == 0 { "_on_card" } else { "" };
+    let name = |what: &str| format!("move.card.{what}_{mib}_mib_{channels}_channels{on_card}");
+    // What the VM has, once.
+    let once_ms = mib as f64 / rate * 1000.0;
+    let mut metrics = vec![
+        Metric::ratio(name("pause_p50"), at(0.5)?, "ms", once_ms, Target::AtMost(MOST_PAUSE)),
+        Metric::plain(name("pause_p90"), at(0.9)?, "ms"),
+        Metric::plain(name("pause_max"), at(1.0)?, "ms"),
+        Metric::ratio(name("copied"), copied, "MiB", mib as f64, Target::AtMost(MOST_BYTES)),
+        Metric::plain(name("round_p50"), median(&rounds).context("no rounds")?, "ms"),
+        Metric::plain(name("round_max"), quantile(&rounds, 1.0).context("no rounds")?, "ms"),
+    ];
+    for (at, part) in PARTS.into_iter().enumerate() {
+        let times: Vec<f64> = moves.iter().map(|one| one.parts[at]).collect();
+        let median = median(&times).context("no moves")?;
+        metrics.push(Metric::plain(name(&format!("part_{part}_p50")), median, "ms"));
+        metrics.push(Metric::plain(name(&format!("part_{part}_of_longest")), longest.parts[at], "ms"));
     }
     Ok(metrics)
 }

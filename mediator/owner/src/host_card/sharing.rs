@@ -1,0 +1,180 @@
+//! Memory of a VM that goes to another card, while both cards have it: what lies in host memory is mapped for the other card as well, so
+//! that none of it has to be copied while the VM stands still. Only one of the two lets the VM run.
+//!
+//! 1. The card that the VM comes to *borrows* what of its memory lies in the other's host memory ([`HostCard::lend`]), beside memory of its
+//!    own, which has pages already.
+//! 2. When the VM stands still, what it has elsewhere by then is given up again ([`HostCard::part`]), and is copied as what was
+//!    never borrowed.
+//! 3. When the VM has gone on, what is borrowed is copied, piece by piece, each time with its work off the engines for as long as
+//!    that takes, as when memory is relocated ([`HostCard::settle`]). Only then the card that it has left has its memory back.
+
+use super::{HostCard, HostState};
+use crate::HostError;
+use card::DmaMemory;
+use card_memory::Dirty;
+use card_memory::pinned::Borrowed;
+use nvspec::addr::SMALL_PAGE;
+use std::collections::{BTreeMap, BTreeSet};
+use vram::{GuestAddr, HostAddr, Place, VmId};
+
+/// Bytes that are copied while the VM's work stands still.
+const BATCH_BYTES: u64 = 8 << 20;
+
+/// A chunk whose memory is another card's.
+struct Lent {
+    at: GuestAddr,
+    slot: HostAddr,
+    memory: Borrowed,
+}
+
+impl HostCard {
+    /// Has VM `its` of card `to` borrow these chunks of a VM, which works on. Returns those that it could not: they lie on a card, or
+    /// chunks there have another size.
+    ///
+    /// # Errors
+    /// When the other card has no room, or does not answer.
+    pub(super) fn lend(
+        &self,
+        (vm, chunks): (VmId, &[GuestAddr]),
+        (to, its): (&HostCard, VmId),
+    ) -> Result<Vec<GuestAddr>, HostError> {
+        let mut rest = Vec::new();
+        let here = self.lock().chunk_bytes();
+        let same = to.lock().chunk_bytes() == here;
+        for at in chunks {
+            let lies = same.then(|| self.lock().host_memory_of(vm, *at)).flatten();
+            let borrowed = match lies {
+                Some(memory) => match to.receive(its, *at)? {
+                    Place::Host(slot) => to.lock().vram_mut().pinned.borrow(slot, memory)?,
+                    Place::Card(_) => false,
+                },
+                None => false,
+            };
+            if !borrowed {
+                rest.push(*at);
+            }
+        }
+        Ok(rest)
+    }
+
+    /// Has VM `its` of card `to` give up what it has borrowed of a VM that lies elsewhere by now: its own memory is zeros there. No
+    /// memory of this card moves. Returns the chunks that are the same on both.
+    ///
+    /// # Errors
+    /// When the other card does not take its own memory.
+    pub(super) fn part(
+        &self,
+        (vm, chunks): (VmId, &[GuestAddr]),
+        (to, its): (&HostCard, VmId),
+    ) -> Result<BTreeSet<u64>, HostError> {
+        let lies: BTreeMap<u64, usize> = {
+            let state = self.lock();
+            let of = |at: &GuestAddr| Some((at.0, state.host_memory_of(vm, *at)?.host_address().addr()));
+            chunks.iter().filter_map(of).collect()
+        };
+        let lent = to.lock().lent_to(its);
+        let mut same = BTreeSet::new();
+        for Lent { at, slot, memory } in lent {
+            if lies.get(&at.0) == Some(&memory.theirs.host_address().addr()) {
+                same.insert(at.0);
+            } else {
+                to.lock().vram_mut().pinned.own(slot)?;
+            }
+        }
+        Ok(same)
+    }
+
+    /// Has a VM that has come here have its memory in this card's own. Its work leaves the engines again and again meanwhile, each time
+    /// for as long as a few MiB are copied.
+    ///
+    /// # Errors
+    /// When this card has something of the other's still, whose memory nobody else may have then.
+    pub fn settle(&self, vm: VmId) -> Result<(), HostError> {
+        loop {
+            let _one_at_a_time = self.moving.lock();
+            let mut lent = self.lock().lent_to(vm);
+            lent.truncate((BATCH_BYTES / self.lock().chunk_bytes()).max(1) as usize);
+            if lent.is_empty() {
+                break;
+            }
+            self.settle_some(vm, &lent)?;
+        }
+        // What the VM has let go of meanwhile.
+        self.scrub();
+        if self.lock().vram().pinned.borrows() {
+            return Err(HostError::Unsettled("it still has memory of the card that a VM has left"));
+        }
+        Ok(())
+    }
+
+    fn settle_some(&self, vm: VmId, lent: &[Lent]) -> Result<(), HostError> {
+        self.lock().begin_settling(vm, lent);
+        let settled = if self.vacate(vm) {
+            // What its engines wrote before they were left.
+            let arrived = self.lock().vram().memory.barrier().map_err(HostError::from);
+            let bytes = self.lock().chunk_bytes();
+            arrived.and_then(|()| {
+                lent.iter().try_for_each(|one| {
+                    one.memory.copy(0, bytes)?;
+                    self.lock().settle_one(vm, one)
+                })
+            })
+        } else {
+            Err(HostError::NotStill)
+        };
+        self.lock().end_settling(vm, lent);
+        settled
+    }
+}
+
+impl HostState {
+    /// The host memory that a whole chunk lies in.
+    fn host_memory_of(&self, vm: VmId, at: GuestAddr) -> Option<DmaMemory> {
+        let Some(Place::Host(slot)) = self.place_of(vm, at) else { return None };
+        let (memory, offset) = self.vram().pinned.memory(slot)?;
+        (offset == 0).then_some(memory)
+    }
+
+    /// Chunks of a VM whose memory is another card's.
+    fn lent_to(&self, vm: VmId) -> Vec<Lent> {
+        let pinned = &self.vram().pinned;
+        if !pinned.borrows() {
+            return Vec::new();
+        }
+        let lent = |at: GuestAddr| {
+            let Some(Place::Host(slot)) = self.place_of(vm, at) else { return None };
+            Some(Lent { at, slot, memory: pinned.borrowed(slot)? })
+        };
+        self.chunks_of(vm).into_iter().filter_map(lent).collect()
+    }
+
+    /// Keeps a VM's channels from running, has them leave the engines, and remembers what its CPUs write to these chunks.
+    fn begin_settling(&mut self, vm: VmId, lent: &[Lent]) {
+        let bytes = self.chunk_bytes();
+        for one in lent {
+            self.vram_mut().copied.insert((vm, one.at.0 / bytes), Dirty::new(bytes));
+        }
+        self.keep_from_running(vm);
+    }
+
+    /// A chunk that was copied is the card's own, with what was written meanwhile; unless it has lost its place.
+    fn settle_one(&mut self, vm: VmId, Lent { at, slot, memory }: &Lent) -> Result<(), HostError> {
+        let bytes = self.chunk_bytes();
+        let written = self.vram_mut().copied.remove(&(vm, at.0 / bytes));
+        if self.place_of(vm, *at) != Some(Place::Host(*slot)) {
+            return Ok(());
+        }
+        for page in written.iter().flat_map(Dirty::pages) {
+            memory.copy(page, SMALL_PAGE.min(bytes - page))?;
+        }
+        self.vram_mut().pinned.own(*slot)
+    }
+
+    fn end_settling(&mut self, vm: VmId, lent: &[Lent]) {
+        let bytes = self.chunk_bytes();
+        for one in lent {
+            self.vram_mut().copied.remove(&(vm, one.at.0 / bytes));
+        }
+        self.go_on(vm);
+    }
+}
