@@ -41,7 +41,7 @@ pub(super) struct Travelling {
 #[must_use = "the card that was left scrubs the VM's memory when this is dropped"]
 pub struct Left<'a> {
     vm: &'a MediatedVm,
-    /// Where it has gone, if that has borrowed memory.
+    /// Its new card, and its number there, if that has borrowed memory.
     there: Option<(Arc<HostCard>, VmId)>,
     /// Nothing of it runs here any more.
     halted: Option<Halted>,
@@ -56,7 +56,7 @@ pub struct Left<'a> {
 pub struct Parts {
     /// Its work left the engines, and was written down.
     pub still: Duration,
-    /// What of its memory the other card has not borrowed was compared, and copied.
+    /// Memory that the other card has not borrowed was compared, and copied.
     pub memory: Duration,
     /// It was made anew, with its page tables.
     pub anew: Duration,
