@@ -25,6 +25,7 @@ const AGAIN: Duration = Duration::from_millis(1);
 /// Names of descriptors that go over.
 const VRAM: &str = "vram";
 const HOST_MEMORY: &str = "host-memory";
+const APERTURES: &str = "apertures-";
 
 /// Settings of a card that is handed over: those that it was made with.
 #[derive(Clone, Debug)]
@@ -69,8 +70,8 @@ impl Handover {
         guests.sort_by_key(|guest| guest.backend.id());
         let (Next { card, reopened, vms }, taker) = {
             let still = rig.host.stand_still(LONG).expect("a card that stands still");
-            let file = written(rig, &still, guests, self.reads());
-            let (giver, taker, next) = self.offered(rig, guests, file).expect("what was saved");
+            let written = written(rig, &still, guests, self.reads());
+            let (giver, taker, next) = self.offered(rig, guests, written).expect("what was saved");
             giver.await_ready(LONG).expect("a taker that is ready");
             still.give_away();
             giver.let_go().expect("a taker that is there");
@@ -94,20 +95,21 @@ impl Handover {
     pub fn offer(&self, rig: &Rig, guests: &mut [&mut Guest], edit: impl FnOnce(&mut Vec<u8>)) -> Result<(), Refusal> {
         guests.sort_by_key(|guest| guest.backend.id());
         let still = rig.host.stand_still(LONG)?;
-        let mut file = written(rig, &still, guests, self.reads());
-        edit(&mut file);
-        let offered = self.offered(rig, guests, file).map(drop);
+        let mut written = written(rig, &still, guests, self.reads());
+        edit(&mut written.file);
+        let offered = self.offered(rig, guests, written).map(drop);
         rig.card.go_on();
         drop(still);
         offered
     }
 
     /// Gives all to another, which opens it as in another process. It is the rig's still.
-    fn offered(&self, rig: &Rig, guests: &[&mut Guest], file: Vec<u8>) -> Result<(Giver, Taker, Next), Refusal> {
+    fn offered(&self, rig: &Rig, guests: &[&mut Guest], written: Package) -> Result<(Giver, Taker, Next), Refusal> {
         let (giver, taker) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let taker = Taker::connect(taker, &Introduction { program: "the next".into(), reads: self.reads() })?;
         let (giver, _) = Giver::meet(giver, LONG)?;
-        let mut descriptors = vec![(VRAM.to_owned(), rig.card.vram_file().ok_or("private VRAM")?.try_clone()?.into())];
+        let Package { file, mut descriptors } = written;
+        descriptors.push((VRAM.to_owned(), rig.card.vram_file().ok_or("private VRAM")?.try_clone()?.into()));
         if let Some(file) = rig.host.host_memory() {
             descriptors.push((HOST_MEMORY.to_owned(), file.try_clone()?.into()));
         }
@@ -121,7 +123,8 @@ impl Handover {
     fn open(&self, guests: &[&mut Guest], mut package: Package) -> Result<Next, Refusal> {
         let vram = package.take(VRAM).pop().ok_or("no VRAM")?;
         let host_memory = package.take(HOST_MEMORY).pop().map(File::from);
-        let mut file = SavedState::parse(&package.file, &self.reads())?;
+        let bytes = std::mem::take(&mut package.file);
+        let mut file = SavedState::parse(&bytes, &self.reads())?;
         let saved = SavedHost::read(&mut file)?;
         let vram = Vram::of_file(vram.into(), u64::from(self.config.vram_mib) << 20)?;
         let card = Arc::new(SimGpu::restored(&self.config, file.take(CARD)?, vram)?);
@@ -136,7 +139,8 @@ impl Handover {
         let mut vms = Vec::new();
         for guest in guests {
             let (vm, settings) = (guest.backend.id(), &guest.settings);
-            let side = SavedSide::read(vm, &mut file)?;
+            let apertures = package.take(&format!("{APERTURES}{vm}"));
+            let side = SavedSide::read(vm, &mut file, apertures)?;
             vms.push(MediatedVm::reopen(&mut reopened, vm, side, settings, &guest.link)?);
         }
         file.finish()?;
@@ -144,8 +148,8 @@ impl Handover {
     }
 }
 
-/// Writes everything down. The card rests then.
-fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest], reads: Vec<Known>) -> Vec<u8> {
+/// Writes everything down, with the files of memory under apertures. The card rests then.
+fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest], reads: Vec<Known>) -> Package {
     let began = Instant::now();
     let (host, sides) = loop {
         let mut sides = Vec::new();
@@ -167,8 +171,10 @@ fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest], reads: Vec<
     let mut file = Writer::for_reader([7; 16], reads);
     host.write(&mut file).expect("a card that can be written");
     file.put(CARD, &rig.card.save().expect("it rests")).expect("the card itself");
-    for (vm, side) in &sides {
-        side.write(*vm, &mut file).expect("a VM that can be written");
+    let mut descriptors = Vec::new();
+    for (vm, mut side) in sides {
+        side.write(vm, &mut file).expect("a VM that can be written");
+        descriptors.extend(side.take_files().into_iter().map(|fd| (format!("{APERTURES}{vm}"), fd)));
     }
-    file.finish()
+    Package { file: file.finish(), descriptors }
 }

@@ -206,7 +206,12 @@ impl MediatedVm {
     /// Looks for doorbells under mapped apertures, as long as there may be any. `false` when there are none.
     fn poll(&self) -> bool {
         let core = &mut *self.core();
-        core.polls = core.backend.work().polled().next().is_some();
+        // Whom the card was given to looks for them himself.
+        core.polls = self.host.failure().is_none() && core.backend.work().polled().next().is_some();
+        // What is rung now might be in no part of what is written down.
+        if core.polls && self.host.lock().stands_still() {
+            return true;
+        }
         if core.polls {
             core.backend.poll();
             core.finish_access();
@@ -215,7 +220,7 @@ impl MediatedVm {
     }
 
     /// Starts to look for doorbells under mapped apertures, where there are any and nobody does.
-    fn start_polling(this: &Arc<Self>, core: &mut Core) {
+    pub(super) fn start_polling(this: &Arc<Self>, core: &mut Core) {
         if core.polls || core.backend.work().polled().next().is_none() {
             return;
         }

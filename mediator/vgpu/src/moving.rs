@@ -90,7 +90,7 @@ impl MediatedVm {
     /// # Errors
     /// What is in the way: this VM goes on here then, and `there` is to be released.
     pub fn move_to(&self, there: &Self, settings: &Settings, limit: Duration) -> Result<Left<'_>, HostError> {
-        self.check_movable()?;
+        self.check_travels()?;
         let mut last = Instant::now();
         let mut lap = || {
             let before = std::mem::replace(&mut last, Instant::now());
@@ -120,7 +120,7 @@ impl MediatedVm {
     /// Writes the VM down, which is halted, and which nobody serves. What is under way may end within `limit`.
     ///
     /// # Errors
-    /// [`HostError::Unsettled`] when it has not; see also [`Self::check_movable`].
+    /// [`HostError::Unsettled`] when it has not; see also [`Self::check_travels`].
     pub(super) fn travel(&self, halted: &Halted, limit: Duration) -> Result<Travelling, HostError> {
         let began = Instant::now();
         loop {
@@ -166,7 +166,7 @@ impl MediatedVm {
     pub(super) fn arrive(&self, travelling: Travelling, settings: &Settings) -> Result<(), HostError> {
         self.become_one(travelling, settings)?;
         self.host().lock().hold_still(self.vm, false);
-        self.go_on();
+        self.ring_again();
         self.host().look_again();
         Ok(())
     }

@@ -5,7 +5,7 @@
 use super::Apertures;
 use super::backend::{Description, SavedBackend, VmBackend};
 use super::device::{Board, Client, Core, MediatedDevice, MediatedVm, Settings};
-use super::memory::{POOL_BYTES, Restored};
+use super::memory::{POOL_BYTES, Restored, SavedRemap};
 use super::pv::SavedAttachments;
 use super::status::DeviceError;
 use card::Identity;
@@ -15,6 +15,7 @@ use owner::{CardInfo, HostError, Reopened};
 use saved_state::{Invalid, Known, ReadError, SavedState, WriteError, Writer, first_version};
 use serde::{Deserialize, Serialize};
 use shadow_pt::Limits;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use vmm_glue::Link;
 use vram::VmId;
@@ -41,13 +42,22 @@ pub struct SavedSide {
     own: SavedOwn,
     /// Segments that it has mapped, if there are any: a program that does not know them takes over a VM without.
     segments: Option<SavedAttachments>,
+    /// Apertures that its VMM maps, if it does.
+    apertures: Option<SavedRemap>,
+    /// Memory under those.
+    files: Vec<OwnedFd>,
 }
 
 impl SavedSide {
     /// The parts, in the versions that are read here.
     #[must_use]
-    pub fn known() -> [Known; 2] {
-        [Known::of::<SavedOwn>(), Known::of::<SavedAttachments>()]
+    pub fn known() -> [Known; 3] {
+        [Known::of::<SavedOwn>(), Known::of::<SavedAttachments>(), Known::of::<SavedRemap>()]
+    }
+
+    /// Takes the files that memory under its apertures is in, for who [reads](Self::read) it.
+    pub fn take_files(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.files)
     }
 
     /// Appends the parts to a file, as VM `vm`'s.
@@ -55,19 +65,23 @@ impl SavedSide {
     /// # Errors
     /// See [`WriteError`].
     pub fn write(&self, vm: VmId, file: &mut Writer) -> Result<(), WriteError> {
-        let Self { own, segments } = self;
+        let Self { own, segments, apertures, files: _ } = self;
         file.put(vm.0, own)?;
-        segments.as_ref().map_or(Ok(()), |segments| file.put(vm.0, segments))
+        segments.as_ref().map_or(Ok(()), |segments| file.put(vm.0, segments))?;
+        apertures.as_ref().map_or(Ok(()), |apertures| file.put(vm.0, apertures))
     }
 
-    /// Takes the parts of VM `vm` out of a file.
+    /// Takes the parts of VM `vm` out of a file; `files`: those of memory under its apertures.
     ///
     /// # Errors
     /// See [`ReadError`].
-    pub fn read(vm: VmId, file: &mut SavedState<'_>) -> Result<Self, ReadError> {
+    pub fn read(vm: VmId, file: &mut SavedState<'_>, files: Vec<OwnedFd>) -> Result<Self, ReadError> {
         let own = file.take(vm.0)?;
         let any = file.owners::<SavedAttachments>().contains(&vm.0);
-        Ok(Self { own, segments: if any { Some(file.take(vm.0)?) } else { None } })
+        let segments = if any { Some(file.take(vm.0)?) } else { None };
+        let any = file.owners::<SavedRemap>().contains(&vm.0);
+        let apertures = if any { Some(file.take(vm.0)?) } else { None };
+        Ok(Self { own, segments, apertures, files })
     }
 }
 
@@ -98,15 +112,23 @@ impl MediatedVm {
     /// # Errors
     /// What cannot be handed over.
     pub fn check_movable(&self) -> Result<(), HostError> {
-        let core = self.core();
-        if core.backend.remap().is_open() {
-            return Err(HostError::Stays("its apertures are mapped by its VMM (`apertures` is `remapped`)"));
-        }
-        match core.client {
+        match self.core().client {
             Client { stopped: true, .. } => Err(HostError::Stays("its VMM has stopped it to take it elsewhere")),
             Client { logs: true, .. } => Err(HostError::Stays("its VMM has what it writes of guest RAM logged")),
             Client { stopped: false, logs: false } => Ok(()),
         }
+    }
+
+    /// Says whether the VM could go to another card, or be saved.
+    ///
+    /// # Errors
+    /// What cannot.
+    pub fn check_travels(&self) -> Result<(), HostError> {
+        self.check_movable()?;
+        if self.core().backend.remap().is_open() {
+            return Err(HostError::Stays("its apertures are mapped by its VMM (`apertures` is `remapped`)"));
+        }
+        Ok(())
     }
 
     /// Writes down what the mediator keeps of the VM, with what is its own. For a card that [stands
@@ -120,12 +142,14 @@ impl MediatedVm {
         drop(self.core());
         let core = self.core();
         let (saved, side) = core.write_down()?;
-        Ok((saved, SavedSide { own: SavedOwn::new(side), segments: core.backend.save_attachments() }))
+        let (apertures, files) = core.backend.remap().save()?.unzip();
+        let (own, segments) = (SavedOwn::new(side), core.backend.save_attachments());
+        Ok((saved, SavedSide { own, segments, apertures, files: files.unwrap_or_default() }))
     }
 }
 
 impl Core {
-    /// Writes the VM down, of which no aperture is mapped.
+    /// Writes the VM down, but for apertures that its VMM maps.
     ///
     /// # Errors
     /// [`HostError::Unsettled`] when something of it is under way.
@@ -133,7 +157,7 @@ impl Core {
         let Self {
             gpu,
             backend,
-            // No aperture is mapped.
+            // Whoever goes on with it looks for doorbells again.
             polls: _,
             // It is set anew.
             alarm: _,
@@ -160,13 +184,13 @@ impl MediatedVm {
     pub fn reopen(
         card: &mut Reopened,
         vm: VmId,
-        SavedSide { own, segments }: SavedSide,
+        SavedSide { own, segments, apertures: remap, files }: SavedSide,
         settings: &Settings,
         link: &Link,
     ) -> Result<(MediatedDevice, Arc<Self>), DeviceError> {
         let Settings { share, shadow, apertures, queue_limit, paravirtual } = settings;
-        if *apertures != Apertures::Trapped {
-            return Err(HostError::Stays("apertures that a VMM maps are not handed over").into());
+        if remap.is_some() != (*apertures == Apertures::Remapped) {
+            return Err(HostError::Stays("`apertures` is another than it was").into());
         }
         let host = Arc::clone(card.host());
         let RestoredVm { gpu, spaces, tables, pool } = card.take_vm(vm)?;
@@ -175,7 +199,13 @@ impl MediatedVm {
         let description = Description { vm, link: link.clone(), shadow: *shadow, vram_bytes, queue_limit };
         let pv = paravirtual.as_ref().map(|settings| (settings, share.channels));
         let of_vm = |why: Invalid| HostError::from(Invalid::new(format_args!("VM {vm}: {why}")));
-        let restored = Restored { spaces, tables, pool };
+        let bars = (pci.bar1_bytes, pci.bar3_bytes);
+        let remap = remap.map(|remap| remap.restored(&host, bars, files, vram_bytes)).transpose();
+        let remap = remap.map_err(|error| match error {
+            HostError::Saved(why) => of_vm(why),
+            other => other,
+        })?;
+        let restored = Restored { spaces, tables, pool, remap: remap.unwrap_or_default() };
         let made = VmBackend::restored(Arc::clone(&host), description, pv, (own.into_inner(), segments, restored));
         let (backend, rung) = made.map_err(|error| match error {
             HostError::Saved(why) => of_vm(why),
@@ -187,6 +217,7 @@ impl MediatedVm {
         let events: Weak<Self> = Arc::downgrade(&this);
         {
             let mut core = this.core();
+            card.claim(core.backend.memory().under_apertures())?;
             let (ram, held) = core.backend.memory().held();
             card.readmit(vm, events, ram, held)?;
             core.arm();
@@ -194,8 +225,15 @@ impl MediatedVm {
         Ok((MediatedDevice::of(&this, pci, settings), this))
     }
 
-    /// The card was taken over: work that waits for memory asks for it again.
-    pub fn go_on(&self) {
+    /// The card was taken over: work that waits for memory asks for it again, and doorbells under mapped apertures are looked for.
+    pub fn go_on(self: &Arc<Self>) {
+        self.core().backend.poll_again();
+        self.ring_again();
+        Self::start_polling(self, &mut self.core());
+    }
+
+    /// Work that waits for memory asks for it again.
+    pub(super) fn ring_again(&self) {
         let core = &mut *self.core();
         for (channel, gp_put) in std::mem::take(&mut core.rung) {
             core.backend.ring(channel, gp_put);

@@ -95,9 +95,9 @@ impl MediatedVm {
     /// as a hang is.
     ///
     /// # Errors
-    /// See [`Self::check_movable`]; when something of it does not come to rest.
+    /// See [`Self::check_travels`]; when something of it does not come to rest.
     pub fn save_all(&self, limit: Duration) -> Result<Saving, HostError> {
-        self.check_movable()?;
+        self.check_travels()?;
         let halted = self.host().halt(self.id(), limit)?;
         let head = self.head(&halted, limit)?;
         Ok(Saving::of(halted, &head))
@@ -316,7 +316,7 @@ impl Coming {
         let Self { there, settings, reader, come, memory_bytes } = self;
         reader.finish()?;
         let come = come.ok_or_else(|| Invalid::new("it has no head"))?;
-        old.check_movable()?;
+        old.check_travels()?;
         let halted = old.host().halt(old.id(), limit)?;
         there.await_arrival()?;
         // Who has struck keeps that, whatever was saved before.

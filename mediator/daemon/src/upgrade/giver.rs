@@ -21,8 +21,8 @@ use vram::VmId;
 use super::points;
 use super::roster::{Roster, RosterCard, RosterVm};
 use super::{
-    CLIENTS, HOST_MEMORY, MEET_LIMIT, PAUSE_LIMIT, SOCKET, STATE_LOCK, STILL_LIMIT, UNIT, VRAM, monotonic_ns,
-    written_for,
+    APERTURES, CLIENTS, HOST_MEMORY, MEET_LIMIT, PAUSE_LIMIT, SOCKET, STATE_LOCK, STILL_LIMIT, UNIT, VRAM,
+    monotonic_ns, written_for,
 };
 use crate::backend::Movable;
 use crate::vm::{Rest, Running};
@@ -426,8 +426,10 @@ fn write(
     }
     saved.write(&mut file).map_err(|error| text(&error))?;
     file.put(CARD, &state).map_err(|error| text(&error))?;
-    for (vm, side) in &sides {
-        side.write(*vm, &mut file).map_err(|error| text(&error))?;
+    for (vm, mut side) in sides {
+        side.write(vm, &mut file).map_err(|error| text(&error))?;
+        let apertures = vms.iter().find(|one: &&RosterVm| one.id == vm.0).map(|one| format!("{APERTURES}{}", one.name));
+        descriptors.extend(side.take_files().into_iter().filter_map(|fd| Some((apertures.clone()?, fd))));
     }
     let vram = card.vram_file().ok_or_else(|| text(&"its memory is not shared"))?;
     let vram = vram.try_clone().map_err(|error| text(&error))?;

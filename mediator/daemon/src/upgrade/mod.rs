@@ -48,6 +48,8 @@ const UNIT: &str = "unit:";
 const VRAM: &str = "vram:";
 /// Host memory for a card's chunks.
 const HOST_MEMORY: &str = "host-memory:";
+/// Memory under the apertures of a VM, which its VMM maps.
+const APERTURES: &str = "apertures:";
 /// Descriptors of a virtual machine's clients.
 const CLIENTS: &str = "clients:";
 /// The lock of the state folder.

@@ -18,7 +18,7 @@ use vram::VmId;
 
 use super::points;
 use super::roster::{Roster, RosterCard, RosterVm};
-use super::{CLIENTS, HOST_MEMORY, PATIENCE, SOCKET, STATE_LOCK, UNIT, VRAM, known, monotonic_ns};
+use super::{APERTURES, CLIENTS, HOST_MEMORY, PATIENCE, SOCKET, STATE_LOCK, UNIT, VRAM, known, monotonic_ns};
 use crate::activation::Activated;
 use crate::backend::Built;
 use crate::cards::{Cards, GivenCard, ReopenedCard};
@@ -275,7 +275,8 @@ fn reopened(
         let clients = file.take(saved.id).map_err(|error| of_vm(&error))?;
         let descriptors = heir.descriptors.take(&format!("{CLIENTS}{}", vm.name));
         let parked = server.parked(clients, descriptors, &link).map_err(|error| of_vm(&error))?;
-        let side = SavedSide::read(VmId(saved.id), &mut file).map_err(|error| of_vm(&error))?;
+        let apertures = heir.descriptors.take(&format!("{APERTURES}{}", vm.name));
+        let side = SavedSide::read(VmId(saved.id), &mut file, apertures).map_err(|error| of_vm(&error))?;
         let built = card.vm(VmId(saved.id), side, &link).map_err(|error| of_vm(&error))?;
         coming.push(Coming { spec: vm, saved, server, path, link, stop, built, parked });
     }

@@ -237,6 +237,18 @@ impl Reopened {
         Ok(())
     }
 
+    /// Ranges of I/O addresses are in use by what was made anew.
+    ///
+    /// # Errors
+    /// When they are another's.
+    pub fn claim(&mut self, ranges: impl Iterator<Item = (Iova, u64)>) -> Result<(), HostError> {
+        let mut state = self.host.lock();
+        for (iova, len) in ranges {
+            state.memory_mut().iova_mut().claim(&mut self.claims, None, iova, len)?;
+        }
+        Ok(())
+    }
+
     /// Takes the card over: its VMs go on. Who had it before has given it away.
     ///
     /// # Errors

@@ -104,6 +104,12 @@ impl HostCard {
 }
 
 impl HostState {
+    /// Returns whether the card stands still, or is about to.
+    #[must_use]
+    pub fn stands_still(&self) -> bool {
+        self.still
+    }
+
     /// Keeps a VM's channels from running, if the card stands still or somebody holds this VM.
     pub(super) fn keep_still(&mut self, vm: VmId) {
         let still = self.still || self.held.contains(&vm);

@@ -197,6 +197,16 @@ impl VmBackend {
         }
     }
 
+    /// As [`Self::choose_polled`], of a VM that was taken over: what the guest has written there is news.
+    pub(crate) fn poll_again(&mut self) {
+        let remap = self.memory.grants().remap();
+        for (channel, _) in self.work.choose_polled(|page| remap.home(page)) {
+            let mut word = [0; 4];
+            self.userd_read(channel, userd::GP_PUT, &mut word);
+            self.work.see_put(channel, u32::from_le_bytes(word));
+        }
+    }
+
     /// Looks for doorbells that were no messages, and shows how far the card is.
     pub(crate) fn poll(&mut self) {
         for (channel, slot) in self.work.polled().collect::<Vec<_>>() {

@@ -33,14 +33,15 @@ impl Grants {
         Self { vm, vram_bytes, link, ram: RamMap::default(), bus_master: false, remap: Remap::default(), tables: None }
     }
 
-    /// As they were: with regions of RAM that are mapped for the card, and page tables that are kept.
+    /// As they were: with regions of RAM that are mapped for the card, page tables that are kept, and apertures that the VMM maps.
     pub(super) fn restored(
         vm: VmId,
         link: Link,
         vram_bytes: u64,
         (ram, bus_master, tables): (RamMap, bool, Option<pv::Tables>),
+        remap: Remap,
     ) -> Self {
-        Self { ram, bus_master, tables, ..Self::new(vm, link, vram_bytes) }
+        Self { ram, bus_master, tables, remap, ..Self::new(vm, link, vram_bytes) }
     }
 
     /// Takes in what a VM had on another card.

@@ -9,6 +9,10 @@
 //! A page has one home, so guest VRAM that is mapped twice in mapped parts of the apertures at a time, and guest RAM that
 //! is mapped there at all, cannot be served: zeros show in the later place. That is counted, and logged once.
 
+mod saved;
+
+pub(crate) use saved::SavedRemap;
+
 use super::window::WindowMemory;
 use crate::counts::counts;
 use devmodel::backend::Aperture;

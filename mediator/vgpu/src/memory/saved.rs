@@ -1,10 +1,10 @@
 //! A VM's memory as it is saved, but for its address spaces and the page tables that are kept for it, which save themselves.
 
 use super::ram::RamMap;
-use super::{Grants, Memory};
+use super::{Grants, Memory, Remap};
 use channels::SavedPlace;
 use devmodel::backend::Aperture;
-use nvspec::addr::{Iova, Place, VramAddr};
+use nvspec::addr::{GuestVramAddr, Iova, Place, SMALL_PAGE, VramAddr};
 use owner::{HostCard, HostError};
 use pv::Tables;
 use saved_state::{Invalid, ascend};
@@ -29,6 +29,7 @@ pub(crate) struct Restored {
     pub(crate) spaces: AddressSpaces,
     pub(crate) tables: Option<Tables>,
     pub(crate) pool: PagePool,
+    pub(crate) remap: Remap,
 }
 
 /// Regions of guest RAM that are mapped for the card, by address.
@@ -80,9 +81,11 @@ impl Memory {
         (saved, restored): (SavedMemory, Restored),
     ) -> Result<Self, HostError> {
         let SavedMemory { bus_master, apertures, ram } = saved;
-        let Restored { spaces, tables, pool } = restored;
+        let Restored { mut spaces, tables, pool, remap } = restored;
         let ram = ram.restored(&host, &link)?;
-        let grants = Grants::restored(vm, link, vram_bytes, (ram, bus_master, tables));
+        // Tables among them are read at each flush.
+        remap.homes().for_each(|page| spaces.unseen(GuestVramAddr(u64::from(page) * SMALL_PAGE), true));
+        let grants = Grants::restored(vm, link, vram_bytes, (ram, bus_master, tables), remap);
         let [bar1, bar3] = apertures.map(|instance| {
             let instance = instance.map(Place::from);
             let directory = instance.and_then(|instance| grants.directory_of(instance));
@@ -121,6 +124,11 @@ impl Memory {
     /// Ranges of I/O addresses that the VM's RAM has, and bytes of its pool.
     pub(crate) fn held(&self) -> (impl Iterator<Item = (Iova, u64)> + '_, u64) {
         (self.grants.ram().ranges(), self.pool.held_bytes())
+    }
+
+    /// Ranges of I/O addresses that memory under its apertures has.
+    pub(crate) fn under_apertures(&self) -> impl Iterator<Item = (Iova, u64)> + '_ {
+        self.grants.remap().ranges_of_card()
     }
 }
 

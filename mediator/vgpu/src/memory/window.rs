@@ -3,7 +3,8 @@
 use card::{DmaMemory, HostMemory};
 use nvspec::addr::{Iova, SMALL_PAGE};
 use owner::{HostCard, HostError};
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, SealFlags, fcntl_get_seals, fstat};
+use saved_state::Invalid;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,18 +28,7 @@ impl WindowMemory {
     pub(crate) fn new(host: &HostCard, name: &str, start: u64, end: u64) -> Result<Self, HostError> {
         let file =
             region_memory(name, end).map_err(|error| HostError::host("no memory file for an aperture", error))?;
-        let own =
-            file.try_clone().map_err(|error| HostError::host("no descriptor of an aperture's memory file", error))?;
-        let size = usize::try_from(end - start)
-            .map_err(|error| HostError::host("no mapping of an aperture's memory", io::Error::other(error)))?;
-        let region = MmapRegion::from_file(FileOffset::new(File::from(own), start), size)
-            .map_err(|error| HostError::host("no mapping of an aperture's memory", io::Error::other(error)))?;
-        let mut window = Self {
-            file: Arc::new(file),
-            region: Arc::new(region),
-            area: MmapArea { offset: start, size: end - start },
-            iova: Iova(0),
-        };
+        let mut window = Self::mapped(file, start, end)?;
         let size = window.area.size;
         window.iova =
             host.lock().memory_mut().iova_mut().allocate(size, 0).ok_or(HostError::OutOfIova { len: size })?;
@@ -47,6 +37,45 @@ impl WindowMemory {
             return Err(error);
         }
         Ok(window)
+    }
+
+    /// The memory that `file` has under the bytes from `start` to `end` of an aperture, mapped for the card where it was, at `iova`: whoever
+    /// has these addresses claims them for it.
+    pub(crate) fn of_file(
+        host: &HostCard,
+        file: OwnedFd,
+        (start, end): (u64, u64),
+        iova: Iova,
+    ) -> Result<Self, HostError> {
+        let look = |error| HostError::host("memory of an aperture cannot be looked at", error);
+        let (seals, stat) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?);
+        let sound = seals.contains(SealFlags::SHRINK | SealFlags::GROW) && u64::try_from(stat.st_size) == Ok(end);
+        Invalid::unless(sound, || {
+            format!(
+                "memory of an aperture of {end:#x} bytes was handed over in a file of {:#x}, or in one that can be cut",
+                stat.st_size
+            )
+        })?;
+        let window = Self { iova, ..Self::mapped(file, start, end)? };
+        window.lend(host)?;
+        Ok(window)
+    }
+
+    /// The memory, which no card sees yet.
+    fn mapped(file: OwnedFd, start: u64, end: u64) -> Result<Self, HostError> {
+        let own =
+            file.try_clone().map_err(|error| HostError::host("no descriptor of an aperture's memory file", error))?;
+        let refused = |error| HostError::host("no mapping of an aperture's memory", error);
+        let size = usize::try_from(end - start).map_err(|error| refused(io::Error::other(error)))?;
+        let region = MmapRegion::from_file(FileOffset::new(File::from(own), start), size)
+            .map_err(|error| refused(io::Error::other(error)))?;
+        let area = MmapArea { offset: start, size: end - start };
+        Ok(Self { file: Arc::new(file), region: Arc::new(region), area, iova: Iova(0) })
+    }
+
+    /// Returns where the card sees the first byte.
+    pub(crate) fn first(&self) -> Iova {
+        self.iova
     }
 
     /// The file, and the part of the aperture that it is under.

@@ -45,7 +45,7 @@ impl Work {
                 // The card's channels say it.
                 bound: _,
                 gp_put,
-                // No aperture is mapped.
+                // Whoever goes on with it looks for it again.
                 polled: _,
                 seen: _,
                 // They are learned again.

@@ -1,5 +1,7 @@
 //! Apertures that the client maps. The tests play the guest's CPU by the file that the client gets.
 
+mod upgraded;
+
 use super::{A, B, MIB, Rig, VM_MIB, fill, is_filled, rig, usage};
 use card::Card;
 use nvspec::fifo::VirtualChannelId;

@@ -1,0 +1,229 @@
+//! Apertures that the VMM maps, as they are saved: the books, and where the card sees the memory. That is in files, which are handed over
+//! beside, and which the client goes on with meanwhile: its guest's CPUs write there at any time.
+
+use super::super::window::WindowMemory;
+use super::{Remap, Slot, TRAPPED_BAR1, Want, Window};
+use nvspec::addr::{Iova, SMALL_PAGE};
+use owner::{HostCard, HostError};
+use saved_state::{Invalid, ascend, first_version};
+use serde::{Deserialize, Serialize};
+use std::os::fd::OwnedFd;
+
+/// The apertures.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SavedRemap {
+    /// BAR1's, then BAR3's; `None` where all is trapped.
+    windows: [Option<SavedWindow>; 2],
+    /// Pages of guest VRAM that places want, by number.
+    pages: Vec<SavedPage>,
+    /// Places that want guest RAM.
+    ram: Vec<SavedSlot>,
+    /// The card's TLBs may hold translations that nothing names.
+    stale: bool,
+}
+
+first_version!(SavedRemap, "vgpu.apertures");
+
+/// A mapped part of an aperture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedWindow {
+    start: u64,
+    bytes: u64,
+    iova: u64,
+}
+
+/// A page of guest VRAM, and the places that want it: it lives in the first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedPage {
+    number: u32,
+    places: Vec<SavedSlot>,
+}
+
+/// A place: window, and page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct SavedSlot(u8, u32);
+
+impl From<Slot> for SavedSlot {
+    fn from(Slot { window, page }: Slot) -> Self {
+        Self(u8::try_from(window).unwrap_or(u8::MAX), page)
+    }
+}
+
+impl From<SavedSlot> for Slot {
+    fn from(SavedSlot(window, page): SavedSlot) -> Self {
+        Self { window: window.into(), page }
+    }
+}
+
+impl Remap {
+    /// Writes the apertures down, if any is mapped, with the files that their memory is in.
+    ///
+    /// # Errors
+    /// When the host gives no more descriptors.
+    pub(crate) fn save(&self) -> Result<Option<(SavedRemap, Vec<OwnedFd>)>, HostError> {
+        let Self {
+            windows,
+            homes,
+            waiting,
+            // The VM is at rest.
+            closing: _,
+            // It is said again.
+            warned: _,
+            stale,
+            // Statistics, which begin anew.
+            counts: _,
+        } = self;
+        if !self.is_open() {
+            return Ok(None);
+        }
+        let mut files = Vec::new();
+        let mut saved = [None, None];
+        let mut ram = Vec::new();
+        for (at, (window, saved)) in windows.iter().zip(&mut saved).enumerate() {
+            let Some(window) = window else { continue };
+            let (file, area) = window.memory.area();
+            files.push(
+                file.try_clone().map_err(|error| HostError::host("no descriptor of an aperture's memory", error))?,
+            );
+            *saved = Some(SavedWindow { start: area.offset, bytes: area.size, iova: window.memory.first().0 });
+            let of_ram = (window.first..).zip(&window.wants).filter(|(_, want)| **want == Want::Ram);
+            ram.extend(of_ram.map(|(page, _)| SavedSlot::from(Slot { window: at, page })));
+        }
+        let mut pages: Vec<SavedPage> = homes
+            .iter()
+            .map(|(number, home)| {
+                let others = waiting.get(number).into_iter().flatten();
+                let places = std::iter::once(home).chain(others).map(|slot| SavedSlot::from(*slot)).collect();
+                SavedPage { number: *number, places }
+            })
+            .collect();
+        pages.sort_unstable_by_key(|page| page.number);
+        Ok(Some((SavedRemap { windows: saved, pages, ram, stale: *stale }, files)))
+    }
+
+    /// Pages of guest VRAM that live in host memory, and I/O addresses of that memory, for who takes them in.
+    pub(crate) fn homes(&self) -> impl Iterator<Item = u32> + '_ {
+        self.homes.keys().copied()
+    }
+
+    /// Ranges of I/O addresses at which the card sees the memory.
+    pub(crate) fn ranges_of_card(&self) -> impl Iterator<Item = (Iova, u64)> + '_ {
+        self.windows.iter().flatten().map(|window| (window.memory.first(), window.memory.area().1.size))
+    }
+}
+
+impl SavedRemap {
+    /// The apertures as they were, of `bar1` and `bar3` bytes, with their memory in `files`, of a VM of `vram_bytes` bytes. It is mapped for
+    /// the card where it was.
+    ///
+    /// # Errors
+    /// When they are none that there can be, or the files are others; when the host does not map them.
+    pub(crate) fn restored(
+        self,
+        host: &HostCard,
+        (bar1, bar3): (u64, u64),
+        files: Vec<OwnedFd>,
+        vram_bytes: u64,
+    ) -> Result<Remap, HostError> {
+        let Self { windows, pages, ram, stale } = self;
+        let mut remap = Remap { stale, ..Remap::default() };
+        let mut files = files.into_iter();
+        let parts = [("bar1", TRAPPED_BAR1, bar1), ("bar3", 0, bar3)];
+        for ((window, saved), (name, start, end)) in remap.windows.iter_mut().zip(windows).zip(parts) {
+            let Some(SavedWindow { start: from, bytes, iova }) = saved else { continue };
+            let whole = from == start && from.checked_add(bytes) == Some(end) && bytes != 0;
+            Invalid::unless(whole, || format!("{bytes:#x} bytes from {from:#x} on are not what is mapped of {name}"))?;
+            let file =
+                files.next().ok_or_else(|| Invalid::new(format_args!("the memory of {name} did not come along")))?;
+            *window = Some(Window::new(WindowMemory::of_file(host, file, (start, end), Iova(iova))?));
+        }
+        Invalid::unless(files.next().is_none(), || "memory of an aperture has come that nobody maps".into())?;
+        Invalid::unless(ascend(pages.iter().map(|page| page.number)), || "pages of apertures are not in order".into())?;
+        for SavedPage { number, places } in pages {
+            let there = u64::from(number) < vram_bytes / SMALL_PAGE;
+            Invalid::unless(there, || format!("guest page {number:#x} is not the VM's, and is mapped in an aperture"))?;
+            let mut slots = places.into_iter().map(Slot::from);
+            let home =
+                slots.next().ok_or_else(|| Invalid::new(format_args!("guest page {number:#x} lives nowhere")))?;
+            remap.wants(home, Want::Vram(number))?;
+            remap.homes.insert(number, home);
+            for slot in slots {
+                remap.wants(slot, Want::Vram(number))?;
+                remap.waiting.entry(number).or_default().push(slot);
+            }
+        }
+        ram.into_iter().try_for_each(|slot| remap.wants(slot.into(), Want::Ram))?;
+        Ok(remap)
+    }
+}
+
+impl Remap {
+    /// A place wants what no other entry of what was saved has it want.
+    fn wants(&mut self, slot: Slot, want: Want) -> Result<(), Invalid> {
+        let window = self.windows.get_mut(slot.window).and_then(Option::as_mut);
+        let place = window.and_then(|window| window.want_mut(slot.page)).filter(|place| **place == Want::Nothing);
+        let place = place
+            .ok_or_else(|| Invalid::new(format_args!("{slot:?} is no place of an aperture, or wants two things")))?;
+        *place = want;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use devmodel::backend::Aperture;
+    use rig::Rig;
+
+    const BARS: (u64, u64) = (17 << 20, 1 << 20);
+    const VRAM: u64 = 1 << 20;
+
+    /// A VM's apertures with pages of VRAM in both, one of them at two places, and RAM.
+    fn apertures(rig: &Rig) -> Remap {
+        let mut remap = Remap::open(&rig.host, BARS.0, BARS.1).unwrap();
+        let first = (TRAPPED_BAR1 / SMALL_PAGE) as u32;
+        remap.book(Aperture::Bar3, &[(0, Want::Vram(3)), (7, Want::Vram(9)), (8, Want::Ram)]);
+        remap.book(Aperture::Bar1, &[(first, Want::Vram(9)), (first + 1, Want::Vram(4))]);
+        remap
+    }
+
+    #[test]
+    fn apertures_are_as_they_were_on_another_owners_card() {
+        let (rig, other) = (Rig::new(64), Rig::new(64));
+        let before = apertures(&rig);
+        let slot = before.home(9).unwrap();
+        before.write(slot, 5, b"here");
+        let (saved, files) = before.save().unwrap().unwrap();
+        let after = saved.clone().restored(&other.host, BARS, files, VRAM).unwrap();
+        assert_eq!(after.save().unwrap().unwrap().0, saved);
+        let mut data = [0; 4];
+        after.read(slot, 5, &mut data);
+        assert_eq!((&data, after.pages(), after.home(9)), (b"here", 3, Some(slot)));
+        assert!(after.ranges_of_card().eq(before.ranges_of_card()));
+        assert!(Remap::default().save().unwrap().is_none());
+    }
+
+    #[test]
+    fn books_that_cannot_be_are_refused() {
+        let rig = Rig::new(64);
+        let before = apertures(&rig);
+        let refused = |edit: &dyn Fn(&mut SavedRemap), files: &dyn Fn(&mut Vec<OwnedFd>), said: &str| {
+            let (mut saved, mut all) = before.save().unwrap().unwrap();
+            edit(&mut saved);
+            files(&mut all);
+            let why = saved.restored(&Rig::new(64).host, BARS, all, VRAM).unwrap_err().to_string();
+            assert!(why.contains(said), "{why}");
+        };
+        refused(&|_| (), &|files| drop(files.pop()), "did not come along");
+        refused(&|_| (), &|files| files.push(files[0].try_clone().unwrap()), "nobody maps");
+        refused(&|_| (), &|files| files.swap(0, 1), "in a file of");
+        refused(&|saved| saved.windows[0].as_mut().unwrap().start = 0, &|_| (), "not what is mapped");
+        refused(&|saved| saved.windows[1] = None, &|files| drop(files.pop()), "no place of an aperture");
+        refused(&|saved| saved.pages.swap(0, 1), &|_| (), "not in order");
+        refused(&|saved| saved.pages[2].number = (VRAM / SMALL_PAGE) as u32, &|_| (), "not the VM's");
+        refused(&|saved| saved.pages[0].places.clear(), &|_| (), "lives nowhere");
+        refused(&|saved| saved.pages[0].places.push(SavedSlot(1, 7)), &|_| (), "wants two things");
+        refused(&|saved| saved.pages[0].places.push(SavedSlot(1, 256)), &|_| (), "no place of an aperture");
+        refused(&|saved| saved.ram.push(SavedSlot(2, 0)), &|_| (), "no place of an aperture");
+    }
+}

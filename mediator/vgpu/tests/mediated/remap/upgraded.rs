@@ -1,0 +1,118 @@
+//! VMs whose client maps their apertures go on with another owner. The client has the same memory mapped all the while, and its guest's
+//! CPUs use it.
+
+use super::super::handover::handover;
+use super::super::relocate::Dice;
+use super::*;
+use ::rig::Handover;
+use std::time::Duration;
+
+/// A card that can be handed over, and a VM whose client maps its apertures.
+fn made() -> (Handover, Rig, Driver) {
+    let handover = handover(16);
+    let rig = handover.rig();
+    let driver = driver(&rig, 0);
+    (handover, rig, driver)
+}
+
+#[test]
+fn what_lives_under_apertures_is_where_it_was() {
+    let (handover, mut rig, mut driver) = made();
+    let (cpu, cpu3) = (Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3));
+    let mut channel = driver.channel(1);
+    let from = driver.buffer(&channel, A, 4, 1);
+    let to = driver.buffer(&channel, B, 4, 2);
+    show(&mut driver, 0, HIGH, from, 4);
+    // One page at two places: it lives in the first.
+    show(&mut driver, 0, HIGH + 0x10_0000, from, 1);
+    // The page of the channel's table that has the entry for B.
+    let entry = channel.space.table + (B >> 12) * 8;
+    show(&mut driver, 1, HIGH3, entry & !0xfff, 1);
+    for round in 0..4u32 {
+        cpu.write(HIGH, &pages(10 + round, 4));
+        driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 4)].concat());
+        handover.hand_over(&mut rig, &mut [&mut driver.guest]);
+        driver.wait(&channel);
+        assert!(driver.vram_holds(to, 4, 10 + round), "round {round}");
+        assert_eq!(cpu.read(HIGH, 4 * PAGE), pages(10 + round, 4));
+        assert!(cpu.is_zero(HIGH + 0x10_0000, PAGE), "it has one home");
+        // What its CPU changes of page tables there is seen at the next flush.
+        let other = driver.vram(1);
+        cpu3.write(HIGH3 + (entry & 0xfff), &((other >> 8) | 1).to_le_bytes());
+        driver.flush();
+        copy(&mut driver, &mut channel, A, B, 4);
+        assert!(driver.vram_holds(other, 1, 10 + round));
+        cpu3.write(HIGH3 + (entry & 0xfff), &((to >> 8) | 1).to_le_bytes());
+        driver.flush();
+    }
+    hide(&mut driver, 0, HIGH, 4);
+    assert!(driver.vram_holds(from, 4, 13) && cpu.is_zero(HIGH, 4 * PAGE));
+    assert_eq!(cpu.read(HIGH + 0x10_0000, PAGE), pattern(13, 0), "the other place waited for it");
+    assert_eq!(driver.guest.counter("faults"), 0);
+    driver.guest.remove().unwrap();
+}
+
+#[test]
+fn doorbells_that_are_no_messages_are_seen_whoever_has_the_card() {
+    let (handover, mut rig, mut driver) = made();
+    // BAR3 shows USERD from offset 0 on.
+    let (cpu, base) = (Cpu::of(&driver.guest, Bar3), 2 * PAGE);
+    let mut channel = driver.channel(2);
+    let mut dice = Dice(5);
+    for round in 1..20u32 {
+        driver.buffer(&channel, A, 1, round);
+        let to = driver.buffer(&channel, B, 1, 50);
+        let put = driver.queue_fenced(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
+        let late = Duration::from_micros(dice.below(3000));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(late);
+                cpu.write(base + userd::GP_PUT, &put.to_le_bytes());
+            });
+            handover.hand_over(&mut rig, &mut [&mut driver.guest]);
+        });
+        driver.wait(&channel);
+        assert!(driver.vram_holds(to, 1, round), "round {round}");
+        while cpu.read(base + userd::GP_GET, 4) != put.to_le_bytes() {
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(driver.guest.counter("faults"), 0);
+}
+
+#[test]
+fn the_next_client_has_other_memory_and_a_vm_that_goes_leaves_nothing() {
+    let (handover, mut rig, mut driver) = made();
+    let before = rig.usage().2;
+    let cpu = Cpu::of(&driver.guest, Bar1);
+    let channel = driver.channel(1);
+    let at = driver.buffer(&channel, A, 1, 1);
+    show(&mut driver, 0, HIGH, at, 1);
+    handover.hand_over(&mut rig, &mut [&mut driver.guest]);
+    driver.guest.reconnect();
+    cpu.write(HIGH, &pattern(3, 0));
+    assert!(Cpu::of(&driver.guest, Bar1).is_zero(HIGH, PAGE));
+    driver.guest.remove().unwrap();
+    assert!(rig.usage().2 <= before, "I/O addresses are left");
+}
+
+#[test]
+fn a_vm_with_other_settings_is_refused_and_goes_on() {
+    let (handover, rig, mut driver) = made();
+    let channel = driver.channel(1);
+    let at = driver.buffer(&channel, A, 1, 1);
+    show(&mut driver, 0, HIGH, at, 1);
+    driver.guest.configured(|settings| settings.apertures = Apertures::Trapped);
+    let refused = handover.offer(&rig, &mut [&mut driver.guest], |_| ()).unwrap_err().to_string();
+    assert!(refused.contains("`apertures` is another"), "{refused}");
+    driver.guest.configured(|settings| settings.apertures = Apertures::Remapped);
+    handover.offer(&rig, &mut [&mut driver.guest], |_| ()).unwrap();
+    copy_is_right(&mut driver, channel);
+}
+
+/// The VM goes on where it is.
+fn copy_is_right(driver: &mut Driver, mut channel: Channel) {
+    let to = driver.buffer(&channel, B, 1, 7);
+    copy(driver, &mut channel, A, B, 1);
+    assert!(driver.vram_holds(to, 1, 1));
+}
