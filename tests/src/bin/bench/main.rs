@@ -211,7 +211,7 @@ fn main() -> ExitCode {
 }
 
 #[cfg(test)]
-mod tests {
+mod unit {
     use std::cell::Cell;
 
     use super::*;
