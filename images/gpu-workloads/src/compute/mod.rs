@@ -92,7 +92,7 @@ pub struct Guest {
     /// Something was submitted since the last wait.
     busy: bool,
     done: Done,
-    /// When each launch ended, in ns of the card's clock, if that is to be kept.
+    /// Times at which each launch ended, in ns of the card's clock, if that is to be kept.
     ends: Option<Vec<u64>>,
 }
 

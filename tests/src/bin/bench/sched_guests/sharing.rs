@@ -94,7 +94,7 @@ pub fn interactive(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// What one VM has done without a scheduler and with one, and what sixteen have done.
+/// Measures what one VM does without a scheduler and with one, and what sixteen do.
 pub fn throughput(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = alone(stage)?;
     for rounds in ROUNDS {
