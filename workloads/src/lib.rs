@@ -17,6 +17,7 @@ mod check;
 mod cpy;
 mod element;
 mod gpu;
+mod heartwall;
 mod hotspot;
 mod lud;
 mod madd;
@@ -99,7 +100,7 @@ impl Default for Options {
 #[rustfmt::skip]
 pub const NAMES: &[&str] = &[
     "nop", "loop", "madd", "mmul", "fmadd", "fmmul", "cpy", "pincpy",
-    "backprop", "bfs", "hotspot", "lud", "srad", "srad2",
+    "backprop", "bfs", "heartwall", "hotspot", "lud", "srad", "srad2",
     "nw", "nn", "long-madd", "memory",
 ];
 
@@ -120,6 +121,7 @@ pub fn by_name(name: &str, options: Options) -> Option<Box<dyn Workload>> {
         "pincpy" => Box::new(cpy::PinCpy::new(scale, seed)),
         "backprop" => Box::new(backprop::Backprop::new(scale, seed)),
         "bfs" => Box::new(bfs::Bfs::new(scale, seed)),
+        "heartwall" => Box::new(heartwall::Heartwall::new(scale, seed)),
         "hotspot" => Box::new(hotspot::Hotspot::new(scale, seed)),
         "lud" => Box::new(lud::Lud::new(scale, seed)),
         "srad" => Box::new(srad::Srad::new(scale, seed)),

@@ -1,0 +1,158 @@
+//! Points on the wall of a heart, tracked through the frames of a film: by templates, each compared with the frame around
+//! where it was last seen.
+
+use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
+use anyhow::Result;
+
+/// Frames: the first one is where the points are known.
+const FRAMES: usize = 11;
+/// Points on two ellipses, the inner and the outer wall, at the smallest size.
+const INNER: usize = 6;
+const OUTER: usize = 9;
+/// Sides of a template, and of the places that it is compared at.
+const TEMPLATE: usize = 8;
+const PLACES: u32 = 8;
+/// Threads of a block: a place each.
+const THREADS: u32 = PLACES * PLACES;
+/// Distance of a point from the first pixel of the area around it, and the least from the frame's far edges.
+const BEFORE: u32 = PLACES / 2;
+const BEHIND: u32 = 12;
+/// Pixels by which the scene moves from a frame to the next.
+const MOTION: [usize; 2] = [2, 1];
+/// Values of a pixel, and of the noise on it.
+const SHADES: u32 = 240;
+const NOISE: u32 = 16;
+
+/// A film of a scene that moves.
+#[derive(Debug)]
+pub(crate) struct Heartwall {
+    side: u32,
+    /// All frames, one after the other.
+    film: Vec<u32>,
+    /// Column and row of each point in the first.
+    points: Vec<[u32; 2]>,
+}
+
+impl Heartwall {
+    pub(crate) fn new(scale: u32, seed: u64) -> Self {
+        let (side, mut random) = (crate::side(64, scale), Random::new(seed));
+        let width = side as usize;
+        let wide = width + FRAMES * MOTION[0];
+        let scene: Vec<u32> = (0..wide * (width + FRAMES * MOTION[1])).map(|_| random.below(SHADES)).collect();
+        let mut film = Vec::with_capacity(FRAMES * width * width);
+        for frame in 0..FRAMES {
+            for row in 0..width {
+                let first = (row + frame * MOTION[1]) * wide + frame * MOTION[0];
+                film.extend(scene[first..first + width].iter().map(|shade| shade + random.below(NOISE)));
+            }
+        }
+        Self { side, film, points: points(side, scale as usize) }
+    }
+
+    fn frame(&self, index: usize) -> &[u32] {
+        let pixels = self.film.len() / FRAMES;
+        &self.film[index * pixels..(index + 1) * pixels]
+    }
+
+    /// The pixels of the first frame that the templates begin as.
+    fn templates(&self) -> Vec<u32> {
+        let of = |[x, y]: [u32; 2]| self.patch(0, x, y);
+        self.points.iter().flat_map(|&point| of(point)).collect()
+    }
+
+    fn patch(&self, frame: usize, x: u32, y: u32) -> Vec<u32> {
+        let (frame, width) = (self.frame(frame), self.side as usize);
+        let row = |row: usize| (y as usize + row) * width + x as usize;
+        (0..TEMPLATE).flat_map(|at| frame[row(at)..row(at) + TEMPLATE].iter().copied()).collect()
+    }
+}
+
+/// Points on both ellipses, which lie well inside of a frame.
+fn points(side: u32, scale: usize) -> Vec<[u32; 2]> {
+    let ellipse = |count: usize, part: f64| {
+        let half = f64::from(side) / 2.0;
+        let along = move |of: f64| (half + half * part * of) as u32;
+        (0..count).map(move |at| {
+            let (sine, cosine) = (at as f64 * std::f64::consts::TAU / count as f64).sin_cos();
+            [along(cosine), along(sine * 0.8)].map(|place| place.clamp(BEFORE, side - BEHIND))
+        })
+    };
+    ellipse(INNER * scale, 0.35).chain(ellipse(OUTER * scale, 0.7)).collect()
+}
+
+/// The templates, places and finds after a frame, as the kernel computes them.
+struct Tracked {
+    points: Vec<[u32; 2]>,
+    templates: Vec<u32>,
+    found: Vec<u32>,
+}
+
+impl Tracked {
+    fn follow(&mut self, film: &Heartwall, frame: usize) {
+        for (point, template) in self.points.iter_mut().zip(self.templates.chunks_mut(TEMPLATE * TEMPLATE)) {
+            let [x, y] = point.map(|place| place - BEFORE);
+            let key = |place: u32| {
+                let patch = film.patch(frame, x + place % PLACES, y + place / PLACES);
+                let differs: u32 = patch.iter().zip(&*template).map(|(a, b)| a.abs_diff(*b).pow(2)).sum();
+                differs * THREADS + place
+            };
+            let best = (0..THREADS).map(key).min().unwrap_or_default();
+            self.found.push(best);
+            let place = best % THREADS;
+            let [x, y] = [x + place % PLACES, y + place / PLACES];
+            let patch = film.patch(frame, x, y);
+            template.iter_mut().zip(patch).for_each(|(pixel, seen)| *pixel = (3 * *pixel + seen) / 4);
+            *point = [x, y].map(|place| place.clamp(BEFORE, film.side - BEHIND));
+        }
+    }
+}
+
+impl Workload for Heartwall {
+    fn name(&self) -> &'static str {
+        "heartwall"
+    }
+
+    fn size(&self) -> String {
+        format!("{FRAMES} frames of {0}x{0}, {1} points", self.side, self.points.len())
+    }
+
+    fn source(&self) -> &'static str {
+        include_str!("kernels/heartwall.sm20")
+    }
+
+    fn buffers(&self) -> Vec<Slot> {
+        let points: Vec<u32> = self.points.iter().flatten().copied().collect();
+        let found = ((FRAMES - 1) * self.points.len() * size_of::<u32>()) as u64;
+        vec![
+            Slot::words("film", &self.film),
+            Slot::words("points", &points).output(),
+            Slot::words("templates", &self.templates()).output(),
+            Slot::scratch("found", found).output(),
+        ]
+    }
+
+    fn launch(&self, gpu: &mut dyn Gpu, setup: &Setup) -> Result<()> {
+        let [film, points, templates, found] = setup.buffers()?;
+        let words = |count: usize| (count * size_of::<u32>()) as u64;
+        for frame in 1..FRAMES {
+            let params = Params::new()
+                .word(self.side)
+                .address(film.address + words(frame * self.frame(0).len()))
+                .buffer(points)
+                .buffer(templates)
+                .address(found.address + words((frame - 1) * self.points.len()));
+            let grid = Grid::line(self.points.len() as u32 * THREADS, THREADS);
+            setup.launch(gpu, "track", grid, &params, &[film, points, templates, found])?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, results: &Results) -> Result<u64> {
+        let mut tracked = Tracked { points: self.points.clone(), templates: self.templates(), found: Vec::new() };
+        (1..FRAMES).for_each(|frame| tracked.follow(self, frame));
+        let points: Vec<u32> = tracked.points.iter().flatten().copied().collect();
+        Ok(results.same_words("found", &tracked.found)?
+            + results.same_words("points", &points)?
+            + results.same_words("templates", &tracked.templates)?)
+    }
+}
