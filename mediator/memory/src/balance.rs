@@ -136,7 +136,9 @@ impl Memory {
         }
         // Whoever found no room on the card stands for a request: somebody may have more than its share.
         let mut requests: BTreeMap<VmId, u32> = BTreeMap::new();
-        for (vm, _) in std::mem::take(&mut vram.unmet) {
+        let bytes = vram.chunks.chunk_bytes();
+        for (vm, index) in std::mem::take(&mut vram.unmet) {
+            let _ = balancer.wanted(&vram.chunks, vm, GuestAddr(index.saturating_mul(bytes)));
             *requests.entry(vm).or_default() += 1;
         }
         for (vm, chunks) in requests {
@@ -301,9 +303,15 @@ impl Memory {
     /// Tells the balancer what was seen used, and what the card counts.
     fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
         let Self { vram, divider, .. } = self;
+        let touched = std::mem::take(&mut vram.touched);
         let (balancer, chunks) = (&mut divider.balancer, &vram.chunks);
         let bytes = chunks.chunk_bytes();
-        for (vm, index) in std::mem::take(&mut vram.touched) {
+        let mut born: Vec<_> = std::mem::take(&mut vram.born).into_iter().collect();
+        born.sort_by_key(|(_, number)| *number);
+        for ((vm, index), _) in born {
+            let _ = balancer.arrived(chunks, vm, GuestAddr(index * bytes));
+        }
+        for (vm, index) in touched {
             // Of a VM that has gone meanwhile nothing is to be known.
             let _ = balancer.touched(chunks, vm, GuestAddr(index * bytes), 1);
         }

@@ -72,6 +72,8 @@ impl Memory {
             copied: _,
             // Who lacks memory asks again, since its page tables are read again.
             unmet: _,
+            // How chunks come and go is learnt anew.
+            born: _,
             short: _,
             wants: _,
             watches: _,

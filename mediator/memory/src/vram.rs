@@ -70,6 +70,8 @@ pub struct CardVram {
     /// New chunks that found no room on the card since the balancer was told: they were born in host memory, or have no place
     /// and are waited for.
     pub(crate) unmet: BTreeSet<(VmId, u64)>,
+    /// Chunks that have got their first place since it was told, on the card, in their order by the number of each.
+    pub(crate) born: BTreeMap<(VmId, u64), u64>,
     /// The policy that picks victims wants to know what is used.
     pub watches: bool,
     /// Bytes that work names in host memory since somebody began to ask; `None` when nobody does.
@@ -97,6 +99,7 @@ impl CardVram {
             chunks,
             copied: BTreeMap::new(),
             unmet: BTreeSet::new(),
+            born: BTreeMap::new(),
             watches: false,
             over_bus: None,
             touched: BTreeSet::new(),
@@ -132,6 +135,11 @@ impl CardVram {
                     if placed.new {
                         // To be mapped is no use, but nothing is mapped for the first time in vain.
                         self.touch(vm, address);
+                        if placed.place.card().is_some() {
+                            // One that was given up and is placed again is last.
+                            let number = self.born.len() as u64;
+                            self.born.insert(chunk, number);
+                        }
                     }
                     if let (Place::Host(at), true) = (placed.place, placed.new) {
                         self.unmet.insert(chunk);

@@ -210,6 +210,26 @@ impl Balancer {
         Ok(())
     }
 
+    /// The chunk of an address has got its first place, on the card.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
+    pub fn arrived(&mut self, table: &ChunkTable, vm: VmId, address: GuestAddr) -> Result<(), Error> {
+        let chunks = indices(table, vm, address, 1)?;
+        self.known(table, vm).hints.arrived(chunks);
+        Ok(())
+    }
+
+    /// The chunk of an address is wanted on the card, and found no place there.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
+    pub fn wanted(&mut self, table: &ChunkTable, vm: VmId, address: GuestAddr) -> Result<(), Error> {
+        let chunks = indices(table, vm, address, 1)?;
+        self.known(table, vm).hints.wants(*chunks.start());
+        Ok(())
+    }
+
     /// Pins the chunks of a range of guest VRAM to the card, or not any more. Pinned chunks are never victims, and come back
     /// first; they are part of the guarantee. If that is lowered later, the pins at the highest addresses go.
     ///

@@ -265,6 +265,9 @@ impl Balancer {
 
     fn step(&mut self, round: &mut Round<'_>, vm: VmId, index: u32, to: To, now_ns: u64) {
         self.moved.insert((vm, index), (now_ns, to));
+        if to == To::Card {
+            self.known(round.table, vm).hints.arrived(index..=index);
+        }
         round.steps.push(Step { vm, index, to });
     }
 

@@ -4,7 +4,7 @@ use super::{Balancer, Config, Known};
 use crate::quanta::SavedTurn;
 use crate::victim::{Hints, SavedHints, VictimPolicy};
 use crate::{ChunkTable, To, VmId};
-use saved_state::{Invalid, ascend, first_version};
+use saved_state::{Invalid, Part, ascend};
 use serde::{Deserialize, Serialize};
 
 /// The balancer of a card.
@@ -23,7 +23,30 @@ pub struct SavedBalancer {
     pub(crate) turn: Option<SavedTurn>,
 }
 
-first_version!(SavedBalancer, "vram.balance");
+/// The balancer as version 1 has it: without the policy `loops`, all else being the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BalancerBefore(SavedBalancer);
+
+impl Part for SavedBalancer {
+    const NAME: &'static str = "vram.balance";
+    const VERSION: u32 = 2;
+    type Before = BalancerBefore;
+
+    fn from_before(BalancerBefore(before): BalancerBefore) -> Result<Self, Invalid> {
+        let known = before.config.policy != SavedPolicy::Loops;
+        Invalid::unless(known, || "victims are chosen by a policy that there was not yet".into())?;
+        Ok(before)
+    }
+
+    fn to_before(&self) -> Result<BalancerBefore, Invalid> {
+        let mut before = self.clone();
+        if before.config.policy == SavedPolicy::Loops {
+            // It was the default then, and which chunk goes changes nothing for a guest but its speed.
+            before.config.policy = SavedPolicy::Random;
+        }
+        Ok(BalancerBefore(before))
+    }
+}
 
 /// Knowledge about a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +77,7 @@ enum SavedPolicy {
     Priority,
     Profiled,
     Clock,
+    Loops,
 }
 
 /// Move of a chunk that was planned.
@@ -148,6 +172,7 @@ impl From<Config> for SavedConfig {
             VictimPolicy::Priority => SavedPolicy::Priority,
             VictimPolicy::Profiled => SavedPolicy::Profiled,
             VictimPolicy::Clock => SavedPolicy::Clock,
+            VictimPolicy::Loops => SavedPolicy::Loops,
         };
         let steps_max = steps_max as u64;
         Self { policy, seed, return_interval_ns, settle_ns, residency_ns, idle_after_ns, low_water, steps_max }
@@ -173,6 +198,7 @@ impl TryFrom<SavedConfig> for Config {
             SavedPolicy::Priority => VictimPolicy::Priority,
             SavedPolicy::Profiled => VictimPolicy::Profiled,
             SavedPolicy::Clock => VictimPolicy::Clock,
+            SavedPolicy::Loops => VictimPolicy::Loops,
         };
         let steps_max = usize::try_from(steps_max).map_err(|_| Invalid::new("a plan has too many steps"))?;
         Ok(Self { policy, seed, return_interval_ns, settle_ns, residency_ns, idle_after_ns, low_water, steps_max })

@@ -1,9 +1,11 @@
 //! Hints about the chunks of a VM.
 
+mod comings;
 mod saved;
 
 pub(crate) use saved::SavedHints;
 
+use comings::Comings;
 use std::ops::RangeInclusive;
 
 /// The priority of a chunk of which nothing was said.
@@ -21,13 +23,21 @@ pub struct Hints {
     referenced: Vec<u64>,
     /// The guest chunk that the clock's hand points to.
     pub(super) hand: u32,
+    pub(super) comings: Comings,
 }
 
 impl Hints {
     /// Nothing is known about a VM of `chunks` chunks.
     #[must_use]
     pub fn new(chunks: u32) -> Self {
-        Self { chunks, priorities: Vec::new(), accesses: Vec::new(), referenced: Vec::new(), hand: 0 }
+        Self {
+            chunks,
+            priorities: Vec::new(),
+            accesses: Vec::new(),
+            referenced: Vec::new(),
+            hand: 0,
+            comings: Comings::default(),
+        }
     }
 
     /// Sets the priority of chunks: the lowest go first.
@@ -69,6 +79,17 @@ impl Hints {
             let to = if word == last / 64 { last % 64 } else { 63 };
             self.referenced[word] |= (u64::MAX >> (63 - (to - from))) << from;
         }
+    }
+
+    /// The chunks have come to the card, together: they are used there now.
+    pub fn arrived(&mut self, chunks: RangeInclusive<u32>) {
+        let range = self.within(&chunks);
+        self.comings.arrived(range, self.chunks);
+    }
+
+    /// A chunk is wanted on the card, where it has no place.
+    pub fn wants(&mut self, index: u32) {
+        self.comings.wants(index);
     }
 
     /// Returns whether a chunk was used since the clock's hand last passed.

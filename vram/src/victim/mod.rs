@@ -6,6 +6,7 @@
 
 mod clock;
 mod hints;
+mod loops;
 mod priority;
 mod profiled;
 mod random;
@@ -43,11 +44,14 @@ pub enum VictimPolicy {
     Profiled,
     /// By what the mediator sees used: chunks that were not since the hand last passed.
     Clock,
+    /// By comings and goings, what was used just now first, but for what is always in use: for loops that are larger than the
+    /// card.
+    Loops,
 }
 
 impl VictimPolicy {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Random, Self::Priority, Self::Profiled, Self::Clock];
+    pub const ALL: [Self; 5] = [Self::Random, Self::Priority, Self::Profiled, Self::Clock, Self::Loops];
 
     /// As an operator writes it.
     #[must_use]
@@ -57,6 +61,7 @@ impl VictimPolicy {
             Self::Priority => "priority",
             Self::Profiled => "profiled",
             Self::Clock => "clock",
+            Self::Loops => "loops",
         }
     }
 
@@ -68,6 +73,7 @@ impl VictimPolicy {
             Self::Priority => Box::new(priority::Priority),
             Self::Profiled => Box::new(profiled::Profiled),
             Self::Clock => Box::new(clock::Clock),
+            Self::Loops => Box::new(loops::Loops),
         }
     }
 }
@@ -82,10 +88,9 @@ impl FromStr for VictimPolicy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|policy| policy.name() == text)
-            .ok_or_else(|| format!("`{text}` is no policy for victims: `random`, `priority`, `profiled` or `clock`"))
+        Self::ALL.into_iter().find(|policy| policy.name() == text).ok_or_else(|| {
+            format!("`{text}` is no policy for victims: `random`, `priority`, `profiled`, `clock` or `loops`")
+        })
     }
 }
 

@@ -15,7 +15,8 @@ pub(crate) struct SavedHints {
 
 impl Hints {
     pub(crate) fn save(&self) -> SavedHints {
-        let Self { chunks: _, priorities, accesses, referenced, hand } = self;
+        // How chunks come and go is learnt anew, within a few of them.
+        let Self { chunks: _, priorities, accesses, referenced, hand, comings: _ } = self;
         let (priorities, accesses, referenced) = (priorities.clone(), accesses.clone(), referenced.clone());
         SavedHints { priorities, accesses, referenced, hand: *hand }
     }
@@ -28,6 +29,6 @@ impl Hints {
         let sound =
             fits(priorities.len(), all) && fits(accesses.len(), all) && fits(referenced.len(), all.div_ceil(64));
         Invalid::unless(sound, || format!("what is known about {chunks} chunks is of others"))?;
-        Ok(Self { chunks, priorities, accesses, referenced, hand })
+        Ok(Self { priorities, accesses, referenced, hand, ..Self::new(chunks) })
     }
 }
