@@ -186,3 +186,26 @@ pub struct Hint {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accesses: Option<u32>,
 }
+
+/// The answer to `POST /v1/vms/NAME/memory/profile`: how often each part of a guest's VRAM was used meanwhile.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MemoryProfile {
+    /// The virtual machine.
+    pub vm: String,
+    /// The card has counted accesses. Otherwise these are looks at which a part was seen used since the one before: what its work
+    /// names, and what its CPU reaches by messages; what kernels reach by pointers is not among it.
+    pub counted_by_card: bool,
+    /// Looks that were taken.
+    pub looks: u64,
+    /// All of the guest's VRAM, in ascending order.
+    pub ranges: Vec<RangeUse>,
+}
+
+/// Uses of a range of a guest's VRAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RangeUse {
+    /// The range.
+    pub range: Range,
+    /// Uses of each of its chunks, in a unit that all of the guest's have.
+    pub accesses: u32,
+}

@@ -207,6 +207,13 @@ const OPERATIONS: [Operation; 41] = [
         Some(of::<crate::Hints>),
         (204, None),
     ),
+    act(
+        "/v1/vms/{name}/memory/profile",
+        "Counts how often each part of a guest's VRAM is used",
+        RECORD,
+        None,
+        (200, Some(of::<crate::MemoryProfile>)),
+    ),
     get("/v1/desired", "All that can be changed; the ETag is its revision", NONE, of::<crate::Exported>),
     Operation {
         query: APPLY,

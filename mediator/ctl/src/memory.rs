@@ -1,6 +1,7 @@
 //! `mediatorctl memory`: what lies where of cards' memory, and what virtual machines may have of it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use hyper::Method;
@@ -9,9 +10,13 @@ use vram::victim::VictimPolicy;
 use vram::{Mode, OnFull};
 
 use super::client::{self, Client, ClientError};
+use super::values::span;
 use super::watch::Watch;
 use super::{Form, output};
 use config::{RamSpec, VmMemory};
+
+/// Hints in a request at most: 64 KiB are what the daemon takes.
+const HINTS_MAX: usize = 256;
 
 #[derive(Clone, Debug, Subcommand)]
 pub(super) enum MemoryCommand {
@@ -72,17 +77,39 @@ pub(super) enum MemoryCommand {
         /// 0 to 255; 128 when nothing was said
         priority: u8,
     },
-    /// Takes over how often ranges of a guest's VRAM are accessed, for victims = profiled
-    Profile {
-        /// Name of the virtual machine
-        vm: String,
-        /// Lines of `RANGE COUNT`, such as `16M+2M 4711`; `#` begins a comment
-        file: PathBuf,
-    },
+    /// Takes over how often ranges of a guest's VRAM are accessed, for victims = profiled, or records that
+    Profile(Profile),
     /// Moves memory of a virtual machine to host memory now; it comes back when there is room, unless its quota is lower
     Evict(Move),
     /// Moves memory of a virtual machine back to the card now
     Return(Move),
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(super) struct Profile {
+    #[command(subcommand)]
+    record: Option<ProfileCommand>,
+    /// Name of the virtual machine
+    #[arg(required = true)]
+    vm: Option<String>,
+    /// Lines of `RANGE COUNT`, such as `16M+2M 4711`; `#` begins a comment
+    #[arg(required = true)]
+    file: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum ProfileCommand {
+    /// Counts how often ranges of a guest's VRAM are used from now on, and writes that down as such a file
+    Record {
+        /// Name of the virtual machine
+        vm: String,
+        /// The file to write
+        file: PathBuf,
+        /// For how long, such as 10s; at most a minute
+        #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = span)]
+        length: Duration,
+    },
 }
 
 #[derive(Clone, Debug, Args)]
@@ -103,7 +130,7 @@ struct Settings {
     /// MiB of the card that take evictions at once
     #[arg(long, value_name = "MIB")]
     reserve_mib: Option<u64>,
-    /// Policy for the chunk of a VM that goes first: random, priority, profiled or clock
+    /// Policy for the chunk of a VM that goes first: random, priority, profiled, clock or loops
     #[arg(long, value_name = "POLICY")]
     victims: Option<VictimPolicy>,
     /// Milliseconds between two looks whether chunks can come back
@@ -282,11 +309,17 @@ pub(super) fn answer(client: &Client, form: Form, command: MemoryCommand) -> Res
         MemoryCommand::Priority { vm, range, priority } => {
             hint(client, &vm, vec![about(range, |hint| hint.priority = Some(priority))])
         }
-        MemoryCommand::Profile { vm, file } => {
+        MemoryCommand::Profile(Profile { record: Some(ProfileCommand::Record { vm, file, length }), .. }) => {
+            record(client, form, &vm, &file, length)
+        }
+        MemoryCommand::Profile(Profile { vm, file, .. }) => {
+            let (vm, file) = (vm.unwrap_or_default(), file.unwrap_or_default());
             let text =
                 std::fs::read_to_string(&file).map_err(|source| ClientError::File { path: file.clone(), source })?;
             let hints = profile(&text).map_err(|what| ClientError::Desired { path: file, what })?;
-            hint(client, &vm, hints)
+            // No request is longer than the daemon takes.
+            hints.chunks(HINTS_MAX).try_for_each(|hints| hint(client, &vm, hints.to_vec()).map(drop))?;
+            Ok(String::new())
         }
         MemoryCommand::Evict(of) => moved(client, form, &of, "evict"),
         MemoryCommand::Return(of) => moved(client, form, &of, "return"),
@@ -318,6 +351,39 @@ fn moved(client: &Client, form: Form, Move { vm, mib, range }: &Move, what: &str
     let request = api::MoveRequest { mib: *mib, range: range.map(|range| range.0) };
     let report: api::MoveReport = client.post(&format!("{}/{what}", vm_path(vm)), &request)?;
     Ok(form.of(&report, output::memory::moved))
+}
+
+/// Records a profile, and writes it to a file.
+fn record(client: &Client, form: Form, vm: &str, file: &Path, length: Duration) -> Result<String, ClientError> {
+    let path = format!("{}/profile?for_ms={}", vm_path(vm), length.as_millis());
+    let recorded: api::MemoryProfile = client.post(&path, &Value::Null)?;
+    let text = profile_text(&recorded);
+    std::fs::write(file, text).map_err(|source| ClientError::File { path: file.to_owned(), source })?;
+    Ok(form.of(&recorded, |profile| {
+        let used = profile.ranges.iter().filter(|of| of.accesses > 0).count();
+        format!("{used} ranges of VM {vm}'s VRAM were used; {} has all of them\n", file.display())
+    }))
+}
+
+/// A profile as [`profile`] reads it.
+fn profile_text(recorded: &api::MemoryProfile) -> String {
+    let api::MemoryProfile { vm, counted_by_card, looks, ranges } = recorded;
+    let unit = match counted_by_card {
+        true => "accesses that the card has counted".to_owned(),
+        false => format!("of {looks} looks those at which it was seen used, by what work names"),
+    };
+    let line = |of: &api::RangeUse| format!("{} {}\n", range_text(of.range), of.accesses);
+    format!("# VRAM of VM {vm}: {unit}\n{}", ranges.iter().map(line).collect::<String>())
+}
+
+/// A range as [`RangeOf`] reads it.
+fn range_text(api::Range { start, bytes }: api::Range) -> String {
+    let size = |bytes: u64| match bytes {
+        _ if bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
+        _ if bytes.is_multiple_of(1 << 10) => format!("{}K", bytes >> 10),
+        _ => bytes.to_string(),
+    };
+    format!("{}+{}", size(start), size(bytes))
 }
 
 /// Lines of a profile.
@@ -404,6 +470,12 @@ mod tests {
     fn a_profile_names_the_line_that_is_wrong() {
         let hints = profile("# of a run\n0+2M 5\n\n2M+2M 7 # hot\n").unwrap();
         assert_eq!(hints.iter().map(|hint| hint.accesses).collect::<Vec<_>>(), [Some(5), Some(7)]);
+        let range = |start, bytes, accesses| api::RangeUse { range: api::Range { start, bytes }, accesses };
+        let ranges = vec![range(0, 2 << 20, 5), range(2 << 20, 128 << 10, 0), range((2 << 20) + (128 << 10), 64, 7)];
+        let recorded = api::MemoryProfile { vm: "a".into(), counted_by_card: false, looks: 9, ranges: ranges.clone() };
+        let read = profile(&profile_text(&recorded)).unwrap();
+        let read: Vec<_> = read.iter().map(|hint| (hint.range, hint.accesses)).collect();
+        assert_eq!(read, ranges.iter().map(|of| (of.range, Some(of.accesses))).collect::<Vec<_>>());
         assert!(profile("0+2M 5\n2M 7\n").unwrap_err().starts_with("line 2: `2M 7`"));
     }
 }

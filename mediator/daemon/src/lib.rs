@@ -52,6 +52,7 @@ mod sockets;
 mod spool;
 mod tenants;
 mod upgrade;
+mod uses;
 mod vm;
 
 #[cfg(test)]

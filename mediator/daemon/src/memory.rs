@@ -410,7 +410,7 @@ fn outside(vm: &str, range: api::Range, vram_bytes: u64) -> Result<(), DaemonErr
     Err(DaemonError::Setting { of: format!("VM `{vm}`"), what })
 }
 
-fn mediated(card: &Card) -> Result<Arc<HostCard>, DaemonError> {
+pub(super) fn mediated(card: &Card) -> Result<Arc<HostCard>, DaemonError> {
     let none = || DaemonError::Failed(format!("card `{}` is not the mediator's", card.spec.name));
     card.backend.mediated().ok_or_else(none)
 }

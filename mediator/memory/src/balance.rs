@@ -1,8 +1,8 @@
 //! Division of a card's memory: what its balancer and thrash detector are told, and what they want moved.
 
-use super::Memory;
 use super::chaos::{Chaos, Dice};
 use super::moved::{Holds, Moved, Plan, Planned, Relocated};
+use super::{CardVram, Memory};
 use card::AccessCounts;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -220,7 +220,7 @@ impl Memory {
         let swapped = summary.host.used != 0 || summary.vms.values().any(|vm| vm.parked != 0);
         // In forced mode turns begin whether or not anything has to move.
         let forced = self.divider.division.quanta.mode == Mode::Forced && summary.vms.len() > 1;
-        let often = swapped || forced || self.divider.turn().is_some();
+        let often = swapped || forced || self.divider.turn().is_some() || !self.uses.is_empty();
         often.then(|| Duration::from_nanos(self.divider.balancer.config().return_interval_ns))
     }
 
@@ -230,10 +230,10 @@ impl Memory {
     /// When the reserve cannot be had; nothing has changed then.
     pub fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
         self.vram.chunks.set_reserve(division.reserve)?;
-        self.vram.watches = division.balance.policy == VictimPolicy::Clock;
         self.divider.balancer.set_config(division.balance);
         self.divider.quanta.set_config(division.quanta);
         self.divider.division = *division;
+        self.watch();
         self.dice = Dice::new(division.chaos);
         self.vram.wakeup.ring();
         Ok(())
@@ -301,7 +301,8 @@ impl Memory {
     }
 
     /// Tells the balancer what was seen used, and what the card counts.
-    fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
+    pub(super) fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
+        self.add_uses(counts);
         let Self { vram, divider, .. } = self;
         let touched = std::mem::take(&mut vram.touched);
         let (balancer, chunks) = (&mut divider.balancer, &vram.chunks);
@@ -319,23 +320,11 @@ impl Memory {
             return;
         }
         let Some(counts) = counts else { return };
-        let accesses = |place: Place| -> u64 {
-            let blocks = |start: u64| (start..start + bytes).step_by(AccessCounts::BLOCK_BYTES as usize);
-            match place {
-                Place::Card(at) => blocks(at.0)
-                    .filter_map(|at| counts.vram.get((at / AccessCounts::BLOCK_BYTES) as usize))
-                    .fold(0, |sum, count| sum.saturating_add(*count)),
-                Place::Host(at) => {
-                    let first = vram.pinned.iova(at).0;
-                    counts.system.range(first..first + bytes).fold(0, |sum, (_, count)| sum.saturating_add(*count))
-                }
-            }
-        };
         for (vm, account) in chunks.vms() {
             for index in 0..account.advertised {
                 let at = chunks.guest_address(index);
                 if let Lookup::Placed(place) = chunks.lookup(vm, at, 1) {
-                    let count = u32::try_from(accesses(place)).unwrap_or(u32::MAX);
+                    let count = u32::try_from(accesses(vram, counts, place)).unwrap_or(u32::MAX);
                     let _ = balancer.set_accesses(chunks, vm, at, 1, count);
                 }
             }
@@ -344,9 +333,9 @@ impl Memory {
 
     /// Returns what the card counts, if anybody wants to know: of chunks for the balancer, and of the bus for the
     /// thrash detector.
-    fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
-        let Self { vram, divider, .. } = self;
-        let profiles = divider.balancer.config().policy == VictimPolicy::Profiled;
+    pub(super) fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
+        let Self { vram, divider, uses, .. } = self;
+        let profiles = divider.balancer.config().policy == VictimPolicy::Profiled || !uses.is_empty();
         let detects = divider.quanta.detects();
         let counts = (profiles || detects).then(|| vram.memory.card().access_counts(true)).flatten();
         let Bus { since, copied } = std::mem::take(&mut divider.bus);
@@ -423,6 +412,21 @@ impl Memory {
         });
         let before = std::mem::replace(&mut divider.waiting, waiting.clone());
         before.symmetric_difference(&waiting).map(|vm| (*vm, waiting.contains(vm))).collect()
+    }
+}
+
+/// Accesses to a chunk where it lies, as the card counts them.
+pub(super) fn accesses(vram: &CardVram, counts: &AccessCounts, place: Place) -> u64 {
+    let bytes = vram.chunks.chunk_bytes();
+    let blocks = |start: u64| (start..start + bytes).step_by(AccessCounts::BLOCK_BYTES as usize);
+    match place {
+        Place::Card(at) => blocks(at.0)
+            .filter_map(|at| counts.vram.get((at / AccessCounts::BLOCK_BYTES) as usize))
+            .fold(0, |sum, count| sum.saturating_add(*count)),
+        Place::Host(at) => {
+            let first = vram.pinned.iova(at).0;
+            counts.system.range(first..first + bytes).fold(0, |sum, (_, count)| sum.saturating_add(*count))
+        }
     }
 }
 

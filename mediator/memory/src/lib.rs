@@ -5,7 +5,7 @@
 //! the operator sees), [`refusals`] (what nobody got), `wants` (who waits, and what the mediator needs itself), `moved` (what
 //! moves, and has), `saved` (how it is written down), `wakeup` (what wakes the thread that moves it), `copier` and `own_space` (the
 //! mediator's own channels, and their address space), [`chaos`] (what moves without a reason, for tests), [`segments`] (what
-//! several address spaces share).
+//! several address spaces share), `uses` (how often what is used, while an operator wants to know).
 //!
 //! What it does not do: know threads, a schedule, or what of a VM runs; `owner` has all of that.
 
@@ -23,6 +23,7 @@ pub mod refusals;
 mod saved;
 pub mod segments;
 pub mod shortage;
+mod uses;
 mod vram;
 mod wakeup;
 mod wants;
@@ -34,6 +35,7 @@ pub use moved::{Moved, Plan, Planned, Ranges, Relocated};
 pub use own_space::{OwnSpace, va};
 pub use pages::{Wanted, found, found_beside};
 pub use saved::{Restored, SavedMemory, check_places};
+pub use uses::Uses;
 pub use wakeup::Wakeup;
 pub use wants::{FIRST_BYTES, LOOK, Looks};
 
@@ -73,6 +75,8 @@ pub struct Memory {
     travelling: BTreeSet<VmId>,
     /// Moves of VMs' memory.
     moved: BTreeMap<VmId, Moved>,
+    /// Uses of VMs' memory, of those of which somebody wants to know.
+    uses: BTreeMap<VmId, Uses>,
     /// Places that chunks have left, of the relocation that was committed last.
     left: Vec<Place>,
 }
@@ -92,6 +96,7 @@ impl Memory {
             segments: Segments::default(),
             travelling: BTreeSet::new(),
             moved: BTreeMap::new(),
+            uses: BTreeMap::new(),
             left: Vec::new(),
         }
     }
@@ -189,6 +194,7 @@ impl Memory {
         self.iova.dismiss(vm);
         self.forget_segments(vm);
         self.moved.remove(&vm);
+        self.uses.remove(&vm);
         self.travelling.remove(&vm);
         self.vram.chunks.freeze(vm);
         self.vram.forget(vm);

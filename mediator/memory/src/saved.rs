@@ -60,6 +60,8 @@ impl Memory {
             travelling: _,
             // Statistics, which begin anew.
             moved: _,
+            // A profile ends.
+            uses: _,
             left: _,
         } = self;
         let CardVram {

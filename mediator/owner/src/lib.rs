@@ -20,7 +20,7 @@ pub use bringup::start::{CardInfo, read_vbios};
 pub use card_memory::balance::Division;
 pub use card_memory::chaos::Chaos;
 pub use card_memory::{
-    CardVram, HostError, Looks, Moved, Ranges, Relocated, balance, holdings, iova, segments, shortage,
+    CardVram, HostError, Looks, Moved, Ranges, Relocated, Uses, balance, holdings, iova, segments, shortage,
 };
 pub use host_card::{
     Departing, GuestEvents, Halted, Handed, HostCard, HostState, Reopened, SavedHost, Share, Sharing, Standstill,

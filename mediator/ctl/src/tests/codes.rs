@@ -5,7 +5,7 @@ use mediatord::fixture::one_card;
 use std::io;
 
 /// Each command with arguments with which it works; VM `a` and card `card0` are there. In the order in which they can run.
-const GOOD: [&[&str]; 41] = [
+const GOOD: [&[&str]; 42] = [
     &["tenant", "list"],
     &["profile", "list"],
     &["profile", "show", "sliver"],
@@ -38,6 +38,7 @@ const GOOD: [&[&str]; 41] = [
     &["memory", "unpin", "a", "0+2M"],
     &["memory", "priority", "a", "0+2M", "9"],
     &["memory", "profile", "a", "/dev/null"],
+    &["memory", "profile", "record", "a", "/dev/null", "--for", "10ms"],
     &["memory", "evict", "a"],
     &["memory", "return", "a"],
     &["top", "--once"],

@@ -24,7 +24,7 @@ mod saving;
 
 /// Largest body of a request, in bytes.
 const MAX_BODY: usize = 64 << 10;
-/// The longest record of a scheduler, in ms.
+/// The longest record of a scheduler, or profile of a guest's memory, in ms.
 const RECORD_MS: u64 = 60_000;
 
 /// The requests that only look: those with the method GET or HEAD.
@@ -65,6 +65,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/vms/{name}/memory/evict", post(evict))
         .route("/v1/vms/{name}/memory/return", post(bring_back))
         .route("/v1/vms/{name}/memory/hints", post(hints))
+        .route("/v1/vms/{name}/memory/profile", post(profile_memory))
         .route("/v1/tenants", get(tenants).post(add_tenant))
         .route("/v1/tenants/{name}", get(tenant).patch(set_tenant).delete(remove_tenant))
         .route("/v1/profiles", get(profiles))
@@ -371,11 +372,20 @@ async fn scheduler_history(
     Ok(Json(look(move || daemon.scheduler_history(&name, since_ms)).await?))
 }
 
-/// The query of `scheduler/record`.
+/// The query of `scheduler/record` and of `memory/profile`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RecordQuery {
     for_ms: u64,
+}
+
+/// Its length.
+fn record_length(query: Result<Query<RecordQuery>, QueryRejection>) -> Result<Duration, Failure> {
+    let Query(RecordQuery { for_ms }) = query?;
+    if !(1..=RECORD_MS).contains(&for_ms) {
+        return Err(DaemonError::Query(format!("for_ms = {for_ms} is not between 1 and {RECORD_MS}")).into());
+    }
+    Ok(Duration::from_millis(for_ms))
 }
 
 /// The answer comes when the record is complete; if the client goes before, there is none.
@@ -384,12 +394,9 @@ async fn record_scheduler(
     Path(name): Path<String>,
     query: Result<Query<RecordQuery>, QueryRejection>,
 ) -> Result<impl IntoResponse, Failure> {
-    let Query(RecordQuery { for_ms }) = query?;
-    if !(1..=RECORD_MS).contains(&for_ms) {
-        return Err(DaemonError::Query(format!("for_ms = {for_ms} is not between 1 and {RECORD_MS}")).into());
-    }
+    let length = record_length(query)?;
     let record = beside(move || daemon.record_scheduler(&name)).await?;
-    tokio::time::sleep(Duration::from_millis(for_ms)).await;
+    tokio::time::sleep(length).await;
     Ok(([(header::CONTENT_TYPE, "application/jsonl")], beside(move || record.end()).await?))
 }
 
@@ -457,6 +464,18 @@ async fn hints(
     let Json(hints) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
     beside(move || daemon.hint_vm_memory(&name, &hints)).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// The answer comes when the time is over; if the client goes before, there is none.
+async fn profile_memory(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    query: Result<Query<RecordQuery>, QueryRejection>,
+) -> Answer<api::MemoryProfile> {
+    let length = record_length(query)?;
+    let record = beside(move || daemon.record_uses(&name)).await?;
+    tokio::time::sleep(length).await;
+    Ok(Json(beside(move || record.end()).await?))
 }
 
 async fn export(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, Failure> {

@@ -6,6 +6,7 @@ use crate::fixture::{copy, guest, one_card};
 use api::{CardMemory, Hint, Hints, MemoryList, MoveReport, MoveRequest, Range, VmMemory, VmMemorySettings};
 use rig::Machine;
 use serde_json::json;
+use std::sync::atomic::AtomicBool;
 
 const MIB: u64 = 1 << 20;
 const CARD: &str = "/v1/cards/card0/memory";
@@ -128,6 +129,70 @@ fn what_is_pinned_stays_and_is_part_of_the_guarantee() {
     let outside = Hint { range: Range { start: 31 * MIB, bytes: 2 * MIB }, ..hint };
     let error = post(&hints(outside)).unwrap_err().to_string();
     assert!(error.contains("expected some of the guest's 0x2000000"), "{error}");
+}
+
+/// Profiles VM `a` while its guest copies; returns the parts that were used.
+fn profile_of_copies(served: &Served) -> (api::MemoryProfile, Vec<api::RangeUse>) {
+    let (mut driver, mut channel) = guest(served, "a");
+    let path = format!("{VM}/profile?for_ms=100");
+    let done = AtomicBool::new(false);
+    let profile: api::MemoryProfile = std::thread::scope(|scope| {
+        let (client, done) = (served.client(), &done);
+        let profiling = scope.spawn(move || {
+            let profile = client.post(&path, &json!(null));
+            done.store(true, Ordering::SeqCst);
+            profile.unwrap()
+        });
+        while !done.load(Ordering::SeqCst) {
+            copy(&mut driver, &mut channel);
+            driver.wait(&channel);
+        }
+        profiling.join().unwrap()
+    });
+    let end = profile.ranges.iter().fold(0, |end, of| {
+        assert_eq!(of.range.start, end, "{profile:?}");
+        end + of.range.bytes
+    });
+    assert_eq!(end, 32 * MIB, "all of what the guest sees");
+    let used = profile.ranges.iter().filter(|of| of.accesses > 0).copied().collect();
+    (profile, used)
+}
+
+#[test]
+fn a_profile_says_what_was_used_as_the_card_counts_or_as_work_names_it() {
+    for (counts, more) in [(true, "profile = true\n"), (false, "")] {
+        let served = one_card(&format!("overcommit = true\nmemory = {{ host_mib = 64, return_ms = 5 }}\n{more}"));
+        let client = served.client();
+        let _: api::Vm = client.post("/v1/vms", &json!({ "name": "a", "card": "card0", "vram_mib": 32 })).unwrap();
+        let (profile, used) = profile_of_copies(&served);
+        assert_eq!(profile.counted_by_card, counts);
+        assert!(profile.looks > 0 && !used.is_empty(), "{profile:?}");
+        let bytes: u64 = used.iter().map(|of| of.range.bytes).sum();
+        assert!(bytes < 16 * MIB, "not what nobody used: {profile:?}");
+        // It is what hints take.
+        let hint =
+            |of: &api::RangeUse| Hint { range: of.range, pinned: None, priority: None, accesses: Some(of.accesses) };
+        let hints = serde_json::to_vec(&Hints { hints: profile.ranges.iter().map(hint).collect() }).unwrap();
+        client.request(hyper::Method::POST, &format!("{VM}/hints"), hints.into()).unwrap();
+    }
+}
+
+#[test]
+fn one_profile_of_a_vm_is_made_at_a_time_and_ends_with_who_wanted_it() {
+    let served = swapping();
+    let daemon = &served.fixture.daemon;
+    let first = daemon.record_uses("a").unwrap();
+    let error = refused(served.client().post::<api::MemoryProfile>(&format!("{VM}/profile?for_ms=1"), &json!(null)));
+    assert_eq!(error.code, ErrorCode::Conflict);
+    drop(first);
+    let _: api::MemoryProfile = served.client().post(&format!("{VM}/profile?for_ms=1"), &json!(null)).unwrap();
+    for (path, code) in [("/v1/vms/z/memory/profile?for_ms=1", ErrorCode::NotFound), (VM, ErrorCode::Invalid)] {
+        let path = if path == VM { format!("{VM}/profile?for_ms=60001") } else { path.to_owned() };
+        assert_eq!(refused(served.client().post::<api::MemoryProfile>(&path, &json!(null))).code, code);
+    }
+    let record = daemon.record_uses("a").unwrap();
+    served.client().delete("/v1/vms/a").unwrap();
+    assert!(record.end().unwrap_err().to_string().contains("has left its card"));
 }
 
 #[test]
