@@ -1,12 +1,14 @@
-//! Reports of benchmarks: metrics with their baseline and target, as a table and as JSON.
+//! Reports of benchmarks: metrics with their baseline, target and interval, as a table and as JSON.
 
 pub mod conditions;
+pub mod interval;
 mod record;
 
 use std::borrow::Cow;
 
 use serde_json::{Value, json};
 
+pub use interval::Interval;
 pub use record::Record;
 
 /// Demand on a metric.
@@ -33,6 +35,8 @@ pub struct Metric {
     pub baseline: Option<f64>,
     /// Demand on the value over baseline if there is one, else on the value.
     pub target: Target,
+    /// Interval of the value over baseline if there is one, else of the value. Its end that is worse is what the target is for.
+    pub interval: Option<Interval>,
     /// Value that others have published of the same.
     pub peer: Option<&'static str>,
 }
@@ -40,12 +44,32 @@ pub struct Metric {
 impl Metric {
     /// A figure that is only reported.
     pub fn plain(name: impl Into<String>, value: f64, unit: &'static str) -> Self {
-        Self { name: name.into(), value, unit: Cow::Borrowed(unit), baseline: None, target: Target::None, peer: None }
+        let (name, unit) = (name.into(), Cow::Borrowed(unit));
+        Self { name, value, unit, baseline: None, target: Target::None, interval: None, peer: None }
     }
 
     /// A figure with its baseline; the target is of the ratio.
     pub fn ratio(name: impl Into<String>, value: f64, unit: &'static str, baseline: f64, target: Target) -> Self {
-        Self { name: name.into(), value, unit: Cow::Borrowed(unit), baseline: Some(baseline), target, peer: None }
+        Self { baseline: Some(baseline), ..Self::plain(name, value, unit).target(target) }
+    }
+
+    /// The median of samples, with its interval; without samples it is no number, which meets no target.
+    pub fn of_samples(name: impl Into<String>, samples: &[f64], unit: &'static str) -> Self {
+        let value = median(samples).unwrap_or(f64::NAN);
+        Self { interval: Interval::of(samples, median), ..Self::plain(name, value, unit) }
+    }
+
+    /// The median of samples beside that of a baseline's, one of each in a round, with the interval of the ratio.
+    pub fn ratio_of_samples(
+        name: impl Into<String>,
+        samples: &[f64],
+        unit: &'static str,
+        baseline: &[f64],
+        target: Target,
+    ) -> Self {
+        let interval = Interval::of_ratio(samples, baseline, median);
+        let [value, baseline] = [samples, baseline].map(|of| median(of).unwrap_or(f64::NAN));
+        Self { interval, ..Self::ratio(name, value, unit, baseline, target) }
     }
 
     /// A figure as it stands in a file, if it is one.
@@ -64,6 +88,7 @@ impl Metric {
             unit: Cow::Owned(row["unit"].as_str()?.to_owned()),
             baseline: number("baseline"),
             target,
+            interval: Interval::of_json(row),
             // Said again by who measures.
             peer: None,
         })
@@ -73,6 +98,12 @@ impl Metric {
     #[must_use]
     pub fn target(self, target: Target) -> Self {
         Self { target, ..self }
+    }
+
+    /// With an interval.
+    #[must_use]
+    pub fn within(self, interval: Option<Interval>) -> Self {
+        Self { interval, ..self }
     }
 
     /// Beside what others have published.
@@ -85,11 +116,12 @@ impl Metric {
         self.baseline.map_or(self.value, |baseline| self.value / baseline)
     }
 
-    /// Returns whether the target is met; `None` without one.
+    /// Returns whether the target is met, by the end of the interval that is worse if there is one; `None` without a target.
     pub fn met(&self) -> Option<bool> {
+        let (low, high) = self.interval.map_or((self.judged(), self.judged()), |Interval { low, high }| (low, high));
         match self.target {
-            Target::AtMost(most) => Some(self.judged() <= most),
-            Target::AtLeast(least) => Some(self.judged() >= least),
+            Target::AtMost(most) => Some(high <= most),
+            Target::AtLeast(least) => Some(low >= least),
             Target::None => None,
         }
     }
@@ -107,6 +139,7 @@ impl Metric {
         json!({
             "name": self.name, "value": self.value, "unit": self.unit, "baseline": self.baseline,
             "ratio": self.baseline.map(|_| self.judged()), "target": self.target_text(), "met": self.met(), "peer": self.peer,
+            "low": self.interval.map(|interval| interval.low), "high": self.interval.map(|interval| interval.high),
         })
     }
 }
@@ -114,19 +147,20 @@ impl Metric {
 /// Prints the table.
 pub fn print(metrics: &[Metric]) {
     println!(
-        "{:44} {:>14} {:8} {:>14} {:>8} {:>10}  met  what others report",
-        "metric", "value", "unit", "baseline", "ratio", "target"
+        "{:44} {:>14} {:8} {:>14} {:>8} {:>15} {:>10}  met  what others report",
+        "metric", "value", "unit", "baseline", "ratio", "95 %", "target"
     );
     for metric in metrics {
         let baseline = metric.baseline.map_or("-".to_owned(), |baseline| format!("{baseline:.1}"));
         let ratio = metric.baseline.map_or("-".to_owned(), |_| format!("{:.3}", metric.judged()));
+        let interval = metric.interval.map_or("-".to_owned(), |of| format!("{} to {}", shown(of.low), shown(of.high)));
         let met = match metric.met() {
             Some(true) => "yes",
             Some(false) => "NO",
             None => "-",
         };
         println!(
-            "{:44} {:>14} {:8} {baseline:>14} {ratio:>8} {:>10}  {met:3}  {}",
+            "{:44} {:>14} {:8} {baseline:>14} {ratio:>8} {interval:>15} {:>10}  {met:3}  {}",
             metric.name,
             shown(metric.value),
             metric.unit,
@@ -190,7 +224,36 @@ mod tests {
             Target::AtLeast(least) => (least - least.abs() * 0.01 - 1e-6) * of,
             Target::None => metric.value,
         };
-        Metric { value, ..metric.clone() }
+        let shift = (value - metric.value) / of;
+        let interval = metric.interval.map(|Interval { low, high }| Interval { low: low + shift, high: high + shift });
+        Metric { value, interval, ..metric.clone() }
+    }
+
+    #[test]
+    fn target_is_met_when_the_worse_end_of_the_interval_says_so() {
+        let baseline = [20.0, 21.0, 19.5, 20.5, 20.0, 19.0, 20.0];
+        let slower = |by: f64| baseline.map(|value| value * by);
+        let measured =
+            |samples: &[f64]| Metric::ratio_of_samples("read", samples, "us", &baseline, Target::AtMost(1.1));
+        let even = measured(&slower(1.05));
+        assert_eq!((even.met(), even.interval.is_some()), (Some(true), true));
+        // A few rounds are slow on purpose: the median hides it, the interval does not.
+        let mut unsteady = slower(1.05);
+        unsteady[1..4].iter_mut().for_each(|value| *value *= 1.3);
+        let unsteady = measured(&unsteady);
+        assert!(unsteady.judged() <= 1.1 && unsteady.met() == Some(false), "{unsteady:?}");
+        assert_eq!(measured(&slower(1.11)).met(), Some(false));
+        let rate = |least| Metric::of_samples("rate", &baseline, "1/s").target(Target::AtLeast(least));
+        assert_eq!([rate(19.0).met(), rate(19.9).met()], [Some(true), Some(false)], "{:?}", rate(0.0));
+        assert_eq!(Metric::of_samples("rate", &[], "1/s").target(Target::AtLeast(0.0)).met(), Some(false));
+    }
+
+    #[test]
+    fn figure_in_a_file_keeps_its_interval() {
+        let metric = Metric::plain("read", 3.0, "us").within(Some(Interval { low: 2.5, high: 3.5 }));
+        let metric = metric.target(Target::AtMost(3.2));
+        assert_eq!(Metric::of_json(&metric.json()), Some(metric.clone()));
+        assert_eq!(metric.json()["met"], Value::Bool(false));
     }
 
     /// The files of figures in the documentation, with the rows that benchmarks of this program have.
