@@ -44,6 +44,8 @@ pub struct CardConfig {
     pub division: Division,
     /// Time that work takes.
     pub time: Option<TimeModel>,
+    /// It counts how often its engines touch what.
+    pub counts: bool,
     /// It says what its engines touch, in order ([`simgpu::SimGpu::take_touches`]): one thread executes kernels, so that it is the
     /// same each time.
     pub traced: bool,
@@ -53,7 +55,15 @@ impl CardConfig {
     /// Chunks of 2 MiB, and work that takes no time.
     #[must_use]
     pub fn new(card_mib: u64, host_mib: u64) -> Self {
-        Self { card_mib, host_mib, chunk_bytes: 2 * MIB, division: Division::default(), time: None, traced: false }
+        Self {
+            card_mib,
+            host_mib,
+            chunk_bytes: 2 * MIB,
+            division: Division::default(),
+            time: None,
+            counts: false,
+            traced: false,
+        }
     }
 
     /// Brings the card up.
@@ -72,7 +82,7 @@ impl CardConfig {
             division: self.division,
             ..sharing()
         };
-        let (profile, compute_workers) = (self.traced, self.traced.then_some(0));
+        let (profile, compute_workers) = (self.counts || self.traced, self.traced.then_some(0));
         let config =
             simgpu::Config { vram_mib, time: self.time, profile, compute_workers, ..simgpu::Config::default() };
         Ok(Rig::made(&config, &sharing, |card| card))

@@ -28,16 +28,17 @@ const PERCENT: [usize; 4] = [90, 75, 50, 25];
 const SEEDS: u64 = 20;
 /// Inputs: of the two instances, and of the run that says what is known.
 const INPUTS: [u64; 3] = [1, 3, 2];
-/// The most that the policy by use may copy, against the least.
+/// The most that the policies by use may copy, against the least.
 const TARGET: f64 = 1.2;
 /// The policy that is judged.
-const JUDGED: &str = "clock";
+const JUDGED: &str = "loops";
 
 const RANDOM: Contender = Contender { name: "random", policy: Some(VictimPolicy::Random), sees: Sees::Named };
-const OTHERS: [Contender; 5] = [
+const OTHERS: [Contender; 6] = [
     Contender { name: "priority", policy: Some(VictimPolicy::Priority), sees: Sees::Named },
     Contender { name: "profiled", policy: Some(VictimPolicy::Profiled), sees: Sees::Named },
-    Contender { name: JUDGED, policy: Some(VictimPolicy::Clock), sees: Sees::Named },
+    Contender { name: "clock", policy: Some(VictimPolicy::Clock), sees: Sees::Named },
+    Contender { name: JUDGED, policy: Some(VictimPolicy::Loops), sees: Sees::Named },
     // Had the card reference bits.
     Contender { name: "clock_bits", policy: Some(VictimPolicy::Clock), sees: Sees::All },
     // None of the product's.

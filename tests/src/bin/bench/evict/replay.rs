@@ -163,8 +163,8 @@ impl Memory {
     }
 
     /// Chunks of a piece that are not on the card.
-    pub(super) fn missing(&self, piece: &Piece<'_>) -> usize {
-        piece.step.keys().filter(|chunk| !self.on_card[piece.vm].contains(chunk)).count()
+    pub(super) fn missing(&self, piece: &Piece<'_>) -> Vec<u32> {
+        piece.step.keys().filter(|chunk| !self.on_card[piece.vm].contains(chunk)).copied().collect()
     }
 
     pub(super) fn evict(&mut self, vm: usize, chunk: u32) {
@@ -212,8 +212,11 @@ pub(super) fn replay(
             (Sees::Named, None) => {}
             (Sees::All, _) => piece.step.keys().for_each(|&chunk| known.touch(chunk..=chunk)),
         }
-        make_room(&mut memory, piece, capacity, &mut hints, policy.as_deref_mut());
+        let missing = memory.missing(piece);
+        missing.iter().for_each(|&chunk| hints[piece.vm].wants(chunk));
+        make_room(&mut memory, piece, missing.len(), capacity, &mut hints, policy.as_deref_mut());
         memory.run(piece);
+        missing.iter().for_each(|&chunk| hints[piece.vm].arrived(chunk..=chunk));
     }
     memory.copied()
 }
@@ -222,11 +225,11 @@ pub(super) fn replay(
 fn make_room(
     memory: &mut Memory,
     piece: &Piece<'_>,
+    missing: usize,
     capacity: usize,
     hints: &mut [Hints],
     mut policy: Option<&mut (dyn Choose + 'static)>,
 ) {
-    let missing = memory.missing(piece);
     let excess = (memory.count() + missing).saturating_sub(capacity);
     if excess == 0 {
         return;

@@ -81,6 +81,7 @@ fn loop_that_does_not_fit_is_copied_by_what_is_worst_for_it() {
     // Belady: one in three that is not the first round's.
     assert_eq!(optimum(&pieces, 1, 3), Optimum { least: 12, reached: 12 });
     assert_eq!(copied("latest"), Copied { ins: 18, outs: 0 }, "two of four stay");
+    assert_eq!(copied("loops"), Copied { ins: 14, outs: 0 }, "what was used just now goes");
     assert_eq!(copied("clock_bits"), Copied { ins: 36, outs: 0 }, "each is gone when it is used again");
 }
 

@@ -1,18 +1,21 @@
 //! Speed of moving chunks, against plain copies between the same two memories by the same engines; and what the size of a
-//! chunk changes (GPUswap's figures 7 to 9).
+//! chunk changes (GPUswap's figures 7 to 9). And what relocation would do over real links: what it takes beside its copies is
+//! measured, those are put in as the link's.
 
+use std::ops::Range;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use nvspec::instance::context;
+use owner::Relocated;
 use rig::Rig;
 use rig::driver::{At, CE0, CE1, Channel, Driver, PAGE, methods, object, pattern};
 use simgpu::TimeModel;
-use tests::bench::{Metric, Target, median};
+use tests::bench::{Metric, Target};
 use tests::light::{CardConfig, MIB, account, guest, wait};
 use vram::{Limits, Step, To, VmId};
 
-use super::{CHUNK, LONG, division, time};
+use super::{CHUNK, LINKS, LONG, division, mean_of, middle, time};
 
 /// Bytes that are copied or moved at a time.
 const BYTES: u64 = 32 * MIB;
@@ -25,6 +28,10 @@ const RAM_VA: u64 = VRAM_VA + BYTES;
 const GPA: u64 = 64 * MIB;
 /// Measurements of each kind; the median counts.
 const ROUNDS: usize = 5;
+/// Relocations each way whose own time is measured.
+const LINK_ROUNDS: usize = 20;
+/// Chunks' sizes of which that is.
+const LINK_KIB: [u64; 5] = [128, 512, 2048, 8192, 32768];
 /// Bytes of a line of a copy, and of a copy.
 const LINE: u64 = 16 << 10;
 const PIECE: u64 = MIB;
@@ -83,13 +90,19 @@ impl Scene {
     }
 
     /// Bytes per second of chunks that move, and milliseconds that the VM was suspended.
-    fn relocate(&mut self, chunks: std::ops::Range<u64>, to: To) -> Result<(f64, f64)> {
+    fn relocate(&mut self, chunks: Range<u64>, to: To) -> Result<(f64, f64)> {
+        let (done, took) = self.relocated(chunks, to)?;
+        Ok((done.bytes as f64 / took, done.suspended_ns as f64 / 1e6))
+    }
+
+    /// Moves chunks; what that did, and the seconds that it took.
+    fn relocated(&mut self, chunks: Range<u64>, to: To) -> Result<(Relocated, f64)> {
         let steps: Vec<_> = chunks.map(|index| Step { vm: VmId(0), index: index as u32, to }).collect();
         let began = Instant::now();
         let done = self.rig.host.relocate(VmId(0), &steps);
         let took = began.elapsed().as_secs_f64();
         ensure!(done.moved as usize == steps.len(), "{done:?} of {} chunks", steps.len());
-        Ok((done.bytes as f64 / took, done.suspended_ns as f64 / 1e6))
+        Ok((done, took))
     }
 
     fn verify(&self, seed: u32) -> Result<()> {
@@ -105,10 +118,6 @@ fn rectangle(from: u64, to: u64) -> Vec<u32> {
     let mut words = methods(4, 0x30c, &[from_high, from, to_high, to, line, line, line, lines]);
     words.extend(methods(4, 0x300, &[0x110]));
     words
-}
-
-fn middle(values: &[f64]) -> Result<f64> {
-    median(values).context("no measurement")
 }
 
 /// Both ways, each in turn with its baseline.
@@ -167,10 +176,10 @@ pub fn throughput() -> Result<Vec<Metric>> {
     for (kind, time) in [("modelled", time()), ("unbound", None)] {
         let mut scene = Scene::new(CHUNK, time)?;
         let Rates { out_fresh, plain_out_fresh, out, back, plain_out, plain_back, scrub } = rates(&mut scene, CHUNK)?;
-        let mib = MIB as f64;
+        let (of, unit) = if time.is_some() { (MIB as f64, "MiB/s") } else { (1e9, "GB/s") };
         let target = Target::AtLeast(0.9);
         let row = |way: &str, rate: f64, plain: f64| {
-            Metric::ratio(format!("swap.throughput.{kind}.{way}"), rate / mib, "MiB/s", plain / mib, target)
+            Metric::ratio(format!("swap.throughput.{kind}.{way}"), rate / of, unit, plain / of, target)
         };
         metrics.extend([row("out", out, plain_out), row("back", back, plain_back)]);
         let (fresh, suspended) = out_fresh;
@@ -178,7 +187,58 @@ pub fn throughput() -> Result<Vec<Metric>> {
         let copy = BYTES as f64 / plain_out * 1e3;
         let name = format!("swap.throughput.{kind}.suspension_to_fresh_memory");
         metrics.push(Metric::ratio(name, suspended, "ms", copy, Target::None));
-        metrics.push(Metric::plain(format!("swap.throughput.{kind}.scrub"), scrub / mib, "MiB/s"));
+        metrics.push(Metric::plain(format!("swap.throughput.{kind}.scrub"), scrub / of, unit));
+    }
+    Ok(metrics)
+}
+
+/// Relocation over links of 6 to 50 GB/s.
+pub fn links() -> Result<Vec<Metric>> {
+    let mut metrics = Vec::new();
+    for kib in LINK_KIB {
+        let chunk_bytes = kib << 10;
+        let mut scene = Scene::new(chunk_bytes, None)?;
+        let whole = chunk_bytes.max(BYTES);
+        let first = AT / chunk_bytes;
+        let mut own = [Vec::new(), Vec::new()];
+        let mut copied = [Vec::new(), Vec::new()];
+        let mut paused = [Vec::new(), Vec::new()];
+        for round in 0..=LINK_ROUNDS {
+            for (way, to) in [To::Host, To::Card].into_iter().enumerate() {
+                let (done, took) = scene.relocated(first..first + whole / chunk_bytes, to)?;
+                scene.rig.host.scrub();
+                // The first finds no pages of the host's.
+                if round > 0 {
+                    let copies = done.copied_ns as f64 / 1e9;
+                    own[way].push(took - copies);
+                    copied[way].push(copies);
+                    paused[way].push(done.suspended_ns as f64 / 1e9 - copies);
+                }
+            }
+        }
+        scene.verify(1)?;
+        for (way, what) in ["out", "back"].into_iter().enumerate() {
+            let row = format!("swap.links.{kib}k.{what}");
+            let ms: Vec<f64> = own[way].iter().map(|seconds| seconds * 1e3).collect();
+            let software = mean_of(format!("{row}.own_time_of_{}m", whole / MIB), &ms, "ms")?;
+            let own_seconds = software.value / 1e3;
+            metrics.push(software);
+            metrics.push(Metric::plain(
+                format!("{row}.this_machine"),
+                whole as f64 / middle(&copied[way])? / 1e9,
+                "GB/s",
+            ));
+            let pause = middle(&paused[way])?;
+            for (link, rate) in LINKS {
+                let reached = whole as f64 / (own_seconds + whole as f64 / rate) / 1e9;
+                // A chunk's size is the operator's; what is said of one that nobody set is judged.
+                let target = if chunk_bytes == CHUNK { Target::AtLeast(0.9) } else { Target::None };
+                metrics.push(Metric::ratio(format!("{row}.{link}"), reached, "GB/s", rate / 1e9, target));
+                let suspended = (pause + whole as f64 / rate) * 1e3;
+                let name = format!("{row}.{link}.suspension_of_{}m", whole / MIB);
+                metrics.push(Metric::ratio(name, suspended, "ms", whole as f64 / rate * 1e3, Target::None));
+            }
+        }
     }
     Ok(metrics)
 }

@@ -9,6 +9,7 @@
 mod bandwidth;
 mod delay;
 mod fairness;
+mod jobs;
 mod picture;
 mod pressure;
 mod reserve;
@@ -20,7 +21,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use owner::Division;
 use simgpu::TimeModel;
-use tests::bench::Metric;
+use tests::bench::interval::mean;
+use tests::bench::{Interval, Metric, Target, median};
 use tests::light::{MIB, timing};
 use vram::Mode;
 
@@ -30,6 +32,8 @@ const VRAM_RATE: u64 = 800 * MIB;
 const BUS_RATE: u64 = 32 * MIB;
 /// Bytes of a chunk where nothing else is said.
 const CHUNK: u64 = 2 * MIB;
+/// Links that cards have, in bytes per second: PCIe 2 and 3 with 16 lanes, and PCIe 5 or what ties a card to its processor.
+const LINKS: [(&str, f64); 3] = [("6gbs", 6e9), ("12gbs", 12e9), ("50gbs", 50e9)];
 /// Nothing here takes that long.
 const LONG: Duration = Duration::from_secs(120);
 
@@ -50,17 +54,37 @@ fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()>
     let began = Instant::now();
     while !holds()? {
         ensure!(began.elapsed() < LONG, "{what}: not within {LONG:?}");
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(Duration::from_micros(100));
     }
     Ok(())
 }
 
-/// The value that `permille` of the values are not above.
-fn quantile(values: &[f64], permille: usize) -> Result<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let last = sorted.len().checked_sub(1).context("no values")?;
-    Ok(sorted[(last * permille).div_ceil(1000).min(last)])
+/// The middle one.
+fn middle(values: &[f64]) -> Result<f64> {
+    median(values).context("no measurement")
+}
+
+/// The largest.
+fn largest(values: &[f64]) -> f64 {
+    values.iter().copied().fold(0.0, f64::max)
+}
+
+/// The mean of samples, with its interval.
+fn mean_of(name: impl Into<String>, samples: &[f64], unit: &'static str) -> Result<Metric> {
+    let value = mean(samples).context("no measurement")?;
+    Ok(Metric::plain(name, value, unit).within(Interval::of(samples, mean)))
+}
+
+/// The mean of samples beside that of a baseline's, with the interval of the ratio.
+fn ratio_of_means(
+    name: impl Into<String>,
+    samples: &[f64],
+    unit: &'static str,
+    baseline: &[f64],
+    target: Target,
+) -> Result<Metric> {
+    let [value, whole] = [mean(samples), mean(baseline)].map(|of| of.context("no measurement"));
+    Ok(Metric::ratio(name, value?, unit, whole?, target).within(Interval::of_ratio(samples, baseline, mean)))
 }
 
 /// A part of the benchmark by name.
@@ -72,13 +96,17 @@ pub fn run(json: Option<&Path>) -> Result<Vec<Metric>> {
     // A part can be chosen while one works on it.
     let only = std::env::var("GPU_MEDIATOR_SWAP_PART").ok();
     let picture = |of: &str| json.map(|json| json.with_extension(format!("{of}.svg")));
-    let parts: [Part<'_>; 7] = [
+    let parts: [Part<'_>; 11] = [
         ("bandwidth", &bandwidth::throughput),
+        ("links", &|| Ok([bandwidth::links()?, delay::links()?].concat())),
         ("delay", &delay::run),
         ("chunks", &bandwidth::chunk_sizes),
+        ("chunk_delay", &delay::by_chunk),
+        ("chunk_time", &pressure::by_chunk),
         ("fairness", &|| fairness::run(picture("shares").as_deref())),
         ("reserve", &reserve::run),
         ("thrash", &thrash::run),
+        ("without_pressure", &pressure::without_pressure),
         ("pressure", &|| pressure::run(picture("pressure").as_deref())),
     ];
     for (name, part) in parts.iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {
