@@ -5,7 +5,7 @@ use super::world::{self, Card, Grants, Guest, LARGE, PAGE};
 use crate::{AddressSpaces, HOST_PAGES, HostPage, Place, SHARED_PAGES, SpaceId};
 use nvspec::addr::GpuVa;
 use nvspec::mmu::Rights;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The directory entries that are the host's: shared pages, and its own.
 const HOST_ENTRIES: [u64; 2] = [8190, 8191];
@@ -60,6 +60,8 @@ impl View<'_> {
     /// Checks everything that can be reached.
     pub(crate) fn check(&self, fit: Fit) {
         let (card, ram, guest) = self.directories();
+        // A directory that is filled has the same entry hundreds of times: each pair of tables is looked at once.
+        let mut seen = BTreeSet::new();
         for (index, shadow) in (0u64..).zip(self.card.entries(card, 8192)) {
             if HOST_ENTRIES.contains(&index) {
                 self.check_host(index, shadow);
@@ -74,7 +76,9 @@ impl View<'_> {
             }
             let theirs = halves(pde);
             for mine in halves(shadow) {
-                self.check_table(fit, mine, theirs);
+                if seen.insert((mine, theirs)) {
+                    self.check_table(fit, mine, theirs);
+                }
             }
             if fit == Fit::Exact {
                 self.check_walks(index, pde);
