@@ -2,7 +2,8 @@
 //!
 //! Through an aperture the CPU writes eight bytes at a time, uncached: a chunk takes milliseconds of a card that is hardware, and as many
 //! messages as it has words where that card is another process. The engines do it in microseconds, while nobody holds the card's
-//! lock. Who needs a chunk at once and finds none but those that they zero waits for their marks.
+//! lock. Who needs a chunk at once and finds none but those that they zero looks at their marks, and waits for the mover when
+//! they are not set.
 
 use crate::HostError;
 use crate::vram::CardVram;
@@ -20,9 +21,6 @@ const AHEAD: u32 = 8;
 const AHEAD_BY_ENGINES: u64 = 16 << 20;
 /// Bytes that the engines zero for one request.
 const AT_ONCE: u64 = 4 << 20;
-/// Looks at a mark before what it says is not waited for any more. A look takes a microsecond, and what the engines were given before
-/// tens of them; behind work of a guest they may come milliseconds later.
-const MARK_LOOKS: u32 = 20_000;
 
 impl CardVram {
     /// Wakes the mover when few of the chunks that are free are zeroed.
@@ -54,7 +52,7 @@ impl CardVram {
                 break;
             }
         }
-        if any { Ok(true) } else { self.await_engines() }
+        if any { Ok(true) } else { self.take_from_engines() }
     }
 
     /// Zeroes a piece of what is to be scrubbed, for who has time; false when nothing is.
@@ -111,12 +109,18 @@ impl CardVram {
         self.zeroing.marks = marks;
     }
 
-    /// The engines have done what was taken for them, or it stays out of use.
+    /// The engines have done what was taken for them.
     pub fn engines_have_zeroed(&mut self) {
+        self.zeroing.by_engines += self.zeroing.engines.len() as u64;
+        self.engines_keep();
+    }
+
+    /// Nobody waits for the engines any more. What was taken for them and is quarantined, since they may still write to it, stays out of
+    /// use.
+    pub fn engines_keep(&mut self) {
         self.zeroing.marks = None;
         for work in std::mem::take(&mut self.zeroing.engines) {
             self.chunks.scrubbed(work.place);
-            self.zeroing.by_engines += 1;
         }
     }
 
@@ -133,19 +137,14 @@ impl CardVram {
         self.zeroing.by_engines
     }
 
-    /// Waits for what the engines zero; false when that is nothing.
-    fn await_engines(&mut self) -> Result<bool, HostError> {
+    /// Takes what the engines have zeroed meanwhile; false when they have not, and who needs it waits for the mover without the
+    /// card's lock.
+    fn take_from_engines(&mut self) -> Result<bool, HostError> {
         let Some(marks) = self.zeroing.marks.clone() else { return Ok(false) };
         for Mark { at, count } in marks {
             let mut word = [0; 4];
-            let mut set = false;
-            for _ in 0..MARK_LOOKS {
-                self.memory.read(at, &mut word)?;
-                set = u32::from_le_bytes(word) == count;
-                if set {
-                    break;
-                }
-            }
+            self.memory.read(at, &mut word)?;
+            let set = u32::from_le_bytes(word) == count;
             if !set {
                 return Ok(false);
             }

@@ -52,8 +52,7 @@ impl HostCard {
         // An engine that is at work still would write to what is a guest's by then.
         match self.stop_copier(&places) {
             Ok(()) => self.lock().vram_mut().engines_have_failed(),
-            // They stay out of use.
-            Err(_) => self.lock().vram_mut().engines_have_zeroed(),
+            Err(_) => self.lock().vram_mut().engines_keep(),
         }
         false
     }

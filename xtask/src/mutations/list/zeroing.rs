@@ -8,8 +8,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "who needs a chunk that the engines zero gets it when they have done so",
         package: "vgpu",
         file: "mediator/memory/src/zeroing.rs",
-        from: "                set = u32::from_le_bytes(word) == count;\n",
-        to: "                set = count != 0;\n",
+        from: "            let set = u32::from_le_bytes(word) == count;\n",
+        to: "            let set = count != 0;\n",
         tests: "zeroing::who_needs",
     },
     Mutation {
