@@ -165,6 +165,11 @@ impl Work {
         self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.polled?)))
     }
 
+    /// Returns where a channel's doorbells are no messages, if its USERD lives under a mapped aperture.
+    pub(crate) fn polled_at(&self, channel: VirtualChannelId) -> Option<Slot> {
+        self.channels.get(&channel)?.polled
+    }
+
     /// Notes what GP_PUT is where it is no message. Returns whether that is new.
     pub(crate) fn see_put(&mut self, channel: VirtualChannelId, put: u32) -> bool {
         self.channels.get_mut(&channel).is_some_and(|channel| channel.seen.replace(put) != Some(put))

@@ -139,6 +139,10 @@ impl VmBackend {
     fn userd_write(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) {
         if let Some(gp_put) = self.work.store(channel, offset, data) {
             self.ring(channel, gp_put);
+            // Where the page is mapped as well it shows that, or an older doorbell would be found there.
+            if let Some(slot) = self.work.polled_at(channel) {
+                self.show(channel, slot, userd::GP_PUT);
+            }
         }
     }
 

@@ -222,7 +222,7 @@ impl VmBackend {
     }
 
     /// Copies a word of the channel's USERD to where the guest sees it.
-    fn show(&mut self, channel: VirtualChannelId, slot: Slot, offset: u64) {
+    pub(super) fn show(&mut self, channel: VirtualChannelId, slot: Slot, offset: u64) {
         let mut word = [0; 4];
         self.userd_read(channel, offset, &mut word);
         self.remap().write(slot, offset, &word);

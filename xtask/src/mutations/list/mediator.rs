@@ -400,6 +400,15 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         tests: "failing::",
     },
     Mutation {
+        name: "rung-again",
+        what: "a doorbell by message is not found again under a mapped aperture by who goes on with the VM",
+        package: "vgpu",
+        file: "mediator/vgpu/src/backend/aperture.rs",
+        from: "                self.show(channel, slot, userd::GP_PUT);\n",
+        to: "                let _ = slot;\n",
+        tests: "remap::upgraded::doorbells",
+    },
+    Mutation {
         name: "move-pages",
         what: "a channel that has come finds its ring where its own structures say",
         package: "vgpu",

@@ -81,6 +81,33 @@ fn doorbells_that_are_no_messages_are_seen_whoever_has_the_card() {
 }
 
 #[test]
+fn doorbells_that_were_messages_are_not_rung_again() {
+    let (handover, mut rig, mut driver) = made();
+    // BAR3 shows USERD from offset 0 on, and a stock driver rings by BAR1.
+    let cpu = Cpu::of(&driver.guest, Bar3);
+    let (mut channel, mut other) = (driver.channel(2), driver.channel(3));
+    let work = [object(CE0), ce_copy(A, B, 1)].concat();
+    for channel in [&channel, &other] {
+        driver.buffer(channel, A, 1, 1);
+        driver.buffer(channel, B, 1, 50);
+    }
+    for round in 1..5 {
+        for _ in 0..3 {
+            driver.submit(&mut channel, &work);
+        }
+        driver.wait(&channel);
+        let entries = driver.guest.counter("ring_entries");
+        handover.hand_over(&mut rig, &mut [&mut driver.guest]);
+        // Whoever goes on looks for doorbells of both channels before it finds this one.
+        let put = driver.queue_fenced(&mut other, &work);
+        cpu.write(3 * PAGE + userd::GP_PUT, &put.to_le_bytes());
+        driver.wait(&other);
+        assert_eq!(driver.guest.counter("ring_entries"), entries + 1, "round {round}");
+    }
+    assert_eq!(driver.guest.counter("faults"), 0);
+}
+
+#[test]
 fn the_next_client_has_other_memory_and_a_vm_that_goes_leaves_nothing() {
     let (handover, mut rig, mut driver) = made();
     let before = rig.usage().2;
