@@ -20,7 +20,7 @@ pub fn note() -> &'static Value {
         json!({
             "commit": std::env::var(COMMIT_VARIABLE).ok().or_else(commit),
             "started": started,
-            "command": std::env::args().skip(1).collect::<Vec<_>>(),
+            "command": std::env::args().skip(1).map(|arg| within(root(), &arg)).collect::<Vec<_>>(),
             "processor": processor(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
             "cpus": available_parallelism().map_or(0, usize::from),
             "kernel": fs::read_to_string("/proc/sys/kernel/osrelease").map(|text| text.trim().to_owned()).ok(),
@@ -29,10 +29,21 @@ pub fn note() -> &'static Value {
     })
 }
 
+/// The project's folder.
+fn root() -> &'static Path {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    tests.parent().unwrap_or(tests)
+}
+
+/// An argument with paths below `root` relative to it: a file of figures is read elsewhere.
+fn within(root: &Path, arg: &str) -> String {
+    Path::new(arg).strip_prefix(root).ok().and_then(Path::to_str).unwrap_or(arg).to_owned()
+}
+
 /// The commit of the sources; `+` says that they were changed since.
 fn commit() -> Option<String> {
     let git = |args: &[&str]| {
-        let output = Command::new("git").args(args).current_dir(Path::new(env!("CARGO_MANIFEST_DIR"))).output().ok()?;
+        let output = Command::new("git").args(args).current_dir(root()).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let head = git(&["rev-parse", "HEAD"])?;
@@ -55,6 +66,14 @@ fn load(text: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arguments_name_no_path_of_this_host() {
+        let within = |arg| within(Path::new("/home/me/mediator"), arg);
+        assert_eq!(within("/home/me/mediator/docs/move.json"), "docs/move.json");
+        assert_eq!(within("/tmp/move.json"), "/tmp/move.json");
+        assert_eq!(within("--json"), "--json");
+    }
 
     #[test]
     fn conditions_are_those_of_this_host() {
