@@ -34,6 +34,8 @@ const PATH: &str = "PATH=/bin:/usr/lib/xen-4.17/bin";
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 /// From `xl create` to a guest's init.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
+/// Time that a domain's driver may take to load: each access to a register is a round trip between two domains, and emulated.
+const DRIVER_LIMIT: Duration = Duration::from_secs(900);
 
 /// A domain that is to be.
 #[derive(Clone, Debug)]
@@ -285,13 +287,13 @@ impl<'a> Domain<'a> {
 
     /// Loads the driver and waits for its render node.
     pub fn load_driver(&self) -> Result<()> {
-        self.ok("load", guest::LOAD_LIMIT)?;
-        let nodes = self.ok("nodes", guest::LOAD_LIMIT)?.text();
+        self.ok("load", DRIVER_LIMIT)?;
+        let nodes = self.ok("nodes", COMMAND_LIMIT)?.text();
         if !nodes.contains("renderD128") {
             let log = self.agent.run("dmesg")?.text();
             bail!("domain {}: nouveau made no render node: {nodes}\n{log}", self.name);
         }
-        let interrupts = self.ok("interrupts", guest::LOAD_LIMIT)?.text();
+        let interrupts = self.ok("interrupts", COMMAND_LIMIT)?.text();
         let line = interrupts.lines().find(|line| line.contains("nvkm") || line.contains("nouveau")).unwrap_or("none");
         self.machine.say(&format!("domain {}: nouveau is up, interrupt: {}", self.name, line.trim()));
         Ok(())
