@@ -34,9 +34,8 @@ const PATH: &str = "PATH=/bin:/usr/lib/xen-4.17/bin";
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 /// From `xl create` to a guest's init.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
-/// Time that a domain's driver may take to load: a stock one makes some 330,000 accesses, of which each is a round trip between two
-/// domains, and emulated: 300 to 600 a second.
-const DRIVER_LIMIT: Duration = Duration::from_secs(2400);
+/// Time that a domain's driver may take to load: each access is a round trip between two domains, and emulated: some 600 a second.
+const DRIVER_LIMIT: Duration = Duration::from_secs(1200);
 
 /// A domain that is to be.
 #[derive(Clone, Debug)]
