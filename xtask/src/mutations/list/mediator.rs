@@ -622,7 +622,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "mediator/owner/src/work/withheld.rs",
         from: "let allowed = next.since(now) <= HOPS * REST_NS;",
         to: "let allowed = next.since(now) <= u64::MAX;",
-        tests: "rest::",
+        tests: "withheld::",
     },
     Mutation {
         name: "status-waits-for-the-vm",
