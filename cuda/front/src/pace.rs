@@ -256,7 +256,7 @@ pub fn submitted(stream: Stream, key: u64, copy: bool) {
     pace.last = Some(Instant::now());
     pace.usage.launches = pace.usage.launches.saturating_add(1);
     let known = pace.lengths.get(&key).copied();
-    let unknown = pace.unknown_ns(BOUND_NS.load(Ordering::Relaxed) as f64);
+    let unknown = pace.unknown_ns_of(key, BOUND_NS.load(Ordering::Relaxed) as f64);
     let estimate = known.map_or(unknown, |length| length.ns);
     let mine = |g: &Group| g.end.is_none() && g.stream == stream && g.context == context;
     if !pace.groups.iter().any(mine) {
@@ -343,6 +343,13 @@ impl Pace {
         self.unknown_ns.unwrap_or(bound / 2.0).max(UNKNOWN_NS)
     }
 
+    /// The same for work of one kind. Other kinds may have been short, a copy beside kernels: while some of this kind is in flight
+    /// and none of it has ever ended, no less is assumed than if nothing were known.
+    fn unknown_ns_of(&self, key: u64, bound: f64) -> f64 {
+        let flies = self.groups.iter().any(|group| group.keys.contains(&key));
+        self.unknown_ns(bound).max(if flies { bound / 2.0 } else { 0.0 })
+    }
+
     /// Returns the nanoseconds that what is in flight takes still, by what the same work took before.
     fn left_ns(&self, now: Instant) -> f64 {
         let Some(first) = self.groups.front() else { return 0.0 };
@@ -422,7 +429,8 @@ impl Pace {
         let ended = clock.offset + since;
         // Without an event of its own the work began when the stream's last work ended.
         let first = group.start.and_then(|start| Some(clock.offset + start.since(clock.base)?));
-        let began = first.or(self.ends.get(&at).copied()).unwrap_or(ended).min(ended);
+        let known = first.or(self.ends.get(&at).copied());
+        let began = known.unwrap_or(ended).min(ended);
         let busy = ended - began.max(clock.busy_until);
         if busy > 0.0 {
             let ns = (busy * 1e6) as u64;
@@ -441,12 +449,17 @@ impl Pace {
             clock.spare.push(end);
         }
         clock.spare.extend(group.start);
-        self.learn(group, (ended - began) * 1e6);
+        // Work that was submitted while nothing was measured yet, and counted when it was, may have begun at any time.
+        if known.is_some() {
+            self.learn(group, (ended - began) * 1e6);
+        }
     }
 
     /// Corrects the estimates of the group's work by what it took.
     fn learn(&mut self, group: &Group, took_ns: f64) {
-        let off = took_ns / group.estimate.max(1.0);
+        // By what is known now: since the group was submitted, others may have corrected the same lengths.
+        let length = |key: &u64| self.lengths.get(key).map_or(group.unknown_ns, |length| length.ns);
+        let off = took_ns / group.keys.iter().map(length).sum::<f64>().max(1.0);
         if self.lengths.len() > MOST_KEYS {
             self.lengths.clear();
         }

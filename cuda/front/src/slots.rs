@@ -146,7 +146,15 @@ pub struct Arguments {
     stack: *const u64,
 }
 
+// SAFETY: the test's arguments are those of a call without any.
+#[cfg(test)]
+unsafe impl Send for Arguments {}
+
 impl Arguments {
+    /// Those of a call that has none.
+    #[cfg(test)]
+    pub const NONE: Self = Self { registers: std::ptr::null(), stack: std::ptr::null() };
+
     /// The argument in place `n`, from 0, as an integer or pointer.
     ///
     /// # Safety

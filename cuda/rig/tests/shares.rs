@@ -59,7 +59,6 @@ fn weights_hold_by_the_programs_own_counts_and_change_live() {
 }
 
 #[test]
-#[ignore = "the first of two programs that begin at the same moment is killed in some runs (docs/limits.md)"]
 fn programs_that_begin_within_moments_share_the_card() {
     let rig = pair();
     let _daemon = Daemon::start(&rig);

@@ -289,7 +289,6 @@ const MANY: u32 = 40;
 
 /// A long run: many jobs of mixed shares, cancelled, killed, and a node lost among them.
 #[test]
-#[ignore = "of two jobs that begin at the same moment the first may be killed (docs/limits.md)"]
 fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
     let Some(host) = start_up("jobs", Form::Deb)? else { return Ok(()) };
     let host = &host;

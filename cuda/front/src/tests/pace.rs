@@ -1,6 +1,7 @@
 //! Groups of work, their lengths, and when their ends are looked for.
 
 use super::*;
+use crate::slots::Arguments;
 
 const STREAM: Stream = Stream { handle: 5, per_thread: false };
 
@@ -28,6 +29,13 @@ extern "C" fn recorded(_: u64, _: u64) -> i32 {
     SUCCESS
 }
 
+/// All ends lie 5 ms after the base.
+unsafe extern "C" fn elapsed(to: *mut f32, _: u64, _: u64) -> i32 {
+    // SAFETY: the caller's pointer is valid.
+    unsafe { *to = 5.0 };
+    SUCCESS
+}
+
 /// Puts these functions in the place of the driver's.
 fn stand_in_for_the_driver() {
     use crate::slots::{REAL, at};
@@ -36,6 +44,7 @@ fn stand_in_for_the_driver() {
         (at::cuCtxSetCurrent, set_current as *mut ()),
         (at::cuEventQuery, not_ended as *mut ()),
         (at::cuEventRecord, recorded as *mut ()),
+        (at::cuEventElapsedTime, elapsed as *mut ()),
     ];
     for (index, function) in functions {
         REAL[index].store(function, Ordering::SeqCst);
@@ -89,6 +98,51 @@ fn what_has_run_of_a_long_kernel_is_not_ahead_any_more() {
 }
 
 #[test]
+fn work_that_was_held_before_anything_was_measured_is_measured_from_its_beginning() {
+    let _one = gate::tests::one();
+    let flying = || lock().as_ref().map_or(0, |pace| pace.groups.len());
+    let (index, arguments) = (crate::slots::at::cuCtxSynchronize, Arguments::NONE);
+    assert!(gate::close(gate::TURN, None));
+    let thread = std::thread::spawn(move || {
+        let token = gate::enter(index, arguments);
+        let began = flying();
+        gate::leave(index, arguments, token, driver::INVALID_CONTEXT);
+        (began, flying())
+    });
+    while !gate::held() {
+        std::thread::yield_now();
+    }
+    bound(4000);
+    gate::open(gate::TURN);
+    let found = thread.join().expect("passes");
+    bound(0);
+    assert_eq!(found, (1, 0), "begun before it goes to the driver, and taken back when that has failed");
+}
+
+#[test]
+fn of_work_that_may_have_begun_at_any_time_no_length_is_learnt() {
+    stand_in_for_the_driver();
+    let mut pace = flying(&[(2.0, false)], Instant::now());
+    pace.clocks.insert(1, Clock { base: Event(1), offset: 0.0, busy_until: 0.0, spare: Vec::new() });
+    let group = pace.groups.remove(0).expect("one");
+    pace.account(&group, Event(9));
+    assert!(pace.lengths.is_empty(), "{:?}", pace.lengths);
+    // What follows it begins when it has ended.
+    pace.ends.insert((1, STREAM), 3.0);
+    pace.account(&group, Event(9));
+    assert_eq!(pace.lengths[&1].ns, 2e6);
+}
+
+#[test]
+fn what_was_submitted_before_a_length_was_known_corrects_what_is_known_by_now() {
+    let mut pace = Pace::default();
+    let groups = flying(&[(0.2, false); 20], Instant::now()).groups;
+    let found: Vec<f64> = groups.iter().map(|group| (pace.learn(group, 12e6), pace.lengths[&1].ns).1).collect();
+    assert!(found.iter().all(|ns| (ns - 12e6).abs() < 1.0), "{found:?}");
+    assert!(pace.lengths[&1].steady >= STEADY, "each has met what the first took");
+}
+
+#[test]
 fn a_copy_may_run_beside_a_long_kernel_of_another_stream() {
     let other = Stream { handle: 6, per_thread: false };
     let mut pace = flying(&[(21.0, true)], Instant::now());
@@ -99,7 +153,7 @@ fn a_copy_may_run_beside_a_long_kernel_of_another_stream() {
 
 #[test]
 fn only_of_work_whose_length_is_steady_the_end_is_foretold() {
-    // Held by no other test: nothing here is measured by the process itself.
+    let _one = gate::tests::one();
     UNMEASURED.store(false, Ordering::SeqCst);
     let at = Instant::now();
     let soon = |pace: &Pace| pace.left(at + Duration::from_millis(1));
@@ -186,4 +240,14 @@ fn of_work_that_was_never_seen_little_is_in_flight_until_some_of_it_has_ended() 
     assert_eq!([3, 4, 5].map(|kind| took(kind, 0.3)), [350.2, 175.2, 87.8], "it may have been an exception");
     let last = (6..30).map(|kind| took(kind, 0.01)).last();
     assert_eq!(last, Some(0.2), "as much as was always assumed");
+}
+
+#[test]
+fn of_a_kind_that_was_never_seen_no_more_is_in_flight_because_others_are_short() {
+    let mut pace = flying(&[(0.2, false)], Instant::now());
+    pace.unknown_ns = Some(1000.0);
+    assert_eq!(pace.unknown_ns_of(2, 4e6), UNKNOWN_NS, "the first one is as long as others");
+    assert_eq!(pace.unknown_ns_of(1, 4e6), 2e6, "none of this kind has ended");
+    pace.unknown_ns = Some(5e6);
+    assert_eq!(pace.unknown_ns_of(1, 4e6), 5e6);
 }
