@@ -58,15 +58,6 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         tests: "posted::chunk",
     },
     Mutation {
-        name: "barrier-left",
-        what: "what a VM's channels wrote last has arrived before its memory is another's",
-        package: "vgpu",
-        file: "mediator/owner/src/host_card/recovery.rs",
-        from: "if let Err(error) = state.vram().memory.barrier() {",
-        to: "if let Err(error) = state.vram_mut().memory.invalidate(nvspec::addr::VramAddr(0), true) {",
-        tests: "posted::",
-    },
-    Mutation {
         name: "firmware-changed",
         what: "firmware that was changed behind its approval runs nowhere",
         package: "firmware",
