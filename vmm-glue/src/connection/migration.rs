@@ -268,7 +268,7 @@ impl Session {
         let mut words = vec![0u64; bytes.div_ceil(8)];
         let mut note = |written: std::ops::Range<u64>| {
             let (from, to) = (written.start.max(iova), written.end.min(end));
-            let page = |at: u64| at.saturating_sub(iova) / page_size;
+            let page = |at: u64| at.saturating_sub(iova).checked_div(page_size).unwrap_or(0);
             if from < to {
                 (page(from)..=page(to.saturating_sub(1))).for_each(|page| {
                     let word = usize::try_from(page / 64).ok().and_then(|word| words.get_mut(word));

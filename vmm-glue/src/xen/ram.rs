@@ -72,7 +72,7 @@ impl Ram {
         let piece = (frames / PIECES).next_power_of_two().max(MIN_PIECE);
         // Below 4 GiB there is as much as there is room for; where the rest begins to be above is the toolstack's choice.
         let low = [0..frames.min(VGA.start), VGA.end..frames.min(LOW_END)];
-        let all = low.into_iter().chain([HIGH..HIGH.saturating_add(frames)]);
+        let all = low.into_iter().chain(std::iter::once(HIGH..HIGH.saturating_add(frames)));
         Self { pieces: all.flat_map(|range| cut(range, piece)).collect(), limits, refused: 0 }
     }
 
