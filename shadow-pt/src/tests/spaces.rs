@@ -264,7 +264,8 @@ fn denied_entries_are_counted_once_and_never_reach_the_card() {
 fn an_entry_that_is_half_written_is_not_denied() {
     let whole = pte(2, 0x1000 * PAGE);
     let half = whole & u64::from(u32::MAX);
-    assert!(0x1000 * PAGE >= GUEST_VRAM, "the half that is there names VRAM that the guest does not have");
+    // The half that is there names VRAM that the guest does not have.
+    const { assert!(0x1000 * PAGE >= GUEST_VRAM) };
     let mut world = World::mapped();
     world.write(vram(SPT), half);
     assert_eq!((world.prepare().denied.total(), world.at(0)), (0, None));

@@ -31,7 +31,7 @@ pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
     metrics.push(percent("sched.guests.rogue.none.neighbours_did".to_owned(), least(&behaved, &[entitled; 3])));
     for rogue in Rogue::ALL {
         eprintln!("bench: sched.guests.rogue.{}", rogue.name);
-        let outcome = rogue.beside(&mut stage.crowd, &NEIGHBOURS, measured)?;
+        let outcome = rogue.beside(&stage.crowd, &NEIGHBOURS, measured)?;
         let row = format!("sched.guests.rogue.{}", rogue.name);
         let received = (0..NEIGHBOURS.len()).map(|place| outcome.received(place)).fold(1.0, f64::min);
         let stretched = (0..).zip(NEIGHBOURS).map(|(place, rounds)| stretched(&outcome, place, rounds));
