@@ -6,7 +6,6 @@
 
 use super::own_space::{OwnSpace, va};
 use super::vram::CardVram;
-use super::zeroed::Mark;
 use crate::HostError;
 use bringup::CardError;
 use channels::{Bind, Channels, GuestInstance, GuestMemory, GuestRing, Parts, Submission, Unmapped, Unreadable};
@@ -30,12 +29,10 @@ const LINE: u64 = 16 << 10;
 const PIECE_WORDS: u64 = 11;
 /// Words of a push buffer that come first: the object is bound.
 const FIRST_WORDS: u64 = 2;
-/// Words that the last piece has more: a header and three words.
-const LAST_WORDS: u64 = 4;
 /// Bytes of a lane's push buffer.
 const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
 /// Pieces that one submission has room for.
-const PIECES: usize = ((PUSH_BYTES / 4 - FIRST_WORDS - LAST_WORDS) / PIECE_WORDS) as usize;
+const PIECES: usize = ((PUSH_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS) as usize;
 /// Log2 of the entries of a lane's ring.
 pub const RING_LOG2: u32 = 4;
 /// Log2 of the copies that others do, at most, before engines that have failed are tried again.
@@ -44,9 +41,6 @@ const RESTS_MAX_LOG2: u32 = 8;
 const RING_VA: GpuVa = GpuVa(SMALL_PAGE);
 /// The subchannel that drivers bind copy engines to.
 const SUBCHANNEL: u8 = 4;
-/// Bytes of the engines' page: a line of zeros, and a word of each engine in which it counts what it has done.
-const PAGE_BYTES: u64 = 2 * LINE;
-const MARK_BYTES: u64 = 16;
 /// SET_OBJECT data of copy engines 0 and 1: class, and above it the engine.
 const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 
@@ -92,8 +86,6 @@ struct Lane {
     push: VramAddr,
     ring: [u64; 1 << RING_LOG2],
     put: u32,
-    /// Place of the word in which it counts its submissions, and how many there were.
-    mark: Mark,
     /// Its current submission: one at a time.
     busy: Option<(Submission, Vec<Piece>)>,
 }
@@ -101,7 +93,7 @@ struct Lane {
 /// The channels, and what they have to do.
 pub struct Copier {
     space: OwnSpace,
-    /// A line of zeros, which nothing writes, and the engines' marks behind it.
+    /// A line of zeros, which nothing writes.
     zeros: VramAddr,
     lanes: Vec<Lane>,
     waiting: VecDeque<Piece>,
@@ -150,7 +142,7 @@ impl Copier {
         let space = OwnSpace::new(vram, pool)?;
         channels.add_vm(COPIER, OBJECTS.len() as u32);
         channels.trust(COPIER);
-        let zeros = vram.alloc(pool, PAGE_BYTES)?;
+        let zeros = vram.alloc(pool, LINE)?;
         let mut copier = Self {
             space,
             zeros,
@@ -219,8 +211,7 @@ impl Copier {
         let engine = if channel.0 == 0 { engine::CE0 } else { engine::CE1 };
         let physical = bind(&mut self.space, vram, channels, (COPIER, channel), engine)?;
         let ring = [0; 1 << RING_LOG2];
-        let mark = Mark { at: self.zeros.offset(LINE + u64::from(channel.0) * MARK_BYTES), count: 0 };
-        self.lanes.push(Lane { object, channel, physical, push, ring, put: 0, mark, busy: None });
+        self.lanes.push(Lane { object, channel, physical, push, ring, put: 0, busy: None });
         Ok(())
     }
 
@@ -268,13 +259,6 @@ impl Copier {
         }
         self.feed(vram, channels, now)?;
         Ok(copies)
-    }
-
-    /// Returns the marks of what the engines have been given and not ended. `None` while there is more than that.
-    #[must_use]
-    pub fn marks(&self) -> Option<Vec<Mark>> {
-        let busy = self.lanes.iter().filter(|lane| lane.busy.is_some());
-        self.waiting.is_empty().then(|| busy.map(|lane| lane.mark).collect())
     }
 
     /// Returns whether a copy has ended. `None` when it never will.
@@ -395,10 +379,7 @@ impl Lane {
         now: u64,
         (pieces, zeros): (Vec<Piece>, GpuVa),
     ) -> Result<(), HostError> {
-        self.mark.count = self.mark.count.wrapping_add(1);
-        let (mark, last) = (self.mark, pieces.len().saturating_sub(1));
-        let rectangles = pieces.iter().enumerate();
-        let rectangles = rectangles.flat_map(|(at, piece)| rectangle(piece, zeros, (at == last).then_some(mark)));
+        let rectangles = pieces.iter().flat_map(|piece| rectangle(piece, zeros));
         let words: Vec<u32> = to(host_method::SET_OBJECT, &[self.object]).into_iter().chain(rectangles).collect();
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         vram.memory.write(self.push, &bytes)?;
@@ -428,19 +409,13 @@ fn to(method: u32, data: &[u32]) -> Vec<u32> {
 
 /// The copy of a piece: a rectangle of lines that follow one another on both sides, or on one side the line of `zeros`, again
 /// and again.
-fn rectangle(piece: &Piece, zeros: GpuVa, mark: Option<Mark>) -> Vec<u32> {
+fn rectangle(piece: &Piece, zeros: GpuVa) -> Vec<u32> {
     let line = LINE.min(piece.bytes) as u32;
     let lines = (piece.bytes / u64::from(line)) as u32;
     let (from, pitch) = piece.from.map_or((zeros, 0), |from| (from, line));
     let halves = |va: GpuVa| [(va.0 >> 32) as u32, va.0 as u32];
     let ([from_high, from], [to_high, to_low]) = (halves(from), halves(piece.to));
     let mut words = to(methods::SRC_ADDRESS_HIGH, &[from_high, from, to_high, to_low, pitch, line, line, lines]);
-    let mut how = exec::SRC_LINEAR.mask() | exec::DST_LINEAR.mask();
-    if let Some(Mark { at, count }) = mark {
-        let [high, low] = halves(va(Place::Card(vram::CardAddr(at.0))));
-        words.extend(to(methods::QUERY_ADDRESS_HIGH, &[high, low, count]));
-        how |= exec::QUERY.mask() | exec::QUERY_SHORT.mask();
-    }
-    words.extend(to(methods::EXEC, &[how]));
+    words.extend(to(methods::EXEC, &[exec::SRC_LINEAR.mask() | exec::DST_LINEAR.mask()]));
     words
 }

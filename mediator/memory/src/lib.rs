@@ -39,7 +39,6 @@ pub use pages::{Wanted, found, found_beside};
 pub use saved::{Restored, SavedMemory, check_places};
 pub use wakeup::Wakeup;
 pub use wants::{FIRST_BYTES, LOOK, Looks};
-pub use zeroed::Mark;
 pub use zeroing::SCRUB_PIECE;
 
 use ::vram::{PagePool, Place, VmId};

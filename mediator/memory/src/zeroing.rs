@@ -2,12 +2,11 @@
 //!
 //! Through an aperture the CPU writes eight bytes at a time, uncached: a chunk takes milliseconds of a card that is hardware, and as many
 //! messages as it has words where that card is another process. The engines do it in microseconds, while nobody holds the card's
-//! lock. Who needs a chunk at once and finds none but those that they zero looks at their marks, and waits for the mover when
-//! they are not set.
+//! lock. Who needs a chunk at once and finds none but those that they zero waits for the mover.
 
 use crate::HostError;
 use crate::vram::CardVram;
-use crate::zeroed::{Mark, Zeroing};
+use crate::zeroed::Zeroing;
 use nvspec::addr::VramAddr;
 use vram::{CardAddr, HostAddr, Place, ScrubWork, Tier};
 
@@ -52,7 +51,7 @@ impl CardVram {
                 break;
             }
         }
-        if any { Ok(true) } else { self.take_from_engines() }
+        Ok(any)
     }
 
     /// Zeroes a piece of what is to be scrubbed, for who has time; false when nothing is.
@@ -103,12 +102,6 @@ impl CardVram {
         self.zeroing.engines.clone()
     }
 
-    /// The engines have been given what was [taken](Self::take_for_engines) for them, and have done it when they have set these marks.
-    /// Without marks only who waits for their interrupt knows.
-    pub fn engines_zero(&mut self, marks: Option<Vec<Mark>>) {
-        self.zeroing.marks = marks;
-    }
-
     /// The engines have done what was taken for them.
     pub fn engines_have_zeroed(&mut self) {
         self.zeroing.by_engines += self.zeroing.engines.len() as u64;
@@ -118,7 +111,6 @@ impl CardVram {
     /// Nobody waits for the engines any more. What was taken for them and is quarantined, since they may still write to it, stays out of
     /// use.
     pub fn engines_keep(&mut self) {
-        self.zeroing.marks = None;
         for work in std::mem::take(&mut self.zeroing.engines) {
             self.chunks.scrubbed(work.place);
         }
@@ -126,8 +118,7 @@ impl CardVram {
 
     /// The engines do not do it, and write nothing there any more: the CPU does.
     pub fn engines_have_failed(&mut self) {
-        let Zeroing { engines, marks, left, .. } = &mut self.zeroing;
-        *marks = None;
+        let Zeroing { engines, left, .. } = &mut self.zeroing;
         left.append(engines);
     }
 
@@ -135,21 +126,5 @@ impl CardVram {
     #[must_use]
     pub fn zeroed_by_engines(&self) -> u64 {
         self.zeroing.by_engines
-    }
-
-    /// Takes what the engines have zeroed meanwhile; false when they have not, and who needs it waits for the mover without the
-    /// card's lock.
-    fn take_from_engines(&mut self) -> Result<bool, HostError> {
-        let Some(marks) = self.zeroing.marks.clone() else { return Ok(false) };
-        for Mark { at, count } in marks {
-            let mut word = [0; 4];
-            self.memory.read(at, &mut word)?;
-            let set = u32::from_le_bytes(word) == count;
-            if !set {
-                return Ok(false);
-            }
-        }
-        self.engines_have_zeroed();
-        Ok(true)
     }
 }

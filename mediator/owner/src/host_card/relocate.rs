@@ -253,16 +253,11 @@ impl HostCard {
 
     fn copy_by_engine(&self, moves: &[Move]) -> Result<(), HostError> {
         let job = |chunk: &Move| Job { from: Source::Place(chunk.from), to: chunk.to, bytes: chunk.bytes };
-        self.have_done(|_| moves.iter().map(job).collect(), |_| {})
+        self.have_done(|_| moves.iter().map(job).collect())
     }
 
-    /// Has the engines do what `wanted` says, and waits until they have. `begun` is called when they have been given it; from the
-    /// one to the other the card's lock is held.
-    pub(super) fn have_done(
-        &self,
-        wanted: impl FnOnce(&mut HostState) -> Vec<Job>,
-        begun: impl FnOnce(&mut HostState),
-    ) -> Result<(), HostError> {
+    /// Has the engines do what `wanted` says, and waits until they have.
+    pub(super) fn have_done(&self, wanted: impl FnOnce(&mut HostState) -> Vec<Job>) -> Result<(), HostError> {
         let mut guard = self.lock();
         let jobs = wanted(&mut guard);
         if jobs.is_empty() {
@@ -277,7 +272,6 @@ impl HostCard {
         let ended = copier.ended();
         let copies = copier.submit(vram, work.channels_mut(), now, &jobs)?;
         let mut seen = (copier.pieces(), Instant::now());
-        begun(&mut guard);
         loop {
             let (_, copier) = guard.memory.vram_and_copier();
             let copier = copier.ok_or_else(dead)?;

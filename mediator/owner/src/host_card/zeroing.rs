@@ -2,7 +2,7 @@
 
 use super::HostCard;
 use crate::HostError;
-use card_memory::{Copier, Job, Source};
+use card_memory::{Job, Source};
 use vram::Place;
 
 impl HostCard {
@@ -33,17 +33,11 @@ impl HostCard {
             return false;
         }
         let mut places: Vec<Place> = Vec::new();
-        let done = self.have_done(
-            |state| {
-                let work = state.vram_mut().take_for_engines(all);
-                places = work.iter().map(|work| work.place).collect();
-                work.iter().map(|work| Job { from: Source::Zeros, to: work.place, bytes: work.bytes }).collect()
-            },
-            |state| {
-                let marks = state.memory.copier().and_then(Copier::marks);
-                state.vram_mut().engines_zero(marks);
-            },
-        );
+        let done = self.have_done(|state| {
+            let work = state.vram_mut().take_for_engines(all);
+            places = work.iter().map(|work| work.place).collect();
+            work.iter().map(|work| Job { from: Source::Zeros, to: work.place, bytes: work.bytes }).collect()
+        });
         let Err(error) = done else {
             self.lock().vram_mut().engines_have_zeroed();
             return !places.is_empty();

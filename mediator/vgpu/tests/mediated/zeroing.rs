@@ -69,8 +69,9 @@ fn places_of_chunks_that_move_are_zeroed_by_engines() {
 #[test]
 fn what_engines_fail_at_is_zeroed_by_the_cpu() {
     let rig = rig_with(0, None);
-    let first = rig.guest_with(0, &free_settings(32));
+    let first = rig.guest_with(0, &free_settings(40));
     assert_eq!(first_that_is_not_zero(&first), None);
+    (0..first.vram_bytes / PAGE).for_each(|page| first.vram_write(page * PAGE + 8, &[7]));
     rig.host.scrub();
     for engine in [EngineId::Copy0, EngineId::Copy1] {
         assert!(rig.card.inject(Fault { engine, kind: FaultKind::Hang, after: 0, count: 1 }));
@@ -78,8 +79,9 @@ fn what_engines_fail_at_is_zeroed_by_the_cpu() {
     first.remove().unwrap();
     rig.host.scrub();
     assert_eq!(rig.usage().0.to_scrub, 0);
-    let next = rig.guest_with(1, &free_settings(32));
+    let next = rig.guest_with(1, &free_settings(40));
     assert_eq!(first_that_is_not_zero(&next), None);
+    next.remove().unwrap();
     // They are tried again, and do it again.
     let before = zeroed_by_engines(&rig);
     for vm in 2..40 {

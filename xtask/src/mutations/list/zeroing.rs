@@ -5,12 +5,12 @@ use crate::mutations::Mutation;
 pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "zeroed-by-engines",
-        what: "who needs a chunk that the engines zero gets it when they have done so",
+        what: "what the engines have been given to zero is nobody's until they have done so",
         package: "vgpu",
         file: "mediator/memory/src/zeroing.rs",
-        from: "            let set = u32::from_le_bytes(word) == count;\n",
-        to: "            let set = count != 0;\n",
-        tests: "zeroing::who_needs",
+        from: "            self.zeroing.engines = work.collect();\n",
+        to: "            self.zeroing.engines = work.collect();\n            self.engines_have_zeroed();\n",
+        tests: "zeroing::",
     },
     Mutation {
         name: "zeroed-in-vain",
