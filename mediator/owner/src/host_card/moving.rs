@@ -3,7 +3,7 @@
 //! Before it stops, its memory leaves the card for host memory, its guest works on from there ([`HostCard::empty`]), and the other card
 //! borrows it; what could not leave is copied there ([`HostCard::copy_ahead`]). Then it is suspended ([`HostCard::suspend`]): its channels
 //! leave the engines, what this card holds of them is copied ([`Halted::depart`]), and of its memory what was not borrowed and differs
-//! there ([`Halted::copy_memory`]). The other card has made it a VM already, which is [held](HostState::hold_still), takes the channels in
+//! there ([`Suspended::copy_memory`]). The other card has made it a VM already, which is [held](HostState::hold_still), takes the channels in
 //! ([`HostState::arrive`]), and lets it go on. Until then nothing has changed here: when anything fails, the guard is dropped, and it goes
 //! on where it was. Behind that the other card copies what it has borrowed ([`HostCard::settle`]).
 
@@ -143,7 +143,7 @@ impl HostCard {
     }
 
     /// Has what is VM `its` of card `to`, which has no memory yet, borrow that of a VM, or have a copy of it, while the VM works on: what
-    /// it writes meanwhile may have come along or not ([`Halted::copy_memory`]). Returns the bytes that are copied, now or when they are
+    /// it writes meanwhile may have come along or not ([`Suspended::copy_memory`]). Returns the bytes that are copied, now or when they are
     /// given back.
     ///
     /// # Errors
