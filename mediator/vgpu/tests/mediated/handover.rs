@@ -3,10 +3,10 @@
 pub(super) mod edited;
 
 use super::oversubscribe::eventually;
-use super::relocate::{Dice, free_settings, in_host, move_all, work};
+use super::relocate::{Dice, free_settings, in_host, move_all, still, work};
 use super::{A, B, MIB, usage};
 use nvspec::class::compute90c0 as class;
-use owner::{Division, Sharing};
+use owner::Sharing;
 use rig::driver::{CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, methods, object};
 use rig::{Guest, Handover, Rig, sharing};
 use sched::{Engine, PolicyKind};
@@ -19,9 +19,7 @@ const PAGES: u64 = 20;
 
 /// A card that can be handed over, with `host_mib` MiB of host memory for chunks.
 pub(super) fn handover(host_mib: u64) -> Handover {
-    let mut division = Division::default();
-    division.balance.low_water = u32::MAX;
-    let sharing = Sharing { host_bytes: host_mib * MIB, division, shared: true, ..sharing() };
+    let sharing = Sharing { host_bytes: host_mib * MIB, division: still(), shared: true, ..sharing() };
     Handover { config: Config { vram_mib: 96, shared: true, ..Config::default() }, sharing, older: false }
 }
 

@@ -14,11 +14,16 @@ const CARD_MIB: u32 = 64;
 /// MiB of a VM, all of which may lie anywhere.
 const VM_MIB: u64 = 32;
 
-pub(super) fn rig_of(chunk_bytes: u64, card_mib: u32, host_mib: u64) -> Rig {
-    // Nothing comes back by itself: a test that is slow moves what it wants moved, too.
+/// Nothing comes back by itself, nor is it exchanged with another VM's: a test that is slow moves what it wants moved, too.
+pub(super) fn still() -> Division {
     let mut division = Division::default();
     division.balance.low_water = u32::MAX;
-    let sharing = Sharing { chunk_bytes, host_bytes: host_mib * MIB, division, ..sharing() };
+    division.balance.return_interval_ns = u64::MAX;
+    division
+}
+
+pub(super) fn rig_of(chunk_bytes: u64, card_mib: u32, host_mib: u64) -> Rig {
+    let sharing = Sharing { chunk_bytes, host_bytes: host_mib * MIB, division: still(), ..sharing() };
     Rig::made(&Config { vram_mib: card_mib, ..Config::default() }, &sharing, |card| card)
 }
 

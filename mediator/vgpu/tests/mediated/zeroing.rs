@@ -1,8 +1,8 @@
 //! Memory that changes hands is zeroed by the copy engines.
 
-use super::relocate::{driver_of, free_settings, move_all};
+use super::relocate::{driver_of, free_settings, move_all, still};
 use super::{A, MIB};
-use owner::{Division, Sharing};
+use owner::Sharing;
 use rig::driver::PAGE;
 use rig::{Guest, Rig, sharing};
 use simgpu::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
@@ -11,8 +11,7 @@ use vram::To;
 const CARD_MIB: u32 = 64;
 
 fn rig_with(host_mib: u64, time: Option<TimeModel>) -> Rig {
-    let mut division = Division::default();
-    division.balance.low_water = u32::MAX;
+    let division = still();
     let sharing =
         Sharing { chunk_bytes: 2 * MIB, host_bytes: host_mib * MIB, division, engines_zero: true, ..sharing() };
     Rig::made(&Config { vram_mib: CARD_MIB, time, ..Config::default() }, &sharing, |card| card)
