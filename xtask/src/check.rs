@@ -39,6 +39,7 @@ pub fn run(lints_only: bool) -> Result<bool> {
     report("imports of modules", &rooms::circles(&files));
     report("crate sizes", &rooms::sizes(&files));
     report("public items", &rooms::unnamed(&files));
+    report("the software card", &rooms::knowing(&files));
     report("counts", &counts::never_counted(&files));
     let mut licences = layers::licences(&metadata);
     if root().join(FUZZ).exists() {

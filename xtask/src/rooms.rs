@@ -1,6 +1,6 @@
 //! The crates under `mediator/`: which way imports run inside of each, how large each is, and what of each nobody else names.
 //!
-//! All three work on the text, not on what the compiler knows: a name counts as used where it stands.
+//! Tells, too, who knows the software card. All work on the text, not on what the compiler knows: a name counts as used where it stands.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
@@ -156,6 +156,26 @@ pub fn sizes(files: &[File]) -> Vec<String> {
         .collect()
 }
 
+/// Names the software card as only the daemon's file on what cards are may; texts for operators and the configuration's keys do not.
+const SOFTWARE_CARD: [&str; 2] = ["use simgpu", "simgpu::"];
+/// The one file above `card::Card` that knows which card it is.
+const PHYSICAL: &str = "mediator/daemon/src/cards/physical.rs";
+/// Crates of the configuration and of tests.
+const KNOWS_KINDS: [&str; 2] = ["config", "rig"];
+
+/// Files above `card::Card` that know the software card.
+pub fn knowing(files: &[File]) -> Vec<String> {
+    let above = files.iter().filter(|file| {
+        let room = room(&file.path);
+        room.is_some_and(|(name, modules)| !is_test(&modules) && !KNOWS_KINDS.contains(&name.as_str()))
+    });
+    let knows = above.filter(|file| {
+        let text = product(&file.text);
+        file.path != Path::new(PHYSICAL) && SOFTWARE_CARD.iter().any(|name| text.contains(name))
+    });
+    knows.map(|file| format!("{}: names the software card, which only {PHYSICAL} may", file.path.display())).collect()
+}
+
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
@@ -262,6 +282,16 @@ mod tests {
         ];
         let told = unnamed(&files);
         assert_eq!(told, ["mediator/x: public, and no other crate names it: lonely"]);
+    }
+
+    #[test]
+    fn who_knows_the_software_card_is_told() {
+        let text = "fn a(card: &simgpu::SimGpu) {}\n";
+        let apart = "//! Cards of kind `simgpu` are software.\n#[cfg(test)]\nmod tests {\n    use simgpu::SimGpu;\n}\n";
+        let allowed = [PHYSICAL, "mediator/rig/src/a.rs", "mediator/x/src/tests/b.rs", "simgpu/src/lib.rs"];
+        assert!(knowing(&allowed.map(|path| file(path, text))).is_empty());
+        assert!(knowing(&[file("mediator/x/src/a.rs", apart)]).is_empty());
+        assert_eq!(knowing(&[file("mediator/x/src/a.rs", text)]).len(), 1);
     }
 
     #[test]

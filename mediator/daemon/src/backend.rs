@@ -12,8 +12,9 @@ use config::{CardMemory, CardSpec, VmSpec};
 use owner::HostCard;
 use owner::shortage::Shortage;
 use owner::usage::SchedulerUsage;
-use simgpu::SimGpu;
 use vgpu::{MediatedVm, Settings};
+
+use crate::cards::GoingCard;
 
 /// Status of a virtual machine's device, for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -120,8 +121,8 @@ pub(crate) struct CardStatus {
 pub(crate) struct Movable {
     /// The mediator's side of it.
     pub host: Arc<HostCard>,
-    /// The software card.
-    pub card: Arc<SimGpu>,
+    /// The card itself.
+    pub card: GoingCard,
     /// Number of the next virtual machine.
     pub next_vm: u32,
 }

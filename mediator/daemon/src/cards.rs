@@ -6,14 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use card::Card;
 use firmware::{Inbox, Set, Store};
 use locks::{Mutex, rank};
 use saved_state::SavedState;
 use sched::VgpuParams;
-use simgpu::memory::Vram;
-use simgpu::{EngineId, EngineTiming, SimGpu, TimeModel};
-use vfio_card::VfioCard;
 use vmm_glue::{IrqCounts, Link};
 use vram::{OnFull, QuantaConfig, Summary, VmId};
 
@@ -21,12 +17,17 @@ use super::backend::{Awaiting, BackendError, Built, CardBackend, CardStatus, Mov
 use super::memory::ram_share;
 use config::check::{MAX_CHANNELS, MIN_VM_VRAM_MIB};
 use config::memory::QuantaSpec;
-use config::{Apertures, CardKind, CardMemory, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay, Residue, VmSpec};
+use config::{Apertures, CardKind, CardMemory, CardSpec, Residue, VmSpec};
 use owner::shortage::Shortage;
 use owner::usage::SchedulerUsage;
 use owner::{Chaos, Division, Feeder, Handed, HostCard, Reopened, SavedHost, Share, Sharing};
 use vgpu::passthrough::PassthroughDevice;
 use vgpu::{MediatedVm, PvSettings, SavedSide, Settings};
+
+mod physical;
+
+use physical::Physical;
+pub(crate) use physical::{GoingCard, HaltedCard, WrittenCard};
 
 /// Opens real and software cards.
 #[derive(Clone, Debug, Default)]
@@ -63,71 +64,12 @@ impl Cards {
 
 impl OpenCard for Cards {
     fn open(&self, spec: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError> {
-        let card = match spec.kind {
-            CardKind::Simgpu => {
-                let made = SimGpu::new(&software_config(spec)?).map_err(BackendError::failed)?;
-                Physical::Software(Arc::new(made))
-            }
-            CardKind::Vfio => Physical::Vfio(card_behind_vfio(spec)?),
-            CardKind::Cuda => return Err(BackendError::failed("it has an owner of its own, and no card here")),
-        };
+        let card = Physical::open(spec)?;
         // It is asked for when the mediator takes the card, and may come until then.
         if let Err(error) = self.firmware(spec.kind) {
             tracing::warn!(card = spec.name, %error, "virtual machines cannot share the card yet");
         }
         Ok(Box::new(OwnedCard::new(spec, self, card, 0)))
-    }
-}
-
-/// The card behind VFIO that a configuration names.
-fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, BackendError> {
-    let address = spec.address.ok_or_else(|| BackendError::failed("the configuration names no address"))?;
-    let reset = match spec.reset {
-        ResetWay::Auto => vfio_card::Reset::Auto,
-        ResetWay::Bus => vfio_card::Reset::Bus,
-        ResetWay::Units => vfio_card::Reset::Units,
-    };
-    let card = VfioCard::open(&vfio_card::Place::default(), address, reset)
-        .map_err(|error| BackendError::failed(format!("{error}; {}", error.what_to_do())))?;
-    Ok(Arc::new(card))
-}
-
-/// The software card that a configuration describes. Its memory is a file of the kernel's, so that another daemon can go on with it.
-fn software_config(spec: &CardSpec) -> Result<simgpu::Config, BackendError> {
-    let timing = |bytes_per_second, launch_ns| EngineTiming { bytes_per_second, launch_ns };
-    Ok(simgpu::Config {
-        vram_mib: u32::try_from(spec.vram_mib).map_err(BackendError::failed)?,
-        bar1_size: spec.bar1_mib << 20,
-        bar3_size: spec.bar3_mib << 20,
-        time: spec.time.map(|time| TimeModel {
-            graph: timing(time.copy_mib_per_s << 20, time.launch_ns),
-            compute: simgpu::ComputeTiming::at(time.shader_mhz, time.shader_mib_per_s << 20),
-            copy: timing(time.copy_mib_per_s << 20, time.launch_ns),
-            switch_ns: time.switch_ns,
-            bus_bytes_per_second: time.bus_mib_per_s << 20,
-        }),
-        profile: spec.profile,
-        faults: spec.faults.iter().map(fault).collect(),
-        shared: true,
-        ..simgpu::Config::default()
-    })
-}
-
-fn fault(spec: &FaultSpec) -> simgpu::Fault {
-    simgpu::Fault {
-        engine: match spec.engine {
-            FaultEngine::Graph => EngineId::Graph,
-            FaultEngine::Copy0 => EngineId::Copy0,
-            FaultEngine::Copy1 => EngineId::Copy1,
-        },
-        kind: match spec.kind {
-            FaultKind::Hang => simgpu::FaultKind::Hang,
-            FaultKind::Corrupt => simgpu::FaultKind::Corrupt,
-            FaultKind::DropInterrupt => simgpu::FaultKind::DropInterrupt,
-            FaultKind::Vanish => simgpu::FaultKind::Vanish,
-        },
-        after: spec.after,
-        count: spec.count,
     }
 }
 
@@ -158,21 +100,6 @@ fn division(memory: &CardMemory, chunk_kib: u64) -> Division {
         },
         reserve: chunks(memory.reserve_mib),
         chaos: Chaos { every: memory.chaos_every, seed: memory.chaos_seed },
-    }
-}
-
-/// A card itself.
-enum Physical {
-    Software(Arc<SimGpu>),
-    Vfio(Arc<dyn Card>),
-}
-
-impl Physical {
-    fn card(&self) -> Arc<dyn Card> {
-        match self {
-            Self::Software(card) => Arc::clone(card) as Arc<dyn Card>,
-            Self::Vfio(card) => Arc::clone(card),
-        }
     }
 }
 
@@ -209,10 +136,8 @@ impl OwnedCard {
             division: division(&self.memory.lock(), self.spec.chunk_kib),
             scheduler: *self.scheduler.lock(),
             clear: self.spec.residue == Residue::Clear,
-            // A software card's memory is this process's: the CPU is there.
-            engines_zero: !matches!(self.card, Physical::Software(_)),
-            // Only such a card can go over to another daemon.
-            shared: matches!(self.card, Physical::Software(_)),
+            engines_zero: !self.card.is_of_this_process(),
+            shared: self.card.is_of_this_process(),
         }
     }
 
@@ -350,12 +275,10 @@ impl CardBackend for OwnedCard {
 
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
         // Also one that nobody uses: this process has it open.
-        let Physical::Software(card) = &self.card else {
-            return Err(BackendError::failed("a card behind VFIO cannot go over to another daemon yet"));
-        };
+        let card = self.card.going()?;
         let Some(host) = self.working() else { return Ok(None) };
         let next_vm = self.next_vm.load(Ordering::Relaxed);
-        Ok(Some(Movable { host, card: Arc::clone(card), next_vm }))
+        Ok(Some(Movable { host, card, next_vm }))
     }
 
     fn set_memory(&self, memory: CardMemory) -> Result<(), BackendError> {
@@ -420,7 +343,7 @@ impl CardBackend for OwnedCard {
 
 /// The parts of a card that another daemon has given.
 pub(crate) struct GivenCard {
-    /// The software card's memory.
+    /// The card's memory.
     pub vram: File,
     /// Host memory for its chunks.
     pub host_memory: Option<File>,
@@ -433,7 +356,7 @@ pub(crate) struct GivenCard {
 /// A card that is made of what another daemon gave, and is the other's still.
 pub(crate) struct ReopenedCard {
     owned: OwnedCard,
-    card: Arc<SimGpu>,
+    card: GoingCard,
     reopened: Reopened,
     settings: BTreeMap<VmId, Settings>,
     vms: Vec<Arc<MediatedVm>>,
@@ -450,20 +373,14 @@ impl Cards {
         given: GivenCard,
         file: &mut SavedState<'_>,
     ) -> Result<ReopenedCard, BackendError> {
-        if spec.kind != CardKind::Simgpu {
-            return Err(BackendError::failed(format!("it is of kind = \"{}\" now; put `simgpu` back", spec.kind)));
-        }
         let GivenCard { vram, host_memory, next_vm, vms } = given;
         let saved = SavedHost::read(file).map_err(BackendError::failed)?;
-        let vram = Vram::of_file(vram, spec.vram_mib << 20).map_err(BackendError::failed)?;
-        let state = file.take(0).map_err(BackendError::failed)?;
-        let card = SimGpu::restored(&software_config(spec)?, state, vram).map_err(BackendError::failed)?;
-        let card = Arc::new(card);
-        let owned = OwnedCard::new(spec, self, Physical::Software(Arc::clone(&card)), next_vm);
+        let card = GoingCard::come(spec, file, vram)?;
+        let owned = OwnedCard::new(spec, self, Physical::come(&card), next_vm);
         let settings: BTreeMap<VmId, Settings> =
             vms.iter().map(|(id, (vm, bytes))| (*id, owned.settings(vm, *bytes))).collect();
         let reopened = HostCard::reopen(
-            Arc::clone(&card) as Arc<dyn Card>,
+            owned.card.card(),
             &owned.sharing(),
             self.firmware(spec.kind)?,
             Handed { saved, host_memory },

@@ -13,7 +13,6 @@ use handover::{Giver, Introduction, Package};
 use owner::{HostCard, HostError, SavedHost, Standstill};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use saved_state::{Known, Writer};
-use simgpu::{SavedCard, SimGpu, Unrest};
 use vgpu::SavedSide;
 use vmm_glue::SavedClients;
 use vram::VmId;
@@ -25,6 +24,7 @@ use super::{
     monotonic_ns, written_for,
 };
 use crate::backend::Movable;
+use crate::cards::{HaltedCard, WrittenCard};
 use crate::vm::{Rest, Running};
 use crate::{Daemon, DaemonError, Life};
 
@@ -32,8 +32,8 @@ use crate::{Daemon, DaemonError, Life};
 const AGAIN: Duration = Duration::from_millis(1);
 /// The file's identity: one file goes from one process to one other, and is not kept.
 const IDENTITY: [u8; 16] = *b"mediatord upgrad";
-/// Owner of the parts that are a card's, in its file.
-const CARD: u32 = 0;
+/// Owner of the roster in its file.
+const ROSTER: u32 = 0;
 
 /// A card that goes over with its virtual machines.
 struct Going {
@@ -53,7 +53,7 @@ struct Client {
 struct Settled {
     host: SavedHost,
     sides: Vec<(VmId, SavedSide)>,
-    card: SavedCard,
+    card: WrittenCard,
 }
 
 /// A card's part, written down.
@@ -272,7 +272,7 @@ impl Daemon {
         let state = keeper.state(&self.live_now()).map_err(|error| error.to_string())?;
         let upgrades = self.line.last().map_or(0, |(_, upgrades)| upgrades);
         let mut file = Writer::for_reader(IDENTITY, reads.to_vec());
-        file.put(CARD, &Roster { began_ns, upgrades, state, cards }).map_err(|error| error.to_string())?;
+        file.put(ROSTER, &Roster { began_ns, upgrades, state, cards }).map_err(|error| error.to_string())?;
         Ok(Package { file: file.finish(), descriptors })
     }
 }
@@ -358,27 +358,18 @@ fn rest(
             return;
         }
     };
-    let halted = Halted(card);
-    let _nobody = settled.send(settle(going, until, &still));
+    let halted = card.halted();
+    let _nobody = settled.send(settle(going, until, &still, &halted));
     if verdict.recv().unwrap_or(false) {
-        std::mem::forget(halted);
+        halted.leave();
         still.give_away();
     } else {
         drop((halted, still));
     }
 }
 
-/// A software card that may be halted, and goes on when this is dropped.
-struct Halted<'a>(&'a SimGpu);
-
-impl Drop for Halted<'_> {
-    fn drop(&mut self) {
-        self.0.go_on();
-    }
-}
-
 /// Writes a card down that stands still, with its virtual machines, and halts it.
-fn settle(going: &Going, until: Instant, still: &Standstill<'_>) -> Result<Settled, String> {
+fn settle(going: &Going, until: Instant, still: &Standstill<'_>, halted: &HaltedCard<'_>) -> Result<Settled, String> {
     let (host, sides) = loop {
         let mut sides = Vec::new();
         let mut save = |(_, running): &(String, Arc<Running>)| {
@@ -393,14 +384,7 @@ fn settle(going: &Going, until: Instant, still: &Standstill<'_>) -> Result<Settl
             Err(error) => return Err(error.to_string()),
         }
     };
-    let card = &going.movable.card;
-    while let Err(unrest) = card.halt() {
-        if !matches!(unrest, Unrest::Working(_)) || Instant::now() >= until {
-            return Err(unrest.to_string());
-        }
-        thread::sleep(AGAIN);
-    }
-    let card = card.save().ok_or("the software card does not rest")?;
+    let card = halted.write_down(until).map_err(|error| error.to_string())?;
     Ok(Settled { host, sides, card })
 }
 
@@ -425,7 +409,7 @@ fn write(
         vms.push(vm);
     }
     saved.write(&mut file).map_err(|error| text(&error))?;
-    file.put(CARD, &state).map_err(|error| text(&error))?;
+    state.put(&mut file).map_err(|error| text(&error))?;
     for (vm, mut side) in sides {
         side.write(vm, &mut file).map_err(|error| text(&error))?;
         let apertures = vms.iter().find(|one: &&RosterVm| one.id == vm.0).map(|one| format!("{APERTURES}{}", one.name));

@@ -15,7 +15,6 @@ use std::time::Duration;
 use owner::SavedHost;
 use rustix::time::{ClockId, clock_gettime};
 use saved_state::Known;
-use simgpu::SavedCard;
 use tokio::sync::Notify;
 use vgpu::SavedSide;
 use vmm_glue::SavedClients;
@@ -25,6 +24,7 @@ pub(crate) mod points;
 mod roster;
 pub(crate) mod taker;
 
+use crate::cards::GoingCard;
 use roster::Roster;
 
 /// Time for which the next program may take to say who it is, and to read its configuration: nothing waits for it.
@@ -44,7 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 const SOCKET: &str = "socket:";
 /// The same of sockets of the service manager's units.
 const UNIT: &str = "unit:";
-/// The software card's memory.
+/// A card's memory.
 const VRAM: &str = "vram:";
 /// Host memory for a card's chunks.
 const HOST_MEMORY: &str = "host-memory:";
@@ -126,7 +126,7 @@ impl Line {
 fn known() -> Vec<Known> {
     let mut known = SavedHost::known();
     known.extend(SavedSide::known());
-    known.extend([Known::of::<SavedCard>(), Known::of::<SavedClients>(), Known::of::<Roster>()]);
+    known.extend([GoingCard::known(), Known::of::<SavedClients>(), Known::of::<Roster>()]);
     points::spoken(known)
 }
 

@@ -30,8 +30,8 @@ use crate::{Card, Daemon, DaemonError, Entry, Front, Life, memory};
 use config::{Config, VmSpec};
 use kept::Keeper;
 
-/// Owner of the parts that are a card's, in its file.
-const CARD: u32 = 0;
+/// Owner of the roster in its file.
+const ROSTER: u32 = 0;
 
 /// The end of the line that this process is.
 pub(crate) struct Heir {
@@ -125,7 +125,7 @@ impl Heir {
 /// The daemon's own part.
 fn roster(package: &Package) -> Result<Roster, String> {
     let mut file = SavedState::parse(&package.file, &known()).map_err(|error| error.to_string())?;
-    let roster = file.take(CARD).map_err(|error| error.to_string())?;
+    let roster = file.take(ROSTER).map_err(|error| error.to_string())?;
     file.finish().map_err(|error| error.to_string())?;
     Ok(roster)
 }
