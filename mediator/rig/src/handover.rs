@@ -5,6 +5,7 @@ use super::{Guest, LONG, Rig};
 use card::Card;
 use firmware::Set;
 use handover::{Giver, Introduction, Package, Taker};
+use nvspec::regs::pbus;
 use owner::{Handed, HostCard, HostError, Reopened, SavedHost, Sharing, Standstill};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use saved_state::{Known, SavedState, Writer};
@@ -66,6 +67,9 @@ impl Handover {
     }
 
     /// Has the rig's card, with all of its `guests`, go on with another owner. Guests see that time has passed.
+    ///
+    /// # Panics
+    /// When something does not go over, or the owner before does anything to the card once it is the next one's.
     pub fn hand_over(&self, rig: &mut Rig, guests: &mut [&mut Guest]) {
         guests.sort_by_key(|guest| guest.backend.id());
         let (Next { card, reopened, vms }, taker) = {
@@ -80,11 +84,15 @@ impl Handover {
         taker.wait(LONG).expect("a giver that lets go");
         card.go_on();
         rig.host = reopened.take_over("next").expect("a card that is taken over");
-        rig.card = card;
+        let before = std::mem::replace(&mut rig.card, card);
+        let apertures = before.read32(pbus::BAR1_BLOCK::OFFSET);
         for (guest, (device, backend)) in guests.iter_mut().zip(vms) {
             (guest.device, guest.backend) = (device, backend);
             guest.backend.go_on();
         }
+        // Nothing holds the owner before any more: it has gone. Hardware would be the same card.
+        assert_eq!(before.read32(pbus::BAR1_BLOCK::OFFSET), apertures, "a card that was given away is left alone");
+        assert!(pbus::BAR1_BLOCK::VALID.is_set(apertures));
     }
 
     /// Offers the card to another owner, which goes before it has taken it over: the rig goes on. `edit` changes the file on its

@@ -1,12 +1,14 @@
 //! VMs whose client takes their state elsewhere by its own messages.
 
-use super::handover::copy;
-use super::moving::{Traveller, card};
+use super::handover::{copy, handover};
+use super::moving::{Traveller, card, use_up};
 use super::oversubscribe::eventually;
 use super::relocate::{Dice, free_settings};
 use super::{A, B, MIB};
+use nvspec::fifo::VirtualChannelId;
 use rig::driver::{At, Channel, Driver};
 use rig::{Guest, Rig};
+use simgpu::{ComputeTiming, EngineTiming, TimeModel};
 use std::time::Duration;
 use vmm_glue::MigrationError;
 use vram::VmId;
@@ -76,8 +78,48 @@ fn a_vm_in_the_middle_of_its_work_goes_on_with_another_device() {
 }
 
 #[test]
+fn a_vm_that_has_worked_becomes_another_and_keeps_nothing() {
+    let card = card(64);
+    let [mut one, mut was] = [1, 2].map(|vm| Traveller::new(&card, vm));
+    was.begin(8);
+    was.check();
+    let mut third = was.driver.channel(3);
+    works(&mut was.driver, &mut third, 50);
+    use_up(&was.driver);
+    one.begin(3);
+    let state = state_of(&mut one.driver.guest);
+    let mut ram = vec![0; MIB as usize];
+    one.driver.guest.ram_read(0, &mut ram);
+    let mut there = was.driver.guest;
+    there.ram_write(0, &ram);
+    take_in(&mut there, &state).unwrap();
+    there.migration().start();
+    let before = std::mem::replace(&mut one.driver.guest, there);
+    before.remove().unwrap();
+    one.check();
+    // What it was is gone.
+    let kept = card.host.lock().channels().physical(VmId(2), VirtualChannelId(third.id));
+    assert_eq!(kept, None, "a channel of what it was");
+    let mut bytes = [1; 64];
+    (6..16).for_each(|mib| {
+        one.driver.guest.vram_read(mib * MIB, &mut bytes);
+        assert_eq!(bytes, [0; 64], "memory of what it was, at {mib} MiB");
+    });
+}
+
+#[test]
 fn a_device_that_is_stopped_does_nothing_and_goes_on_as_if_nothing_had_been() {
-    let card = card(0);
+    // Work takes its time: some is left to do when the VM is stopped.
+    let mut slow = handover(0);
+    let engine = EngineTiming { bytes_per_second: 20_000_000, launch_ns: 1_000_000 };
+    slow.config.time = Some(TimeModel {
+        graph: engine,
+        compute: ComputeTiming::default(),
+        copy: engine,
+        switch_ns: 10_000,
+        bus_bytes_per_second: 0,
+    });
+    let card = slow.rig();
     let mut one = Traveller::new(&card, 1);
     let mut stay = Traveller::new(&card, 2);
     one.begin(3);
@@ -88,9 +130,9 @@ fn a_device_that_is_stopped_does_nothing_and_goes_on_as_if_nothing_had_been() {
     stay.check();
     assert!(one.driver.guest.check_movable().is_err());
     // A card that is to stand still, and is then not handed over, does not let it go.
-    drop(card.host.stand_still(Duration::from_secs(60)).unwrap());
     let mut before = vec![0; MIB as usize];
     one.driver.guest.ram_read(0, &mut before);
+    drop(card.host.stand_still(Duration::from_secs(60)).unwrap());
     stay.begin(5);
     stay.check();
     let mut after = vec![0; MIB as usize];

@@ -6,9 +6,9 @@ use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object};
 use vram::{Limits, OnFull, Step, To, VmId};
 
 /// VMs that come up on a full card.
-const VMS: u32 = 6;
+const VMS: u32 = 10;
 /// Address spaces of each.
-const SPACES: u8 = 4;
+const SPACES: u8 = 8;
 
 /// Buffers and a copy between them, submitted and not waited for. Returns where the bytes go.
 fn begin_copy(driver: &mut Driver, channel: &mut Channel, seed: u32) -> u64 {
@@ -43,6 +43,8 @@ fn vms_that_bind_while_the_mover_is_stopped_on_a_full_card_do_not_fault() {
         driver.wait(&channel);
         assert!(driver.vram_holds(to, 2, seed), "VM {vm}, channel {}", channel.id);
     }
+    let waits: u64 = others.iter().map(|driver| driver.guest.counter("memory_waits")).sum();
+    assert!(waits > 0, "so many that the mediator's own memory does not do for all");
     for driver in &others {
         let counts = ["faults", "channel_binds_refused", "memory_denied"].map(|name| driver.guest.counter(name));
         assert_eq!((counts, driver.faults.len()), ([0; 3], 0));

@@ -8,7 +8,7 @@ use card::Card;
 use card_state::{RestoredCard, RestoredVm, SavedCard, SavedVm, Surroundings, VmSurroundings};
 use devmodel::VGpuConfig;
 use nvspec::addr::VramAddr;
-use nvspec::fifo::engine;
+use nvspec::fifo::{VirtualChannelId, engine};
 use nvspec::regs::pfifo;
 use owner::Feeder;
 use owner::overdue::Awaited;
@@ -65,7 +65,15 @@ fn guests_work_on_and_lose_nothing_while_the_card_stands_still_again_and_again()
 
 #[test]
 fn what_was_submitted_before_and_meanwhile_is_done_when_the_card_goes_on() {
-    let rig = rig();
+    for clear in [true, false] {
+        does_nothing_until_it_goes_on(clear);
+    }
+}
+
+/// With a card that clears PGRAPH between VMs, which admits nobody while it stands still, or one that does not.
+fn does_nothing_until_it_goes_on(clear: bool) {
+    let config = simgpu::Config { vram_mib: super::CARD_MIB, ..Default::default() };
+    let rig = Rig::made(&config, &owner::Sharing { clear, ..rig::sharing() }, |card| card);
     let mut driver = driver(&rig, 0);
     let mut channel = driver.channel(1);
     let still = rig.host.stand_still(LIMIT).unwrap();
@@ -105,6 +113,8 @@ fn channel_that_does_not_leave_in_time_hangs_and_costs_the_others_nothing() {
         rig.card.go_on();
         drop(still);
         eventually("its guest is told", || bad.guest.counter("hangs") == 1);
+        let channel_of_card = rig.host.lock().channels().physical(VmId(0), VirtualChannelId(1));
+        assert_eq!(channel_of_card, None, "what hangs once more would hold the card up once more");
         works(&mut good, &mut channel, 4);
         // Its guest goes on with another channel.
         let mut next = bad.channel(2);

@@ -63,13 +63,39 @@ pub(crate) fn edit_one(file: &mut [u8], dice: &mut Dice, of: impl Fn(&str) -> bo
             _ => 0,
         };
     }
+    seal(file, place);
+    place.name.clone()
+}
+
+/// Gives an edited section the sum that it should have.
+fn seal(file: &mut [u8], place: &Place) {
     let sum = Sha256::new()
         .chain_update(&file[IDENTITY])
         .chain_update(&file[place.head.clone()])
         .chain_update(&file[place.contents.clone()])
         .finalize();
     file[place.sum.clone()].copy_from_slice(&sum);
-    place.name.clone()
+}
+
+/// Lengths of the contents of sections.
+pub(crate) fn lengths(file: &[u8], of: impl Fn(&str) -> bool) -> Vec<usize> {
+    places(file).into_iter().filter(|place| of(&place.name)).map(|place| place.contents.len()).collect()
+}
+
+/// Makes a byte of a section zero, counted over all sections that are meant; false if it is zero, or there is none.
+pub(crate) fn zero_one(file: &mut [u8], of: impl Fn(&str) -> bool, mut at: usize) -> bool {
+    for place in places(file).into_iter().filter(|place| of(&place.name)) {
+        let len = place.contents.len();
+        if at < len {
+            let byte = &mut file[place.contents.start + at];
+            let changes = *byte != 0;
+            *byte = 0;
+            seal(file, &place);
+            return changes;
+        }
+        at -= len;
+    }
+    false
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Segments: between channels of a VM, and between VMs.
 
 use super::*;
-use crate::handover::edited::edit_one;
+use crate::handover::edited::{edit_one, lengths, zero_one};
 use crate::oversubscribe::{LONG, driver_with, fast, rig_with};
 use crate::relocate::Dice;
 use pv::abi::share::{ABROAD, CREATE, EXCLUSIVE, READ_ONLY, control, mode};
@@ -243,6 +243,19 @@ fn segments_that_are_attached_go_on_with_another_owner() {
         denied += u32::from(handover.offer(&rig, &mut [&mut one.guest, &mut two.guest], edit).is_err());
     }
     assert!(denied > 20, "{denied} were refused");
+    // Each number of it matters, but for what a mapping may be written through: among others one that puts it where another is.
+    let of_segments = |name: &str| name == "vgpu.segments";
+    let mut bytes = 0;
+    let measured = |file: &mut Vec<u8>| bytes = lengths(file, of_segments).into_iter().sum();
+    handover.offer(&rig, &mut [&mut one.guest, &mut two.guest], measured).unwrap();
+    let mut accepted = 0;
+    for at in 0..bytes {
+        let mut changes = false;
+        let edit = |file: &mut Vec<u8>| changes = zero_one(file, of_segments, at);
+        let offered = handover.offer(&rig, &mut [&mut one.guest, &mut two.guest], edit);
+        accepted += u32::from(changes && offered.is_ok());
+    }
+    assert_eq!(accepted, 1, "of {bytes} bytes only the one that says `read-only` may be another");
     transfer(&mut one, &mut writer, A, here);
     transfer(&mut two, &mut reader, there, A);
     assert!(two.vram_holds(to, 2, 0x77));
