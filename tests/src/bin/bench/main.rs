@@ -59,7 +59,7 @@ const BENCHMARKS: [Benchmark; 23] = [
     ("compute", |_, _| compute::run()),
     ("sched-sim", |request, _| sched::run(request.only.as_deref())),
     ("sched-guests", |request, record| sched_guests::run(request, record)),
-    ("swap", |request, _| swap::run(request.file.as_deref())),
+    ("swap", |request, _| swap::run(request)),
     ("evict", |request, _| evict::run(request.only.as_deref())),
     ("fv", |request, _| fv::run(request)),
     ("doorbells", |_, _| doorbells::run()),

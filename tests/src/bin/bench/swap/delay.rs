@@ -1,11 +1,12 @@
-//! GPUswap's figure 6: how long a VM waits for memory that others have, and how long those are suspended for it, against the
-//! time that a copy of the evicted bytes takes.
+//! GPUswap's figures 6 and 9: how long a VM waits for memory that others have, and how long those are suspended for it, against
+//! the time that a copy of the evicted bytes takes, by the bytes that are asked for and by the size of a chunk.
 
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use rig::Rig;
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
+use tests::bench::interval::{Interval, mean};
 use tests::bench::{Metric, Target};
 use tests::light::{CardConfig, MIB, account, guest, wait};
 use vram::{Limits, VmId};
@@ -14,12 +15,19 @@ use super::{BUS_RATE, CHUNK, division, eventually, quantile, time};
 
 /// MiB of the card, all of which the victim takes.
 const CARD_MIB: u64 = 48;
+/// MiB that each VM sees.
+const VM_MIB: u64 = 64;
 /// Chunks that are asked for at a time.
 const REQUESTS: [u64; 4] = [1, 2, 4, 8];
 /// Requests of each size.
 const ROUNDS: u32 = 6;
-/// First chunk of guests' VRAM that the driver itself has nothing in.
-const FIRST: u64 = 4;
+/// Address in guests' VRAM behind all that the driver itself has: the first byte of a chunk whatever the size.
+const FIRST: u64 = 8 * MIB;
+/// KiB of a chunk: GPUswap's go from 128 to 65,536.
+const SIZES: [u64; 4] = [128, 512, 2048, 8192];
+/// Bytes that are asked for at a time there, and how often.
+const ASKED: u64 = 8 * MIB;
+const ASKED_ROUNDS: u32 = 10;
 /// Address of a guest's chunks for the GPU: a page of each.
 const VA: u64 = 0x100_0000;
 /// Both copy engines.
@@ -29,21 +37,43 @@ const LANES: f64 = 2.0;
 struct Vm {
     driver: Driver,
     channel: Channel,
+    /// Bytes of a chunk.
+    chunk: u64,
 }
 
 impl Vm {
-    fn new(rig: &Rig, vm: u32, vram_mib: u64) -> Result<Self> {
-        let mut driver = guest(rig, vm, vram_mib, Limits::default())?;
+    fn new(rig: &Rig, vm: u32, chunk: u64) -> Result<Self> {
+        let mut driver = guest(rig, vm, VM_MIB, Limits::default())?;
         let channel = driver.channel(1);
-        Ok(Self { driver, channel })
+        Ok(Self { driver, channel, chunk })
+    }
+
+    /// One that has taken all that the card has, and how many chunks that were.
+    fn of_all(rig: &Rig, vm: u32, chunk: u64) -> Result<(Self, u64)> {
+        let one = Self::new(rig, vm, chunk)?;
+        let mut chunks = 0;
+        while rig.host.lock().vram().chunks.spare() > 0 {
+            one.driver.guest.vram_write(FIRST + chunks * chunk, &pattern(9, chunks));
+            chunks += 1;
+        }
+        Ok((one, chunks))
+    }
+
+    /// Returns whether these chunks are as [`Self::of_all`] has written them.
+    fn kept(&self, chunks: u64) -> bool {
+        (0..chunks).all(|number| {
+            let (mut found, expected) = (vec![0; PAGE as usize], pattern(9, number));
+            self.driver.guest.vram_read(FIRST + number * self.chunk, &mut found);
+            found == expected
+        })
     }
 
     /// Has the GPU write to `chunks` chunks that were never used. Returns the seconds until it has.
     fn allocate(&mut self, chunks: u64) -> Result<f64> {
-        let Self { driver, channel } = self;
+        let Self { driver, channel, chunk: bytes } = self;
         let began = Instant::now();
         for chunk in 0..chunks {
-            driver.map(channel.space, VA + chunk * PAGE, At::Vram((FIRST + chunk) * CHUNK), 1);
+            driver.map(channel.space, VA + chunk * PAGE, At::Vram(FIRST + chunk * *bytes), 1);
         }
         // By the engine that computes.
         let touches = (0..chunks).map(|chunk| m2mf_copy(VA + chunk * PAGE, VA + chunk * PAGE, 64));
@@ -65,8 +95,8 @@ struct Cost {
     bytes: f64,
 }
 
-fn request(rig: &Rig, vm: u32, chunks: u64) -> Result<Cost> {
-    let mut requester = Vm::new(rig, vm, 64)?;
+fn request(rig: &Rig, vm: u32, chunks: u64, chunk: u64) -> Result<Cost> {
+    let mut requester = Vm::new(rig, vm, chunk)?;
     // What its driver itself needs is not counted.
     let settled = |rig: &Rig| -> Result<bool> {
         let own = account(rig, vm)?;
@@ -90,38 +120,70 @@ fn request(rig: &Rig, vm: u32, chunks: u64) -> Result<Cost> {
     })
 }
 
-/// Measures.
-pub fn run() -> Result<Vec<Metric>> {
+fn config(chunk_bytes: u64) -> CardConfig {
     let mut division = division();
     // The victim works no more, and is not idle for that.
     division.balance.idle_after_ns = 3_600_000_000_000;
-    let config = CardConfig { division, time: time(), ..CardConfig::new(CARD_MIB, 128) };
+    CardConfig { chunk_bytes, division, time: time(), ..CardConfig::new(CARD_MIB, 128) }
+}
+
+/// Time of a copy of what a request has evicted, in s.
+fn copy(cost: &Cost) -> f64 {
+    (cost.bytes / (LANES * BUS_RATE as f64)).max(1e-6)
+}
+
+/// Measures requests of the same bytes with chunks of several sizes.
+pub fn by_chunk_size() -> Result<Vec<Metric>> {
+    let mut metrics = Vec::new();
+    for kib in SIZES {
+        let chunk = kib << 10;
+        let rig = config(chunk).open()?;
+        let (victim, chunks) = Vm::of_all(&rig, 0, chunk)?;
+        let costs = (1..=ASKED_ROUNDS).map(|vm| request(&rig, vm, ASKED / chunk, chunk));
+        let costs = costs.collect::<Result<Vec<_>>>().with_context(|| format!("chunks of {kib} KiB"))?;
+        ensure!(victim.kept(chunks), "bytes of the victim are wrong");
+        let ms = |of: fn(&Cost) -> f64| costs.iter().map(|cost| of(cost) * 1e3).collect::<Vec<_>>();
+        let name = format!("swap.delay_by_chunk.{kib}k");
+        let evicted: Vec<f64> = costs.iter().map(|cost| cost.bytes / MIB as f64).collect();
+        metrics.push(Metric::plain(format!("{name}.evicted"), mean(&evicted).context("no request")?, "MiB"));
+        for (what, of) in [
+            ("usable", (|cost| cost.usable) as fn(&Cost) -> f64),
+            ("on_card", |cost| cost.on_card),
+            ("suspension", |cost| cost.suspended),
+        ] {
+            let value = mean(&ms(of)).context("no request")?;
+            let metric =
+                Metric::ratio(format!("{name}.{what}"), value, "ms", mean(&ms(copy)).context("none")?, Target::None);
+            let metric = metric.within(Interval::of_ratio(&ms(of), &ms(copy), mean));
+            metrics.push(metric.beside("GPUswap figure 9: least with 2 MiB"));
+        }
+    }
+    Ok(metrics)
+}
+
+/// Measures requests of several sizes.
+pub fn run() -> Result<Vec<Metric>> {
+    let config = config(CHUNK);
     // The same with nobody in the way.
     let empty = config.open()?;
     let mut alone = Vec::new();
     for round in 0..ROUNDS {
-        let mut vm = Vm::new(&empty, round, 64)?;
+        let mut vm = Vm::new(&empty, round, CHUNK)?;
         alone.push(vm.allocate(1)?);
         vm.driver.guest.remove()?;
     }
     drop(empty);
 
     let rig = config.open()?;
-    let victim = Vm::new(&rig, 0, 64)?;
-    let mut chunks = 0;
-    while rig.host.lock().vram().chunks.spare() > 0 {
-        victim.driver.guest.vram_write((FIRST + chunks) * CHUNK, &pattern(9, FIRST + chunks));
-        chunks += 1;
-    }
+    let (victim, chunks) = Vm::of_all(&rig, 0, CHUNK)?;
     let (mut metrics, mut ratios, mut victims) = (Vec::new(), Vec::new(), Vec::new());
     let mut vm = 1;
     for count in REQUESTS {
         let mut costs = Vec::new();
         for _ in 0..ROUNDS {
-            costs.push(request(&rig, vm, count)?);
+            costs.push(request(&rig, vm, count, CHUNK)?);
             vm += 1;
         }
-        let copy = |cost: &Cost| (cost.bytes / (LANES * BUS_RATE as f64)).max(1e-6);
         let ms = |of: fn(&Cost) -> f64| costs.iter().map(|cost| of(cost) * 1e3).collect::<Vec<_>>();
         let evicted = quantile(&costs.iter().map(|cost| cost.bytes).collect::<Vec<_>>(), 500)?;
         let copying = quantile(&costs.iter().map(|cost| copy(cost) * 1e3).collect::<Vec<_>>(), 500)?;
@@ -140,12 +202,7 @@ pub fn run() -> Result<Vec<Metric>> {
         ratios.extend(costs.iter().filter(|cost| cost.bytes > 0.0).map(|cost| cost.usable / copy(cost)));
         victims.extend(costs.iter().filter(|cost| cost.bytes > 0.0).map(|cost| cost.suspended / copy(cost)));
     }
-    let kept = (FIRST..FIRST + chunks).all(|chunk| {
-        let (mut found, expected) = (vec![0; PAGE as usize], pattern(9, chunk));
-        victim.driver.guest.vram_read(chunk * CHUNK, &mut found);
-        found == expected
-    });
-    anyhow::ensure!(kept, "bytes of the victim are wrong");
+    ensure!(victim.kept(chunks), "bytes of the victim are wrong");
     let alone = quantile(&alone, 500)? * 1e3;
     metrics.push(Metric::plain("swap.delay.without_pressure_p50", alone, "ms"));
     let row = |name: &str, values: &[f64], permille| -> Result<Metric> {

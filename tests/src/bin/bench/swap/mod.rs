@@ -12,9 +12,9 @@ mod fairness;
 mod picture;
 mod pressure;
 mod reserve;
+mod sizes;
 mod thrash;
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -23,6 +23,8 @@ use simgpu::TimeModel;
 use tests::bench::Metric;
 use tests::light::{MIB, timing};
 use vram::Mode;
+
+use super::Request;
 
 /// Bytes per second that an engine moves of the card's memory.
 const VRAM_RATE: u64 = 800 * MIB;
@@ -66,22 +68,22 @@ fn quantile(values: &[f64], permille: usize) -> Result<f64> {
 /// A part of the benchmark by name.
 type Part<'a> = (&'static str, &'a dyn Fn() -> Result<Vec<Metric>>);
 
-/// Measures. The pictures of figures 4 and 5 go beside `json`.
-pub fn run(json: Option<&Path>) -> Result<Vec<Metric>> {
+/// Measures. The pictures of figures 4 and 5 go beside the file of figures.
+pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
-    // A part can be chosen while one works on it.
-    let only = std::env::var("GPU_MEDIATOR_SWAP_PART").ok();
-    let picture = |of: &str| json.map(|json| json.with_extension(format!("{of}.svg")));
-    let parts: [Part<'_>; 7] = [
+    let picture = |of: &str| request.file.as_deref().map(|file| file.with_extension(format!("{of}.svg")));
+    let parts: [Part<'_>; 9] = [
         ("bandwidth", &bandwidth::throughput),
         ("delay", &delay::run),
         ("chunks", &bandwidth::chunk_sizes),
+        ("delay_by_chunk", &delay::by_chunk_size),
+        ("sizes", &sizes::run),
         ("fairness", &|| fairness::run(picture("shares").as_deref())),
         ("reserve", &reserve::run),
         ("thrash", &thrash::run),
         ("pressure", &|| pressure::run(picture("pressure").as_deref())),
     ];
-    for (name, part) in parts.iter().filter(|(name, _)| only.as_deref().is_none_or(|only| only == *name)) {
+    for (name, part) in parts.iter().filter(|(name, _)| request.wants(name)) {
         let began = Instant::now();
         metrics.extend(part().with_context(|| format!("swap: {name}"))?);
         eprintln!("swap: {name} took {:.1} s", began.elapsed().as_secs_f64());

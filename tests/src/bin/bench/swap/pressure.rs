@@ -14,12 +14,12 @@ use super::picture::{Picture, Series, draw};
 use super::{division, time};
 
 /// GPUswap's table 1 but for heartwall, which this project has not: another image filter stands for it.
-const PROGRAMS: [(&str, u32); 6] =
+pub(super) const PROGRAMS: [(&str, u32); 6] =
     [("backprop", 40), ("bfs", 15), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
 /// MiB that each VM sees.
 const VM_MIB: u64 = 64;
 /// MiB of host memory: all that both have.
-const HOST_MIB: u64 = 2 * VM_MIB;
+pub(super) const HOST_MIB: u64 = 2 * VM_MIB;
 /// MiB of the card, from where all fits to where next to nothing does; in the paper, from 500 MB to 20 MB.
 const SIZES: [u64; 5] = [128, 20, 12, 8, 4];
 /// Size at which all fits.
@@ -30,17 +30,17 @@ const RUNS: usize = 2;
 const ROUNDS: usize = 9;
 
 /// Outcome of two instances on a card.
-struct Outcome {
+pub(super) struct Outcome {
     /// Seconds of the slower one.
-    slower: f64,
-    moved: u64,
+    pub(super) slower: f64,
+    pub(super) moved: u64,
     verified: u64,
     /// Bytes of buffers of one.
     footprint: u64,
 }
 
 /// Both instances at once.
-fn two(name: &str, scale: u32, config: &CardConfig, limits: Limits) -> Result<Outcome> {
+pub(super) fn two(name: &str, scale: u32, config: &CardConfig, limits: Limits) -> Result<Outcome> {
     let rig = config.open()?;
     let instances = [0, 1].map(|vm| guest(&rig, vm, VM_MIB, limits).and_then(LightGpu::new));
     let runs = std::thread::scope(|scope| -> Result<Vec<(f64, u64, u64)>> {
