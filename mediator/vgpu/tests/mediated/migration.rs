@@ -130,7 +130,11 @@ fn a_device_that_is_stopped_does_nothing_and_goes_on_as_if_nothing_had_been() {
     stay.check();
     assert!(one.driver.guest.check_movable().is_err());
     // A card that is to stand still, and is then not handed over, does not let it go.
-    let mut before = vec![0; MIB as usize];
+    let done = || {
+        let usage = card.host.lock().scheduler_usage(1);
+        usage.vms[&VmId(1)].accounts.iter().map(|account| account.completed).sum::<u64>()
+    };
+    let (done_before, mut before) = (done(), vec![0; MIB as usize]);
     one.driver.guest.ram_read(0, &mut before);
     drop(card.host.stand_still(Duration::from_secs(60)).unwrap());
     stay.begin(5);
@@ -138,8 +142,10 @@ fn a_device_that_is_stopped_does_nothing_and_goes_on_as_if_nothing_had_been() {
     let mut after = vec![0; MIB as usize];
     one.driver.guest.ram_read(0, &mut after);
     assert!(before == after && one.driver.guest.counter("submissions") == submissions);
+    assert_eq!(done(), done_before, "what was on its way to the card stays there");
     one.driver.guest.migration().start();
     one.check();
+    assert!(done() > done_before, "something was left to do");
     // A state is read twice, with nothing between: it is the same but for the time.
     one.begin(6);
     let state = state_of(&mut one.driver.guest);
