@@ -156,12 +156,10 @@ pub fn sizes(files: &[File]) -> Vec<String> {
         .collect()
 }
 
-/// Names the software card as only the daemon's file on what cards are may; texts for operators and the configuration's keys do not.
+/// Names the software card as only the crate on what cards are may; texts for operators and the configuration's keys do not.
 const SOFTWARE_CARD: [&str; 2] = ["use simgpu", "simgpu::"];
-/// The one file above `card::Card` that knows which card it is.
-const PHYSICAL: &str = "mediator/daemon/src/cards/physical.rs";
-/// Crates of the configuration and of tests.
-const KNOWS_KINDS: [&str; 2] = ["config", "rig"];
+/// The crate on what cards are, and those of the configuration and of tests.
+const KNOWS_KINDS: [&str; 3] = ["physical", "config", "rig"];
 
 /// Files above `card::Card` that know the software card.
 pub fn knowing(files: &[File]) -> Vec<String> {
@@ -171,9 +169,9 @@ pub fn knowing(files: &[File]) -> Vec<String> {
     });
     let knows = above.filter(|file| {
         let text = product(&file.text);
-        file.path != Path::new(PHYSICAL) && SOFTWARE_CARD.iter().any(|name| text.contains(name))
+        SOFTWARE_CARD.iter().any(|name| text.contains(name))
     });
-    knows.map(|file| format!("{}: names the software card, which only {PHYSICAL} may", file.path.display())).collect()
+    knows.map(|file| format!("{}: names the software card, which only `physical` may", file.path.display())).collect()
 }
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
@@ -288,7 +286,8 @@ mod tests {
     fn who_knows_the_software_card_is_told() {
         let text = "fn a(card: &simgpu::SimGpu) {}\n";
         let apart = "//! Cards of kind `simgpu` are software.\n#[cfg(test)]\nmod tests {\n    use simgpu::SimGpu;\n}\n";
-        let allowed = [PHYSICAL, "mediator/rig/src/a.rs", "mediator/x/src/tests/b.rs", "simgpu/src/lib.rs"];
+        let allowed =
+            ["mediator/physical/src/lib.rs", "mediator/rig/src/a.rs", "mediator/x/src/tests/b.rs", "simgpu/src/lib.rs"];
         assert!(knowing(&allowed.map(|path| file(path, text))).is_empty());
         assert!(knowing(&[file("mediator/x/src/a.rs", apart)]).is_empty());
         assert_eq!(knowing(&[file("mediator/x/src/a.rs", text)]).len(), 1);

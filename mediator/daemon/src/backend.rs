@@ -12,9 +12,8 @@ use config::{CardMemory, CardSpec, VmSpec};
 use owner::HostCard;
 use owner::shortage::Shortage;
 use owner::usage::SchedulerUsage;
+use physical::GoingCard;
 use vgpu::{MediatedVm, Settings};
-
-use crate::cards::GoingCard;
 
 /// Status of a virtual machine's device, for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use firmware::{Inbox, Set, Store};
 use locks::{Mutex, rank};
+use physical::{GoingCard, Physical};
 use saved_state::SavedState;
 use sched::VgpuParams;
 use vmm_glue::{IrqCounts, Link};
@@ -23,11 +24,6 @@ use owner::usage::SchedulerUsage;
 use owner::{Chaos, Division, Feeder, Handed, HostCard, Reopened, SavedHost, Share, Sharing};
 use vgpu::passthrough::PassthroughDevice;
 use vgpu::{MediatedVm, PvSettings, SavedSide, Settings};
-
-mod physical;
-
-use physical::Physical;
-pub(crate) use physical::{GoingCard, HaltedCard, WrittenCard};
 
 /// Opens real and software cards.
 #[derive(Clone, Debug, Default)]
@@ -64,7 +60,7 @@ impl Cards {
 
 impl OpenCard for Cards {
     fn open(&self, spec: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError> {
-        let card = Physical::open(spec)?;
+        let card = Physical::open(spec).map_err(BackendError::failed)?;
         // It is asked for when the mediator takes the card, and may come until then.
         if let Err(error) = self.firmware(spec.kind) {
             tracing::warn!(card = spec.name, %error, "virtual machines cannot share the card yet");
@@ -275,7 +271,7 @@ impl CardBackend for OwnedCard {
 
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
         // Also one that nobody uses: this process has it open.
-        let card = self.card.going()?;
+        let card = self.card.going().map_err(BackendError::failed)?;
         let Some(host) = self.working() else { return Ok(None) };
         let next_vm = self.next_vm.load(Ordering::Relaxed);
         Ok(Some(Movable { host, card, next_vm }))
@@ -375,7 +371,7 @@ impl Cards {
     ) -> Result<ReopenedCard, BackendError> {
         let GivenCard { vram, host_memory, next_vm, vms } = given;
         let saved = SavedHost::read(file).map_err(BackendError::failed)?;
-        let card = GoingCard::come(spec, file, vram)?;
+        let card = GoingCard::come(spec, file, vram).map_err(BackendError::failed)?;
         let owned = OwnedCard::new(spec, self, Physical::come(&card), next_vm);
         let settings: BTreeMap<VmId, Settings> =
             vms.iter().map(|(id, (vm, bytes))| (*id, owned.settings(vm, *bytes))).collect();

@@ -1,6 +1,6 @@
 //! The daemon's core: which cards and virtual machines there are, and how they come and go.
 //!
-//! Parts: `backend` (the seam to what serves a virtual machine), `cards` (the cards of a configuration; `physical` in it alone knows software from VFIO), `vm` (a virtual machine's
+//! Parts: `backend` (the seam to what serves a virtual machine), `cards` (the cards of a configuration), `vm` (a virtual machine's
 //! thread), `front` (a socket or a domain of Xen), `show` (what operators see of it), `scheduling` (how the time of cards is
 //! shared, live), `draining` (cards that are emptied), `moving` (from one card to another), `rebalancing` (the same by itself), `upgrade` (another daemon goes on with all that there is), `desired` (all that can be changed, at once; `kept`
 //! has what of that outlives the daemon), `sockets` and `activation` (listening sockets, made or from the service manager; `fdstore` is what that keeps),

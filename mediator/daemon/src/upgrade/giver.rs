@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use fdstore::names::OF_VM;
 use handover::{Giver, Introduction, Package};
 use owner::{HostCard, HostError, SavedHost, Standstill};
+use physical::{HaltedCard, WrittenCard};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use saved_state::{Known, Writer};
 use vgpu::SavedSide;
@@ -24,7 +25,6 @@ use super::{
     monotonic_ns, written_for,
 };
 use crate::backend::Movable;
-use crate::cards::{HaltedCard, WrittenCard};
 use crate::vm::{Rest, Running};
 use crate::{Daemon, DaemonError, Life};
 

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use owner::SavedHost;
+use physical::GoingCard;
 use rustix::time::{ClockId, clock_gettime};
 use saved_state::Known;
 use tokio::sync::Notify;
@@ -24,7 +25,6 @@ pub(crate) mod points;
 mod roster;
 pub(crate) mod taker;
 
-use crate::cards::GoingCard;
 use roster::Roster;
 
 /// Time for which the next program may take to say who it is, and to read its configuration: nothing waits for it.

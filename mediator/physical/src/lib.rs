@@ -1,4 +1,8 @@
-//! What a card is: software of this process, or a function behind VFIO. Nothing else of the daemon knows.
+//! Cards of the configuration: software of this process, or functions behind VFIO. No other crate of the mediator knows which.
+//!
+//! [`Physical`] is a card, [`GoingCard`] one that goes over to another daemon, halted ([`HaltedCard`]) and written down ([`WrittenCard`]).
+//!
+//! What it does not do: share a card (`owner` does), or know of cards that have an owner of their own.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -10,7 +14,6 @@ use simgpu::memory::Vram;
 use simgpu::{EngineId, EngineTiming, SavedCard, SimGpu, TimeModel, Unrest};
 use vfio_card::VfioCard;
 
-use crate::backend::BackendError;
 use config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay};
 
 /// Owner of a card's own part in the file that goes to another daemon.
@@ -19,9 +22,22 @@ const PART: u32 = 0;
 /// Time between two tries to halt a card of which an engine is at work.
 const AGAIN: Duration = Duration::from_millis(1);
 
+/// Says why a card cannot be opened, or goes over to nobody, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unusable(String);
+
+impl Unusable {
+    fn of(why: impl std::fmt::Display) -> Self {
+        Self(why.to_string())
+    }
+}
+
 /// A card itself.
-pub(super) enum Physical {
+pub enum Physical {
+    /// Software of this process.
     Software(Arc<SimGpu>),
+    /// A function behind VFIO.
     Vfio(Arc<dyn Card>),
 }
 
@@ -30,23 +46,26 @@ impl Physical {
     ///
     /// # Errors
     /// When it cannot be opened, with what to do.
-    pub(super) fn open(spec: &CardSpec) -> Result<Self, BackendError> {
+    pub fn open(spec: &CardSpec) -> Result<Self, Unusable> {
         match spec.kind {
             CardKind::Simgpu => {
-                let made = SimGpu::new(&software_config(spec)?).map_err(BackendError::failed)?;
+                let made = SimGpu::new(&software_config(spec)?).map_err(Unusable::of)?;
                 Ok(Self::Software(Arc::new(made)))
             }
             CardKind::Vfio => Ok(Self::Vfio(card_behind_vfio(spec)?)),
-            CardKind::Cuda => Err(BackendError::failed("it has an owner of its own, and no card here")),
+            CardKind::Cuda => Err(Unusable::of("it has an owner of its own, and no card here")),
         }
     }
 
     /// The card that has come from another daemon.
-    pub(super) fn come(card: &GoingCard) -> Self {
+    #[must_use]
+    pub fn come(card: &GoingCard) -> Self {
         Self::Software(Arc::clone(&card.0))
     }
 
-    pub(super) fn card(&self) -> Arc<dyn Card> {
+    /// The card as everything above has it.
+    #[must_use]
+    pub fn card(&self) -> Arc<dyn Card> {
         match self {
             Self::Software(card) => Arc::clone(card) as Arc<dyn Card>,
             Self::Vfio(card) => Arc::clone(card),
@@ -54,7 +73,8 @@ impl Physical {
     }
 
     /// Returns whether the card's memory is this process's: the CPU reaches it as fast as engines would, and another daemon can map it.
-    pub(super) const fn is_of_this_process(&self) -> bool {
+    #[must_use]
+    pub const fn is_of_this_process(&self) -> bool {
         matches!(self, Self::Software(_))
     }
 
@@ -62,26 +82,27 @@ impl Physical {
     ///
     /// # Errors
     /// When it cannot.
-    pub(super) fn going(&self) -> Result<GoingCard, BackendError> {
+    pub fn going(&self) -> Result<GoingCard, Unusable> {
         match self {
             Self::Software(card) => Ok(GoingCard(Arc::clone(card))),
-            Self::Vfio(_) => Err(BackendError::failed("a card behind VFIO cannot go over to another daemon yet")),
+            Self::Vfio(_) => Err(Unusable::of("a card behind VFIO cannot go over to another daemon yet")),
         }
     }
 }
 
 /// A card that another daemon can go on with.
-pub(crate) struct GoingCard(Arc<SimGpu>);
+pub struct GoingCard(Arc<SimGpu>);
 
 /// A card that does nothing by itself, and goes on when this is dropped.
-pub(crate) struct HaltedCard<'a>(&'a SimGpu);
+pub struct HaltedCard<'a>(&'a SimGpu);
 
 /// A card as it was written down.
-pub(crate) struct WrittenCard(SavedCard);
+pub struct WrittenCard(SavedCard);
 
 impl GoingCard {
     /// The part that is read and written here.
-    pub(crate) fn known() -> Known {
+    #[must_use]
+    pub fn known() -> Known {
         Known::of::<SavedCard>()
     }
 
@@ -89,28 +110,30 @@ impl GoingCard {
     ///
     /// # Errors
     /// When it does not go with the configuration, or is none that there can be.
-    pub(super) fn come(spec: &CardSpec, file: &mut SavedState<'_>, vram: File) -> Result<Self, BackendError> {
+    pub fn come(spec: &CardSpec, file: &mut SavedState<'_>, vram: File) -> Result<Self, Unusable> {
         if spec.kind != CardKind::Simgpu {
-            return Err(BackendError::failed(format!("it is of kind = \"{}\" now; put `simgpu` back", spec.kind)));
+            return Err(Unusable::of(format!("it is of kind = \"{}\" now; put `simgpu` back", spec.kind)));
         }
-        let vram = Vram::of_file(vram, spec.vram_mib << 20).map_err(BackendError::failed)?;
-        let state = file.take(PART).map_err(BackendError::failed)?;
-        let card = SimGpu::restored(&software_config(spec)?, state, vram).map_err(BackendError::failed)?;
+        let vram = Vram::of_file(vram, spec.vram_mib << 20).map_err(Unusable::of)?;
+        let state = file.take(PART).map_err(Unusable::of)?;
+        let card = SimGpu::restored(&software_config(spec)?, state, vram).map_err(Unusable::of)?;
         Ok(Self(Arc::new(card)))
     }
 
     /// Ends a halt.
-    pub(super) fn go_on(&self) {
+    pub fn go_on(&self) {
         self.0.go_on();
     }
 
     /// Lets the card be halted, until what this returns is dropped.
-    pub(crate) fn halted(&self) -> HaltedCard<'_> {
+    #[must_use]
+    pub fn halted(&self) -> HaltedCard<'_> {
         HaltedCard(&self.0)
     }
 
     /// The file that the card's memory lies in.
-    pub(crate) fn vram_file(&self) -> Option<&File> {
+    #[must_use]
+    pub fn vram_file(&self) -> Option<&File> {
         self.0.vram_file()
     }
 }
@@ -120,18 +143,18 @@ impl HaltedCard<'_> {
     ///
     /// # Errors
     /// When it does not come to rest.
-    pub(crate) fn write_down(&self, until: Instant) -> Result<WrittenCard, BackendError> {
+    pub fn write_down(&self, until: Instant) -> Result<WrittenCard, Unusable> {
         while let Err(unrest) = self.0.halt() {
             if !matches!(unrest, Unrest::Working(_)) || Instant::now() >= until {
-                return Err(BackendError::failed(unrest));
+                return Err(Unusable::of(unrest));
             }
             std::thread::sleep(AGAIN);
         }
-        self.0.save().map(WrittenCard).ok_or_else(|| BackendError::failed("the software card does not rest"))
+        self.0.save().map(WrittenCard).ok_or_else(|| Unusable::of("the software card does not rest"))
     }
 
     /// The card goes on with another daemon: here it stays halted.
-    pub(crate) fn leave(self) {
+    pub fn leave(self) {
         std::mem::forget(self);
     }
 }
@@ -147,29 +170,29 @@ impl WrittenCard {
     ///
     /// # Errors
     /// [`WriteError`].
-    pub(crate) fn put(&self, file: &mut Writer) -> Result<(), WriteError> {
+    pub fn put(&self, file: &mut Writer) -> Result<(), WriteError> {
         file.put(PART, &self.0)
     }
 }
 
 /// The card behind VFIO that a configuration names.
-fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, BackendError> {
-    let address = spec.address.ok_or_else(|| BackendError::failed("the configuration names no address"))?;
+fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, Unusable> {
+    let address = spec.address.ok_or_else(|| Unusable::of("the configuration names no address"))?;
     let reset = match spec.reset {
         ResetWay::Auto => vfio_card::Reset::Auto,
         ResetWay::Bus => vfio_card::Reset::Bus,
         ResetWay::Units => vfio_card::Reset::Units,
     };
     let card = VfioCard::open(&vfio_card::Place::default(), address, reset)
-        .map_err(|error| BackendError::failed(format!("{error}; {}", error.what_to_do())))?;
+        .map_err(|error| Unusable::of(format!("{error}; {}", error.what_to_do())))?;
     Ok(Arc::new(card))
 }
 
 /// The software card that a configuration describes. Its memory is a file of the kernel's, so that another daemon can go on with it.
-fn software_config(spec: &CardSpec) -> Result<simgpu::Config, BackendError> {
+fn software_config(spec: &CardSpec) -> Result<simgpu::Config, Unusable> {
     let timing = |bytes_per_second, launch_ns| EngineTiming { bytes_per_second, launch_ns };
     Ok(simgpu::Config {
-        vram_mib: u32::try_from(spec.vram_mib).map_err(BackendError::failed)?,
+        vram_mib: u32::try_from(spec.vram_mib).map_err(Unusable::of)?,
         bar1_size: spec.bar1_mib << 20,
         bar3_size: spec.bar3_mib << 20,
         time: spec.time.map(|time| TimeModel {
