@@ -156,7 +156,7 @@ pub fn sizes(files: &[File]) -> Vec<String> {
         .collect()
 }
 
-/// Names the software card as only the crate on what cards are may; texts for operators and the configuration's keys do not.
+/// Text that names the software card's types; texts for operators and the configuration's keys do not.
 const SOFTWARE_CARD: [&str; 2] = ["use simgpu", "simgpu::"];
 /// The crate on what cards are, and those of the configuration and of tests.
 const KNOWS_KINDS: [&str; 3] = ["physical", "config", "rig"];

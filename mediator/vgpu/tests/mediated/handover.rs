@@ -23,6 +23,13 @@ pub(super) fn handover(host_mib: u64) -> Handover {
     Handover { config: Config { vram_mib: 96, shared: true, ..Config::default() }, sharing, older: false }
 }
 
+/// Times of a card on which work takes so long that some is left whenever one looks.
+pub(super) fn slow() -> TimeModel {
+    let engine = EngineTiming { bytes_per_second: 20_000_000, launch_ns: 1_000_000 };
+    let compute = ComputeTiming::default();
+    TimeModel { graph: engine, compute, copy: engine, switch_ns: 10_000, bus_bytes_per_second: 0 }
+}
+
 fn driver(rig: &Rig, vm: u32, settings: &Settings) -> Driver {
     let mut guest = rig.guest_with(vm, settings);
     assert!(guest.map_ram(0, MIB, true));
@@ -106,10 +113,7 @@ fn memory_that_was_swapped_comes_back_under_another_owner() {
 #[test]
 fn work_that_takes_time_is_taken_off_the_card_and_goes_on_where_it_was() {
     let mut handover = handover(0);
-    let engine = EngineTiming { bytes_per_second: 20_000_000, launch_ns: 1_000_000 };
-    let compute = ComputeTiming::default();
-    handover.config.time =
-        Some(TimeModel { graph: engine, compute, copy: engine, switch_ns: 10_000, bus_bytes_per_second: 0 });
+    handover.config.time = Some(slow());
     for policy in PolicyKind::ALL {
         handover.sharing.scheduler.policy = policy;
         work_goes_on(&handover, 2);

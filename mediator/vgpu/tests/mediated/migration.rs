@@ -1,6 +1,6 @@
 //! VMs whose client takes their state elsewhere by its own messages.
 
-use super::handover::{copy, handover};
+use super::handover::{copy, handover, slow};
 use super::moving::{Traveller, card, use_up};
 use super::oversubscribe::eventually;
 use super::relocate::{Dice, free_settings};
@@ -8,7 +8,6 @@ use super::{A, B, MIB};
 use nvspec::fifo::VirtualChannelId;
 use rig::driver::{At, Channel, Driver};
 use rig::{Guest, Rig};
-use simgpu::{ComputeTiming, EngineTiming, TimeModel};
 use std::time::Duration;
 use vmm_glue::MigrationError;
 use vram::VmId;
@@ -110,16 +109,9 @@ fn a_vm_that_has_worked_becomes_another_and_keeps_nothing() {
 #[test]
 fn a_device_that_is_stopped_does_nothing_and_goes_on_as_if_nothing_had_been() {
     // Work takes its time: some is left to do when the VM is stopped.
-    let mut slow = handover(0);
-    let engine = EngineTiming { bytes_per_second: 20_000_000, launch_ns: 1_000_000 };
-    slow.config.time = Some(TimeModel {
-        graph: engine,
-        compute: ComputeTiming::default(),
-        copy: engine,
-        switch_ns: 10_000,
-        bus_bytes_per_second: 0,
-    });
-    let card = slow.rig();
+    let mut handover = handover(0);
+    handover.config.time = Some(slow());
+    let card = handover.rig();
     let mut one = Traveller::new(&card, 1);
     let mut stay = Traveller::new(&card, 2);
     one.begin(3);

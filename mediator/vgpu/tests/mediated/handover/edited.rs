@@ -77,9 +77,9 @@ fn seal(file: &mut [u8], place: &Place) {
     file[place.sum.clone()].copy_from_slice(&sum);
 }
 
-/// Lengths of the contents of sections.
-pub(crate) fn lengths(file: &[u8], of: impl Fn(&str) -> bool) -> Vec<usize> {
-    places(file).into_iter().filter(|place| of(&place.name)).map(|place| place.contents.len()).collect()
+/// Bytes of the contents of sections.
+pub(crate) fn length(file: &[u8], of: impl Fn(&str) -> bool) -> usize {
+    places(file).into_iter().filter(|place| of(&place.name)).map(|place| place.contents.len()).sum()
 }
 
 /// Makes a byte of a section zero, counted over all sections that are meant; false if it is zero, or there is none.

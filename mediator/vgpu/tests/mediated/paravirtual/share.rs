@@ -1,7 +1,7 @@
 //! Segments: between channels of a VM, and between VMs.
 
 use super::*;
-use crate::handover::edited::{edit_one, lengths, zero_one};
+use crate::handover::edited::{edit_one, length, zero_one};
 use crate::oversubscribe::{LONG, driver_with, fast, rig_with};
 use crate::relocate::Dice;
 use pv::abi::share::{ABROAD, CREATE, EXCLUSIVE, READ_ONLY, control, mode};
@@ -246,7 +246,7 @@ fn segments_that_are_attached_go_on_with_another_owner() {
     // Each number of it matters, but for what a mapping may be written through: among others one that puts it where another is.
     let of_segments = |name: &str| name == "vgpu.segments";
     let mut bytes = 0;
-    let measured = |file: &mut Vec<u8>| bytes = lengths(file, of_segments).into_iter().sum();
+    let measured = |file: &mut Vec<u8>| bytes = length(file, of_segments);
     handover.offer(&rig, &mut [&mut one.guest, &mut two.guest], measured).unwrap();
     let mut accepted = 0;
     for at in 0..bytes {
