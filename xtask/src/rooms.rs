@@ -8,7 +8,7 @@ use std::path::{Component, Path};
 use crate::lints::File;
 
 /// Most lines of product code of a crate under `mediator/`; tests do not count.
-const MAX_CRATE_LINES: usize = 8300;
+const MAX_CRATE_LINES: usize = 8000;
 
 /// The crate under `mediator/` that a source file is of, and the file's module path from `src` on.
 fn room(path: &Path) -> Option<(String, Vec<String>)> {

@@ -22,7 +22,7 @@ use config::{Apertures, CardKind, CardMemory, CardSpec, Residue, VmSpec};
 use owner::shortage::Shortage;
 use owner::usage::SchedulerUsage;
 use owner::{Chaos, Division, Feeder, Handed, HostCard, Reopened, SavedHost, Share, Sharing};
-use vgpu::passthrough::PassthroughDevice;
+use passthrough::PassthroughDevice;
 use vgpu::{MediatedVm, PvSettings, SavedSide, Settings};
 
 /// Opens real and software cards.

@@ -1,8 +1,9 @@
 //! The devices of crate `vgpu` behind the daemon's seam, with what they tell in the words of the admin API.
 
 use api::{Denied, Driver};
-use vgpu::passthrough::PassthroughVm;
-use vgpu::{DeniedAccess, DeviceError, DeviceStatus, InterruptKind, MediatedVm};
+use passthrough::PassthroughVm;
+use vgpu::MediatedVm;
+use vm_device::{DeniedAccess, DeviceError, DeviceStatus, InterruptKind};
 use vram::VmId;
 
 use super::backend::{BackendError, BackendStatus, VmBackend};

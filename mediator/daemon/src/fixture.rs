@@ -22,9 +22,9 @@ use vmm_glue::echo::EchoDevice;
 use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, RegionIndex, RegionInfo};
 
 use super::backend::{BackendError, BackendStatus, Built, CardBackend, CardStatus, OpenCard, VmBackend};
-use super::sockets::Sockets;
-use super::{Daemon, DaemonError, activation, cards};
+use super::{Daemon, DaemonError, cards};
 use kept::Keeper;
+use listening::Sockets;
 
 /// MiB of each VM.
 const VM_MIB: u64 = 16;
@@ -216,7 +216,7 @@ pub(crate) type Listeners = HashMap<String, UnixListener>;
 /// # Errors
 /// As [`Daemon::start`].
 pub(crate) fn start(config: Config, opener: &dyn OpenCard, listeners: Listeners) -> Result<Arc<Daemon>, DaemonError> {
-    let sockets = Sockets::new(activation::Activated { listeners, ..Default::default() });
+    let sockets = Sockets::new(listening::Activated { listeners, ..Default::default() });
     Daemon::start(config, opener, sockets, Keeper::default())
 }
 

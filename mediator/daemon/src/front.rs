@@ -13,7 +13,7 @@ use config::VmSpec;
 
 use super::account;
 use super::error::DaemonError;
-use super::sockets::{Listening, SocketPath, Sockets};
+use listening::{Listening, SocketPath, Sockets};
 
 /// A way to a virtual machine that is open, and serves nobody yet.
 pub(super) enum Front {

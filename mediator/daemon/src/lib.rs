@@ -3,8 +3,8 @@
 //! Parts: `backend` (the seam to what serves a virtual machine), `cards` (the cards of a configuration), `vm` (a virtual machine's
 //! thread), `front` (a socket or a domain of Xen), `show` (what operators see of it), `scheduling` (how the time of cards is
 //! shared, live), `draining` (cards that are emptied), `moving` (from one card to another), `rebalancing` (the same by itself), `upgrade` (another daemon goes on with all that there is), `desired` (all that can be changed, at once; `kept`
-//! has what of that outlives the daemon), `sockets` and `activation` (listening sockets, made or from the service manager; `fdstore` is what that keeps),
-//! `account` (users and groups), `error`, `devices` (crate `vgpu` behind the seam), `admin` (the admin API), `serving` (from ready
+//! has what of that outlives the daemon; `listening` the sockets),
+//! `account` (users and groups), `error`, `devices` (crates `vgpu` and `passthrough` behind the seam), `admin` (the admin API), `serving` (from ready
 //! to the end), `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another. Adding and removing
@@ -26,7 +26,6 @@ use config::check::{self, MAX_VMS};
 use config::{CardKind, CardSpec, Config, DaemonSpec, ProfileSpec, RamSpec, TenantSpec, VmSpec};
 
 mod account;
-mod activation;
 mod admin;
 mod backend;
 mod cards;
@@ -48,7 +47,6 @@ mod saving;
 mod scheduling;
 mod serving;
 mod show;
-mod sockets;
 mod spool;
 mod tenants;
 mod upgrade;
@@ -65,10 +63,10 @@ use cuda::CudaCard;
 use draining::Arrival;
 use front::{Front, FrontServer};
 use kept::{Keeper, Live, Tuning};
+use listening::Sockets;
 use metrics::moves::Moves;
 use revision::Revision;
 use show::{Found, show};
-use sockets::Sockets;
 use upgrade::{Line, Succession};
 use vm::{End, Running, Seen};
 

@@ -8,21 +8,22 @@ use std::sync::Arc;
 use anyhow::Context;
 use config::arguments::Arguments;
 use config::{Config, DaemonSpec};
+use fdstore::names::{STORED_ADMIN, STORED_READ_ONLY};
 use kept::Keeper;
+use listening::{Listening, SocketPath, Sockets};
 
 use crate::admin::Listeners;
 use crate::cards::Cards;
-use crate::sockets::{Listening, STORED_ADMIN, STORED_READ_ONLY, SocketPath, Sockets};
 use crate::upgrade::Succession;
 use crate::upgrade::taker::Heir;
-use crate::{Daemon, account, activation, serving};
+use crate::{Daemon, account, serving};
 
 /// Runs the program to its end.
 #[must_use]
 pub fn run(arguments: Arguments) -> ExitCode {
     // Before the package is exchanged: what lies there later is the next version.
     let program = std::env::current_exe();
-    let sockets = if arguments.takeover { Ok(Sockets::default()) } else { activation::take().map(Sockets::new) };
+    let sockets = if arguments.takeover { Ok(Sockets::default()) } else { listening::take().map(Sockets::new) };
     let config = match Config::load(&arguments.config) {
         Ok(config) => config,
         Err(error) => {

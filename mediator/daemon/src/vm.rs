@@ -16,7 +16,7 @@ use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, Migration, Parked
 use super::backend::{Built, VmBackend};
 use super::error::DaemonError;
 use super::front::FrontServer;
-use super::sockets::SocketPath;
+use listening::SocketPath;
 
 /// Time between two looks whether a thread has ended.
 const LOOK: Duration = Duration::from_micros(200);

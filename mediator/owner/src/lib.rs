@@ -16,7 +16,7 @@ mod interleavings;
 mod tenants;
 mod work;
 
-pub use bringup::start::{CardInfo, read_vbios};
+pub use bringup::start::CardInfo;
 pub use card_memory::balance::Division;
 pub use card_memory::chaos::Chaos;
 pub use card_memory::{

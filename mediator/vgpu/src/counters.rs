@@ -1,9 +1,9 @@
 //! The operator's view of a VM: its counters, and the accesses that were denied.
 
 use super::device::Core;
-use super::status::{DeniedAccess, DeviceStatus, InterruptKind};
 use devmodel::denied::Site;
 use std::collections::BTreeMap;
+use vm_device::{DeniedAccess, DeviceStatus, InterruptKind};
 
 impl Core {
     /// Returns what the operator is told of the VM, but for what the card's owner counts.

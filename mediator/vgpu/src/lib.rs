@@ -1,9 +1,9 @@
-//! One VM on a card: its vGPU, wired to the card; or the card itself ([`passthrough`]).
+//! One VM on a card: its vGPU, wired to the card.
 //!
 //! Parts, each of which knows only those before it: `memory` (what the VM has, and its address spaces), `work` (its channels,
 //! as the mediator knows them), `pv` (the interface of a guest that knows us), `pending` and `write_wait` (what waits for
 //! memory), `backend` (these brought together for the card: what registers mean), `device` (what the vfio-user server calls),
-//! `batches` (what such a guest's batches do), `saved` (a VM that goes on in another process), `moving` (on another card), `saving` (from a stream of bytes), `events` (what the card tells), `counters` and `status` (what the operator sees).
+//! `batches` (what such a guest's batches do), `saved` (a VM that goes on in another process), `moving` (on another card), `saving` (from a stream of bytes), `events` (what the card tells), `counters` (what the operator sees).
 //!
 //! Lock order: `locks::rank`.
 //!
@@ -18,12 +18,10 @@ mod events;
 mod memory;
 mod migrating;
 mod moving;
-pub mod passthrough;
 mod pending;
 pub mod pv;
 mod saved;
 mod saving;
-mod status;
 mod work;
 mod write_wait;
 
@@ -32,7 +30,6 @@ pub use device::{MediatedDevice, MediatedVm, Settings};
 pub use moving::{Left, Parts};
 pub use saved::SavedSide;
 pub use saving::{Coming, Saving};
-pub use status::{DeniedAccess, DeviceError, DeviceStatus, InterruptKind};
 
 /// The way in which the apertures BAR1 and BAR3 are served to the VMM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

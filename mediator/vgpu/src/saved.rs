@@ -7,7 +7,6 @@ use super::backend::{Description, SavedBackend, VmBackend};
 use super::device::{Board, Client, Core, MediatedDevice, MediatedVm, Settings};
 use super::memory::{POOL_BYTES, Restored, SavedRemap};
 use super::pv::SavedAttachments;
-use super::status::DeviceError;
 use card::Identity;
 use card_state::{RestoredVm, SavedVm, VmSurroundings};
 use devmodel::VGpuConfig;
@@ -17,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use shadow_pt::Limits;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
+use vm_device::DeviceError;
 use vmm_glue::Link;
 use vram::VmId;
 

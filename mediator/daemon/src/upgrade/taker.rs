@@ -19,16 +19,16 @@ use vram::VmId;
 use super::points;
 use super::roster::{Roster, RosterCard, RosterVm};
 use super::{APERTURES, CLIENTS, HOST_MEMORY, PATIENCE, SOCKET, STATE_LOCK, UNIT, VRAM, known, monotonic_ns};
-use crate::activation::Activated;
 use crate::backend::Built;
 use crate::cards::{Cards, GivenCard, ReopenedCard};
 use crate::draining::Arrival;
 use crate::front::FrontServer;
-use crate::sockets::{SocketPath, Sockets};
 use crate::vm::{Running, Seen};
 use crate::{Card, Daemon, DaemonError, Entry, Front, Life, memory};
 use config::{Config, VmSpec};
 use kept::Keeper;
+use listening::Activated;
+use listening::{SocketPath, Sockets};
 
 /// Owner of the roster in its file.
 const ROSTER: u32 = 0;

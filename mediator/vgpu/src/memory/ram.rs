@@ -1,31 +1,15 @@
 //! A VM's RAM as the card sees it: which guest-physical range has which I/O virtual address.
 
 use super::saved::{SavedRam, SavedRegion};
-use card::{DmaMemory, HostMemory};
 use nvspec::addr::{Gpa, Iova};
 use owner::iova::NoIova;
 use owner::{HostCard, HostError};
 use saved_state::Invalid;
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use vm_memory::{VolatileMemory, VolatileSlice};
+use vm_device::memory_of;
+use vmm_glue::DmaRegion;
 use vmm_glue::memory::MemoryTable;
-use vmm_glue::{DmaRegion, Mapping};
 use vram::VmId;
-
-/// A client's mapping, as the card takes it.
-#[derive(Debug)]
-pub(crate) struct ClientMemory(pub(crate) Arc<Mapping>);
-
-impl HostMemory for ClientMemory {
-    fn as_volatile_slice(&self) -> VolatileSlice<'_, ()> {
-        VolatileMemory::as_volatile_slice(&*self.0)
-    }
-
-    fn may_touch(&self, offset: usize, len: usize) -> bool {
-        self.0.may_touch(offset, len)
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Region {
@@ -57,12 +41,6 @@ impl Lent {
     }
 }
 
-/// A region's memory, as the card takes it.
-fn memory_of(mapping: &Arc<Mapping>, region: &DmaRegion) -> Result<DmaMemory, HostError> {
-    let memory = Arc::new(ClientMemory(Arc::clone(mapping)));
-    Ok(DmaMemory::new(memory, 0, mapping.len(), region.writable)?)
-}
-
 /// The regions of one VM that are mapped for the card.
 #[derive(Debug, Default)]
 pub(crate) struct RamMap {
@@ -80,7 +58,7 @@ impl RamMap {
         if !region.readable {
             return Ok(());
         }
-        let memory = memory_of(mapping, region)?;
+        let memory = memory_of(mapping, region.writable)?;
         let len = region.size;
         let iova = host.lock().memory_mut().iova_mut().allocate_for(vm, len, region.gpa).map_err(|why| match why {
             NoIova::Quota(quota) => HostError::RamQuota { len, quota },
@@ -102,7 +80,7 @@ impl RamMap {
         let mapping = region.mapping.as_ref().filter(|_| region.readable);
         let mapping =
             mapping.ok_or_else(|| Invalid::new(format_args!("the card cannot reach RAM at {:#x}", region.gpa)))?;
-        host.card().map_dma(iova.0, memory_of(mapping, region)?)?;
+        host.card().map_dma(iova.0, memory_of(mapping, region.writable)?)?;
         self.regions.insert(region.gpa, Region { size: region.size, iova, writable: region.writable });
         Ok(())
     }

@@ -19,7 +19,7 @@ fn ram_of(guest: &Guest) -> Vec<u8> {
 }
 
 /// Checks that an operator is told these words.
-fn refused<T>(what: Result<T, vgpu::DeviceError>, words: &str) {
+fn refused<T>(what: Result<T, vm_device::DeviceError>, words: &str) {
     let Err(error) = what else { panic!("it was not refused: {words}") };
     assert!(error.to_string().contains(words), "{error}");
 }

@@ -1,5 +1,5 @@
 //! Sockets that the service manager hands over (`LISTEN_FDS`): those of its units, one named `admin` and others named as their
-//! virtual machines, and those that an earlier run of the daemon left in its store (module `sockets`), connections among them.
+//! virtual machines, and those that an earlier run of the daemon left in its store, connections among them.
 #![expect(unsafe_code, reason = "takes file descriptors by number")]
 // UNSAFETY: the service manager passes descriptors as numbers; each is taken into ownership once. Nothing else here is unsafe.
 
@@ -14,11 +14,11 @@ use fdstore::{Left, give_up, names as stored};
 /// Name of the admin socket's descriptor.
 pub(crate) const ADMIN: &str = "admin";
 /// Name of the read-only socket's descriptor.
-pub const READ_ONLY: &str = "admin-read";
+pub(crate) const READ_ONLY: &str = "admin-read";
 
 /// Sockets and connections that were handed over.
 #[derive(Debug, Default)]
-pub(crate) struct Activated {
+pub struct Activated {
     /// The listening sockets of units, by name.
     pub listeners: HashMap<String, UnixListener>,
     /// Those from the store, by their names there.
@@ -29,13 +29,22 @@ pub(crate) struct Activated {
 
 /// Why a descriptor that was handed over cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ActivationError {
+pub enum ActivationError {
+    /// The environment is not as the protocol has it.
     #[error("the environment variables LISTEN_PID, LISTEN_FDS, LISTEN_FDNAMES are not as systemd sets them")]
     Environment(#[source] std::io::Error),
+    /// A descriptor of that name is something else.
     #[error("socket `{name}` that the service manager handed over is no listening UNIX stream socket")]
-    NotListening { name: String },
+    NotListening {
+        /// Its name.
+        name: String,
+    },
+    /// Two have one name.
     #[error("the service manager handed over two sockets named `{name}`; set FileDescriptorName= in their units")]
-    Twice { name: String },
+    Twice {
+        /// Their name.
+        name: String,
+    },
 }
 
 /// Takes what the service manager handed over; call it once, early: a second call would find the same numbers.

@@ -8,6 +8,8 @@
 //! Nothing is checked: the guest can do to the card what a bare-metal driver can. It is alone on it, and the card is reset
 //! between clients.
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -16,13 +18,10 @@ use std::thread::JoinHandle;
 use card::{Aperture, Card, DmaMemory, InterruptMode};
 use devmodel::pci::{PciConfig, PciEvents, PciIdentity};
 use nvspec::regs::ppci;
-
+use vm_device::{DeviceError, DeviceStatus, InterruptKind, memory_of};
 use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::{AccessError, Device, DmaRegion, Interrupts, Link, MapError, RegionIndex, RegionInfo};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
-
-use crate::memory::ram::ClientMemory;
-use crate::status::{DeviceError, DeviceStatus, InterruptKind};
 
 /// The way in which the card's interrupt reaches the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,7 +196,7 @@ impl PassthroughDevice {
         card.reset();
         let mut pci = PciConfig::new(&identity)?;
         let control = card.read32(ppci::ROM_CONTROL::OFFSET);
-        let mut rom = owner::read_vbios(&*card).to_vec();
+        let mut rom = bringup::start::read_vbios(&*card).to_vec();
         card.write32(ppci::ROM_CONTROL::OFFSET, control);
         if !rom.is_empty() {
             rom.resize(rom.len().next_power_of_two().max(LEAST_ROM), 0xff);
@@ -423,8 +422,7 @@ impl Device for PassthroughDevice {
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
         // Without a file the card has nothing to reach; an access there faults, as beyond the end of memory.
         let Some(mapping) = region.mapping.as_ref().filter(|_| region.readable) else { return Ok(()) };
-        let memory = DmaMemory::new(Arc::new(ClientMemory(Arc::clone(mapping))), 0, mapping.len(), region.writable)
-            .map_err(|error| MapError(error.to_string()))?;
+        let memory = memory_of(mapping, region.writable).map_err(|error| MapError(error.to_string()))?;
         let mut lending = Lending { size: region.size, memory, mapped: false };
         if self.pci.bus_master() {
             lending.map(region.gpa, &*self.card, &self.shared);

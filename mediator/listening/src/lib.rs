@@ -5,6 +5,10 @@
 //! daemon leaves the paths of such sockets when it ends; they go when a virtual machine is removed.
 //!
 //! So do copies of the connections of VMMs, and what it takes to go on with them (crate `fdstore`).
+//!
+//! What it does not do: accept connections; the daemon and its VMs' threads do.
+
+mod activation;
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -13,18 +17,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fdstore::names::OF_VM;
+use fdstore::names::{OF_VM, STORED_ADMIN, STORED_READ_ONLY};
 use fdstore::{Left, Store, give_up, store};
 use locks::{Mutex, rank};
 use vmm_glue::server::Keeper;
 use vmm_glue::socket::{self, BindError, BoundPath, SocketOptions};
 
-use super::activation::{ADMIN, Activated, READ_ONLY};
-pub(crate) use fdstore::names::{STORED_ADMIN, STORED_READ_ONLY};
+use activation::{ADMIN, READ_ONLY};
+pub use activation::{Activated, ActivationError, take};
 
 /// A listening socket, and the path that is ours.
 #[derive(Debug)]
-pub(crate) struct Listening {
+pub struct Listening {
     /// The socket.
     pub listener: UnixListener,
     /// Its path, unless it is the service manager's.
@@ -85,24 +89,24 @@ impl Sockets {
     /// Those that the service manager handed over, and its store if it has one. VMMs that an earlier run served and this one does
     /// not are told that their device has gone, so that they learn it whatever becomes of this run.
     #[must_use]
-    pub(crate) fn new(activated: Activated) -> Self {
+    pub fn new(activated: Activated) -> Self {
         Self { ours: Arc::new(AtomicBool::new(true)), store: Store::found(false), ..Self::handed(activated) }
     }
 
     /// Those of another daemon, which goes on with them unless they become [ours](Self::own).
     #[must_use]
-    pub(crate) fn handed(Activated { listeners, stored, left }: Activated) -> Self {
+    pub fn handed(Activated { listeners, stored, left }: Activated) -> Self {
         let (stored, left) = (Mutex::new(stored), Mutex::new(left));
         Self { units: listeners, stored, left, store: Store::found(true), ours: Arc::default() }
     }
 
     /// Says whether VMMs outlive this daemon if it is killed.
-    pub(crate) fn tell(&self) {
+    pub fn tell(&self) {
         self.store.tell();
     }
 
     /// Takes the remains of a virtual machine's VMM of an earlier run.
-    pub(crate) fn left(&self, vm: &str) -> Option<Left> {
+    pub fn left(&self, vm: &str) -> Option<Left> {
         self.left.lock().remove(vm)
     }
 
@@ -117,7 +121,7 @@ impl Sockets {
     }
 
     /// The sockets of the service manager's units, by name.
-    pub(crate) fn of_units(&self) -> impl Iterator<Item = (&str, &UnixListener)> {
+    pub fn of_units(&self) -> impl Iterator<Item = (&str, &UnixListener)> {
         self.units.iter().map(|(name, listener)| (name.as_str(), listener))
     }
 
@@ -137,7 +141,7 @@ impl Sockets {
     ///
     /// # Errors
     /// When it cannot be made.
-    pub(crate) fn admin(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
+    pub fn admin(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(ADMIN, STORED_ADMIN.to_owned(), path, rights)
     }
 
@@ -145,7 +149,7 @@ impl Sockets {
     ///
     /// # Errors
     /// When it cannot be made.
-    pub(crate) fn read_only(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
+    pub fn read_only(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(READ_ONLY, STORED_READ_ONLY.to_owned(), path, rights)
     }
 
@@ -153,7 +157,7 @@ impl Sockets {
     ///
     /// # Errors
     /// When it cannot be made.
-    pub(crate) fn of_vm(&self, name: &str, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
+    pub fn of_vm(&self, name: &str, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(name, format!("{OF_VM}{name}"), path, rights)
     }
 
@@ -202,7 +206,7 @@ impl Sockets {
     }
 
     /// Ends the sockets of an earlier run that nobody has taken: what they were for is not there any more.
-    pub(crate) fn end_unused(&self) {
+    pub fn end_unused(&self) {
         let left = std::mem::take(&mut *self.left.lock());
         drop(left);
         for (name, listener) in self.stored.lock().drain() {

@@ -1,0 +1,12 @@
+//! The part that every device of a VM has, be it a virtual GPU or the card itself: how it stands ([`DeviceStatus`]), why it cannot be made
+//! ([`DeviceError`]), and the client's memory as a card takes it ([`memory_of`]).
+//!
+//! What it does not do: serve accesses. The crates `vgpu` and `passthrough` are the devices.
+
+#![forbid(unsafe_code)]
+
+mod memory;
+mod status;
+
+pub use memory::memory_of;
+pub use status::{DeniedAccess, DeviceError, DeviceStatus, InterruptKind};

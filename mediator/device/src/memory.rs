@@ -1,0 +1,29 @@
+//! The client's memory, as a card takes it.
+
+use std::sync::Arc;
+
+use card::{DmaMemory, HostMemory};
+use vm_memory::{VolatileMemory, VolatileMemoryError, VolatileSlice};
+use vmm_glue::Mapping;
+
+/// A client's mapping behind the card's trait.
+#[derive(Debug)]
+struct ClientMemory(Arc<Mapping>);
+
+impl HostMemory for ClientMemory {
+    fn as_volatile_slice(&self) -> VolatileSlice<'_, ()> {
+        VolatileMemory::as_volatile_slice(&*self.0)
+    }
+
+    fn may_touch(&self, offset: usize, len: usize) -> bool {
+        self.0.may_touch(offset, len)
+    }
+}
+
+/// Returns all of a mapping, which the card may write if `writable`.
+///
+/// # Errors
+/// When the mapping does not hold its own length.
+pub fn memory_of(mapping: &Arc<Mapping>, writable: bool) -> Result<DmaMemory, VolatileMemoryError> {
+    DmaMemory::new(Arc::new(ClientMemory(Arc::clone(mapping))), 0, mapping.len(), writable)
+}
