@@ -1,8 +1,18 @@
-//! Work beside other work: it takes the processors that this leaves, and is waited for when it is needed.
+//! Work beside other work, which is waited for when it is needed.
 
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Result, anyhow};
+
+/// Who goes first where processors are few.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// As much as anybody else. What takes long and is waited for by all that comes later leaves processors idle in the end if it
+    /// yields in the beginning.
+    Equal,
+    /// Only what others leave.
+    Behind,
+}
 
 /// Niceness of what runs behind.
 const NICE: i32 = 19;
@@ -16,11 +26,13 @@ pub enum Background {
 }
 
 impl Background {
-    /// Starts `work` on a thread of its own. The thread and its children have a low priority.
-    pub fn start(work: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
-        Self::Pending(thread::spawn(|| {
-            // Linux has a priority for each thread, and children inherit it. Without it, only time is lost.
-            let _ = rustix::process::nice(NICE);
+    /// Starts `work` on a thread of its own. The thread and its children have that priority.
+    pub fn start(priority: Priority, work: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
+        Self::Pending(thread::spawn(move || {
+            if priority == Priority::Behind {
+                // Linux has a priority for each thread, and children inherit it. Without it, only time is lost.
+                let _ = rustix::process::nice(NICE);
+            }
             work()
         }))
     }
@@ -46,7 +58,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_told_each_time() {
-        let mut work = Background::start(|| Err(anyhow!("the cause").context("the work")));
+        let mut work = Background::start(Priority::Equal, || Err(anyhow!("the cause").context("the work")));
         for _ in 0..2 {
             assert_eq!(work.wait().unwrap_err().to_string(), "the work: the cause");
         }
@@ -54,7 +66,7 @@ mod tests {
 
     #[test]
     fn what_has_ended_well_or_by_a_panic_is_told_apart() {
-        assert!(Background::start(|| Ok(())).wait().is_ok());
-        assert!(Background::start(|| panic!("on purpose")).wait().is_err());
+        assert!(Background::start(Priority::Equal, || Ok(())).wait().is_ok());
+        assert!(Background::start(Priority::Equal, || panic!("on purpose")).wait().is_err());
     }
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::background::Background;
+use crate::background::{Background, Priority};
 use crate::load::BusyLoops;
 use crate::run::{cargo, shown, target};
 
@@ -16,9 +16,9 @@ pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
 const WITHOUT_GUESTS: [&str; 9] =
     ["shadow", "compute", "sched-sim", "swap", "evict", "doorbells", "lockhold", "costs", "pictures"];
 
-/// Starts to make all that guests need. A part of the time goes to waiting for servers.
+/// Starts to make all that guests need. The paravirtual drivers, which are compiled, take most of it.
 pub fn images() -> Background {
-    Background::start(|| {
+    Background::start(Priority::Equal, || {
         let made = images::ensure_all(&images::Progress::stderr(), false).map(drop);
         made.context("what the guests need could not be made")
     })

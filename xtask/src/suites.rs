@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 
-use crate::background::Background;
+use crate::background::{Background, Priority};
 use crate::load::BusyLoops;
 use crate::programs::{self, Group, Program};
 use crate::run::{cargo, lines};
@@ -116,7 +116,7 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     let suites: Vec<Suite> = args.suite.map_or_else(all, |suite| vec![suite]);
     let mut session = Session::start(args, &suites);
     if args.beside_load > 0 {
-        // It is tests that run beside a load. What is made at a low priority would not be made at all.
+        // It is tests that run beside a load, and what they need is made before.
         session.make()?;
     }
     let _loops = BusyLoops::start(args.beside_load);
@@ -161,7 +161,7 @@ impl<'a> Session<'a> {
         // Fetched and made beside the first build and the suites without guests.
         let guests = any(Runner::Integration { guests: true }) || any(Runner::Fleet);
         let images = guests.then(guests::images);
-        let headers = any(Runner::Cuda).then(|| Background::start(|| cuda::headers().map(drop)));
+        let headers = any(Runner::Cuda).then(|| Background::start(Priority::Behind, || cuda::headers().map(drop)));
         Self { args, programs: None, images, headers, fuzzes: any(Runner::Fuzz), targets: None }
     }
 
@@ -219,7 +219,7 @@ impl<'a> Session<'a> {
         }
         if self.fuzzes && self.targets.is_none() {
             // A guest that boots alone leaves a part of the processors.
-            self.targets = Some(Background::start(|| fuzz::build(Some(1))));
+            self.targets = Some(Background::start(Priority::Behind, || fuzz::build(Some(1))));
         }
         let at_once = if guests { suite.guests_at_once(manner.at_once) } else { manner.at_once };
         let at_once = self.args.guest_threads.unwrap_or(at_once);
