@@ -67,7 +67,7 @@ pub struct BandParams {
     pub correct: bool,
     /// Debit the scheduler's own time, and the time for which the engine waited, as GPU time (GPUvm, section 3.5).
     pub own_time: bool,
-    /// With `correct`: part of the GPU time that a vGPU has just used, in permille, for which the engine waits for it at
+    /// With `correct`: part of the GPU time that a vGPU has used since it has the engine, in permille, for which the engine waits for it at
     /// no charge. Waiting beyond that is debited, so that who lets others wait pays for it.
     pub free_wait_permille: u32,
 }

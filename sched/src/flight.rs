@@ -48,12 +48,12 @@ impl EngineState {
         }
     }
 
-    /// The card has got a submission at `now`. `false` when it is not there.
-    pub(crate) fn given(&mut self, ticket: Ticket, now: Nanos) -> bool {
-        let Some(flight) = self.flights.iter_mut().find(|flight| flight.ticket == ticket) else { return false };
-        (flight.started, flight.began) = (now, None);
+    /// The card has got a submission at `now`.
+    pub(crate) fn given(&mut self, ticket: Ticket, now: Nanos) {
+        if let Some(flight) = self.flights.iter_mut().find(|flight| flight.ticket == ticket) {
+            (flight.started, flight.began) = (now, None);
+        }
         self.promote();
-        true
     }
 
     /// The engine works on a channel's submission now, whatever the books say: it comes to the front. `false` when the

@@ -287,6 +287,12 @@ impl Lane {
         self.policy.ended(vgpu, used, late, &view);
     }
 
+    /// The engine did nothing for `ns`, since the card had not got what a vGPU was to have it for.
+    pub(crate) fn idled(&mut self, config: &Config, vgpu: VgpuId, ns: u64, now: Nanos) {
+        let view = View { now, config, members: &self.members, room: self.room(config, now) };
+        self.policy.idled(vgpu, ns, &view);
+    }
+
     /// Returns whether a vGPU has had it for itself for `ns`, has nothing queued, and its submissions last no longer than `most` ns.
     pub(crate) fn is_brief_and_alone(&self, vgpu: VgpuId, now: Nanos, ns: u64, most: u64) -> bool {
         let own = |member: &Member| member.queue.is_empty() && member.expected <= most;

@@ -279,8 +279,16 @@ impl Scheduler {
     }
 
     fn started(&mut self, ticket: Ticket) -> bool {
-        let now = self.now;
-        self.engines.iter_mut().any(|engine| engine.given(ticket, now))
+        let Some(engine) = self.engine_of(ticket) else { return false };
+        let first = self.engines[engine.index()].running().filter(|(flight, _)| flight.ticket == ticket);
+        // The engine has had nothing since then.
+        let idle = first.map(|(flight, since)| (flight.vgpu, self.now.since(since)));
+        self.engines[engine.index()].given(ticket, self.now);
+        if let Some((vgpu, ns)) = idle {
+            let lane = self.lane_of(engine);
+            self.lanes[lane].idled(&self.config, vgpu, ns, self.now);
+        }
+        true
     }
 
     fn wait(&mut self, ticket: Ticket) -> bool {
@@ -373,7 +381,9 @@ impl Scheduler {
         let earliest = Nanos(self.now.0.saturating_sub(self.config.stamp_slack_ns));
         let ended = ended.unwrap_or(self.now).clamp(earliest, self.now);
         let Some((flight, used)) = self.engines[engine.index()].end(ticket, ended) else { return false };
-        self.leave_engine(engine, &flight, used, self.now.since(ended), true);
+        // What the engine had behind it is charged from that end on; only what it had nothing for is lost.
+        let idle_until = self.engines[engine.index()].running().map_or(self.now, |(_, since)| since.min(self.now));
+        self.leave_engine(engine, &flight, used, idle_until.since(ended), true);
         true
     }
 

@@ -34,7 +34,7 @@ struct Wait {
     came: Option<VgpuId>,
 }
 
-/// The last that ended, until something starts.
+/// The last that ended, until something of another starts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Last {
     vgpu: VgpuId,
@@ -207,11 +207,15 @@ impl Policy for Band {
     fn started(&mut self, vgpu: VgpuId, gap: u64, view: &View<'_>) {
         self.budgets.start(vgpu, view);
         // The engine waited for the vGPU that ran last, if it was waited for at all.
-        let (payer, free) = match self.last.take().filter(|_| view.config.band.correct) {
-            Some(last) => (last.vgpu, last.free),
-            None => (vgpu, 0),
-        };
+        let last = self.last.take().filter(|_| view.config.band.correct);
+        let (payer, free) = last.map_or((vgpu, 0), |last| (last.vgpu, last.free));
         self.wait = None;
+        // What it has not used is its own as long as it has the engine.
+        self.last = last.filter(|_| payer == vgpu).map(|last| Last {
+            free: free.saturating_sub(gap),
+            undecided: false,
+            ..last
+        });
         self.pay(payer, gap.saturating_sub(free), view);
     }
 
@@ -220,11 +224,23 @@ impl Policy for Band {
         self.demote_if_over(vgpu, view);
     }
 
+    fn idled(&mut self, vgpu: VgpuId, ns: u64, view: &View<'_>) {
+        if view.others_ready(vgpu) {
+            self.pay(vgpu, ns, view);
+        }
+    }
+
     fn ended(&mut self, vgpu: VgpuId, used: u64, late: u64, view: &View<'_>) {
         self.use_up(vgpu, used, view);
         let band = &view.config.band;
-        let free =
-            if band.correct { used.saturating_mul(band.free_wait_permille.into()) / u64::from(PERMILLE) } else { 0 };
+        let free = if band.correct {
+            // Drivers send short submissions behind long ones: what counts is what the vGPU has used since it has the engine.
+            let left = self.last.filter(|last| last.vgpu == vgpu).map_or(0, |last| last.free);
+            let earned = used.saturating_mul(band.free_wait_permille.into()) / u64::from(PERMILLE);
+            left.saturating_add(earned).min(band.wait_ns.max(earned))
+        } else {
+            0
+        };
         if view.others_ready(vgpu) {
             self.pay(vgpu, late.saturating_sub(free), view);
         }

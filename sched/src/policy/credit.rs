@@ -243,6 +243,12 @@ impl Policy for Credit {
         }
     }
 
+    fn idled(&mut self, vgpu: VgpuId, ns: u64, view: &View<'_>) {
+        if view.config.band.own_time {
+            self.budgets.debit(vgpu, ns);
+        }
+    }
+
     fn ended(&mut self, vgpu: VgpuId, used: u64, late: u64, view: &View<'_>) {
         self.charged(vgpu, if view.config.band.own_time { used.saturating_add(late) } else { used }, view);
     }

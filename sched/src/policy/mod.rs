@@ -93,7 +93,11 @@ pub(crate) trait Policy: Debug + Send {
     /// A vGPU has used `used` ns of the engine beside what [ends](Self::ended).
     fn charged(&mut self, _vgpu: VgpuId, _used: u64, _view: &View<'_>) {}
 
-    /// Something of a vGPU has ended `late` ns ago, and had used `used` ns of the engine.
+    /// The engine has done nothing for `ns`, which is how long the card took to get what a vGPU was given it for.
+    fn idled(&mut self, _vgpu: VgpuId, _ns: u64, _view: &View<'_>) {}
+
+    /// Something of a vGPU has ended `late` ns ago, and had used `used` ns of the engine; or less than that ago if the engine went on
+    /// meanwhile: `late` is the time in which it could have run something else.
     fn ended(&mut self, _vgpu: VgpuId, _used: u64, _late: u64, _view: &View<'_>) {}
 
     /// The vGPU whose first submission is to start now. It must be [ready](View::ready). Called after each event, and again

@@ -1,6 +1,6 @@
 //! Tests of policies with workloads, and of the simulator itself.
 
-use super::{Change, Guest, Length, Outcome, Pulse, Scenario, Step, Stream, jain, run, run_with};
+use super::{Card, Change, Guest, Length, Outcome, Pulse, Scenario, Step, Stream, jain, run, run_with};
 use crate::trace::{Recorder, Trace, TraceError};
 use crate::{BandParams, Config, Engine, Nanos, Pipeline, PolicyKind, Queues, Scheduler, VgpuId, VgpuParams};
 use std::collections::BTreeMap;
@@ -299,4 +299,31 @@ fn an_hour_of_sixteen_idle_vms_costs_nothing() {
             .collect(),
     );
     assert_eq!((outcome.events, outcome.ticks), (16, 0));
+}
+
+/// Guests that always have something queued, and whose drivers send a short submission behind each kernel, as nouveau's do.
+fn fenced(length: u64) -> Guest {
+    let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
+    Guest::new(Stream {
+        steps: vec![step(length), step(MS / 20)],
+        depth: 16,
+        ..Stream::looping(Length::Fixed(1), THINK)
+    })
+}
+
+#[test]
+fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
+    let lengths = [(4 * MS / 10, 19 * MS / 10), (4 * MS / 10, 5 * MS)];
+    let cases = [PolicyKind::Credit, PolicyKind::Band].into_iter().flat_map(|policy| lengths.map(|of| (policy, of)));
+    for (policy, (short, long)) in cases {
+        for (late, most) in [(8_000, 0.005), (50_000, 0.01), (200_000, 0.03)] {
+            let card = Card { interrupt: Length::Uniform(late * 3 / 4, late * 5 / 4), ..Card::default() };
+            let config = Config { policy, ..Config::default() };
+            let guests = vec![fenced(short), fenced(long)];
+            let shares = shares(&run(&Scenario { card, ..Scenario::new(config, 5 * SECOND, guests) }, 7).unwrap());
+            // CREDIT lets nobody wait for free.
+            let most = if policy == PolicyKind::Credit { most + 0.01 } else { most };
+            assert!((shares[0] - 0.5).abs() < most, "{policy:?}, {short} and {long} ns, {late} ns late: {shares:?}");
+        }
+    }
 }

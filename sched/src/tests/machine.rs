@@ -136,6 +136,40 @@ fn a_charge_begins_at_the_end_before_it() {
 }
 
 #[test]
+fn an_end_that_is_seen_late_costs_only_what_the_engine_had_nothing_for() {
+    for policy in [PolicyKind::Credit, PolicyKind::Band] {
+        // What the second was given: before the first had ended, in between, or not at all.
+        for (given, lost) in [(Some(200_000), 0), (Some(600_000), 100_000), (None, 300_000)] {
+            let mut scheduler = Scheduler::new(Config { policy, ..Config::default() }, Nanos(0)).unwrap();
+            let mut decisions = Vec::new();
+            let mut feed = |at: u64, event| scheduler.event(Nanos(at), event, &mut decisions);
+            let (channel, engine) = (Channel(0), Engine::Compute);
+            for vgpu in [VgpuId(0), VgpuId(1)] {
+                feed(0, Event::Added { vgpu, params: VgpuParams::default() });
+            }
+            let mut arrive = |at, vgpu, ticket| {
+                feed(at, Event::Arrival { vgpu: VgpuId(vgpu), channel, engine, ticket: Ticket(ticket) });
+            };
+            arrive(0, 0, 1);
+            if let Some(at) = given {
+                arrive(at, 0, 2);
+            }
+            // Somebody else could have had it.
+            arrive(700_000, 1, 3);
+            let before = scheduler.standing(VgpuId(0), engine).credit;
+            scheduler.event(
+                Nanos(800_000),
+                Event::Completed { ticket: Ticket(1), ended: Some(Nanos(500_000)) },
+                &mut decisions,
+            );
+            let paid = before - scheduler.standing(VgpuId(0), engine).credit;
+            let free = if policy == PolicyKind::Band { 500_000 / 8 } else { 0 };
+            assert_eq!(paid, 500_000 + (lost - free).max(0), "{policy:?}, {given:?}: {decisions:?}");
+        }
+    }
+}
+
+#[test]
 fn an_end_that_claims_to_be_long_ago_is_taken_as_the_slack_allows() {
     let mut scheduler = Scheduler::new(config(PolicyKind::Band), Nanos(0)).unwrap();
     let mut decisions = Vec::new();
