@@ -118,7 +118,7 @@ pub struct Pipeline {
 
 impl Default for Pipeline {
     fn default() -> Self {
-        Self { contended: 2, alone: 64, ahead_ns: MS }
+        Self { contended: 4, alone: 64, ahead_ns: 2 * MS }
     }
 }
 
