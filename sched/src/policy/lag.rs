@@ -4,7 +4,7 @@
 //! less what it was entitled to is its lag; those that compete do not change the sum of all lags. So a long
 //! submission that could not be preempted is paid for later, in full, and what no one else wanted is not.
 
-use super::View;
+use super::{Member, View};
 use crate::config::MS;
 use crate::scheduler::of_members;
 use crate::shares::{WHOLE, shares};
@@ -55,17 +55,21 @@ impl Lags {
     /// keep no more than `keep` ns of what they have not had.
     pub(crate) fn charge(&mut self, vgpu: VgpuId, used: u64, near: u64, keep: u64, view: &View<'_>) {
         let now = view.now;
-        let weights = view.members.values().map(|member| u64::from(member.params.weight)).sum::<u64>().max(1);
+        let competes = |id: &VgpuId, member: &Member| *id == vgpu || member.active(now, near);
+        let weight = |member: &Member| u64::from(member.params.weight);
+        // What a vGPU would have beside those: VMs that have booted and do nothing change nothing.
+        let theirs: u64 = view.members.iter().filter(|(id, member)| competes(id, member)).map(|(_, m)| weight(m)).sum();
         let mut competing = Vec::with_capacity(self.lags.len());
         let mut params = Vec::with_capacity(self.lags.len());
         for (id, member) in view.members {
             let Some(lag) = self.lags.get_mut(id) else { continue };
-            if *id == vgpu || member.active(now, near) {
+            if competes(id, member) {
                 lag.away = None;
                 competing.push(*id);
                 params.push(member.params);
             } else {
-                lag.rest(now, keep, WHOLE * u64::from(member.params.weight) / weights);
+                let own = weight(member);
+                lag.rest(now, keep, WHOLE * own / (theirs + own).max(1));
             }
         }
         if used == 0 {

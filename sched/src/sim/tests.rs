@@ -327,3 +327,20 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
         }
     }
 }
+
+#[test]
+fn idle_vms_do_not_keep_an_interactive_one_waiting() {
+    // 2 ms of work each 16 ms beside three that always have some: what it has had beyond its share while it competed melts meanwhile.
+    let waits = |idle: usize| {
+        let bursts = Guest::new(Stream::looping(Length::Fixed(2 * MS), Length::Fixed(14 * MS)));
+        let batch = Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed(LONG_MADD), THINK) });
+        let nothing = Guest::new(Stream { depth: 0, ..Stream::looping(Length::Fixed(MS), THINK) });
+        let mut guests = vec![bursts; 1];
+        guests[0].params.class = crate::LatencyClass::Interactive;
+        guests.extend(vec![batch; 3]);
+        guests.extend(vec![nothing; idle]);
+        simulate(Config::default(), 20, guests).waits[0].mean()
+    };
+    let (none, some) = (waits(0), waits(12));
+    assert!(some < none + none / 10, "mean wait in ns: {none} without idle VMs, {some} with twelve");
+}

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::model::{COSTS, Cost};
 
 /// Files from before a file of figures said of what commit and host it is. None is added: a figure is measured again instead.
-const WITHOUT_CONDITIONS: [&str; 16] = [
+const WITHOUT_CONDITIONS: [&str; 15] = [
     "cuda-handover-more.json",
     "cuda-handover-wait.json",
     "cuda-handover.json",
@@ -23,7 +23,6 @@ const WITHOUT_CONDITIONS: [&str; 16] = [
     "isolation-fifo.json",
     "lockhold-before.json",
     "lockhold-loaded.json",
-    "sched-idle.json",
     "split.json",
     // A description of the interface, not of a measurement.
     "api.json",

@@ -40,6 +40,15 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         tests: "flood_of_empty",
     },
     Mutation {
+        name: "melts-among-all",
+        what: "VMs that do nothing take nothing from one that rests",
+        package: "sched",
+        file: "sched/src/policy/lag.rs",
+        from: "filter(|(id, member)| competes(id, member)).map(|(_, m)| weight(m)).sum();",
+        to: "filter(|(id, member)| competes(id, member) || true).map(|(_, m)| weight(m)).sum();",
+        tests: "idle_vms_do_not_keep",
+    },
+    Mutation {
         name: "zeroed-ahead",
         what: "chunks that are free are zeroed before anybody needs them",
         package: "vgpu",
