@@ -169,6 +169,38 @@ fn an_end_that_is_seen_late_costs_only_what_the_engine_had_nothing_for() {
     }
 }
 
+/// Two vGPUs under BAND; what of the first's budget is gone after it has sent two submissions, when the card had the first and when each
+/// ended and that was seen, in ns. The other always has something.
+fn paid_for_two(had: u64, ends: [(u64, u64); 2]) -> i64 {
+    let mut scheduler = Scheduler::new(Config { policy: PolicyKind::Band, ..Config::default() }, Nanos(0)).unwrap();
+    let mut decisions = Vec::new();
+    let mut feed = |at: u64, event| scheduler.event(Nanos(at), event, &mut decisions);
+    let (channel, engine) = (Channel(0), Engine::Compute);
+    for vgpu in [VgpuId(0), VgpuId(1)] {
+        feed(0, Event::Added { vgpu, params: VgpuParams::default() });
+    }
+    for (at, vgpu, ticket) in [(0, 0, 1), (0, 0, 2), (0, 1, 3)] {
+        feed(at, Event::Arrival { vgpu: VgpuId(vgpu), channel, engine, ticket: Ticket(ticket) });
+    }
+    feed(had, Event::Started { ticket: Ticket(1) });
+    for ((ended, seen), ticket) in ends.into_iter().zip([1, 2]) {
+        feed(seen, Event::Completed { ticket: Ticket(ticket), ended: Some(Nanos(ended)) });
+    }
+    assert_eq!(decisions.get(..2), Some(&*starts(&[1, 2])));
+    -scheduler.standing(VgpuId(0), engine).credit
+}
+
+#[test]
+fn an_eighth_of_all_that_a_vgpu_has_used_is_free() {
+    // A kernel and its fence, whose end is seen 300 us late.
+    assert_eq!(paid_for_two(0, [(500_000, 500_000), (560_000, 860_000)]), 560_000 + 300_000 - 560_000 / 8);
+}
+
+#[test]
+fn who_is_given_an_idle_engine_pays_until_the_card_has_it() {
+    assert_eq!(paid_for_two(100_000, [(500_000, 500_000), (560_000, 560_000)]), 560_000);
+}
+
 #[test]
 fn an_end_that_claims_to_be_long_ago_is_taken_as_the_slack_allows() {
     let mut scheduler = Scheduler::new(config(PolicyKind::Band), Nanos(0)).unwrap();

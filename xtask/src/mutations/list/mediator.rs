@@ -28,7 +28,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "sched/src/policy/band.rs",
         from: "filter(|last| last.vgpu == vgpu).map_or(0, |last| last.free);",
         to: "filter(|last| last.vgpu == vgpu).map_or(0, |_| 0_u64);",
-        tests: "ends_late",
+        tests: "is_free",
     },
     Mutation {
         name: "given-for-nothing",
@@ -37,7 +37,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         file: "sched/src/policy/band.rs",
         from: "            self.pay(vgpu, ns, view);\n        }\n    }\n\n    fn ended",
         to: "            self.pay(vgpu, ns.min(1), view);\n        }\n    }\n\n    fn ended",
-        tests: "flood_of_empty",
+        tests: "until_the_card_has_it",
     },
     Mutation {
         name: "melts-among-all",
