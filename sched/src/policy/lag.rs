@@ -99,12 +99,14 @@ impl Lags {
 }
 
 impl Lag {
-    /// It does not compete: what it owes melts as if it were served, what it is owed it keeps a little of.
+    /// It does not compete: it is as if it were served by its share, until it has that of `keep` ns to its credit. What it is owed
+    /// beyond that it keeps a little of.
     fn rest(&mut self, now: Nanos, keep: u64, share: u64) {
+        let of = |ns: u64| i64::try_from(u128::from(ns) * u128::from(share) / u128::from(WHOLE)).unwrap_or(i64::MAX);
         let since = self.away.replace(now).unwrap_or(now);
-        if self.beyond > 0 {
-            let melts = u128::from(now.since(since)) * u128::from(share) / u128::from(WHOLE);
-            self.beyond = (self.beyond - i64::try_from(melts).unwrap_or(i64::MAX)).max(0);
+        let least = -of(keep);
+        if self.beyond > least {
+            self.beyond = self.beyond.saturating_sub(of(now.since(since))).max(least);
         } else {
             self.beyond = self.beyond.max(-i64::try_from(keep).unwrap_or(i64::MAX));
         }

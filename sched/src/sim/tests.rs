@@ -344,3 +344,22 @@ fn idle_vms_do_not_keep_an_interactive_one_waiting() {
     let (none, some) = (waits(0), waits(12));
     assert!(some < none + none / 10, "mean wait in ns: {none} without idle VMs, {some} with twelve");
 }
+
+#[test]
+fn what_a_driver_sends_behind_a_kernel_does_not_wait_until_that_is_made_up_for() {
+    // A sixth of the card, where a fourth is its share: a kernel each 18 ms, with three short submissions behind it.
+    let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
+    let pulse = |steps: Vec<Step>, from| Stream {
+        steps,
+        pulse: Some(Pulse { on: MS / 10, off: 18 * MS }),
+        from: Nanos(from),
+        ..Stream::looping(Length::Fixed(1), Length::Fixed(MS / 5))
+    };
+    let mut bursts = Guest::new(pulse(vec![step(3 * MS)], 0));
+    bursts.streams.extend((1..=3).map(|at| pulse(vec![step(MS / 20)], at * MS)));
+    bursts.params.class = crate::LatencyClass::Interactive;
+    let batch = Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed(19 * MS / 10), THINK) });
+    let outcome = simulate(Config::default(), 20, [vec![bursts], vec![batch; 3]].concat());
+    let waits = [500, 900, 990].map(|permille| outcome.waits[0].quantile(permille));
+    assert!(waits[0] < 3 * MS && waits[2] < 6 * MS, "waits in ns: {waits:?}");
+}

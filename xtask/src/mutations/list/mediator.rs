@@ -49,6 +49,15 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         tests: "idle_vms_do_not_keep",
     },
     Mutation {
+        name: "resting-earns-nothing",
+        what: "a vGPU that rests has its share of a period to its credit when it comes back",
+        package: "sched",
+        file: "sched/src/policy/lag.rs",
+        from: "let least = -of(keep);",
+        to: "let least = -of(keep.min(0));",
+        tests: "made_up_for",
+    },
+    Mutation {
         name: "zeroed-ahead",
         what: "chunks that are free are zeroed before anybody needs them",
         package: "vgpu",
