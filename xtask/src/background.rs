@@ -4,7 +4,7 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Result, anyhow};
 
-/// Who goes first where processors are few.
+/// Priority of work that goes on beside other work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
     /// As much as anybody else. What takes long and is waited for by all that comes later leaves processors idle in the end if it

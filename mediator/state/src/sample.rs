@@ -9,7 +9,7 @@ use nvspec::addr::{GuestVramAddr, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::regs::pfifo;
 use pv::{Kind, TableId, Tables};
-use sched::{Channel, Config, Engine, Event, Nanos, Scheduler, Ticket, VgpuParams};
+use sched::{Channel, Config, Engine, Event, Nanos, Pipeline, Scheduler, Ticket, VgpuParams};
 use shadow_pt::{AddressSpaces, Limits, Mode};
 use std::collections::BTreeMap;
 use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, GuestAddr, PagePool, Quanta, QuantaConfig, VmId};
@@ -82,7 +82,9 @@ pub(crate) fn card() -> SavedCard {
     let mut pool = PagePool::new(u64::MAX);
     pool.alloc(&mut chunks, 0x3000).unwrap();
     let mut channels = Channels::new(Host.layout(), &[7; 0x1000]);
-    let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).unwrap();
+    // Its own, so that files of earlier versions are those of the same card when a default changes.
+    let pipeline = Pipeline { contended: 2, alone: 64, ahead_ns: 1_000_000 };
+    let mut scheduler = Scheduler::new(Config { pipeline, ..Config::default() }, Nanos(0)).unwrap();
     let mut vms = Vec::new();
     for number in 1..3 {
         let vm = VmId(number);

@@ -193,12 +193,13 @@ proptest! {
         prop_assert_eq!(summary.parked, 0, "the reserve has drained");
     }
 
-    /// A balancer that is saved and restored at any time plans what it would have planned.
+    /// A balancer that is saved and restored at any time plans what it would have planned; but for `loops`, whose knowledge is not saved.
     #[test]
     fn restored_plans_are_the_same(
-        config in config(),
+        config in config().prop_filter("a policy that is saved", |config| config.policy != VictimPolicy::Loops),
         ops in prop::collection::vec((op(0..30u32), any::<bool>()), 1..60),
     ) {
+        let ops = ops.into_iter().filter(|(op, _)| !matches!(op, Op::Policy(VictimPolicy::Loops)));
         let (mut world, mut other) = (World::new(CHUNKS, 40, config), World::new(CHUNKS, 40, config));
         for (op, restore) in ops {
             apply(&mut world, op.clone());

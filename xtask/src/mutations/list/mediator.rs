@@ -160,7 +160,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "touched-by-the-card",
         what: "memory that the card touches first is bounded",
         package: "mediatord",
-        file: "mediator/vgpu/src/memory/ram.rs",
+        file: "mediator/device/src/memory.rs",
         from: "        self.0.may_touch(offset, len)\n",
         to: "        offset <= len || offset > len\n",
         tests: "admin::tests::ram",

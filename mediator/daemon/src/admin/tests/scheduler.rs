@@ -64,7 +64,7 @@ fn settings_that_cannot_be_are_told_by_key_value_and_bounds_and_change_nothing()
     let before: CardScheduler = client.get(SCHEDULER).unwrap();
     for (patch, what) in [
         (json!({ "band": { "period_ns": 5 } }), "band.period_ns = 5 is not between 100000 and 10000000000"),
-        (json!({ "policy": "fifo", "pipeline": { "alone": 0 } }), "pipeline.alone = 0 is not between 2 and 1024"),
+        (json!({ "policy": "fifo", "pipeline": { "alone": 0 } }), "pipeline.alone = 0 is not between 4 and 1024"),
         (json!({ "policy": "fifo", "band": { "wait": 5 } }), "band.wait: unknown field `wait`"),
         (json!({ "polcy": "fifo" }), "polcy: unknown field `polcy`, expected one of `policy`"),
         (json!({ "policy": "best" }), "policy: unknown variant `best`"),
