@@ -52,7 +52,7 @@ impl Lags {
     }
 
     /// A vGPU has had `used` ns. Competing are those that have work, or had some within `near` ns; those that do not
-    /// keep no more than `keep` ns of what they have not had.
+    /// [rest](Lag::rest), with up to their share of `keep` ns to their credit.
     pub(crate) fn charge(&mut self, vgpu: VgpuId, used: u64, near: u64, keep: u64, view: &View<'_>) {
         let now = view.now;
         let competes = |id: &VgpuId, member: &Member| *id == vgpu || member.active(now, near);

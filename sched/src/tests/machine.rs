@@ -135,70 +135,57 @@ fn a_charge_begins_at_the_end_before_it() {
     assert_eq!((account.used, account.longest), ((450 - 110) + (600 - 450), 340));
 }
 
+/// Two vGPUs, of which the first has the engine from the beginning: what of its budget is gone by the events.
+fn paid(policy: PolicyKind, events: &[(u64, Event)]) -> i64 {
+    let mut scheduler = Scheduler::new(Config { policy, ..Config::default() }, Nanos(0)).unwrap();
+    let mut decisions = Vec::new();
+    for vgpu in [VgpuId(0), VgpuId(1)] {
+        scheduler.event(Nanos(0), Event::Added { vgpu, params: VgpuParams::default() }, &mut decisions);
+    }
+    let before = scheduler.standing(VgpuId(0), Engine::Compute).credit;
+    for (at, event) in events {
+        scheduler.event(Nanos(*at), *event, &mut decisions);
+    }
+    before - scheduler.standing(VgpuId(0), Engine::Compute).credit
+}
+
+fn arrives(at: u64, vgpu: u32, ticket: u64) -> (u64, Event) {
+    let (vgpu, channel, engine) = (VgpuId(vgpu), Channel(0), Engine::Compute);
+    (at, Event::Arrival { vgpu, channel, engine, ticket: Ticket(ticket) })
+}
+
+fn is_seen(at: u64, ticket: u64, ended: u64) -> (u64, Event) {
+    (at, Event::Completed { ticket: Ticket(ticket), ended: Some(Nanos(ended)) })
+}
+
 #[test]
 fn an_end_that_is_seen_late_costs_only_what_the_engine_had_nothing_for() {
     for policy in [PolicyKind::Credit, PolicyKind::Band] {
         // What the second was given: before the first had ended, in between, or not at all.
         for (given, lost) in [(Some(200_000), 0), (Some(600_000), 100_000), (None, 300_000)] {
-            let mut scheduler = Scheduler::new(Config { policy, ..Config::default() }, Nanos(0)).unwrap();
-            let mut decisions = Vec::new();
-            let mut feed = |at: u64, event| scheduler.event(Nanos(at), event, &mut decisions);
-            let (channel, engine) = (Channel(0), Engine::Compute);
-            for vgpu in [VgpuId(0), VgpuId(1)] {
-                feed(0, Event::Added { vgpu, params: VgpuParams::default() });
-            }
-            let mut arrive = |at, vgpu, ticket| {
-                feed(at, Event::Arrival { vgpu: VgpuId(vgpu), channel, engine, ticket: Ticket(ticket) });
-            };
-            arrive(0, 0, 1);
-            if let Some(at) = given {
-                arrive(at, 0, 2);
-            }
+            let mut events = vec![arrives(0, 0, 1)];
+            events.extend(given.map(|at| arrives(at, 0, 2)));
             // Somebody else could have had it.
-            arrive(700_000, 1, 3);
-            let before = scheduler.standing(VgpuId(0), engine).credit;
-            scheduler.event(
-                Nanos(800_000),
-                Event::Completed { ticket: Ticket(1), ended: Some(Nanos(500_000)) },
-                &mut decisions,
-            );
-            let paid = before - scheduler.standing(VgpuId(0), engine).credit;
+            events.extend([arrives(700_000, 1, 3), is_seen(800_000, 1, 500_000)]);
             let free = if policy == PolicyKind::Band { 500_000 / 8 } else { 0 };
-            assert_eq!(paid, 500_000 + (lost - free).max(0), "{policy:?}, {given:?}: {decisions:?}");
+            assert_eq!(paid(policy, &events), 500_000 + (lost - free).max(0), "{policy:?}, {given:?}");
         }
     }
-}
-
-/// Two vGPUs under BAND; what of the first's budget is gone after it has sent two submissions, when the card had the first and when each
-/// ended and that was seen, in ns. The other always has something.
-fn paid_for_two(had: u64, ends: [(u64, u64); 2]) -> i64 {
-    let mut scheduler = Scheduler::new(Config { policy: PolicyKind::Band, ..Config::default() }, Nanos(0)).unwrap();
-    let mut decisions = Vec::new();
-    let mut feed = |at: u64, event| scheduler.event(Nanos(at), event, &mut decisions);
-    let (channel, engine) = (Channel(0), Engine::Compute);
-    for vgpu in [VgpuId(0), VgpuId(1)] {
-        feed(0, Event::Added { vgpu, params: VgpuParams::default() });
-    }
-    for (at, vgpu, ticket) in [(0, 0, 1), (0, 0, 2), (0, 1, 3)] {
-        feed(at, Event::Arrival { vgpu: VgpuId(vgpu), channel, engine, ticket: Ticket(ticket) });
-    }
-    feed(had, Event::Started { ticket: Ticket(1) });
-    for ((ended, seen), ticket) in ends.into_iter().zip([1, 2]) {
-        feed(seen, Event::Completed { ticket: Ticket(ticket), ended: Some(Nanos(ended)) });
-    }
-    assert_eq!(decisions.get(..2), Some(&*starts(&[1, 2])));
-    -scheduler.standing(VgpuId(0), engine).credit
 }
 
 #[test]
 fn an_eighth_of_all_that_a_vgpu_has_used_is_free() {
     // A kernel and its fence, whose end is seen 300 us late.
-    assert_eq!(paid_for_two(0, [(500_000, 500_000), (560_000, 860_000)]), 560_000 + 300_000 - 560_000 / 8);
+    let ends = [is_seen(500_000, 1, 500_000), is_seen(860_000, 2, 560_000)];
+    let events = [&[arrives(0, 0, 1), arrives(0, 0, 2), arrives(0, 1, 3)][..], &ends].concat();
+    assert_eq!(paid(PolicyKind::Band, &events), 560_000 + 300_000 - 560_000 / 8);
 }
 
 #[test]
 fn who_is_given_an_idle_engine_pays_until_the_card_has_it() {
-    assert_eq!(paid_for_two(100_000, [(500_000, 500_000), (560_000, 560_000)]), 560_000);
+    let had = (100_000, Event::Started { ticket: Ticket(1) });
+    let events = [arrives(0, 0, 1), arrives(0, 1, 2), had, is_seen(500_000, 1, 500_000)];
+    assert_eq!(paid(PolicyKind::Band, &events), 500_000);
 }
 
 #[test]

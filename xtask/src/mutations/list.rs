@@ -1,6 +1,6 @@
 //! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of what clears PGRAPH in [`graphics`], those of memory that is zeroed in [`zeroing`], those of CUDA's in
 //! [`cuda`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`], those of the front for
-//! Xen in [`xen`], those of saved state in [`state`].
+//! Xen in [`xen`], those of saved state in [`state`], those of the scheduler in [`sched`].
 
 use super::Mutation;
 
@@ -10,6 +10,7 @@ mod graphics;
 mod guests;
 mod hosts;
 mod mediator;
+mod sched;
 mod state;
 mod xen;
 mod zeroing;
@@ -19,6 +20,7 @@ pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
     MUTATIONS
         .iter()
         .chain(mediator::MUTATIONS)
+        .chain(sched::MUTATIONS)
         .chain(graphics::MUTATIONS)
         .chain(zeroing::MUTATIONS)
         .chain(cuda::MUTATIONS)
