@@ -30,6 +30,8 @@ const FIRST_LINE: usize = 4;
 const ADMIN_SOCKET: &str = "/run/admin.sock";
 /// The folders of programs in domain 0.
 const PATH: &str = "PATH=/bin:/usr/lib/xen-4.17/bin";
+/// Pages that a domain gets under its apertures: at most as much as these have.
+const APERTURES_MIB: u32 = 48;
 /// A command in domain 0 that takes longer hangs.
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 /// From `xl create` to a guest's init.
@@ -130,7 +132,8 @@ impl XenMachine {
         let mut config = VmConfig::new(name, images, "6.1")?;
         config.kernel = host.bootable(files.finish(), &at("initrd"))?;
         config.xen = Some(Xen { image: host.hypervisor(), dom0_mib: memory_mib });
-        config.memory_mib = memory_mib + specs.iter().map(|spec| spec.memory_mib + 24).sum::<u32>() + 192;
+        config.memory_mib =
+            memory_mib + specs.iter().map(|spec| spec.memory_mib + 24 + APERTURES_MIB).sum::<u32>() + 192;
         config.smp = 2;
         match images::ensure_svm(&images::Progress::stderr())? {
             Some(qemu) => (config.qemu, config.accel) = (qemu, Accel::TcgWithSvm { threads: true }),

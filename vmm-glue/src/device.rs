@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::mappable::{Mappable, MappableError, MmapArea};
-use crate::memory::DmaRegion;
+use crate::memory::{DmaRegion, Mapping};
 use crate::migration::Migration;
 
 /// Number of regions of a PCI function: six BARs, the expansion ROM, configuration space, legacy VGA.
@@ -148,6 +148,17 @@ pub trait Device: Send {
     /// The client is gone: its memory has been unmapped (by [`Device::dma_unmap`] calls), its interrupts are detached. The
     /// next client must find a clean device.
     fn disconnected(&mut self);
+
+    /// The client, which cannot map files, has memory of its own under an area that clients can map, and the device has it as `pages`: it is
+    /// to have there what it would have in the file. Comes at most once for each area of a client, before or while accesses by messages go
+    /// there, which show the same memory. The device keeps it until [`Device::disconnected`].
+    ///
+    /// # Errors
+    /// When the device does not take it; then what the file has stays valid, and is accessed by messages.
+    fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
+        let _ = pages;
+        Err(MapError(format!("nothing of region {region:?} at {:#x} is lent", area.offset)))
+    }
 
     /// Returns whether a new device of this kind, whose configuration space is made as this one's is now, is this one after a reset: so
     /// that a client can go on with it when this process was killed. Not if the client has mapped any of it.

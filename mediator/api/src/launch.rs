@@ -142,6 +142,7 @@ pub fn xl(domain: &str, bars_mib: u64, MemorySize(memory): &MemorySize) -> Launc
         "lines for the domain's file; create it paused with `xl create -p FILE`, wait until `mediatorctl vm show` says connected, \
          then `xl unpause NAME`: firmware that runs earlier does not see the device",
         "maxmem must not be more than memory: pages that the domain has not used yet cannot be lent",
+        "give the VM `apertures = \"remapped\"`: without it each access to the card's memory is a round trip between two domains",
         "slot 10 of bus 0 (00:10.0) is the device's; give no device of QEMU that slot",
         "xl refuses to save or migrate such a domain while it is served: the device's state would be lost",
     ];

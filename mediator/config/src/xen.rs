@@ -1,7 +1,7 @@
 //! Checks of a virtual machine that is a domain of Xen.
 
 use crate::refusal::{Refusal, RefusalKind};
-use crate::{Apertures, CardKind, CardSpec, SocketMode, VmSpec};
+use crate::{CardKind, CardSpec, SocketMode, VmSpec};
 
 /// Longest name of a domain.
 const MAX_NAME: usize = 255;
@@ -29,10 +29,6 @@ pub(crate) fn vm(vm: &VmSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Ref
             vm.card
         );
         say(RefusalKind::Invalid, "xen_domain", what);
-    }
-    if vm.apertures == Apertures::Remapped {
-        let what = "\"remapped\", expected \"trapped\" beside `xen_domain`: a domain cannot map a file of this process";
-        say(RefusalKind::Invalid, "apertures", what.to_owned());
     }
     let of_socket = [
         ("socket", vm.socket.is_some()),
@@ -103,7 +99,6 @@ mod tests {
         let mut spec = spec("guest");
         spec.socket = Some("/run/a.sock".into());
         spec.group = Some("kvm".to_owned());
-        spec.apertures = Apertures::Remapped;
-        assert_eq!(refused(&spec, &[]), ["apertures", "socket", "group"]);
+        assert_eq!(refused(&spec, &[]), ["socket", "group"]);
     }
 }

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use locks::{Mutex, rank};
 use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::link::StopHandle;
-use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, Migration, Parked, RegionIndex, RegionInfo};
+use vmm_glue::{
+    AccessError, Device, DmaRegion, Link, MapError, Mapping, Migration, MmapArea, Parked, RegionIndex, RegionInfo,
+};
 
 use super::backend::{Built, VmBackend};
 use super::error::DaemonError;
@@ -296,6 +298,10 @@ impl Device for Observed {
     fn disconnected(&mut self) {
         tracing::info!("the VMM has gone");
         self.device.disconnected();
+    }
+
+    fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
+        self.device.lend_area(region, area, pages)
     }
 
     fn is_renewable(&self) -> bool {

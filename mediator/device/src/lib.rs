@@ -8,5 +8,5 @@
 mod memory;
 mod status;
 
-pub use memory::memory_of;
+pub use memory::{memory_of, shared_memory};
 pub use status::{DeniedAccess, DeviceError, DeviceStatus, InterruptKind};

@@ -20,10 +20,16 @@ impl HostMemory for ClientMemory {
     }
 }
 
+/// Returns a mapping as host memory.
+#[must_use]
+pub fn shared_memory(mapping: &Arc<Mapping>) -> Arc<dyn HostMemory> {
+    Arc::new(ClientMemory(Arc::clone(mapping)))
+}
+
 /// Returns all of a mapping, which the card may write if `writable`.
 ///
 /// # Errors
 /// When the mapping does not hold its own length.
 pub fn memory_of(mapping: &Arc<Mapping>, writable: bool) -> Result<DmaMemory, VolatileMemoryError> {
-    DmaMemory::new(Arc::new(ClientMemory(Arc::clone(mapping))), 0, mapping.len(), writable)
+    DmaMemory::new(shared_memory(mapping), 0, mapping.len(), writable)
 }

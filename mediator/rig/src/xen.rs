@@ -7,7 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use vgpu::{MediatedVm, Settings};
+use vgpu::{Apertures, MediatedVm, Settings};
+use vmm_glue::memory::PAGE_SIZE;
 use vmm_glue::xen::fake::{FakeDomain, FakeSpec, FakeXen};
 use vmm_glue::xen::{XenOptions, XenServer};
 use vmm_glue::{IrqCounts, Link, RegionIndex, StopHandle};
@@ -29,6 +30,8 @@ pub struct XenVm {
     thread: Option<JoinHandle<()>>,
     name: String,
     vram_bytes: u64,
+    /// Pages that the host has for a domain of it, beside its RAM.
+    pub spare: u64,
 }
 
 impl XenVm {
@@ -46,13 +49,16 @@ impl XenVm {
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || server.run(&link, &mut device, &stopped).expect("a host that works"));
         let vram_bytes = settings.share.vram_bytes;
-        Self { xen, backend, stop, thread: Some(thread), name: name.to_owned(), vram_bytes }
+        let info = rig.host.card().identity();
+        let spare =
+            if settings.apertures == Apertures::Remapped { (info.bar1_size + info.bar3_size) / PAGE_SIZE } else { 0 };
+        Self { xen, backend, stop, thread: Some(thread), name: name.to_owned(), vram_bytes, spare }
     }
 
     /// A domain of the VM with `kib` of RAM and two processors, of which a driver uses the first, served, its BARs placed and its messages on.
     #[must_use]
     pub fn domain(&self, id: u16, kib: u64) -> XenGuest {
-        let domain = self.xen.create(FakeSpec { kib, cpus: 2, ..FakeSpec::new(id, &self.name) });
+        let domain = self.xen.create(FakeSpec { kib, cpus: 2, spare: self.spare, ..FakeSpec::new(id, &self.name) });
         domain.wait_served();
         for (bar, place) in PLACES {
             domain.config_write(bar, place as u32);

@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use vm_device::{DeviceError, DeviceStatus};
 use vmm_glue::device::NUM_REGIONS;
-use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, Migration, RegionIndex, RegionInfo};
+use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, Mapping, Migration, MmapArea, RegionIndex, RegionInfo};
 use vram::VmId;
 
 /// Time between two looks for doorbells that are no messages. They are looked for only where a driver has put them under a
@@ -521,6 +521,12 @@ impl Device for MediatedDevice {
         if let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
             tracing::error!(%error, "the memory of a VM that has gone could not be wiped");
         }
+    }
+
+    fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
+        let core = &mut *self.vm.core();
+        let lent = core.backend.remap_mut().lend(&self.vm.host, aperture(region), area, pages);
+        lent.map_err(|error| MapError(error.to_string()))
     }
 
     fn is_renewable(&self) -> bool {

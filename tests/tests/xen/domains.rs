@@ -20,11 +20,11 @@ const PATTERN: u64 = 0x5eed_0fed_0000_0001;
 fn config(names: &[&str], paravirtual: &str) -> String {
     let vms = names.iter().map(|name| {
         let offered = if *name == paravirtual { "paravirtual = { offered = true }\n" } else { "" };
-        format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\nvram_mib = {VM_MIB}\nxen_domain = {name:?}\n{offered}")
+        format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\nvram_mib = {VM_MIB}\nxen_domain = {name:?}\napertures = \"remapped\"\n{offered}")
     });
     format!(
         "[daemon]\nadmin_socket = \"/run/admin.sock\"\nsocket_dir = \"/run\"\n\n[[card]]\nname = \"card0\"\nkind = \"simgpu\"\n\
-         vram_mib = {CARD_MIB}\nbar1_mib = 64\nbar3_mib = 16\novercommit = true\nmemory = {{ host_mib = 192 }}\n{}",
+         vram_mib = {CARD_MIB}\nbar1_mib = 32\nbar3_mib = 16\novercommit = true\nmemory = {{ host_mib = 192 }}\n{}",
         vms.collect::<String>()
     )
 }

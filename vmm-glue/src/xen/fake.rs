@@ -46,7 +46,9 @@ struct Domain {
     id: DomainId,
     name: String,
     cpus: usize,
+    /// Its memory, and behind it pages that it may be given.
     memory: File,
+    kib: u64,
     hvm: bool,
     target_kib: u64,
     state: Mutex<State>,
@@ -58,6 +60,11 @@ struct Domain {
 #[derive(Debug, Default)]
 struct State {
     frames: BTreeSet<u64>,
+    /// Pages that it was given beside its memory: their number in the file.
+    given: BTreeMap<u64, u64>,
+    /// Pages of the file that it may be given.
+    spare: BTreeSet<u64>,
+    stuck: bool,
     server: Option<Arc<Server>>,
     /// Levels of the pin and messages, in the order in which they came.
     pin: bool,
@@ -122,13 +129,15 @@ pub struct FakeSpec {
     pub target_kib: Option<u64>,
     /// It is an HVM domain.
     pub hvm: bool,
+    /// Pages that the host has for it beside its memory.
+    pub spare: u64,
 }
 
 impl FakeSpec {
     /// An HVM domain with one virtual CPU and 16 MiB.
     #[must_use]
     pub fn new(id: DomainId, name: &str) -> Self {
-        Self { id, name: name.to_owned(), cpus: 1, kib: 16 << 10, target_kib: None, hvm: true }
+        Self { id, name: name.to_owned(), cpus: 1, kib: 16 << 10, target_kib: None, hvm: true, spare: 0 }
     }
 }
 
@@ -139,15 +148,17 @@ impl FakeXen {
     /// When this host has no memory file for it.
     #[must_use]
     pub fn create(&self, spec: FakeSpec) -> FakeDomain {
-        let FakeSpec { id, name, cpus, kib, target_kib, hvm } = spec;
-        let memory = crate::mappable::region_memory(&name, kib.saturating_mul(1024)).expect("a memory file");
+        let FakeSpec { id, name, cpus, kib, target_kib, hvm, spare } = spec;
+        let pages = kib.div_ceil(4)..kib.div_ceil(4).saturating_add(spare);
+        let memory = crate::mappable::region_memory(&name, pages.end.saturating_mul(PAGE_SIZE)).expect("a memory file");
         let frames = (0..kib.div_ceil(4)).filter(|frame| !VGA.contains(frame)).collect();
-        let state = State { frames, ..State::default() };
+        let state = State { frames, spare: pages.collect(), ..State::default() };
         let domain = Arc::new(Domain {
             id,
             name,
             cpus,
             memory: memory.into(),
+            kib,
             hvm,
             target_kib: target_kib.unwrap_or(kib),
             state: Mutex::new(state),
@@ -238,10 +249,7 @@ impl Store for FakeStore {
         };
         let found = machine.domains.values().rev().find(is);
         self.found = found.cloned();
-        Ok(found.map(|domain| {
-            let most_kib = domain.memory.metadata().map_or(0, |file| file.len() / 1024);
-            Found { id: domain.id, most_kib, target_kib: domain.target_kib }
-        }))
+        Ok(found.map(|domain| Found { id: domain.id, most_kib: domain.kib, target_kib: domain.target_kib }))
     }
 
     fn exists(&mut self, id: DomainId) -> io::Result<bool> {
@@ -404,14 +412,67 @@ impl Target for FakeTarget {
     fn map(&self, first: u64, count: usize) -> io::Result<Mapping> {
         let end = first.saturating_add(u64::try_from(count).unwrap_or(u64::MAX));
         let state = self.domain.state.lock();
-        if count == 0 || !(first..end).all(|frame| state.frames.contains(&frame)) {
-            return Err(io::Error::from_raw_os_error(libc::EINVAL));
-        }
+        let pages: Option<Vec<u64>> = (first..end).map(|frame| state.page(frame)).collect();
+        // Here they are mapped as one piece of a file, which what is given at once lies in.
+        let start = pages.as_deref().and_then(|pages| pages.first()).copied();
+        let is_run = |start: &u64| pages.iter().flatten().zip(*start..).all(|(page, at)| *page == at);
+        let Some(start) = start.filter(is_run) else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
         let fd: OwnedFd = self.domain.memory.try_clone()?.into();
         let size = u64::try_from(count).unwrap_or(0).saturating_mul(PAGE_SIZE);
         let touches = Arc::<FirstTouches>::default();
-        let file = ClientFile { fd, offset: first.saturating_mul(PAGE_SIZE), size, writable: true, touches };
+        let file = ClientFile { fd, offset: start.saturating_mul(PAGE_SIZE), size, writable: true, touches };
         Mapping::new(file, false, std::iter::empty(), &self.wake).map_err(|error| io::Error::other(error.to_string()))
+    }
+
+    fn add_frames(&self, first: u64, count: u64) -> io::Result<()> {
+        let frames = first..first.saturating_add(count);
+        let mut state = self.domain.state.lock();
+        if frames.clone().any(|frame| state.page(frame).is_some()) {
+            drop(state);
+            return Err(self.breach(format!("frames {frames:x?} are added, of which some are there")));
+        }
+        if u64::try_from(state.spare.len()).unwrap_or(u64::MAX) < count {
+            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        }
+        for frame in frames {
+            if let Some(page) = state.spare.pop_first() {
+                state.given.insert(frame, page);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_frames(&self, first: u64, count: u64) -> io::Result<()> {
+        let frames = first..first.saturating_add(count);
+        let mut state = self.domain.state.lock();
+        let taken: Vec<_> = frames.clone().filter_map(|frame| state.given.remove(&frame)).collect();
+        let all = u64::try_from(taken.len()) == Ok(count);
+        state.spare.extend(taken);
+        let stuck = state.stuck;
+        drop(state);
+        match all || stuck {
+            true => Ok(()),
+            false => Err(self.breach(format!("frames {frames:x?} are taken, of which some were not given"))),
+        }
+    }
+
+    fn move_frames(&self, from: u64, to: u64, count: u64) -> io::Result<()> {
+        let mut state = self.domain.state.lock();
+        if state.stuck {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        for at in 0..count {
+            let page = state.given.remove(&from.saturating_add(at));
+            let place = to.saturating_add(at);
+            let (Some(page), None) = (page, state.page(place)) else {
+                drop(state);
+                return Err(
+                    self.breach(format!("{count} frames move from {from:#x} to {to:#x}, over others or from nowhere"))
+                );
+            };
+            state.given.insert(place, page);
+        }
+        Ok(())
     }
 
     fn inject_msi(&self, address: u64, data: u32) -> io::Result<()> {
@@ -426,6 +487,14 @@ impl Target for FakeTarget {
         }
         state.pin = level;
         Ok(())
+    }
+}
+
+impl State {
+    /// The page of the file that a frame is.
+    fn page(&self, frame: u64) -> Option<u64> {
+        let own = self.frames.contains(&frame).then_some(frame);
+        own.or_else(|| self.given.get(&frame).copied())
     }
 }
 
@@ -511,9 +580,25 @@ impl FakeDomain {
         })
     }
 
-    /// Makes an access as Xen passes it on: one that is not inside of what the server claimed reads as ones.
+    /// Makes an access as Xen does: one of memory goes there, one that is not inside of what the server claimed reads as ones, others are
+    /// passed on.
+    ///
+    /// # Panics
+    /// When the memory file cannot be read or written.
     pub fn memory(&self, cpu: usize, mut request: Request) -> u64 {
         request.kind = kind::MEMORY;
+        if let Some(page) = self.given(request.address / PAGE_SIZE) {
+            assert!(request.count == 1 && !request.data_is_address, "{request:?}");
+            let at = page.saturating_mul(PAGE_SIZE).saturating_add(request.address % PAGE_SIZE);
+            let mut bytes = request.data.to_le_bytes();
+            let size = usize::try_from(request.size).unwrap_or(8).min(8);
+            let place = bytes.split_at_mut(size).0;
+            match request.read {
+                true => rustix::io::pread(&self.0.memory, place, at).expect("read"),
+                false => rustix::io::pwrite(&self.0.memory, place, at).expect("written"),
+            };
+            return u64::from_le_bytes(bytes);
+        }
         let last = request.address.saturating_add(request.size.into()).saturating_sub(1);
         // Ranges that touch are one for Xen.
         let claimed = |at: u64| {
@@ -603,6 +688,28 @@ impl FakeDomain {
     /// Gives the domain frames, and tells nobody.
     pub fn populate(&self, frames: std::ops::Range<u64>) {
         self.0.state.lock().frames.extend(frames);
+    }
+
+    /// Pages that the domain was given beside its memory, by frame.
+    #[must_use]
+    pub fn all_given(&self) -> Vec<u64> {
+        self.0.state.lock().given.keys().copied().collect()
+    }
+
+    fn given(&self, frame: u64) -> Option<u64> {
+        self.0.state.lock().given.get(&frame).copied()
+    }
+
+    /// Has Xen move no frames any more.
+    pub fn stick(&self) {
+        self.0.state.lock().stuck = true;
+    }
+
+    /// Has the guest give a page back that it was given.
+    pub fn drop_given(&self, frame: u64) {
+        let mut state = self.0.state.lock();
+        state.stuck = true;
+        state.given.remove(&frame);
     }
 
     /// The file that is the domain's memory.

@@ -125,6 +125,24 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// When one is not there.
     fn map(&self, first: u64, count: usize) -> io::Result<Mapping>;
 
+    /// Gives the domain `count` frames from `first` on, beside what memory it has and may have. All or none.
+    ///
+    /// # Errors
+    /// When the host has no memory for it, or Xen refuses.
+    fn add_frames(&self, first: u64, count: u64) -> io::Result<()>;
+
+    /// Takes `count` frames from `first` on from the domain. They stay for as long as they are mapped here.
+    ///
+    /// # Errors
+    /// When one of them is not there; the others are taken.
+    fn take_frames(&self, first: u64, count: u64) -> io::Result<()>;
+
+    /// Moves `count` frames that begin at `from` to `to`, which is apart from there.
+    ///
+    /// # Errors
+    /// When Xen refuses, by then some may have moved.
+    fn move_frames(&self, from: u64, to: u64, count: u64) -> io::Result<()>;
+
     /// Delivers a message-signalled interrupt.
     ///
     /// # Errors

@@ -1,10 +1,12 @@
 //! The hypervisor by Linux's devices: `/dev/xen/privcmd` for its calls and its memory, `/dev/xen/evtchn` for events.
 //!
-//! Of Xen's interfaces only those are used that are the same in every version since 4.11: the calls of a device model, and the
-//! mapping of its pages as a resource. No library of Xen's is needed.
+//! Of Xen's interfaces only those are used that are the same in every version since 4.11 (the calls of a device model, the mapping of its
+//! pages as a resource, `frames`), but for one call, which says so. No library of Xen's is needed.
 #![expect(unsafe_code, reason = "ioctls of Xen's devices, and memory that they map")]
 // UNSAFETY: each ioctl is given a structure of the layout that its number names, which outlives the call, and which names only
 // memory of this module; a mapping is owned by one value, which unmaps it when it goes.
+
+mod frames;
 
 use std::ffi::c_void;
 use std::fs::{File, OpenOptions};
@@ -14,8 +16,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::ptr;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use self::frames::{CallBuffer, Frames};
 use super::hypervisor::{AttachError, DomainId, Hypervisor, Range, Target};
 use crate::link::Wake;
 use crate::memory::{LentPages, Mapping, PAGE_SIZE};
@@ -91,6 +95,7 @@ mod op {
     pub const DESTROY_SERVER: u64 = 6;
     pub const SET_INTX: u64 = 8;
     pub const INJECT_MSI: u64 = 14;
+    pub const RELOCATE_MEMORY: u64 = 17;
 }
 
 /// The ring is read with atomic additions.
@@ -152,7 +157,16 @@ impl Hypervisor for KernelHypervisor {
             .calls
             .dm_op([op::MAP_RANGE, id | RANGE_PCI << 32, function, function])
             .map_err(refused("claim a PCI function", ""))?;
-        Ok(Arc::new(KernelTarget { requests, buffered, buffered_port, server, slot, events, wake: Arc::clone(wake) }))
+        Ok(Arc::new(KernelTarget {
+            requests,
+            buffered,
+            buffered_port,
+            server,
+            slot,
+            events,
+            calls: Mutex::default(),
+            wake: Arc::clone(wake),
+        }))
     }
 }
 
@@ -289,10 +303,16 @@ struct KernelTarget {
     slot: u8,
     /// Closing it unbinds its ports.
     events: File,
+    calls: Mutex<Option<CallBuffer>>,
     wake: Arc<Wake>,
 }
 
 impl KernelTarget {
+    fn frames(&self) -> Frames<'_> {
+        let Calls { privcmd, domain } = &self.server.calls;
+        Frames { privcmd, buffer: &self.calls, domain: *domain }
+    }
+
     fn range(&self, op: u64, Range { first, last }: Range) -> io::Result<()> {
         self.server.calls.dm_op([op, self.server.id | RANGE_MEMORY << 32, first, last]).map(drop)
     }
@@ -368,6 +388,20 @@ impl Target for KernelTarget {
             Some(error) => Err(io::Error::from_raw_os_error(error.saturating_abs())),
             None => Ok(Mapping::of_lent(Box::new(area), &self.wake)),
         }
+    }
+
+    fn add_frames(&self, first: u64, count: u64) -> io::Result<()> {
+        self.frames().add(first, count)
+    }
+
+    fn take_frames(&self, first: u64, count: u64) -> io::Result<()> {
+        self.frames().take(first, count)
+    }
+
+    fn move_frames(&self, from: u64, to: u64, count: u64) -> io::Result<()> {
+        // The count, and padding.
+        let count = u32::try_from(count).map_err(io::Error::other)?;
+        self.server.calls.dm_op([op::RELOCATE_MEMORY, count.into(), from, to]).map(drop)
     }
 
     fn inject_msi(&self, address: u64, data: u32) -> io::Result<()> {

@@ -11,6 +11,7 @@
 //! - [`store`]: which domains there are, by xenstore; `wire`: its protocol;
 //! - [`requests`]: the pages that accesses come in;
 //! - `function`: the PCI function: where its BARs are, how it interrupts;
+//! - `beneath`: pages of the domain under parts of its BARs that a client can map;
 //! - `ram`: guest memory as DMA regions, in pieces, which go when the guest gives pages back;
 //! - `access`: from a request to calls of the device; `session`: one domain; `server`: one domain after the other.
 //!
@@ -23,6 +24,7 @@
 //! `uapi/xen/evtchn.h`; `docs/misc/xenstore.txt` and `docs/designs/` of Xen.
 
 mod access;
+mod beneath;
 #[cfg(feature = "test-client")]
 pub mod fake;
 mod function;

@@ -3,18 +3,23 @@
 //! It minds what a server owes a device: aligned pieces inside of regions, memory in pairs of map and unmap, none after the end.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
 
 use crate::device::{AccessError, Device, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::link::Link;
-use crate::memory::DmaRegion;
+use crate::mappable::{MmapArea, region_memory};
+use crate::memory::{DmaRegion, Mapping};
 
 /// Bytes of BAR0, which is 32 bits wide; the mask in its configuration space has the same.
-pub const BAR0: u64 = 0x1000;
+pub const BAR0: u64 = 0x2000;
 /// Bytes of BAR1, which is 64 bits wide.
 pub const BAR1: u64 = 0x2000;
+/// The part of each that a client can map.
+pub const AREA: MmapArea = MmapArea { offset: 0x1000, size: 0x1000 };
 /// Offset of the capability of message-signalled interrupts is.
 pub const MSI: u64 = 0x40;
 
@@ -41,6 +46,8 @@ pub struct Seen {
     pub came: u64,
     /// As above.
     pub went: u64,
+    /// It takes no pages for its regions.
+    pub refuses: bool,
 }
 
 /// The device.
@@ -50,6 +57,9 @@ pub struct Model {
     bars: [Vec<u8>; 2],
     config: [u8; 256],
     writable: [u8; 256],
+    /// What a client maps, and pages that it has lent in its place.
+    file: Arc<OwnedFd>,
+    lent: [Option<Arc<Mapping>>; 2],
     seen: Arc<Mutex<Seen>>,
 }
 
@@ -63,6 +73,8 @@ impl Model {
             bars: [BAR0, BAR1].map(|size| vec![0; usize::try_from(size).unwrap_or(0)]),
             config: [0; 256],
             writable: [0; 256],
+            file: Arc::new(region_memory("model", BAR1).expect("a memory file")),
+            lent: [None, None],
             seen: Arc::clone(&seen),
         };
         this.clear();
@@ -77,7 +89,7 @@ impl Model {
             self.writable.iter_mut().skip(at).zip(mask).for_each(|(to, from)| *to = *from);
         };
         put(0, &[0xde, 0x10, 0xd8, 0x06, 0, 0, 0x10, 0], &[0, 0, 0, 0, 0x06, 0x04]);
-        put(0x10, &[0; 4], &[0, 0xf0, 0xff, 0xff]);
+        put(0x10, &[0; 4], &[0, 0xe0, 0xff, 0xff]);
         put(0x14, &[4, 0, 0, 0, 0, 0, 0, 0], &(!(BAR1.saturating_sub(1))).to_le_bytes());
         put(0x34, &[0x40, 0, 0, 0], &[]);
         put(0x3c, &[0, 1], &[0xff]);
@@ -95,6 +107,13 @@ impl Model {
         };
         let start = usize::try_from(offset).ok()?;
         Some(memory.get_mut(start..start.checked_add(len)?).expect("inside of the region"))
+    }
+
+    /// The pages that were lent for an offset, and where in them it is.
+    fn lent(&self, region: RegionIndex, offset: u64) -> Option<(VolatileSlice<'_>, usize)> {
+        let at = offset.checked_sub(AREA.offset).filter(|at| *at < AREA.size)?;
+        let pages = self.lent.get(usize::from(region as u8))?.as_ref()?;
+        Some((VolatileMemory::as_volatile_slice(&**pages), usize::try_from(at).ok()?))
     }
 
     fn act(&mut self, offset: u64, value: u64) {
@@ -118,8 +137,11 @@ impl Model {
 impl Device for Model {
     fn regions(&self) -> [RegionInfo; NUM_REGIONS] {
         RegionIndex::ALL.map(|region| match region {
-            RegionIndex::Bar0 => RegionInfo::read_write(BAR0),
-            RegionIndex::Bar1 => RegionInfo::read_write(BAR1),
+            RegionIndex::Bar0 | RegionIndex::Bar1 => {
+                let size = if region == RegionIndex::Bar0 { BAR0 } else { BAR1 };
+                let mappable = RegionInfo::read_write(size).with_mappable(Arc::clone(&self.file), vec![AREA]);
+                mappable.expect("a file of the region's size")
+            }
             RegionIndex::Config => RegionInfo::read_write(256),
             _ => RegionInfo::default(),
         })
@@ -132,8 +154,10 @@ impl Device for Model {
     }
 
     fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
-        let place = self.place(region, offset, data.len()).ok_or(AccessError::Invalid)?;
-        data.copy_from_slice(place);
+        match self.lent(region, offset) {
+            Some((pages, at)) => pages.read_slice(data, at).expect("inside of the area"),
+            None => data.copy_from_slice(self.place(region, offset, data.len()).ok_or(AccessError::Invalid)?),
+        }
         if region != RegionIndex::Config {
             self.seen.lock().accesses.push((region, offset, data.len(), false));
         }
@@ -144,6 +168,11 @@ impl Device for Model {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         let masks = if region == RegionIndex::Config { self.writable.get(start..).unwrap_or_default() } else { &[] };
         let masks: Vec<u8> = masks.iter().copied().chain(std::iter::repeat(0xff)).take(data.len()).collect();
+        if let Some((pages, at)) = self.lent(region, offset) {
+            pages.write_slice(data, at).expect("inside of the area");
+            self.seen.lock().accesses.push((region, offset, data.len(), true));
+            return Ok(());
+        }
         let place = self.place(region, offset, data.len()).ok_or(AccessError::Invalid)?;
         for ((to, from), mask) in place.iter_mut().zip(data).zip(masks) {
             *to = *to & !mask | from & mask;
@@ -175,8 +204,20 @@ impl Device for Model {
         self.clear();
     }
 
+    fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
+        assert_eq!(area, AREA);
+        assert_eq!(u64::try_from(pages.len()), Ok(area.size));
+        if self.seen.lock().refuses {
+            return Err(MapError("the model takes none".to_owned()));
+        }
+        let place = self.lent.get_mut(usize::from(region as u8)).expect("a BAR that can be mapped");
+        assert!(place.replace(Arc::clone(pages)).is_none(), "pages for {region:?} twice");
+        Ok(())
+    }
+
     fn disconnected(&mut self) {
         self.clear();
+        self.lent = [None, None];
         let mut seen = self.seen.lock();
         assert!(seen.mapped.is_empty(), "memory outlives its domain");
         seen.went = seen.went.saturating_add(1);

@@ -20,9 +20,10 @@ use nvspec::addr::{GuestVramAddr, Iova, LARGE_PAGE, Place, SMALL_PAGE};
 use owner::{HostCard, HostError};
 use shadow_pt::GuestRange;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use vmm_glue::MmapArea;
+use vmm_glue::{Mapping, MmapArea};
 
 /// Bytes at the start of BAR1 that stay trapped, a multiple of 2 MiB. nouveau places the doorbells of all channels
 /// (512 KiB) there before anything else.
@@ -173,6 +174,23 @@ impl Remap {
     /// The file and the mapped part of an aperture, if it is not all trapped.
     pub(crate) fn area(&self, aperture: Aperture) -> Option<(Arc<OwnedFd>, MmapArea)> {
         self.windows[index(aperture)].as_ref().map(|window| window.memory.area())
+    }
+
+    /// Takes the client's own pages for the mapped part of an aperture.
+    ///
+    /// # Errors
+    /// When they are not as many, something lives there already, or the card does not take them.
+    pub(crate) fn lend(
+        &mut self,
+        host: &HostCard,
+        aperture: Aperture,
+        area: MmapArea,
+        pages: &Arc<Mapping>,
+    ) -> Result<(), HostError> {
+        let is_empty = self.homes.is_empty();
+        let window = self.windows[index(aperture)].as_mut().filter(|window| is_empty && window.memory.area().1 == area);
+        let in_use = || HostError::host("other memory under an aperture", io::ErrorKind::ResourceBusy);
+        window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 
     /// An access of the client's has come by message.

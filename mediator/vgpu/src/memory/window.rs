@@ -1,23 +1,32 @@
-//! Host memory under a part of an aperture: a file that the VMM maps, mapped here as well, and for the card.
+//! Host memory under a part of an aperture: a file that the VMM maps, mapped here as well, and for the card; or pages of a domain of Xen,
+//! which has them there itself.
 
 use card::{DmaMemory, HostMemory};
+
 use nvspec::addr::{Iova, SMALL_PAGE};
 use owner::{HostCard, HostError};
-use rustix::fs::{FallocateFlags, SealFlags, fcntl_get_seals, fstat};
+use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, fstat, seek};
+use rustix::io::Errno;
 use saved_state::Invalid;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use vm_device::shared_memory;
 use vm_memory::{Bytes, FileOffset, MmapRegion};
-use vmm_glue::MmapArea;
 use vmm_glue::mappable::region_memory;
+use vmm_glue::{Mapping, MmapArea};
+
+/// Bytes that are zeroed by one write.
+const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// The memory under the bytes from `start` on of an aperture. Offsets in the file are offsets in the aperture.
 #[derive(Debug)]
 pub(crate) struct WindowMemory {
     file: Arc<OwnedFd>,
-    region: Arc<MmapRegion>,
+    region: Arc<dyn HostMemory>,
+    /// The region is the file's, and not what a client has lent in its place.
+    is_files: bool,
     area: MmapArea,
     iova: Iova,
 }
@@ -70,7 +79,7 @@ impl WindowMemory {
         let region = MmapRegion::from_file(FileOffset::new(File::from(own), start), size)
             .map_err(|error| refused(io::Error::other(error)))?;
         let area = MmapArea { offset: start, size: end - start };
-        Ok(Self { file: Arc::new(file), region: Arc::new(region), area, iova: Iova(0) })
+        Ok(Self { file: Arc::new(file), region: Arc::new(region), is_files: true, area, iova: Iova(0) })
     }
 
     /// Returns where the card sees the first byte.
@@ -90,7 +99,7 @@ impl WindowMemory {
 
     /// Reads from byte `offset` of a page on. Bytes lie within the page.
     pub(crate) fn read(&self, page: u32, offset: u64, data: &mut [u8]) {
-        if let Err(error) = HostMemory::as_volatile_slice(&*self.region).read_slice(data, self.at(page, offset)) {
+        if let Err(error) = self.region.as_volatile_slice().read_slice(data, self.at(page, offset)) {
             tracing::error!(%error, page, "memory under an aperture could not be read");
             data.fill(0);
         }
@@ -98,19 +107,74 @@ impl WindowMemory {
 
     /// Writes from byte `offset` of a page on. Bytes lie within the page.
     pub(crate) fn write(&self, page: u32, offset: u64, data: &[u8]) {
-        if let Err(error) = HostMemory::as_volatile_slice(&*self.region).write_slice(data, self.at(page, offset)) {
+        if let Err(error) = self.region.as_volatile_slice().write_slice(data, self.at(page, offset)) {
             tracing::error!(%error, page, "memory under an aperture could not be written");
         }
     }
 
-    /// Zeros everything, whatever the client has written where nothing is mapped. The card has no access meanwhile.
+    /// Puts pages that the client has lent in the file's place, for the card as well. Nothing lives there, and the card makes no access. They
+    /// are zeroed.
+    ///
+    /// # Errors
+    /// When they are not as many, or the card does not take them. All is as it was then.
+    pub(crate) fn replace(&mut self, host: &HostCard, pages: &Arc<Mapping>) -> Result<(), HostError> {
+        if u64::try_from(pages.len()) != Ok(self.area.size) {
+            let error = io::Error::other(format!("{:#x} bytes for {:#x}", pages.len(), self.area.size));
+            return Err(HostError::host("other memory than is under an aperture", error));
+        }
+        if !self.take_back(host) {
+            return Err(HostError::host("memory under an aperture stays", io::ErrorKind::ResourceBusy));
+        }
+        let old =
+            (std::mem::replace(&mut self.region, shared_memory(pages)), std::mem::replace(&mut self.is_files, false));
+        self.zero(0, self.area.size);
+        self.lend(host).inspect_err(|_| {
+            (self.region, self.is_files) = old;
+            if let Err(error) = self.lend(host) {
+                tracing::error!(%error, "the card has lost memory under an aperture");
+            }
+        })
+    }
+
+    /// Zeros everything, whatever the client has written where nothing is mapped. The card makes no access meanwhile.
+    ///
+    /// In place: to take it from a card behind an IOMMU and to give it back takes a call for each page, and QEMU waits 5 s for a reset.
     pub(crate) fn blank(&self, host: &HostCard) -> Result<(), HostError> {
-        // What the card has mapped are pages; it must not keep those that the file gives up.
-        self.take_back(host);
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let punched = rustix::fs::fallocate(&*self.file, hole, self.area.offset, self.area.size);
-        self.lend(host)?;
-        punched.map_err(|error| HostError::host("memory under an aperture cannot be zeroed", error))
+        barrier(host);
+        if !self.is_files {
+            self.zero(0, self.area.size);
+            return Ok(());
+        }
+        // What nobody has written has no pages, and gets none.
+        let end = self.area.offset + self.area.size;
+        let mut at = self.area.offset;
+        loop {
+            let next = |from| match seek(&*self.file, from) {
+                Ok(found) => Ok(found.min(end)),
+                Err(Errno::NXIO) => Ok(end),
+                Err(error) => Err(HostError::host("memory under an aperture cannot be zeroed", error)),
+            };
+            let first: u64 = next(SeekFrom::Data(at))?;
+            if first >= end {
+                return Ok(());
+            }
+            at = next(SeekFrom::Hole(first))?;
+            self.zero(first - self.area.offset, at - first);
+        }
+    }
+
+    fn zero(&self, from: u64, len: u64) {
+        let memory = self.region.as_volatile_slice();
+        let mut at = from as usize;
+        let end = at + len as usize;
+        while at < end {
+            let piece = &ZEROS[..ZEROS.len().min(end - at)];
+            if let Err(error) = memory.write_slice(piece, at) {
+                tracing::error!(%error, at, "memory under an aperture could not be zeroed");
+                return;
+            }
+            at += piece.len();
+        }
     }
 
     /// Takes it from the card. `reachable`: translations that name it may be left in the card's TLBs; its I/O addresses
@@ -123,19 +187,24 @@ impl WindowMemory {
 
     fn lend(&self, host: &HostCard) -> Result<(), HostError> {
         let region = Arc::clone(&self.region);
-        let memory = DmaMemory::new(region, 0, self.region.size(), true)?;
+        let memory = DmaMemory::new(region, 0, self.area.size as usize, true)?;
         Ok(host.card().map_dma(self.iova.0, memory)?)
     }
 
     fn take_back(&self, host: &HostCard) -> bool {
-        if let Err(error) = host.lock().vram().memory.barrier() {
-            tracing::error!(%error, "what was written under an aperture last is lost");
-        }
+        barrier(host);
         let unmapped = host.card().unmap_dma(self.iova.0, self.area.size);
         unmapped.inspect_err(|error| tracing::error!(%error, "the card keeps memory under an aperture mapped")).is_ok()
     }
 
     fn at(&self, page: u32, offset: u64) -> usize {
         (u64::from(page) * SMALL_PAGE + offset - self.area.offset) as usize
+    }
+}
+
+/// Waits for what was written for the card.
+fn barrier(host: &HostCard) {
+    if let Err(error) = host.lock().vram().memory.barrier() {
+        tracing::error!(%error, "what was written under an aperture last is lost");
     }
 }

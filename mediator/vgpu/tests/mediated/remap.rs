@@ -2,17 +2,18 @@
 
 mod upgraded;
 
-use super::{A, B, MIB, Rig, VM_MIB, fill, is_filled, rig, usage};
-use card::Card;
+use super::{A, B, CARD_MIB, MIB, Rig, VM_MIB, fill, is_filled, rig, usage};
+use card::{Card, DmaError, DmaMemory};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::instance::userd;
 use nvspec::regs::pfifo;
+use rig::altered::{Alter, Altered};
 use rig::driver::{At, CE0, Channel, Driver, FENCE_VA, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
-use rig::{Guest, read_file, settings};
-use simgpu::{ComputeTiming, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
+use rig::{Guest, read_file, settings, sharing};
+use simgpu::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, SimGpu, TimeModel};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use vgpu::Apertures;
 use vmm_glue::RegionIndex::{self, Bar1, Bar3};
 
@@ -486,6 +487,34 @@ fn a_reset_shows_zeros_in_the_same_mapping() {
     cpu.write(HIGH, &pages(8, 2));
     copy(&mut driver, &mut channel, A, B, 2);
     assert!(driver.vram_holds(to, 2, 8));
+}
+
+/// Counts what is mapped for the card.
+#[derive(Default)]
+struct Mapped(Arc<AtomicUsize>);
+
+impl Alter for Mapped {
+    fn map_dma(&self, card: &SimGpu, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        card.map_dma(iova, memory)
+    }
+}
+
+#[test]
+fn a_reset_leaves_the_memory_mapped_for_the_card() {
+    // Behind an emulated IOMMU each page is a call: QEMU has given up waiting for the reset before the last of 64 MiB.
+    let mapped = Arc::new(AtomicUsize::new(0));
+    let counts = Mapped(Arc::clone(&mapped));
+    let rig =
+        Rig::made(&Config { vram_mib: CARD_MIB, ..Config::default() }, &sharing(), |card| Altered::over(card, counts));
+    let mut driver = driver(&rig, 0);
+    let cpu = Cpu::of(&driver.guest, Bar1);
+    cpu.write(HIGH, &pages(1, 2));
+    let before = mapped.load(Ordering::SeqCst);
+    assert_ne!(before, 0);
+    driver.guest.reset();
+    assert!(cpu.is_zero(0, 64 * MIB));
+    assert_eq!(mapped.load(Ordering::SeqCst), before);
 }
 
 #[test]

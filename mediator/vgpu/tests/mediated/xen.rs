@@ -4,6 +4,8 @@ use super::{A, B, VM_MIB, rig};
 use rig::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
 use rig::xen::{XenGuest, XenVm};
 use rig::{Machine as _, Rig, settings};
+use vgpu::{Apertures, Settings};
+use vmm_glue::RegionIndex::Bar1;
 
 /// KiB of a domain's RAM.
 const KIB: u64 = 4096;
@@ -109,4 +111,54 @@ fn domain_that_is_destroyed_in_mid_copy_leaves_its_memory_and_a_clean_card() {
     }
     let (_, channels_after, ranges_after) = rig.usage();
     assert_eq!((channels_after, ranges_after), (channels, ranges));
+}
+
+/// A place in the part of BAR1 that has pages beneath it.
+const HIGH: u64 = 32 << 20;
+
+fn remapped(rig: &Rig) -> XenVm {
+    XenVm::new(rig, 0, &Settings { apertures: Apertures::Remapped, ..settings(VM_MIB, 16) }, "guest0")
+}
+
+/// Copies what the guest's CPU writes into an aperture, with a driver that is up, and back to another page there.
+fn copies_through_an_aperture(driver: &mut Driver<XenGuest>, seed: u32) {
+    let mut channel = driver.channel(1);
+    let (from, to) = (driver.buffer(&channel, A, 1, 0), driver.buffer(&channel, B, 1, 0));
+    for (at, vram) in [(HIGH, from), (HIGH + PAGE, to)] {
+        driver.map(driver.apertures[0], at, At::Vram(vram), 1);
+    }
+    driver.flush();
+    driver.guest.write(Bar1, HIGH, &pattern(seed, 0));
+    driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
+    assert_eq!(driver.wait_or_fault(&channel), None);
+    let mut read = [0; PAGE as usize];
+    driver.guest.read(Bar1, HIGH + PAGE, &mut read);
+    assert!(read[..] == pattern(seed, 0)[..], "seed {seed}");
+    assert!(driver.vram_holds(to, 1, seed));
+}
+
+#[test]
+fn domain_has_pages_of_its_own_under_its_apertures() {
+    let rig = rig();
+    let mut vm = remapped(&rig);
+    let mut driver = Driver::new(vm.domain(1, KIB));
+    assert!(!driver.guest.domain.all_given().is_empty());
+    copies_through_an_aperture(&mut driver, 7);
+    assert_eq!(vm.counter("aperture_messages"), 0, "nothing there was a request");
+    assert_eq!(vm.counter("aperture_aliases"), 0);
+    // The next of that name has other pages, of zeros, and so has one that the host has no memory for.
+    driver.guest.domain.destroy();
+    driver.guest.domain.wait_left();
+    assert!(driver.guest.domain.all_given().is_empty());
+    let mut driver = Driver::new(vm.domain(2, KIB));
+    copies_through_an_aperture(&mut driver, 8);
+    assert_eq!(vm.counter("aperture_messages"), 0);
+    driver.guest.domain.destroy();
+    driver.guest.domain.wait_left();
+    vm.spare = 100;
+    let mut driver = Driver::new(vm.domain(3, KIB));
+    assert!(driver.guest.domain.all_given().is_empty());
+    copies_through_an_aperture(&mut driver, 9);
+    assert!(vm.counter("aperture_messages") > 0);
+    assert_eq!(vm.xen.breaches(), [""; 0]);
 }

@@ -1,0 +1,262 @@
+//! Memory that a domain is given, and that is taken from it: calls that the kernel passes on as they are.
+//!
+//! `memory_op` is the same in every Xen. A domain may have no more memory than its toolstack has set; to raise that is a call of
+//! `domctl`, whose layout Xen may change with each version of that interface. The one that is made here has been the same in all of
+//! [`DOMCTL_VERSIONS`]; Xen refuses any other version than its own before it looks at anything else.
+//!
+//! Sources: Xen's public headers `memory.h`, `domctl.h`, `xen.h`; Linux's `uapi/xen/privcmd.h` (both devices).
+
+use std::fs::File;
+use std::io;
+use std::ops::{Range, RangeInclusive};
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr;
+
+use parking_lot::Mutex;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::{PAGE, ioctl_number};
+use crate::xen::hypervisor::DomainId;
+
+/// The kernel's device whose memory the hypervisor may read while a call is made.
+pub(super) const BUFFERS: &str = "/dev/xen/hypercall";
+const HYPERCALL: libc::c_ulong = ioctl_number(b'P', 0, size_of::<Hypercall>());
+
+/// `struct privcmd_hypercall`.
+#[repr(C)]
+struct Hypercall {
+    number: u64,
+    arguments: [u64; 5],
+}
+
+const MEMORY_OP: u64 = 12;
+const DOMCTL: u64 = 36;
+
+/// Commands of `memory_op`.
+mod memory {
+    pub const DECREASE_RESERVATION: u64 = 1;
+    pub const CURRENT_RESERVATION: u64 = 3;
+    pub const MAXIMUM_RESERVATION: u64 = 4;
+    pub const POPULATE_PHYSMAP: u64 = 6;
+}
+
+const DOMCTL_MAX_MEM: u32 = 11;
+/// Versions of the interface from Xen 4.11 to 4.22.
+const DOMCTL_VERSIONS: RangeInclusive<u32> = 0x10..=0x18;
+/// What a toolstack leaves a domain beside its memory, in KiB, as `libxl` does.
+const SLACK_KIB: u64 = 1024;
+
+/// Frames of one call: as many as fit into a page, and those of a large page.
+const MAX_FRAMES: u64 = 512;
+const LARGE_ORDER: u32 = 9;
+
+/// `struct xen_memory_reservation`.
+#[repr(C)]
+struct Reservation {
+    frames: u64,
+    count: u64,
+    order: u32,
+    flags: u32,
+    domain: u16,
+}
+
+/// `struct xen_domctl`, its union as large as the largest of any version.
+#[repr(C)]
+struct Domctl {
+    command: u32,
+    version: u32,
+    domain: u64,
+    max_kib: u64,
+    rest: [u64; 31],
+}
+
+/// Two pages that the hypervisor may read and write during a call: the argument, and frames that it names.
+#[derive(Debug)]
+struct Buffer {
+    base: *mut u8,
+}
+
+// SAFETY: memory that this value owns; who has the value may use it from any thread.
+unsafe impl Send for Buffer {}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: `base` is what `mmap` gave, of two pages.
+        if let Err(errno) = unsafe { rustix::mm::munmap(self.base.cast(), 2 * PAGE) } {
+            tracing::error!(%errno, "cannot unmap memory for calls of the hypervisor");
+        }
+    }
+}
+
+impl Buffer {
+    fn new(device: &File) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe {
+            rustix::mm::mmap(
+                ptr::null_mut(),
+                2 * PAGE,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                device.as_fd(),
+                0,
+            )
+        }?;
+        Ok(Self { base: base.cast() })
+    }
+
+    /// Puts a call's argument into the first page. Returns its address.
+    fn argument<T>(&mut self, value: T) -> u64 {
+        const { assert!(size_of::<T>() <= PAGE && align_of::<T>() <= PAGE) };
+        // SAFETY: the page is ours, aligned, and large enough.
+        unsafe { self.base.cast::<T>().write(value) };
+        self.base.addr() as u64
+    }
+
+    /// Puts frames into the second page. Returns its address.
+    fn frames(&mut self, frames: impl Iterator<Item = u64>) -> u64 {
+        let list = self.base.wrapping_add(PAGE);
+        for (at, frame) in frames.take(PAGE / size_of::<u64>()).enumerate() {
+            // SAFETY: inside of the second page, which is ours.
+            unsafe { list.cast::<u64>().add(at).write(frame) };
+        }
+        list.addr() as u64
+    }
+}
+
+/// Calls about the memory of one domain.
+#[derive(Debug)]
+pub(super) struct Frames<'a> {
+    pub privcmd: &'a File,
+    pub buffer: &'a Mutex<Option<CallBuffer>>,
+    pub domain: DomainId,
+}
+
+/// Memory for calls, made with the first.
+#[derive(Debug)]
+pub(super) struct CallBuffer(Buffer);
+
+impl Frames<'_> {
+    /// Gives the domain `count` frames from `first` on: all or none.
+    pub fn add(&self, first: u64, count: u64) -> io::Result<()> {
+        let end = first.checked_add(count).ok_or(io::ErrorKind::InvalidInput)?;
+        self.make_room(count)?;
+        let mut at = first;
+        while at < end {
+            let there = self.populate(at..end.min(at.saturating_add(MAX_FRAMES)))?;
+            at = at.saturating_add(there);
+            if there == 0 {
+                // What is there goes again; if it does not, the domain has it for as long as it lives.
+                let taken = self.take(first, at.saturating_sub(first));
+                let out = io::Error::from(io::ErrorKind::OutOfMemory);
+                return Err(taken.err().unwrap_or(out));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes `count` frames from `first` on from the domain.
+    pub fn take(&self, first: u64, count: u64) -> io::Result<()> {
+        let end = first.saturating_add(count);
+        let mut at = first;
+        let mut missing = 0u64;
+        while at < end {
+            let piece = at..end.min(at.saturating_add(MAX_FRAMES));
+            let wanted = piece.end.saturating_sub(piece.start);
+            let taken = self.reserve(memory::DECREASE_RESERVATION, piece.clone(), 0)?;
+            missing = missing.saturating_add(wanted.saturating_sub(taken));
+            // Xen ends at the first that is not there.
+            at = if taken < wanted { at.saturating_add(taken).saturating_add(1) } else { piece.end };
+        }
+        match missing {
+            0 => Ok(()),
+            _ => Err(io::Error::other(format!("{missing} of {count} frames were not the domain's"))),
+        }
+    }
+
+    /// Gives the domain frames, as one large page if they are one. Returns how many.
+    fn populate(&self, frames: Range<u64>) -> io::Result<u64> {
+        let count = frames.end.saturating_sub(frames.start);
+        let is_large = count == 1 << LARGE_ORDER && frames.start.is_multiple_of(count);
+        if is_large
+            && self.reserve(memory::POPULATE_PHYSMAP, frames.start..frames.start.saturating_add(1), LARGE_ORDER)? == 1
+        {
+            return Ok(count);
+        }
+        self.reserve(memory::POPULATE_PHYSMAP, frames, 0)
+    }
+
+    /// Makes a call with a list of runs of frames, each of two to the power of `order`. Returns how many Xen has done.
+    fn reserve(&self, command: u64, frames: Range<u64>, order: u32) -> io::Result<u64> {
+        let count = frames.end.saturating_sub(frames.start).min(MAX_FRAMES);
+        self.with(|buffer, privcmd| {
+            let frames = buffer.frames(frames);
+            let argument = buffer.argument(Reservation { frames, count, order, flags: 0, domain: self.domain });
+            call(privcmd, MEMORY_OP, [command, argument])
+        })
+    }
+
+    /// Lets the domain have `count` frames more than it has, if it may not yet.
+    fn make_room(&self, count: u64) -> io::Result<()> {
+        let ask = |command| {
+            self.with(|buffer, privcmd| {
+                let argument = buffer.argument(self.domain);
+                call(privcmd, MEMORY_OP, [command, argument])
+            })
+        };
+        let need = ask(memory::CURRENT_RESERVATION)?.saturating_add(count);
+        if ask(memory::MAXIMUM_RESERVATION)? >= need {
+            return Ok(());
+        }
+        let max_kib = need.saturating_mul(4).saturating_add(SLACK_KIB);
+        for version in DOMCTL_VERSIONS {
+            let set = self.with(|buffer, privcmd| {
+                let domctl =
+                    Domctl { command: DOMCTL_MAX_MEM, version, domain: self.domain.into(), max_kib, rest: [0; 31] };
+                let argument = buffer.argument(domctl);
+                call(privcmd, DOMCTL, [argument, 0])
+            });
+            match set {
+                // Another version is the one.
+                Err(error) if error.raw_os_error() == Some(libc::EACCES) => {}
+                other => return other.map(drop),
+            }
+        }
+        Err(io::Error::other("its limit cannot be raised in this version of Xen; raise it by `xl mem-max`"))
+    }
+
+    fn with<T>(&self, make: impl FnOnce(&mut Buffer, &File) -> io::Result<T>) -> io::Result<T> {
+        let mut buffer = self.buffer.lock();
+        let buffer = match &mut *buffer {
+            Some(buffer) => buffer,
+            none => {
+                let device = File::options().read(true).write(true).open(BUFFERS);
+                let device = device.map_err(|error| io::Error::new(error.kind(), format!("{BUFFERS}: {error}")))?;
+                none.insert(CallBuffer(Buffer::new(&device)?))
+            }
+        };
+        make(&mut buffer.0, self.privcmd)
+    }
+}
+
+/// Makes a call. The memory that its arguments name is the buffer's, which is locked.
+fn call(privcmd: &File, number: u64, [first, second]: [u64; 2]) -> io::Result<u64> {
+    let call = Hypercall { number, arguments: [first, second, 0, 0, 0] };
+    // SAFETY: the structure is the one that the number names; the calls that are made here write to their argument at most.
+    let done = unsafe { libc::ioctl(privcmd.as_raw_fd(), HYPERCALL, &raw const call) };
+    u64::try_from(done).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_have_xens_sizes() {
+        assert_eq!((size_of::<Hypercall>(), HYPERCALL), (48, 0x0030_5000));
+        assert_eq!(size_of::<Reservation>(), 32);
+        assert_eq!((std::mem::offset_of!(Reservation, order), std::mem::offset_of!(Reservation, domain)), (16, 24));
+        // The union begins at 16, and no version's is larger than 128 bytes.
+        assert_eq!(std::mem::offset_of!(Domctl, max_kib), 16);
+        assert!(size_of::<Domctl>() >= 16 + 128);
+    }
+}
