@@ -24,8 +24,8 @@ pub use daemon::{DaemonInfo, Upgraded};
 pub use desired::{Action, Applied, CardSettings, Comparison, Desired, Exported, KeyChange, Kind, Step};
 pub use durations::{Bucket, Durations};
 pub use memory::{
-    CardMemory, CardMemorySettings, Hint, Hints, MemoryList, MoveReport, MoveRequest, Range, Turn, VmMemory,
-    VmMemorySettings,
+    AccessProfile, Accessed, CardMemory, CardMemorySettings, Counted, Hint, Hints, MemoryList, MoveReport, MoveRequest,
+    Range, Turn, VmMemory, VmMemorySettings,
 };
 pub use moving::{DrainReport, Left, MoveTo, Moved, PauseParts, Restored};
 pub use profile::{Capacity, Profile, ProfileList};

@@ -162,6 +162,34 @@ pub struct MoveReport {
     pub suspended_ns: u64,
 }
 
+/// The answer of `POST /v1/vms/NAME/memory/accesses`: how often a guest's VRAM was accessed in that time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct AccessProfile {
+    /// The unit of the counts.
+    pub counted: Counted,
+    /// What was accessed at all, by address.
+    pub ranges: Vec<Accessed>,
+}
+
+/// Units in which accesses are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Counted {
+    /// Bursts of the card's engines, on a card that counts them.
+    Bursts,
+    /// Times that submissions name memory there: what kernels reach by pointers is not among it.
+    Submissions,
+}
+
+/// A range that was accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Accessed {
+    /// The range: a chunk.
+    pub range: Range,
+    /// How often.
+    pub count: u64,
+}
+
 /// The body of `POST /v1/vms/NAME/memory/hints`: what somebody knows of ranges of a guest's VRAM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -73,7 +73,7 @@ const fn act(
 }
 
 /// All requests but `/metrics`, which has a format of its own.
-const OPERATIONS: [Operation; 41] = [
+const OPERATIONS: [Operation; 42] = [
     get("/v1/tenants", "All tenants of CUDA cards", NONE, of::<crate::TenantList>),
     change("post", "/v1/tenants", "Adds a tenant", Some(of::<crate::AddTenant>), (201, Some(of::<crate::Tenant>))),
     change("delete", "/v1/tenants/{name}", "Removes a tenant", None, (204, None)),
@@ -199,6 +199,13 @@ const OPERATIONS: [Operation; 41] = [
         NONE,
         Some(of::<crate::MoveRequest>),
         (200, Some(of::<crate::MoveReport>)),
+    ),
+    act(
+        "/v1/vms/{name}/memory/accesses",
+        "Counts for a time how often a guest's VRAM is accessed",
+        RECORD,
+        None,
+        (200, Some(of::<crate::AccessProfile>)),
     ),
     act(
         "/v1/vms/{name}/memory/hints",

@@ -1,6 +1,6 @@
 //! `mediatorctl memory`: what lies where of cards' memory, and what virtual machines may have of it.
 
-use std::path::PathBuf;
+mod profile;
 
 use clap::{Args, Subcommand};
 use hyper::Method;
@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use vram::victim::VictimPolicy;
 use vram::{Mode, OnFull};
 
+pub(super) use self::profile::ProfileCommand;
 use super::client::{self, Client, ClientError};
 use super::watch::Watch;
 use super::{Form, output};
@@ -72,13 +73,9 @@ pub(super) enum MemoryCommand {
         /// 0 to 255; 128 when nothing was said
         priority: u8,
     },
-    /// Takes over how often ranges of a guest's VRAM are accessed, for victims = profiled
-    Profile {
-        /// Name of the virtual machine
-        vm: String,
-        /// Lines of `RANGE COUNT`, such as `16M+2M 4711`; `#` begins a comment
-        file: PathBuf,
-    },
+    /// Makes or takes over a file of how often ranges of a guest's VRAM are accessed, for victims = profiled
+    #[command(subcommand)]
+    Profile(ProfileCommand),
     /// Moves memory of a virtual machine to host memory now; it comes back when there is room, unless its quota is lower
     Evict(Move),
     /// Moves memory of a virtual machine back to the card now
@@ -282,12 +279,7 @@ pub(super) fn answer(client: &Client, form: Form, command: MemoryCommand) -> Res
         MemoryCommand::Priority { vm, range, priority } => {
             hint(client, &vm, vec![about(range, |hint| hint.priority = Some(priority))])
         }
-        MemoryCommand::Profile { vm, file } => {
-            let text =
-                std::fs::read_to_string(&file).map_err(|source| ClientError::File { path: file.clone(), source })?;
-            let hints = profile(&text).map_err(|what| ClientError::Desired { path: file, what })?;
-            hint(client, &vm, hints)
-        }
+        MemoryCommand::Profile(command) => command.answer(client, form),
         MemoryCommand::Evict(of) => moved(client, form, &of, "evict"),
         MemoryCommand::Return(of) => moved(client, form, &of, "return"),
     }
@@ -318,22 +310,6 @@ fn moved(client: &Client, form: Form, Move { vm, mib, range }: &Move, what: &str
     let request = api::MoveRequest { mib: *mib, range: range.map(|range| range.0) };
     let report: api::MoveReport = client.post(&format!("{}/{what}", vm_path(vm)), &request)?;
     Ok(form.of(&report, output::memory::moved))
-}
-
-/// Lines of a profile.
-fn profile(text: &str) -> Result<Vec<api::Hint>, String> {
-    let line = |(number, line): (usize, &str)| {
-        let said = line.split('#').next().unwrap_or_default().trim();
-        if said.is_empty() {
-            return None;
-        }
-        let parsed = said.split_once(char::is_whitespace).and_then(|(range, count)| {
-            let (range, count) = (range.parse::<RangeOf>().ok()?, count.trim().parse().ok()?);
-            Some(about(range, |hint| hint.accesses = Some(count)))
-        });
-        Some(parsed.ok_or_else(|| format!("line {}: `{said}`, expected RANGE COUNT such as `16M+2M 4711`", number + 1)))
-    };
-    text.lines().enumerate().filter_map(line).collect()
 }
 
 /// Flags of `vm add`.
@@ -398,12 +374,5 @@ mod tests {
         for wrong in ["", "4M", "4M+", "+4M", "a+b", "1T+1", "99999999999G+1"] {
             assert!(range(wrong).unwrap_err().contains("is no range"), "{wrong}");
         }
-    }
-
-    #[test]
-    fn a_profile_names_the_line_that_is_wrong() {
-        let hints = profile("# of a run\n0+2M 5\n\n2M+2M 7 # hot\n").unwrap();
-        assert_eq!(hints.iter().map(|hint| hint.accesses).collect::<Vec<_>>(), [Some(5), Some(7)]);
-        assert!(profile("0+2M 5\n2M 7\n").unwrap_err().starts_with("line 2: `2M 7`"));
     }
 }

@@ -102,6 +102,9 @@ pub enum DaemonError {
     /// A card's scheduler cannot be recorded now.
     #[error("no record of card `{0}` can be made: no VM uses it, or one is being made already")]
     NoRecord(String),
+    /// Accesses of a VM cannot be counted now.
+    #[error("accesses of VM `{0}` are being counted already")]
+    Counting(String),
     /// A setting cannot be as it is asked for: whose it is, its key, and what is wrong.
     #[error("{of}: {what}")]
     Setting {
@@ -198,7 +201,9 @@ impl DaemonError {
         match self {
             Self::NoVm(_) | Self::NoTenant(_) | Self::NoProfile(_) | Self::NoCard(_) => ErrorCode::NotFound,
             Self::NoRecordOfCuda(_) | Self::Crowded(_) | Self::TenantThere(_) => ErrorCode::Conflict,
-            Self::Busy(..) | Self::NoScheduler(_) | Self::Unscheduled(_) | Self::NoRecord(_) => ErrorCode::Conflict,
+            Self::Busy(..) | Self::NoScheduler(_) | Self::Unscheduled(_) | Self::NoRecord(_) | Self::Counting(_) => {
+                ErrorCode::Conflict
+            }
             Self::TooMany(_) | Self::TooManyTenants(_) | Self::Quota { .. } => ErrorCode::Quota,
             Self::NoAccount { .. } | Self::Setting { .. } | Self::Query(_) => ErrorCode::Invalid,
             Self::NoDomain(_) | Self::IsDomain(..) => ErrorCode::Invalid,
@@ -254,6 +259,7 @@ impl DaemonError {
             Self::IsDomain(..) => "ask for --vmm xen",
             Self::NoScheduler(_) => "to have it share the card's time, remove it and add it without passthrough",
             Self::Unscheduled(_) => "see `mediatorctl card show` for the cards",
+            Self::Counting(_) => "try again when that is done",
             Self::NoRecord(_) => "try again when the other record is done, or a VM has been added",
             Self::Setting { .. } => "correct the value; keys that are left out stay as they are",
             Self::Query(_) => "correct the value",

@@ -11,11 +11,11 @@ use super::{Card, Daemon, DaemonError, State};
 use config::patch::patched;
 use config::{CardMemory, CardSpec, RamSpec, VmSpec, check};
 use owner::HostCard;
-use owner::Moved;
 use owner::balance::Hint;
 use owner::holdings::Holdings;
 use owner::iova::RamShare;
 use owner::shortage::Shortage;
+use owner::{Accesses, Counted, Moved};
 
 /// A virtual machine of a card: its name, what it may have, and its counters.
 type User = (String, VmSpec, BTreeMap<String, u64>);
@@ -300,6 +300,18 @@ impl Daemon {
         })
     }
 
+    /// Begins to count how often a guest's VRAM is accessed, until that is [ended](AccessRecord::end) or dropped.
+    ///
+    /// # Errors
+    /// As [`Self::vm_memory`], or when it is counted already.
+    pub(crate) fn record_vm_accesses(&self, name: &str) -> Result<AccessRecord, DaemonError> {
+        let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
+        if !host.lock().start_accesses(vm) {
+            return Err(DaemonError::Counting(name.to_owned()));
+        }
+        Ok(AccessRecord { host, vm, name: name.to_owned(), over: false })
+    }
+
     /// Takes over what somebody knows of ranges of a guest's VRAM.
     ///
     /// # Errors
@@ -321,6 +333,48 @@ impl Daemon {
             }
         }
         Ok(())
+    }
+}
+
+/// A record of a VM's accesses that is being made.
+pub(crate) struct AccessRecord {
+    host: Arc<HostCard>,
+    vm: VmId,
+    name: String,
+    over: bool,
+}
+
+impl AccessRecord {
+    /// Ends it.
+    ///
+    /// # Errors
+    /// When the virtual machine has left the card meanwhile.
+    pub fn end(mut self) -> Result<api::AccessProfile, DaemonError> {
+        self.over = true;
+        let mut state = self.host.lock();
+        let (chunk_bytes, ended) = (state.vram().chunks.chunk_bytes(), state.end_accesses(self.vm));
+        drop(state);
+        let Accesses { counted, counts } = ended.ok_or_else(|| {
+            DaemonError::Failed(format!("VM `{}` has left the card while its accesses were counted", self.name))
+        })?;
+        let counted = match counted {
+            Counted::Bursts => api::Counted::Bursts,
+            Counted::Submissions => api::Counted::Submissions,
+        };
+        let accessed = (0u64..).zip(counts).filter(|(_, count)| *count != 0).map(|(index, count)| {
+            let start = index.saturating_mul(chunk_bytes);
+            api::Accessed { range: api::Range { start, bytes: chunk_bytes }, count }
+        });
+        Ok(api::AccessProfile { counted, ranges: accessed.collect() })
+    }
+}
+
+impl Drop for AccessRecord {
+    fn drop(&mut self) {
+        // Whoever wanted it has gone; nothing is left of it.
+        if !self.over {
+            self.host.lock().end_accesses(self.vm);
+        }
     }
 }
 

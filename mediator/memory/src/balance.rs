@@ -1,14 +1,14 @@
 //! Division of a card's memory: what its balancer and thrash detector are told, and what they want moved.
 
-use super::Memory;
 use super::chaos::{Chaos, Dice};
 use super::moved::{Holds, Moved, Plan, Planned, Relocated};
+use super::{Memory, accesses};
 use card::AccessCounts;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::balance::{By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
-use vram::{Balancer, Change, GuestAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, Turn, VmId};
+use vram::{Balancer, Change, GuestAddr, HostAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, Turn, VmId};
 
 /// Settings by which a card's memory is divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -301,7 +301,7 @@ impl Memory {
     }
 
     /// Tells the balancer what was seen used, and what the card counts.
-    fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
+    pub(super) fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
         let Self { vram, divider, .. } = self;
         let touched = std::mem::take(&mut vram.touched);
         let (balancer, chunks) = (&mut divider.balancer, &vram.chunks);
@@ -315,22 +315,12 @@ impl Memory {
             // Of a VM that has gone meanwhile nothing is to be known.
             let _ = balancer.touched(chunks, vm, GuestAddr(index * bytes), 1);
         }
+        let Some(counts) = counts else { return };
+        let accesses = |place: Place| accesses::at(counts, place, bytes, |host| vram.pinned.iova(HostAddr(host)).0);
+        vram.records.counted(chunks, accesses);
         if balancer.config().policy != VictimPolicy::Profiled {
             return;
         }
-        let Some(counts) = counts else { return };
-        let accesses = |place: Place| -> u64 {
-            let blocks = |start: u64| (start..start + bytes).step_by(AccessCounts::BLOCK_BYTES as usize);
-            match place {
-                Place::Card(at) => blocks(at.0)
-                    .filter_map(|at| counts.vram.get((at / AccessCounts::BLOCK_BYTES) as usize))
-                    .fold(0, |sum, count| sum.saturating_add(*count)),
-                Place::Host(at) => {
-                    let first = vram.pinned.iova(at).0;
-                    counts.system.range(first..first + bytes).fold(0, |sum, (_, count)| sum.saturating_add(*count))
-                }
-            }
-        };
         for (vm, account) in chunks.vms() {
             for index in 0..account.advertised {
                 let at = chunks.guest_address(index);
@@ -344,11 +334,12 @@ impl Memory {
 
     /// Returns what the card counts, if anybody wants to know: of chunks for the balancer, and of the bus for the
     /// thrash detector.
-    fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
+    pub(super) fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
         let Self { vram, divider, .. } = self;
         let profiles = divider.balancer.config().policy == VictimPolicy::Profiled;
         let detects = divider.quanta.detects();
-        let counts = (profiles || detects).then(|| vram.memory.card().access_counts(true)).flatten();
+        let wanted = profiles || detects || vram.records.any();
+        let counts = wanted.then(|| vram.memory.card().access_counts(true)).flatten();
         let Bus { since, copied } = std::mem::take(&mut divider.bus);
         let Some(counts) = counts else {
             // A card that does not count: what its work names has to do. That is known when the work comes, which may be long

@@ -1,7 +1,7 @@
 //! A card's memory: whose it is, where it lies, and what moves.
 //!
 //! Parts: [`shortage`] (limits, and how they are told), `vram` (guests' memory wherever it lies), [`pinned`] (host memory for it),
-//! `pages` (where the host finds that), [`iova`] (I/O addresses), [`balance`] (who gives and who gets), [`holdings`] (what of that
+//! `accesses` (records of how often guests' memory is), `pages` (where the host finds that), [`iova`] (I/O addresses), [`balance`] (who gives and who gets), [`holdings`] (what of that
 //! the operator sees), [`refusals`] (what nobody got), `wants` (who waits, and what the mediator needs itself), `moved` (what
 //! moves, and has), `saved` (how it is written down), `wakeup` (what wakes the thread that moves it), `zeroing`
 //! (what becomes free, for the next to have it) with `zeroed` (how far that is), `copier` and `own_space` (the
@@ -10,6 +10,7 @@
 //!
 //! What it does not do: know threads, a schedule, or what of a VM runs; `owner` has all of that.
 
+mod accesses;
 pub mod balance;
 pub mod chaos;
 mod copier;
@@ -31,6 +32,7 @@ mod zeroed;
 mod zeroing;
 
 pub use self::vram::{CardVram, Dirty};
+pub use accesses::{Accesses, Counted};
 pub use copier::{COPIER, Copier, Job, NoMemory, OwnRing, RING_LOG2, Source, bind, own_pages};
 pub use error::HostError;
 pub use moved::{Moved, Plan, Planned, Ranges, Relocated};
@@ -196,6 +198,7 @@ impl Memory {
         self.travelling.remove(&vm);
         self.vram.chunks.freeze(vm);
         self.vram.forget(vm);
+        self.vram.records.forget(vm);
     }
 
     /// Takes a VM's memory back, with what is known about it.

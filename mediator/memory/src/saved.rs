@@ -78,6 +78,8 @@ impl Memory {
             wants: _,
             watches: _,
             over_bus: _,
+            // Whoever wants one asks the next owner.
+            records: _,
             touched: _,
             // It is done again.
             zeroing: _,

@@ -1,5 +1,6 @@
 //! Guests' memory wherever it lies: on the card, or in host memory that the card reaches.
 
+use super::accesses::Records;
 use super::pinned::PinnedPool;
 use super::refusals::Refusals;
 use super::wakeup::Wakeup;
@@ -70,6 +71,8 @@ pub struct CardVram {
     pub watches: bool,
     /// Bytes that work names in host memory since somebody began to ask; `None` when nobody does.
     pub(crate) over_bus: Option<u64>,
+    /// Records of what guests use.
+    pub(crate) records: Records,
     /// Chunks that were used since it was told.
     pub touched: BTreeSet<(VmId, u64)>,
     /// Chunks that are being zeroed.
@@ -96,6 +99,7 @@ impl CardVram {
             born: BTreeMap::new(),
             watches: false,
             over_bus: None,
+            records: Records::default(),
             touched: BTreeSet::new(),
             zeroing: Zeroing::default(),
             refusals: Refusals::default(),
@@ -246,12 +250,13 @@ impl CardVram {
     /// Returns whether somebody wants to know what work names.
     #[must_use]
     pub fn watches(&self) -> bool {
-        self.watches || self.over_bus.is_some()
+        self.watches || self.over_bus.is_some() || self.records.any()
     }
 
     /// Work names `bytes` bytes in the chunk of `address`.
     pub fn named(&mut self, vm: VmId, address: GuestAddr, bytes: u64) {
         self.touch(vm, address);
+        self.records.named(vm, address.0 / self.chunks.chunk_bytes());
         if let (Some(sum), Lookup::Placed(Place::Host(_))) = (&mut self.over_bus, self.chunks.lookup(vm, address, 1)) {
             *sum = sum.saturating_add(bytes);
         }

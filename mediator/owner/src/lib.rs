@@ -20,7 +20,8 @@ pub use bringup::start::CardInfo;
 pub use card_memory::balance::Division;
 pub use card_memory::chaos::Chaos;
 pub use card_memory::{
-    CardVram, HostError, Looks, Moved, Ranges, Relocated, balance, holdings, iova, segments, shortage,
+    Accesses, CardVram, Counted, HostError, Looks, Moved, Ranges, Relocated, balance, holdings, iova, segments,
+    shortage,
 };
 pub use host_card::{
     Departing, GuestEvents, Halted, Handed, HostCard, HostState, Reopened, SavedHost, Share, Sharing, Standstill,

@@ -64,6 +64,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/vms/{name}/memory", get(vm_memory).patch(set_vm_memory))
         .route("/v1/vms/{name}/memory/evict", post(evict))
         .route("/v1/vms/{name}/memory/return", post(bring_back))
+        .route("/v1/vms/{name}/memory/accesses", post(record_accesses))
         .route("/v1/vms/{name}/memory/hints", post(hints))
         .route("/v1/tenants", get(tenants).post(add_tenant))
         .route("/v1/tenants/{name}", get(tenant).patch(set_tenant).delete(remove_tenant))
@@ -371,7 +372,7 @@ async fn scheduler_history(
     Ok(Json(look(move || daemon.scheduler_history(&name, since_ms)).await?))
 }
 
-/// The query of `scheduler/record`.
+/// The query of `scheduler/record` and `memory/accesses`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RecordQuery {
@@ -384,13 +385,30 @@ async fn record_scheduler(
     Path(name): Path<String>,
     query: Result<Query<RecordQuery>, QueryRejection>,
 ) -> Result<impl IntoResponse, Failure> {
-    let Query(RecordQuery { for_ms }) = query?;
-    if !(1..=RECORD_MS).contains(&for_ms) {
-        return Err(DaemonError::Query(format!("for_ms = {for_ms} is not between 1 and {RECORD_MS}")).into());
-    }
+    let length = record_length(query)?;
     let record = beside(move || daemon.record_scheduler(&name)).await?;
-    tokio::time::sleep(Duration::from_millis(for_ms)).await;
+    tokio::time::sleep(length).await;
     Ok(([(header::CONTENT_TYPE, "application/jsonl")], beside(move || record.end()).await?))
+}
+
+/// As [`record_scheduler`].
+async fn record_accesses(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    query: Result<Query<RecordQuery>, QueryRejection>,
+) -> Answer<api::AccessProfile> {
+    let length = record_length(query)?;
+    let record = beside(move || daemon.record_vm_accesses(&name)).await?;
+    tokio::time::sleep(length).await;
+    Ok(Json(beside(move || record.end()).await?))
+}
+
+fn record_length(query: Result<Query<RecordQuery>, QueryRejection>) -> Result<Duration, Failure> {
+    let Query(RecordQuery { for_ms }) = query?;
+    match (1..=RECORD_MS).contains(&for_ms) {
+        true => Ok(Duration::from_millis(for_ms)),
+        false => Err(DaemonError::Query(format!("for_ms = {for_ms} is not between 1 and {RECORD_MS}")).into()),
+    }
 }
 
 async fn memories(State(daemon): State<Arc<Daemon>>) -> Answer<api::MemoryList> {

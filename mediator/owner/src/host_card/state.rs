@@ -6,7 +6,7 @@ use crate::work::usage::SchedulerUsage;
 use card_memory::holdings::Holdings;
 use card_memory::iova::RamShare;
 use card_memory::shortage::Shortage;
-use card_memory::{CardVram, Memory, Plan, Planned, Relocated};
+use card_memory::{Accesses, CardVram, Memory, Plan, Planned, Relocated};
 use channels::{Channels, Pause};
 use sched::Scheduler;
 use std::collections::{BTreeMap, BTreeSet};
@@ -184,6 +184,18 @@ impl HostState {
     pub fn start_record(&mut self, names: &BTreeMap<VmId, String>, limit: usize) -> bool {
         let at = self.card_time();
         self.work.start_record(at, names, limit)
+    }
+
+    /// Begins a record of how often a VM's memory is accessed. `false` if there is no such VM, or it has one already.
+    pub fn start_accesses(&mut self, vm: VmId) -> bool {
+        let now = self.now_ns();
+        self.memory.start_accesses(now, vm)
+    }
+
+    /// Ends it; `None` when none is being made, as when the VM has gone.
+    pub fn end_accesses(&mut self, vm: VmId) -> Option<Accesses> {
+        let now = self.now_ns();
+        self.memory.end_accesses(now, vm)
     }
 
     /// Ends the record and returns it; `None` when none is being made.

@@ -1,5 +1,6 @@
 //! Mediated VMs on a software card, driven by a small driver in each.
 
+mod accesses;
 mod alarm;
 mod candidates;
 mod chaos;

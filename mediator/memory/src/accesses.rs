@@ -1,0 +1,108 @@
+//! Records of how often the chunks of a VM are accessed: profiles, for `victims = "profiled"`.
+//!
+//! A card that counts, which only the software card does, says how many bursts its engines have made. Otherwise it is counted how often
+//! submissions name memory of a chunk, which leaves out what kernels reach by pointers.
+
+use super::Memory;
+use card::AccessCounts;
+use std::collections::BTreeMap;
+use vram::{ChunkTable, Lookup, Place, VmId};
+
+/// Unit of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// Bursts of the card's engines.
+    Bursts,
+    /// Times that submissions name memory.
+    Submissions,
+}
+
+/// What was counted of a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Accesses {
+    /// The unit.
+    pub counted: Counted,
+    /// By chunk of the guest's VRAM, all of them.
+    pub counts: Vec<u64>,
+}
+
+/// Records that are being made: at most one of each VM.
+#[derive(Debug, Default)]
+pub struct Records(BTreeMap<VmId, Accesses>);
+
+impl Records {
+    /// Returns whether any is being made.
+    pub(crate) fn any(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// A submission names memory of a chunk.
+    pub(crate) fn named(&mut self, vm: VmId, index: u64) {
+        let record = self.0.get_mut(&vm).filter(|record| record.counted == Counted::Submissions);
+        let count = record.and_then(|record| record.counts.get_mut(usize::try_from(index).ok()?));
+        if let Some(count) = count {
+            *count = count.saturating_add(1);
+        }
+    }
+
+    /// Adds what the card has counted since the last look. `accesses`: of the chunk that is there.
+    pub(crate) fn counted(&mut self, chunks: &ChunkTable, accesses: impl Fn(Place) -> u64) {
+        for (vm, record) in self.0.iter_mut().filter(|(_, record)| record.counted == Counted::Bursts) {
+            for (index, count) in (0..).zip(&mut record.counts) {
+                if let Lookup::Placed(place) = chunks.lookup(*vm, chunks.guest_address(index), 1) {
+                    *count = count.saturating_add(accesses(place));
+                }
+            }
+        }
+    }
+
+    pub(crate) fn forget(&mut self, vm: VmId) {
+        self.0.remove(&vm);
+    }
+}
+
+impl Memory {
+    /// Begins a record of a VM's accesses. `false` if there is no such VM, or it has one already.
+    pub fn start_accesses(&mut self, now: u64, vm: VmId) -> bool {
+        let Some(bytes) = self.vram.chunks.vm_bytes(vm).filter(|_| !self.vram.records.0.contains_key(&vm)) else {
+            return false;
+        };
+        // What was counted so far is the others'.
+        self.take_accesses(now);
+        let counted = match self.vram.memory.card().access_counts(true) {
+            Some(_) => Counted::Bursts,
+            None => Counted::Submissions,
+        };
+        let chunks = usize::try_from(bytes.div_ceil(self.vram.chunks.chunk_bytes())).unwrap_or(0);
+        self.vram.records.0.insert(vm, Accesses { counted, counts: vec![0; chunks] });
+        true
+    }
+
+    /// Ends it; `None` when none is being made, as when the VM has gone.
+    pub fn end_accesses(&mut self, now: u64, vm: VmId) -> Option<Accesses> {
+        self.take_accesses(now);
+        self.vram.records.0.remove(&vm)
+    }
+
+    fn take_accesses(&mut self, now: u64) {
+        let counts = self.take_counts(now);
+        self.tell_balancer(counts.as_ref());
+    }
+}
+
+/// Accesses to a chunk of `bytes` bytes at a place. `host`: I/O address of host memory.
+pub(crate) fn at(counts: &AccessCounts, place: Place, bytes: u64, host: impl Fn(u64) -> u64) -> u64 {
+    match place {
+        Place::Card(at) => (at.0..at.0.saturating_add(bytes))
+            .step_by(AccessCounts::BLOCK_BYTES as usize)
+            .filter_map(|at| counts.vram.get((at / AccessCounts::BLOCK_BYTES) as usize))
+            .fold(0, |sum, count| sum.saturating_add(*count)),
+        Place::Host(at) => {
+            let first = host(at.0);
+            counts
+                .system
+                .range(first..first.saturating_add(bytes))
+                .fold(0, |sum, (_, count)| sum.saturating_add(*count))
+        }
+    }
+}

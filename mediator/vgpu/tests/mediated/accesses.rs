@@ -1,0 +1,48 @@
+//! Records of how often a guest's memory is accessed.
+
+use super::{A, B, CARD_MIB, MIB, driver};
+use owner::Counted;
+use rig::driver::{At, CE0, ce_copy, object};
+use rig::{Rig, sharing};
+use simgpu::Config;
+use vram::VmId;
+
+/// Chunks of guest VRAM that a page of each buffer is in.
+const CHUNKS: [u64; 3] = [4, 5, 6];
+const CHUNK: u64 = 2 * MIB;
+
+#[test]
+fn accesses_are_counted_by_chunk_for_as_long_as_somebody_records() {
+    for (profile, counted) in [(true, Counted::Bursts), (false, Counted::Submissions)] {
+        let config = Config { vram_mib: CARD_MIB, profile, ..Config::default() };
+        let rig = Rig::made(&config, &sharing(), |card| card);
+        let mut driver = driver(&rig, 0);
+        let mut channel = driver.channel(1);
+        let places = [A, B, B + 0x10_0000];
+        for (va, chunk) in places.into_iter().zip(CHUNKS) {
+            driver.map(channel.space, va, At::Vram(chunk * CHUNK), 1);
+        }
+        driver.flush();
+        let mut copy = |driver: &mut rig::driver::Driver, to: u64| {
+            driver.submit(&mut channel, &[object(CE0), ce_copy(A, to, 1)].concat());
+            driver.wait(&channel);
+        };
+        // What comes before is not counted.
+        (0..5).for_each(|_| copy(&mut driver, places[2]));
+        assert!(rig.host.lock().start_accesses(VmId(0)));
+        assert!(!rig.host.lock().start_accesses(VmId(0)), "there is one already");
+        assert!(!rig.host.lock().start_accesses(VmId(7)), "there is no such VM");
+        (0..3).for_each(|_| copy(&mut driver, places[1]));
+        copy(&mut driver, places[2]);
+        let record = rig.host.lock().end_accesses(VmId(0)).unwrap();
+        assert_eq!(record.counted, counted);
+        let [from, often, once] = CHUNKS.map(|chunk| record.counts[chunk as usize]);
+        assert!(from > often && often > once && once > 0, "{record:?}");
+        assert_eq!(record.counts.len() as u64, super::VM_MIB * MIB / CHUNK);
+        assert_eq!(rig.host.lock().end_accesses(VmId(0)), None, "it is over");
+        // A VM that goes takes its record along.
+        assert!(rig.host.lock().start_accesses(VmId(0)));
+        driver.guest.remove().unwrap();
+        assert_eq!(rig.host.lock().end_accesses(VmId(0)), None);
+    }
+}
