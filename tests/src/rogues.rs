@@ -84,6 +84,15 @@ impl Rogue {
         crowd.set(&["--strikes", "0"])
     }
 
+    /// Time that it may go on for at most. QEMU waits 5 s for an answer of its device, by the clock: one that was stopped for longer in the
+    /// middle of an access has lost its device when it goes on, and never takes the answer that lies there.
+    pub fn longest(self) -> Duration {
+        match self.way {
+            Way::Frozen => Duration::from_secs(4),
+            Way::Program(_) | Way::Stopped => Duration::MAX,
+        }
+    }
+
     /// Lets the last of `neighbours.len() + 1` VMs be the rogue, while the others run kernels of so many rounds.
     ///
     /// Fails when a result is wrong: a neighbour's, or what the rogue computes behind all that.

@@ -167,7 +167,7 @@ pub struct MoveReport {
 pub struct AccessProfile {
     /// The unit of the counts.
     pub counted: Counted,
-    /// What was accessed at all, by address.
+    /// Ranges that were accessed at all, by address.
     pub ranges: Vec<Accessed>,
 }
 
@@ -186,7 +186,7 @@ pub enum Counted {
 pub struct Accessed {
     /// The range: a chunk.
     pub range: Range,
-    /// How often.
+    /// Number of accesses.
     pub count: u64,
 }
 

@@ -17,7 +17,7 @@ pub enum Counted {
     Submissions,
 }
 
-/// What was counted of a VM.
+/// Counts of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Accesses {
     /// The unit.

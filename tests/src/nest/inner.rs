@@ -7,7 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use images::Kernel;
 use serde_json::Value;
 
@@ -106,7 +106,10 @@ pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) ->
     let whole = shape.vms.iter().all(|spec| spec.memory_mib.is_multiple_of(HUGE_MIB));
     ensure!(whole && huge_mib.is_multiple_of(HUGE_MIB), "RAM that is not made of huge pages");
     config.memory_mib += huge_mib;
-    match images::ensure_svm(&images::Progress::stderr())? {
+    // With a thread for each processor one machine in three breaks; the stock driver takes too long with one.
+    let wants_threads = shape.vms.iter().any(|spec| !spec.paravirtual);
+    let threads = if wants_threads { images::ensure_svm(&images::Progress::stderr())? } else { None };
+    match threads {
         Some(qemu) => (config.qemu, config.accel, config.smp) = (qemu, Accel::TcgWithSvm { threads: true }, 2),
         None => (config.accel, config.smp) = (Accel::TcgWithSvm { threads: false }, 1),
     }
@@ -198,7 +201,10 @@ impl<'a> InnerVm<'a> {
         let nodes = self.ok("nodes", guest::LOAD_LIMIT)?.text();
         if !nodes.contains("renderD128") {
             let log = self.agent.run("dmesg")?.text();
-            bail!("VM {}: nouveau made no render node: {nodes}\n{log}", self.name);
+            let shown = self.machine.show(&self.name)?;
+            let error =
+                anyhow!("VM {}: nouveau made no render node: {nodes}\n{log}\nthe daemon says: {shown}", self.name);
+            return Err(self.explain(error));
         }
         let interrupts = self.ok("interrupts", guest::LOAD_LIMIT)?.text();
         let line = interrupts.lines().find(|line| line.contains("nvkm") || line.contains("nouveau")).unwrap_or("none");
@@ -241,8 +247,11 @@ impl<'a> InnerVm<'a> {
         let console = self.machine.vm.run(&format!("cat /run/{}.console", self.name));
         let console = console.map(|output| output.lines).unwrap_or_default();
         let end = console.split_at(console.len().saturating_sub(40)).1.join("\n");
+        let outside = self.machine.vm.console();
+        let outside: Vec<&str> = outside.lines().collect();
+        let outside = outside.split_at(outside.len().saturating_sub(40)).1.join("\n");
         let ended = if self.process.ended() { "has ended" } else { "runs" };
         let said = self.process.lines().join("\n");
-        error.context(format!("VM {}: its QEMU {ended}:\n{said}\nits console ends with:\n{end}", self.name))
+        error.context(format!("VM {}: its QEMU {ended}:\n{said}\nits console ends with:\n{end}\nthe machine's console ends with:\n{outside}", self.name))
     }
 }

@@ -48,7 +48,9 @@ const SLACK_KIB: u64 = 1024;
 
 /// Frames of one call: as many as fit into a page, and those of a large page.
 const MAX_FRAMES: u64 = 512;
+const LIST: usize = 512;
 const LARGE_ORDER: u32 = 9;
+const _: () = assert!(LIST * size_of::<u64>() == PAGE && LIST as u64 == MAX_FRAMES && 1 << LARGE_ORDER == MAX_FRAMES);
 
 /// `struct xen_memory_reservation`.
 #[repr(C)]
@@ -115,7 +117,7 @@ impl Buffer {
     /// Puts frames into the second page. Returns its address.
     fn frames(&mut self, frames: impl Iterator<Item = u64>) -> u64 {
         let list = self.base.wrapping_add(PAGE);
-        for (at, frame) in frames.take(PAGE / size_of::<u64>()).enumerate() {
+        for (at, frame) in (0..LIST).zip(frames) {
             // SAFETY: inside of the second page, which is ours.
             unsafe { list.cast::<u64>().add(at).write(frame) };
         }
