@@ -28,8 +28,6 @@ const PATTERN: u64 = 0x5eed_0fed_0000_0001;
 /// Copies between RAM and VRAM, and kernels: what a guest's CPU moves through an aperture is an exit for each word.
 const COPIES: &str = "copy --engine m2mf --from gart --to vram --size 262144";
 const KERNELS: &str = "workload --name mmul";
-/// A working set that does not fit into what a VM may have on the card.
-const LARGE: &str = "workload --name memory --working-set 9m --rounds 1";
 
 /// The daemon's configuration for these VMs.
 fn config(vms: &[InnerSpec]) -> String {
@@ -58,13 +56,14 @@ fn at_once(vms: &[&InnerVm<'_>], args: &str) -> Result<Vec<Smoke>> {
 }
 
 #[test]
+#[ignore = "takes more than eleven minutes, where the suite has eight; docs/real-cards.md has the times"]
 fn vms_that_know_the_mediator_share_the_machines_card() -> Result<()> {
     share(InnerSpec { paravirtual: true, ..InnerSpec::new(FIRST) })
 }
 
 /// As above, one with the stock driver, whose load alone is half a million exits of a VM in an emulated machine.
 #[test]
-#[ignore = "loading the stock driver there takes seven minutes on a quiet host; docs/real-cards.md says how far it gets"]
+#[ignore = "loading the stock driver there takes seven minutes on a quiet host; docs/real-cards.md has the times"]
 fn vms_of_the_machine_share_its_card() -> Result<()> {
     share(InnerSpec::new(FIRST))
 }
@@ -107,8 +106,10 @@ fn share(first: InnerSpec) -> Result<()> {
         nest.ctl_json(&format!("memory evict {name}"))?;
     }
     verified.extend(at_once(&[&first, &pv], COPIES)?);
-    verified.push(pv.smoke(LARGE)?);
-    stage(&nest, LARGE)?;
+    // All of its memory, with what the other must not find.
+    let filled = format!("fill --pattern {PATTERN:016x}");
+    verified.push(pv.smoke(&filled)?);
+    stage(&nest, &filled)?;
     let moved = [FIRST, PARAVIRTUAL].map(|name| nest.show(name).map(|shown| counter(&shown, "memory_chunks_moved")));
     let moved = moved.into_iter().collect::<Result<Vec<_>>>()?;
     assert!(moved.iter().all(|moved| *moved > 0), "chunks that have moved: {moved:?}");
@@ -117,7 +118,7 @@ fn share(first: InnerSpec) -> Result<()> {
     first.reboot()?;
     first.wait_ready()?;
     let started = pv.start(&format!("run /bin/gpu-workloads {COPIES}"))?;
-    let attack = first.smoke(&format!("bar hostile --pattern {PATTERN}"))?;
+    let attack = first.smoke(&format!("bar hostile --pattern {PATTERN:016x}"))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
     verified.push(pv.finish(started, "copies beside a hostile VM")?);
     let shown = nest.show(PARAVIRTUAL)?;

@@ -73,7 +73,7 @@ fn domains_share_a_card() -> Result<()> {
     // All copy at the same time, two compute, and two use more than the card has.
     let copied = at_once(&[&a, &b, &pv], "stress --seconds 5 --max 65536")?;
     let computed = at_once(&[&a, &b], "workload --name mmul --scale 1 --rounds 1")?;
-    let filled = at_once(&[&a, &b], "fill --pattern 7")?;
+    let filled = at_once(&[&a, &b, &pv], &format!("fill --pattern {PATTERN:016x}"))?;
     let (shown, shown_pv) = (machine.show("a")?, machine.show("pv")?);
     assert!(counter(&shown_pv, "pv_batches") > 0, "{shown_pv}");
     let memory = machine.ctl("memory show")?;
@@ -90,7 +90,7 @@ fn domains_share_a_card() -> Result<()> {
     a.reboot()?;
     a.wait_ready()?;
     let started = pv.start("run /bin/gpu-workloads stress --seconds 8 --max 65536")?;
-    let attack = a.smoke(&format!("bar hostile --pattern {PATTERN}"))?;
+    let attack = a.smoke(&format!("bar hostile --pattern {PATTERN:016x}"))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
     let beside = pv.finish(started, "stress beside a hostile domain")?;
     assert!(machine.show("a")?["denied_total"].as_u64() > Some(0));

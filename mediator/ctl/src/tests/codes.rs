@@ -5,7 +5,7 @@ use mediatord::fixture::one_card;
 use std::io;
 
 /// Each command with arguments with which it works; VM `a` and card `card0` are there. In the order in which they can run.
-const GOOD: [&[&str]; 41] = [
+const GOOD: [&[&str]; 42] = [
     &["tenant", "list"],
     &["profile", "list"],
     &["profile", "show", "sliver"],
@@ -37,7 +37,8 @@ const GOOD: [&[&str]; 41] = [
     &["memory", "pin", "a", "0+2M"],
     &["memory", "unpin", "a", "0+2M"],
     &["memory", "priority", "a", "0+2M", "9"],
-    &["memory", "profile", "a", "/dev/null"],
+    &["memory", "profile", "record", "a", "--for", "10ms", "-o", "/dev/null"],
+    &["memory", "profile", "load", "a", "/dev/null"],
     &["memory", "evict", "a"],
     &["memory", "return", "a"],
     &["top", "--once"],

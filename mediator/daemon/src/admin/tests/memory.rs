@@ -3,7 +3,10 @@
 use super::*;
 use crate::fixture::eventually;
 use crate::fixture::{copy, guest, one_card};
-use api::{CardMemory, Hint, Hints, MemoryList, MoveReport, MoveRequest, Range, VmMemory, VmMemorySettings};
+use api::{
+    AccessProfile, Accessed, CardMemory, Counted, Hint, Hints, MemoryList, MoveReport, MoveRequest, Range, VmMemory,
+    VmMemorySettings,
+};
 use rig::Machine;
 use serde_json::json;
 
@@ -65,6 +68,35 @@ fn memory_moves_out_and_back_as_the_operator_says_and_the_guest_goes_on() {
     copy(&mut driver, &mut channel);
     driver.wait(&channel);
     assert_eq!(driver.faults, []);
+}
+
+#[test]
+fn accesses_are_counted_while_a_guest_works_and_can_be_told_again() {
+    let served = swapping();
+    let (mut driver, mut channel) = guest(&served, "a");
+    let record = |ms: u64| {
+        let answer =
+            served.client().request(hyper::Method::POST, &format!("{VM}/accesses?for_ms={ms}"), Default::default());
+        answer.map(|body| serde_json::from_slice::<AccessProfile>(&body).unwrap())
+    };
+    assert!(record(0).unwrap_err().to_string().contains("for_ms = 0"));
+    let daemon = &served.fixture.daemon;
+    let begun = daemon.record_vm_accesses("a").unwrap();
+    let refused = record(10).unwrap_err();
+    assert!(refused.to_string().contains("are being counted already"), "{refused}");
+    copy(&mut driver, &mut channel);
+    driver.wait(&channel);
+    let profile = begun.end().unwrap();
+    // This card counts nothing itself.
+    assert_eq!(profile.counted, Counted::Submissions);
+    assert!(!profile.ranges.is_empty() && profile.ranges.iter().all(|accessed| accessed.count > 0), "{profile:?}");
+    let hint = |accessed: &Accessed| Hint { range: accessed.range, pinned: None, priority: None, accesses: Some(1) };
+    let hints = Hints { hints: profile.ranges.iter().map(hint).collect() };
+    let body = serde_json::to_vec(&hints).unwrap();
+    served.client().request(hyper::Method::POST, &format!("{VM}/hints"), body.into()).unwrap();
+    // Whoever goes before the end leaves nothing behind, and while nobody works nothing is counted.
+    drop(daemon.record_vm_accesses("a").unwrap());
+    assert_eq!(record(10).unwrap().ranges, []);
 }
 
 /// The value of a sample of the metrics.
