@@ -633,4 +633,22 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         to: "let some = true;",
         tests: "fills_no_log",
     },
+    Mutation {
+        name: "blank-written",
+        what: "a reset zeroes all that was written under an aperture, and not its first piece",
+        package: "vgpu",
+        file: "mediator/vgpu/src/memory/window.rs",
+        from: "            self.zero(first - self.area.offset, at - first);\n",
+        to: "            self.zero(first - self.area.offset, at - first);\n            return Ok(());\n",
+        tests: "remap::a_reset",
+    },
+    Mutation {
+        name: "accesses-before",
+        what: "what was accessed before a record is not in it",
+        package: "vgpu",
+        file: "mediator/memory/src/accesses.rs",
+        from: "        self.take_accesses(now);\n        let counted = match self.vram.memory.card().access_counts(true) {\n",
+        to: "        let counted = match self.vram.memory.card().access_counts(false) {\n",
+        tests: "accesses::accesses_are_counted",
+    },
 ];
