@@ -25,6 +25,8 @@ const PARAVIRTUAL: &str = "pv";
 const OFFERED: &str = "paravirtual = { offered = true }\n";
 /// The pattern that a hostile guest looks for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
+/// Places that it tries of each kind: each access is an exit of an emulated machine's guest.
+const PROBES: u32 = 6;
 /// Copies between RAM and VRAM, and kernels: what a guest's CPU moves through an aperture is an exit for each word.
 const COPIES: &str = "copy --engine m2mf --from gart --to vram --size 262144";
 const KERNELS: &str = "workload --name mmul";
@@ -118,7 +120,7 @@ fn share(first: InnerSpec) -> Result<()> {
     first.reboot()?;
     first.wait_ready()?;
     let started = pv.start(&format!("run /bin/gpu-workloads {COPIES}"))?;
-    let attack = first.smoke(&format!("bar hostile --pattern {PATTERN:016x}"))?;
+    let attack = first.smoke(&format!("bar hostile --probes {PROBES} --pattern {PATTERN:016x}"))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
     verified.push(pv.finish(started, "copies beside a hostile VM")?);
     let shown = nest.show(PARAVIRTUAL)?;
