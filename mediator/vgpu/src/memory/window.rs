@@ -18,7 +18,7 @@ use vmm_glue::mappable::region_memory;
 use vmm_glue::{Mapping, MmapArea};
 
 /// Bytes that are zeroed by one write.
-const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// The memory under the bytes from `start` on of an aperture. Offsets in the file are offsets in the aperture.
 #[derive(Debug)]
