@@ -21,7 +21,7 @@ const HOST_MIB: u32 = 2 * VM_MIB;
 /// The VM that is rebooted and hostile, and the one that is killed, which knows the mediator.
 const FIRST: &str = "a";
 const PARAVIRTUAL: &str = "pv";
-/// What a VM that knows the mediator has in its table.
+/// Lines that a VM that knows the mediator has in its table.
 const OFFERED: &str = "paravirtual = { offered = true }\n";
 /// The pattern that a hostile guest looks for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;

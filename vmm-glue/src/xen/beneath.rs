@@ -57,7 +57,7 @@ impl Area {
     }
 }
 
-/// What is beneath the BARs of one function.
+/// Areas beneath the BARs of one function.
 #[derive(Debug)]
 pub(super) struct Beneath(Vec<Area>);
 

@@ -57,7 +57,7 @@ pub struct Model {
     bars: [Vec<u8>; 2],
     config: [u8; 256],
     writable: [u8; 256],
-    /// What a client maps, and pages that it has lent in its place.
+    /// File that a client maps, and pages that it has lent in its place.
     file: Arc<OwnedFd>,
     lent: [Option<Arc<Mapping>>; 2],
     seen: Arc<Mutex<Seen>>,

@@ -43,7 +43,7 @@ mod memory {
 const DOMCTL_MAX_MEM: u32 = 11;
 /// Versions of the interface from Xen 4.11 to 4.22.
 const DOMCTL_VERSIONS: RangeInclusive<u32> = 0x10..=0x18;
-/// What a toolstack leaves a domain beside its memory, in KiB, as `libxl` does.
+/// Memory that a toolstack leaves a domain beside its memory, in KiB, as `libxl` does.
 const SLACK_KIB: u64 = 1024;
 
 /// Frames of one call: as many as fit into a page, and those of a large page.
