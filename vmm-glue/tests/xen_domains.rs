@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use vmm_glue::xen::fake::{FakeDomain, FakeSpec, FakeXen};
 use vmm_glue::xen::hypervisor::Range;
-use vmm_glue::xen::model::{BAR0, BAR1, MSI, Model, Seen, register};
+use vmm_glue::xen::model::{AREA, BAR0, BAR1, MSI, Model, Seen, register};
 use vmm_glue::xen::requests::{Request, kind};
 use vmm_glue::xen::{XenOptions, XenServer, fuzz};
 use vmm_glue::{IrqCounts, Link, RegionIndex, StopHandle};
@@ -366,8 +366,10 @@ fn memory_goes_from_the_device_before_it_is_given_back_also_under_load() {
     let domain = rig.domain(FakeSpec { cpus: 2, ..FakeSpec::new(1, "guest") });
     let frames = (16 << 20) / PAGE;
     let asked = domain.asked();
+    // What is asked of the places of BARs is that there is no memory.
+    let bars = [PLACE0, PLACE1].map(|place| (place + AREA.offset) / PAGE);
     assert!(
-        asked.iter().all(|first| *first >= (4 << 30) / PAGE),
+        asked.iter().all(|first| *first >= (4 << 30) / PAGE || bars.contains(first)),
         "memory without holes is looked at again: {asked:x?}"
     );
     (0..frames).for_each(|frame| write_memory(&domain, frame * PAGE, &(frame + 1).to_le_bytes()));

@@ -6,7 +6,7 @@
 use super::Memory;
 use card::AccessCounts;
 use std::collections::BTreeMap;
-use vram::{ChunkTable, Lookup, Place, VmId};
+use vram::{ChunkTable, HostAddr, Lookup, Place, VmId};
 
 /// Unit of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,14 +91,14 @@ impl Memory {
 }
 
 /// Accesses to a chunk of `bytes` bytes at a place. `host`: I/O address of host memory.
-pub(crate) fn at(counts: &AccessCounts, place: Place, bytes: u64, host: impl Fn(u64) -> u64) -> u64 {
+pub(crate) fn at(counts: &AccessCounts, place: Place, bytes: u64, host: impl Fn(HostAddr) -> u64) -> u64 {
     match place {
         Place::Card(at) => (at.0..at.0.saturating_add(bytes))
             .step_by(AccessCounts::BLOCK_BYTES as usize)
             .filter_map(|at| counts.vram.get((at / AccessCounts::BLOCK_BYTES) as usize))
             .fold(0, |sum, count| sum.saturating_add(*count)),
         Place::Host(at) => {
-            let first = host(at.0);
+            let first = host(at);
             counts
                 .system
                 .range(first..first.saturating_add(bytes))

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::balance::{By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
-use vram::{Balancer, Change, GuestAddr, HostAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, Turn, VmId};
+use vram::{Balancer, Change, GuestAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, Turn, VmId};
 
 /// Settings by which a card's memory is divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -316,7 +316,7 @@ impl Memory {
             let _ = balancer.touched(chunks, vm, GuestAddr(index * bytes), 1);
         }
         let Some(counts) = counts else { return };
-        let accesses = |place: Place| accesses::at(counts, place, bytes, |host| vram.pinned.iova(HostAddr(host)).0);
+        let accesses = |place: Place| accesses::at(counts, place, bytes, |host| vram.pinned.iova(host).0);
         vram.records.counted(chunks, accesses);
         if balancer.config().policy != VictimPolicy::Profiled {
             return;

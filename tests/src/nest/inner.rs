@@ -106,7 +106,7 @@ pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) ->
     let whole = shape.vms.iter().all(|spec| spec.memory_mib.is_multiple_of(HUGE_MIB));
     ensure!(whole && huge_mib.is_multiple_of(HUGE_MIB), "RAM that is not made of huge pages");
     config.memory_mib += huge_mib;
-    // With a thread for each processor one machine in three breaks; the stock driver takes too long with one.
+    // With a thread for each processor two machines of five broke; the stock driver takes too long with one.
     let wants_threads = shape.vms.iter().any(|spec| !spec.paravirtual);
     let threads = if wants_threads { images::ensure_svm(&images::Progress::stderr())? } else { None };
     match threads {

@@ -99,7 +99,7 @@ impl Beneath {
                     }
                 },
                 Pages::At(first) if first != frames.start => {
-                    match target.move_frames(first, frames.start, area.count()) {
+                    match room(&frames, target).and_then(|()| target.move_frames(first, frames.start, area.count())) {
                         Ok(()) => area.pages = Pages::At(frames.start),
                         Err(error) => give_up(area, target, &error),
                     }
@@ -122,11 +122,22 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
+/// Checks that the guest has no memory there: of a guest that puts a BAR over its own, Xen would take that from it.
+fn room(frames: &Range<u64>, target: &dyn Target) -> io::Result<()> {
+    let count = usize::try_from(frames.end.saturating_sub(frames.start)).unwrap_or(usize::MAX);
+    match target.present(frames.start, count)?.contains(&true) {
+        true => Err(io::Error::other("the guest has memory there")),
+        false => Ok(()),
+    }
+}
+
 /// Gives the domain pages and the device the same.
 fn lend(area: &Area, frames: &Range<u64>, target: &dyn Target, device: &mut dyn Device) -> Result<(), String> {
     let count = area.count();
     let refused = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
-    target.add_frames(frames.start, count).map_err(|error| refused("Xen gives the domain none", &error))?;
+    room(frames, target)
+        .and_then(|()| target.add_frames(frames.start, count))
+        .map_err(|error| refused("Xen gives the domain none", &error))?;
     let lent = target
         .map(frames.start, usize::try_from(count).unwrap_or(usize::MAX))
         .map_err(|error| refused("they are not mapped here", &error))

@@ -138,7 +138,7 @@ enum Next {
 }
 
 fn begin(xen: &FakeXen, number: u16) -> FakeDomain {
-    let domain = xen.create(FakeSpec { cpus: 2, kib: KIB, ..FakeSpec::new(number, "guest") });
+    let domain = xen.create(FakeSpec { cpus: 2, kib: KIB, spare: 2, ..FakeSpec::new(number, "guest") });
     domain.wait_served();
     domain.config_write(0x10, u32::try_from(PLACES[0]).unwrap_or(0));
     domain.config_write(0x14, u32::try_from(PLACES[1]).unwrap_or(0));

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use self::frames::{CallBuffer, Frames};
+use self::frames::{Buffer, Frames};
 use super::hypervisor::{AttachError, DomainId, Hypervisor, Range, Target};
 use crate::link::Wake;
 use crate::memory::{LentPages, Mapping, PAGE_SIZE};
@@ -303,7 +303,7 @@ struct KernelTarget {
     slot: u8,
     /// Closing it unbinds its ports.
     events: File,
-    calls: Mutex<Option<CallBuffer>>,
+    calls: Mutex<Option<Buffer>>,
     wake: Arc<Wake>,
 }
 

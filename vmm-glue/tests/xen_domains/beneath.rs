@@ -1,7 +1,6 @@
 //! Pages of the domain beneath its BARs: what a guest finds there is what the device has, with them, without them, and after a move.
 
 use super::*;
-use vmm_glue::xen::model::AREA;
 
 /// First bytes of the areas of both BARs.
 const HERE: [u64; 2] = [PLACE0 + AREA.offset, PLACE1 + AREA.offset];
@@ -116,5 +115,23 @@ fn domain_that_is_no_longer_served_keeps_none() {
     let next = rig.domain(FakeSpec { spare: 2, ..FakeSpec::new(2, "guest") });
     assert_eq!(next.all_given(), frames(&HERE));
     next.destroy();
+    rig.end();
+}
+
+#[test]
+fn bar_that_a_guest_puts_over_its_own_memory_takes_none_of_it() {
+    const RAM: u64 = 0x40_0000;
+    let rig = Rig::new();
+    let domain = rig.xen.create(FakeSpec { spare: 2, ..FakeSpec::new(1, "guest") });
+    domain.wait_served();
+    write_memory(&domain, RAM + AREA.offset, b"still here");
+    // One lies there from the start, the other moves there.
+    domain.config_write(0x10, RAM as u32);
+    domain.config_write(0x14, PLACE1 as u32);
+    domain.config_write(0x04, 6);
+    assert_eq!(domain.all_given(), frames(&HERE[1..]));
+    domain.config_write(0x14, RAM as u32 + 0x10_0000);
+    assert!(domain.all_given().is_empty());
+    assert_eq!(read_memory(&domain, RAM + AREA.offset, 10), b"still here");
     rig.end();
 }

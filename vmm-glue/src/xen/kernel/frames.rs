@@ -72,9 +72,9 @@ struct Domctl {
     rest: [u64; 31],
 }
 
-/// Two pages that the hypervisor may read and write during a call: the argument, and frames that it names.
+/// Two pages, made with the first call, that the hypervisor may read and write during one: the argument, and frames that it names.
 #[derive(Debug)]
-struct Buffer {
+pub(super) struct Buffer {
     base: *mut u8,
 }
 
@@ -129,13 +129,9 @@ impl Buffer {
 #[derive(Debug)]
 pub(super) struct Frames<'a> {
     pub privcmd: &'a File,
-    pub buffer: &'a Mutex<Option<CallBuffer>>,
+    pub buffer: &'a Mutex<Option<Buffer>>,
     pub domain: DomainId,
 }
-
-/// Memory for calls, made with the first.
-#[derive(Debug)]
-pub(super) struct CallBuffer(Buffer);
 
 impl Frames<'_> {
     /// Gives the domain `count` frames from `first` on: all or none.
@@ -233,10 +229,10 @@ impl Frames<'_> {
             none => {
                 let device = File::options().read(true).write(true).open(BUFFERS);
                 let device = device.map_err(|error| io::Error::new(error.kind(), format!("{BUFFERS}: {error}")))?;
-                none.insert(CallBuffer(Buffer::new(&device)?))
+                none.insert(Buffer::new(&device)?)
             }
         };
-        make(&mut buffer.0, self.privcmd)
+        make(buffer, self.privcmd)
     }
 }
 
