@@ -186,7 +186,7 @@ pub struct ConfigError {
     pub most: u64,
 }
 
-fn within(name: &'static str, value: u64, least: u64, most: u64) -> Result<(), ConfigError> {
+pub(crate) fn within(name: &'static str, value: u64, least: u64, most: u64) -> Result<(), ConfigError> {
     if (least..=most).contains(&value) { Ok(()) } else { Err(ConfigError { name, value, least, most }) }
 }
 
@@ -222,55 +222,4 @@ pub enum LatencyClass {
     Normal,
     /// Behind the others.
     Background,
-}
-
-/// Share of a vGPU of each engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct VgpuParams {
-    /// Its part of the time is this over the sum of those that compete.
-    pub weight: u32,
-    /// Its part is at least this, in permille, while it wants it.
-    pub guarantee_permille: u32,
-    /// Its part is at most this, in permille, even when no one else wants the rest.
-    pub cap_permille: u32,
-    /// Latency class: it decides who goes first.
-    pub class: LatencyClass,
-    /// Time that one submission may run, in ns; `None` for as long as it likes.
-    pub max_run_ns: Option<u64>,
-}
-
-impl Default for VgpuParams {
-    fn default() -> Self {
-        Self {
-            weight: 100,
-            guarantee_permille: 0,
-            cap_permille: PERMILLE,
-            class: LatencyClass::default(),
-            max_run_ns: Some(10_000 * MS),
-        }
-    }
-}
-
-/// Largest weight.
-pub const WEIGHT_MAX: u32 = 10_000;
-
-impl VgpuParams {
-    /// Only a weight.
-    #[must_use]
-    pub fn weight(weight: u32) -> Self {
-        Self { weight, ..Self::default() }
-    }
-
-    /// Checks the settings against their bounds.
-    ///
-    /// # Errors
-    /// The first one that is out of bounds.
-    pub fn check(&self) -> Result<(), ConfigError> {
-        let Self { weight, guarantee_permille, cap_permille, class: _, max_run_ns } = *self;
-        within("weight", weight.into(), 1, WEIGHT_MAX.into())?;
-        within("guarantee_permille", guarantee_permille.into(), 0, PERMILLE.into())?;
-        within("cap_permille", cap_permille.into(), guarantee_permille.max(1).into(), PERMILLE.into())?;
-        max_run_ns.map_or(Ok(()), |limit| within("max_run_ns", limit, 1, u64::MAX))
-    }
 }

@@ -1,7 +1,8 @@
 //! A lane: the queues of all vGPUs for one engine, or for all of them, with one policy.
 
-use crate::config::{Config, MS, PERMILLE, VgpuParams};
+use crate::config::{Config, MS, PERMILLE};
 use crate::flight::Flight;
+use crate::params::VgpuParams;
 use crate::policy::{self, AnyPolicy, Room, View};
 use crate::types::{Channel, Engine, Nanos, Ticket, VgpuId};
 use saved_state::Invalid;

@@ -33,6 +33,7 @@ mod account;
 mod config;
 mod flight;
 mod lane;
+mod params;
 mod policy;
 mod scheduler;
 mod shares;
@@ -43,8 +44,8 @@ mod types;
 pub use account::{Account, Histogram, History, Sample};
 pub use config::{
     BandParams, Config, ConfigError, DisengagedParams, LatencyClass, PERMILLE, Pipeline, PolicyKind, Queues,
-    VgpuParams, WEIGHT_MAX,
 };
+pub use params::{CopyShare, VgpuParams, WEIGHT_MAX};
 pub use policy::Standing;
 pub use scheduler::{Quarantine, SavedScheduler, Scheduler};
 pub use shares::{WHOLE, shares};

@@ -6,9 +6,10 @@ pub use saved::SavedScheduler;
 pub(crate) use saved::{COUNT_MAX, is_order_of, of_members};
 
 use crate::account::{Account, History};
-use crate::config::{Config, ConfigError, Queues, VgpuParams};
+use crate::config::{Config, ConfigError, Queues};
 use crate::flight::{EngineState, Flight};
 use crate::lane::{Lane, Queued};
+use crate::params::VgpuParams;
 use crate::policy::Standing;
 use crate::types::{Channel, Decision, Engine, Event, Nanos, Place, Ticket, VgpuId};
 use serde::{Deserialize, Serialize};
@@ -43,7 +44,7 @@ pub struct Scheduler {
     config: Config,
     vgpus: BTreeMap<VgpuId, Vgpu>,
     engines: [EngineState; Engine::COUNT],
-    /// One for each engine, or one.
+    /// One for each engine, or one for all, which counts as that of compute.
     lanes: Vec<Lane>,
     /// Number of the next arrival.
     order: u64,
@@ -240,8 +241,8 @@ impl Scheduler {
         }
         let (accounts, history) = Default::default();
         self.vgpus.insert(vgpu, Vgpu { params, accounts, history, strikes: 0, quarantine: Quarantine::Free });
-        for lane in &mut self.lanes {
-            lane.join(vgpu, params, false, self.now);
+        for (engine, lane) in Engine::ALL.into_iter().zip(&mut self.lanes) {
+            lane.join(vgpu, params.of(engine), false, self.now);
         }
         true
     }
@@ -438,8 +439,8 @@ impl Scheduler {
     fn change(&mut self, vgpu: VgpuId, params: VgpuParams) -> bool {
         let Some(known) = self.vgpus.get_mut(&vgpu).filter(|_| params.check().is_ok()) else { return false };
         known.params = params;
-        for lane in &mut self.lanes {
-            lane.change(vgpu, params, self.now);
+        for (engine, lane) in Engine::ALL.into_iter().zip(&mut self.lanes) {
+            lane.change(vgpu, params.of(engine), self.now);
         }
         true
     }
@@ -462,8 +463,8 @@ impl Scheduler {
         let mut old = std::mem::replace(&mut self.lanes, lanes(&self.config, self.now));
         for (vgpu, known) in &self.vgpus {
             let held = known.quarantine != Quarantine::Free;
-            for lane in &mut self.lanes {
-                lane.join(*vgpu, known.params, held, self.now);
+            for (engine, lane) in Engine::ALL.into_iter().zip(&mut self.lanes) {
+                lane.join(*vgpu, known.params.of(engine), held, self.now);
             }
             let mut queued: Vec<Queued> = old.iter_mut().flat_map(|lane| lane.leave(*vgpu)).collect();
             queued.sort_by_key(|queued| queued.order);

@@ -1,6 +1,7 @@
 //! Parts of an engine's time, and whose they are.
 
-use crate::config::{PERMILLE, VgpuParams};
+use crate::config::PERMILLE;
+use crate::params::VgpuParams;
 
 /// Parts of the whole in which shares are given.
 pub const WHOLE: u64 = 1_000_000;

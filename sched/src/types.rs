@@ -1,6 +1,7 @@
 //! Events and decisions.
 
-use crate::config::{Config, VgpuParams};
+use crate::config::Config;
+use crate::params::VgpuParams;
 use serde::{Deserialize, Serialize};
 
 pub use tenant::TenantId as VgpuId;

@@ -188,6 +188,7 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
             cap_permille: time.cap_permille,
             class: class.map_err(|error| format!("class: {error}"))?,
             max_run_ns: time.max_run_ns,
+            ..VgpuParams::default()
         },
         on_stuck: if tenant.suspends { OnStuck::Suspend } else { OnStuck::Kill },
     };

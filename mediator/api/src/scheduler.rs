@@ -56,6 +56,9 @@ pub struct VmShare {
     pub time: VmTime,
     /// Its part of each engine while all virtual machines of the card want it, in thousandths; 0 in quarantine.
     pub entitled_permille: u32,
+    /// The same of the copy engines, where that is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies_entitled_permille: Option<u32>,
     /// Its submissions that wait for their turn.
     pub queued: u64,
     /// Its submissions on the card.
@@ -143,6 +146,9 @@ pub struct VmHistory {
     pub vm: String,
     /// Its part of each engine while all virtual machines of the card want it, in thousandths.
     pub entitled_permille: u32,
+    /// The same of the copy engines, where that is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies_entitled_permille: Option<u32>,
     /// In order of time; intervals in which it used nothing are left out.
     pub samples: Vec<UseSample>,
 }

@@ -308,6 +308,10 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
     if let Err(error) = tenant.time.params(None).check() {
         say(RefusalKind::Invalid, "time", error.to_string());
     }
+    if !tenant.time.copies.is_silent() {
+        let what = "expected no such table: a tenant has one share of all engines of its card".to_owned();
+        say(RefusalKind::Invalid, "time.copies", what);
+    }
     refusals
 }
 
@@ -345,6 +349,10 @@ mod tests {
             (
                 "[[tenant]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 16\nmemory.guarantee_mib = 65536\n",
                 "tenant[0].memory.guarantee_mib: 65536 MiB",
+            ),
+            (
+                "[[tenant]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 16\ntime.copies.weight = 3\n",
+                "tenant[0].time.copies: expected no such table",
             ),
             ("[[vm]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 16\n", "vm[0].card: `h100` is of kind = \"cuda\""),
             (

@@ -429,21 +429,25 @@ pub struct TimeShare {
     /// Milliseconds that one submission may run; 0 for ever. As long as a channel may hold an engine, if nothing is said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_run_ms: Option<u64>,
+    /// Its part of the copy engines, where that is another one than of compute.
+    #[serde(skip_serializing_if = "sched::CopyShare::is_silent")]
+    pub copies: sched::CopyShare,
 }
 
 impl Default for TimeShare {
     fn default() -> Self {
-        let sched::VgpuParams { weight, guarantee_permille, cap_permille, class, .. } = sched::VgpuParams::default();
-        Self { weight, guarantee_permille, cap_permille, class, max_run_ms: None }
+        let sched::VgpuParams { weight, guarantee_permille, cap_permille, class, copies, .. } =
+            sched::VgpuParams::default();
+        Self { weight, guarantee_permille, cap_permille, class, max_run_ms: None, copies }
     }
 }
 
 impl From<sched::VgpuParams> for TimeShare {
     /// With all keys. A limit of less than a millisecond, which no table can ask for, counts as one.
     fn from(params: sched::VgpuParams) -> Self {
-        let sched::VgpuParams { weight, guarantee_permille, cap_permille, class, max_run_ns } = params;
+        let sched::VgpuParams { weight, guarantee_permille, cap_permille, class, max_run_ns, copies } = params;
         let max_run_ms = Some(max_run_ns.map_or(0, |ns| (ns / 1_000_000).max(1)));
-        Self { weight, guarantee_permille, cap_permille, class, max_run_ms }
+        Self { weight, guarantee_permille, cap_permille, class, max_run_ms, copies }
     }
 }
 
@@ -451,10 +455,10 @@ impl TimeShare {
     /// As the scheduler takes it.
     #[must_use]
     pub fn params(&self, hang_limit_ms: Option<u64>) -> sched::VgpuParams {
-        let Self { weight, guarantee_permille, cap_permille, class, max_run_ms } = *self;
+        let Self { weight, guarantee_permille, cap_permille, class, max_run_ms, copies } = *self;
         let limit = max_run_ms.or(hang_limit_ms).unwrap_or(DEFAULT_HANG_LIMIT_MS);
         let max_run_ns = (limit != 0).then(|| limit.saturating_mul(1_000_000));
-        sched::VgpuParams { weight, guarantee_permille, cap_permille, class, max_run_ns }
+        sched::VgpuParams { weight, guarantee_permille, cap_permille, class, max_run_ns, copies }
     }
 }
 

@@ -58,6 +58,9 @@ pub struct ProfileTime {
     /// Milliseconds that one submission may run; 0 for ever.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_run_ms: Option<u64>,
+    /// Part of the copy engines, where that is another one than of compute; of no meaning to a tenant.
+    #[serde(skip_serializing_if = "sched::CopyShare::is_silent")]
+    pub copies: sched::CopyShare,
 }
 
 impl ProfileTime {
@@ -78,7 +81,7 @@ pub enum Of {
 impl ProfileSpec {
     /// The keys that it gives a table.
     fn keys(&self, of: Of) -> Result<Map<String, Value>, String> {
-        let mut memory = self.memory.clone();
+        let (mut memory, mut time) = (self.memory.clone(), self.time);
         memory.weight = memory.weight.or(self.weight);
         let mut keys = Map::new();
         keys.insert("vram_mib".to_owned(), self.vram_mib.into());
@@ -86,10 +89,11 @@ impl ProfileSpec {
             keys.extend(self.channels.map(|channels| ("channels".to_owned(), channels.into())));
             keys.extend(self.hang_limit_ms.map(|limit| ("hang_limit_ms".to_owned(), limit.into())));
         } else {
-            // Tenants lend no RAM.
+            // Tenants lend no RAM, and have one share of all engines.
             memory.ram = super::RamSpec::default();
+            time.copies = sched::CopyShare::AS_COMPUTE;
         }
-        let mut time = table(&self.time)?;
+        let mut time = table(&time)?;
         time.extend(self.weight.map(|weight| ("weight".to_owned(), weight.into())));
         if let Some(class) = self.class {
             time.insert("class".to_owned(), serde_json::to_value(class).map_err(|error| error.to_string())?);

@@ -139,7 +139,9 @@ impl Uses {
                     *place += sample.used_ns.get(&engine).copied().unwrap_or(0) as f64 / window as f64 * 100.0;
                 }
             }
-            VmUses { vm: vm.vm.clone(), entitled_percent: f64::from(vm.entitled_permille) / 10.0, percent }
+            let of_copies = vm.copies_entitled_permille.filter(|_| engine != Engine::Compute);
+            let entitled = of_copies.unwrap_or(vm.entitled_permille);
+            VmUses { vm: vm.vm.clone(), entitled_percent: f64::from(entitled) / 10.0, percent }
         });
         let begin = -(windows as f64 * window as f64) / 1e9;
         Ok(Self { engine, window_ms, begin, vms: vms.collect() })
@@ -289,13 +291,18 @@ mod tests {
         };
         let a = (0..10).map(|index| sample(index, 60_000_000)).collect();
         let b = (0..10).step_by(2).map(|index| sample(index, 30_000_000)).collect();
-        let vm = |vm: &str, entitled_permille, samples| VmHistory { vm: vm.to_owned(), entitled_permille, samples };
+        let vm = |vm: &str, entitled_permille, copies, samples| VmHistory {
+            vm: vm.to_owned(),
+            entitled_permille,
+            copies_entitled_permille: copies,
+            samples,
+        };
         SchedulerHistory {
             card: "card0".to_owned(),
             now_ns: 21_000_000_000 + 7,
             since_ms: 5000,
             interval_ms: 100,
-            vms: vec![vm("a", 800, a), vm("b", 200, b)],
+            vms: vec![vm("a", 800, Some(250), a), vm("b", 200, Some(750), b)],
         }
     }
 

@@ -1,11 +1,13 @@
 //! `mediatorctl sched`: how the time of cards is shared.
 
+use std::fmt::Display;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, Subcommand};
 use hyper::Method;
-use sched::{Engine, LatencyClass, PolicyKind, Queues};
+use sched::{CopyShare, Engine, LatencyClass, PolicyKind, Queues};
 use serde_json::{Map, Value};
 
 use super::client::{self, Client, ClientError};
@@ -161,12 +163,37 @@ pub(super) struct TimeFlags {
     /// Milliseconds that one submission may run; 0 for ever
     #[arg(long, value_name = "MS")]
     max_run_ms: Option<u64>,
+    /// Weight for the copy engines, or `compute` for the same as of compute
+    #[arg(long, value_name = "WEIGHT|compute")]
+    copy_weight: Option<OfCopies<u32>>,
+    /// Least part of the copy engines, in percent, or `compute`
+    #[arg(long, value_name = "PERCENT|compute")]
+    copy_guarantee: Option<OfCopies<Percent>>,
+    /// Largest part of the copy engines, in percent, or `compute`
+    #[arg(long, value_name = "PERCENT|compute")]
+    copy_cap: Option<OfCopies<Percent>>,
+}
+
+/// A setting for the copy engines: none where it is that for compute.
+#[derive(Clone, Copy, Debug)]
+struct OfCopies<T>(Option<T>);
+
+impl<T: FromStr<Err: Display>> FromStr for OfCopies<T> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "compute" => Ok(Self(None)),
+            text => text.parse().map(|value| Self(Some(value))).map_err(|error| format!("{error}; or `compute`")),
+        }
+    }
 }
 
 impl TimeFlags {
     /// With defaults for what is not given.
     pub(super) fn share(self) -> TimeShare {
-        let Self { weight, guarantee, cap, class, max_run_ms } = self;
+        let Self { weight, guarantee, cap, class, max_run_ms, copy_weight, copy_guarantee, copy_cap } = self;
+        let permille = |of: Option<OfCopies<Percent>>| of.and_then(|part| part.0).map(|part| part.permille);
         let default = TimeShare::default();
         TimeShare {
             weight: weight.unwrap_or(default.weight),
@@ -174,6 +201,11 @@ impl TimeFlags {
             cap_permille: cap.map_or(default.cap_permille, |part| part.permille),
             class: class.unwrap_or(default.class),
             max_run_ms,
+            copies: CopyShare {
+                weight: copy_weight.and_then(|weight| weight.0),
+                guarantee_permille: permille(copy_guarantee),
+                cap_permille: permille(copy_cap),
+            },
         }
     }
 
@@ -184,13 +216,18 @@ impl TimeFlags {
         patch.set(&["cap_permille"], self.cap.map(|part| part.permille));
         patch.set(&["class"], self.class);
         patch.set(&["max_run_ms"], self.max_run_ms);
+        // Null takes a value away.
+        let permille = |of: Option<OfCopies<Percent>>| of.map(|part| part.0.map(|part| part.permille));
+        patch.set(&["copies", "weight"], self.copy_weight.map(|weight| weight.0));
+        patch.set(&["copies", "guarantee_permille"], permille(self.copy_guarantee));
+        patch.set(&["copies", "cap_permille"], permille(self.copy_cap));
         patch.0
     }
 }
 
 #[derive(Clone, Debug, Args)]
 #[command(group = ArgGroup::new("some").required(true).multiple(true)
-    .args(["weight", "guarantee", "cap", "class", "max_run_ms"]))]
+    .args(["weight", "guarantee", "cap", "class", "max_run_ms", "copy_weight", "copy_guarantee", "copy_cap"]))]
 pub(super) struct SetVm {
     /// Name of the virtual machine or tenant
     vm: String,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sched::{Account, Engine, History, Nanos, PERMILLE, Quarantine, Sample, VgpuParams, WHOLE};
+use sched::{Account, Engine, History, Nanos, PERMILLE, Quarantine, Queues, Sample, VgpuParams, WHOLE};
 use serde_json::{Map, Value};
 use vram::VmId;
 
@@ -43,7 +43,7 @@ impl Daemon {
         let entitled = entitled(&usage);
         let shown = |(vm, name): (&VmId, &String)| {
             let one = usage.vms.get(vm)?;
-            Some(show(name, one, entitled.get(vm).copied().unwrap_or(0), &window, usage.now))
+            Some(show(name, one, entitled.get(vm).copied().unwrap_or_default(), &window, usage.now))
         };
         let vms: Vec<_> = vms.iter().filter_map(shown).collect();
         let engine = |engine: Engine| {
@@ -147,8 +147,9 @@ impl Daemon {
         };
         let vms = vms.iter().filter_map(|(vm, name)| {
             let samples = usage.vms.get(vm)?.recent.iter().map(sample).collect();
-            let entitled_permille = entitled.get(vm).copied().unwrap_or(0);
-            Some(api::VmHistory { vm: name.clone(), entitled_permille, samples })
+            let Entitled { compute, copies } = entitled.get(vm).copied().unwrap_or_default();
+            let vm = name.clone();
+            Some(api::VmHistory { vm, entitled_permille: compute, copies_entitled_permille: copies, samples })
         });
         Ok(api::SchedulerHistory {
             card: card.to_owned(),
@@ -342,15 +343,30 @@ fn by_name<T>(mut of: Vec<T>, name: impl Fn(&T) -> &String) -> Vec<T> {
     of
 }
 
-/// Each one's part while all want the card, in thousandths. Who is quarantined has none, and leaves it to the others.
-fn entitled(usage: &SchedulerUsage) -> BTreeMap<VmId, u32> {
+/// Parts of engines that are a VM's, in thousandths.
+#[derive(Clone, Copy, Default)]
+struct Entitled {
+    compute: u32,
+    /// Where that is another one.
+    copies: Option<u32>,
+}
+
+/// Each one's parts while all want the card. Who is quarantined has none, and leaves it to the others.
+fn entitled(usage: &SchedulerUsage) -> BTreeMap<VmId, Entitled> {
     let (vms, params): (Vec<VmId>, Vec<VgpuParams>) =
         usage.vms.iter().filter(|(_, vm)| vm.quarantine == Quarantine::Free).map(|(id, vm)| (*id, vm.params)).unzip();
-    let shares = sched::shares(&params);
     // Rounded to the nearest.
     let part = WHOLE / u64::from(PERMILLE);
     let permille = |share: u64| u32::try_from((share + part / 2) / part).unwrap_or(PERMILLE);
-    vms.into_iter().zip(shares.into_iter().map(permille)).collect()
+    let of = |engine| {
+        let params: Vec<_> = params.iter().map(|params| params.of(engine)).collect();
+        sched::shares(&params).into_iter().map(permille)
+    };
+    // One queue for all engines is divided as compute is.
+    let copies = if usage.config.queues == Queues::Separate { Engine::Copy0 } else { Engine::Compute };
+    let parts = of(Engine::Compute).zip(of(copies));
+    let parts = parts.map(|(compute, copies)| Entitled { compute, copies: (copies != compute).then_some(copies) });
+    vms.into_iter().zip(parts).collect()
 }
 
 /// A part of a history.
@@ -375,7 +391,7 @@ fn show_overdue(overdue: &Overdue) -> api::Overdue {
     api::Overdue { channel: channel.0.into(), engine, waits_for: awaited.to_string(), age_ms: age_ns / MS }
 }
 
-fn show(name: &str, vm: &VmUsage, entitled_permille: u32, window: &Window, now: Nanos) -> api::VmShare {
+fn show(name: &str, vm: &VmUsage, entitled: Entitled, window: &Window, now: Nanos) -> api::VmShare {
     let engine = |engine: Engine| {
         let Account { arrived, started, completed, dropped, killed, used, longest, ref waits } =
             vm.accounts[engine.index()];
@@ -402,7 +418,8 @@ fn show(name: &str, vm: &VmUsage, entitled_permille: u32, window: &Window, now: 
     api::VmShare {
         vm: name.to_owned(),
         time: vm.params.into(),
-        entitled_permille,
+        entitled_permille: entitled.compute,
+        copies_entitled_permille: entitled.copies,
         queued: vm.queued as u64,
         in_flight: vm.in_flight as u64,
         strikes: vm.strikes,

@@ -40,10 +40,15 @@ const ENGINE: [EngineCounter; 6] = [
 /// A gauge of a virtual machine: name, what it means, and its value.
 type ShareGauge = (&'static str, &'static str, fn(&VmShare) -> String);
 
-const SHARE: [ShareGauge; 5] = [
-    ("vm_entitled_ratio", "Part of each engine that is a VM's while all VMs of the card want it", |vm| {
+const SHARE: [ShareGauge; 6] = [
+    ("vm_entitled_ratio", "Part of compute that is a VM's while all VMs of the card want it", |vm| {
         format!("{}", f64::from(vm.entitled_permille) / 1000.0)
     }),
+    (
+        "vm_copies_entitled_ratio",
+        "Part of each copy engine that is a VM's while all VMs of the card want it",
+        |vm| format!("{}", f64::from(vm.copies_entitled_permille.unwrap_or(vm.entitled_permille)) / 1000.0),
+    ),
     ("vm_queued_submissions", "Submissions of a VM that wait for their turn", |vm| vm.queued.to_string()),
     ("vm_in_flight_submissions", "Submissions of a VM that the card has", |vm| vm.in_flight.to_string()),
     ("vm_strikes", "Submissions that ran for too long since a VM was added or released last", |vm| {

@@ -6,8 +6,8 @@
 //! the others overdrawn for good, and all that are overdrawn take turns, whatever they use.
 
 use super::{Policy, Room, Standing, View};
-use crate::config::VgpuParams;
 use crate::lane::Member;
+use crate::params::VgpuParams;
 use crate::scheduler::{is_order_of, of_members};
 use crate::shares::{Claim, divide, scale};
 use crate::types::{Nanos, VgpuId};

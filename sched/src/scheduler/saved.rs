@@ -1,10 +1,11 @@
 //! The scheduler as it is saved: as it is written down in a record, with its accounts.
 
-use super::{Quarantine, Scheduler, lane_count};
+use super::{Quarantine, Scheduler, Vgpu, lane_count};
 use crate::account::{Account, History, SavedAccount, SavedHistory};
 use crate::flight::Flight;
+use crate::params::{CopyShare, VgpuParams};
 use crate::types::{Engine, Nanos, Ticket, VgpuId};
-use saved_state::{Invalid, ascend, first_version};
+use saved_state::{Invalid, Part, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -20,9 +21,39 @@ pub struct SavedScheduler {
     scheduler: Scheduler,
     /// Accounts by engine and last uses of each vGPU, by number.
     accounts: Vec<(VgpuId, [SavedAccount; Engine::COUNT], SavedHistory)>,
+    /// Shares of the copy engines of those that have one, by number.
+    copies: Vec<(VgpuId, CopyShare)>,
 }
 
-first_version!(SavedScheduler, "sched");
+/// The scheduler as version 1 has it: a vGPU has one share of all engines.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Version1 {
+    scheduler: Scheduler,
+    accounts: Vec<(VgpuId, [SavedAccount; Engine::COUNT], SavedHistory)>,
+}
+
+impl Part for SavedScheduler {
+    const NAME: &'static str = "sched";
+    const VERSION: u32 = 2;
+    type Before = Version1;
+
+    fn from_before(Version1 { scheduler, accounts }: Version1) -> Result<Self, Invalid> {
+        Ok(Self { scheduler, accounts, copies: Vec::new() })
+    }
+
+    /// Who has another share of copies has that of compute then: an operator's settings, not a guest's state, and the file of
+    /// settings has them.
+    fn to_before(&self) -> Result<Version1, Invalid> {
+        let Self { mut scheduler, accounts, copies } = self.clone();
+        for (vgpu, _) in copies {
+            if let Some(known) = scheduler.vgpus.get(&vgpu) {
+                let params = VgpuParams { copies: CopyShare::AS_COMPUTE, ..known.params };
+                scheduler.change(vgpu, params);
+            }
+        }
+        Ok(Version1 { scheduler, accounts })
+    }
+}
 
 impl Scheduler {
     /// Writes the scheduler down.
@@ -32,7 +63,9 @@ impl Scheduler {
             let accounts = known.accounts.each_ref().map(Account::save);
             (*vgpu, accounts, known.history.save())
         });
-        SavedScheduler { scheduler: self.clone(), accounts: accounts.collect() }
+        let copies = self.vgpus.iter().map(|(vgpu, known)| (*vgpu, known.params.copies));
+        let copies = copies.filter(|(_, share)| !share.is_silent()).collect();
+        SavedScheduler { scheduler: self.clone(), accounts: accounts.collect(), copies }
     }
 
     /// The scheduler as it was, at `now` of the clock that it was told.
@@ -40,7 +73,13 @@ impl Scheduler {
     /// # Errors
     /// When it is none that there can be, or of a later time.
     pub fn restored(saved: SavedScheduler, now: Nanos) -> Result<Self, Invalid> {
-        let SavedScheduler { mut scheduler, accounts } = saved;
+        let SavedScheduler { mut scheduler, accounts, copies } = saved;
+        Invalid::unless(ascend(copies.iter().map(|(vgpu, _)| vgpu)), || "shares of copies are not in order".into())?;
+        for (vgpu, share) in copies {
+            let known = scheduler.vgpus.get_mut(&vgpu);
+            let known = known.ok_or_else(|| Invalid::new(format_args!("vGPU {vgpu} is not there, and has copies")))?;
+            known.params.copies = share;
+        }
         scheduler.check(now)?;
         Invalid::unless(scheduler.vgpus.keys().eq(accounts.iter().map(|(vgpu, ..)| vgpu)), || {
             "the accounts are of other vGPUs".into()
@@ -79,7 +118,8 @@ impl Scheduler {
         Invalid::unless(stray.is_none(), || "something is in flight of a vGPU that is not there".into())?;
         self.check_tickets(flights().map(|flight| flight.ticket))?;
         for (at, lane) in lanes.iter().enumerate() {
-            let params = vgpus.iter().map(|(vgpu, known)| (*vgpu, known.params, known.quarantine != Quarantine::Free));
+            let held = |known: &Vgpu| known.quarantine != Quarantine::Free;
+            let params = vgpus.iter().map(|(vgpu, known)| (*vgpu, known.params.of(Engine::ALL[at]), held(known)));
             let engines = Engine::ALL.into_iter().filter(|engine| self.lane_of(*engine) == at).collect::<Vec<_>>();
             let flights: Vec<&Flight> = engines.iter().flat_map(|of| self.engines[of.index()].flights()).collect();
             lane.check(config, params, &engines, &flights, *order)?;

@@ -10,6 +10,7 @@ const LIMITED: VgpuParams = VgpuParams {
     cap_permille: 1000,
     class: crate::LatencyClass::Normal,
     max_run_ns: Some(50 * MS),
+    copies: crate::CopyShare::AS_COMPUTE,
 };
 
 fn harness(strikes: u32, quarantine_ns: u64) -> Harness {

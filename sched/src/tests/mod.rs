@@ -2,6 +2,7 @@
 
 mod band_model;
 mod competing;
+mod copies;
 mod harness;
 mod limits;
 mod machine;

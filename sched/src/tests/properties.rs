@@ -2,7 +2,7 @@
 
 use super::harness::Harness;
 use crate::{
-    Channel, Config, Engine, Event, LatencyClass, Nanos, Pipeline, PolicyKind, Queues, Scheduler, Ticket, VgpuId,
+    Channel, Config, CopyShare, Engine, Event, LatencyClass, Nanos, Pipeline, PolicyKind, Queues, Scheduler, Ticket, VgpuId,
     VgpuParams, sim,
 };
 use proptest::prelude::*;
@@ -34,13 +34,24 @@ enum Op {
 
 fn params() -> impl Strategy<Value = VgpuParams> {
     let class = prop::sample::select(vec![LatencyClass::Interactive, LatencyClass::Normal, LatencyClass::Background]);
-    (1u32..100, 0u32..300, 300u32..1500, class).prop_map(|(weight, guarantee_permille, cap, class)| VgpuParams {
-        weight,
-        guarantee_permille,
-        cap_permille: cap.min(1000),
-        class,
-        max_run_ns: None,
-    })
+    let copies = prop_oneof![
+        Just(CopyShare::AS_COMPUTE),
+        (1u32..100, 300u32..1500).prop_map(|(weight, cap)| CopyShare {
+            weight: Some(weight),
+            guarantee_permille: None,
+            cap_permille: Some(cap.min(1000)),
+        })
+    ];
+    (1u32..100, 0u32..300, 300u32..1500, class, copies).prop_map(
+        |(weight, guarantee_permille, cap, class, copies)| VgpuParams {
+            weight,
+            guarantee_permille,
+            cap_permille: cap.min(1000),
+            class,
+            max_run_ns: None,
+            copies,
+        },
+    )
 }
 
 fn config() -> impl Strategy<Value = Config> {

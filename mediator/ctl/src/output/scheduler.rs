@@ -8,6 +8,7 @@ use super::{NOTHING, heads, row, table};
 use crate::replay::Replayed;
 use crate::report::Summary;
 use api::{CardScheduler, VmShare, VmTime};
+use sched::Engine;
 
 /// Thousandths as percent.
 #[must_use]
@@ -63,6 +64,13 @@ fn max_run(time: &VmTime) -> String {
         None | Some(0) => "for ever".to_owned(),
         Some(ms) => duration(ms.saturating_mul(1_000_000)),
     }
+}
+
+/// Weight, guarantee and cap for the copy engines, where one of them is another than for compute.
+fn copies(time: &VmTime) -> Option<[String; 3]> {
+    let sched::VgpuParams { weight, guarantee_permille, cap_permille, .. } = time.params(None).of(Engine::Copy0);
+    let told = || [weight.to_string(), percent(guarantee_permille), percent(cap_permille)];
+    (!time.copies.is_silent()).then(told)
 }
 
 fn class(time: &VmTime) -> String {
@@ -131,6 +139,16 @@ pub fn card(card: &CardScheduler) -> String {
     }));
     let _ = write!(text, "\n{}", table(rows, &[1, 2, 3, 5, 6, 7, 8, 9]));
 
+    let mut rows = vec![heads(&["VM", "WEIGHT FOR COPIES", "GUARANTEE", "CAP", "ENTITLED"])];
+    rows.extend(card.vms.iter().filter_map(|vm| {
+        let [weight, guarantee, cap] = copies(&vm.time)?;
+        let entitled = percent(vm.copies_entitled_permille.unwrap_or(vm.entitled_permille));
+        Some(row(&[&vm.vm, &weight, &guarantee, &cap, &entitled]))
+    }));
+    if rows.len() > 1 {
+        let _ = write!(text, "\n{}", table(rows, &[1, 2, 3, 4]));
+    }
+
     let received = format!("LAST {}", window.to_uppercase());
     let mut rows = vec![heads(&[
         "VM",
@@ -188,17 +206,22 @@ pub fn card(card: &CardScheduler) -> String {
 /// Renders what one virtual machine may have.
 #[must_use]
 pub fn vm_time(vm: &str, time: &VmTime) -> String {
-    table(
-        vec![
-            row(&[&"VM", &vm]),
-            row(&[&"weight", &time.weight]),
-            row(&[&"guarantee", &percent(time.guarantee_permille)]),
-            row(&[&"cap", &percent(time.cap_permille)]),
-            row(&[&"class", &class(time)]),
-            row(&[&"max run", &max_run(time)]),
-        ],
-        &[],
-    )
+    let mut rows = vec![
+        row(&[&"VM", &vm]),
+        row(&[&"weight", &time.weight]),
+        row(&[&"guarantee", &percent(time.guarantee_permille)]),
+        row(&[&"cap", &percent(time.cap_permille)]),
+        row(&[&"class", &class(time)]),
+        row(&[&"max run", &max_run(time)]),
+    ];
+    if let Some([weight, guarantee, cap]) = copies(time) {
+        rows.extend([
+            row(&[&"weight for copies", &weight]),
+            row(&[&"  guarantee", &guarantee]),
+            row(&[&"  cap", &cap]),
+        ]);
+    }
+    table(rows, &[])
 }
 
 /// Renders a report.

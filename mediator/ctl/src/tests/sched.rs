@@ -106,6 +106,17 @@ fn shares_are_given_when_a_vm_is_added_and_later() {
     let shown = good(&served, &["sched", "show"]);
     let expected = ["a", "100", "25.0 %", "100.0 %", "interactive", "800 ms", "50.0 %", "0", "0", "0", "-"];
     assert_eq!(cells(&shown, "a"), expected, "{shown}");
+    assert!(!shown.contains("WEIGHT FOR COPIES"), "{shown}");
+
+    let copies: api::VmTime = json(&served, &["sched", "set-vm", "a", "--copy-weight", "300", "--copy-cap", "87.5"]);
+    assert_eq!((copies.weight, copies.copies.weight, copies.copies.cap_permille), (100, Some(300), Some(875)));
+    let shown = good(&served, &["sched", "show"]);
+    let (_, rows) = shown.split_once("WEIGHT FOR COPIES").expect("a table of copies");
+    assert_eq!(cells(rows, "a"), ["a", "300", "25.0 %", "87.5 %", "75.0 %"], "{shown}");
+    let table = good(&served, &["sched", "set-vm", "a", "--copy-weight", "compute"]);
+    assert!(table.contains("weight for copies  100") && table.contains("87.5 %"), "{table}");
+    let table = good(&served, &["sched", "set-vm", "a", "--copy-cap", "compute"]);
+    assert!(!table.contains("copies"), "{table}");
     assert_eq!(good(&served, &["sched", "release", "a"]), "VM a is released, its strikes are forgotten\n");
 }
 
@@ -125,6 +136,7 @@ fn mistakes_have_their_exit_codes_and_name_what_is_wrong() {
         (&["sched", "set-vm", "p", "--weight", "3"], Code::Conflict, "which has no scheduler"),
         (&["sched", "set-vm", "a", "--weight", "0"], Code::Usage, "weight = 0 is not between 1 and 10000"),
         (&["sched", "set-vm", "a", "--cap", "101"], Code::Usage, "expected percent from 0 to 100"),
+        (&["sched", "set-vm", "a", "--copy-cap", "101"], Code::Usage, "such as 12.5; or `compute`"),
         (&["sched", "set-vm", "a", "--class", "best"], Code::Usage, "expected one of `interactive`"),
         (&["sched", "set-vm", "b", "--weight", "3"], Code::NotFound, "there is no VM `b`"),
         (&["sched", "release", "b"], Code::NotFound, "there is no VM `b`"),

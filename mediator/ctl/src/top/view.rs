@@ -163,6 +163,7 @@ mod tests {
             vm: name.to_owned(),
             time: VmTime::default(),
             entitled_permille: 500,
+            copies_entitled_permille: None,
             queued: 4,
             in_flight: 1,
             strikes: 2,

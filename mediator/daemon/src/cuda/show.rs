@@ -51,6 +51,7 @@ pub fn history(spec: &CardSpec, tenants: &[TenantSpec], seen: &Seen, since_ms: u
     let vms = pairs(tenants, seen).map(|(tenant, view)| api::VmHistory {
         vm: tenant.name.clone(),
         entitled_permille: view.entitled_permille,
+        copies_entitled_permille: None,
         samples: seen.uses(&tenant.name, since_ms * MS).map(sample).collect(),
     });
     api::SchedulerHistory {
@@ -84,6 +85,7 @@ fn share(spec: &TenantSpec, view: &TenantView, received_permille: u32) -> api::V
         vm: spec.name.clone(),
         time: spec.time.params(None).into(),
         entitled_permille: view.entitled_permille,
+        copies_entitled_permille: None,
         queued: 0,
         in_flight: u64::from(view.runs),
         strikes: view.strikes,

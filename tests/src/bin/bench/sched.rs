@@ -115,12 +115,13 @@ fn common(row: &str, outcome: &Outcome, from: u64, wanted: &[f64]) -> Vec<Metric
 /// A part of the benchmark, by name.
 type Part = (&'static str, fn() -> Result<Vec<Metric>>);
 
-const PARTS: [Part; 12] = [
+const PARTS: [Part; 13] = [
     ("gpuvm", gpuvm_figures_7_and_8),
     ("idle", idle::run),
     ("lengths", lengths),
     ("gdev14", gdev_figure_14),
     ("gdev15", gdev_figure_15),
+    ("gdev15_copies", unequal_copies),
     ("gdev16", gdev_figure_16),
     ("weights", weights),
     ("interactive", interactive),
@@ -255,6 +256,34 @@ fn gdev_figure_15() -> Result<Vec<Metric>> {
             );
         }
         metrics.push(percent(format!("{row}.both_engines"), both).beside(peer));
+    }
+    Ok(metrics)
+}
+
+/// The same figure with copies that are not alike, and with a share of copies that is not that of compute.
+fn unequal_copies() -> Result<Vec<Metric>> {
+    let guest = |copy: u64, weight: u32| {
+        let kernels = Stream { depth: 2, ..Stream::looping(Length::Fixed(MS), THINK) };
+        let step = Step { engine: Engine::Copy0, length: Length::Fixed(copy) };
+        let copies = Stream { steps: vec![step], ..kernels.clone() };
+        let mut guest = Guest { streams: vec![kernels.clone(), copies], ..Guest::new(kernels) };
+        guest.params.copies.weight = Some(weight);
+        guest
+    };
+    let mut metrics = Vec::new();
+    for (name, weights, wanted) in [("equal", [100, 100], [0.5, 0.5]), ("weights_3_1", [300, 100], [0.75, 0.25])] {
+        let guests = vec![guest(2 * MS, weights[0]), guest(6 * MS, weights[1])];
+        let mut scenario = Scenario::new(ours(), 30 * SECOND, guests);
+        scenario.card = Card { copy_slowdown_permille: 300, ..Card::default() };
+        let outcome = simulate(&scenario, 1)?;
+        for (engine, wanted) in [(Engine::Compute, [0.5, 0.5]), (Engine::Copy0, wanted)] {
+            let row = format!("sched.gdev15_copies.{name}.{}", engine.name());
+            let error = outcome.share_error(engine, 500 * MS, WARM, &wanted);
+            metrics.push(percent(format!("{row}.error_500ms"), error.mean).target(Target::AtMost(1.0)));
+            metrics.push(percent(format!("{row}.error_500ms_worst"), error.worst));
+            let shares = outcome.shares(engine, WARM, u64::MAX);
+            metrics.extend(shares.iter().enumerate().map(|(vm, share)| percent(format!("{row}.vm{vm}"), *share)));
+        }
     }
     Ok(metrics)
 }

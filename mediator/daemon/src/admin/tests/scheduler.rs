@@ -112,6 +112,23 @@ fn share_of_a_vm_is_changed_key_by_key() {
     // By weight `a` would have three quarters; its cap leaves the rest to `b`.
     assert_eq!(shown.vms.iter().map(|vm| vm.entitled_permille).collect::<Vec<_>>(), [600, 400]);
 
+    // Copies by a weight of their own: nine to one.
+    let copies: VmTime =
+        client.patch("/v1/vms/a/time", &json!({ "copies": { "weight": 900, "cap_permille": 1000 } })).unwrap();
+    assert_eq!((copies.copies.weight, copies.copies.cap_permille), (Some(900), Some(1000)));
+    let shown: CardScheduler = client.get(SCHEDULER).unwrap();
+    assert_eq!(shown.vms[0].time, copies);
+    let parts: Vec<_> = shown.vms.iter().map(|vm| (vm.entitled_permille, vm.copies_entitled_permille)).collect();
+    assert_eq!(parts, [(600, Some(900)), (400, Some(100))]);
+    let single: CardScheduler = client.patch(SCHEDULER, &json!({ "queues": "single" })).unwrap();
+    assert!(single.vms.iter().all(|vm| vm.copies_entitled_permille.is_none()), "one queue has one share");
+    let _: CardScheduler = client.patch(SCHEDULER, &json!({ "queues": "separate" })).unwrap();
+    let error = refused(client.patch::<VmTime>("/v1/vms/a/time", &json!({ "copies": { "weight": 0 } })));
+    assert_eq!(error.error, "VM `a`: copies.weight = 0 is not between 1 and 10000");
+    // Null is as of compute again.
+    let back = json!({ "copies": { "weight": null, "cap_permille": null } });
+    assert_eq!(client.patch::<VmTime>("/v1/vms/a/time", &back).unwrap(), time);
+
     let error = refused(client.patch::<VmTime>("/v1/vms/a/time", &json!({ "guarantee_permille": 601 })));
     assert_eq!(error.error, "VM `a`: cap_permille = 600 is not between 601 and 1000");
     let error = refused(client.patch::<VmTime>("/v1/vms/a/time", &json!({ "wieght": 1 })));

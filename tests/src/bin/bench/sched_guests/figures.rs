@@ -73,6 +73,28 @@ pub fn gdev_15(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
+/// The same figure with copies of two lengths, without and with a share of copies that is not that of compute.
+pub fn unequal_copies(stage: &Stage) -> Result<Vec<Metric>> {
+    let mut metrics = Vec::new();
+    for (name, weight, wanted) in [("equal", "compute", [0.5, 0.5]), ("weights_3_1", "300", [0.75, 0.25])] {
+        let row = format!("sched.guests.gdev15_copies.{name}");
+        stage.crowd.set_vm(0, &["--copy-weight", weight])?;
+        let kernels = (0..2).map(|vm| steady(vm, LONG_MADD));
+        let copies = [COPY, 3 * COPY].into_iter().enumerate().map(|(vm, bytes)| Load::copies(vm, bytes));
+        let outcome = stage.play(&row, BAND, kernels.chain(copies).collect());
+        stage.crowd.set_vm(0, &["--copy-weight", "compute"])?;
+        let outcome = outcome?;
+        for (engine, wanted) in [(Engine::Compute, [0.5, 0.5]), (Engine::Copy0, wanted)] {
+            let used = [0, 1].map(|vm| outcome.uses.used(vm, engine, 0, outcome.length) as f64);
+            let part = used[0] / (used[0] + used[1]).max(1.0);
+            let row = format!("{row}.{}", engine.name());
+            metrics.push(percent(format!("{row}.error"), (part - wanted[0]).abs()));
+            metrics.push(percent(format!("{row}.vm0"), part).beside("Gdev figure 15: both copy as much"));
+        }
+    }
+    Ok(metrics)
+}
+
 /// Four VMs alike that come one after the other.
 pub fn gdev_16(stage: &Stage) -> Result<Vec<Metric>> {
     let row = "sched.guests.gdev16";

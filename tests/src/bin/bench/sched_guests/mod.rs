@@ -67,11 +67,12 @@ struct Part {
     run: fn(&mut Stage, &mut Record) -> Result<Vec<Metric>>,
 }
 
-const PARTS: [Part; 9] = [
+const PARTS: [Part; 10] = [
     Part { name: "competing", vms: VMS, run: competing::run },
     Part { name: "cleared", vms: 0, run: |stage, _| competing::cleared(stage) },
     Part { name: "gdev14", vms: 2, run: |stage, _| figures::gdev_14(stage) },
     Part { name: "gdev15", vms: 2, run: |stage, _| figures::gdev_15(stage) },
+    Part { name: "gdev15_copies", vms: 2, run: |stage, _| figures::unequal_copies(stage) },
     Part { name: "gdev16", vms: 4, run: |stage, _| figures::gdev_16(stage) },
     Part { name: "weights", vms: 3, run: |stage, _| sharing::weights(stage) },
     Part { name: "interactive", vms: 4, run: |stage, _| sharing::interactive(stage) },

@@ -1,0 +1,164 @@
+//! Settings of operators of a vGPU.
+
+use crate::config::{ConfigError, LatencyClass, MS, PERMILLE, within};
+use crate::types::Engine;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Share of a vGPU of each engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct VgpuParams {
+    /// Its part of the time is this over the sum of those that compete.
+    pub weight: u32,
+    /// Its part is at least this, in permille, while it wants it.
+    pub guarantee_permille: u32,
+    /// Its part is at most this, in permille, even when no one else wants the rest.
+    pub cap_permille: u32,
+    /// Latency class: it decides who goes first.
+    pub class: LatencyClass,
+    /// Time that one submission may run, in ns; `None` for as long as it likes.
+    pub max_run_ns: Option<u64>,
+    /// Its share of the copy engines, where that is another one. With one queue for all engines there is one share.
+    pub copies: CopyShare,
+}
+
+/// Share of a vGPU of each copy engine: what is not said is as of compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct CopyShare {
+    /// Its part of the time is this over the sum of those that compete.
+    pub weight: Option<u32>,
+    /// Its part is at least this, in thousandths, while it wants it.
+    pub guarantee_permille: Option<u32>,
+    /// Its part is at most this, in thousandths, even when no one else wants the rest.
+    pub cap_permille: Option<u32>,
+}
+
+impl CopyShare {
+    /// As of compute.
+    pub const AS_COMPUTE: Self = Self { weight: None, guarantee_permille: None, cap_permille: None };
+
+    /// Returns whether it is as of compute.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        *self == Self::AS_COMPUTE
+    }
+}
+
+impl Default for VgpuParams {
+    fn default() -> Self {
+        Self {
+            weight: 100,
+            guarantee_permille: 0,
+            cap_permille: PERMILLE,
+            class: LatencyClass::default(),
+            max_run_ns: Some(10_000 * MS),
+            copies: CopyShare::AS_COMPUTE,
+        }
+    }
+}
+
+/// Largest weight.
+pub const WEIGHT_MAX: u32 = 10_000;
+
+impl VgpuParams {
+    /// Only a weight.
+    #[must_use]
+    pub fn weight(weight: u32) -> Self {
+        Self { weight, ..Self::default() }
+    }
+
+    /// Checks the settings against their bounds.
+    ///
+    /// # Errors
+    /// The first one that is out of bounds.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let Self { weight, guarantee_permille, cap_permille, class: _, max_run_ns, copies } = *self;
+        within("weight", weight.into(), 1, WEIGHT_MAX.into())?;
+        within("guarantee_permille", guarantee_permille.into(), 0, PERMILLE.into())?;
+        within("cap_permille", cap_permille.into(), guarantee_permille.max(1).into(), PERMILLE.into())?;
+        max_run_ns.map_or(Ok(()), |limit| within("max_run_ns", limit, 1, u64::MAX))?;
+        if copies.is_silent() {
+            return Ok(());
+        }
+        let Self { weight, guarantee_permille, cap_permille, .. } = self.of(Engine::Copy0);
+        within("copies.weight", weight.into(), 1, WEIGHT_MAX.into())?;
+        within("copies.guarantee_permille", guarantee_permille.into(), 0, PERMILLE.into())?;
+        within("copies.cap_permille", cap_permille.into(), guarantee_permille.max(1).into(), PERMILLE.into())
+    }
+
+    /// Returns what counts for one engine: for one that copies, what `copies` says is in its place.
+    #[must_use]
+    pub fn of(&self, engine: Engine) -> Self {
+        let plain = Self { copies: CopyShare::AS_COMPUTE, ..*self };
+        if engine == Engine::Compute {
+            return plain;
+        }
+        let CopyShare { weight, guarantee_permille, cap_permille } = self.copies;
+        Self {
+            weight: weight.unwrap_or(self.weight),
+            guarantee_permille: guarantee_permille.unwrap_or(self.guarantee_permille),
+            cap_permille: cap_permille.unwrap_or(self.cap_permille),
+            ..plain
+        }
+    }
+}
+
+/// The settings without [`VgpuParams::copies`]. A saved scheduler has those [beside itself](crate::SavedScheduler), so that what a
+/// vGPU had before they were there is still read.
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    weight: u32,
+    guarantee_permille: u32,
+    cap_permille: u32,
+    class: LatencyClass,
+    max_run_ns: Option<u64>,
+}
+
+/// The settings as people and programs read them.
+#[derive(Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename = "VgpuParams")]
+struct Told {
+    weight: u32,
+    guarantee_permille: u32,
+    cap_permille: u32,
+    class: LatencyClass,
+    max_run_ns: Option<u64>,
+    #[serde(skip_serializing_if = "CopyShare::is_silent")]
+    copies: CopyShare,
+}
+
+impl Default for Told {
+    fn default() -> Self {
+        VgpuParams::default().into()
+    }
+}
+
+impl From<VgpuParams> for Told {
+    fn from(params: VgpuParams) -> Self {
+        let VgpuParams { weight, guarantee_permille, cap_permille, class, max_run_ns, copies } = params;
+        Self { weight, guarantee_permille, cap_permille, class, max_run_ns, copies }
+    }
+}
+
+impl Serialize for VgpuParams {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            return Told::from(*self).serialize(serializer);
+        }
+        let Self { weight, guarantee_permille, cap_permille, class, max_run_ns, copies: _ } = *self;
+        Saved { weight, guarantee_permille, cap_permille, class, max_run_ns }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for VgpuParams {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if deserializer.is_human_readable() {
+            let Told { weight, guarantee_permille, cap_permille, class, max_run_ns, copies } =
+                Told::deserialize(deserializer)?;
+            return Ok(Self { weight, guarantee_permille, cap_permille, class, max_run_ns, copies });
+        }
+        let Saved { weight, guarantee_permille, cap_permille, class, max_run_ns } = Saved::deserialize(deserializer)?;
+        Ok(Self { weight, guarantee_permille, cap_permille, class, max_run_ns, copies: CopyShare::AS_COMPUTE })
+    }
+}
