@@ -120,7 +120,7 @@ fn share(first: InnerSpec) -> Result<()> {
     first.reboot()?;
     first.wait_ready()?;
     let started = pv.start(&format!("run /bin/gpu-workloads {COPIES}"))?;
-    let attack = first.smoke(&format!("bar hostile --probes {PROBES} --pattern {PATTERN:016x}"))?;
+    let attack = first.smoke(&format!("bar hostile --fresh --probes {PROBES} --pattern {PATTERN:016x}"))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
     verified.push(pv.finish(started, "copies beside a hostile VM")?);
     let shown = nest.show(PARAVIRTUAL)?;

@@ -92,7 +92,7 @@ fn domains_share_a_card() -> Result<()> {
     a.reboot()?;
     a.wait_ready()?;
     let started = pv.start("run /bin/gpu-workloads stress --seconds 8 --max 65536")?;
-    let attack = a.smoke(&format!("bar hostile --probes {PROBES} --pattern {PATTERN:016x}"))?;
+    let attack = a.smoke(&format!("bar hostile --fresh --probes {PROBES} --pattern {PATTERN:016x}"))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
     let beside = pv.finish(started, "stress beside a hostile domain")?;
     assert!(machine.show("a")?["denied_total"].as_u64() > Some(0));

@@ -51,16 +51,14 @@ pub struct Found {
 }
 
 impl<'a> Ground<'a> {
-    /// Takes a place in the share of `vram` bytes and clears it.
+    /// Takes a place in the share of `vram` bytes, which must hold zeros.
     pub fn new(card: &'a Card, vram: u64, random: Random, pattern: Vec<u8>, writes: bool) -> Result<Self> {
         let fits = vram.is_multiple_of(1 << 20) && vram <= 1 << 39;
         ensure!(fits, "a share of {vram} bytes: whole MiB are expected");
         ensure!(vram >= OWN_BASE + own::END, "{vram} bytes of VRAM are too few for the attacks");
         let apertures = [card.region(1)?, card.region(3)?];
         let found = Found::default();
-        let ground = Self { card, apertures, vram, base: OWN_BASE, random, writes, pattern, found };
-        card.vram_zero(ground.base, own::END);
-        Ok(ground)
+        Ok(Self { card, apertures, vram, base: OWN_BASE, random, writes, pattern, found })
     }
 
     /// Addresses that do not belong to the share, `aligned` to a page size: neighbours, powers of two, anything.

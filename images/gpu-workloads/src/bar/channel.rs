@@ -22,6 +22,8 @@ const RING_ORDER: u32 = 9;
 const PATIENCE: u32 = 20_000;
 /// Word that a good release leaves.
 const RELEASED: u32 = 0x5e3a_0001;
+/// Bytes of a USERD, and of what the host interface keeps in an instance block (RAMFC).
+const KEPT: u64 = 512;
 /// Offset of the semaphore in the data page.
 const SEMAPHORE: u64 = 0x100;
 
@@ -187,8 +189,9 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
 
     let userd = if let Flaw::Userd(address) = flaw { address } else { base + own::USERD };
     let directory = if let Flaw::Directory(address) = flaw { address } else { base + own::DIRECTORIES[SPACE] };
-    card.vram_zero(base + own::USERD, PAGE);
-    card.vram_zero(base + own::INSTANCE, PAGE);
+    // What the card has left there of the channel before: all of a USERD, and of the instance block what the host interface keeps.
+    card.vram_zero(base + own::USERD, KEPT);
+    card.vram_zero(base + own::INSTANCE, KEPT);
     ground.set_instance(own::INSTANCE, directory, 0);
     let words = [
         (0x08, userd as u32),

@@ -38,6 +38,10 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     ensure!(boot0 != u32::MAX && boot0 != 0, "the card does not answer: BOOT0 is {boot0:#x}");
     let share = options.number("share", card.vram()?)?;
     let mut ground = Ground::new(card, share, Random(seed), pattern, !options.flag("no-writes"))?;
+    // Each word is an access. After a reset there is nothing to clear, and what is there nevertheless is found as nonzero.
+    if !options.flag("fresh") {
+        card.vram_zero(ground.base, own::END);
+    }
     println!("hostile: seed {seed}, {} MiB of VRAM", ground.vram >> 20);
 
     card.vram_write(ground.base + own::DATA, MARKER);
