@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -21,6 +22,11 @@ const CONFIG: u32 = 7;
 const MSI: u32 = 1;
 /// Kills under a VMM that is busy.
 const KILLS: u32 = 24;
+/// Kills that may leave a request without an answer: those between the mark of an answer and its sending, some hundred of the
+/// nanoseconds of a request (decision 075).
+const UNANSWERED: u32 = 2;
+/// An answer that has not come by then does not.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// The store of a VMM with one file of memory and one interrupt.
 const WHOLE: [&str; 6] = ["daemon/admin", "vm/web", "vmm/web", "vmm/web/0", "vmm/web/1", "vmm/web/journal"];
 
@@ -140,21 +146,26 @@ fn request_that_was_in_the_socket_is_answered_by_the_next_daemon() {
 }
 
 #[test]
-fn kill_at_any_moment_leaves_each_request_answered_once() {
+fn kill_at_any_moment_leaves_no_request_answered_twice_and_next_to_none_without() {
     let place = Place::new(&format!("{CARD}{WEB}"));
     let manager = Manager::new(&place);
     let mut daemon = manager.start();
-    let mut vmm = Some(Vmm::new(&place));
-    let (mut lost, mut asked) = (0, 0u64);
+    let patient = || {
+        let mut vmm = Vmm::new(&place);
+        vmm.client.set_timeout(Some(PATIENCE)).unwrap();
+        vmm
+    };
+    let mut vmm = Some(patient());
+    let (mut lost, mut unanswered, mut asked) = (0, 0, 0u64);
     for round in 0..KILLS {
-        let one = vmm.get_or_insert_with(|| Vmm::new(&place));
+        let one = vmm.get_or_insert_with(patient);
         let stop = AtomicBool::new(false);
         let maps = round % 2 == 1;
         let ended = std::thread::scope(|scope| {
             let busy = scope.spawn(|| -> Result<(), ClientError> {
                 while !stop.load(Ordering::Acquire) {
                     asked += 1;
-                    // By number: an answer that comes twice, or not at all, is not the one that is waited for.
+                    // By number: an answer that comes twice is not the one that is waited for.
                     assert_eq!(one.client.read32(CONFIG, 0)?, 0x06d8_10de);
                     one.client.write32(CONFIG, 0x10, 0xfc00_0000)?;
                     if maps {
@@ -179,11 +190,18 @@ fn kill_at_any_moment_leaves_each_request_answered_once() {
                 lost += 1;
                 vmm = None;
             }
+            Err(ClientError::Io(error)) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                unanswered += 1;
+                vmm = None;
+            }
             Err(error) => panic!("round {round}: {error}\n{}", fs::read_to_string(place.path("log")).unwrap()),
         }
     }
-    println!("{KILLS} kills under {asked} rounds of requests; {lost} VMMs have lost their device with a descriptor");
+    println!(
+        "{KILLS} kills under {asked} rounds of requests; {lost} VMMs have lost their device with a descriptor, {unanswered} wait for an answer"
+    );
     assert!(lost <= KILLS / 4, "{lost} VMMs have lost their device");
+    assert!(unanswered <= UNANSWERED, "{unanswered} requests have no answer");
     drop(vmm);
     manager.until_kept(&["daemon/admin", "vm/web"]);
     drop(daemon);
