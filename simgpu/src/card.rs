@@ -1,6 +1,7 @@
 //! The software card as everyone else sees it: [`SimGpu`].
 
 use crate::clock::{Clock, TimeModel};
+use crate::cx::Copied;
 use crate::faults::Fault;
 use crate::fifo::FifoCounters;
 use crate::gpu::Gpu;
@@ -104,6 +105,8 @@ pub enum Error {
 pub struct Counters {
     /// Work of channels.
     pub fifo: FifoCounters,
+    /// Copies.
+    pub copied: Copied,
     /// Interrupts signalled.
     pub interrupts: u64,
     /// Accesses to registers that are not declared.
@@ -253,6 +256,7 @@ impl SimGpu {
         let gpu = self.shared.gpu.lock();
         Counters {
             fifo: gpu.fifo.counters,
+            copied: gpu.cx.copied,
             interrupts: gpu.line.signals(),
             undeclared: gpu.cx.undeclared.total(),
             lost: self.memory.lost(),

@@ -26,8 +26,18 @@ pub(crate) struct Cx {
     pub(crate) time: Option<TimeModel>,
     pub(crate) faults: Faults,
     pub(crate) undeclared: Undeclared,
+    pub(crate) copied: Copied,
     /// Registers that FECS is to write, with their values: what the images of contexts that were loaded have named.
     pub(crate) context_writes: Vec<(u32, u32)>,
+}
+
+/// Copies of all engines so far, in this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Bytes written.
+    pub bytes: u64,
+    /// Time of the host's that went into moving them, in ns: what a real card's engines would do beside its processors.
+    pub host_ns: u64,
 }
 
 /// Accesses to offsets of BAR0 that are not declared.

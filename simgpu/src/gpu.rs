@@ -5,7 +5,7 @@ use crate::aperture::{ApertureFault, Apertures};
 use crate::blocks::{Effect, board, falcon, fecs, memory as memory_blocks, pbus, pfifo, pgraph, pmc, pmu, ptimer};
 use crate::clock::Clock;
 use crate::compute::Compute;
-use crate::cx::{Cx, Undeclared};
+use crate::cx::{Copied, Cx, Undeclared};
 use crate::faults::{EngineId, Faults};
 use crate::fifo::fault::{Client, Report, report};
 use crate::fifo::userd::Doorbells;
@@ -71,6 +71,7 @@ impl Gpu {
                 time: config.time,
                 faults: Faults::new(&config.faults),
                 undeclared: Undeclared::default(),
+                copied: Copied::default(),
                 context_writes: Vec::new(),
             },
         };

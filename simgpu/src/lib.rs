@@ -61,6 +61,7 @@ mod tests;
 
 pub use card::{Config, Counters, Error, SimGpu};
 pub use clock::{ComputeTiming, EngineTiming, TimeModel};
+pub use cx::Copied;
 pub use faults::{EngineId, Fault, FaultKind};
 pub use fifo::FifoCounters;
 pub use saved::{SavedCard, Unrest};

@@ -84,6 +84,8 @@ impl Gpu {
             time: _,
             faults,
             undeclared,
+            // A measurement of this process.
+            copied: _,
             context_writes,
         } = cx;
         let ([fecs, gpccs], [fecs_code, gpccs_code]) = graph_falcons.save();

@@ -59,6 +59,8 @@ pub struct Work {
     pub releases: u32,
     /// A non-stall interrupt is to be raised.
     pub non_stall: bool,
+    /// Time of the host's that went into moving these bytes, in ns.
+    pub host_ns: u64,
     /// First byte that the last copied run was written to.
     pub written: Option<GpuVa>,
 }

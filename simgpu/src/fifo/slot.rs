@@ -318,6 +318,8 @@ impl Slot {
 
     fn charge(&mut self, work: Work, cx: &mut Cx) -> Done {
         let mut ns = cx.time.map_or(0, |model| model.cost_ns(self.id, &work));
+        cx.copied.bytes += work.bytes;
+        cx.copied.host_ns += work.host_ns;
         for _ in 0..work.launches {
             for fault in cx.faults.on_launch(self.id) {
                 match fault {

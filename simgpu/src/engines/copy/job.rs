@@ -9,6 +9,7 @@ use crate::engines::semaphore::{self, Form};
 use crate::engines::{EngineCx, EngineError, Progress};
 use crate::mmu::{CopyFault, MmuFault, Session};
 use nvspec::addr::{GpuVa, VA_BITS};
+use std::time::Instant;
 
 /// Most bytes that one step copies, whatever the caller's budget: flushes wait for it.
 pub const STEP_MAX: u64 = 1 << 20;
@@ -134,9 +135,11 @@ impl Job {
     /// # Errors
     /// [`EngineError::Fault`]; the copy is not to be continued then.
     pub fn step(&mut self, cx: &mut EngineCx<'_>, budget: u64) -> Result<Progress, EngineError> {
+        let began = Instant::now();
         let mut session = cx.session();
         let result = self.step_in(&mut session, cx, budget);
         cx.work.bus_bytes += session.take_bus_bytes();
+        cx.work.host_ns += u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         result
     }
 

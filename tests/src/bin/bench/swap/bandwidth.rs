@@ -15,12 +15,12 @@ use vram::{Limits, Step, To, VmId};
 use super::{CHUNK, LONG, division, time};
 
 /// Bytes that are copied or moved at a time.
-const BYTES: u64 = 32 * MIB;
+pub(super) const BYTES: u64 = 32 * MIB;
 /// Address of the guest's buffer in its VRAM: on a chunk's boundary whatever the size.
-const AT: u64 = 64 * MIB;
+pub(super) const AT: u64 = 64 * MIB;
 /// Address of it and of the RAM for the GPU.
-const VRAM_VA: u64 = 0x100_0000;
-const RAM_VA: u64 = VRAM_VA + BYTES;
+pub(super) const VRAM_VA: u64 = 0x100_0000;
+pub(super) const RAM_VA: u64 = VRAM_VA + BYTES;
 /// Guest-physical address of RAM.
 const GPA: u64 = 64 * MIB;
 /// Measurements of each kind; the median counts.
@@ -30,15 +30,15 @@ const LINE: u64 = 16 << 10;
 const PIECE: u64 = MIB;
 
 /// A card with one guest whose buffer is filled.
-struct Scene {
-    rig: Rig,
+pub(super) struct Scene {
+    pub(super) rig: Rig,
     driver: Driver,
     /// One on each copy engine.
     lanes: [Channel; 2],
 }
 
 impl Scene {
-    fn new(chunk_bytes: u64, time: Option<TimeModel>) -> Result<Self> {
+    pub(super) fn new(chunk_bytes: u64, time: Option<TimeModel>) -> Result<Self> {
         // The mover lets chunks lie where they are put: on a busy host there is time enough to bring them back in between.
         let mut division = division();
         division.balance.return_interval_ns = u64::try_from(LONG.as_nanos())?;
@@ -68,7 +68,7 @@ impl Scene {
     }
 
     /// Bytes per second of plain copies by both engines.
-    fn plain(&mut self, (from, to): (u64, u64)) -> Result<f64> {
+    pub(super) fn plain(&mut self, (from, to): (u64, u64)) -> Result<f64> {
         let began = Instant::now();
         for (lane, (channel, engine)) in (0..).zip(self.lanes.iter_mut().zip([CE0, CE1])) {
             let half = lane * BYTES / 2;
@@ -83,7 +83,7 @@ impl Scene {
     }
 
     /// Bytes per second of chunks that move, and milliseconds that the VM was suspended.
-    fn relocate(&mut self, chunks: std::ops::Range<u64>, to: To) -> Result<(f64, f64)> {
+    pub(super) fn relocate(&mut self, chunks: std::ops::Range<u64>, to: To) -> Result<(f64, f64)> {
         let steps: Vec<_> = chunks.map(|index| Step { vm: VmId(0), index: index as u32, to }).collect();
         let began = Instant::now();
         let done = self.rig.host.relocate(VmId(0), &steps);
@@ -92,7 +92,7 @@ impl Scene {
         Ok((done.bytes as f64 / took, done.suspended_ns as f64 / 1e6))
     }
 
-    fn verify(&self, seed: u32) -> Result<()> {
+    pub(super) fn verify(&self, seed: u32) -> Result<()> {
         ensure!(self.driver.vram_holds(AT, BYTES / PAGE, seed), "bytes of the buffer are wrong");
         Ok(())
     }

@@ -9,6 +9,9 @@
 mod bandwidth;
 mod delay;
 mod fairness;
+mod instances;
+mod link;
+mod phases;
 mod picture;
 mod pressure;
 mod reserve;
@@ -72,7 +75,7 @@ type Part<'a> = (&'static str, &'a dyn Fn() -> Result<Vec<Metric>>);
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let picture = |of: &str| request.file.as_deref().map(|file| file.with_extension(format!("{of}.svg")));
-    let parts: [Part<'_>; 9] = [
+    let parts: [Part<'_>; 12] = [
         ("bandwidth", &bandwidth::throughput),
         ("delay", &delay::run),
         ("chunks", &bandwidth::chunk_sizes),
@@ -81,7 +84,10 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
         ("fairness", &|| fairness::run(picture("shares").as_deref())),
         ("reserve", &reserve::run),
         ("thrash", &thrash::run),
-        ("pressure", &|| pressure::run(picture("pressure").as_deref())),
+        ("phases", &|| phases::run(request.rounds)),
+        ("link", &link::run),
+        ("pressure", &|| pressure::run(picture("pressure").as_deref(), request.rounds)),
+        ("instances", &|| instances::run(request.rounds)),
     ];
     for (name, part) in parts.iter().filter(|(name, _)| request.wants(name)) {
         let began = Instant::now();

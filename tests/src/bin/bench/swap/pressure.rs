@@ -5,7 +5,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use tests::bench::{Metric, Target};
+use tests::bench::interval::{Interval, mean};
+use tests::bench::{Metric, Target, order};
 use tests::light::{CardConfig, LightGpu, MIB, guest};
 use vram::{Limits, VmId};
 use workloads::{Options, by_name};
@@ -13,19 +14,26 @@ use workloads::{Options, by_name};
 use super::picture::{Picture, Series, draw};
 use super::{division, time};
 
-/// GPUswap's table 1 but for heartwall, which this project has not: another image filter stands for it.
-pub(super) const PROGRAMS: [(&str, u32); 6] =
-    [("backprop", 40), ("bfs", 15), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
+/// GPUswap's table 1.
+pub(super) const PROGRAMS: [(&str, u32); 7] = [
+    ("backprop", 40),
+    ("bfs", 15),
+    ("heartwall", 60),
+    ("hotspot", 60),
+    ("lud", 8),
+    ("srad", 40),
+    ("srad2", 40),
+];
 /// MiB that each VM sees.
-const VM_MIB: u64 = 64;
+pub(super) const VM_MIB: u64 = 64;
 /// MiB of host memory: all that both have.
 pub(super) const HOST_MIB: u64 = 2 * VM_MIB;
 /// MiB of the card, from where all fits to where next to nothing does; in the paper, from 500 MB to 20 MB.
 const SIZES: [u64; 5] = [128, 20, 12, 8, 4];
 /// Size at which all fits.
 const PLENTY: u64 = SIZES[0];
-/// Runs of each; the fastest counts, since nothing but other work on this machine makes one slower.
-const RUNS: usize = 2;
+/// Runs of each, one of all sizes after the other, as GPUswap has them.
+const RUNS: usize = 10;
 /// The same on a card with memory to spare, with and without relocation.
 const ROUNDS: usize = 9;
 
@@ -41,8 +49,14 @@ pub(super) struct Outcome {
 
 /// Both instances at once.
 pub(super) fn two(name: &str, scale: u32, config: &CardConfig, limits: Limits) -> Result<Outcome> {
+    several(name, scale, 2, config, limits)
+}
+
+/// So many instances at once.
+pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig, limits: Limits) -> Result<Outcome> {
     let rig = config.open()?;
-    let instances = [0, 1].map(|vm| guest(&rig, vm, VM_MIB, limits).and_then(LightGpu::new));
+    let vms = 0..u32::try_from(count)?;
+    let instances: Vec<_> = vms.clone().map(|vm| guest(&rig, vm, VM_MIB, limits).and_then(LightGpu::new)).collect();
     let runs = std::thread::scope(|scope| -> Result<Vec<(f64, u64, u64)>> {
         let run = |gpu: Result<LightGpu>, seed| -> Result<(f64, u64, u64)> {
             let mut gpu = gpu?;
@@ -59,7 +73,7 @@ pub(super) fn two(name: &str, scale: u32, config: &CardConfig, limits: Limits) -
     })
     .with_context(|| format!("{name} on {} MiB", config.card_mib))?;
     let state = rig.host.lock();
-    let moved = [0, 1].map(|vm| state.memory().moved(VmId(vm)).map_or(0, |moved| moved.sum.bytes)).iter().sum();
+    let moved = vms.map(|vm| state.memory().moved(VmId(vm)).map_or(0, |moved| moved.sum.bytes)).sum();
     Ok(Outcome {
         slower: runs.iter().map(|run| run.0).fold(0.0, f64::max),
         moved,
@@ -68,32 +82,37 @@ pub(super) fn two(name: &str, scale: u32, config: &CardConfig, limits: Limits) -
     })
 }
 
-/// The fastest of several runs; bytes that moved are those of that one.
-fn fastest(name: &str, scale: u32, config: &CardConfig) -> Result<Outcome> {
-    let runs = (0..RUNS).map(|_| two(name, scale, config, Limits::default())).collect::<Result<Vec<_>>>()?;
-    runs.into_iter().min_by(|a, b| a.slower.total_cmp(&b.slower)).context("no run")
-}
-
 /// One program on ever less memory: what it took, and its line in the picture.
-fn sweep(name: &str, scale: u32) -> Result<(Vec<Metric>, Series)> {
+fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
+    let mut outcomes: [Vec<Outcome>; SIZES.len()] = Default::default();
+    for run in 0..runs {
+        for at in order(SIZES.len(), run) {
+            let config = CardConfig { division: division(), time: time(), ..CardConfig::new(SIZES[at], HOST_MIB) };
+            outcomes[at].push(two(name, scale, &config, Limits::default())?);
+        }
+    }
+    let middle = |values: &[f64]| mean(values).unwrap_or(f64::NAN);
+    let times = |of: &[Outcome]| -> Vec<f64> { of.iter().map(|outcome| outcome.slower).collect() };
+    let mib = |of: &[Outcome], bytes: fn(&Outcome) -> u64| {
+        middle(&of.iter().map(|outcome| bytes(outcome) as f64 / MIB as f64).collect::<Vec<_>>())
+    };
     let (mut metrics, mut points) = (Vec::new(), Vec::new());
-    let mut whole = None;
-    for card_mib in SIZES {
-        let config = CardConfig { division: division(), time: time(), ..CardConfig::new(card_mib, HOST_MIB) };
-        let Outcome { slower, moved, verified, footprint } = fastest(name, scale, &config)?;
+    let whole = times(&outcomes[0]);
+    for (card_mib, of) in SIZES.iter().zip(&outcomes) {
         let row = format!("swap.pressure.{name}.{card_mib}m");
-        let Some(whole) = whole else {
-            ensure!(moved == 0, "{name}: {moved} bytes moved on a card with room for all");
-            whole = Some(slower);
-            metrics.push(Metric::plain(format!("{row}.time"), slower, "s"));
-            metrics.push(Metric::plain(format!("{row}.buffers_of_one"), footprint as f64 / MIB as f64, "MiB"));
+        let (took, moved) = (times(of), mib(of, |outcome| outcome.moved));
+        if *card_mib == PLENTY {
+            ensure!(moved == 0.0, "{name}: {moved} MiB moved on a card with room for all");
+            metrics.push(Metric::plain(format!("{row}.time"), middle(&took), "s").within(Interval::of(&took, mean)));
+            metrics.push(Metric::plain(format!("{row}.buffers_of_one"), mib(of, |outcome| outcome.footprint), "MiB"));
             continue;
-        };
-        points.push((card_mib as f64, slower / whole));
-        let peer = if card_mib == 20 { "GPUswap figure 5, 20 MB: 1.5x to 8.9x" } else { "" };
-        metrics.push(Metric::ratio(format!("{row}.time"), slower, "s", whole, Target::None).beside(peer));
-        metrics.push(Metric::plain(format!("{row}.moved"), moved as f64 / MIB as f64, "MiB"));
-        metrics.push(Metric::plain(format!("{row}.verified"), verified as f64 / MIB as f64, "MiB"));
+        }
+        points.push((*card_mib as f64, middle(&took) / middle(&whole)));
+        let peer = if *card_mib == 20 { "GPUswap figure 5, 20 MB: 1.5x to 8.9x" } else { "" };
+        let time = Metric::ratio(format!("{row}.time"), middle(&took), "s", middle(&whole), Target::None);
+        metrics.push(time.within(Interval::of_ratio(&took, &whole, mean)).beside(peer));
+        metrics.push(Metric::plain(format!("{row}.moved"), moved, "MiB"));
+        metrics.push(Metric::plain(format!("{row}.verified"), mib(of, |outcome| outcome.verified), "MiB"));
     }
     Ok((metrics, Series { name: name.to_owned(), points }))
 }
@@ -133,10 +152,10 @@ fn smallest() -> Result<Metric> {
 }
 
 /// Measures, and draws figure 5 into `file`.
-pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
+pub fn run(file: Option<&Path>, runs: Option<usize>) -> Result<Vec<Metric>> {
     let (mut metrics, mut lines) = (vec![smallest()?, without_pressure()?], Vec::new());
     for (name, scale) in PROGRAMS {
-        let (rows, line) = sweep(name, scale)?;
+        let (rows, line) = sweep(name, scale, runs.unwrap_or(RUNS))?;
         metrics.extend(rows);
         lines.push(line);
     }

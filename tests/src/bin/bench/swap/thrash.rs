@@ -134,17 +134,21 @@ pub fn run() -> Result<Vec<Metric>> {
         chunk_bytes: CHUNK,
         ..CardConfig::new(CARD * CHUNK / MIB, 64)
     };
-    let mut alone = f64::INFINITY;
-    for vm in 0..2 {
-        let rig = config.open()?;
-        let mut job = Job::new(&rig, vm)?;
-        let began = Instant::now();
-        job.run(PASSES)?;
-        // The jobs are alike: what makes one slower is other work on this machine.
-        alone = alone.min(began.elapsed().as_secs_f64());
-        job.verify(PASSES)?;
-    }
-    let serial = 2.0 * alone;
+    // One job after the other, each with as many passes as it makes beside the other.
+    let serial = |passes: u64| -> Result<f64> {
+        let mut alone = f64::INFINITY;
+        for vm in 0..2 {
+            let rig = config.open()?;
+            let mut job = Job::new(&rig, vm)?;
+            let began = Instant::now();
+            job.run(passes)?;
+            // The jobs are alike: what makes one slower is other work on this machine.
+            alone = alone.min(began.elapsed().as_secs_f64());
+            job.verify(passes)?;
+        }
+        Ok(2.0 * alone)
+    };
+    let (serial, serial_of_few) = (serial(PASSES)?, serial(FEW)?);
     let mut metrics = vec![Metric::plain("swap.thrash.serial", serial, "s")];
     for (name, mode, chunks, passes) in [
         ("off", Mode::Off, CARD, FEW),
@@ -156,7 +160,7 @@ pub fn run() -> Result<Vec<Metric>> {
     ] {
         let Outcome { makespan, outside, moved, turns } = together(mode, chunks, passes)?;
         let name = format!("swap.thrash.{name}");
-        let serial = serial * passes as f64 / PASSES as f64;
+        let serial = if passes == FEW { serial_of_few } else { serial };
         let against =
             |what: &str, baseline: f64| Metric::ratio(format!("{name}.{what}"), makespan, "s", baseline, Target::None);
         let peer = match mode {

@@ -1,0 +1,145 @@
+//! Jobs whose kernels reach memory by pointers and indices that nobody names, with phases of the CPU between them (unified-memory thesis,
+//! table 12.2): two that do not fit the card together, as they come, by turns, and by turns of set lengths.
+//!
+//! A job runs one of the workloads again and again: it fills its buffers, computes, reads the result back and compares every byte, all of
+//! which is time of the CPU. Both sides of a ratio make as many runs.
+
+use std::sync::Barrier;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use tests::bench::{Metric, Target, median};
+use tests::light::{CardConfig, LightGpu, MIB, guest};
+use vram::{Limits, Mode, VmId};
+use workloads::{Options, by_name};
+
+use super::{division, time};
+
+/// Programs and their scales: one whose kernels follow edges of a graph, one with one large kernel, one with many small ones.
+const PROGRAMS: [(&str, u32); 3] = [("bfs", 15), ("backprop", 40), ("srad", 40)];
+/// Runs of a job.
+const RUNS: u64 = 6;
+/// Measurements; the median counts.
+const ROUNDS: usize = 3;
+/// MiB that a VM sees, and of host memory.
+const VM_MIB: u64 = 64;
+const HOST_MIB: u64 = 2 * VM_MIB;
+/// KiB of a chunk: small, so that a change of turns is short beside a quantum.
+const CHUNK_KIB: u64 = 512;
+/// MiB of the card beyond the buffers of one job, for what a driver has beside them.
+const BESIDE_MIB: u64 = 4;
+/// Lengths of a turn, in ms.
+const QUANTA_MS: [u64; 4] = [100, 250, 500, 1000];
+
+/// Condition under which jobs take turns.
+#[derive(Clone, Copy)]
+struct Turns {
+    mode: Mode,
+    /// Length of one, in ms; as the mediator finds it if nothing is said.
+    quantum_ms: Option<u64>,
+}
+
+impl Turns {
+    const fn by(mode: Mode) -> Self {
+        Self { mode, quantum_ms: None }
+    }
+}
+
+/// Outcome of jobs.
+struct Outcome {
+    makespan: f64,
+    /// Bytes that moved.
+    moved: u64,
+    /// Bytes of buffers of one.
+    footprint: u64,
+}
+
+/// So many jobs at once.
+fn jobs((name, scale): (&str, u32), count: u32, card_mib: u64, turns: Turns) -> Result<Outcome> {
+    let mut division = division();
+    division.quanta.mode = turns.mode;
+    if let Some(ms) = turns.quantum_ms {
+        (division.quanta.min_ns, division.quanta.max_ns) = (ms * 1_000_000, ms * 1_000_000);
+    }
+    let config =
+        CardConfig { division, time: time(), chunk_bytes: CHUNK_KIB << 10, ..CardConfig::new(card_mib, HOST_MIB) };
+    let rig = config.open()?;
+    let guests = (0..count).map(|vm| guest(&rig, vm, VM_MIB, Limits::default()).and_then(LightGpu::new));
+    let guests = guests.collect::<Result<Vec<_>>>()?;
+    let ready = Barrier::new(guests.len());
+    let began = Instant::now();
+    let job = |mut gpu: LightGpu, seed: u64| -> Result<u64> {
+        ready.wait();
+        let mut most = 0;
+        for run in 0..RUNS {
+            let options = Options { scale, seed: seed * RUNS + run, ..Options::default() };
+            let workload = by_name(name, options).context("a workload")?;
+            let report = workloads::run(&*workload, &mut gpu)?;
+            ensure!(report.verified > 0, "nothing of {name} was verified");
+            most = most.max(gpu.footprint());
+        }
+        Ok(most)
+    };
+    let footprints = std::thread::scope(|scope| -> Result<Vec<u64>> {
+        let job = &job;
+        let threads = guests.into_iter().zip(1..).map(|(gpu, seed)| scope.spawn(move || job(gpu, seed)));
+        let threads: Vec<_> = threads.collect();
+        threads.into_iter().map(|job| job.join().ok().context("a job panicked")?).collect()
+    })
+    .with_context(|| format!("{count} of {name} on {card_mib} MiB"))?;
+    let makespan = began.elapsed().as_secs_f64();
+    let state = rig.host.lock();
+    let moved = (0..count).map(|vm| state.memory().moved(VmId(vm)).map_or(0, |moved| moved.sum.bytes)).sum();
+    Ok(Outcome { makespan, moved, footprint: footprints.into_iter().max().unwrap_or(0) })
+}
+
+/// One program: each way against one job after the other.
+fn program(program: (&str, u32), rounds: usize) -> Result<Vec<Metric>> {
+    let footprint = jobs(program, 1, VM_MIB, Turns::by(Mode::Off))?.footprint;
+    let tight = footprint.div_ceil(MIB) + BESIDE_MIB;
+    let ways: Vec<(String, u64, Turns)> = [
+        ("off".to_owned(), tight, Turns::by(Mode::Off)),
+        ("auto".to_owned(), tight, Turns::by(Mode::Auto)),
+        ("forced".to_owned(), tight, Turns::by(Mode::Forced)),
+        ("both_fit.off".to_owned(), 2 * VM_MIB, Turns::by(Mode::Off)),
+        ("both_fit.auto".to_owned(), 2 * VM_MIB, Turns::by(Mode::Auto)),
+    ]
+    .into_iter()
+    .chain(QUANTA_MS.map(|ms| {
+        (format!("quantum_{ms}_ms"), tight, Turns { mode: Mode::Forced, quantum_ms: Some(ms) })
+    }))
+    .collect();
+    let (mut serial, mut together) = (Vec::new(), vec![(Vec::new(), Vec::new()); ways.len()]);
+    for _ in 0..rounds {
+        let alone = jobs(program, 1, tight, Turns::by(Mode::Off))?.makespan + jobs(program, 1, tight, Turns::by(Mode::Off))?.makespan;
+        serial.push(alone);
+        for ((_, card_mib, turns), (times, moved)) in ways.iter().zip(&mut together) {
+            let outcome = jobs(program, 2, *card_mib, *turns)?;
+            times.push(outcome.makespan);
+            moved.push(outcome.moved as f64 / MIB as f64);
+        }
+    }
+    let row = format!("swap.phases.{}", program.0);
+    let mut metrics = vec![Metric::plain(format!("{row}.buffers_of_one"), footprint as f64 / MIB as f64, "MiB")];
+    for ((way, ..), (times, moved)) in ways.iter().zip(&together) {
+        let peer = match way.as_str() {
+            "off" => "thesis, big_50: thrashes",
+            "auto" | "forced" => "thesis, big_50: 0.78 of serial with its lock",
+            "both_fit.off" | "both_fit.auto" => "thesis, small_50: 1.14 of the hardware's own sharing with its lock",
+            _ => "thesis, quanta of 5 to 30 s: 1.94 to 1.06",
+        };
+        let name = format!("{row}.{way}.makespan_to_serial");
+        metrics.push(Metric::ratio_of_samples(name, times, "s", &serial, Target::None).beside(peer));
+        metrics.push(Metric::plain(format!("{row}.{way}.moved"), median(moved).unwrap_or(f64::NAN), "MiB"));
+    }
+    Ok(metrics)
+}
+
+/// Measures.
+pub fn run(rounds: Option<usize>) -> Result<Vec<Metric>> {
+    let mut metrics = Vec::new();
+    for one in PROGRAMS {
+        metrics.extend(program(one, rounds.unwrap_or(ROUNDS))?);
+    }
+    Ok(metrics)
+}
