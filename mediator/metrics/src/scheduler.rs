@@ -44,11 +44,9 @@ const SHARE: [ShareGauge; 6] = [
     ("vm_entitled_ratio", "Part of compute that is a VM's while all VMs of the card want it", |vm| {
         format!("{}", f64::from(vm.entitled_permille) / 1000.0)
     }),
-    (
-        "vm_copies_entitled_ratio",
-        "Part of each copy engine that is a VM's while all VMs of the card want it",
-        |vm| format!("{}", f64::from(vm.copies_entitled_permille.unwrap_or(vm.entitled_permille)) / 1000.0),
-    ),
+    ("vm_copies_entitled_ratio", "Part of each copy engine that is a VM's while all VMs of the card want it", |vm| {
+        format!("{}", f64::from(vm.copies_entitled_permille.unwrap_or(vm.entitled_permille)) / 1000.0)
+    }),
     ("vm_queued_submissions", "Submissions of a VM that wait for their turn", |vm| vm.queued.to_string()),
     ("vm_in_flight_submissions", "Submissions of a VM that the card has", |vm| vm.in_flight.to_string()),
     ("vm_strikes", "Submissions that ran for too long since a VM was added or released last", |vm| {

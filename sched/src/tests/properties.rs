@@ -2,8 +2,8 @@
 
 use super::harness::Harness;
 use crate::{
-    Channel, Config, CopyShare, Engine, Event, LatencyClass, Nanos, Pipeline, PolicyKind, Queues, Scheduler, Ticket, VgpuId,
-    VgpuParams, sim,
+    Channel, Config, CopyShare, Engine, Event, LatencyClass, Nanos, Pipeline, PolicyKind, Queues, Scheduler, Ticket,
+    VgpuId, VgpuParams, sim,
 };
 use proptest::prelude::*;
 
@@ -42,16 +42,9 @@ fn params() -> impl Strategy<Value = VgpuParams> {
             cap_permille: Some(cap.min(1000)),
         })
     ];
-    (1u32..100, 0u32..300, 300u32..1500, class, copies).prop_map(
-        |(weight, guarantee_permille, cap, class, copies)| VgpuParams {
-            weight,
-            guarantee_permille,
-            cap_permille: cap.min(1000),
-            class,
-            max_run_ns: None,
-            copies,
-        },
-    )
+    (1u32..100, 0u32..300, 300u32..1500, class, copies).prop_map(|(weight, guarantee_permille, cap, class, copies)| {
+        VgpuParams { weight, guarantee_permille, cap_permille: cap.min(1000), class, max_run_ns: None, copies }
+    })
 }
 
 fn config() -> impl Strategy<Value = Config> {

@@ -43,6 +43,26 @@ fn semaphore_behind_a_copy_comes_when_its_time_has_passed() {
 }
 
 #[test]
+fn what_copies_take_of_the_host_is_counted() {
+    let began = std::time::Instant::now();
+    let mut driver = Driver::new(&small());
+    let (mut graph, mut copy) = (driver.channel(1), driver.channel(2));
+    driver.submit_runlist(&[1, 2]);
+    let before = driver.card.counters().copied;
+    for channel in [&mut graph, &mut copy] {
+        driver.buffer(channel, A, 16, 1);
+        driver.buffer(channel, B, 16, 2);
+    }
+    driver.push(&mut graph, &words(&[object(M2MF), m2mf_copy(A, B, 16 * PAGE as u32)]));
+    driver.push(&mut copy, &words(&[object(CE0), ce_copy(A, B, 16 * PAGE as u32)]));
+    driver.run_until_idle();
+    let after = driver.card.counters().copied;
+    assert_eq!(after.bytes - before.bytes, 32 * PAGE);
+    let host_ns = after.host_ns - before.host_ns;
+    assert!(host_ns > 0 && u128::from(host_ns) < began.elapsed().as_nanos(), "{host_ns}");
+}
+
+#[test]
 fn late_host_does_not_make_the_card_slower() {
     let mut driver = Driver::new(&slow());
     let mut channel = driver.only_channel(1);

@@ -18,6 +18,8 @@ const DOM0_MIB: u32 = 1400;
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
 /// Places that it tries of each kind: each access is an exit of an emulated machine's guest.
 const PROBES: u32 = 6;
+/// Channels that it starts, each with tables that the mediator reads anew.
+const CHANNELS: u32 = 16;
 /// The daemon's configuration: VMs whose domains have their names.
 fn config(names: &[&str], paravirtual: &str) -> String {
     let vms = names.iter().map(|name| {
@@ -92,7 +94,8 @@ fn domains_share_a_card() -> Result<()> {
     a.reboot()?;
     a.wait_ready()?;
     let started = pv.start("run /bin/gpu-workloads stress --seconds 8 --max 65536")?;
-    let attack = a.smoke(&format!("bar hostile --fresh --probes {PROBES} --pattern {PATTERN:016x}"))?;
+    let attack =
+        a.smoke(&format!("bar hostile --fresh --probes {PROBES} --channels {CHANNELS} --pattern {PATTERN:016x}"))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
     let beside = pv.finish(started, "stress beside a hostile domain")?;
     assert!(machine.show("a")?["denied_total"].as_u64() > Some(0));

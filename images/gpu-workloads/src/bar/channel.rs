@@ -57,8 +57,8 @@ enum Flaw {
     Ring(u64),
 }
 
-/// Starts channels with each flaw in turn.
-pub fn attack(ground: &mut Ground<'_>, probes: u64) -> Result<Attacked> {
+/// Starts channels with flaws, at most `most`: each kind first, at each address first, then the others of both.
+pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attacked> {
     start_pfifo(ground);
     let mut attacked = Attacked { armed: false, count: 0, reached: 0, passed: 0 };
     let mut id = 0;
@@ -68,31 +68,38 @@ pub fn attack(ground: &mut Ground<'_>, probes: u64) -> Result<Attacked> {
     };
     attacked.armed = one(ground, next(), Flaw::None);
     attacked.count += 1;
-    for address in ground.outside(PAGE, probes) {
-        for flaw in [
-            Flaw::Page(address, Aperture::Vram),
-            Flaw::Page(address, Aperture::Peer),
-            Flaw::Page(address | BEYOND_GUEST_RAM, Aperture::Coherent),
-            Flaw::Table(address),
-            Flaw::Directory(address),
-            Flaw::Userd(address),
-            Flaw::Ring(address),
-        ] {
-            ground.found.pokes += 1;
-            attacked.count += 1;
-            if !one(ground, next(), flaw) {
-                continue;
-            }
-            match flaw {
-                Flaw::None | Flaw::Page(..) | Flaw::Userd(_) => attacked.passed += 1,
-                Flaw::Table(_) | Flaw::Directory(_) | Flaw::Ring(_) => {
-                    println!("a channel ran: {flaw:x?}");
-                    attacked.reached += 1;
-                }
+    for flaw in flaws(&ground.outside(PAGE, probes)).into_iter().take(most) {
+        ground.found.pokes += 1;
+        attacked.count += 1;
+        if !one(ground, next(), flaw) {
+            continue;
+        }
+        match flaw {
+            Flaw::None | Flaw::Page(..) | Flaw::Userd(_) => attacked.passed += 1,
+            Flaw::Table(_) | Flaw::Directory(_) | Flaw::Ring(_) => {
+                println!("a channel ran: {flaw:x?}");
+                attacked.reached += 1;
             }
         }
     }
     Ok(attacked)
+}
+
+/// Each kind of flaw with each address, so that the first few have as many of both as can be.
+fn flaws(addresses: &[u64]) -> Vec<Flaw> {
+    let kinds: [fn(u64) -> Flaw; 7] = [
+        |address| Flaw::Page(address, Aperture::Vram),
+        |address| Flaw::Page(address, Aperture::Peer),
+        |address| Flaw::Page(address | BEYOND_GUEST_RAM, Aperture::Coherent),
+        Flaw::Table,
+        Flaw::Directory,
+        Flaw::Userd,
+        Flaw::Ring,
+    ];
+    let round = |shift: usize| {
+        addresses.iter().enumerate().map(move |(at, address)| kinds[(at + shift) % kinds.len()](*address))
+    };
+    (0..kinds.len()).flat_map(round).collect()
 }
 
 /// Brings PFIFO up, as a driver does.
@@ -202,5 +209,22 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
     ];
     for (offset, word) in words.into_iter().chain(RAMFC) {
         card.vram_write(base + own::INSTANCE + offset, word);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_channels_have_every_flaw_and_every_address() {
+        let addresses: Vec<u64> = (1..=8).map(|address| address << 12).collect();
+        let all = flaws(&addresses);
+        assert_eq!(all.len(), 7 * 8);
+        let kind = |flaw: &Flaw| format!("{flaw:?}").chars().take_while(|c| *c != '(').collect::<String>();
+        let first: std::collections::BTreeSet<String> = all.iter().take(8).map(kind).collect();
+        assert_eq!(first.len(), 5, "pages are three of the seven: {first:?}");
+        let distinct: std::collections::BTreeSet<String> = all.iter().map(|flaw| format!("{flaw:?}")).collect();
+        assert_eq!(distinct.len(), all.len());
     }
 }

@@ -50,7 +50,8 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let aperture_armed = apertures(&mut ground, probes)?;
     tables(&mut ground, probes / 4 + 1);
     pointers(&mut ground, probes / 4 + 1);
-    let channels = channel::attack(&mut ground, probes / 8 + 1)?;
+    let most = usize::try_from(options.number("channels", u64::MAX)?).unwrap_or(usize::MAX);
+    let channels = channel::attack(&mut ground, probes / 8 + 1, most)?;
     let alive = ground.alive(boot0);
     clean(card);
 

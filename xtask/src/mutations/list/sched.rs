@@ -57,4 +57,22 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         to: "let least = -of(keep.min(0));",
         tests: "made_up_for",
     },
+    Mutation {
+        name: "copies-as-compute",
+        what: "copies are divided by their own share",
+        package: "sched",
+        file: "sched/src/params.rs",
+        from: "        if engine == Engine::Compute {\n",
+        to: "        if engine.index() < Engine::COUNT {\n",
+        tests: "copies::",
+    },
+    Mutation {
+        name: "copies-forgotten",
+        what: "a saved scheduler has the shares of copies",
+        package: "sched",
+        file: "sched/src/scheduler/saved.rs",
+        from: "            known.params.copies = share;\n",
+        to: "            known.params.copies = CopyShare { weight: None, ..share };\n",
+        tests: "copies::",
+    },
 ];

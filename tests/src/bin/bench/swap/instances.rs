@@ -47,7 +47,8 @@ fn program(name: &str, scale: u32, runs: usize) -> Result<Vec<Metric>> {
         let row = format!("swap.instances.{name}.{count}");
         let (short, plenty, moved) = (&short[at], &plenty[at], &moved[at]);
         let time = Metric::ratio(format!("{row}.time"), middle(short), "s", middle(plenty), Target::None);
-        metrics.push(time.within(Interval::of_ratio(short, plenty, mean)).beside("GPUswap: by the relocated bytes only"));
+        metrics
+            .push(time.within(Interval::of_ratio(short, plenty, mean)).beside("GPUswap: by the relocated bytes only"));
         metrics.push(Metric::plain(format!("{row}.moved"), middle(moved) / MIB as f64, "MiB"));
         // What was lost beside the time that both engines take for these bytes at least.
         let copied = middle(moved) / (LANES * BUS_RATE as f64);

@@ -105,13 +105,12 @@ fn program(program: (&str, u32), rounds: usize) -> Result<Vec<Metric>> {
         ("both_fit.auto".to_owned(), 2 * VM_MIB, Turns::by(Mode::Auto)),
     ]
     .into_iter()
-    .chain(QUANTA_MS.map(|ms| {
-        (format!("quantum_{ms}_ms"), tight, Turns { mode: Mode::Forced, quantum_ms: Some(ms) })
-    }))
+    .chain(QUANTA_MS.map(|ms| (format!("quantum_{ms}_ms"), tight, Turns { mode: Mode::Forced, quantum_ms: Some(ms) })))
     .collect();
     let (mut serial, mut together) = (Vec::new(), vec![(Vec::new(), Vec::new()); ways.len()]);
     for _ in 0..rounds {
-        let alone = jobs(program, 1, tight, Turns::by(Mode::Off))?.makespan + jobs(program, 1, tight, Turns::by(Mode::Off))?.makespan;
+        let alone = jobs(program, 1, tight, Turns::by(Mode::Off))?.makespan
+            + jobs(program, 1, tight, Turns::by(Mode::Off))?.makespan;
         serial.push(alone);
         for ((_, card_mib, turns), (times, moved)) in ways.iter().zip(&mut together) {
             let outcome = jobs(program, 2, *card_mib, *turns)?;

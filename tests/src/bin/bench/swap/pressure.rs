@@ -15,15 +15,8 @@ use super::picture::{Picture, Series, draw};
 use super::{division, time};
 
 /// GPUswap's table 1.
-pub(super) const PROGRAMS: [(&str, u32); 7] = [
-    ("backprop", 40),
-    ("bfs", 15),
-    ("heartwall", 60),
-    ("hotspot", 60),
-    ("lud", 8),
-    ("srad", 40),
-    ("srad2", 40),
-];
+pub(super) const PROGRAMS: [(&str, u32); 7] =
+    [("backprop", 40), ("bfs", 15), ("heartwall", 60), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
 /// MiB that each VM sees.
 pub(super) const VM_MIB: u64 = 64;
 /// MiB of host memory: all that both have.
