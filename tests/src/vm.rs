@@ -159,8 +159,9 @@ impl Xen {
         let memory = self.dom0_mib;
         command.arg("-kernel").arg(&self.image);
         // What runs in domains is seen in Xen's log; idle states are more than QEMU has.
-        let words =
-            format!("com1=115200,8n1 console=com1 dom0_mem={memory}M,max:{memory}M cpuidle=off guest_loglvl=all");
+        let words = format!(
+            "com1=115200,8n1 console=com1 dom0_mem={memory}M,max:{memory}M cpuidle=off sched_ratelimit_us=0 guest_loglvl=all"
+        );
         command.arg("-append").arg(words);
         let (vmlinuz, initrd) = (kernel.vmlinuz.display(), kernel.initrd.display());
         command

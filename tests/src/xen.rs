@@ -35,9 +35,9 @@ const APERTURES_MIB: u32 = 48;
 /// A command in domain 0 that takes longer hangs.
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 /// From `xl create` to a guest's init.
-const BOOT_LIMIT: Duration = Duration::from_secs(300);
+const BOOT_LIMIT: Duration = Duration::from_secs(600);
 /// Time that a domain's driver may take to load: each access is a round trip between two domains, and emulated: some 600 a second.
-const DRIVER_LIMIT: Duration = Duration::from_secs(1200);
+const DRIVER_LIMIT: Duration = Duration::from_secs(2400);
 
 /// A domain that is to be.
 #[derive(Clone, Debug)]
@@ -134,10 +134,11 @@ impl XenMachine {
         config.xen = Some(Xen { image: host.hypervisor(), dom0_mib: memory_mib });
         config.memory_mib =
             memory_mib + specs.iter().map(|spec| spec.memory_mib + 24 + APERTURES_MIB).sum::<u32>() + 192;
-        config.smp = 2;
-        match images::ensure_svm(&images::Progress::stderr())? {
-            Some(qemu) => (config.qemu, config.accel) = (qemu, Accel::TcgWithSvm { threads: true }),
-            None => config.accel = Accel::TcgWithSvm { threads: false },
+        // With a thread for each of two processors, domains were reset and machines stood still.
+        config.smp = 1;
+        config.accel = Accel::TcgWithSvm { threads: false };
+        if let Some(qemu) = images::ensure_svm(&images::Progress::stderr())? {
+            config.qemu = qemu;
         }
         let mut card = format!("pci-serial-{LINES}x");
         let mut listeners = Vec::new();

@@ -176,8 +176,8 @@ pub fn args(vmm: SocketVmm, vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
             let notes = vec![
                 "QEMU 10.1 or newer; start it after the VM is listed as waiting",
                 "share=on is needed: the card reads guest memory through the file that QEMU passes",
-                "on a host with KVM give the VM `apertures = \"remapped\"`, unless it is to be moved or saved: trapped, each of a driver's many \
-                 writes to the card's memory is an exit",
+                "on a host with KVM give the VM `apertures = \"remapped\"`: trapped, each of a driver's many writes to the card's memory is \
+                 an exit",
                 "do not set x-no-posted-writes: it makes each register write wait for an answer",
                 "do not migrate or save such a VM: the device's state would be lost without an error",
             ];

@@ -107,7 +107,7 @@ impl Daemon {
             why: why.to_string(),
         };
         let here = running.backend.mediated().ok_or_else(|| no(&"its device is no mediated one"))?;
-        here.check_travels().map_err(|error| no(&error))?;
+        here.check_movable().map_err(|error| no(&error))?;
         let host = from.backend.mediated().ok_or_else(|| no(&"its card is out of service"))?;
         let vram_bytes = host.lock().vram().chunks.vm_bytes(here.id()).ok_or_else(|| no(&"it has no memory"))?;
         let awaiting = {

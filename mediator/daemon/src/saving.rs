@@ -51,7 +51,7 @@ impl Daemon {
     ) -> Result<Spooled, DaemonError> {
         let Plan { running, .. } = self.plan_at_home(name, no)?;
         let vm = running.backend.mediated().ok_or_else(|| no(&"its device is no mediated one"))?;
-        vm.check_travels().map_err(|error| no(&error))?;
+        vm.check_movable().map_err(|error| no(&error))?;
         let mut spool = self.spool(vm).map_err(|why| no(&why))?;
         let began = Instant::now();
         running.park();
@@ -106,7 +106,7 @@ impl Daemon {
         let plan = self.plan_at_home(name, &no)?;
         let Plan { running, to, spec, .. } = &plan;
         let here = running.backend.mediated().ok_or_else(|| no(&"its device is no mediated one"))?;
-        here.check_travels().map_err(|error| no(&error))?;
+        here.check_movable().map_err(|error| no(&error))?;
         let host = to.backend.mediated().ok_or_else(|| no(&"its card is out of service"))?;
         let vram_bytes = host.lock().vram().chunks.vm_bytes(here.id()).ok_or_else(|| no(&"it has no memory"))?;
         let spec = {

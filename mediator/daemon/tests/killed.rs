@@ -151,7 +151,7 @@ fn kill_at_any_moment_leaves_no_request_answered_twice_and_next_to_none_without(
     let manager = Manager::new(&place);
     let mut daemon = manager.start();
     let patient = || {
-        let mut vmm = Vmm::new(&place);
+        let vmm = Vmm::new(&place);
         vmm.client.set_timeout(Some(PATIENCE)).unwrap();
         vmm
     };

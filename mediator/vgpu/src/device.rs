@@ -534,8 +534,7 @@ impl Device for MediatedDevice {
     }
 
     fn migration(&mut self) -> Option<&mut dyn Migration> {
-        let takes = self.vm.host.card().takes_any_image() && !self.vm.core().backend.remap().is_open();
-        takes.then_some(self)
+        self.vm.host.card().takes_any_image().then_some(self)
     }
 
     fn memory_not_shared(&mut self, gpa: u64) {

@@ -47,6 +47,7 @@ impl MediatedVm {
         let quiet = {
             let core = &mut *self.core();
             core.backend.end_quiesce();
+            core.backend.remap().blank(self.host());
             core.backend.is_quiet()
         };
         if !quiet {
@@ -119,7 +120,8 @@ impl Migration for MediatedDevice {
         let Phase::Stopped(halted) = self.take_phase() else { return Err(misplaced()) };
         match self.vm.head(&halted, STILL_LIMIT) {
             Ok(head) => {
-                self.be(Phase::Saving(Box::new(Reading::of(Saving::of(halted, &head)))));
+                let overlay = self.vm.core().backend.remap().overlay();
+                self.be(Phase::Saving(Box::new(Reading::of(Saving::of(halted, &head, overlay)))));
                 Ok(())
             }
             Err(error) => {

@@ -89,8 +89,8 @@ impl MediatedVm {
     ///
     /// # Errors
     /// What is in the way: this VM goes on here then, and `there` is to be released.
-    pub fn move_to(&self, there: &Self, settings: &Settings, limit: Duration) -> Result<Left<'_>, HostError> {
-        self.check_travels()?;
+    pub fn move_to(&self, there: &Arc<Self>, settings: &Settings, limit: Duration) -> Result<Left<'_>, HostError> {
+        self.check_movable()?;
         let mut last = Instant::now();
         let mut lap = || {
             let before = std::mem::replace(&mut last, Instant::now());
@@ -100,6 +100,7 @@ impl MediatedVm {
         // The client may have lent other memory since.
         there.await_arrival()?;
         let travelling = self.travel(&suspended, limit)?;
+        there.take_windows(self, true)?;
         let still = lap();
         let bytes = suspended.copy_memory(there.host(), there.vm)?;
         let memory = lap();
@@ -120,7 +121,7 @@ impl MediatedVm {
     /// Writes the VM down, which is halted, and which nobody serves. What is under way may end within `limit`.
     ///
     /// # Errors
-    /// [`HostError::Unsettled`] when it has not; see also [`Self::check_travels`].
+    /// [`HostError::Unsettled`] when it has not; see also [`Self::check_movable`].
     pub(super) fn travel(&self, halted: &Halted, limit: Duration) -> Result<Travelling, HostError> {
         let began = Instant::now();
         loop {
@@ -159,14 +160,31 @@ impl MediatedVm {
         self.core().backend.lend_all()
     }
 
+    /// Has the apertures' memory that the client of `old` has mapped: with all that lives there, whose bytes stay, or with nothing.
+    ///
+    /// # Errors
+    /// When the card does not take it.
+    pub(super) fn take_windows(&self, old: &Self, inhabited: bool) -> Result<(), HostError> {
+        let theirs = old.core().backend.remap().on(self.host(), inhabited)?;
+        let mut own = {
+            let core = &mut *self.core();
+            std::mem::replace(core.backend.remap_mut(), theirs)
+        };
+        own.close(self.host());
+        if !inhabited {
+            self.core().backend.remap().blank(self.host());
+        }
+        Ok(())
+    }
+
     /// Becomes the VM that has come, whose memory is here already, and goes on.
     ///
     /// # Errors
     /// As [`Self::become_one`]. It is to be [released](Self::release) then.
-    pub(super) fn arrive(&self, travelling: Travelling, settings: &Settings) -> Result<(), HostError> {
+    pub(super) fn arrive(self: &Arc<Self>, travelling: Travelling, settings: &Settings) -> Result<(), HostError> {
         self.become_one(travelling, settings)?;
         self.host().lock().hold_still(self.vm, false);
-        self.ring_again();
+        self.go_on();
         self.host().look_again();
         Ok(())
     }
@@ -190,6 +208,8 @@ impl MediatedVm {
             check_channels(&made, self.host().lock().channels(), self.vm)?;
             *gpu = made;
             backend.prepare_all()?;
+            // Pages that its tables have in mapped apertures are there from now on.
+            backend.show_apertures();
             if let Some(then) = since_ns {
                 gpu.resumed(then, backend);
             }

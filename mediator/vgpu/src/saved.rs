@@ -107,7 +107,8 @@ impl Settings {
 }
 
 impl MediatedVm {
-    /// Says whether another process could go on with the VM; to be asked before its card is made to stand still.
+    /// Says whether another process could go on with the VM, or another card, or it could be saved; to be asked before anything is
+    /// made to stand still.
     ///
     /// # Errors
     /// What cannot be handed over.
@@ -117,18 +118,6 @@ impl MediatedVm {
             Client { logs: true, .. } => Err(HostError::Stays("its VMM has what it writes of guest RAM logged")),
             Client { stopped: false, logs: false } => Ok(()),
         }
-    }
-
-    /// Says whether the VM could go to another card, or be saved.
-    ///
-    /// # Errors
-    /// What cannot.
-    pub fn check_travels(&self) -> Result<(), HostError> {
-        self.check_movable()?;
-        if self.core().backend.remap().is_open() {
-            return Err(HostError::Stays("its apertures are mapped by its VMM (`apertures` is `remapped`)"));
-        }
-        Ok(())
     }
 
     /// Writes down what the mediator keeps of the VM, with what is its own. For a card that [stands

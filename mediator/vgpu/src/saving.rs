@@ -5,6 +5,7 @@
 //! a card holds of a channel is made anew but for what the channel's own work has put there.
 
 use super::device::{MediatedVm, Settings};
+use super::memory::Overlay;
 use super::moving::{Left, Travelling};
 use super::saved::SavedOwn;
 use channels::SavedMoving;
@@ -80,6 +81,7 @@ impl Origin {
 #[must_use = "the VM goes on when this is dropped"]
 pub struct Saving {
     halted: Halted,
+    overlay: Overlay,
     first: Option<Vec<u8>>,
     writer: Option<StreamWriter>,
     chunks: std::vec::IntoIter<GuestAddr>,
@@ -95,12 +97,13 @@ impl MediatedVm {
     /// as a hang is.
     ///
     /// # Errors
-    /// See [`Self::check_travels`]; when something of it does not come to rest.
+    /// See [`Self::check_movable`]; when something of it does not come to rest.
     pub fn save_all(&self, limit: Duration) -> Result<Saving, HostError> {
-        self.check_travels()?;
+        self.check_movable()?;
         let halted = self.host().halt(self.id(), limit)?;
         let head = self.head(&halted, limit)?;
-        Ok(Saving::of(halted, &head))
+        let overlay = self.core().backend.remap().overlay();
+        Ok(Saving::of(halted, &head, overlay))
     }
 
     /// Writes down what comes before the memory of the VM, which is halted, and which nobody serves.
@@ -126,11 +129,18 @@ impl MediatedVm {
 
 impl Saving {
     /// Of a VM that is halted, with what comes before its memory.
-    pub(super) fn of(halted: Halted, head: &[u8]) -> Self {
+    pub(super) fn of(halted: Halted, head: &[u8], overlay: Overlay) -> Self {
         let (writer, first) = StreamWriter::new(head);
-        let (chunks, chunk_bytes) = (halted.chunks().into_iter(), halted.chunk_bytes());
+        let chunk_bytes = halted.chunk_bytes();
+        let chunk_of = |at: u64| GuestAddr(at - at.checked_rem(chunk_bytes).unwrap_or(0));
+        let mut chunks = halted.chunks();
+        chunks.extend(overlay.addresses().map(chunk_of));
+        chunks.sort_unstable();
+        chunks.dedup();
+        let chunks = chunks.into_iter();
         Self {
             halted,
+            overlay,
             first: Some(first),
             writer: Some(writer),
             chunks,
@@ -157,8 +167,12 @@ impl Saving {
         loop {
             let Some(at) = self.next_piece() else { return Ok(self.writer.take().map(StreamWriter::end)) };
             let there = self.halted.read(GuestAddr(at), &mut self.data)?;
+            if !there {
+                self.data.fill(0);
+            }
+            let over = self.overlay.lay_over(at, &mut self.data);
             // What has no place, and what is not said, is zero.
-            if !there || self.data.iter().all(|byte| *byte == 0) {
+            if !(there || over) || self.data.iter().all(|byte| *byte == 0) {
                 continue;
             }
             let Some(writer) = &mut self.writer else { return Ok(None) };
@@ -316,9 +330,10 @@ impl Coming {
         let Self { there, settings, reader, come, memory_bytes } = self;
         reader.finish()?;
         let come = come.ok_or_else(|| Invalid::new("it has no head"))?;
-        old.check_travels()?;
+        old.check_movable()?;
         let halted = old.host().halt(old.id(), limit)?;
         there.await_arrival()?;
+        there.take_windows(old, false)?;
         // Who has struck keeps that, whatever was saved before.
         let departing = come.departing.struck(halted.strikes());
         there.arrive(Travelling { departing, ..come }, &settings)?;

@@ -50,7 +50,9 @@ fn moved(daemon: &Daemon, name: &str, to: &str) -> Result<Value> {
 
 #[test]
 fn guests_compute_and_verify_while_they_go_from_card_to_card() -> Result<()> {
-    let vms = vm_toml("old", 96) + &vm_toml("new", 96) + &knowing::offered("knows", 96, "");
+    // One VMM has its apertures mapped, and goes on with that memory wherever the VM is.
+    let mapped = vm_toml("new", 96) + "apertures = \"remapped\"\n";
+    let vms = vm_toml("old", 96) + &mapped + &knowing::offered("knows", 96, "");
     let daemon = Daemon::start("moving", |paths| cards_toml(paths) + &vms)?;
     let vms = [stock(&daemon, "old", "6.1")?, stock(&daemon, "new", "6.12")?, knowing::boot(&daemon, "knows", "6.1")?];
     let stop = AtomicBool::new(false);
@@ -92,6 +94,8 @@ fn guests_compute_and_verify_while_they_go_from_card_to_card() -> Result<()> {
         let smoke = guest::smoke(vm, "all --quick")?;
         assert!(smoke.ok, "{}", smoke.line);
     }
+    let shown = guest::show(&daemon, "new")?;
+    assert!(shown["counters"]["aperture_moves"].as_u64() > Some(0), "{shown}");
     Ok(())
 }
 

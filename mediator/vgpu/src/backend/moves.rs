@@ -55,6 +55,12 @@ impl VmBackend {
         }
     }
 
+    /// Has mapped apertures show what the tables of a VM that has come say. None of its work is on the card.
+    pub(crate) fn show_apertures(&mut self) {
+        self.refresh_flushed(None);
+        self.choose_polled();
+    }
+
     /// Makes a mapped aperture show what its tables say now. Where work of the VM names pages that are to move, that is done
     /// once the work has left the card, by [`Self::look_at_moves`].
     pub(super) fn refresh(&mut self, aperture: Aperture) {

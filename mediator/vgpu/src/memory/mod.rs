@@ -15,7 +15,7 @@ mod window;
 
 pub(crate) use grants::Grants;
 pub(crate) use operands::{Names, Objects};
-pub(crate) use remap::{Moves, Remap, SavedRemap, Slot, Want, ranges};
+pub(crate) use remap::{Moves, Overlay, Remap, SavedRemap, Slot, Want, ranges};
 pub(crate) use saved::{Restored, SavedMemory};
 pub(crate) use view::View;
 

@@ -9,8 +9,10 @@
 //! A page has one home, so guest VRAM that is mapped twice in mapped parts of the apertures at a time, and guest RAM that
 //! is mapped there at all, cannot be served: zeros show in the later place. That is counted, and logged once.
 
+mod overlay;
 mod saved;
 
+pub(crate) use overlay::Overlay;
 pub(crate) use saved::SavedRemap;
 
 use super::window::WindowMemory;
@@ -135,6 +137,37 @@ impl Remap {
             }
         }
         Ok(this)
+    }
+
+    /// The same memory for another card, or for another VM whose client has it mapped: with all that lives there, or with nothing.
+    ///
+    /// # Errors
+    /// When the card does not take it, or has no I/O addresses for it.
+    pub(crate) fn on(&self, host: &HostCard, inhabited: bool) -> Result<Self, HostError> {
+        let mut this = Self { counts: self.counts, warned: self.warned, ..Self::default() };
+        for (window, old) in this.windows.iter_mut().zip(&self.windows) {
+            let Some(old) = old else { continue };
+            match old.memory.on(host) {
+                Ok(memory) => *window = Some(Window::new(memory)),
+                Err(error) => {
+                    this.close(host);
+                    return Err(error);
+                }
+            }
+        }
+        if inhabited {
+            for (window, old) in this.windows.iter_mut().flatten().zip(self.windows.iter().flatten()) {
+                window.wants.clone_from(&old.wants);
+            }
+            (this.homes, this.waiting) = (self.homes.clone(), self.waiting.clone());
+        }
+        Ok(this)
+    }
+
+    /// Returns what lives there, to be read when the books may be others.
+    pub(crate) fn overlay(&self) -> Overlay {
+        let place = |(page, slot): (&u32, &Slot)| Some((u64::from(*page), self.memory(*slot)?.region(slot.page)));
+        Overlay::of(self.homes.iter().filter_map(place).collect())
     }
 
     /// Returns whether the VMM maps any.

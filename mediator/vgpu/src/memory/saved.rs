@@ -112,6 +112,9 @@ impl Memory {
         self.grants.ram().save().check_like(&ram)?;
         self.grants.receive(bus_master, tables);
         let places = self.adopt(spaces)?;
+        // Tables among them are read at each flush.
+        let homes: Vec<u32> = self.grants.remap().homes().collect();
+        homes.into_iter().for_each(|page| self.unseen(GuestVramAddr(u64::from(page) * SMALL_PAGE), true));
         let [bar1, bar3] = apertures.map(|instance| {
             let instance = instance.map(Place::from);
             (instance, instance.and_then(|instance| self.grants.directory_of(instance)))

@@ -37,12 +37,23 @@ impl WindowMemory {
     pub(crate) fn new(host: &HostCard, name: &str, start: u64, end: u64) -> Result<Self, HostError> {
         let file =
             region_memory(name, end).map_err(|error| HostError::host("no memory file for an aperture", error))?;
-        let mut window = Self::mapped(file, start, end)?;
-        let size = window.area.size;
-        window.iova =
-            host.lock().memory_mut().iova_mut().allocate(size, 0).ok_or(HostError::OutOfIova { len: size })?;
+        Self::mapped(file, start, end)?.placed(host)
+    }
+
+    /// The same memory, mapped for another card, or once more for the same: whoever has it mapped goes on with it.
+    pub(crate) fn on(&self, host: &HostCard) -> Result<Self, HostError> {
+        let Self { file, region, is_files, area, iova } = self;
+        let (file, region) = (Arc::clone(file), Arc::clone(region));
+        Self { file, region, is_files: *is_files, area: *area, iova: *iova }.placed(host)
+    }
+
+    /// Mapped for a card, at I/O addresses that nobody has.
+    fn placed(self, host: &HostCard) -> Result<Self, HostError> {
+        let size = self.area.size;
+        let iova = host.lock().memory_mut().iova_mut().allocate(size, 0).ok_or(HostError::OutOfIova { len: size })?;
+        let window = Self { iova, ..self };
         if let Err(error) = window.lend(host) {
-            host.lock().memory_mut().iova_mut().free(window.iova);
+            host.lock().memory_mut().iova_mut().free(iova);
             return Err(error);
         }
         Ok(window)
@@ -95,6 +106,11 @@ impl WindowMemory {
     /// Returns where the card sees a page of it: number of the page in the aperture.
     pub(crate) fn iova(&self, page: u32) -> Iova {
         self.iova.offset(self.at(page, 0) as u64)
+    }
+
+    /// The memory, and where in it a page begins.
+    pub(crate) fn region(&self, page: u32) -> (Arc<dyn HostMemory>, usize) {
+        (Arc::clone(&self.region), self.at(page, 0))
     }
 
     /// Reads from byte `offset` of a page on. Bytes lie within the page.

@@ -28,7 +28,7 @@ fn next(rig: &Rig, vm: u32, of: &Guest) -> Guest {
 }
 
 /// All of a VM's state, which is stopped then.
-fn state_of(guest: &mut Guest) -> Vec<u8> {
+pub(crate) fn state_of(guest: &mut Guest) -> Vec<u8> {
     let device = guest.migration();
     device.stop().unwrap();
     device.begin_saving().unwrap();
@@ -46,7 +46,7 @@ fn state_of(guest: &mut Guest) -> Vec<u8> {
 }
 
 /// Has a VM be what was read; it is stopped then.
-fn take_in(guest: &mut Guest, state: &[u8]) -> Result<(), MigrationError> {
+pub(crate) fn take_in(guest: &mut Guest, state: &[u8]) -> Result<(), MigrationError> {
     let device = guest.migration();
     device.stop()?;
     device.begin_loading()?;

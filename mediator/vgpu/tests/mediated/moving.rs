@@ -10,7 +10,7 @@ use rig::driver::{At, Channel, Driver, release};
 use rig::{CHUNK, Guest, Rig, settings, sharing};
 use sched::PolicyKind;
 use simgpu::{ComputeTiming, Config, EngineTiming, TimeModel};
-use vgpu::{Apertures, Left, Settings};
+use vgpu::{Left, Settings};
 use vram::{Step, To, VmId};
 
 /// Pages of a copy.
@@ -287,17 +287,6 @@ fn a_vm_that_cannot_go_goes_on_where_it_is() {
     }
     assert!(is_filled(&other, 0x11));
     eventually("nothing of it is left there", || usage(&there) == before);
-}
-
-#[test]
-fn a_vm_whose_client_maps_its_apertures_stays() {
-    let cards = [card(0), card(0)];
-    let mut guest = cards[0].guest_with(1, &Settings { apertures: Apertures::Remapped, ..free_settings(16) });
-    let before = usage(&cards[1]);
-    let refused = guest.move_to(&cards[1], 2, false).unwrap_err().to_string();
-    assert!(refused.contains("its apertures are mapped by its VMM"), "{refused}");
-    assert_eq!(guest.rd(nvspec::regs::pmc::BOOT_0::OFFSET) >> 20, 0x0c0, "it goes on");
-    eventually("nothing of it is left there", || usage(&cards[1]) == before);
 }
 
 #[test]

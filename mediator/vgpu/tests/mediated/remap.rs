@@ -1,5 +1,6 @@
 //! Apertures that the client maps. The tests play the guest's CPU by the file that the client gets.
 
+mod travelled;
 mod upgraded;
 
 use super::{A, B, CARD_MIB, MIB, Rig, VM_MIB, fill, is_filled, rig, usage};

@@ -1,0 +1,39 @@
+//! Guest memory as it is read by who saves it: a page that lives under a mapped aperture is not in its chunk.
+
+use card::HostMemory;
+use nvspec::addr::SMALL_PAGE;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use vm_memory::Bytes;
+
+/// Pages of guest VRAM that live under mapped apertures.
+pub(crate) struct Overlay(BTreeMap<u64, (Arc<dyn HostMemory>, usize)>);
+
+impl Overlay {
+    /// Of the memory that each page is in, and where there, by the page's number.
+    pub(crate) fn of(pages: BTreeMap<u64, (Arc<dyn HostMemory>, usize)>) -> Self {
+        Self(pages)
+    }
+
+    /// The addresses of all of them, in order.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = u64> + '_ {
+        self.0.keys().map(|page| page * SMALL_PAGE)
+    }
+
+    /// Puts those over `data`, whole pages of guest VRAM from `at` on. Returns whether there are any.
+    pub(crate) fn lay_over(&self, at: u64, data: &mut [u8]) -> bool {
+        let first = at / SMALL_PAGE;
+        let pages = first..first.saturating_add(data.len() as u64 / SMALL_PAGE);
+        let mut any = false;
+        for (page, (memory, from)) in self.0.range(pages) {
+            let within = ((page - first) * SMALL_PAGE) as usize;
+            let Some(place) = data.get_mut(within..within + SMALL_PAGE as usize) else { continue };
+            if let Err(error) = memory.as_volatile_slice().read_slice(place, *from) {
+                tracing::error!(%error, page, "a page under an aperture is saved as zeros: it could not be read");
+                place.fill(0);
+            }
+            any = true;
+        }
+        any
+    }
+}

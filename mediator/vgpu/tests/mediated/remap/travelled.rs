@@ -1,0 +1,161 @@
+//! VMs whose client maps their apertures go to another card, are saved and restored, and are taken elsewhere by their client.
+
+use super::super::migration::{state_of, take_in};
+use super::super::moving::card;
+use super::super::relocate::free_settings;
+use super::*;
+use vgpu::Settings;
+
+/// The page that the guest's CPU has the doorbell of its channel in: BAR3 shows USERD from offset 0 on.
+const DOORBELL: u64 = 2 * PAGE + userd::GP_PUT;
+
+fn remapped() -> Settings {
+    Settings { apertures: Apertures::Remapped, ..free_settings(16) }
+}
+
+/// A VM with four pages in the mapped part of BAR1, its GPU's copies of them, and a doorbell that is no message.
+struct Scene {
+    driver: Driver,
+    channel: Channel,
+    /// Its pages, and where the GPU copies them to.
+    from: u64,
+    to: u64,
+}
+
+impl Scene {
+    fn new(rig: &Rig, vm: u32) -> Self {
+        let mut guest = rig.guest_with(vm, &remapped());
+        assert!(guest.map_ram(0, MIB, true));
+        let mut driver = Driver::new(guest);
+        let channel = driver.channel(2);
+        let from = driver.buffer(&channel, A, 4, 1);
+        let to = driver.buffer(&channel, B, 4, 2);
+        show(&mut driver, 0, HIGH, from, 4);
+        Self { driver, channel, from, to }
+    }
+
+    /// Copies by the doorbell under the aperture, and looks at every byte.
+    fn check(&mut self, cpu3: &Cpu, seed: u32) {
+        let Self { driver, channel, to, .. } = self;
+        let put = driver.queue_fenced(channel, &[object(CE0), ce_copy(A, B, 4)].concat());
+        cpu3.write(DOORBELL, &put.to_le_bytes());
+        driver.wait(channel);
+        assert!(driver.vram_holds(*to, 4, seed), "seed {seed}");
+        assert_eq!((driver.guest.counter("faults"), driver.guest.counter("aperture_aliases")), (0, 0));
+    }
+
+    fn cpus(&self) -> [Cpu; 2] {
+        [Bar1, Bar3].map(|region| Cpu::of(&self.driver.guest, region))
+    }
+}
+
+/// Bytes of the RAM that a guest lends.
+fn ram_of(guest: &Guest) -> Vec<u8> {
+    let mut all = vec![0; MIB as usize];
+    guest.ram_read(0, &mut all);
+    all
+}
+
+#[test]
+fn on_another_card_the_client_has_the_same_memory_mapped() {
+    let cards = [card(64), card(64)];
+    let mut one = Scene::new(&cards[0], 1);
+    let [cpu, cpu3] = one.cpus();
+    for (seed, to) in [(10, 1), (20, 0), (30, 1)] {
+        // Its CPU writes while what can be copied ahead is, and when it has gone on.
+        let meanwhile = |_: &mut Guest| cpu.write(HIGH, &pages(seed, 4));
+        one.driver.guest.move_beside(&cards[to], 100 + seed, true, meanwhile, |_, left| drop(left)).unwrap();
+        assert!(one.driver.vram_holds(one.from, 4, seed));
+        one.check(&cpu3, seed);
+        cpu.write(HIGH, &pages(seed + 1, 4));
+        one.check(&cpu3, seed + 1);
+        assert!(cards[1 - to].usage().0.vms.is_empty(), "nothing is left of it");
+    }
+    // Pages come and go as before.
+    hide(&mut one.driver, 0, HIGH, 4);
+    assert!(one.driver.vram_holds(one.from, 4, 31) && cpu.is_zero(HIGH, 4 * PAGE));
+    show(&mut one.driver, 0, HIGH + 0x10_0000, one.to, 4);
+    assert_eq!(cpu.read(HIGH + 0x10_0000, 4 * PAGE), pages(31, 4));
+}
+
+#[test]
+fn what_lives_under_apertures_is_saved_and_shown_again_where_the_client_has_it_mapped() {
+    let cards = [card(64), card(64)];
+    let mut one = Scene::new(&cards[0], 1);
+    let [cpu, cpu3] = one.cpus();
+    cpu.write(HIGH, &pages(3, 4));
+    let saved = one.driver.guest.save().unwrap();
+    let ram = ram_of(&one.driver.guest);
+    // It goes on as if nothing had been, and what it has done is undone.
+    cpu.write(HIGH, &pages(4, 4));
+    let channel = one.channel;
+    assert!(one.driver.vram_holds(one.from, 4, 4));
+    one.check(&cpu3, 4);
+    cpu.write(HIGH + 0x20_0000, b"nobody's");
+    one.driver.guest.ram_write(0, &ram);
+    one.driver.guest.restore(&cards[1], 9, &saved).unwrap();
+    one.channel = channel;
+    assert_eq!(cpu.read(HIGH, 4 * PAGE), pages(3, 4));
+    assert!(one.driver.vram_holds(one.from, 4, 3));
+    assert!(cpu.is_zero(HIGH + 0x20_0000, 8), "nothing lives there");
+    one.check(&cpu3, 3);
+    cpu.write(HIGH, &pages(5, 4));
+    one.check(&cpu3, 5);
+}
+
+#[test]
+fn a_client_takes_it_to_a_device_with_mapped_apertures_or_without() {
+    let cards = [card(64), card(64)];
+    for (mapped, vm) in [(true, 101), (false, 102)] {
+        let mut one = Scene::new(&cards[0], 1);
+        let [cpu, cpu3] = one.cpus();
+        cpu.write(HIGH, &pages(6, 4));
+        let state = state_of(&mut one.driver.guest);
+        let settings = if mapped { remapped() } else { free_settings(16) };
+        let mut there = cards[1].guest_with(vm, &settings);
+        assert!(there.map_ram(0, MIB, true));
+        there.ram_write(0, &ram_of(&one.driver.guest));
+        take_in(&mut there, &state).unwrap();
+        if mapped {
+            // Its client has other memory mapped, which shows what the first has.
+            let theirs = Cpu::of(&there, Bar1);
+            assert_eq!(theirs.read(HIGH, 4 * PAGE), pages(6, 4));
+            theirs.write(HIGH, &pages(7, 4));
+        }
+        there.migration().start();
+        let before = std::mem::replace(&mut one.driver.guest, there);
+        assert_eq!(cpu.read(HIGH, 4 * PAGE), pages(6, 4), "it is a copy");
+        drop(cpu3);
+        before.remove().unwrap();
+        if mapped {
+            let [_, cpu3] = one.cpus();
+            one.check(&cpu3, 7);
+        } else {
+            assert!(one.driver.vram_holds(one.from, 4, 6));
+            let Scene { driver, channel, to, .. } = &mut one;
+            copy(driver, channel, A, B, 4);
+            assert!(driver.vram_holds(*to, 4, 6));
+        }
+        one.driver.guest.remove().unwrap();
+    }
+}
+
+#[test]
+fn a_client_that_goes_on_has_all_as_it_was() {
+    let card = card(64);
+    let mut one = Scene::new(&card, 1);
+    let [cpu, cpu3] = one.cpus();
+    cpu.write(HIGH, &pages(8, 4));
+    let state = state_of(&mut one.driver.guest);
+    assert!(!state.is_empty());
+    one.driver.guest.migration().start();
+    assert_eq!(cpu.read(HIGH, 4 * PAGE), pages(8, 4));
+    one.check(&cpu3, 8);
+    // A state that comes to a device that has worked: what the client saw before is gone.
+    cpu.write(HIGH, &pages(9, 4));
+    cpu.write(HIGH + 0x20_0000, b"before");
+    take_in(&mut one.driver.guest, &state).unwrap();
+    one.driver.guest.migration().start();
+    assert_eq!(cpu.read(HIGH, 4 * PAGE), pages(8, 4));
+    assert!(cpu.is_zero(HIGH + 0x20_0000, 8));
+}
