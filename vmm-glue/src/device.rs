@@ -160,8 +160,18 @@ pub trait Device: Send {
         Err(MapError(format!("nothing of region {region:?} at {:#x} is lent", area.offset)))
     }
 
+    /// The client of a process that was killed may have `file` mapped, which backed the areas of a region there, where this device has a file of
+    /// its own: it is to have that one in its place, of zeros, as after a reset. Comes before [`Device::connected`].
+    ///
+    /// # Errors
+    /// When the region has no such areas, or the file cannot be theirs.
+    fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
+        drop(file);
+        Err(MapError(format!("nothing of region {region:?} can be mapped")))
+    }
+
     /// Returns whether a new device of this kind, whose configuration space is made as this one's is now, is this one after a reset: so
-    /// that a client can go on with it when this process was killed. Not if the client has mapped any of it.
+    /// that a client can go on with it when this process was killed.
     fn is_renewable(&self) -> bool {
         false
     }

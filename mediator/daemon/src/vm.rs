@@ -304,6 +304,10 @@ impl Device for Observed {
         self.device.lend_area(region, area, pages)
     }
 
+    fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
+        self.device.take_file(region, file)
+    }
+
     fn is_renewable(&self) -> bool {
         self.device.is_renewable()
     }

@@ -122,6 +122,47 @@ fn vmm_goes_on_with_a_device_after_reset() {
 }
 
 #[test]
+fn memory_that_a_vmm_has_mapped_of_apertures_is_that_of_the_next_device() {
+    let place = Place::new(&format!("{CARD}{WEB}apertures = \"remapped\"\n"));
+    let manager = Manager::new(&place);
+    let mut daemon = manager.start();
+    let mut vmm = Vmm::new(&place);
+    // Region, a place in what is mapped of it, and the mapping.
+    let apertures =
+        [(1, 20 << 20), (3, 1 << 20)].map(|(region, at)| (region, at, vmm.client.map_region(region).unwrap()));
+    // Two files more than of a VMM that maps nothing.
+    let whole = [&WHOLE[..], &["vmm/web/2", "vmm/web/3"]].concat();
+    let mut whole: Vec<_> = whole.into_iter().collect();
+    whole.sort_unstable();
+    manager.until_kept(&whole);
+    for deaths in 1..=2 {
+        apertures.iter().for_each(|(_, at, mapped)| mapped.write(*at, b"of the guest that was").unwrap());
+        drop(daemon);
+        daemon = manager.start();
+        // A device after reset, in what the VMM has mapped all the while.
+        let boot = vmm.client.read32(0, 0);
+        let boot = boot.unwrap_or_else(|error| panic!("{error}\n{}", fs::read_to_string(place.path("log")).unwrap()));
+        assert_eq!(boot >> 20, 0x0c0);
+        for (region, at, mapped) in &apertures {
+            let mut seen = [1; 21];
+            mapped.read(*at, &mut seen).unwrap();
+            assert_eq!(seen, [0; 21], "region {region}, death {deaths}");
+            // Another mapping of what the device has now is the same memory.
+            let now = vmm.client.map_region(*region).unwrap();
+            mapped.write(*at, &[7]).unwrap();
+            let mut byte = [0];
+            now.read(*at, &mut byte).unwrap();
+            assert_eq!(byte, [7], "region {region}, death {deaths}");
+        }
+        assert_eq!(shown(&place)["transport"]["daemon_deaths_survived"], deaths);
+        manager.until_kept(&whole);
+    }
+    drop(vmm);
+    manager.until_kept(&["daemon/admin", "vm/web"]);
+    drop(daemon);
+}
+
+#[test]
 fn request_that_was_in_the_socket_is_answered_by_the_next_daemon() {
     let place = Place::new(&format!("{CARD}{WEB}"));
     let (manager, mut daemon, mut vmm) = served(&place);

@@ -12,6 +12,7 @@ use nvspec::regs::windows::pramin;
 use owner::mailbox::{Held, Mailbox};
 use owner::{HostCard, HostError, Share};
 use std::any::Any;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -529,8 +530,15 @@ impl Device for MediatedDevice {
         lent.map_err(|error| MapError(error.to_string()))
     }
 
+    fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
+        let (host, pci) = (&self.vm.host, &self.pci);
+        let core = &mut *self.vm.core();
+        let taken = core.backend.remap_mut().take_file(host, aperture(region), file, (pci.bar1_bytes, pci.bar3_bytes));
+        taken.map_err(|error| MapError(error.to_string()))
+    }
+
     fn is_renewable(&self) -> bool {
-        !self.vm.core().backend.remap().is_open()
+        true
     }
 
     fn migration(&mut self) -> Option<&mut dyn Migration> {

@@ -153,7 +153,14 @@ impl Connection {
             connection.forget_input();
             let link = session.link.save(giving)?;
             let regions = session.regions.iter().map(RegionInfo::size).collect();
-            Ok(SavedJournal { sequence: 0, position: receive.position(), deaths, words, regions, connection, link })
+            let mut files = Vec::new();
+            for (region, info) in (0u8..).zip(&session.regions) {
+                if let Some(mappable) = info.mappable() {
+                    files.push((region, giving.give(mappable.file())?));
+                }
+            }
+            let position = receive.position();
+            Ok(SavedJournal { sequence: 0, position, deaths, words, regions, connection, link, files })
         });
         if journal.is_void() {
             receive.move_out();
@@ -263,6 +270,8 @@ impl Connection {
         let Some(revival) = self.revival.take() else { return Ok(()) };
         if self.is_negotiated() {
             revival.carry_out(device, &self.session.link)?;
+            // With the files that the client has.
+            self.session.regions = device.regions();
             let counters = self.session.link.counters();
             add(&counters.daemon_deaths_survived, u64::from(revival.deaths));
             let ClientInfo { pid, .. } = self.session.client;

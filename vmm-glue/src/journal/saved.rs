@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use saved_state::{Invalid, Known, SavedState, first_version};
+use saved_state::{Invalid, Known, Part, SavedState, ascend};
 use serde::{Deserialize, Serialize};
 
 use super::{CLIENT, Journal, Kept, SLOTS, Slots, file};
@@ -38,15 +38,45 @@ pub struct SavedJournal {
     pub(crate) regions: Vec<u64>,
     pub(crate) connection: SavedConnection,
     pub(crate) link: SavedLink,
+    /// Files that the client may have mapped of regions, by number.
+    pub(crate) files: Vec<(u8, u32)>,
 }
 
-first_version!(SavedJournal, "vmm-glue.journal");
+/// State of a client as version 1 has it: one that could map nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Version1 {
+    sequence: u64,
+    position: u64,
+    deaths: u32,
+    words: Words,
+    regions: Vec<u64>,
+    connection: SavedConnection,
+    link: SavedLink,
+}
+
+impl Part for SavedJournal {
+    const NAME: &'static str = "vmm-glue.journal";
+    const VERSION: u32 = 2;
+    type Before = Version1;
+
+    fn from_before(before: Version1) -> Result<Self, Invalid> {
+        let Version1 { sequence, position, deaths, words, regions, connection, link } = before;
+        Ok(Self { sequence, position, deaths, words, regions, connection, link, files: Vec::new() })
+    }
+
+    fn to_before(&self) -> Result<Version1, Invalid> {
+        let Self { sequence, position, deaths, words, regions, connection, link, files } = self.clone();
+        Invalid::unless(files.is_empty(), || "its client may have mapped a region".into())?;
+        Ok(Version1 { sequence, position, deaths, words, regions, connection, link })
+    }
+}
 
 /// Changes that make a new device that of a client that had another one before.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Revival {
     words: Words,
     regions: Vec<u64>,
+    files: Vec<(RegionIndex, Arc<OwnedFd>)>,
     pub deaths: u32,
 }
 
@@ -56,6 +86,11 @@ impl Revival {
     pub fn carry_out(&self, device: &mut dyn Device, link: &Link) -> Result<(), Invalid> {
         let sizes: Vec<u64> = device.regions().iter().map(RegionInfo::size).collect();
         Invalid::unless(device.is_renewable() && sizes == self.regions, || "the device has other regions now".into())?;
+        for (region, file) in &self.files {
+            device
+                .take_file(*region, Arc::clone(file))
+                .map_err(|error| Invalid::new(format_args!("{region:?}: {error}")))?;
+        }
         device.connected();
         for region in link.memory().snapshot().regions() {
             device.dma_map(region).map_err(|error| {
@@ -139,7 +174,8 @@ impl Journal {
         let journal = journal.ok_or_else(|| Invalid::new("its journal is not there"))?;
         let there: Vec<u8> = (0u8..).zip(&slots).filter_map(|(at, slot)| slot.as_ref().map(|_| at)).collect();
         let saved = SavedJournal::newest(&journal)?;
-        let SavedJournal { sequence, position, deaths, words, regions, mut connection, link: mut behind } = saved;
+        let SavedJournal { sequence, position, deaths, words, regions, mut connection, link: mut behind, files } =
+            saved;
         Invalid::unless(words.len() <= WORDS && regions.len() <= NUM_REGIONS, || {
             format!("{} words and {} regions are too many", words.len(), regions.len())
         })?;
@@ -153,7 +189,14 @@ impl Journal {
         behind.renew(marks.next_id);
         let given = Given::slots(slots);
         let deaths = deaths.saturating_add(1);
-        let revival = Revival { words: words.clone(), regions, deaths };
+        Invalid::unless(ascend(files.iter().map(|(region, _)| region)), || "files of regions are not in order".into())?;
+        let mapped = |(region, fd): (u8, u32)| -> Result<_, ParkError> {
+            let region = RegionIndex::from_wire(region.into());
+            let region = region.ok_or_else(|| Invalid::new("a file is of a region that there is not"))?;
+            Ok((region, Arc::new(given.take(fd)?)))
+        };
+        let files = files.into_iter().map(mapped).collect::<Result<Vec<_>, ParkError>>()?;
+        let revival = Revival { words: words.clone(), regions, files, deaths };
         let mut restored = Connection::revived(connection, &given, (link.clone(), client), options, (room, position))?;
         link.restore(behind, &given, (&options.memory, client))?;
         link.dma().go_on_from(marks.next_id);

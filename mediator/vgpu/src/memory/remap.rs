@@ -20,6 +20,7 @@ use crate::counts::counts;
 use devmodel::backend::Aperture;
 use nvspec::addr::{GuestVramAddr, Iova, LARGE_PAGE, Place, SMALL_PAGE};
 use owner::{HostCard, HostError};
+use saved_state::Invalid;
 use shadow_pt::GuestRange;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -224,6 +225,28 @@ impl Remap {
         let window = self.windows[index(aperture)].as_mut().filter(|window| is_empty && window.memory.area().1 == area);
         let in_use = || HostError::host("other memory under an aperture", io::ErrorKind::ResourceBusy);
         window.ok_or_else(in_use)?.memory.replace(host, pages)
+    }
+
+    /// Has the memory that `file` has, of zeros, under an aperture: the client of a process that was killed has it mapped. `bar1` and `bar3`
+    /// are the apertures' bytes.
+    ///
+    /// # Errors
+    /// When all of the aperture is trapped, something lives there already, or the file cannot be what was mapped.
+    pub(crate) fn take_file(
+        &mut self,
+        host: &HostCard,
+        aperture: Aperture,
+        file: Arc<OwnedFd>,
+        (bar1, bar3): (u64, u64),
+    ) -> Result<(), HostError> {
+        let is_empty = self.homes.is_empty();
+        let window = self.windows[index(aperture)].as_mut().filter(|_| is_empty);
+        let trapped = || Invalid::new("a client has mapped an aperture that is trapped");
+        let window = window.ok_or_else(trapped)?;
+        let end = if aperture == Aperture::Bar1 { bar1 } else { bar3 };
+        let taken = WindowMemory::taken(host, file, (window.memory.area().1.offset, end))?;
+        std::mem::replace(&mut window.memory, taken).close(host, false);
+        Ok(())
     }
 
     /// An access of the client's has come by message.

@@ -37,7 +37,7 @@ impl WindowMemory {
     pub(crate) fn new(host: &HostCard, name: &str, start: u64, end: u64) -> Result<Self, HostError> {
         let file =
             region_memory(name, end).map_err(|error| HostError::host("no memory file for an aperture", error))?;
-        Self::mapped(file, start, end)?.placed(host)
+        Self::mapped(Arc::new(file), start, end)?.placed(host)
     }
 
     /// The same memory, mapped for another card, or once more for the same: whoever has it mapped goes on with it.
@@ -67,6 +67,23 @@ impl WindowMemory {
         (start, end): (u64, u64),
         iova: Iova,
     ) -> Result<Self, HostError> {
+        let window = Self { iova, ..Self::checked(Arc::new(file), start, end)? };
+        window.lend(host)?;
+        Ok(window)
+    }
+
+    /// The memory that `file` has, zeroed, at I/O addresses that nobody has.
+    pub(crate) fn taken(host: &HostCard, file: Arc<OwnedFd>, (start, end): (u64, u64)) -> Result<Self, HostError> {
+        let window = Self::checked(file, start, end)?.placed(host)?;
+        if let Err(error) = window.blank(host) {
+            window.close(host, false);
+            return Err(error);
+        }
+        Ok(window)
+    }
+
+    /// The memory of a file that another process has handed over, which no card sees yet.
+    fn checked(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, HostError> {
         let look = |error| HostError::host("memory of an aperture cannot be looked at", error);
         let (seals, stat) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?);
         let sound = seals.contains(SealFlags::SHRINK | SealFlags::GROW) && u64::try_from(stat.st_size) == Ok(end);
@@ -76,13 +93,11 @@ impl WindowMemory {
                 stat.st_size
             )
         })?;
-        let window = Self { iova, ..Self::mapped(file, start, end)? };
-        window.lend(host)?;
-        Ok(window)
+        Self::mapped(file, start, end)
     }
 
     /// The memory, which no card sees yet.
-    fn mapped(file: OwnedFd, start: u64, end: u64) -> Result<Self, HostError> {
+    fn mapped(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, HostError> {
         let own =
             file.try_clone().map_err(|error| HostError::host("no descriptor of an aperture's memory file", error))?;
         let refused = |error| HostError::host("no mapping of an aperture's memory", error);
@@ -90,7 +105,7 @@ impl WindowMemory {
         let region = MmapRegion::from_file(FileOffset::new(File::from(own), start), size)
             .map_err(|error| refused(io::Error::other(error)))?;
         let area = MmapArea { offset: start, size: end - start };
-        Ok(Self { file: Arc::new(file), region: Arc::new(region), is_files: true, area, iova: Iova(0) })
+        Ok(Self { file, region: Arc::new(region), is_files: true, area, iova: Iova(0) })
     }
 
     /// Returns where the card sees the first byte.
