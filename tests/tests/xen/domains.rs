@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::Value;
 use tests::guest::{self, Smoke};
+use tests::wait;
 use tests::xen::{Domain, DomainSpec, XenMachine};
 
 /// MiB of the card: less than its VMs see, so that chunks must move.
@@ -20,6 +21,9 @@ const PATTERN: u64 = 0x5eed_0fed_0000_0001;
 const PROBES: u32 = 6;
 /// Channels that it starts, each with tables that the mediator reads anew.
 const CHANNELS: u32 = 16;
+/// Time for a look at a VM.
+const SHOW_LIMIT: Duration = Duration::from_secs(120);
+
 /// The daemon's configuration: VMs whose domains have their names.
 fn config(names: &[&str], paravirtual: &str) -> String {
     let vms = names.iter().map(|name| {
@@ -35,6 +39,11 @@ fn config(names: &[&str], paravirtual: &str) -> String {
 
 fn counter(shown: &Value, name: &str) -> u64 {
     shown["counters"][name].as_u64().unwrap_or(0)
+}
+
+/// Looks at a VM until something holds: of one that is busy, the daemon tells what it knew last.
+fn shown_with(machine: &XenMachine, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Result<Value> {
+    wait::until(what, SHOW_LIMIT, || machine.show(name).map(|shown| holds(&shown).then_some(shown)))
 }
 
 /// Runs the same workload in several domains at the same time.
@@ -78,8 +87,8 @@ fn domains_share_a_card() -> Result<()> {
     let copied = at_once(&[&a, &b, &pv], "stress --seconds 5 --max 65536")?;
     let computed = at_once(&[&a, &b], "workload --name mmul --scale 1 --rounds 1")?;
     let filled = at_once(&[&a, &b, &pv], &format!("fill --pattern {PATTERN:016x}"))?;
-    let (shown, shown_pv) = (machine.show("a")?, machine.show("pv")?);
-    assert!(counter(&shown_pv, "pv_batches") > 0, "{shown_pv}");
+    let shown = shown_with(&machine, "a", "doorbells of a", |shown| counter(shown, "doorbells") > 0)?;
+    let shown_pv = shown_with(&machine, "pv", "batches of pv", |shown| counter(shown, "pv_batches") > 0)?;
     let memory = machine.ctl("memory show")?;
     println!("{memory}");
 
@@ -98,8 +107,10 @@ fn domains_share_a_card() -> Result<()> {
         a.smoke(&format!("bar hostile --fresh --probes {PROBES} --channels {CHANNELS} --pattern {PATTERN:016x}"))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
     let beside = pv.finish(started, "stress beside a hostile domain")?;
-    assert!(machine.show("a")?["denied_total"].as_u64() > Some(0));
-    assert_eq!(machine.show("pv")?["denied_total"], 0);
+    shown_with(&machine, "a", "denials of a", |shown| shown["denied_total"].as_u64() > Some(0))?;
+    let batches = counter(&shown_pv, "pv_batches");
+    let shown_pv = shown_with(&machine, "pv", "more batches of pv", |shown| counter(shown, "pv_batches") > batches)?;
+    assert_eq!(shown_pv["denied_total"], 0);
     // Its own driver comes up afterwards, on a clean device.
     a.load_driver()?;
     let again = a.smoke("copy --engine m2mf --from gart --to vram --size 65536")?;
