@@ -47,6 +47,7 @@ mod host;
 mod ids;
 mod mirror;
 mod mode;
+mod moved;
 mod pages;
 mod report;
 mod reverse;

@@ -206,6 +206,13 @@ impl Mirror {
         }
     }
 
+    /// What the card reaches by an entry lies elsewhere; it reached something before.
+    pub(crate) fn relocate(&mut self, index: usize, shadow: u64) {
+        if let Some(known) = self.shadow.get_mut(index) {
+            *known = shadow;
+        }
+    }
+
     /// Sets both; counts live entries.
     pub(crate) fn set(&mut self, index: usize, raw: u64, shadow: Shadow) {
         if let Some(known) = self.guest.get_mut(index) {

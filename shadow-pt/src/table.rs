@@ -2,6 +2,7 @@
 
 use crate::bits::{self, Set512, bit};
 use crate::mirror::{Mirror, PAGE_ENTRIES, RawEntry, Runs};
+use crate::moved::Moved;
 use crate::pages::{FrameRun, PageIndex, User};
 use crate::reverse::{Piece, ReverseMap};
 use crate::translate::{Named, PageSize, Shadow, loses, named, translate};
@@ -292,9 +293,30 @@ impl Table {
         report: &mut SyncReport,
     ) {
         let settled = self.mirror.pending() & bit(piece.page()) == 0;
+        // Most of what moves is mapped by small entries, which keep all but their place: what is counted of them stays.
+        let mut moved = if self.key.size == PageSize::Small { Moved::of(range) } else { None };
         for index in self.mirror.range(piece.page()) {
-            let (raw, old) = (self.mirror.raw(index), self.mirror.effective(index));
-            if raw == 0 || !names(raw, self.key.size, range) {
+            let raw = self.mirror.raw(index);
+            if raw == 0 {
+                continue;
+            }
+            if let Some(moved) = &mut moved {
+                if moved.is_elsewhere(raw.into()) {
+                    continue;
+                }
+                let old = self.mirror.entry(index);
+                if let Some(new) = moved.entry(raw.into(), old.into(), frames).map(u64::from) {
+                    debug_assert_eq!(translate(raw, self.key.size, frames), Ok(Shadow::Entry(new)), "{raw:#x}");
+                    report.translated = report.translated.saturating_add(1);
+                    if new != old {
+                        self.mirror.relocate(index, new);
+                        changes.runs.push(index, loses(old, new));
+                    }
+                    continue;
+                }
+            }
+            let old = self.mirror.effective(index);
+            if !names(raw, self.key.size, range) {
                 continue;
             }
             if old == 0 && !settled {

@@ -5,7 +5,7 @@ use nvspec::addr::{Gpa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::{self, Pte, PteAperture};
 
 /// Bits of an entry's frame number.
-const FRAME_BITS: u32 = 28;
+pub(crate) const FRAME_BITS: u32 = 28;
 
 /// Pages of 4 KiB in a large page.
 pub(crate) const LARGE_PAGES: u32 = 1 << (LARGE_PAGE.trailing_zeros() - SMALL_PAGE.trailing_zeros());

@@ -1,0 +1,59 @@
+//! Entries whose VRAM lies elsewhere than before, where nothing else of them changes: what a chunk that moves costs for each page.
+
+use crate::translate::FRAME_BITS;
+use crate::{Frame, Frames, GuestRange};
+use nvspec::addr::{GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
+use nvspec::mmu::{Pte, PteAperture};
+
+/// A block of guest VRAM of the size of a large page: small entries name its pages one behind the other.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    start: u64,
+    /// Where it lies, if in one piece.
+    place: Option<Frame>,
+}
+
+/// Small entries that name VRAM in a range, and where that lies now.
+#[derive(Debug)]
+pub(crate) struct Moved {
+    start: u64,
+    end: u64,
+    last: Option<Block>,
+}
+
+impl Moved {
+    /// Of a range; `None` if that is RAM.
+    pub(crate) fn of(range: GuestRange) -> Option<Self> {
+        let (system, start, len) = range.parts();
+        (!system).then(|| Self { start, end: start.saturating_add(len), last: None })
+    }
+
+    /// Returns whether the guest entry `raw` is a small one that names no byte of the range.
+    pub(crate) fn is_elsewhere(&self, raw: Pte) -> bool {
+        let address = raw.address();
+        raw.aperture() == PteAperture::Vram && (address >= self.end || address.saturating_add(SMALL_PAGE) <= self.start)
+    }
+
+    /// The card's entry for the small guest entry `raw`, of which the card has `old`: that with another place. `None` where more has to be
+    /// looked at.
+    pub(crate) fn entry(&mut self, raw: Pte, old: Pte, frames: &mut impl Frames) -> Option<Pte> {
+        if !old.valid() || !raw.valid() || raw.aperture() != PteAperture::Vram {
+            return None;
+        }
+        let address = raw.address();
+        let within = address % LARGE_PAGE;
+        let start = address.wrapping_sub(within);
+        let block = match self.last {
+            Some(block) if block.start == start => block,
+            _ => *self.last.insert(Block { start, place: frames.vram(GuestVramAddr(start), LARGE_PAGE) }),
+        };
+        let (base, aperture) = match block.place? {
+            Frame::Vram(base) => (base.0, PteAperture::Vram),
+            Frame::Host(base) => (base.0, PteAperture::SysCoherent),
+        };
+        let at = base.checked_add(within)?;
+        let frame = u32::try_from(at >> SMALL_PAGE.trailing_zeros()).ok()?;
+        let fits = at % SMALL_PAGE == 0 && frame >> FRAME_BITS == 0;
+        fits.then(|| old.with_frame(frame).with_aperture(aperture))
+    }
+}
