@@ -54,7 +54,7 @@ fn what_copies_take_of_the_host_is_counted() {
         driver.buffer(channel, B, 16, 2);
     }
     driver.push(&mut graph, &words(&[object(M2MF), m2mf_copy(A, B, 16 * PAGE as u32)]));
-    driver.push(&mut copy, &words(&[object(CE0), ce_copy(A, B, 16 * PAGE as u32)]));
+    driver.push(&mut copy, &words(&[object(CE0), ce_copy(A, B, 16)]));
     driver.run_until_idle();
     let after = driver.card.counters().copied;
     assert_eq!(after.bytes - before.bytes, 32 * PAGE);
