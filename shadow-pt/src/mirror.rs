@@ -206,7 +206,7 @@ impl Mirror {
         }
     }
 
-    /// What the card reaches by an entry lies elsewhere; it reached something before.
+    /// Has an entry, by which the card reached something, reach something else.
     pub(crate) fn relocate(&mut self, index: usize, shadow: u64) {
         if let Some(known) = self.shadow.get_mut(index) {
             *known = shadow;

@@ -9,7 +9,7 @@ use nvspec::mmu::{Pte, PteAperture};
 #[derive(Clone, Copy, Debug)]
 struct Block {
     start: u64,
-    /// Where it lies, if in one piece.
+    /// Its place, if it lies in one piece.
     place: Option<Frame>,
 }
 

@@ -347,7 +347,7 @@ fn by_name<T>(mut of: Vec<T>, name: impl Fn(&T) -> &String) -> Vec<T> {
 #[derive(Clone, Copy, Default)]
 struct Entitled {
     compute: u32,
-    /// Where that is another one.
+    /// That of copies, where it is another one.
     copies: Option<u32>,
 }
 

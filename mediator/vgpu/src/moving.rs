@@ -160,7 +160,8 @@ impl MediatedVm {
         self.core().backend.lend_all()
     }
 
-    /// Has the apertures' memory that the client of `old` has mapped: with all that lives there, whose bytes stay, or with nothing.
+    /// Has the apertures' memory that the client of `old` has mapped: with all that lives there, or with nothing. Its bytes stay, since `old`
+    /// may have to go on with them.
     ///
     /// # Errors
     /// When the card does not take it.
@@ -171,9 +172,6 @@ impl MediatedVm {
             std::mem::replace(core.backend.remap_mut(), theirs)
         };
         own.close(self.host());
-        if !inhabited {
-            self.core().backend.remap().blank(self.host());
-        }
         Ok(())
     }
 

@@ -41,7 +41,7 @@ impl Part for SavedScheduler {
         Ok(Self { scheduler, accounts, copies: Vec::new() })
     }
 
-    /// Who has another share of copies has that of compute then: an operator's settings, not a guest's state, and the file of
+    /// Leaves a vGPU with another share of copies that of compute: an operator's settings, not a guest's state, and the file of
     /// settings has them.
     fn to_before(&self) -> Result<Version1, Invalid> {
         let Self { mut scheduler, accounts, copies } = self.clone();

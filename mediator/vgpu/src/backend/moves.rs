@@ -55,8 +55,12 @@ impl VmBackend {
         }
     }
 
-    /// Has mapped apertures show what the tables of a VM that has come say. None of its work is on the card.
+    /// Has mapped apertures show what the tables of a VM that has come say, and nothing else where nothing of it lives there yet. None of
+    /// its work is on the card.
     pub(crate) fn show_apertures(&mut self) {
+        if self.remap().pages() == 0 {
+            self.remap().blank(&self.host);
+        }
         self.refresh_flushed(None);
         self.choose_polled();
     }

@@ -104,6 +104,23 @@ fn what_lives_under_apertures_is_saved_and_shown_again_where_the_client_has_it_m
 }
 
 #[test]
+fn a_state_that_is_refused_leaves_what_lives_there() {
+    let cards = [card(64), card(64)];
+    let mut one = Scene::new(&cards[0], 1);
+    let [cpu, cpu3] = one.cpus();
+    cpu.write(HIGH, &pages(3, 4));
+    let saved = one.driver.guest.save().unwrap();
+    cpu.write(HIGH, &pages(4, 4));
+    // It lends more now, which is seen last.
+    assert!(one.driver.guest.map_ram(MIB, MIB, true));
+    let refused = one.driver.guest.restore(&cards[1], 9, &saved).unwrap_err().to_string();
+    assert!(refused.contains("the client lends"), "{refused}");
+    assert_eq!(cpu.read(HIGH, 4 * PAGE), pages(4, 4));
+    one.check(&cpu3, 4);
+    assert!(cards[1].usage().0.vms.is_empty(), "nothing is left of it there");
+}
+
+#[test]
 fn a_client_takes_it_to_a_device_with_mapped_apertures_or_without() {
     let cards = [card(64), card(64)];
     for (mapped, vm) in [(true, 101), (false, 102)] {

@@ -1,4 +1,4 @@
-//! What it costs to move chunks beside the time that a link takes for their bytes, and so what is left of links of 6 to 50 GB/s.
+//! Cost of moving chunks beside the time that a link takes for their bytes, and so what is left of links of 6 to 50 GB/s.
 //!
 //! The software card moves bytes with this machine's processors, and counts the time that goes into that. What a relocation takes
 //! beyond it is the software's own: the mover's, the card's model of its engines and rings, a wait for either. A real card's engines
