@@ -29,6 +29,9 @@ pub struct Ground<'a> {
     pub random: Random,
     /// Set to write outside, too.
     pub writes: bool,
+    /// Set where the VMM has memory mapped under the apertures: what is written where nothing of ours is stays in that memory, which is
+    /// ours alone.
+    pub mapped: bool,
     /// Bytes to look for.
     pub pattern: Vec<u8>,
     /// Findings.
@@ -58,7 +61,7 @@ impl<'a> Ground<'a> {
         ensure!(vram >= OWN_BASE + own::END, "{vram} bytes of VRAM are too few for the attacks");
         let apertures = [card.region(1)?, card.region(3)?];
         let found = Found::default();
-        Ok(Self { card, apertures, vram, base: OWN_BASE, random, writes, pattern, found })
+        Ok(Self { card, apertures, vram, base: OWN_BASE, random, writes, mapped: false, pattern, found })
     }
 
     /// Addresses that do not belong to the share, `aligned` to a page size: neighbours, powers of two, anything.
@@ -90,6 +93,15 @@ impl<'a> Ground<'a> {
         }
         if (hit || word == BRAND || !is_nothing(word)) && self.found.nonzero + self.found.sticky <= 20 {
             println!("seen {word:#010x}: {what}");
+        }
+    }
+
+    /// Judges a dword that was read through an aperture from outside.
+    pub fn judge_aperture(&mut self, what: &str, word: u32) {
+        if self.mapped && word == BRAND {
+            self.found.probes += 1;
+        } else {
+            self.judge(what, word);
         }
     }
 

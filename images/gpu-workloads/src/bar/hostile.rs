@@ -38,6 +38,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     ensure!(boot0 != u32::MAX && boot0 != 0, "the card does not answer: BOOT0 is {boot0:#x}");
     let share = options.number("share", card.vram()?)?;
     let mut ground = Ground::new(card, share, Random(seed), pattern, !options.flag("no-writes"))?;
+    ground.mapped = options.flag("mapped");
     // Each word is an access. After a reset there is nothing to clear, and what is there nevertheless is found as nonzero.
     if !options.flag("fresh") {
         card.vram_zero(ground.base, own::END);
@@ -170,13 +171,13 @@ fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str)
     for read in 0..READS {
         let at = (va + (read * 0x5a4) % length) as usize;
         let word = region.load(at, Width::Dword) as u32;
-        ground.judge(what, word);
+        ground.judge_aperture(what, word);
     }
     if ground.writes {
         let at = (va + length - 4) as usize;
         region.store(at, Width::Dword, BRAND.into());
         let word = region.load(at, Width::Dword) as u32;
-        ground.judge(&format!("{what}, after a write"), word);
+        ground.judge_aperture(&format!("{what}, after a write"), word);
     }
 }
 
@@ -191,7 +192,9 @@ fn tables(ground: &mut Ground<'_>, probes: u64) {
             look(ground, 0, OUTSIDE_VA, PAGE, &format!("BAR1 page table at {address:#x} {aperture:?}"));
             ground.set_directory(0, 0, Some((address, aperture)), None);
             ground.flush(directory);
-            look(ground, 0, LARGE_VA / 2, PAGE, &format!("BAR1 large page table at {address:#x} {aperture:?}"));
+            // Of a large page, in BAR1 however small that is.
+            let large = (LARGE_VA / 2).min(ground.apertures[0].len() as u64 / 2);
+            look(ground, 0, large, PAGE, &format!("BAR1 large page table at {address:#x} {aperture:?}"));
         }
         ground.set_instance(own::BAR1_INSTANCE, address, 0);
         point_at_own(ground);

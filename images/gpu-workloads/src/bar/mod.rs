@@ -27,12 +27,24 @@ pub const USAGE: &str = "  bar read32 BAR OFFSET | write32 BAR OFFSET VALUE | re
   bar bench reads|writes [--count= --bar= --offset= --value=]
   bar alarm [--count=]
   bar hole N | holes [--pattern= --share=]
-  bar hostile [--pattern= --probes= --share= --channels= --no-writes --fresh]
+  bar hostile [--pattern= --probes= --share= --channels= --no-writes --fresh --mapped]
   (all bar commands: [--pci=ADDRESS])
 ";
 
-const OPTIONS: [&str; 11] =
-    ["share=", "pci=", "count=", "bar=", "offset=", "value=", "pattern=", "probes=", "channels=", "no-writes", "fresh"];
+const OPTIONS: [&str; 12] = [
+    "share=",
+    "pci=",
+    "count=",
+    "bar=",
+    "offset=",
+    "value=",
+    "pattern=",
+    "probes=",
+    "channels=",
+    "no-writes",
+    "fresh",
+    "mapped",
+];
 
 /// Function of a command.
 type Command = fn(&Card, &Options) -> Result<(Counts, Facts)>;
