@@ -531,9 +531,8 @@ impl Device for MediatedDevice {
     }
 
     fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
-        let (host, pci) = (&self.vm.host, &self.pci);
         let core = &mut *self.vm.core();
-        let taken = core.backend.remap_mut().take_file(host, aperture(region), file, (pci.bar1_bytes, pci.bar3_bytes));
+        let taken = core.backend.remap_mut().take_file(&self.vm.host, aperture(region), file);
         taken.map_err(|error| MapError(error.to_string()))
     }
 

@@ -47,7 +47,6 @@ impl MediatedVm {
         let quiet = {
             let core = &mut *self.core();
             core.backend.end_quiesce();
-            core.backend.remap().blank(self.host());
             core.backend.is_quiet()
         };
         if !quiet {

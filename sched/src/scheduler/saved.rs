@@ -41,8 +41,8 @@ impl Part for SavedScheduler {
         Ok(Self { scheduler, accounts, copies: Vec::new() })
     }
 
-    /// Leaves a vGPU with another share of copies that of compute: an operator's settings, not a guest's state, and the file of
-    /// settings has them.
+    /// Leaves a vGPU with another share of copies that of compute: an operator's setting, which a daemon of that version has
+    /// no word for.
     fn to_before(&self) -> Result<Version1, Invalid> {
         let Self { mut scheduler, accounts, copies } = self.clone();
         for (vgpu, _) in copies {

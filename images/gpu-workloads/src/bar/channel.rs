@@ -215,6 +215,7 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     #[test]
     fn few_channels_have_every_flaw_and_every_address() {
@@ -222,9 +223,15 @@ mod tests {
         let all = flaws(&addresses);
         assert_eq!(all.len(), 7 * 8);
         let kind = |flaw: &Flaw| format!("{flaw:?}").chars().take_while(|c| *c != '(').collect::<String>();
-        let first: std::collections::BTreeSet<String> = all.iter().take(8).map(kind).collect();
+        let address = |flaw: &Flaw| match *flaw {
+            Flaw::None => None,
+            Flaw::Page(at, _) | Flaw::Table(at) | Flaw::Directory(at) | Flaw::Userd(at) | Flaw::Ring(at) => Some(at),
+        };
+        let first: BTreeSet<String> = all.iter().take(8).map(kind).collect();
         assert_eq!(first.len(), 5, "pages are three of the seven: {first:?}");
-        let distinct: std::collections::BTreeSet<String> = all.iter().map(|flaw| format!("{flaw:?}")).collect();
+        let addressed: BTreeSet<u64> = all.iter().take(8).filter_map(address).collect();
+        assert_eq!(addressed.len(), 8, "one after the other");
+        let distinct: BTreeSet<String> = all.iter().map(|flaw| format!("{flaw:?}")).collect();
         assert_eq!(distinct.len(), all.len());
     }
 }

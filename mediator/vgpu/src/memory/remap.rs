@@ -149,6 +149,7 @@ impl Remap {
         for (window, old) in this.windows.iter_mut().zip(&self.windows) {
             let Some(old) = old else { continue };
             match old.memory.on(host) {
+                Ok(memory) if inhabited => *window = Some(Window { wants: old.wants.clone(), ..Window::new(memory) }),
                 Ok(memory) => *window = Some(Window::new(memory)),
                 Err(error) => {
                     this.close(host);
@@ -157,9 +158,6 @@ impl Remap {
             }
         }
         if inhabited {
-            for (window, old) in this.windows.iter_mut().flatten().zip(self.windows.iter().flatten()) {
-                window.wants.clone_from(&old.wants);
-            }
             (this.homes, this.waiting) = (self.homes.clone(), self.waiting.clone());
         }
         Ok(this)
@@ -227,8 +225,7 @@ impl Remap {
         window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 
-    /// Has the memory that `file` has, of zeros, under an aperture: the client of a process that was killed has it mapped. `bar1` and `bar3`
-    /// are the apertures' bytes.
+    /// Has the memory that `file` has, of zeros, under an aperture: the client of a process that was killed has it mapped.
     ///
     /// # Errors
     /// When all of the aperture is trapped, something lives there already, or the file cannot be what was mapped.
@@ -237,14 +234,12 @@ impl Remap {
         host: &HostCard,
         aperture: Aperture,
         file: Arc<OwnedFd>,
-        (bar1, bar3): (u64, u64),
     ) -> Result<(), HostError> {
         let is_empty = self.homes.is_empty();
         let window = self.windows[index(aperture)].as_mut().filter(|_| is_empty);
         let trapped = || Invalid::new("a client has mapped an aperture that is trapped");
         let window = window.ok_or_else(trapped)?;
-        let end = if aperture == Aperture::Bar1 { bar1 } else { bar3 };
-        let taken = WindowMemory::taken(host, file, (window.memory.area().1.offset, end))?;
+        let taken = window.memory.taken(host, file)?;
         std::mem::replace(&mut window.memory, taken).close(host, false);
         Ok(())
     }

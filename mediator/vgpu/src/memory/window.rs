@@ -72,9 +72,10 @@ impl WindowMemory {
         Ok(window)
     }
 
-    /// The memory that `file` has, zeroed, at I/O addresses that nobody has.
-    pub(crate) fn taken(host: &HostCard, file: Arc<OwnedFd>, (start, end): (u64, u64)) -> Result<Self, HostError> {
-        let window = Self::checked(file, start, end)?.placed(host)?;
+    /// The memory that `file` has for the same part of the aperture, zeroed, at I/O addresses that nobody has.
+    pub(crate) fn taken(&self, host: &HostCard, file: Arc<OwnedFd>) -> Result<Self, HostError> {
+        let MmapArea { offset, size } = self.area;
+        let window = Self::checked(file, offset, offset + size)?.placed(host)?;
         if let Err(error) = window.blank(host) {
             window.close(host, false);
             return Err(error);

@@ -12,7 +12,7 @@ use vgpu::Settings;
 use vram::To;
 
 /// Bytes of the RAM that a guest lends.
-fn ram_of(guest: &Guest) -> Vec<u8> {
+pub(crate) fn ram_of(guest: &Guest) -> Vec<u8> {
     let mut all = vec![0; MIB as usize];
     guest.ram_read(0, &mut all);
     all

@@ -3,6 +3,7 @@
 use super::super::migration::{state_of, take_in};
 use super::super::moving::card;
 use super::super::relocate::free_settings;
+use super::super::saving::ram_of;
 use super::*;
 use vgpu::Settings;
 
@@ -47,13 +48,6 @@ impl Scene {
     fn cpus(&self) -> [Cpu; 2] {
         [Bar1, Bar3].map(|region| Cpu::of(&self.driver.guest, region))
     }
-}
-
-/// Bytes of the RAM that a guest lends.
-fn ram_of(guest: &Guest) -> Vec<u8> {
-    let mut all = vec![0; MIB as usize];
-    guest.ram_read(0, &mut all);
-    all
 }
 
 #[test]

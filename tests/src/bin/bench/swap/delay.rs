@@ -11,7 +11,7 @@ use tests::bench::{Metric, Target};
 use tests::light::{CardConfig, MIB, account, guest, wait};
 use vram::{Limits, VmId};
 
-use super::{BUS_RATE, CHUNK, division, eventually, quantile, time};
+use super::{BUS_RATE, CHUNK, LANES, division, eventually, quantile, time};
 
 /// MiB of the card, all of which the victim takes.
 const CARD_MIB: u64 = 48;
@@ -30,8 +30,6 @@ const ASKED: u64 = 8 * MIB;
 const ASKED_ROUNDS: u32 = 10;
 /// Address of a guest's chunks for the GPU: a page of each.
 const VA: u64 = 0x100_0000;
-/// Both copy engines.
-const LANES: f64 = 2.0;
 
 /// A guest and its channel.
 struct Vm {

@@ -8,7 +8,7 @@ use tests::light::{CardConfig, MIB};
 use vram::Limits;
 
 use super::pressure::{Outcome, PROGRAMS, VM_MIB, several};
-use super::{BUS_RATE, division, time};
+use super::{BUS_RATE, LANES, division, time};
 
 /// Instances.
 const COUNTS: [usize; 3] = [1, 2, 5];
@@ -16,8 +16,6 @@ const COUNTS: [usize; 3] = [1, 2, 5];
 const CARD_MIB: u64 = 20;
 /// Runs of each, one of all after the other.
 const RUNS: usize = 5;
-/// Both copy engines.
-const LANES: f64 = 2.0;
 
 fn run_of(name: &str, scale: u32, count: usize, card_mib: u64) -> Result<Outcome> {
     let host_mib = VM_MIB * count as u64;

@@ -33,6 +33,8 @@ use super::Request;
 const VRAM_RATE: u64 = 800 * MIB;
 /// Bytes per second that an engine moves of the host's.
 const BUS_RATE: u64 = 32 * MIB;
+/// Both copy engines.
+const LANES: f64 = 2.0;
 /// Bytes of a chunk where nothing else is said.
 const CHUNK: u64 = 2 * MIB;
 /// Nothing here takes that long.

@@ -14,7 +14,7 @@ use tests::bench::{Metric, Target};
 use tests::light::{CardConfig, MIB, account, guest, wait};
 use vram::{Limits, Mode, VmId};
 
-use super::{BUS_RATE, division, time};
+use super::{BUS_RATE, LANES, division, time};
 
 /// Bytes of a chunk: small, so that a change of turns is short and there are several within seconds.
 const CHUNK: u64 = 512 << 10;
@@ -34,8 +34,6 @@ const PASSES: u64 = 500;
 const FEW: u64 = PASSES / 20;
 /// Passes that are under way together, so that it matters less how late this machine wakes the job.
 const QUEUED: u64 = 5;
-/// Both copy engines.
-const LANES: f64 = 2.0;
 
 /// A job and its guest.
 struct Job {
