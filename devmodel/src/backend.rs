@@ -110,6 +110,10 @@ pub trait Backend {
     /// The guest has named the instance block of an aperture, or `None`: it has been unbound.
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>);
 
+    /// The guest has placed PRAMIN, the window on VRAM of BAR0, at `base`, or `None`: on what is no VRAM. For who shows memory there without
+    /// a message; what comes by message is [read](Self::vram_read) and [written](Self::vram_write) by address.
+    fn place_window(&mut self, _base: Option<GuestVramAddr>) {}
+
     /// The guest flushes the TLB for one page directory, or for all (`None`).
     fn flush_tlb(&mut self, directory: Option<Place>, hub_only: bool);
 

@@ -25,6 +25,7 @@ use crate::interrupt::Interrupts;
 use crate::pci::PciConfig;
 use crate::policy::{self, RangeKind, Target};
 use crate::storage::Storage;
+use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::{ce0, ce1, sm_trap, windows};
 
@@ -311,6 +312,12 @@ impl VGpu {
         self.ptimer.alarm_at()
     }
 
+    /// Where in VRAM PRAMIN begins, if the guest has it on VRAM. The guest may have less.
+    #[must_use]
+    pub fn window_base(&self) -> Option<GuestVramAddr> {
+        self.pbus.window_base()
+    }
+
     /// Rings the guest's alarm if its time has come.
     pub fn tick(&mut self, backend: &mut dyn Backend) {
         self.ptimer.tick(backend.now_ns());
@@ -363,6 +370,7 @@ impl VGpu {
         storage.reset();
         pmc.reset();
         pbus.reset();
+        backend.place_window(pbus.window_base());
         pfifo.reset();
         pbdma.reset();
         ptimer.reset();

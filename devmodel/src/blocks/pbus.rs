@@ -32,6 +32,7 @@ impl Pbus {
         match reg {
             Reg::PRAMIN_WINDOW => {
                 self.window = value & (PRAMIN_WINDOW::TARGET.mask() | PRAMIN_WINDOW::BASE.mask());
+                cx.backend.place_window(self.window_base());
             }
             Reg::BAR1_BLOCK => {
                 self.bar1 = value;
@@ -60,16 +61,19 @@ impl Pbus {
 
     /// Returns where the byte at `offset` of BAR0, in the window, lies in VRAM; why not, if it does not.
     pub(crate) fn window(&self, offset: u64, bytes: u64, vram_bytes: u64) -> Result<GuestVramAddr, Reason> {
-        if Target::from_bits(PRAMIN_WINDOW::TARGET.get(self.window)) != Target::Vram {
-            return Err(Reason::Target);
-        }
-        let base = u64::from(PRAMIN_WINDOW::BASE.get(self.window)) << 16;
+        let base = self.window_base().ok_or(Reason::Target)?;
         let address = offset.checked_sub(u64::from(pramin::BASE)).and_then(|within| base.checked_add(within));
         let end = address.and_then(|address| address.checked_add(bytes));
         match (address, end) {
-            (Some(address), Some(end)) if end <= vram_bytes => Ok(GuestVramAddr(address)),
+            (Some(address), Some(end)) if end.0 <= vram_bytes => Ok(address),
             _ => Err(Reason::OutsideVram),
         }
+    }
+
+    /// Where in VRAM the window begins, if it is on VRAM; the guest may have less.
+    pub(crate) fn window_base(&self) -> Option<GuestVramAddr> {
+        let is_vram = Target::from_bits(PRAMIN_WINDOW::TARGET.get(self.window)) == Target::Vram;
+        is_vram.then(|| GuestVramAddr(u64::from(PRAMIN_WINDOW::BASE.get(self.window)) << 16))
     }
 
     /// An interrupt of the unit is pending.

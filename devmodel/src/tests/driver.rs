@@ -280,7 +280,8 @@ fn reset_gives_the_power_on_state_but_keeps_the_counters() {
             Call::ResetFifo,
             Call::BindAperture(Aperture::Bar1, None),
             Call::BindAperture(Aperture::Bar3, None),
-            Call::BusMaster(false)
+            Call::BusMaster(false),
+            Call::PlaceWindow(Some(GuestVramAddr(0))),
         ]
     );
     let fresh = Rig::new();

@@ -16,6 +16,7 @@ pub const VRAM: u64 = 16 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     BindAperture(Aperture, Option<Place>),
+    PlaceWindow(Option<GuestVramAddr>),
     FlushTlb(Option<Place>, bool),
     FlushApertures,
     Bind(u8, Option<Place>),
@@ -106,6 +107,10 @@ impl Backend for Mock {
 
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>) {
         self.calls.push(Call::BindAperture(aperture, instance));
+    }
+
+    fn place_window(&mut self, base: Option<GuestVramAddr>) {
+        self.calls.push(Call::PlaceWindow(base));
     }
 
     fn flush_tlb(&mut self, directory: Option<Place>, hub_only: bool) {

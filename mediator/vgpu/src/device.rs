@@ -2,7 +2,7 @@
 
 use super::Apertures;
 use super::backend::{self, Description, Rung, VmBackend as Backend};
-use super::memory::Remap;
+use super::memory::{Remap, Showing};
 use super::pv::{After, Interface, Progress, PvSettings};
 use super::work::Runlist;
 use super::write_wait;
@@ -128,8 +128,8 @@ impl MediatedVm {
         let events: Weak<Self> = Arc::downgrade(&this);
         host.add_vm(vm, share, events)?;
         if *apertures == Apertures::Remapped {
-            match Remap::open(host, pci.bar1_bytes, pci.bar3_bytes) {
-                Ok(remap) => *this.core().backend.remap_mut() = remap,
+            match Remap::open(host, (pci.bar1_bytes, pci.bar3_bytes)) {
+                Ok(remap) => this.core().map(remap),
                 Err(error) => {
                     host.remove_vm(vm)?;
                     return Err(error.into());
@@ -253,6 +253,20 @@ impl Core {
         }
     }
 
+    /// Has these apertures for a client to map, in which nothing lives yet.
+    fn map(&mut self, remap: Remap) {
+        *self.backend.remap_mut() = remap;
+        self.backend.show_window(self.gpu.window_base());
+    }
+
+    /// Changes memory in which PRAMIN may show what the guest has.
+    fn change_window<T>(&mut self, change: impl FnOnce(&mut Remap) -> T) -> T {
+        self.backend.empty_window();
+        let done = change(self.backend.remap_mut());
+        self.backend.show_window(self.gpu.window_base());
+        done
+    }
+
     /// Takes everything of the guest's driver off the card. What lived under mapped apertures is lost.
     pub(super) fn clean(&mut self) {
         let Self { gpu, backend, .. } = self;
@@ -320,7 +334,7 @@ impl Core {
     /// Counts what goes through the window on VRAM.
     fn count_window(&mut self, offset: u64, bytes: usize) {
         if (u64::from(pramin::BASE)..u64::from(pramin::END)).contains(&offset) {
-            self.backend.count_bytes(bytes);
+            self.backend.count_window(offset, bytes);
         }
     }
 }
@@ -430,12 +444,12 @@ impl Device for MediatedDevice {
             regions[index as usize] = RegionInfo::read_write(size);
         }
         let core = self.vm.core();
-        for (index, aperture) in [(RegionIndex::Bar1, Aperture::Bar1), (RegionIndex::Bar3, Aperture::Bar3)] {
-            let Some((file, area)) = core.backend.remap().area(aperture) else { continue };
-            let region = &mut regions[index as usize];
+        for showing in Showing::ALL {
+            let Some((file, area)) = core.backend.remap().area(showing) else { continue };
+            let region = &mut regions[showing.region() as usize];
             match region.clone().with_mappable(file, vec![area]) {
                 Ok(mappable) => *region = mappable,
-                Err(error) => tracing::error!(%error, ?index, "an aperture cannot be mapped, and is trapped"),
+                Err(error) => tracing::error!(%error, ?showing, "an aperture cannot be mapped, and is trapped"),
             }
         }
         regions
@@ -493,7 +507,7 @@ impl Device for MediatedDevice {
         let quiet = {
             let core = &mut *self.vm.core();
             core.backend.end_quiesce();
-            core.backend.remap().blank(&self.vm.host);
+            core.backend.show_apertures();
             core.backend.is_quiet()
         };
         if half && let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
@@ -515,7 +529,7 @@ impl Device for MediatedDevice {
             let core = &mut *self.vm.core();
             core.backend.end_quiesce();
             // What the client has mapped it keeps.
-            core.backend.remap_mut().renew(&self.vm.host, self.pci.bar1_bytes, self.pci.bar3_bytes);
+            core.change_window(|remap| remap.renew(&self.vm.host, (self.pci.bar1_bytes, self.pci.bar3_bytes)));
             core.backend.is_quiet()
         };
         // The next client may be another's.
@@ -526,13 +540,15 @@ impl Device for MediatedDevice {
 
     fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
         let core = &mut *self.vm.core();
-        let lent = core.backend.remap_mut().lend(&self.vm.host, aperture(region), area, pages);
+        let showing = Showing::of(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
+        let lent = core.change_window(|remap| remap.lend(&self.vm.host, showing, area, pages));
         lent.map_err(|error| MapError(error.to_string()))
     }
 
     fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
         let core = &mut *self.vm.core();
-        let taken = core.backend.remap_mut().take_file(&self.vm.host, aperture(region), file);
+        let showing = Showing::of(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
+        let taken = core.change_window(|remap| remap.take_file(&self.vm.host, showing, file));
         taken.map_err(|error| MapError(error.to_string()))
     }
 

@@ -196,10 +196,11 @@ impl MediatedVm {
         })?;
         let restored = Restored { spaces, tables, pool, remap: remap.unwrap_or_default() };
         let made = VmBackend::restored(Arc::clone(&host), description, pv, (own.into_inner(), segments, restored));
-        let (backend, rung) = made.map_err(|error| match error {
+        let (mut backend, rung) = made.map_err(|error| match error {
             HostError::Saved(why) => of_vm(why),
             other => other,
         })?;
+        backend.window_is(gpu.window_base());
         let board = Arc::<Board>::default();
         let core = Core { rung, ..Core::new(gpu, backend, &board) };
         let this = Arc::new(Self::of(core, board, &host, vm, link));

@@ -96,7 +96,7 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Judges a dword that was read through an aperture from outside.
+    /// Judges a dword that was read through an aperture, or PRAMIN, from outside.
     pub fn judge_aperture(&mut self, what: &str, word: u32) {
         if self.mapped && word == BRAND {
             self.found.probes += 1;

@@ -86,11 +86,11 @@ fn window(ground: &mut Ground<'_>, probes: u64) {
             for read in 0..READS {
                 let register = reg::PRAMIN + (read * 0x3f84) as u32;
                 let word = ground.card.read(register);
-                ground.judge(&format!("window at {address:#x}, target {target}"), word);
+                ground.judge_aperture(&format!("window at {address:#x}, target {target}"), word);
                 if ground.writes && target == 0 {
                     ground.poke(register, BRAND);
                     let word = ground.card.read(register);
-                    ground.judge(&format!("window at {address:#x}, after a write"), word);
+                    ground.judge_aperture(&format!("window at {address:#x}, after a write"), word);
                 }
             }
         }
@@ -100,7 +100,7 @@ fn window(ground: &mut Ground<'_>, probes: u64) {
     ground.poke(reg::PRAMIN_WINDOW, (last >> 16) as u32);
     for read in 0..READS {
         let word = ground.card.read(reg::PRAMIN + 0x1_0000 + (read * 0x2_0000) as u32);
-        ground.judge("window across the end of VRAM", word);
+        ground.judge_aperture("window across the end of VRAM", word);
     }
 }
 

@@ -15,7 +15,7 @@ mod segments;
 mod waits;
 
 use super::counts::counts;
-use super::memory::{Memory, Remap, View};
+use super::memory::{Memory, Remap, Showing, View};
 use super::pending::Pending;
 use super::pv::{Interface, PvSettings};
 use super::work::{Runlist, Work};
@@ -25,7 +25,7 @@ use devmodel::backend::Aperture;
 use devmodel::events::MmuFault;
 pub(super) use moves::LOOK;
 use moves::Stop;
-use nvspec::addr::Place;
+use nvspec::addr::{GuestVramAddr, Place};
 use nvspec::fifo::VirtualChannelId;
 pub(super) use operations::Done;
 use owner::{Feeder, HostCard, HostError, HostState, Ranges};
@@ -173,6 +173,11 @@ impl VmBackend {
         self.quiet
     }
 
+    /// PRAMIN is where the guest has it, and will show that. Nothing moves yet.
+    pub(super) fn window_is(&mut self, base: Option<GuestVramAddr>) {
+        self.memory.place_window(base);
+    }
+
     /// The apertures that the VMM maps.
     pub(super) fn remap(&self) -> &Remap {
         self.memory.grants().remap()
@@ -210,8 +215,14 @@ impl VmBackend {
         self.count_message(aperture, offset, bytes);
     }
 
+    /// Counts an access to PRAMIN that has come by message, beside what is counted of a register.
+    pub(super) fn count_window(&mut self, offset: u64, bytes: usize) {
+        self.remap_mut().count_message(Showing::Pramin, offset);
+        self.count_bytes(bytes);
+    }
+
     fn count_message(&mut self, aperture: Aperture, offset: u64, bytes: usize) {
-        self.remap_mut().count_message(aperture, offset);
+        self.remap_mut().count_message(aperture.into(), offset);
         self.count_bytes(bytes);
     }
 
@@ -226,7 +237,7 @@ impl VmBackend {
     }
 
     /// Counts bytes of VRAM that have come by message.
-    pub(super) fn count_bytes(&mut self, bytes: usize) {
+    fn count_bytes(&mut self, bytes: usize) {
         self.counts.aperture_bytes += bytes as u64;
     }
 

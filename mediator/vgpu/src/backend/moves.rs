@@ -1,7 +1,7 @@
 //! Moves pages of guest VRAM to where the guest's aperture tables put them, and back: what the books (`remap`) say.
 
 use super::VmBackend;
-use crate::memory::{Moves, Slot, Want, ranges};
+use crate::memory::{Moves, Showing, Slot, Want, ranges};
 use devmodel::backend::{Aperture, Backend};
 use nvspec::addr::{GuestVramAddr, Place, SMALL_PAGE};
 use nvspec::fifo::VirtualChannelId;
@@ -38,8 +38,8 @@ pub(super) struct Stop {
     busy: Vec<VirtualChannelId>,
     /// Its begin, in ns of the card's clock.
     since_ns: u64,
-    /// Apertures that are to show what their tables say.
-    due: Vec<Aperture>,
+    /// Parts of BARs that are to show something else.
+    due: Vec<Showing>,
 }
 
 impl VmBackend {
@@ -47,12 +47,23 @@ impl VmBackend {
     /// tables say now.
     pub(super) fn refresh_flushed(&mut self, directory: Option<Place>) {
         for aperture in [Aperture::Bar1, Aperture::Bar3] {
-            if self.remap().extent(aperture).is_some()
+            if self.remap().extent(aperture.into()).is_some()
                 && (directory.is_none() || self.memory.aperture_directory(aperture) == directory)
             {
-                self.refresh(aperture);
+                self.refresh(aperture.into());
             }
         }
+    }
+
+    /// PRAMIN has been placed: it shows what is there now.
+    pub(crate) fn show_window(&mut self, base: Option<GuestVramAddr>) {
+        self.memory.place_window(base);
+        self.refresh(Showing::Pramin);
+    }
+
+    /// PRAMIN shows nothing until it is [placed](Self::show_window) again. None of the VM's work is on the card.
+    pub(crate) fn empty_window(&mut self) {
+        self.show_window(None);
     }
 
     /// Has mapped apertures show what the tables of a VM that has come say, and nothing else where nothing of it lives there yet. None of
@@ -62,25 +73,26 @@ impl VmBackend {
             self.remap().blank(&self.host);
         }
         self.refresh_flushed(None);
+        self.refresh(Showing::Pramin);
         self.choose_polled();
     }
 
-    /// Makes a mapped aperture show what its tables say now. Where work of the VM names pages that are to move, that is done
+    /// Makes what is mapped of a BAR show what the guest has there now. Where work of the VM names pages that are to move, that is done
     /// once the work has left the card, by [`Self::look_at_moves`].
-    pub(super) fn refresh(&mut self, aperture: Aperture) {
-        let changes = self.memory.changes(aperture);
+    pub(super) fn refresh(&mut self, showing: Showing) {
+        let changes = self.memory.changes(showing);
         if changes.is_empty() {
             return;
         }
         if self.stop.is_none() {
-            let concerned = self.remap().concerned(aperture, &changes);
+            let concerned = self.remap().concerned(showing, &changes);
             if concerned.iter().any(|range| self.memory.names(*range)) {
                 self.stop_work();
             }
         }
         match &mut self.stop {
-            Some(stop) => stop.due.extend((!stop.due.contains(&aperture)).then_some(aperture)),
-            None => self.show_changes(aperture, &changes),
+            Some(stop) => stop.due.extend((!stop.due.contains(&showing)).then_some(showing)),
+            None => self.show_changes(showing, &changes),
         }
         self.look_at_moves();
     }
@@ -109,9 +121,9 @@ impl VmBackend {
             tracing::error!(vm = %self.vm, ?channel, "a channel stays on the card while its memory moves");
         }
         let due = self.stop.as_mut().map(|stop| std::mem::take(&mut stop.due)).unwrap_or_default();
-        for aperture in due {
-            let changes = self.memory.changes(aperture);
-            self.show_changes(aperture, &changes);
+        for showing in due {
+            let changes = self.memory.changes(showing);
+            self.show_changes(showing, &changes);
         }
         self.stop = None;
         // What was set aside or parked meanwhile is waiting for that, and for nothing else.
@@ -119,12 +131,24 @@ impl VmBackend {
         false
     }
 
-    fn show_changes(&mut self, aperture: Aperture, changes: &[(u32, Want)]) {
-        let moves = self.remap_mut().book(aperture, changes);
+    fn show_changes(&mut self, showing: Showing, changes: &[(u32, Want)]) {
+        let moves = self.remap_mut().book(showing, changes);
+        self.look_at_strays(&moves.strays);
         self.carry_out(&moves);
         let moved = moves.outs.iter().chain(&moves.ins).map(|(page, _)| *page).collect();
         self.relocated(moved);
         self.choose_polled();
+    }
+
+    /// Counts what the guest has written where PRAMIN gave way.
+    fn look_at_strays(&mut self, strays: &[Slot]) {
+        let mut data = [0; SMALL_PAGE as usize];
+        for slot in strays {
+            self.remap().read(*slot, 0, &mut data);
+            if data.iter().any(|byte| *byte != 0) {
+                self.remap_mut().count_alias();
+            }
+        }
     }
 
     fn carry_out(&mut self, moves: &Moves) {

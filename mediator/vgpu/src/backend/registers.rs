@@ -37,7 +37,11 @@ impl Backend for VmBackend {
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>) {
         let directory = instance.and_then(|instance| self.memory.grants().directory_of(instance));
         self.memory.bind_aperture(aperture, instance, directory);
-        self.refresh(aperture);
+        self.refresh(aperture.into());
+    }
+
+    fn place_window(&mut self, base: Option<GuestVramAddr>) {
+        self.show_window(base);
     }
 
     fn flush_tlb(&mut self, directory: Option<Place>, _hub_only: bool) {

@@ -15,14 +15,14 @@ mod window;
 
 pub(crate) use grants::Grants;
 pub(crate) use operands::{Names, Objects};
-pub(crate) use remap::{Moves, Overlay, Remap, SavedRemap, Slot, Want, ranges};
+pub(crate) use remap::{Moves, Overlay, Remap, SavedRemap, Showing, Slot, Want, ranges};
 pub(crate) use saved::{Restored, SavedMemory};
 pub(crate) use view::View;
 
 use card_state::SavedVm;
 use devmodel::SavedVGpu;
 use devmodel::backend::Aperture;
-use nvspec::addr::{Place, VramAddr};
+use nvspec::addr::{GuestVramAddr, Place, SMALL_PAGE, VramAddr};
 use owner::HostCard;
 use shadow_pt::{AddressSpaces, ApertureTlb, Limits, Mapping, Mode, SpaceId, SyncReport};
 use std::sync::Arc;
@@ -42,6 +42,8 @@ pub(crate) struct Memory {
     pool: PagePool,
     bar1: ApertureTlb,
     bar3: ApertureTlb,
+    /// Where in the guest's VRAM PRAMIN begins.
+    pramin: Option<GuestVramAddr>,
     /// Sums since the VM was created.
     report: SyncReport,
     /// Times since then that tables were looked at.
@@ -58,6 +60,7 @@ impl Memory {
             pool: PagePool::new(POOL_BYTES),
             bar1: ApertureTlb::new(),
             bar3: ApertureTlb::new(),
+            pramin: Some(GuestVramAddr(0)),
             report: SyncReport::default(),
             syncs: 0,
         }
@@ -105,6 +108,11 @@ impl Memory {
         }
     }
 
+    /// The guest has placed PRAMIN.
+    pub(crate) fn place_window(&mut self, base: Option<GuestVramAddr>) {
+        self.pramin = base;
+    }
+
     /// Forgets what the apertures' TLBs hold.
     pub(crate) fn flush_apertures(&mut self) {
         self.bar1.flush();
@@ -130,15 +138,26 @@ impl Memory {
         self.with_aperture(aperture, |tlb, view| tlb.directory(view))
     }
 
-    /// Pages of a mapped aperture behind which the guest's tables have something else than before.
-    pub(crate) fn changes(&mut self, aperture: Aperture) -> Vec<(u32, Want)> {
-        let Some((start, pages)) = self.grants.remap().extent(aperture) else { return Vec::new() };
+    /// Pages of what is mapped of a BAR behind which the guest has something else than before.
+    pub(crate) fn changes(&mut self, showing: Showing) -> Vec<(u32, Want)> {
+        let Some((start, pages)) = self.grants.remap().extent(showing) else { return Vec::new() };
         let vram_bytes = self.grants.vram_bytes();
         let mut changes = Vec::new();
+        let aperture = match showing {
+            Showing::Bar1 => Aperture::Bar1,
+            Showing::Bar3 => Aperture::Bar3,
+            Showing::Pramin => {
+                let remap = self.grants.remap();
+                let place = |page: u64| Some(Place::Vram(self.pramin?.checked_add(page * SMALL_PAGE)?));
+                let difference =
+                    |page| remap.difference(showing, start / SMALL_PAGE + page, place(page), vram_bytes);
+                return (0..pages).filter_map(difference).collect();
+            }
+        };
         self.with_aperture(aperture, |tlb, view| {
             let remap = view.grants().remap();
             tlb.survey(start, pages, view, |page, place| {
-                changes.extend(remap.difference(aperture, page, place, vram_bytes));
+                changes.extend(remap.difference(showing, page, place, vram_bytes));
             });
         });
         changes

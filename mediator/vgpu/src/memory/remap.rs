@@ -1,13 +1,15 @@
-//! Apertures as host memory (`apertures = "remapped"`): which page of guest VRAM lives under which page of BAR1 or BAR3.
+//! Apertures as host memory (`apertures = "remapped"`): which page of guest VRAM lives under which page of BAR1, BAR3 or PRAMIN.
 //!
 //! The VMM maps a file under most of an aperture, once, so a CPU access there is no message. While the guest's tables put
 //! a page of its VRAM there, that page's *home* is the page of the file: its bytes are moved there when the guest flushes
-//! its TLB, and back when the mapping goes. Whoever else reaches it, the card included, goes to the home.
+//! its TLB, and back when the mapping goes. Whoever else reaches it, the card included, goes to the home. What PRAMIN shows a register
+//! says, and no tables.
 //!
 //! Here: the books. `window` has the memory, `moves` does what the books say.
 //!
 //! A page has one home, so guest VRAM that is mapped twice in mapped parts of the apertures at a time, and guest RAM that
-//! is mapped there at all, cannot be served: zeros show in the later place. That is counted, and logged once.
+//! is mapped there at all, cannot be served: zeros show in the later place. That is counted, and logged once. PRAMIN gives way to the
+//! others: a driver leaves it where it was when it has no more use for it.
 
 mod overlay;
 mod saved;
@@ -19,6 +21,7 @@ use super::window::WindowMemory;
 use crate::counts::counts;
 use devmodel::backend::Aperture;
 use nvspec::addr::{GuestVramAddr, Iova, LARGE_PAGE, Place, SMALL_PAGE};
+use nvspec::regs::windows::pramin;
 use owner::{HostCard, HostError};
 use saved_state::Invalid;
 use shadow_pt::GuestRange;
@@ -26,11 +29,62 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use vmm_glue::{Mapping, MmapArea};
+use vmm_glue::{Mapping, MmapArea, RegionIndex};
 
 /// Bytes at the start of BAR1 that stay trapped, a multiple of 2 MiB. nouveau places the doorbells of all channels
 /// (512 KiB) there before anything else.
 pub(crate) const TRAPPED_BAR1: u64 = 16 << 20;
+
+/// A part of a BAR that shows guest VRAM, and that a client can map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Showing {
+    /// BAR1 behind what stays trapped.
+    Bar1,
+    /// BAR3.
+    Bar3,
+    /// PRAMIN, in BAR0.
+    Pramin,
+}
+
+impl Showing {
+    pub(crate) const ALL: [Self; 3] = [Self::Bar1, Self::Bar3, Self::Pramin];
+
+    /// The part of a region, if it has one.
+    pub(crate) fn of(region: RegionIndex) -> Option<Self> {
+        Self::ALL.into_iter().find(|showing| showing.region() == region)
+    }
+
+    /// The BAR that it is a part of.
+    pub(crate) fn region(self) -> RegionIndex {
+        match self {
+            Self::Bar1 => RegionIndex::Bar1,
+            Self::Bar3 => RegionIndex::Bar3,
+            Self::Pramin => RegionIndex::Bar0,
+        }
+    }
+
+    /// Its name, and the bytes of the BAR that it has, with apertures of `bar1` and `bar3` bytes.
+    fn extent(self, (bar1, bar3): (u64, u64)) -> (&'static str, u64, u64) {
+        match self {
+            Self::Bar1 => ("bar1", TRAPPED_BAR1, bar1),
+            Self::Bar3 => ("bar3", 0, bar3),
+            Self::Pramin => ("pramin", pramin::BASE.into(), pramin::END.into()),
+        }
+    }
+
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl From<Aperture> for Showing {
+    fn from(aperture: Aperture) -> Self {
+        match aperture {
+            Aperture::Bar1 => Self::Bar1,
+            Aperture::Bar3 => Self::Bar3,
+        }
+    }
+}
 
 /// Content of a page of a mapped aperture, by the guest's tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,6 +105,13 @@ pub(crate) struct Slot {
     page: u32,
 }
 
+impl Slot {
+    /// Others that want the same page have it, whoever came first.
+    fn gives_way(self) -> bool {
+        self.window == Showing::Pramin.index()
+    }
+}
+
 #[derive(Debug)]
 struct Window {
     memory: WindowMemory,
@@ -66,6 +127,8 @@ pub(crate) struct Moves {
     pub(crate) outs: Vec<(u32, Slot)>,
     /// Pages of the file that show zeros from now on.
     pub(crate) blanks: Vec<Slot>,
+    /// Pages of PRAMIN that showed zeros, since their VRAM lived elsewhere. What was written there is lost.
+    pub(crate) strays: Vec<Slot>,
     /// Pages of guest VRAM that come, and where to.
     pub(crate) ins: Vec<(u32, Slot)>,
 }
@@ -98,7 +161,7 @@ counts! {
 /// The mapped apertures of one VM: none, if the VM's are trapped.
 #[derive(Debug, Default)]
 pub(crate) struct Remap {
-    windows: [Option<Window>; 2],
+    windows: [Option<Window>; Showing::ALL.len()],
     /// Page number of guest VRAM to where it lives.
     homes: HashMap<u32, Slot>,
     /// Pages of guest VRAM that have a home, to the other places that want them, the first first.
@@ -111,26 +174,20 @@ pub(crate) struct Remap {
     pub(crate) counts: RemapCounts,
 }
 
-fn index(aperture: Aperture) -> usize {
-    match aperture {
-        Aperture::Bar1 => 0,
-        Aperture::Bar3 => 1,
-    }
-}
-
 impl Remap {
-    /// Host memory under the apertures of `bar1` and `bar3` bytes.
+    /// Host memory under PRAMIN, and under the apertures, of BAR1's and BAR3's bytes.
     ///
     /// # Errors
     /// When there is no memory, or no I/O addresses.
-    pub(crate) fn open(host: &HostCard, bar1: u64, bar3: u64) -> Result<Self, HostError> {
+    pub(crate) fn open(host: &HostCard, bars: (u64, u64)) -> Result<Self, HostError> {
         let mut this = Self::default();
-        for (at, name, start, end) in [(0, "bar1", TRAPPED_BAR1, bar1), (1, "bar3", 0, bar3)] {
+        for showing in Showing::ALL {
+            let (name, start, end) = showing.extent(bars);
             if start >= end {
                 continue;
             }
             match WindowMemory::new(host, name, start, end) {
-                Ok(memory) => this.windows[at] = Some(Window::new(memory)),
+                Ok(memory) => this.windows[showing.index()] = Some(Window::new(memory)),
                 Err(error) => {
                     this.close(host);
                     return Err(error);
@@ -175,13 +232,13 @@ impl Remap {
     }
 
     /// Other memory, of zeros, for the next client. Nothing lives in the old. What there is no memory for is trapped.
-    pub(crate) fn renew(&mut self, host: &HostCard, bar1: u64, bar3: u64) {
+    pub(crate) fn renew(&mut self, host: &HostCard, bars: (u64, u64)) {
         if self.windows.iter().all(Option::is_none) {
             return;
         }
         let (counts, warned) = (self.counts, self.warned);
         self.close(host);
-        match Self::open(host, bar1, bar3) {
+        match Self::open(host, bars) {
             Ok(fresh) => *self = Self { counts, warned, ..fresh },
             Err(error) => tracing::error!(%error, "the next client's apertures are trapped"),
         }
@@ -203,51 +260,47 @@ impl Remap {
         }
     }
 
-    /// The file and the mapped part of an aperture, if it is not all trapped.
-    pub(crate) fn area(&self, aperture: Aperture) -> Option<(Arc<OwnedFd>, MmapArea)> {
-        self.windows[index(aperture)].as_ref().map(|window| window.memory.area())
+    /// The file and the part of the region, if it is not all trapped.
+    pub(crate) fn area(&self, showing: Showing) -> Option<(Arc<OwnedFd>, MmapArea)> {
+        self.window(showing).map(|window| window.memory.area())
     }
 
-    /// Takes the client's own pages for the mapped part of an aperture.
+    /// Takes the client's own pages for the part.
     ///
     /// # Errors
     /// When they are not as many, something lives there already, or the card does not take them.
     pub(crate) fn lend(
         &mut self,
         host: &HostCard,
-        aperture: Aperture,
+        showing: Showing,
         area: MmapArea,
         pages: &Arc<Mapping>,
     ) -> Result<(), HostError> {
-        let is_empty = self.homes.is_empty();
-        let window = self.windows[index(aperture)].as_mut().filter(|window| is_empty && window.memory.area().1 == area);
+        let window = self.empty_window(showing).filter(|window| window.memory.area().1 == area);
         let in_use = || HostError::host("other memory under an aperture", io::ErrorKind::ResourceBusy);
         window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 
-    /// Has the memory that `file` has, of zeros, under an aperture: the client of a process that was killed has it mapped.
+    /// Has the memory that `file` has, of zeros, there: the client of a process that was killed has it mapped.
     ///
     /// # Errors
-    /// When all of the aperture is trapped, something lives there already, or the file cannot be what was mapped.
+    /// When all of it is trapped, something lives there already, or the file cannot be what was mapped.
     pub(crate) fn take_file(
         &mut self,
         host: &HostCard,
-        aperture: Aperture,
+        showing: Showing,
         file: Arc<OwnedFd>,
     ) -> Result<(), HostError> {
-        let is_empty = self.homes.is_empty();
-        let window = self.windows[index(aperture)].as_mut().filter(|_| is_empty);
         let trapped = || Invalid::new("a client has mapped an aperture that is trapped");
-        let window = window.ok_or_else(trapped)?;
+        let window = self.empty_window(showing).ok_or_else(trapped)?;
         let taken = window.memory.taken(host, file)?;
         std::mem::replace(&mut window.memory, taken).close(host, false);
         Ok(())
     }
 
-    /// An access of the client's has come by message.
-    pub(crate) fn count_message(&mut self, aperture: Aperture, offset: u64) {
-        let window = self.windows[index(aperture)].as_ref();
-        let mapped = window.is_some_and(|window| offset >= u64::from(window.first) * SMALL_PAGE);
+    /// An access of the client's to a region that has the part has come by message.
+    pub(crate) fn count_message(&mut self, showing: Showing, offset: u64) {
+        let mapped = self.window(showing).is_some_and(|window| window.want((offset / SMALL_PAGE) as u32).is_some());
         self.counts.messages += u64::from(mapped);
     }
 
@@ -279,7 +332,9 @@ impl Remap {
         if !(1..pages).all(|page| self.home(first + page) == Some(next(page))) {
             return Home::Apart;
         }
-        self.memory(slot).map_or(Home::Apart, |memory| Home::Host(memory.iova(slot.page)))
+        // PRAMIN begins anywhere, and a large page of the card's does not.
+        let iova = self.memory(slot).map(|memory| memory.iova(slot.page));
+        iova.filter(|iova| iova.0.is_multiple_of(len)).map_or(Home::Apart, Home::Host)
     }
 
     /// Reads from byte `offset` of a page. Bytes lie within the page.
@@ -300,21 +355,31 @@ impl Remap {
         self.windows.get(slot.window)?.as_ref().map(|window| &window.memory)
     }
 
-    /// First byte of the mapped part of an aperture, and its pages; `None` if it is all trapped, or while nothing moves.
-    pub(crate) fn extent(&self, aperture: Aperture) -> Option<(u64, u64)> {
-        let window = self.windows[index(aperture)].as_ref().filter(|_| !self.closing)?;
+    fn window(&self, showing: Showing) -> Option<&Window> {
+        self.windows[showing.index()].as_ref()
+    }
+
+    /// Of a part that nothing lives in.
+    fn empty_window(&mut self, showing: Showing) -> Option<&mut Window> {
+        let is_empty = !self.homes.values().any(|slot| slot.window == showing.index());
+        self.windows[showing.index()].as_mut().filter(|_| is_empty)
+    }
+
+    /// First byte of the part in its region, and its pages; `None` if it is all trapped, or while nothing moves.
+    pub(crate) fn extent(&self, showing: Showing) -> Option<(u64, u64)> {
+        let window = self.window(showing).filter(|_| !self.closing)?;
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
 
-    /// Of a mapped part of an aperture, whether the guest's tables want what is there already. `vram_bytes`: the guest's.
+    /// Of a page, whether the guest wants what is there already. `vram_bytes`: the guest's.
     pub(crate) fn difference(
         &self,
-        aperture: Aperture,
+        showing: Showing,
         page: u64,
         place: Option<Place>,
         vram_bytes: u64,
     ) -> Option<(u32, Want)> {
-        let window = self.windows[index(aperture)].as_ref()?;
+        let window = self.window(showing)?;
         let page = u32::try_from(page).ok()?;
         let want = match place {
             Some(Place::Vram(at)) if at.0 < vram_bytes => Want::Vram(u32::try_from(at.0 / SMALL_PAGE).ok()?),
@@ -325,8 +390,8 @@ impl Remap {
     }
 
     /// The ranges of guest VRAM that `changes` concern.
-    pub(crate) fn concerned(&self, aperture: Aperture, changes: &[(u32, Want)]) -> Vec<GuestRange> {
-        let Some(window) = self.windows[index(aperture)].as_ref() else { return Vec::new() };
+    pub(crate) fn concerned(&self, showing: Showing, changes: &[(u32, Want)]) -> Vec<GuestRange> {
+        let Some(window) = self.window(showing) else { return Vec::new() };
         let mut pages = BTreeSet::new();
         for (page, want) in changes {
             for want in [*want, window.want(*page).unwrap_or_default()] {
@@ -338,11 +403,12 @@ impl Remap {
         ranges(pages)
     }
 
-    /// Books `changes` of an aperture, and says what has to be moved for them.
-    pub(crate) fn book(&mut self, aperture: Aperture, changes: &[(u32, Want)]) -> Moves {
-        let at = index(aperture);
+    /// Books `changes` of a part, and says what has to be moved for them.
+    pub(crate) fn book(&mut self, showing: Showing, changes: &[(u32, Want)]) -> Moves {
+        let at = showing.index();
         let mut moves = Moves::default();
-        let mut wanted: Vec<(u32, Slot)> = Vec::new();
+        // Pages of guest VRAM, and where they are wanted; whether they have been before.
+        let mut wanted: Vec<(u32, Slot, bool)> = Vec::new();
         // All that goes, goes first: what comes may want the same page elsewhere.
         for (page, want) in changes {
             let slot = Slot { window: at, page: *page };
@@ -352,12 +418,13 @@ impl Remap {
                 if self.homes.get(&frame) == Some(&slot) {
                     self.homes.remove(&frame);
                     moves.outs.push((frame, slot));
-                    wanted.extend(self.waiting.remove(&frame).into_iter().flatten().map(|slot| (frame, slot)));
+                    wanted.extend(self.waiting.remove(&frame).into_iter().flatten().map(|slot| (frame, slot, true)));
                 } else if let Some(waiting) = self.waiting.get_mut(&frame) {
                     waiting.retain(|other| *other != slot);
                     if waiting.is_empty() {
                         self.waiting.remove(&frame);
                     }
+                    moves.strays.extend(slot.gives_way().then_some(slot));
                 }
             }
             if *want == Want::Ram {
@@ -366,27 +433,33 @@ impl Remap {
             moves.blanks.push(slot);
         }
         // A place that waited and whose want is among the changes has another want now.
-        wanted.retain(|(frame, slot)| self.want(*slot) == Some(Want::Vram(*frame)));
-        let already = wanted.len();
+        wanted.retain(|(frame, slot, _)| self.want(*slot) == Some(Want::Vram(*frame)));
         let new = changes.iter().filter_map(|(page, want)| match want {
-            Want::Vram(frame) => Some((*frame, Slot { window: at, page: *page })),
+            Want::Vram(frame) => Some((*frame, Slot { window: at, page: *page }, false)),
             Want::Nothing | Want::Ram => None,
         });
         wanted.extend(new);
-        for (number, (frame, slot)) in wanted.into_iter().enumerate() {
-            match self.homes.get(&frame) {
-                None => {
-                    self.homes.insert(frame, slot);
-                    moves.ins.push((frame, slot));
-                }
-                Some(home) if *home == slot => {}
-                Some(_) => {
-                    self.waiting.entry(frame).or_default().push(slot);
-                    if number >= already {
-                        self.count_alias();
-                    }
-                }
+        wanted.sort_by_key(|(_, slot, _)| slot.gives_way());
+        for (frame, slot, waited) in wanted {
+            let home = self.homes.get(&frame).copied();
+            if home == Some(slot) {
+                continue;
             }
+            if home.is_some_and(|home| !home.gives_way() || slot.gives_way()) {
+                self.waiting.entry(frame).or_default().push(slot);
+                if !waited && !slot.gives_way() {
+                    self.count_alias();
+                }
+                continue;
+            }
+            if let Some(home) = home {
+                moves.outs.push((frame, home));
+                moves.blanks.push(home);
+                self.waiting.entry(frame).or_default().push(home);
+            }
+            moves.strays.extend((waited && slot.gives_way()).then_some(slot));
+            self.homes.insert(frame, slot);
+            moves.ins.push((frame, slot));
         }
         self.counts.moves += (moves.outs.len() + moves.ins.len()) as u64;
         moves
@@ -396,7 +469,8 @@ impl Remap {
         self.windows.get(slot.window)?.as_ref()?.want(slot.page)
     }
 
-    fn count_alias(&mut self) {
+    /// Counts a page that could not show what the guest has mapped there.
+    pub(crate) fn count_alias(&mut self) {
         self.counts.aliases += 1;
         if !std::mem::replace(&mut self.warned, true) {
             tracing::error!(

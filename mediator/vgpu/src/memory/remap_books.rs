@@ -32,19 +32,19 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the guest maps where: a page has one home, among the places that want it; its data is there and nowhere
-    /// else; a place that is no home shows zeros.
+    /// Whatever the guest maps where: a page has one home, among the places that want it, and in PRAMIN only if no other does; its data
+    /// is there and nowhere else; a place that is no home shows zeros.
     #[test]
     fn every_page_has_one_home_and_its_data(
-        steps in prop::collection::vec((any::<bool>(), prop::collection::vec((0u32..12, 0u32..10), 1..8)), 1..40),
+        steps in prop::collection::vec((0usize..3, prop::collection::vec((0u32..12, 0u32..10), 1..8)), 1..40),
     ) {
         let rig = Rig::new(64);
         let before = rig.usage().2;
-        let mut remap = Remap::open(&rig.host, BAR1, BAR3).unwrap();
+        let mut remap = Remap::open(&rig.host, (BAR1, BAR3)).unwrap();
         let mut world = World::default();
-        for (first, changes) in steps {
-            let aperture = if first { Aperture::Bar1 } else { Aperture::Bar3 };
-            let (start, _) = remap.extent(aperture).unwrap();
+        for (which, changes) in steps {
+            let showing = Showing::ALL[which];
+            let (start, _) = remap.extent(showing).unwrap();
             let mut found = BTreeMap::new();
             for (page, want) in changes {
                 // Page 0 does not occur, so that a blank place is told from one with data.
@@ -54,15 +54,15 @@ proptest! {
                     want => Some(Place::Vram(GuestVramAddr(u64::from(want) << 12))),
                 };
                 let page = start / SMALL_PAGE + u64::from(page);
-                if let Some((page, want)) = remap.difference(aperture, page, place, 8 << 12) {
+                if let Some((page, want)) = remap.difference(showing, page, place, 8 << 12) {
                     found.insert(page, want);
                 } else {
                     found.remove(&(page as u32));
                 }
             }
             let changes: Vec<_> = found.into_iter().collect();
-            let concerned = remap.concerned(aperture, &changes);
-            let moves = remap.book(aperture, &changes);
+            let concerned = remap.concerned(showing, &changes);
+            let moves = remap.book(showing, &changes);
             let moved: BTreeSet<u32> = moves.outs.iter().chain(&moves.ins).map(|(page, _)| *page).collect();
             for range in ranges(moved) {
                 let GuestRange::Vram(at, len) = range else { panic!("{range:?}") };
@@ -86,6 +86,7 @@ proptest! {
             for (page, slots) in &wanted {
                 let home = remap.home(u64::from(*page)).expect("a home");
                 prop_assert!(slots.contains(&home));
+                prop_assert!(!home.gives_way() || slots.iter().all(|slot| slot.gives_way()), "PRAMIN keeps {page}");
                 let waiting = remap.waiting.get(page).map_or(0, Vec::len);
                 prop_assert_eq!(waiting + 1, slots.len());
                 for slot in slots {
@@ -105,29 +106,62 @@ proptest! {
 }
 
 #[test]
+fn pramin_gives_way_and_what_was_written_there_meanwhile_is_told() {
+    let rig = Rig::new(64);
+    let mut remap = Remap::open(&rig.host, (BAR1, BAR3)).unwrap();
+    let first = (u64::from(pramin::BASE) / SMALL_PAGE) as u32;
+    let place = |page| Slot { window: Showing::Pramin.index(), page: first + page };
+    assert_eq!(remap.book(Showing::Pramin, &[(first, Want::Vram(3)), (first + 1, Want::Vram(4))]).ins.len(), 2);
+    let taken = remap.book(Showing::Bar3, &[(7, Want::Vram(4))]);
+    let in_bar3 = Slot { window: Showing::Bar3.index(), page: 7 };
+    assert_eq!((taken.outs, taken.ins), (vec![(4, place(1))], vec![(4, in_bar3)]));
+    assert_eq!(taken.strays, []);
+    assert_eq!((remap.home(4), remap.counts.aliases), (Some(in_bar3), 0), "a driver goes on to BAR3");
+    // It goes back there, or the window goes elsewhere.
+    let back = remap.book(Showing::Bar3, &[(7, Want::Nothing)]);
+    assert_eq!((back.ins, back.strays), (vec![(4, place(1))], vec![place(1)]));
+    remap.book(Showing::Bar3, &[(7, Want::Vram(4))]);
+    let gone = remap.book(Showing::Pramin, &[(first + 1, Want::Vram(9))]);
+    assert_eq!((gone.outs, gone.strays), (vec![], vec![place(1)]));
+    // Between BAR1 and PRAMIN, BAR1 has what BAR3 gives up.
+    let low = (TRAPPED_BAR1 / SMALL_PAGE) as u32;
+    remap.book(Showing::Pramin, &[(first + 2, Want::Vram(4))]);
+    remap.book(Showing::Bar1, &[(low, Want::Vram(4))]);
+    let given = remap.book(Showing::Bar3, &[(7, Want::Nothing)]);
+    assert_eq!(given.ins, [(4, Slot { window: Showing::Bar1.index(), page: low })]);
+    remap.forget();
+    remap.close(&rig.host);
+}
+
+#[test]
 fn a_small_bar1_is_trapped_as_a_whole() {
     let rig = Rig::new(64);
-    let mut remap = Remap::open(&rig.host, TRAPPED_BAR1, BAR3).unwrap();
-    assert!(remap.area(Aperture::Bar1).is_none() && remap.extent(Aperture::Bar1).is_none());
-    assert_eq!(remap.area(Aperture::Bar3).map(|(_, area)| (area.offset, area.size)), Some((0, BAR3)));
+    let mut remap = Remap::open(&rig.host, (TRAPPED_BAR1, BAR3)).unwrap();
+    assert!(remap.area(Showing::Bar1).is_none() && remap.extent(Showing::Bar1).is_none());
+    assert_eq!(remap.area(Showing::Bar3).map(|(_, area)| (area.offset, area.size)), Some((0, BAR3)));
     remap.close(&rig.host);
 }
 
 #[test]
 fn whereabouts_tell_pieces_apart() {
     let rig = Rig::new(64);
-    let mut remap = Remap::open(&rig.host, BAR1, BAR3).unwrap();
+    let mut remap = Remap::open(&rig.host, (BAR1, BAR3)).unwrap();
     let at = |page: u64| GuestVramAddr(page * SMALL_PAGE);
     let changes: Vec<_> = (0..32).map(|page| (page, Want::Vram(32 + page))).collect();
     assert_eq!(remap.whereabouts(at(32), LARGE_PAGE), Home::Chunk);
-    remap.book(Aperture::Bar3, &changes[..5]);
+    remap.book(Showing::Bar3, &changes[..5]);
     assert_eq!(remap.whereabouts(at(32), LARGE_PAGE), Home::Apart);
     assert_eq!(remap.whereabouts(at(30), 4 * SMALL_PAGE), Home::Apart);
     assert_eq!(remap.whereabouts(at(37), SMALL_PAGE), Home::Chunk);
-    remap.book(Aperture::Bar3, &changes[5..]);
+    remap.book(Showing::Bar3, &changes[5..]);
     let Home::Host(first) = remap.whereabouts(at(32), LARGE_PAGE) else { panic!("apart") };
     assert_eq!(remap.whereabouts(at(35), SMALL_PAGE), Home::Host(first.offset(3 * SMALL_PAGE)));
     assert_eq!(first.0 % LARGE_PAGE, 0);
+    // PRAMIN is placed by 64 KiB, so that a large page there need not begin where the card has one begin.
+    let start = (u64::from(pramin::BASE) / SMALL_PAGE) as u32;
+    remap.book(Showing::Pramin, &(0..32).map(|page| (start + 16 + page, Want::Vram(64 + page))).collect::<Vec<_>>());
+    assert_eq!(remap.whereabouts(at(64), LARGE_PAGE), Home::Apart);
+    assert!(matches!(remap.whereabouts(at(64), SMALL_PAGE), Home::Host(_)));
     remap.forget();
     remap.close(&rig.host);
 }

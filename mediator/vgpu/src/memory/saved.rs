@@ -57,6 +57,8 @@ impl Memory {
             pool: _,
             bar1,
             bar3,
+            // By a register, which is written down.
+            pramin: _,
             // Statistics, which begin anew.
             report: _,
             syncs: _,
@@ -94,7 +96,8 @@ impl Memory {
             aperture
         });
         let report = SyncReport::default();
-        Ok(Self { host, vm, grants, shadows: spaces, pool, bar1, bar3, report, syncs: 0 })
+        let pramin = Some(GuestVramAddr(0));
+        Ok(Self { host, vm, grants, shadows: spaces, pool, bar1, bar3, pramin, report, syncs: 0 })
     }
 
     /// Takes in what was saved of a VM's memory on another card, with its address spaces and the page tables that are kept for it.

@@ -134,6 +134,10 @@ fn copies_through_an_aperture(driver: &mut Driver<XenGuest>, seed: u32) {
     let mut read = [0; PAGE as usize];
     driver.guest.read(Bar1, HIGH + PAGE, &mut read);
     assert!(read[..] == pattern(seed, 0)[..], "seed {seed}");
+    // What PRAMIN shows as well when BAR1 does not any more.
+    let space = driver.apertures[0];
+    driver.pte(space, HIGH + PAGE, 0, 0);
+    driver.flush();
     assert!(driver.vram_holds(to, 1, seed));
 }
 

@@ -2,18 +2,18 @@
 //! beside, and which the client goes on with meanwhile: its guest's CPUs write there at any time.
 
 use super::super::window::WindowMemory;
-use super::{Remap, Slot, TRAPPED_BAR1, Want, Window};
+use super::{Remap, Showing, Slot, Want, Window};
 use nvspec::addr::{Iova, SMALL_PAGE};
 use owner::{HostCard, HostError};
-use saved_state::{Invalid, ascend, first_version};
+use saved_state::{Invalid, Part, ascend};
 use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
 
 /// The apertures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRemap {
-    /// BAR1's, then BAR3's; `None` where all is trapped.
-    windows: [Option<SavedWindow>; 2],
+    /// BAR1's, BAR3's and PRAMIN's; `None` where all is trapped.
+    windows: [Option<SavedWindow>; Showing::ALL.len()],
     /// Pages of guest VRAM that places want, by number.
     pages: Vec<SavedPage>,
     /// Places that want guest RAM.
@@ -22,7 +22,30 @@ pub(crate) struct SavedRemap {
     stale: bool,
 }
 
-first_version!(SavedRemap, "vgpu.apertures");
+/// The apertures as version 1 has them: PRAMIN is trapped.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Version1 {
+    windows: [Option<SavedWindow>; 2],
+    pages: Vec<SavedPage>,
+    ram: Vec<SavedSlot>,
+    stale: bool,
+}
+
+impl Part for SavedRemap {
+    const NAME: &'static str = "vgpu.apertures";
+    const VERSION: u32 = 2;
+    type Before = Version1;
+
+    fn from_before(Version1 { windows: [bar1, bar3], pages, ram, stale }: Version1) -> Result<Self, Invalid> {
+        Ok(Self { windows: [bar1, bar3, None], pages, ram, stale })
+    }
+
+    fn to_before(&self) -> Result<Version1, Invalid> {
+        let Self { windows: [bar1, bar3, pramin], pages, ram, stale } = self.clone();
+        Invalid::unless(pramin.is_none(), || "its VMM has PRAMIN mapped, which an older program does not know".into())?;
+        Ok(Version1 { windows: [bar1, bar3], pages, ram, stale })
+    }
+}
 
 /// A mapped part of an aperture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +100,7 @@ impl Remap {
             return Ok(None);
         }
         let mut files = Vec::new();
-        let mut saved = [None, None];
+        let mut saved = [None; Showing::ALL.len()];
         let mut ram = Vec::new();
         for (at, (window, saved)) in windows.iter().zip(&mut saved).enumerate() {
             let Some(window) = window else { continue };
@@ -121,15 +144,15 @@ impl SavedRemap {
     pub(crate) fn restored(
         self,
         host: &HostCard,
-        (bar1, bar3): (u64, u64),
+        bars: (u64, u64),
         files: Vec<OwnedFd>,
         vram_bytes: u64,
     ) -> Result<Remap, HostError> {
         let Self { windows, pages, ram, stale } = self;
         let mut remap = Remap { stale, ..Remap::default() };
         let mut files = files.into_iter();
-        let parts = [("bar1", TRAPPED_BAR1, bar1), ("bar3", 0, bar3)];
-        for ((window, saved), (name, start, end)) in remap.windows.iter_mut().zip(windows).zip(parts) {
+        for ((window, saved), showing) in remap.windows.iter_mut().zip(windows).zip(Showing::ALL) {
+            let (name, start, end) = showing.extent(bars);
             let Some(SavedWindow { start: from, bytes, iova }) = saved else { continue };
             let whole = from == start && from.checked_add(bytes) == Some(end) && bytes != 0;
             Invalid::unless(whole, || format!("{bytes:#x} bytes from {from:#x} on are not what is mapped of {name}"))?;
@@ -172,7 +195,7 @@ impl Remap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use devmodel::backend::Aperture;
+    use super::super::TRAPPED_BAR1;
     use rig::Rig;
 
     const BARS: (u64, u64) = (17 << 20, 1 << 20);
@@ -180,10 +203,11 @@ mod tests {
 
     /// A VM's apertures with pages of VRAM in both, one of them at two places, and RAM.
     fn apertures(rig: &Rig) -> Remap {
-        let mut remap = Remap::open(&rig.host, BARS.0, BARS.1).unwrap();
+        let mut remap = Remap::open(&rig.host, BARS).unwrap();
         let first = (TRAPPED_BAR1 / SMALL_PAGE) as u32;
-        remap.book(Aperture::Bar3, &[(0, Want::Vram(3)), (7, Want::Vram(9)), (8, Want::Ram)]);
-        remap.book(Aperture::Bar1, &[(first, Want::Vram(9)), (first + 1, Want::Vram(4))]);
+        remap.book(Showing::Bar3, &[(0, Want::Vram(3)), (7, Want::Vram(9)), (8, Want::Ram)]);
+        remap.book(Showing::Bar1, &[(first, Want::Vram(9)), (first + 1, Want::Vram(4))]);
+        remap.book(Showing::Pramin, &[(0x7ff, Want::Vram(4)), (0x700, Want::Vram(0))]);
         remap
     }
 
@@ -198,9 +222,28 @@ mod tests {
         assert_eq!(after.save().unwrap().unwrap().0, saved);
         let mut data = [0; 4];
         after.read(slot, 5, &mut data);
-        assert_eq!((&data, after.pages(), after.home(9)), (b"here", 3, Some(slot)));
+        assert_eq!((&data, after.pages(), after.home(9)), (b"here", 4, Some(slot)));
         assert!(after.ranges_of_card().eq(before.ranges_of_card()));
         assert!(Remap::default().save().unwrap().is_none());
+    }
+
+    #[test]
+    fn version_1_has_pramin_trapped_and_an_older_program_is_told() {
+        let rig = Rig::new(64);
+        let (saved, mut files) = apertures(&rig).save().unwrap().unwrap();
+        assert!(saved.to_before().unwrap_err().to_string().contains("PRAMIN mapped"));
+        let mut without = saved;
+        without.windows[2] = None;
+        without.pages.retain_mut(|page| {
+            page.places.retain(|place| place.0 != 2);
+            !page.places.is_empty()
+        });
+        files.pop();
+        let back = SavedRemap::from_before(without.to_before().unwrap()).unwrap();
+        assert_eq!(back, without);
+        let after = back.restored(&Rig::new(64).host, BARS, files, VRAM).unwrap();
+        assert!(after.area(Showing::Pramin).is_none() && after.area(Showing::Bar3).is_some());
+        assert_eq!(after.pages(), 3);
     }
 
     #[test]
@@ -218,12 +261,13 @@ mod tests {
         refused(&|_| (), &|files| files.push(files[0].try_clone().unwrap()), "nobody maps");
         refused(&|_| (), &|files| files.swap(0, 1), "in a file of");
         refused(&|saved| saved.windows[0].as_mut().unwrap().start = 0, &|_| (), "not what is mapped");
-        refused(&|saved| saved.windows[1] = None, &|files| drop(files.pop()), "no place of an aperture");
+        refused(&|saved| saved.windows[1] = None, &|files| drop(files.remove(1)), "no place of an aperture");
         refused(&|saved| saved.pages.swap(0, 1), &|_| (), "not in order");
-        refused(&|saved| saved.pages[2].number = (VRAM / SMALL_PAGE) as u32, &|_| (), "not the VM's");
+        refused(&|saved| saved.pages[3].number = (VRAM / SMALL_PAGE) as u32, &|_| (), "not the VM's");
         refused(&|saved| saved.pages[0].places.clear(), &|_| (), "lives nowhere");
         refused(&|saved| saved.pages[0].places.push(SavedSlot(1, 7)), &|_| (), "wants two things");
         refused(&|saved| saved.pages[0].places.push(SavedSlot(1, 256)), &|_| (), "no place of an aperture");
         refused(&|saved| saved.ram.push(SavedSlot(2, 0)), &|_| (), "no place of an aperture");
+        refused(&|saved| saved.ram.push(SavedSlot(3, 0)), &|_| (), "no place of an aperture");
     }
 }

@@ -77,7 +77,7 @@ type Part<'a> = (&'static str, &'a dyn Fn() -> Result<Vec<Metric>>);
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let picture = |of: &str| request.file.as_deref().map(|file| file.with_extension(format!("{of}.svg")));
-    let parts: [Part<'_>; 12] = [
+    let parts: [Part<'_>; 14] = [
         ("bandwidth", &bandwidth::throughput),
         ("delay", &delay::run),
         ("chunks", &bandwidth::chunk_sizes),
@@ -86,7 +86,9 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
         ("fairness", &|| fairness::run(picture("shares").as_deref())),
         ("reserve", &reserve::run),
         ("thrash", &thrash::run),
-        ("phases", &|| phases::run(request.rounds)),
+        ("phases.bfs", &|| phases::run(0, request.rounds)),
+        ("phases.backprop", &|| phases::run(1, request.rounds)),
+        ("phases.srad", &|| phases::run(2, request.rounds)),
         ("link", &link::run),
         ("pressure", &|| pressure::run(picture("pressure").as_deref(), request.rounds)),
         ("instances", &|| instances::run(request.rounds)),

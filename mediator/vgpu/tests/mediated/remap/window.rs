@@ -1,0 +1,107 @@
+//! PRAMIN that the client maps.
+
+use super::{Cpu, HIGH3, copy, driver, hide_window, pages};
+use crate::{A, B, MIB, VM_MIB, rig, usage};
+use nvspec::regs::{pbus, windows::pramin};
+use rig::driver::{CE0, Driver, PAGE, ce_copy, object, pattern};
+use vmm_glue::RegionIndex::{Bar0, Bar3};
+
+/// Offset in PRAMIN's file, which has offsets of BAR0, of guest VRAM at `at` with the window at a multiple of 64 KiB below.
+fn in_window(driver: &mut Driver, at: u64) -> u64 {
+    driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, (at >> 16) as u32);
+    u64::from(pramin::BASE) + (at & 0xffff)
+}
+
+#[test]
+fn what_the_cpu_writes_through_pramin_is_no_message_and_the_gpus() {
+    let rig = rig();
+    let mut driver = driver(&rig, 0);
+    let cpu = Cpu::of(&driver.guest, Bar0);
+    let mut channel = driver.channel(1);
+    let (from, to) = (driver.buffer(&channel, A, 4, 1), driver.buffer(&channel, B, 4, 2));
+    let at = in_window(&mut driver, from);
+    assert_eq!(cpu.read(at, 4 * PAGE), pages(1, 4), "what was there has come along");
+    cpu.write(at, &pages(3, 4));
+    copy(&mut driver, &mut channel, A, B, 4);
+    assert!(driver.vram_holds(to, 4, 3));
+    // Elsewhere it shows what is there, and what was written lies in VRAM.
+    let at = in_window(&mut driver, to);
+    assert_eq!(cpu.read(at, 4 * PAGE), pages(3, 4));
+    hide_window(&mut driver);
+    assert!(cpu.is_zero(u64::from(pramin::BASE), pramin::BYTES.into()));
+    assert!(driver.vram_holds(from, 4, 3));
+    // Guest RAM, and what lies behind the end of its VRAM, are not there: nothing shows, and nothing is lost.
+    for value in [2 << 24, ((VM_MIB * MIB) >> 16) as u32 - 1] {
+        driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, value);
+        assert!(cpu.is_zero(u64::from(pramin::BASE) + 0x1_0000, 0xf_0000), "{value:#x}");
+    }
+    assert_eq!((driver.guest.counter("faults"), driver.guest.counter("aperture_aliases")), (0, 0));
+}
+
+#[test]
+fn page_tables_that_are_made_through_pramin_are_those_of_the_work() {
+    let rig = rig();
+    let mut driver = driver(&rig, 0);
+    let cpu = Cpu::of(&driver.guest, Bar0);
+    let mut channel = driver.channel(1);
+    let to = driver.buffer(&channel, B, 1, 7);
+    let [first, second] = [5, 6].map(|seed| {
+        let at = driver.vram(1);
+        driver.guest.vram_write(at, &pattern(seed, 0));
+        at
+    });
+    let entry = channel.space.table + (A >> 12) * 8;
+    for (page, seed) in [(first, 5), (second, 6), (first, 5)] {
+        let at = in_window(&mut driver, entry);
+        cpu.write(at, &((page >> 8) | 1).to_le_bytes());
+        driver.flush();
+        copy(&mut driver, &mut channel, A, B, 1);
+        assert!(driver.vram_holds(to, 1, seed));
+    }
+    // When the window goes elsewhere it is in VRAM.
+    let at = in_window(&mut driver, entry);
+    cpu.write(at, &[0; 8]);
+    hide_window(&mut driver);
+    driver.flush();
+    driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
+    assert_eq!(driver.wait_fault().va, A);
+}
+
+#[test]
+fn a_page_that_bar3_shows_has_left_pramin_and_comes_back() {
+    let rig = rig();
+    let mut driver = driver(&rig, 0);
+    let (cpu, cpu3) = (Cpu::of(&driver.guest, Bar0), Cpu::of(&driver.guest, Bar3));
+    let at = driver.vram(2);
+    driver.guest.vram_write(at, &pages(4, 2));
+    // A driver begins in PRAMIN, and goes on in BAR3 without a look back.
+    let space = driver.apertures[1];
+    driver.pte(space, HIGH3, (at >> 8) as u32 | 1, 0);
+    let place = in_window(&mut driver, at);
+    assert_eq!(cpu.read(place, 2 * PAGE), pages(4, 2));
+    cpu.write(place, &pattern(5, 0));
+    driver.flush();
+    assert_eq!(cpu3.read(HIGH3, PAGE), pattern(5, 0));
+    assert!(cpu.is_zero(place, PAGE), "PRAMIN gives way");
+    assert_eq!(cpu.read(place + PAGE, PAGE), pages(4, 2)[PAGE as usize..]);
+    cpu3.write(HIGH3, &pattern(6, 0));
+    assert_eq!(driver.guest.counter("aperture_aliases"), 0);
+    // What a guest writes there meanwhile is lost, and told.
+    cpu.write(place, &[1]);
+    driver.guest.wr(pbus::BAR3_BLOCK::OFFSET, 0);
+    assert_eq!(cpu.read(place, PAGE), pattern(6, 0));
+    assert_eq!(driver.guest.counter("aperture_aliases"), 1);
+    hide_window(&mut driver);
+    assert!(driver.vram_holds(at, 1, 6));
+}
+
+#[test]
+fn a_window_that_goes_where_nothing_was_used_takes_no_memory() {
+    let rig = rig();
+    let mut driver = driver(&rig, 0);
+    let before = usage(&rig);
+    for at in (0..VM_MIB * MIB).step_by(MIB as usize) {
+        in_window(&mut driver, at);
+    }
+    assert_eq!(usage(&rig), before);
+}
