@@ -22,6 +22,9 @@ pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
     )
 }
 
+/// Line of a mediated VM each of whose accesses is a message, to apertures as to registers.
+pub const TRAPPED: &str = "apertures = \"trapped\"\n";
+
 /// A mediated VM on `card0`.
 pub fn vm_toml(name: &str, vram_mib: u32) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\nvram_mib = {vram_mib}\n")

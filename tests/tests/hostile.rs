@@ -73,7 +73,7 @@ fn pointers_outside_of_the_share_are_denied_and_counted() -> Result<()> {
     guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     let stress = victim.start("run /bin/gpu-workloads stress --seconds 20")?;
     // Without a driver: the program has the BARs for itself.
-    let attack = guest::smoke(&attacker, &format!("bar hostile --pattern {PATTERN}"))?;
+    let attack = guest::smoke(&attacker, &format!("bar hostile --mapped --pattern {PATTERN}"))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
     let stress = guest::parse_smoke(&stress.wait_within(guest::SMOKE_LIMIT)?)?;
     assert!(stress.ok, "the neighbour's copies: {}", stress.line);

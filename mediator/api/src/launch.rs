@@ -142,7 +142,6 @@ pub fn xl(domain: &str, bars_mib: u64, MemorySize(memory): &MemorySize) -> Launc
         "lines for the domain's file; create it paused with `xl create -p FILE`, wait until `mediatorctl vm show` says connected, \
          then `xl unpause NAME`: firmware that runs earlier does not see the device",
         "maxmem must not be more than memory: pages that the domain has not used yet cannot be lent",
-        "give the VM `apertures = \"remapped\"`: without it each access to the card's memory is a round trip between two domains",
         "slot 10 of bus 0 (00:10.0) is the device's; give no device of QEMU that slot",
         "xl refuses to save or migrate such a domain while it is served: the device's state would be lost",
     ];
@@ -176,9 +175,7 @@ pub fn args(vmm: SocketVmm, vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
             let notes = vec![
                 "QEMU 10.1 or newer; start it after the VM is listed as waiting",
                 "share=on is needed: the card reads guest memory through the file that QEMU passes",
-                "on a host with KVM give the VM `apertures = \"remapped\"`: trapped, each of a driver's many writes to the card's memory is \
-                 an exit",
-                "do not set x-no-posted-writes: it makes each register write wait for an answer",
+                "do not set x-no-posted-writes for a VM with `apertures = \"trapped\"`: it makes each register write wait for an answer",
                 "do not migrate or save such a VM: the device's state would be lost without an error",
             ];
             (args.to_vec(), notes)
@@ -192,7 +189,6 @@ pub fn args(vmm: SocketVmm, vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
             ];
             let notes = vec![
                 "shared=on is needed: the card reads guest memory through the file that cloud-hypervisor passes",
-                "give the VM `apertures = \"remapped\"`: cloud-hypervisor waits for an answer to each write that it passes on",
                 "do not migrate or snapshot such a VM: the device's state would be lost",
             ];
             (args.to_vec(), notes)
@@ -238,7 +234,7 @@ mod tests {
     fn cloud_hypervisor_gets_shared_memory_and_the_socket() {
         let args = args(SocketVmm::CloudHypervisor, vm(), &MemorySize::default());
         assert_eq!(args.args, ["--memory", "size=2G,shared=on", "--user-device", "socket=/run/m/a.sock"]);
-        assert!(args.notes.iter().any(|note| note.contains("apertures = \"remapped\"")), "{:?}", args.notes);
+        assert!(args.notes.iter().any(|note| note.contains("shared=on")), "{:?}", args.notes);
     }
 
     #[test]

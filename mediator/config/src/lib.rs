@@ -462,14 +462,14 @@ impl TimeShare {
     }
 }
 
-/// Way in which the apertures BAR1 and BAR3 are served to the VMM.
+/// Way in which the apertures BAR1 and BAR3, and PRAMIN, are served to the VMM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Apertures {
     /// Each access is a message.
-    #[default]
     Trapped,
-    /// The VMM maps most of both, and accesses there are none.
+    /// The VMM maps most of them, and accesses there are none.
+    #[default]
     Remapped,
 }
 

@@ -142,7 +142,7 @@ pub fn settings(vram_mib: u64, channels: u32) -> Settings {
     Settings {
         share,
         shadow: shadow_pt::Mode::default(),
-        apertures: Apertures::default(),
+        apertures: Apertures::Trapped,
         queue_limit: Duration::ZERO,
         paravirtual: None,
     }

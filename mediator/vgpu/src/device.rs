@@ -529,7 +529,9 @@ impl Device for MediatedDevice {
             let core = &mut *self.vm.core();
             core.backend.end_quiesce();
             // What the client has mapped it keeps.
-            core.change_window(|remap| remap.renew(&self.vm.host, (self.pci.bar1_bytes, self.pci.bar3_bytes)));
+            let bars = (self.pci.bar1_bytes, self.pci.bar3_bytes);
+            let bars = (self.settings.apertures == Apertures::Remapped).then_some(bars);
+            core.change_window(|remap| remap.renew(&self.vm.host, bars));
             core.backend.is_quiet()
         };
         // The next client may be another's.

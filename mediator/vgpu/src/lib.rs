@@ -31,12 +31,11 @@ pub use moving::{Left, Parts};
 pub use saved::SavedSide;
 pub use saving::{Coming, Saving};
 
-/// The way in which the apertures BAR1 and BAR3 are served to the VMM.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The way in which the apertures BAR1 and BAR3, and PRAMIN, are served to the VMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Apertures {
     /// Each access is a message.
-    #[default]
     Trapped,
-    /// The VMM maps most of both, and accesses there are none.
+    /// The VMM maps most of them, and accesses there are none.
     Remapped,
 }

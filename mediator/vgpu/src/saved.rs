@@ -2,7 +2,6 @@
 //!
 //! The connection of its VMM is not here: whoever makes the VM anew brings a link to the same client.
 
-use super::Apertures;
 use super::backend::{Description, SavedBackend, VmBackend};
 use super::device::{Board, Client, Core, MediatedDevice, MediatedVm, Settings};
 use super::memory::{POOL_BYTES, Restored, SavedRemap};
@@ -177,10 +176,8 @@ impl MediatedVm {
         settings: &Settings,
         link: &Link,
     ) -> Result<(MediatedDevice, Arc<Self>), DeviceError> {
-        let Settings { share, shadow, apertures, queue_limit, paravirtual } = settings;
-        if remap.is_some() != (*apertures == Apertures::Remapped) {
-            return Err(HostError::Stays("`apertures` is another than it was").into());
-        }
+        // What its client has mapped it keeps; the next one's apertures are as the settings have them.
+        let Settings { share, shadow, apertures: _, queue_limit, paravirtual } = settings;
         let host = Arc::clone(card.host());
         let RestoredVm { gpu, spaces, tables, pool } = card.take_vm(vm)?;
         let pci = gpu.config().pci;

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use tests::guest::{self, card_toml, vm_toml};
+use tests::guest::{self, TRAPPED, card_toml, vm_toml};
 use tests::klog::Line;
 use tests::{Daemon, Vm, VmConfig};
 
@@ -115,11 +115,11 @@ fn guest_that_knows_the_mediator_and_whose_daemon_was_killed_loads_its_driver_an
 
 #[test]
 fn guest_of_6_1_whose_daemon_was_killed_loads_its_driver_anew() -> Result<()> {
-    goes_on_after_kills("killed61", "6.1", "")
+    goes_on_after_kills("killed61", "6.1", TRAPPED)
 }
 
 #[test]
 fn guest_of_6_12_whose_daemon_was_killed_loads_its_driver_anew() -> Result<()> {
     // Its VMM has memory under the apertures mapped, which the next device has.
-    goes_on_after_kills("killed612", "6.12", "apertures = \"remapped\"\n")
+    goes_on_after_kills("killed612", "6.12", "")
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use tests::guest::{self, card_toml, vm_toml};
+use tests::guest::{self, TRAPPED, card_toml, vm_toml};
 use tests::{Daemon, Paths, Vm, VmConfig};
 
 use super::knowing;
@@ -50,9 +50,8 @@ fn moved(daemon: &Daemon, name: &str, to: &str) -> Result<Value> {
 
 #[test]
 fn guests_compute_and_verify_while_they_go_from_card_to_card() -> Result<()> {
-    // One VMM has its apertures mapped, and goes on with that memory wherever the VM is.
-    let mapped = vm_toml("new", 96) + "apertures = \"remapped\"\n";
-    let vms = vm_toml("old", 96) + &mapped + &knowing::offered("knows", 96, "");
+    // Two VMMs have their apertures mapped, and go on with that memory wherever the VM is.
+    let vms = vm_toml("old", 96) + TRAPPED + &vm_toml("new", 96) + &knowing::offered("knows", 96, "");
     let daemon = Daemon::start("moving", |paths| cards_toml(paths) + &vms)?;
     let vms = [stock(&daemon, "old", "6.1")?, stock(&daemon, "new", "6.12")?, knowing::boot(&daemon, "knows", "6.1")?];
     let stop = AtomicBool::new(false);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use tests::guest::{self, card_toml, vm_toml};
+use tests::guest::{self, TRAPPED, card_toml, vm_toml};
 use tests::{Daemon, Vm, VmConfig, klog};
 
 /// Lines that 6.12 prints on a healthy card of this kind as well: it asks for a privileged copy engine channel, which no Fermi
@@ -11,8 +11,8 @@ use tests::{Daemon, Vm, VmConfig, klog};
 const HARMLESS: [&str; 2] = ["failed to create ce channel, -22", "No compatible format found"];
 
 /// One daemon, one VM with the given kernel and nouveau loaded.
-fn one(name: &str, kernel: &str, hotplug: bool) -> Result<(Daemon, Vm)> {
-    let daemon = Daemon::start(name, |paths| card_toml(paths, 512) + &vm_toml(name, 256))?;
+fn one(name: &str, kernel: &str, hotplug: bool, more: &str) -> Result<(Daemon, Vm)> {
+    let daemon = Daemon::start(name, |paths| card_toml(paths, 512) + &vm_toml(name, 256) + more)?;
     let mut config = VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name));
     config.hotplug = hotplug;
     let vm = Vm::launch(&config)?;
@@ -29,8 +29,9 @@ pub(crate) fn complaints(log: &[klog::Line]) -> Vec<&str> {
         .collect()
 }
 
+/// With trapped apertures.
 fn comes_up(name: &str, kernel: &str) -> Result<()> {
-    let (daemon, vm) = one(name, kernel, false)?;
+    let (daemon, vm) = one(name, kernel, false, TRAPPED)?;
     assert_eq!(guest::load_driver(&vm)?, "nouveau renderD128 MSI");
     let smoke = guest::smoke(&vm, "all --quick")?;
     assert!(smoke.bytes > 1 << 20, "{}", smoke.line);
@@ -44,10 +45,7 @@ fn comes_up(name: &str, kernel: &str) -> Result<()> {
 
 /// As [`comes_up`], with apertures that the VMM maps: what the CPU does there is no message.
 fn comes_up_remapped(name: &str, kernel: &str) -> Result<()> {
-    let daemon =
-        Daemon::start(name, |paths| card_toml(paths, 512) + &vm_toml(name, 256) + "apertures = \"remapped\"\n")?;
-    let vm = Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))?;
-    vm.wait_ready()?;
+    let (daemon, vm) = one(name, kernel, false, "")?;
     assert_eq!(guest::load_driver(&vm)?, "nouveau renderD128 MSI");
     let smoke = guest::smoke(&vm, "all --quick")?;
     assert!(smoke.bytes > 1 << 20, "{}", smoke.line);
@@ -86,7 +84,7 @@ fn linux_6_12_comes_up_and_copies_without_complaint() -> Result<()> {
 }
 
 fn unbound_and_bound_again(kernel: &str) -> Result<()> {
-    let (_daemon, vm) = one("rebind", kernel, false)?;
+    let (_daemon, vm) = one("rebind", kernel, false, "")?;
     guest::load_driver(&vm)?;
     // Once without any work between, once with.
     vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
@@ -114,7 +112,7 @@ fn driver_of_6_12_is_unbound_and_bound_again() -> Result<()> {
 
 #[test]
 fn guest_reboots_and_its_driver_comes_up_again() -> Result<()> {
-    let (daemon, vm) = one("reboot", "6.12", false)?;
+    let (daemon, vm) = one("reboot", "6.12", false, "")?;
     guest::load_driver(&vm)?;
     vm.reboot()?;
     vm.wait_ready()?;
@@ -130,7 +128,7 @@ fn guest_reboots_and_its_driver_comes_up_again() -> Result<()> {
 
 #[test]
 fn device_is_unplugged_and_plugged_while_the_guest_runs() -> Result<()> {
-    let (daemon, vm) = one("hotplug", "6.12", true)?;
+    let (daemon, vm) = one("hotplug", "6.12", true, "")?;
     guest::load_driver(&vm)?;
     guest::smoke(&vm, "copy --engine m2mf --from gart --to vram --size 65536")?;
     vm.device_del()?;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, ensure};
 use rig::RemoteGuest;
 use rig::driver::{CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
-use tests::guest::{self, card_toml, vm_toml};
+use tests::guest::{self, TRAPPED, card_toml, vm_toml};
 use tests::wait::Scratch;
 use tests::{Daemon, Vm, VmConfig};
 
@@ -236,7 +236,9 @@ fn upgrade_under(
 
 #[test]
 fn guests_compute_and_verify_while_their_daemon_is_upgraded() -> Result<()> {
-    let vms = vm_toml("old", 96) + &vm_toml("new", 96) + &knowing::offered("knows", 96, "");
+    // A program of the version before knows no VM whose VMM maps PRAMIN.
+    let vms = [vm_toml("old", 96), vm_toml("new", 96), knowing::offered("knows", 96, "")];
+    let vms: String = vms.into_iter().map(|vm| vm + TRAPPED).collect();
     let memory = "overcommit = true\nmemory = { host_mib = 320, chaos_every = 50, chaos_seed = 7 }\n";
     let scratch = Scratch::new("upgrades")?;
     let program = scratch.path().join("mediatord");
@@ -266,7 +268,7 @@ fn guests_compute_and_verify_while_their_daemon_is_upgraded() -> Result<()> {
 
 #[test]
 fn guest_whose_vmm_maps_its_apertures_computes_while_its_daemon_is_upgraded() -> Result<()> {
-    let vm = vm_toml("maps", 96) + "apertures = \"remapped\"\n";
+    let vm = vm_toml("maps", 96);
     let scratch = Scratch::new("upgrades-mapped")?;
     let program = scratch.path().join("mediatord");
     let mut daemon = Daemon::start_copy("mapped", &program, |paths| card_toml(paths, 256) + &vm)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use tests::guest::{self, card_toml, vm_toml};
+use tests::guest::{self, TRAPPED, card_toml, vm_toml};
 use tests::{Daemon, Vm, klog, wait};
 
 use super::{PATTERN, boot};
@@ -61,7 +61,8 @@ fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
 /// Tries holes beside a neighbour that copies and verifies.
 fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let offered = "paravirtual = { offered = true, group = \"a\" }\n";
-    let vms = vm_toml("victim", 96) + &vm_toml("attacker", 96) + offered;
+    // Of what it tries each access is to be seen, and an access to what it does not have to be denied.
+    let vms = vm_toml("victim", 96) + &vm_toml("attacker", 96) + TRAPPED + offered;
     let mut daemon = Daemon::start(name, |paths| card_toml(paths, 256) + &vms)?;
     let victim = boot(&daemon, "victim", "6.12")?;
     let attacker = boot(&daemon, "attacker", "6.1")?;

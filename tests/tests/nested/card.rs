@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use tests::files::Files;
-use tests::guest::{self, vm_toml};
+use tests::guest::{self, TRAPPED, vm_toml};
 use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 
 /// MiB of the card, and those of it that the inner daemon is told of.
@@ -25,7 +25,7 @@ fn listed(nest: &Nest) -> Result<serde_json::Value> {
 #[test]
 fn host_card_is_bound_driven_and_given_back() -> Result<()> {
     let mut files = Files::default();
-    let vms = vm_toml("a", VM_MIB);
+    let vms = vm_toml("a", VM_MIB) + TRAPPED;
     files.write("etc/mediatord.toml", 0o644, nest::config(VRAM_MIB, &vms).as_bytes());
     files.write("etc/other.toml", 0o644, nest::config(VRAM_MIB, &vms).replace("/run", "/tmp").as_bytes());
     let nest = Nest::boot("nested", SHAPE, files)?;

@@ -122,7 +122,7 @@ fn share(first: InnerSpec) -> Result<()> {
     first.wait_ready()?;
     let started = pv.start(&format!("run /bin/gpu-workloads {COPIES}"))?;
     let attack = first
-        .smoke(&format!("bar hostile --fresh --probes {PROBES} --channels {CHANNELS} --pattern {PATTERN:016x}"))?;
+        .smoke(&format!("bar hostile --fresh --mapped --probes {PROBES} --channels {CHANNELS} --pattern {PATTERN:016x}"))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
     verified.push(pv.finish(started, "copies beside a hostile VM")?);
     let shown = nest.show(PARAVIRTUAL)?;

@@ -136,6 +136,11 @@ impl<'a> Ground<'a> {
         self.set_pair(self.base + own::TABLES[space] + va / PAGE * 8, page_entry(address, aperture));
     }
 
+    /// Has nothing at a small page's virtual address below 128 MiB of one of the own address spaces.
+    pub fn clear_page(&self, space: usize, va: u64) {
+        self.set_pair(self.base + own::TABLES[space] + va / PAGE * 8, [0, 0]);
+    }
+
     /// Maps the large page at a virtual address below 128 MiB of BAR1's address space.
     pub fn set_large_page(&self, va: u64, address: u64, aperture: Aperture) {
         self.set_pair(self.base + own::LARGE_TABLE + va / LARGE_PAGE * 8, page_entry(address, aperture));

@@ -231,14 +231,13 @@ impl Remap {
         self.windows.iter().any(Option::is_some)
     }
 
-    /// Other memory, of zeros, for the next client. Nothing lives in the old. What there is no memory for is trapped.
-    pub(crate) fn renew(&mut self, host: &HostCard, bars: (u64, u64)) {
-        if self.windows.iter().all(Option::is_none) {
-            return;
-        }
+    /// Other memory, of zeros, for the next client, if that is to map `bars`. Nothing lives in the old. What there is no memory for is
+    /// trapped.
+    pub(crate) fn renew(&mut self, host: &HostCard, bars: Option<(u64, u64)>) {
         let (counts, warned) = (self.counts, self.warned);
         self.close(host);
-        match Self::open(host, bars) {
+        let fresh = bars.map_or_else(|| Ok(Self::default()), |bars| Self::open(host, bars));
+        match fresh {
             Ok(fresh) => *self = Self { counts, warned, ..fresh },
             Err(error) => tracing::error!(%error, "the next client's apertures are trapped"),
         }

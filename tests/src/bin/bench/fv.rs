@@ -50,10 +50,10 @@ const BASELINE: &str = "passthrough";
 #[rustfmt::skip]
 const KINDS: [Kind; 6] = [
     Kind { name: BASELINE, toml: "passthrough = true\n", is_default: false },
-    Kind { name: "naive", toml: "shadow = \"naive\"\n", is_default: false },
-    Kind { name: "lazy", toml: "shadow = \"lazy\"\n", is_default: false },
-    Kind { name: "incremental", toml: "shadow = \"incremental\"\n", is_default: false },
-    Kind { name: "remapped", toml: "apertures = \"remapped\"\n", is_default: false },
+    Kind { name: "naive", toml: "shadow = \"naive\"\napertures = \"trapped\"\n", is_default: false },
+    Kind { name: "lazy", toml: "shadow = \"lazy\"\napertures = \"trapped\"\n", is_default: false },
+    Kind { name: "incremental", toml: "shadow = \"incremental\"\napertures = \"trapped\"\n", is_default: false },
+    Kind { name: "trapped", toml: "apertures = \"trapped\"\n", is_default: false },
     Kind { name: "default", toml: "", is_default: true },
 ];
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tests::bench::{Metric, Target, median};
 use tests::files::Files;
-use tests::guest::{self, LOAD_LIMIT, card_toml, passthrough_toml, vm_toml};
+use tests::guest::{self, LOAD_LIMIT, TRAPPED, card_toml, passthrough_toml, vm_toml};
 use tests::nest::{self, ADDRESS, Nest, Shape};
 use tests::{Daemon, Vm, VmConfig};
 
@@ -178,7 +178,7 @@ fn read(text: &str) -> Result<BTreeMap<String, Values>> {
 /// Measures exits and lent RAM, in a machine with a card behind VFIO.
 fn machine() -> Result<Vec<Metric>> {
     let mut files = Files::default();
-    let vms = vm_toml("a", INNER_VM_MIB);
+    let vms = vm_toml("a", INNER_VM_MIB) + TRAPPED;
     files.write("etc/mediatord.toml", 0o644, nest::config(INNER_MIB, &vms).as_bytes());
     let shape = Shape { card_mib: 128, card_keys: "", memory_mib: 1024, vms: &[], huge_mib: LENT_HUGE_MIB };
     let nest = Nest::boot("nested-bench", shape, files)?;

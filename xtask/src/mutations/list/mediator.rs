@@ -4,6 +4,33 @@ use crate::mutations::Mutation;
 
 pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
+        name: "window-stays",
+        what: "a page that an aperture shows has left PRAMIN",
+        package: "vgpu",
+        file: "mediator/vgpu/src/memory/remap.rs",
+        from: "if home.is_some_and(|home| !home.gives_way() || slot.gives_way()) {",
+        to: "if home.is_some() {",
+        tests: "remap::window::a_page",
+    },
+    Mutation {
+        name: "window-late",
+        what: "PRAMIN shows what it is placed on when the write that places it is answered",
+        package: "vgpu",
+        file: "mediator/vgpu/src/backend/registers.rs",
+        from: "        self.show_window(base);\n",
+        to: "        self.window_is(base);\n",
+        tests: "remap::window::what_the_cpu",
+    },
+    Mutation {
+        name: "window-lost",
+        what: "PRAMIN is where it was when its VM has gone to another card",
+        package: "vgpu",
+        file: "mediator/vgpu/src/moving.rs",
+        from: "            backend.window_is(gpu.window_base());\n",
+        to: "",
+        tests: "remap::window::pramin_is_where",
+    },
+    Mutation {
         name: "zeroed-ahead",
         what: "chunks that are free are zeroed before anybody needs them",
         package: "vgpu",

@@ -124,17 +124,25 @@ fn the_next_client_has_other_memory_and_a_vm_that_goes_leaves_nothing() {
 }
 
 #[test]
-fn a_vm_with_other_settings_is_refused_and_goes_on() {
-    let (handover, rig, mut driver) = made();
+fn other_settings_are_the_next_clients() {
+    let (handover, mut rig, mut driver) = made();
+    let cpu = Cpu::of(&driver.guest, Bar1);
     let channel = driver.channel(1);
     let at = driver.buffer(&channel, A, 1, 1);
     show(&mut driver, 0, HIGH, at, 1);
     driver.guest.configured(|settings| settings.apertures = Apertures::Trapped);
-    let refused = handover.offer(&rig, &mut [&mut driver.guest], |_| ()).unwrap_err().to_string();
-    assert!(refused.contains("`apertures` is another"), "{refused}");
-    driver.guest.configured(|settings| settings.apertures = Apertures::Remapped);
-    handover.offer(&rig, &mut [&mut driver.guest], |_| ()).unwrap();
+    handover.hand_over(&mut rig, &mut [&mut driver.guest]);
+    assert_eq!(cpu.read(HIGH, PAGE), pattern(1, 0), "this one has it mapped");
     copy_is_right(&mut driver, channel);
+    driver.guest.reconnect();
+    assert!([Bar0, Bar1, Bar3].map(|region| driver.guest.mapped(region)).iter().all(Option::is_none));
+    // And the other way round.
+    driver.guest.configured(|settings| settings.apertures = Apertures::Remapped);
+    driver.bring_up();
+    handover.hand_over(&mut rig, &mut [&mut driver.guest]);
+    assert!(driver.guest.mapped(Bar1).is_none(), "this one has nothing mapped");
+    driver.guest.reconnect();
+    assert!([Bar0, Bar1, Bar3].map(|region| driver.guest.mapped(region)).iter().all(Option::is_some));
 }
 
 /// The VM goes on where it is.

@@ -1,6 +1,7 @@
 //! PRAMIN that the client maps.
 
 use super::{Cpu, HIGH3, copy, driver, hide_window, pages};
+use crate::handover::handover;
 use crate::{A, B, MIB, VM_MIB, rig, usage};
 use nvspec::regs::{pbus, windows::pramin};
 use rig::driver::{CE0, Driver, PAGE, ce_copy, object, pattern};
@@ -104,4 +105,27 @@ fn a_window_that_goes_where_nothing_was_used_takes_no_memory() {
         in_window(&mut driver, at);
     }
     assert_eq!(usage(&rig), before);
+}
+
+#[test]
+fn pramin_is_where_it_was_on_another_card_and_with_another_owner() {
+    let handover = handover(16);
+    let (mut first, second) = (handover.rig(), rig());
+    let mut driver = driver(&first, 0);
+    let cpu = Cpu::of(&driver.guest, Bar0);
+    let at = driver.vram(2);
+    driver.guest.vram_write(at, &pages(4, 2));
+    let place = in_window(&mut driver, at);
+    let goes_on = |driver: &Driver, seed: u32| {
+        assert_eq!(cpu.read(place + PAGE, PAGE), pages(4, 2)[PAGE as usize..]);
+        cpu.write(place, &pattern(seed, 0));
+        assert!(driver.vram_holds(at, 1, seed));
+    };
+    handover.hand_over(&mut first, &mut [&mut driver.guest]);
+    goes_on(&driver, 5);
+    driver.guest.move_to(&second, 9, true).unwrap();
+    goes_on(&driver, 6);
+    // It goes on from there.
+    hide_window(&mut driver);
+    assert!(cpu.is_zero(place, 2 * PAGE) && driver.vram_holds(at, 1, 6));
 }
