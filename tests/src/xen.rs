@@ -36,8 +36,9 @@ const APERTURES_MIB: u32 = 48;
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 /// From `xl create` to a guest's init.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
-/// Time that a domain's driver may take to load: each access is a round trip between two domains, and emulated: some 600 a second.
-const DRIVER_LIMIT: Duration = Duration::from_secs(2400);
+/// Time that a domain's driver may take to load: each access to a register is a round trip between two domains, and emulated: some 600 a
+/// second. With a card that is passed through, whose apertures are trapped, that is most of an hour.
+const DRIVER_LIMIT: Duration = Duration::from_secs(3600);
 
 /// A domain that is to be.
 #[derive(Clone, Debug)]

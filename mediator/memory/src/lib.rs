@@ -31,7 +31,7 @@ mod wants;
 mod zeroed;
 mod zeroing;
 
-pub use self::vram::{CardVram, Dirty};
+pub use self::vram::{CardVram, Dirty, Words};
 pub use accesses::{Accesses, Counted};
 pub use copier::{COPIER, Copier, Job, NoMemory, OwnRing, RING_LOG2, Source, bind, own_pages};
 pub use error::HostError;

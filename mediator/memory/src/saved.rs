@@ -85,6 +85,8 @@ impl Memory {
             zeroing: _,
             refusals: _,
             wakeup: _,
+            // A statistic, which begins anew.
+            words: _,
         } = vram;
         SavedMemory { iova: iova.save(), barrier: barrier.0, slots: pinned.save(), turns: divider.turns() }
     }

@@ -52,6 +52,15 @@ impl Dirty {
     }
 }
 
+/// Words of up to 8 bytes that this processor has moved by the card's BARs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Words {
+    /// Each of which it waits for.
+    pub read: u64,
+    /// None of which it waits for.
+    pub written: u64,
+}
+
 /// The card's VRAM: the way into it, what takes chunks that it has no room for, and who owns which chunk.
 pub struct CardVram {
     /// The way into VRAM.
@@ -75,6 +84,8 @@ pub struct CardVram {
     pub(crate) records: Records,
     /// Chunks that were used since it was told.
     pub touched: BTreeSet<(VmId, u64)>,
+    /// Words of VRAM that this processor has read and written for each VM.
+    pub(super) words: BTreeMap<VmId, Words>,
     /// Chunks that are being zeroed.
     pub(super) zeroing: Zeroing,
     /// Requests of guests that were refused.
@@ -101,6 +112,7 @@ impl CardVram {
             over_bus: None,
             records: Records::default(),
             touched: BTreeSet::new(),
+            words: BTreeMap::new(),
             zeroing: Zeroing::default(),
             refusals: Refusals::default(),
             short: BTreeSet::new(),
@@ -173,6 +185,7 @@ impl CardVram {
 
     /// Forgets what a VM wanted that is removed.
     pub fn forget(&mut self, vm: VmId) {
+        self.words.remove(&vm);
         self.short.remove(&vm);
         self.wants.forget(vm);
         self.refusals.forget(vm);
@@ -194,6 +207,19 @@ impl CardVram {
         }
     }
 
+    /// Words of VRAM that were moved for a VM by this processor, since it came.
+    pub fn words_of(&self, vm: VmId) -> Words {
+        self.words.get(&vm).copied().unwrap_or_default()
+    }
+
+    fn count_words(&mut self, vm: VmId, place: Place, read: usize, written: usize) {
+        if place.card().is_some() {
+            let words = self.words.entry(vm).or_default();
+            words.read += read.div_ceil(8) as u64;
+            words.written += written.div_ceil(8) as u64;
+        }
+    }
+
     /// Reads guest VRAM, whatever chunks it spans. What was never used reads as zeros, and stays without a place.
     pub fn guest_read(&mut self, vm: VmId, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let mut rest = data;
@@ -201,7 +227,10 @@ impl CardVram {
             let (data, more) = std::mem::take(&mut rest).split_at_mut(len as usize);
             self.touch(vm, piece);
             match self.chunks.lookup(vm, piece, len) {
-                Lookup::Placed(place) => failed(self.read_at(place, data))?,
+                Lookup::Placed(place) => {
+                    self.count_words(vm, place, data.len(), 0);
+                    failed(self.read_at(place, data))?;
+                }
                 Lookup::Unplaced => data.fill(0),
                 Lookup::Split | Lookup::Outside => return None,
             }
@@ -224,6 +253,7 @@ impl CardVram {
             };
             if let Some(place) = place {
                 self.written(vm, piece, len);
+                self.count_words(vm, place, 0, data.len());
                 failed(self.write_at(place, data))?;
             }
             rest = more;

@@ -20,7 +20,7 @@ pub use bringup::start::CardInfo;
 pub use card_memory::balance::Division;
 pub use card_memory::chaos::Chaos;
 pub use card_memory::{
-    Accesses, CardVram, Counted, HostError, Looks, Moved, Ranges, Relocated, balance, holdings, iova, segments,
+    Accesses, CardVram, Counted, HostError, Looks, Moved, Ranges, Relocated, Words, balance, holdings, iova, segments,
     shortage,
 };
 pub use host_card::{

@@ -10,7 +10,7 @@ use devmodel::backend::{Aperture, Backend as _, NoMemory};
 use devmodel::{VGpu, VGpuConfig};
 use nvspec::regs::windows::pramin;
 use owner::mailbox::{Held, Mailbox};
-use owner::{HostCard, HostError, Share};
+use owner::{HostCard, HostError, Share, Words};
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -583,12 +583,12 @@ impl MediatedVm {
             locks::sleep(LOOK);
         }
         let mut status = self.board.latest.lock().clone();
-        let (moved, noise) = match self.host.failure() {
-            Some(_) => (None, None),
+        let (moved, noise, words) = match self.host.failure() {
+            Some(_) => (None, None, Words::default()),
             None => {
                 let host = self.host.lock();
                 let moved = host.memory().moved(self.vm).map(|moved| (moved.suspensions.count(), moved.sum.moved));
-                (moved, Some(host.noise_of(self.vm)))
+                (moved, Some(host.noise_of(self.vm)), host.vram().words_of(self.vm))
             }
         };
         let (caused, pauses) = noise.unwrap_or_default();
@@ -599,6 +599,8 @@ impl MediatedVm {
             ("events_lost", self.core.lost()),
             ("interrupts_caused", caused),
             ("interrupt_pauses", pauses),
+            ("vram_words_read", words.read),
+            ("vram_words_written", words.written),
         ];
         status.counters.extend(counts.map(|(name, count)| (name.to_owned(), count)));
         status

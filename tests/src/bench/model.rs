@@ -153,6 +153,11 @@ quantities! {
     aperture_writes: "aperture_writes",
     /// Bytes of VRAM that its CPU read or wrote so, those through the window as well.
     aperture_bytes: "aperture_bytes",
+    /// Words of up to 8 bytes of the card's memory that the mediator's processor has read for it: for its accesses, its page tables, and
+    /// pages that came under its apertures.
+    vram_words_read: "vram_words_read",
+    /// Words that it has written so.
+    vram_words_written: "vram_words_written",
     /// Interrupts that it was sent.
     interrupts: "interrupts",
     /// Doorbells.
@@ -228,9 +233,8 @@ impl Bill {
                 bill.add(if posted { Item::Post } else { Item::RoundTrip }, writes);
                 bill.add(Item::Register, register_reads + register_writes);
                 bill.add(Item::Aperture, aperture_reads + aperture_writes);
-                // What reaches VRAM in the end: a word each.
-                bill.add(Item::Read, aperture_reads);
-                bill.add(Item::Write, (counts.aperture_bytes / 4.0 - aperture_reads).max(0.0));
+                bill.add(Item::Read, counts.vram_words_read);
+                bill.add(Item::Write, counts.vram_words_written);
                 bill.accesses(DOORBELL_ACCESSES, counts.doorbells);
                 bill.add(Item::Doorbell, counts.doorbells);
                 bill.accesses(FLUSH_ACCESSES, counts.flushes);
@@ -311,6 +315,8 @@ mod tests {
         aperture_reads: 2.0,
         aperture_writes: 100.0,
         aperture_bytes: 408.0,
+        vram_words_read: 2.0,
+        vram_words_written: 100.0,
         interrupts: 3.0,
         doorbells: 4.0,
         flushes: 5.0,
@@ -352,12 +358,13 @@ mod tests {
             change(&mut counts);
             Bill::of(Platform::Mediated { posted: true }, &counts).us()
         };
-        let changes: [fn(&mut Counts); 15] = [
+        let changes: [fn(&mut Counts); 16] = [
             |counts| counts.register_reads += 1.0,
             |counts| counts.register_writes += 1.0,
             |counts| counts.aperture_reads += 1.0,
             |counts| counts.aperture_writes += 1.0,
-            |counts| counts.aperture_bytes += 4.0,
+            |counts| counts.vram_words_read += 1.0,
+            |counts| counts.vram_words_written += 1.0,
             |counts| counts.interrupts += 1.0,
             |counts| counts.doorbells += 1.0,
             |counts| counts.flushes += 1.0,

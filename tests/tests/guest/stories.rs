@@ -47,6 +47,8 @@ fn comes_up(name: &str, kernel: &str) -> Result<()> {
 fn comes_up_remapped(name: &str, kernel: &str) -> Result<()> {
     let (daemon, vm) = one(name, kernel, false, "")?;
     assert_eq!(guest::load_driver(&vm)?, "nouveau renderD128 MSI");
+    let before = guest::messages(&daemon, name)?;
+    println!("REPORT {before} messages and {} pages moved to load", guest::counter(&daemon, name, "aperture_moves")?);
     let smoke = guest::smoke(&vm, "all --quick")?;
     assert!(smoke.bytes > 1 << 20, "{}", smoke.line);
     let before = guest::messages(&daemon, name)?;

@@ -149,8 +149,7 @@ impl Memory {
             Showing::Pramin => {
                 let remap = self.grants.remap();
                 let place = |page: u64| Some(Place::Vram(self.pramin?.checked_add(page * SMALL_PAGE)?));
-                let difference =
-                    |page| remap.difference(showing, start / SMALL_PAGE + page, place(page), vram_bytes);
+                let difference = |page| remap.difference(showing, start / SMALL_PAGE + page, place(page), vram_bytes);
                 return (0..pages).filter_map(difference).collect();
             }
         };

@@ -284,12 +284,7 @@ impl Remap {
     ///
     /// # Errors
     /// When all of it is trapped, something lives there already, or the file cannot be what was mapped.
-    pub(crate) fn take_file(
-        &mut self,
-        host: &HostCard,
-        showing: Showing,
-        file: Arc<OwnedFd>,
-    ) -> Result<(), HostError> {
+    pub(crate) fn take_file(&mut self, host: &HostCard, showing: Showing, file: Arc<OwnedFd>) -> Result<(), HostError> {
         let trapped = || Invalid::new("a client has mapped an aperture that is trapped");
         let window = self.empty_window(showing).ok_or_else(trapped)?;
         let taken = window.memory.taken(host, file)?;

@@ -194,8 +194,8 @@ impl Remap {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use super::super::TRAPPED_BAR1;
+    use super::*;
     use rig::Rig;
 
     const BARS: (u64, u64) = (17 << 20, 1 << 20);
