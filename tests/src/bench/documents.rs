@@ -29,7 +29,7 @@ const WITHOUT_CONDITIONS: [&str; 15] = [
 ];
 
 /// Pictures from before raw files were kept. None is added.
-const PICTURES_WITHOUT_RAW_FILE: [&str; 2] = ["swap-pressure.svg", "swap-shares.svg"];
+const PICTURES_WITHOUT_RAW_FILE: [&str; 1] = ["swap-shares.svg"];
 
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs")

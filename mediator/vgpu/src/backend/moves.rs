@@ -9,6 +9,7 @@ use nvspec::instance::userd;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
+use vram::GuestAddr;
 
 /// Time for which work may go on while pages under it are to move, in ns of the card's clock.
 // TIMEOUT: twice the watchdog's own limit, which ends what hangs unless the operator has switched it off.
@@ -30,6 +31,9 @@ const PROGRESS: [u64; 9] = [
 
 /// Time between two looks whether work has left the card for pages to move. The VM's lock is free meanwhile.
 pub(crate) const LOOK: Duration = Duration::from_micros(100);
+
+/// A page of zeros.
+const BLANK: [u8; SMALL_PAGE as usize] = [0; SMALL_PAGE as usize];
 
 /// Work that leaves the card, so that pages under mapped apertures can move.
 #[derive(Debug)]
@@ -142,10 +146,10 @@ impl VmBackend {
 
     /// Counts what the guest has written where PRAMIN gave way.
     fn look_at_strays(&mut self, strays: &[Slot]) {
-        let mut data = [0; SMALL_PAGE as usize];
+        let mut data = BLANK;
         for slot in strays {
             self.remap().read(*slot, 0, &mut data);
-            if data.iter().any(|byte| *byte != 0) {
+            if data != BLANK {
                 self.remap_mut().count_alias();
             }
         }
@@ -155,25 +159,40 @@ impl VmBackend {
         let Self { host, vm, memory, .. } = self;
         let address = |page: u32| GuestVramAddr(u64::from(page) * SMALL_PAGE);
         let mut data = [0; SMALL_PAGE as usize];
+        // What has no place yet is zeros, and when its chunk gets one here it is zeros until it is written. Of a card each word that is
+        // read is a round trip.
+        let mut zeros: BTreeSet<u32> = {
+            let state = host.lock();
+            let chunks = &state.vram().chunks;
+            let unplaced = |page: &u32| chunks.is_placed(*vm, GuestAddr(address(*page).0)) == Some(false);
+            moves.outs.iter().chain(&moves.ins).map(|(page, _)| *page).filter(unplaced).collect()
+        };
         if let Err(error) = host.lock().vram().memory.barrier() {
             tracing::error!(%vm, %error, "what work wrote last may be lost");
         }
         for (page, slot) in &moves.outs {
             memory.grants().remap().read(*slot, 0, &mut data);
+            memory.unseen(address(*page), false);
+            if data == BLANK && zeros.contains(page) {
+                continue;
+            }
+            zeros.remove(page);
             // The card's lock is taken for each page: others wait for it.
             if host.lock().vram_mut().guest_write(*vm, address(*page), &data).is_none() {
                 tracing::error!(%vm, page, "a page of guest memory is lost: it has no place on the card");
             }
-            memory.unseen(address(*page), false);
         }
-        let blank = [0; SMALL_PAGE as usize];
-        moves.blanks.iter().for_each(|slot| memory.grants().remap().write(*slot, 0, &blank));
+        moves.blanks.iter().for_each(|slot| memory.grants().remap().write(*slot, 0, &BLANK));
         for (page, slot) in &moves.ins {
+            memory.unseen(address(*page), true);
+            if zeros.contains(page) {
+                memory.grants().remap().write(*slot, 0, &BLANK);
+                continue;
+            }
             if host.lock().vram_mut().guest_read(*vm, address(*page), &mut data).is_none() {
                 data.fill(0);
             }
             memory.grants().remap().write(*slot, 0, &data);
-            memory.unseen(address(*page), true);
         }
     }
 

@@ -129,3 +129,23 @@ fn pramin_is_where_it_was_on_another_card_and_with_another_owner() {
     hide_window(&mut driver);
     assert!(cpu.is_zero(place, 2 * PAGE) && driver.vram_holds(at, 1, 6));
 }
+
+#[test]
+fn what_was_never_written_is_neither_written_nor_read() {
+    let rig = rig();
+    let mut driver = driver(&rig, 0);
+    let cpu = Cpu::of(&driver.guest, Bar0);
+    // Two MiB that nothing has used.
+    let at = (VM_MIB - 2) * MIB;
+    let place = in_window(&mut driver, at);
+    cpu.write(place + 3 * PAGE, &pattern(5, 0));
+    let words = |driver: &Driver| ["vram_words_read", "vram_words_written"].map(|name| driver.guest.counter(name));
+    let before = words(&driver);
+    in_window(&mut driver, at + MIB);
+    assert_eq!(words(&driver), [before[0], before[1] + PAGE / 8], "of 512 pages one has been written");
+    assert!(cpu.is_zero(u64::from(pramin::BASE), pramin::BYTES.into()));
+    assert!(driver.vram_holds(at + 3 * PAGE, 1, 5));
+    let place = in_window(&mut driver, at);
+    assert_eq!(cpu.read(place + 3 * PAGE, PAGE), pattern(5, 0));
+    assert!(cpu.is_zero(place, 3 * PAGE));
+}
