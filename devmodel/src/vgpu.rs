@@ -312,7 +312,7 @@ impl VGpu {
         self.ptimer.alarm_at()
     }
 
-    /// Where in VRAM PRAMIN begins, if the guest has it on VRAM. The guest may have less.
+    /// Begin of PRAMIN in VRAM, if the guest has it there. The guest may have less.
     #[must_use]
     pub fn window_base(&self) -> Option<GuestVramAddr> {
         self.pbus.window_base()

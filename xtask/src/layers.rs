@@ -71,7 +71,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "vram",
         ],
     ),
-    ("vm-device", &["card", "devmodel", "owner", "vmm-glue"]),
+    ("vm-device", &["card", "devmodel", "nvspec", "owner", "saved-state", "vmm-glue"]),
     (
         "vgpu",
         &[

@@ -70,7 +70,7 @@ impl Pbus {
         }
     }
 
-    /// Where in VRAM the window begins, if it is on VRAM; the guest may have less.
+    /// Begin of the window, if it is on VRAM; the guest may have less.
     pub(crate) fn window_base(&self) -> Option<GuestVramAddr> {
         let is_vram = Target::from_bits(PRAMIN_WINDOW::TARGET.get(self.window)) == Target::Vram;
         is_vram.then(|| GuestVramAddr(u64::from(PRAMIN_WINDOW::BASE.get(self.window)) << 16))

@@ -1,7 +1,7 @@
 //! The memory of one VM, as its guest, the card and its page tables see it.
 //!
 //! Parts: `grants` (what page tables may name), `view` (the card as one VM reads it), `spaces` (shadow page tables), `ram`
-//! (guest RAM as the card sees it), `remap` and `window` (apertures that the VMM maps), `operands` (which memory work names), `saved`
+//! (guest RAM as the card sees it), `remap` (apertures that the VMM maps), `operands` (which memory work names), `saved`
 //! (what of it is written down).
 
 mod grants;
@@ -11,7 +11,6 @@ mod remap;
 mod saved;
 mod spaces;
 mod view;
-mod window;
 
 pub(crate) use grants::Grants;
 pub(crate) use operands::{Names, Objects};
@@ -42,7 +41,7 @@ pub(crate) struct Memory {
     pool: PagePool,
     bar1: ApertureTlb,
     bar3: ApertureTlb,
-    /// Where in the guest's VRAM PRAMIN begins.
+    /// Begin of PRAMIN in the guest's VRAM.
     pramin: Option<GuestVramAddr>,
     /// Sums since the VM was created.
     report: SyncReport,

@@ -5,7 +5,7 @@
 //! its TLB, and back when the mapping goes. Whoever else reaches it, the card included, goes to the home. What PRAMIN shows a register
 //! says, and no tables.
 //!
-//! Here: the books. `window` has the memory, `moves` does what the books say.
+//! Here: the books. `vm-device` has the memory, `moves` does what the books say.
 //!
 //! A page has one home, so guest VRAM that is mapped twice in mapped parts of the apertures at a time, and guest RAM that
 //! is mapped there at all, cannot be served: zeros show in the later place. That is counted, and logged once. PRAMIN gives way to the
@@ -17,7 +17,6 @@ mod saved;
 pub(crate) use overlay::Overlay;
 pub(crate) use saved::SavedRemap;
 
-use super::window::WindowMemory;
 use crate::counts::counts;
 use devmodel::backend::Aperture;
 use nvspec::addr::{GuestVramAddr, Iova, LARGE_PAGE, Place, SMALL_PAGE};
@@ -29,6 +28,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use vm_device::WindowMemory;
 use vmm_glue::{Mapping, MmapArea, RegionIndex};
 
 /// Bytes at the start of BAR1 that stay trapped, a multiple of 2 MiB. nouveau places the doorbells of all channels

@@ -1,13 +1,13 @@
 //! Apertures that the VMM maps, as they are saved: the books, and where the card sees the memory. That is in files, which are handed over
 //! beside, and which the client goes on with meanwhile: its guest's CPUs write there at any time.
 
-use super::super::window::WindowMemory;
 use super::{Remap, Showing, Slot, Want, Window};
 use nvspec::addr::{Iova, SMALL_PAGE};
 use owner::{HostCard, HostError};
 use saved_state::{Invalid, Part, ascend};
 use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
+use vm_device::WindowMemory;
 
 /// The apertures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,8 +1,8 @@
 //! Host memory under a part of an aperture: a file that the VMM maps, mapped here as well, and for the card; or pages of a domain of Xen,
 //! which has them there itself.
 
+use super::memory::shared_memory;
 use card::{DmaMemory, HostMemory};
-
 use nvspec::addr::{Iova, SMALL_PAGE};
 use owner::{HostCard, HostError};
 use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, fstat, seek};
@@ -12,7 +12,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use vm_device::shared_memory;
 use vm_memory::{Bytes, FileOffset, MmapRegion};
 use vmm_glue::mappable::region_memory;
 use vmm_glue::{Mapping, MmapArea};
@@ -22,7 +21,7 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// The memory under the bytes from `start` on of an aperture. Offsets in the file are offsets in the aperture.
 #[derive(Debug)]
-pub(crate) struct WindowMemory {
+pub struct WindowMemory {
     file: Arc<OwnedFd>,
     region: Arc<dyn HostMemory>,
     /// The region is the file's, and not what a client has lent in its place.
@@ -34,14 +33,20 @@ pub(crate) struct WindowMemory {
 impl WindowMemory {
     /// Zeros under the bytes from `start` to `end` of an aperture, mapped for the card to read and to write. `name` shows
     /// in `/proc`.
-    pub(crate) fn new(host: &HostCard, name: &str, start: u64, end: u64) -> Result<Self, HostError> {
+    ///
+    /// # Errors
+    /// When there is no memory, or no I/O addresses.
+    pub fn new(host: &HostCard, name: &str, start: u64, end: u64) -> Result<Self, HostError> {
         let file =
             region_memory(name, end).map_err(|error| HostError::host("no memory file for an aperture", error))?;
         Self::mapped(Arc::new(file), start, end)?.placed(host)
     }
 
     /// The same memory, mapped for another card, or once more for the same: whoever has it mapped goes on with it.
-    pub(crate) fn on(&self, host: &HostCard) -> Result<Self, HostError> {
+    ///
+    /// # Errors
+    /// When the card does not take it, or has no I/O addresses for it.
+    pub fn on(&self, host: &HostCard) -> Result<Self, HostError> {
         let Self { file, region, is_files, area, iova } = self;
         let (file, region) = (Arc::clone(file), Arc::clone(region));
         Self { file, region, is_files: *is_files, area: *area, iova: *iova }.placed(host)
@@ -61,19 +66,20 @@ impl WindowMemory {
 
     /// The memory that `file` has under the bytes from `start` to `end` of an aperture, mapped for the card where it was, at `iova`: whoever
     /// has these addresses claims them for it.
-    pub(crate) fn of_file(
-        host: &HostCard,
-        file: OwnedFd,
-        (start, end): (u64, u64),
-        iova: Iova,
-    ) -> Result<Self, HostError> {
+    ///
+    /// # Errors
+    /// When the file is not that memory, or the card does not take it.
+    pub fn of_file(host: &HostCard, file: OwnedFd, (start, end): (u64, u64), iova: Iova) -> Result<Self, HostError> {
         let window = Self { iova, ..Self::checked(Arc::new(file), start, end)? };
         window.lend(host)?;
         Ok(window)
     }
 
     /// The memory that `file` has for the same part of the aperture, zeroed, at I/O addresses that nobody has.
-    pub(crate) fn taken(&self, host: &HostCard, file: Arc<OwnedFd>) -> Result<Self, HostError> {
+    ///
+    /// # Errors
+    /// When the file is not that memory, or the card does not take it.
+    pub fn taken(&self, host: &HostCard, file: Arc<OwnedFd>) -> Result<Self, HostError> {
         let MmapArea { offset, size } = self.area;
         let window = Self::checked(file, offset, offset + size)?.placed(host)?;
         if let Err(error) = window.blank(host) {
@@ -110,27 +116,27 @@ impl WindowMemory {
     }
 
     /// Returns where the card sees the first byte.
-    pub(crate) fn first(&self) -> Iova {
+    pub fn first(&self) -> Iova {
         self.iova
     }
 
     /// The file, and the part of the aperture that it is under.
-    pub(crate) fn area(&self) -> (Arc<OwnedFd>, MmapArea) {
+    pub fn area(&self) -> (Arc<OwnedFd>, MmapArea) {
         (Arc::clone(&self.file), self.area)
     }
 
     /// Returns where the card sees a page of it: number of the page in the aperture.
-    pub(crate) fn iova(&self, page: u32) -> Iova {
+    pub fn iova(&self, page: u32) -> Iova {
         self.iova.offset(self.at(page, 0) as u64)
     }
 
     /// The memory, and where in it a page begins.
-    pub(crate) fn region(&self, page: u32) -> (Arc<dyn HostMemory>, usize) {
+    pub fn region(&self, page: u32) -> (Arc<dyn HostMemory>, usize) {
         (Arc::clone(&self.region), self.at(page, 0))
     }
 
     /// Reads from byte `offset` of a page on. Bytes lie within the page.
-    pub(crate) fn read(&self, page: u32, offset: u64, data: &mut [u8]) {
+    pub fn read(&self, page: u32, offset: u64, data: &mut [u8]) {
         if let Err(error) = self.region.as_volatile_slice().read_slice(data, self.at(page, offset)) {
             tracing::error!(%error, page, "memory under an aperture could not be read");
             data.fill(0);
@@ -138,7 +144,7 @@ impl WindowMemory {
     }
 
     /// Writes from byte `offset` of a page on. Bytes lie within the page.
-    pub(crate) fn write(&self, page: u32, offset: u64, data: &[u8]) {
+    pub fn write(&self, page: u32, offset: u64, data: &[u8]) {
         if let Err(error) = self.region.as_volatile_slice().write_slice(data, self.at(page, offset)) {
             tracing::error!(%error, page, "memory under an aperture could not be written");
         }
@@ -149,7 +155,7 @@ impl WindowMemory {
     ///
     /// # Errors
     /// When they are not as many, or the card does not take them. All is as it was then.
-    pub(crate) fn replace(&mut self, host: &HostCard, pages: &Arc<Mapping>) -> Result<(), HostError> {
+    pub fn replace(&mut self, host: &HostCard, pages: &Arc<Mapping>) -> Result<(), HostError> {
         if u64::try_from(pages.len()) != Ok(self.area.size) {
             let error = io::Error::other(format!("{:#x} bytes for {:#x}", pages.len(), self.area.size));
             return Err(HostError::host("other memory than is under an aperture", error));
@@ -171,7 +177,10 @@ impl WindowMemory {
     /// Zeros everything, whatever the client has written where nothing is mapped. The card makes no access meanwhile.
     ///
     /// In place: to take it from a card behind an IOMMU and to give it back takes a call for each page, and QEMU waits 5 s for a reset.
-    pub(crate) fn blank(&self, host: &HostCard) -> Result<(), HostError> {
+    ///
+    /// # Errors
+    /// When the file does not say what of it was written.
+    pub fn blank(&self, host: &HostCard) -> Result<(), HostError> {
         barrier(host);
         if !self.is_files {
             self.zero(0, self.area.size);
@@ -211,7 +220,7 @@ impl WindowMemory {
 
     /// Takes it from the card. `reachable`: translations that name it may be left in the card's TLBs; its I/O addresses
     /// are then never used again.
-    pub(crate) fn close(self, host: &HostCard, reachable: bool) {
+    pub fn close(self, host: &HostCard, reachable: bool) {
         if self.take_back(host) && !reachable {
             host.lock().memory_mut().iova_mut().free(self.iova);
         }
