@@ -239,8 +239,9 @@ fn is_restarted(host: &Host) -> Result<()> {
     for vm in [1, 2] {
         vmm_says(host, vm, "the device has gone")?;
     }
-    // Their connections too; one has a copy of VM 3's, and its journal with the RAM and the interrupt that it has given.
-    assert_eq!(property(host, "NFileDescriptorStore")?, (VMS + 5).to_string());
+    // Their connections too; one has a copy of VM 3's, and its journal with the RAM and the interrupt that it has given, and the memory under
+    // BAR1, BAR3 and PRAMIN that it has mapped.
+    assert_eq!(property(host, "NFileDescriptorStore")?, (VMS + 8).to_string());
     assert_eq!(state(host)?, before);
     host.ok("rm /etc/systemd/system/gpu-mediator.service.d/slow.conf").map(drop)
 }
@@ -253,7 +254,7 @@ fn is_killed(host: &Host) -> Result<()> {
     let shown = json(host, "vm show vm3")?;
     assert_eq!((&shown["state"], &shown["transport"]["daemon_deaths_survived"]), (&"connected".into(), &1.into()));
     host.ok("systemctl is-active vm3")?;
-    assert_eq!(property(host, "NFileDescriptorStore")?, (VMS + 5).to_string());
+    assert_eq!(property(host, "NFileDescriptorStore")?, (VMS + 8).to_string());
     assert_eq!(state(host)?, before);
     start_vmm(host, 4)?;
     assert!(vmm_says(host, 4, "RESULT")?.starts_with("RESULT ok=true"));

@@ -34,10 +34,11 @@ const TARGET: f64 = 1.2;
 const JUDGED: &str = "clock";
 
 const RANDOM: Contender = Contender { name: "random", policy: Some(VictimPolicy::Random), sees: Sees::Named };
-const OTHERS: [Contender; 5] = [
+const OTHERS: [Contender; 6] = [
     Contender { name: "priority", policy: Some(VictimPolicy::Priority), sees: Sees::Named },
     Contender { name: "profiled", policy: Some(VictimPolicy::Profiled), sees: Sees::Named },
     Contender { name: JUDGED, policy: Some(VictimPolicy::Clock), sees: Sees::Named },
+    Contender { name: "loops", policy: Some(VictimPolicy::Loops), sees: Sees::Named },
     // Had the card reference bits.
     Contender { name: "clock_bits", policy: Some(VictimPolicy::Clock), sees: Sees::All },
     // None of the product's.

@@ -61,7 +61,7 @@ pub(super) fn optimum(pieces: &[Piece<'_>], vms: usize, capacity: usize) -> Opti
 fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divisor: u64) -> Copied {
     let mut memory = Memory::new(vms);
     for (at, piece) in pieces.iter().enumerate() {
-        let excess = (memory.count() + memory.missing(piece)).saturating_sub(capacity);
+        let excess = (memory.count() + memory.missing(piece).count()).saturating_sub(capacity);
         if excess > 0 {
             let is_free = |&(vm, chunk): &Chunk| vm != piece.vm || !piece.step.contains_key(&chunk);
             let value = |&(vm, chunk): &Chunk| {

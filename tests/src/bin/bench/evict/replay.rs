@@ -163,8 +163,8 @@ impl Memory {
     }
 
     /// Chunks of a piece that are not on the card.
-    pub(super) fn missing(&self, piece: &Piece<'_>) -> usize {
-        piece.step.keys().filter(|chunk| !self.on_card[piece.vm].contains(chunk)).count()
+    pub(super) fn missing(&self, piece: &Piece<'_>) -> impl Iterator<Item = u32> {
+        piece.step.keys().filter(|chunk| !self.on_card[piece.vm].contains(chunk)).copied()
     }
 
     pub(super) fn evict(&mut self, vm: usize, chunk: u32) {
@@ -212,7 +212,10 @@ pub(super) fn replay(
             (Sees::Named, None) => {}
             (Sees::All, _) => piece.step.keys().for_each(|&chunk| known.touch(chunk..=chunk)),
         }
+        let wanted: Vec<u32> = memory.missing(piece).collect();
+        wanted.iter().for_each(|&chunk| hints[piece.vm].wants(chunk));
         make_room(&mut memory, piece, capacity, &mut hints, policy.as_deref_mut());
+        wanted.iter().for_each(|&chunk| hints[piece.vm].arrived(chunk..=chunk));
         memory.run(piece);
     }
     memory.copied()
@@ -226,7 +229,7 @@ fn make_room(
     hints: &mut [Hints],
     mut policy: Option<&mut (dyn Choose + 'static)>,
 ) {
-    let missing = memory.missing(piece);
+    let missing = memory.missing(piece).count();
     let excess = (memory.count() + missing).saturating_sub(capacity);
     if excess == 0 {
         return;
