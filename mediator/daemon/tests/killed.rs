@@ -17,7 +17,7 @@ use vmm_glue::protocol::{Command, DmaMap, RegionAccess};
 use zerocopy::IntoBytes;
 
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n";
-const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\n";
+const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\napertures = \"trapped\"\n";
 const CONFIG: u32 = 7;
 const MSI: u32 = 1;
 /// Kills under a VMM that is busy.
@@ -123,15 +123,16 @@ fn vmm_goes_on_with_a_device_after_reset() {
 
 #[test]
 fn memory_that_a_vmm_has_mapped_of_apertures_is_that_of_the_next_device() {
-    let place = Place::new(&format!("{CARD}{WEB}apertures = \"remapped\"\n"));
+    let mapped = WEB.replace("trapped", "remapped");
+    let place = Place::new(&format!("{CARD}{mapped}"));
     let manager = Manager::new(&place);
     let mut daemon = manager.start();
     let mut vmm = Vmm::new(&place);
     // Region, a place in what is mapped of it, and the mapping.
-    let apertures =
-        [(1, 20 << 20), (3, 1 << 20)].map(|(region, at)| (region, at, vmm.client.map_region(region).unwrap()));
-    // Two files more than of a VMM that maps nothing.
-    let whole = [&WHOLE[..], &["vmm/web/2", "vmm/web/3"]].concat();
+    let places = [(0, 0x70_1000), (1, 20 << 20), (3, 1 << 20)];
+    let apertures = places.map(|(region, at)| (region, at, vmm.client.map_region(region).unwrap()));
+    // Three files more than of a VMM that maps nothing.
+    let whole = [&WHOLE[..], &["vmm/web/2", "vmm/web/3", "vmm/web/4"]].concat();
     let mut whole: Vec<_> = whole.into_iter().collect();
     whole.sort_unstable();
     manager.until_kept(&whole);

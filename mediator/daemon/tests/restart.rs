@@ -16,7 +16,7 @@ use support::{LONG, Manager, Place, Service, ctl};
 use vmm_glue::client::{Client, ClientError};
 
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n";
-const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\n";
+const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\napertures = \"trapped\"\n";
 
 /// Returns what is, but for the revision.
 fn exported(place: &Place) -> Value {

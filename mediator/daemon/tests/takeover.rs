@@ -13,7 +13,7 @@ use support::{DAEMON, LONG, Manager, Place, Service};
 
 const CARDS: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n\
     [[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 96\n";
-const VM: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 32\n";
+const VM: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 32\napertures = \"trapped\"\n";
 
 /// A daemon that dies where the file `dies` says, as does the next one.
 fn start(manager: &Manager<'_>) -> Service {

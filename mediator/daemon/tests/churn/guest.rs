@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::thread;
 
-use config::VmSpec;
+use config::{Apertures, VmSpec};
 use mediatorctl::client::Client;
 use nvspec::regs::pfifo;
 use rig::driver::{At, CE0, CE1, Channel, Driver as AnyDriver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
@@ -121,9 +121,14 @@ impl<'a> Guest<'a> {
 
     /// One life, from the VM's making to its end. False when the time is over.
     pub fn live(&mut self) -> bool {
-        // A host that is busy with other things must not make a channel look hung.
-        let spec =
-            VmSpec { channels: Some(CAP), hang_limit_ms: Some(600_000), ..VmSpec::new(&self.name, "card0", VM_MIB) };
+        // A host that is busy with other things must not make a channel look hung. This driver makes its tables word by word through a
+        // window that it places for each.
+        let spec = VmSpec {
+            channels: Some(CAP),
+            hang_limit_ms: Some(600_000),
+            apertures: Apertures::Trapped,
+            ..VmSpec::new(&self.name, "card0", VM_MIB)
+        };
         let _: api::Vm = self.admin.post("/v1/vms", &spec).unwrap();
         let mut driver = self.born();
         let mut lanes = vec![self.lane(&mut driver, 0)];

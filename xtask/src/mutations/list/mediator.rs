@@ -664,7 +664,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "blank-written",
         what: "a reset zeroes all that was written under an aperture, and not its first piece",
         package: "vgpu",
-        file: "mediator/vgpu/src/memory/window.rs",
+        file: "mediator/device/src/window.rs",
         from: "            self.zero(first - self.area.offset, at - first);\n",
         to: "            self.zero(first - self.area.offset, at - first);\n            return Ok(());\n",
         tests: "remap::a_reset",

@@ -268,7 +268,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "taken-with-contents",
         what: "the next device's memory under apertures is zeros when the daemon before was killed",
         package: "mediatord",
-        file: "mediator/vgpu/src/memory/window.rs",
+        file: "mediator/device/src/window.rs",
         from: "        if let Err(error) = window.blank(host) {\n            window.close(host, false);",
         to: "        if let Err::<(), HostError>(error) = Ok(()) {\n            window.close(host, false);",
         tests: "memory_that_a_vmm",
