@@ -21,9 +21,11 @@ use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::{AccessError, Device, DmaRegion, Link, MapError, Mapping, Migration, MmapArea, RegionIndex, RegionInfo};
 use vram::VmId;
 
-/// Time between two looks for doorbells that are no messages. They are looked for only where a driver has put them under a
-/// mapped part of an aperture, which nouveau does not.
+/// Time between two looks for doorbells that are no messages, while some are found.
 const POLL: Duration = Duration::from_micros(200);
+/// The same when none have been found for long. nouveau has the page of a channel's doorbell in the mapped part of an aperture and
+/// rings it elsewhere.
+const POLL_SELDOM: Duration = Duration::from_millis(20);
 
 /// The vGPU and its side of the card: one lock, so that a register access and an interrupt do not mix.
 pub(super) struct Core {
@@ -204,20 +206,21 @@ impl MediatedVm {
         self.core().backend.fill(place, data)
     }
 
-    /// Looks for doorbells under mapped apertures, as long as there may be any. `false` when there are none.
-    fn poll(&self) -> bool {
+    /// Looks for doorbells under mapped apertures, as long as there may be any. Returns whether one was found; `None` when there are
+    /// none.
+    fn poll(&self) -> Option<bool> {
         let core = &mut *self.core();
         // Whom the card was given to looks for them himself.
         core.polls = self.host.failure().is_none() && core.backend.work().polled().next().is_some();
         // What is rung now might be in no part of what is written down.
         if core.polls && self.host.lock().stands_still() {
-            return true;
+            return Some(false);
         }
-        if core.polls {
-            core.backend.poll();
+        core.polls.then(|| {
+            let found = core.backend.poll();
             core.finish_access();
-        }
-        core.polls
+            found
+        })
     }
 
     /// Starts to look for doorbells under mapped apertures, where there are any and nobody does.
@@ -227,8 +230,10 @@ impl MediatedVm {
         }
         let vm = Arc::downgrade(this);
         let body = move || {
-            while vm.upgrade().is_some_and(|vm| vm.poll()) {
-                locks::sleep(POLL);
+            let mut pause = POLL;
+            while let Some(found) = vm.upgrade().and_then(|vm| vm.poll()) {
+                pause = if found { POLL } else { (2 * pause).min(POLL_SELDOM) };
+                locks::sleep(pause);
             }
         };
         match std::thread::Builder::new().name(format!("doorbells-{}", this.vm)).spawn(body) {

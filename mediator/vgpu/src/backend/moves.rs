@@ -260,18 +260,21 @@ impl VmBackend {
         }
     }
 
-    /// Looks for doorbells that were no messages, and shows how far the card is.
-    pub(crate) fn poll(&mut self) {
+    /// Looks for doorbells that were no messages, and shows how far the card is. Returns whether there was one.
+    pub(crate) fn poll(&mut self) -> bool {
+        let mut found = false;
         for (channel, slot) in self.work.polled().collect::<Vec<_>>() {
             let mut word = [0; 4];
             self.remap().read(slot, userd::GP_PUT, &mut word);
             let put = u32::from_le_bytes(word);
             if self.work.see_put(channel, put) {
+                found = true;
                 self.ring(channel, put);
             }
             let shown = PROGRESS.iter().filter(|offset| **offset != userd::GP_PUT);
             shown.for_each(|offset| self.show(channel, slot, *offset));
         }
+        found
     }
 
     /// Copies a word of the channel's USERD to where the guest sees it.
