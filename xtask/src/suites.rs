@@ -95,9 +95,6 @@ impl Suite {
     }
 }
 
-/// Tests that run when their suite is named only: the test command as a whole has no time for them.
-const BY_NAME: [&str; 1] = ["vms::vms_that_know_the_mediator_share_the_machines_card"];
-
 /// A suite that has run.
 pub struct Ran {
     pub name: String,
@@ -238,8 +235,7 @@ impl<'a> Session<'a> {
     /// Those tests of some programs that were asked for.
     fn tests<'p>(&self, programs: &'p [Program]) -> Result<Vec<Test<'p>>> {
         let filter = self.args.filter.as_deref().unwrap_or_default();
-        let all = self.args.suite.is_none() && filter.is_empty();
-        let wanted = |name: &String| name.contains(filter) && !(all && BY_NAME.contains(&name.as_str()));
+        let wanted = |name: &String| name.contains(filter);
         let mut tests = Vec::new();
         for program in programs {
             let names = program.tests()?.into_iter().filter(&wanted);

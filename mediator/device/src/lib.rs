@@ -9,6 +9,6 @@ mod memory;
 mod status;
 mod window;
 
-pub use memory::{memory_of, shared_memory};
+pub use memory::memory_of;
 pub use status::{DeniedAccess, DeviceError, DeviceStatus, InterruptKind};
 pub use window::WindowMemory;
