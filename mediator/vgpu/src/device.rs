@@ -264,8 +264,11 @@ impl Core {
         self.backend.show_window(self.gpu.window_base());
     }
 
-    /// Changes memory in which PRAMIN may show what the guest has.
-    fn change_window<T>(&mut self, change: impl FnOnce(&mut Remap) -> T) -> T {
+    /// Changes memory under a part of a BAR. PRAMIN may show what the guest has, which it does again behind that.
+    fn change<T>(&mut self, showing: Showing, change: impl FnOnce(&mut Remap) -> T) -> T {
+        if showing != Showing::Pramin {
+            return change(self.backend.remap_mut());
+        }
         self.backend.empty_window();
         let done = change(self.backend.remap_mut());
         self.backend.show_window(self.gpu.window_base());
@@ -536,7 +539,7 @@ impl Device for MediatedDevice {
             // What the client has mapped it keeps.
             let bars = (self.pci.bar1_bytes, self.pci.bar3_bytes);
             let bars = (self.settings.apertures == Apertures::Remapped).then_some(bars);
-            core.change_window(|remap| remap.renew(&self.vm.host, bars));
+            core.change(Showing::Pramin, |remap| remap.renew(&self.vm.host, bars));
             core.backend.is_quiet()
         };
         // The next client may be another's.
@@ -548,14 +551,14 @@ impl Device for MediatedDevice {
     fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
         let core = &mut *self.vm.core();
         let showing = Showing::of(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
-        let lent = core.change_window(|remap| remap.lend(&self.vm.host, showing, area, pages));
+        let lent = core.change(showing, |remap| remap.lend(&self.vm.host, showing, area, pages));
         lent.map_err(|error| MapError(error.to_string()))
     }
 
     fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
         let core = &mut *self.vm.core();
         let showing = Showing::of(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
-        let taken = core.change_window(|remap| remap.take_file(&self.vm.host, showing, file));
+        let taken = core.change(showing, |remap| remap.take_file(&self.vm.host, showing, file));
         taken.map_err(|error| MapError(error.to_string()))
     }
 

@@ -54,3 +54,18 @@ fn a_card_of_one_mebibyte_is_enough_for_two_guests() {
     }
     two(&card(1, 128 << 10, Chaos::default()), "memory", Options::default());
 }
+
+#[test]
+fn buffers_of_a_job_that_runs_again_take_no_more_than_once() {
+    let mut heap = Heap { at: 0, bytes: 1 << 20, mapped: 0, free: Vec::new() };
+    for run in 0..8 {
+        let mut taken = [3, 1, 7, 2].map(|pages| {
+            let at = heap.take(pages * PAGE).expect("room");
+            heap.mapped = heap.mapped.max(at + pages * PAGE);
+            (at, pages * PAGE)
+        });
+        taken.rotate_left(run % 4);
+        taken.into_iter().for_each(|(at, bytes)| heap.give(at, bytes));
+        assert_eq!((heap.mapped, &heap.free[..]), (13 * PAGE, &[(0, 13 * PAGE)][..]), "run {run}");
+    }
+}
