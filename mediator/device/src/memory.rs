@@ -22,7 +22,7 @@ impl HostMemory for ClientMemory {
 
 /// Returns a mapping as host memory.
 #[must_use]
-pub fn shared_memory(mapping: &Arc<Mapping>) -> Arc<dyn HostMemory> {
+pub(crate) fn shared_memory(mapping: &Arc<Mapping>) -> Arc<dyn HostMemory> {
     Arc::new(ClientMemory(Arc::clone(mapping)))
 }
 
