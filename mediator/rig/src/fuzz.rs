@@ -293,7 +293,7 @@ impl World {
                     let data = &value.to_le_bytes()[..size];
                     guest.write(region, offset, data);
                     // What a client can map it writes without telling, wherever it can.
-                    if let Some(file) = guest.mapped(region) {
+                    if let Some(file) = guest.mapped(region).filter(|_| guest.maps(region, offset, size as u64)) {
                         assert_eq!(rustix::io::pwrite(&file, data, offset), Ok(size));
                     }
                 }

@@ -218,6 +218,14 @@ impl Guest {
         self.device.regions()[region as usize].mappable().map(|mappable| Arc::clone(mappable.file()))
     }
 
+    /// Returns whether a client may map these bytes of a region.
+    #[must_use]
+    pub fn maps(&self, region: RegionIndex, offset: u64, len: u64) -> bool {
+        let regions = self.device.regions();
+        let areas = regions[region as usize].mappable().map(|mappable| mappable.areas()).unwrap_or_default();
+        areas.iter().any(|area| offset >= area.offset && offset + len <= area.offset + area.size)
+    }
+
     /// Lends RAM to the device: a file of its own. False when the device refuses.
     pub fn map_ram(&mut self, gpa: u64, size: u64, writable: bool) -> bool {
         let (file, given) = Ram::file(size).expect("a memory file");
