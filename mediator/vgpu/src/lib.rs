@@ -19,6 +19,7 @@ mod memory;
 mod migrating;
 mod moving;
 mod pending;
+mod polling;
 pub mod pv;
 mod saved;
 mod saving;

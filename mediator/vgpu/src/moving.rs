@@ -207,7 +207,7 @@ impl MediatedVm {
             *gpu = made;
             backend.prepare_all()?;
             // Pages that its tables have in mapped apertures are there from now on.
-            backend.window_is(gpu.window_base());
+            backend.set_window(gpu.window_base());
             backend.show_apertures();
             if let Some(then) = since_ns {
                 gpu.resumed(then, backend);

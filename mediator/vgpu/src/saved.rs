@@ -197,7 +197,7 @@ impl MediatedVm {
             HostError::Saved(why) => of_vm(why),
             other => other,
         })?;
-        backend.window_is(gpu.window_base());
+        backend.set_window(gpu.window_base());
         let board = Arc::<Board>::default();
         let core = Core { rung, ..Core::new(gpu, backend, &board) };
         let this = Arc::new(Self::of(core, board, &host, vm, link));

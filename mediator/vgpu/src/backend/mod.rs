@@ -174,7 +174,7 @@ impl VmBackend {
     }
 
     /// PRAMIN is where the guest has it, and will show that. Nothing moves yet.
-    pub(super) fn window_is(&mut self, base: Option<GuestVramAddr>) {
+    pub(super) fn set_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
     }
 

@@ -66,7 +66,7 @@ impl VmBackend {
     }
 
     /// PRAMIN shows nothing until it is [placed](Self::show_window) again. None of the VM's work is on the card.
-    pub(crate) fn empty_window(&mut self) {
+    pub(crate) fn hide_window(&mut self) {
         self.show_window(None);
     }
 
@@ -161,12 +161,10 @@ impl VmBackend {
         let mut data = [0; SMALL_PAGE as usize];
         // What has no place yet is zeros, and when its chunk gets one here it is zeros until it is written. Of a card each word that is
         // read is a round trip.
-        let mut zeros: BTreeSet<u32> = {
-            let state = host.lock();
-            let chunks = &state.vram().chunks;
-            let unplaced = |page: &u32| chunks.is_placed(*vm, GuestAddr(address(*page).0)) == Some(false);
-            moves.outs.iter().chain(&moves.ins).map(|(page, _)| *page).filter(unplaced).collect()
-        };
+        let unplaced =
+            |page: &u32| host.lock().vram().chunks.is_placed(*vm, GuestAddr(address(*page).0)) == Some(false);
+        let mut zeros: BTreeSet<u32> =
+            moves.outs.iter().chain(&moves.ins).map(|(page, _)| *page).filter(unplaced).collect();
         if let Err(error) = host.lock().vram().memory.barrier() {
             tracing::error!(%vm, %error, "what work wrote last may be lost");
         }

@@ -18,7 +18,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         package: "vgpu",
         file: "mediator/vgpu/src/backend/registers.rs",
         from: "        self.show_window(base);\n",
-        to: "        self.window_is(base);\n",
+        to: "        self.set_window(base);\n",
         tests: "remap::window::what_the_cpu",
     },
     Mutation {
@@ -26,7 +26,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "PRAMIN is where it was when its VM has gone to another card",
         package: "vgpu",
         file: "mediator/vgpu/src/moving.rs",
-        from: "            backend.window_is(gpu.window_base());\n",
+        from: "            backend.set_window(gpu.window_base());\n",
         to: "",
         tests: "remap::window::pramin_is_where",
     },

@@ -140,6 +140,7 @@ fn program(program: (&str, u32), rounds: usize) -> Result<Vec<Metric>> {
 }
 
 /// Measures one of [`PROGRAMS`].
-pub fn run(number: usize, rounds: Option<usize>) -> Result<Vec<Metric>> {
-    program(*PROGRAMS.get(number).context("a program")?, rounds.unwrap_or(ROUNDS))
+pub fn run(name: &str, rounds: Option<usize>) -> Result<Vec<Metric>> {
+    let known = PROGRAMS.into_iter().find(|(known, _)| *known == name);
+    program(known.with_context(|| format!("no program {name}"))?, rounds.unwrap_or(ROUNDS))
 }
