@@ -8,7 +8,8 @@ use crate::engines::Work;
 use crate::faults::EngineId;
 use nvspec::chip::GF100;
 use serde::{Deserialize, Serialize};
-use std::time::Instant;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Nanoseconds of card time.
 pub(crate) type CardNs = u64;
@@ -119,19 +120,41 @@ fn host_ns() -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// Source of card time.
+/// Source of card time. Shared with who notes when something has come to the card while its thread sleeps.
 #[derive(Debug)]
-enum Source {
-    /// Its time at an instant of the host's.
-    System(CardNs, Instant),
+pub(crate) enum CardTime {
+    /// Runs with the host's clock, which shows this at card time 0.
+    System(AtomicU64),
+    /// Stands until it is advanced.
     #[cfg(test)]
-    Manual(CardNs),
+    Manual(AtomicU64),
+}
+
+impl CardTime {
+    /// Card time.
+    pub(crate) fn now(&self) -> CardNs {
+        match self {
+            // The host may have begun to count after the card has, which was saved on another.
+            Self::System(origin) => host_ns().wrapping_sub(origin.load(Ordering::Relaxed)),
+            #[cfg(test)]
+            Self::Manual(now) => now.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Lets it show `now`.
+    fn set(&self, now: CardNs) {
+        match self {
+            Self::System(origin) => origin.store(host_ns().wrapping_sub(now), Ordering::Relaxed),
+            #[cfg(test)]
+            Self::Manual(then) => then.store(now, Ordering::Relaxed),
+        }
+    }
 }
 
 /// The card's clock.
 #[derive(Debug)]
 pub(crate) struct Clock {
-    source: Source,
+    time: Arc<CardTime>,
     timer_offset: u64,
     /// The card time at which the alarm fires.
     alarm: Option<CardNs>,
@@ -140,32 +163,31 @@ pub(crate) struct Clock {
 impl Clock {
     /// A clock that runs with the host's.
     pub(crate) fn system() -> Self {
-        Self { source: Source::System(0, Instant::now()), timer_offset: 0, alarm: None }
+        Self { time: Arc::new(CardTime::System(AtomicU64::new(host_ns()))), timer_offset: 0, alarm: None }
     }
 
     /// A clock that stands until it is advanced.
     #[cfg(test)]
     pub(crate) fn manual() -> Self {
-        Self { source: Source::Manual(0), timer_offset: 0, alarm: None }
+        Self { time: Arc::new(CardTime::Manual(AtomicU64::new(0))), timer_offset: 0, alarm: None }
     }
 
     /// Advances a clock that does not run by itself.
     #[cfg(test)]
     pub(crate) fn advance(&mut self, ns: u64) {
-        if let Source::Manual(now) = &mut self.source {
-            *now += ns;
+        if let CardTime::Manual(now) = &*self.time {
+            now.fetch_add(ns, Ordering::Relaxed);
         }
     }
 
     /// Card time.
     pub(crate) fn now(&self) -> CardNs {
-        match &self.source {
-            Source::System(then, origin) => {
-                then.saturating_add(u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX))
-            }
-            #[cfg(test)]
-            Source::Manual(now) => *now,
-        }
+        self.time.now()
+    }
+
+    /// The source of card time.
+    pub(crate) fn time(&self) -> Arc<CardTime> {
+        Arc::clone(&self.time)
     }
 
     /// Returns what PTIMER shows at card time `at`.
@@ -205,7 +227,7 @@ impl Clock {
     }
 
     pub(crate) fn save(&self) -> SavedClock {
-        let Self { source: _, timer_offset, alarm } = self;
+        let Self { time: _, timer_offset, alarm } = self;
         SavedClock { now: self.now(), host: host_ns(), timer_offset: *timer_offset, alarm: *alarm }
     }
 
@@ -214,10 +236,10 @@ impl Clock {
         let SavedClock { now, host, timer_offset, alarm } = *saved;
         // The host's clock is another one after the host has booted anew.
         let passed = host_ns().saturating_sub(host);
-        match &mut self.source {
-            Source::System(then, origin) => (*then, *origin) = (now.saturating_add(passed), Instant::now()),
+        match &*self.time {
+            CardTime::System(_) => self.time.set(now.saturating_add(passed)),
             #[cfg(test)]
-            Source::Manual(then) => *then = now,
+            CardTime::Manual(_) => self.time.set(now),
         }
         (self.timer_offset, self.alarm) = (timer_offset, alarm);
     }

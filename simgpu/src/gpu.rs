@@ -66,7 +66,7 @@ impl Gpu {
                 memory,
                 mmu,
                 apertures: Arc::new(Apertures::new()),
-                doorbells: Arc::new(Doorbells::new()),
+                doorbells: Arc::new(Doorbells::new(clock.time())),
                 clock,
                 time: config.time,
                 faults: Faults::new(&config.faults),
@@ -181,6 +181,9 @@ impl Gpu {
     pub(crate) fn write32(&mut self, offset: u32, value: u32) {
         self.write_register(offset, value);
         self.write_for_contexts();
+        if concerns_scheduler(offset) {
+            self.fifo.changed(&self.cx);
+        }
         self.update_line();
     }
 

@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+/// Niceness of the card's threads.
+const NICE: i32 = -10;
+
 /// State that the card's thread and its callers share.
 pub(crate) struct Shared {
     pub(crate) gpu: Mutex<Gpu>,
@@ -99,7 +102,16 @@ impl Drop for Worker {
     }
 }
 
+/// Has this thread of a card run before others of the host, where that is allowed: hardware does not wait for a CPU.
+pub(crate) fn run_first() {
+    // No process means this thread.
+    if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+        tracing::debug!(%error, "the software card's threads run no sooner than others");
+    }
+}
+
 fn run(shared: &Shared) {
+    run_first();
     while !shared.stop.load(Ordering::Acquire) {
         shared.alarm.changed.store(false, Ordering::Release);
         let mut gpu = shared.gpu.lock();

@@ -32,6 +32,9 @@ pub(crate) struct Channel {
     pub(crate) health: Health,
     /// There may be something to fetch.
     pub(crate) has_work: bool,
+    /// Card time at which a doorbell said so, until what it announced is begun.
+    #[serde(skip)]
+    pub(crate) rung_at: Option<CardNs>,
     /// Its next method could not be executed; it is tried again then.
     pub(crate) retry_at: Option<CardNs>,
     /// Time that the next retry waits.

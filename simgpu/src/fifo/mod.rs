@@ -85,6 +85,8 @@ pub(crate) struct Fifo {
     pub(crate) preempting: Option<u8>,
     pub(crate) pbdmas: Vec<Pbdma>,
     pub(crate) slots: [Slot; 3],
+    /// Card time before which nothing begins that the card's thread finds: the driver has changed what may run.
+    not_before: CardNs,
     pub(crate) counters: FifoCounters,
 }
 
@@ -101,6 +103,7 @@ impl Fifo {
                 Slot::new(EngineId::Copy0, Box::new(CopyEngine::default())),
                 Slot::new(EngineId::Copy1, Box::new(CopyEngine::default())),
             ],
+            not_before: 0,
             counters: FifoCounters::default(),
         }
     }
@@ -204,12 +207,28 @@ impl Fifo {
     fn take_doorbells(&mut self, cx: &Cx) {
         let mut rung = cx.doorbells.take();
         while rung != 0 {
-            let channel = rung.trailing_zeros() as usize;
+            let number = rung.trailing_zeros() as usize;
             rung &= rung - 1;
-            if let Some(channel) = self.channels.get_mut(channel) {
+            let since = cx.doorbells.take_since(number);
+            if let Some(channel) = self.channels.get_mut(number) {
+                if !channel.has_work {
+                    channel.rung_at = since;
+                }
                 channel.has_work = true;
             }
         }
+    }
+
+    /// The driver has written what may let channels run: nothing of theirs has begun before.
+    pub(crate) fn changed(&mut self, cx: &Cx) {
+        self.not_before = cx.clock.now();
+    }
+
+    /// Card time at which a channel's work begins that is found at `now` by a unit with nothing else to do: a card looks at a
+    /// doorbell when it is rung, and does not wait for the host to let its thread run.
+    fn begins(&self, number: u8, now: CardNs) -> CardNs {
+        let rung_at = self.channels[usize::from(number)].rung_at;
+        rung_at.map_or(now, |at| at.max(self.not_before).min(now))
     }
 
     /// Completes what waits for channels to leave their PBDMAs.

@@ -160,8 +160,10 @@ impl Fifo {
             self.pbdmas[index].idle = true;
             return self.next_retry(index, cx);
         }
+        let begins = self.begins(context.channel, now);
+        self.channels[channel].rung_at = None;
         if std::mem::take(&mut self.pbdmas[index].idle) || cx.time.is_none() {
-            self.pbdmas[index].time = self.pbdmas[index].time.max(now);
+            self.pbdmas[index].time = self.pbdmas[index].time.max(begins);
         }
         if self.pbdmas[index].time > now {
             self.pbdmas[index].context = Some(context);
@@ -279,15 +281,16 @@ impl Fifo {
     }
 
     fn load(&mut self, index: usize, number: u8, cx: &mut Cx) {
+        let now = cx.clock.now();
+        let begins = self.begins(number, now);
         let pbdma = &mut self.pbdmas[index];
         pbdma.last = Some(number);
         pbdma.holds = false;
         pbdma.waits_at = None;
-        let now = cx.clock.now();
         pbdma.slice_end = now.saturating_add(TIME_SLICE_NS);
         if let Some(model) = cx.time {
             // The switch begins when the unit is free and there is a reason to switch.
-            let begin = if std::mem::take(&mut pbdma.idle) { pbdma.time.max(now) } else { pbdma.time };
+            let begin = if std::mem::take(&mut pbdma.idle) { pbdma.time.max(begins) } else { pbdma.time };
             pbdma.time = begin.saturating_add(model.switch_ns);
         }
         let channel = &mut self.channels[usize::from(number)];

@@ -63,6 +63,8 @@ impl Fifo {
             preempting: _,
             pbdmas,
             slots,
+            // What is found later begins then: nothing says any more when it was rung.
+            not_before: _,
             counters,
         } = self;
         SavedFifo {

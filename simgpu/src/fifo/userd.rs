@@ -4,12 +4,14 @@
 //! by whichever window it comes; writes by engines are seen when the scheduler next has nothing to do; pages in host
 //! memory are polled while their channel runs.
 
+use crate::clock::{CardNs, CardTime};
 use nvspec::addr::VramAddr;
 use nvspec::fifo::CHANNELS;
 use nvspec::instance::userd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Marks a channel without a page in VRAM.
+/// Marks a channel without a page in VRAM, and one that has not been rung.
 const NONE: u64 = u64::MAX;
 
 /// The bound channels' USERD pages in VRAM, and which of them were written. Shared by the CPU's threads and the
@@ -18,11 +20,19 @@ const NONE: u64 = u64::MAX;
 pub(crate) struct Doorbells {
     pages: [AtomicU64; CHANNELS as usize],
     rung: [AtomicU64; CHANNELS as usize / 64],
+    /// Card time at which each was rung first since it was last taken.
+    since: [AtomicU64; CHANNELS as usize],
+    time: Arc<CardTime>,
 }
 
 impl Doorbells {
-    pub(crate) fn new() -> Self {
-        Self { pages: std::array::from_fn(|_| AtomicU64::new(NONE)), rung: std::array::from_fn(|_| AtomicU64::new(0)) }
+    pub(crate) fn new(time: Arc<CardTime>) -> Self {
+        Self {
+            pages: std::array::from_fn(|_| AtomicU64::new(NONE)),
+            rung: std::array::from_fn(|_| AtomicU64::new(0)),
+            since: std::array::from_fn(|_| AtomicU64::new(NONE)),
+            time,
+        }
     }
 
     /// Channel `channel`'s page lies at `page` now.
@@ -54,7 +64,9 @@ impl Doorbells {
     }
 
     fn ring(&self, channel: usize) {
-        if let Some(word) = self.rung.get(channel / 64) {
+        if let (Some(word), Some(since)) = (self.rung.get(channel / 64), self.since.get(channel)) {
+            // The first stays: a second one adds to what the first has brought.
+            let _first = since.compare_exchange(NONE, self.time.now(), Ordering::AcqRel, Ordering::Relaxed);
             word.fetch_or(1 << (channel % 64), Ordering::AcqRel);
         }
     }
@@ -69,24 +81,35 @@ impl Doorbells {
         }
         channels
     }
+
+    /// Returns since when a channel that was taken has been rung, if that is known: one rung while it was taken is taken once
+    /// more, and its time may have gone with the first.
+    pub(crate) fn take_since(&self, channel: usize) -> Option<CardNs> {
+        let since = self.since.get(channel)?.swap(NONE, Ordering::AcqRel);
+        (since != NONE).then_some(since)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Clock;
 
     #[test]
     fn only_writes_that_cover_gp_put_of_a_bound_page_ring() {
-        let doorbells = Doorbells::new();
+        let mut clock = Clock::manual();
+        let doorbells = Doorbells::new(clock.time());
         doorbells.set_page(3, Some(VramAddr(0x20_3000)));
         assert!(!doorbells.note_write(VramAddr(0x20_3088), 4));
         assert!(!doorbells.note_write(VramAddr(0x20_3090), 4));
         assert!(!doorbells.note_write(VramAddr(0x20_408c), 4));
         assert_eq!(doorbells.take(), 0);
+        clock.advance(70);
         assert!(doorbells.note_write(VramAddr(0x20_308c), 4));
+        clock.advance(5);
         assert!(doorbells.note_write(VramAddr(0x20_3088), 8));
         assert!(doorbells.note_write(VramAddr(0x20_2f00), 0x400));
-        assert_eq!(doorbells.take(), 1 << 3);
-        assert_eq!(doorbells.take(), 0);
+        assert_eq!((doorbells.take(), doorbells.take_since(3)), (1 << 3, Some(70)));
+        assert_eq!((doorbells.take(), doorbells.take_since(3)), (0, None));
     }
 }

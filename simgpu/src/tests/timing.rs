@@ -81,6 +81,41 @@ fn late_host_does_not_make_the_card_slower() {
 }
 
 #[test]
+fn late_host_does_not_make_the_card_begin_later_than_it_was_told() {
+    let takes = |switches: u64| 100 * switches + 1_000 + 4 * PAGE;
+    // Whether the driver takes the channel off before the card's thread runs.
+    for off in [false, true] {
+        let mut driver = Driver::new(&slow());
+        let mut channel = driver.only_channel(1);
+        driver.buffer(&channel, A, 4, 1);
+        driver.buffer(&channel, B, 4, 2);
+        let sem = driver.buffer(&channel, SEM, 1, 3);
+        let stamp = |driver: &Driver| u64::from(driver.peek(sem + 8));
+        let copy = words(&[object(M2MF), m2mf_copy(A, B, 4 * PAGE as u32), release(SEM, 1)]);
+        // A channel that has just been bound is looked at, and has nothing.
+        driver.run_until_idle();
+        driver.advance(1_000);
+        driver.push(&mut channel, &copy);
+        driver.card.gpu().advance(3_000);
+        if off {
+            driver.wr(pfifo::PREEMPT::OFFSET, 1);
+        }
+        driver.card.gpu().advance(4_000);
+        driver.run_until_idle();
+        driver.advance(takes(2));
+        let (begins, switches) = if off { (4_000, 2) } else { (1_000, 1) };
+        assert_eq!(stamp(&driver), (begins + takes(switches)) & !31, "{off}");
+        // The same behind work that has ended.
+        let rung = 8_000 + takes(2);
+        driver.push(&mut channel, &copy);
+        driver.card.gpu().advance(2_000);
+        driver.run_until_idle();
+        driver.advance(takes(0));
+        assert_eq!(stamp(&driver), (rung + takes(0)) & !31, "{off}");
+    }
+}
+
+#[test]
 fn copy_engine_and_pgraph_work_at_the_same_time() {
     let mut driver = Driver::new(&slow());
     let (mut graph, mut copy) = (driver.channel(1), driver.channel(2));

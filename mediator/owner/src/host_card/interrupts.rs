@@ -48,6 +48,18 @@ impl PollToken for Token {
     }
 }
 
+/// Niceness of the interrupt thread. A host's own threads for interrupts run before all others; this one runs before VMs' processors,
+/// so that a card does not stand still while its host is busy with them.
+const NICE: i32 = -10;
+
+/// Has this thread run before others, where that is allowed: by `RLIMIT_NICE`, or `CAP_SYS_NICE`.
+pub(crate) fn run_first() {
+    // No process means this thread.
+    if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+        tracing::info!(%error, nice = NICE, "the card's interrupts are served no sooner than VMs run; RLIMIT_NICE would allow it");
+    }
+}
+
 /// Body of the interrupt thread: serves `host` whenever `event` is signalled or the scheduler's `timer` has expired, and
 /// guests whose alarm `guest_timer` has expired for, until it is closed or gone.
 pub(crate) fn serve(host: &Weak<HostCard>, event: &EventFd, timer: &OwnedFd, guest_timer: &OwnedFd) {

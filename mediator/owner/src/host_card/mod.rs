@@ -317,6 +317,7 @@ impl HostCard {
         let thread = std::thread::Builder::new()
             .name(format!("irq-{name}"))
             .spawn(move || {
+                interrupts::run_first();
                 let Waits { event, timer, guest_timer } = waits;
                 failure::watched(&weak, "irq", || interrupts::serve(&weak, &event, &timer, &guest_timer));
             })
