@@ -133,6 +133,18 @@ pub trait Device: Send {
     /// Writes `data` at `offset` of `region`, in pieces as for [`Device::region_read`].
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError>;
 
+    /// Writes as [`Device::region_write`] does, for a client that waits for the answer, and may leave work behind it to
+    /// [`Device::settle`]: such that no later access can tell, as of a write that a PCI bus posts. Returns whether it has.
+    ///
+    /// # Errors
+    /// As [`Device::region_write`]; then nothing is left.
+    fn region_write_first(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
+        self.region_write(region, offset, data).map(|()| false)
+    }
+
+    /// Does what [`Device::region_write_first`] has left. Called behind its answer, before anything else of the client's.
+    fn settle(&mut self) {}
+
     /// The client lends memory, already in [`crate::GuestMemory`]; an error takes it out again.
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError>;
 

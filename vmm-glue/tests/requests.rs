@@ -4,13 +4,14 @@ mod support;
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::channel;
 
 use support::*;
-use vmm_glue::RegionIndex;
 use vmm_glue::client::{CLOUD_HYPERVISOR_CAPABILITIES, Client, memory_file, multi_body, wait_event, write_body};
 use vmm_glue::protocol::{
     Command, FLAG_ERROR, FLAG_NO_REPLY, IRQ_INFO_AUTOMASKED, IRQ_INFO_EVENTFD, IRQ_INFO_MASKABLE, RegionAccess,
 };
+use vmm_glue::{RegionIndex, ServerOptions};
 use zerocopy::IntoBytes;
 
 const BAR0: u32 = 0;
@@ -58,6 +59,31 @@ fn writes_can_be_read_back() {
     assert_eq!(client.read32(BAR0, 0x40).unwrap(), 0x1234_5678);
     host.expect(Event::Write(RegionIndex::Bar0, 0x40, vec![0x78, 0x56, 0x34, 0x12]));
     host.expect(Event::Read(RegionIndex::Bar0, 0x40, 4));
+}
+
+#[test]
+fn what_a_device_leaves_of_a_write_is_done_behind_its_answer_and_before_all_else() {
+    let (let_go, held) = channel();
+    let host = Host::start_with(ServerOptions::default(), |device| device.held_late = Some(held));
+    let mut client = host.client();
+    let write = |value: u8| Event::Write(RegionIndex::Bar0, LATE, vec![value, 0, 0, 0]);
+    client.write32(BAR0, LATE, 1).unwrap();
+    assert!(host.quiet(), "it is answered, and not done");
+    let_go.send(()).unwrap();
+    // Of a write that is not waited for nothing is left.
+    client.post(BAR0, LATE, &2u32.to_le_bytes()).unwrap();
+    assert_eq!(client.read32(BAR0, 0x40).unwrap(), 0);
+    host.expect(write(1));
+    host.expect(write(2));
+    host.expect(Event::Read(RegionIndex::Bar0, 0x40, 4));
+    // One behind the other, and one of a client that goes.
+    for value in 3..6 {
+        let_go.send(()).unwrap();
+        client.write32(BAR0, LATE, value).unwrap();
+    }
+    drop(client);
+    (3..6).for_each(|value| host.expect(write(value)));
+    host.expect(Event::Disconnected);
 }
 
 #[test]

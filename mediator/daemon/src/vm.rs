@@ -282,6 +282,14 @@ impl Device for Observed {
         self.device.region_write(region, offset, data)
     }
 
+    fn region_write_first(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
+        self.device.region_write_first(region, offset, data)
+    }
+
+    fn settle(&mut self) {
+        self.device.settle();
+    }
+
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
         self.device.dma_map(region)
     }

@@ -170,7 +170,14 @@ impl Guest {
 
     /// Writes a region as a client does; what the device refuses is lost.
     pub fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) {
-        let _ = self.device.region_write(region, offset, data);
+        if self.write_until_answered(region, offset, data) {
+            self.device.settle();
+        }
+    }
+
+    /// As [`Self::write`], until the client has its answer. Returns whether something is left to be done behind that.
+    pub fn write_until_answered(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> bool {
+        self.device.region_write_first(region, offset, data).unwrap_or(false)
     }
 
     /// Reads a register.

@@ -147,9 +147,12 @@ impl MediatedVm {
         Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() }
     }
 
+    /// The VM's lock. What was answered before it was done is done first.
     #[track_caller]
     pub(super) fn core(&self) -> Held<'_, Core> {
-        self.core.lock()
+        let mut core = self.core.lock();
+        core.settle();
+        core
     }
 
     /// Returns what was published last.
@@ -243,6 +246,13 @@ impl Core {
         backend.remap_mut().closing = false;
     }
 
+    /// Takes up the doorbell of a write that was answered first.
+    fn settle(&mut self) {
+        if self.backend.ring_late() {
+            self.finish_access();
+        }
+    }
+
     /// Does what an access has left to do outside of the registers.
     pub(super) fn finish_access(&mut self) {
         for fault in self.backend.take_faults() {
@@ -315,6 +325,8 @@ enum Served {
     Again,
     /// Pages under mapped apertures are to move first.
     Moves,
+    /// A doorbell was rung, and is answered first.
+    Late,
 }
 
 impl MediatedDevice {
@@ -324,10 +336,36 @@ impl MediatedDevice {
         Self { vm: Arc::clone(vm), pci, config_bytes, settings: settings.clone(), doings: Box::new(()) }
     }
 
+    /// Serves a write until it is done, but for a doorbell that may be answered first.
+    fn write(&self, region: RegionIndex, offset: u64, data: &[u8], first: bool) -> Result<bool, AccessError> {
+        let mut served = self.write_once(region, offset, data, first)?;
+        while served == Served::Again {
+            locks::sleep(write_wait::RETRY);
+            served = self.write_once(region, offset, data, first)?;
+        }
+        match served {
+            Served::Batches => self.serve_batches(),
+            Served::Moves => {
+                while self.look_at_moves() {
+                    locks::sleep(backend::LOOK);
+                }
+            }
+            Served::Whole | Served::Again | Served::Late => {}
+        }
+        Ok(served == Served::Late)
+    }
+
     /// Serves a write. The VM's lock is free when it returns, for memory may have to move.
-    fn write_once(&self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Served, AccessError> {
+    fn write_once(
+        &self,
+        region: RegionIndex,
+        offset: u64,
+        data: &[u8],
+        first: bool,
+    ) -> Result<Served, AccessError> {
         let core = &mut *self.vm.core();
         let Core { gpu, backend, .. } = core;
+        backend.answer_doorbells_first(first);
         let written = match region {
             RegionIndex::Bar0 => {
                 if backend.is_first_try() {
@@ -357,6 +395,7 @@ impl MediatedDevice {
         Ok(match written {
             Ok(true) => Served::Batches,
             _ if core.backend.moves_wait() => Served::Moves,
+            _ if core.backend.is_late() => Served::Late,
             _ => Served::Whole,
         })
     }
@@ -441,21 +480,15 @@ impl Device for MediatedDevice {
     }
 
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
-        let mut served = self.write_once(region, offset, data)?;
-        while served == Served::Again {
-            locks::sleep(write_wait::RETRY);
-            served = self.write_once(region, offset, data)?;
-        }
-        match served {
-            Served::Batches => self.serve_batches(),
-            Served::Moves => {
-                while self.look_at_moves() {
-                    locks::sleep(backend::LOOK);
-                }
-            }
-            Served::Whole | Served::Again => {}
-        }
-        Ok(())
+        self.write(region, offset, data, false).map(|_left| ())
+    }
+
+    fn region_write_first(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
+        self.write(region, offset, data, true)
+    }
+
+    fn settle(&mut self) {
+        drop(self.vm.core());
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {

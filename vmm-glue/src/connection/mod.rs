@@ -214,6 +214,11 @@ impl Connection {
         Ok(progress)
     }
 
+    /// Has the device do what it has left of a write whose answer was sent. Belongs behind each sending of [`Self::output`].
+    pub fn settle(&mut self, device: &mut dyn Device) {
+        self.session.settle(device);
+    }
+
     /// Takes bytes as they might come from a socket, and carries out what is complete. Stops early, and says so, when
     /// output should be sent; bytes that were not taken are returned.
     pub fn handle_bytes<'a>(

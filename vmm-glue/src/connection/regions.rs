@@ -48,7 +48,7 @@ impl Session {
     ) -> Result<(), Refusal> {
         let (access, data) =
             RegionAccess::read_from_prefix(body).map_err(|_| too_short(body, size_of::<RegionAccess>()))?;
-        self.write(device, &access, data)?;
+        self.write(device, &access, data, !header.no_reply())?;
         if !header.no_reply() {
             out.reply(header, &access, &[]);
         }
@@ -75,7 +75,7 @@ impl Session {
             add(&self.link.counters().batched_writes, 1);
             let Ok(MultiWrite { offset, region, count, data }) = MultiWrite::read_from_bytes(bytes) else { continue };
             let written = match usize::try_from(count).ok().and_then(|count| data.get(..count)) {
-                Some(data) => self.write(device, &RegionAccess { offset, region, count }, data),
+                Some(data) => self.write(device, &RegionAccess { offset, region, count }, data, false),
                 None => refuse(Errno::INVAL, format!("a write of {count} bytes in a batch, where 1 to 8 fit")),
             };
             match written {
@@ -92,7 +92,14 @@ impl Session {
         Ok(())
     }
 
-    fn write(&mut self, device: &mut dyn Device, access: &RegionAccess, data: &[u8]) -> Result<(), Refusal> {
+    /// Carries a write out. `awaited`: the client does nothing until it has the answer, which need not wait for all of it.
+    fn write(
+        &mut self,
+        device: &mut dyn Device,
+        access: &RegionAccess,
+        data: &[u8],
+        awaited: bool,
+    ) -> Result<(), Refusal> {
         let (index, count) = self.check(access, true)?;
         if data.len() != count {
             return refuse(Errno::INVAL, format!("{} bytes of data came for a write of {count}", data.len()));
@@ -104,7 +111,12 @@ impl Session {
         while !rest.is_empty() {
             let len = piece(offset, rest.len());
             let (head, tail) = rest.split_at(len);
-            device.region_write(index, offset, head).map_err(|error| self.denied(error, access))?;
+            let whole = awaited && len == data.len();
+            let written = match whole {
+                true => device.region_write_first(index, offset, head).map(|left| self.unsettled = left),
+                false => device.region_write(index, offset, head),
+            };
+            written.map_err(|error| self.denied(error, access))?;
             offset = next(offset, len);
             rest = tail;
         }

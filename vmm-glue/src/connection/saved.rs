@@ -64,6 +64,8 @@ impl SavedConnection {
             configured: _,
             // The device is not written down while its client takes it elsewhere.
             migration: _,
+            // It is done as soon as the answer is sent.
+            unsettled: _,
         } = session;
         let peer = peer.map(|Peer { minor, max_transfer, takes_fds, complete }| SavedPeer {
             minor,

@@ -52,6 +52,8 @@ pub(super) struct Session {
     pub(super) configured: bool,
     /// State of the device, for who takes it elsewhere.
     pub(super) migration: Migrating,
+    /// A write was answered of which the device has left something.
+    pub(super) unsettled: bool,
 }
 
 impl Session {
@@ -69,6 +71,14 @@ impl Session {
             changed: false,
             configured: false,
             migration: Migrating::default(),
+            unsettled: false,
+        }
+    }
+
+    /// Has the device do what it has left of a write that is answered.
+    pub fn settle(&mut self, device: &mut dyn Device) {
+        if std::mem::take(&mut self.unsettled) {
+            device.settle();
         }
     }
 
@@ -94,6 +104,7 @@ impl Session {
 
     /// Carries out one message.
     pub fn handle(&mut self, device: &mut dyn Device, message: Message<'_>, out: &mut Outbox) -> Result<(), Fatal> {
+        self.settle(device);
         let Message { header, body, .. } = message;
         if header.is_reply() {
             if !self.link.dma().reply(&header, body) {
@@ -454,6 +465,7 @@ impl Session {
     }
 
     pub fn close(&mut self, device: &mut dyn Device) {
+        self.settle(device);
         if self.peer.take().is_none() {
             return;
         }

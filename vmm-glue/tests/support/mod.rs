@@ -22,6 +22,8 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 pub const BAR0_SIZE: u64 = 0x2000;
 /// A write here is refused.
 pub const DENIED: u64 = 0x1000;
+/// A write here that somebody waits for is told of when it is answered.
+pub const LATE: u64 = 0x1010;
 /// A write here asks for a check of the sharing of memory.
 pub const CHECK_SHARED: u64 = 0x1008;
 
@@ -47,6 +49,9 @@ pub struct TestDevice {
     pub refused_map: Option<u64>,
     /// Every unmap waits for a word from here, after it was told of.
     pub held_unmap: Option<Receiver<()>>,
+    /// A write that is done behind its answer, and a word for which it waits before.
+    pub late: Option<Vec<u8>>,
+    pub held_late: Option<Receiver<()>>,
 }
 
 impl TestDevice {
@@ -58,6 +63,8 @@ impl TestDevice {
             bar1: RegionInfo::default(),
             refused_map: None,
             held_unmap: None,
+            late: None,
+            held_late: None,
         }
     }
 
@@ -100,6 +107,22 @@ impl Device for TestDevice {
             _ => (),
         }
         Ok(())
+    }
+
+    fn region_write_first(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<bool, AccessError> {
+        if (region, offset) != (RegionIndex::Bar0, LATE) {
+            return self.region_write(region, offset, data).map(|()| false);
+        }
+        assert!(self.late.replace(data.to_vec()).is_none(), "the last one is done before the next");
+        Ok(true)
+    }
+
+    fn settle(&mut self) {
+        if let Some(held) = &self.held_late {
+            held.recv_timeout(PATIENCE).expect("the test lets go");
+        }
+        let data = self.late.take().expect("something is left");
+        self.region_write(RegionIndex::Bar0, LATE, &data).expect("it is done");
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {

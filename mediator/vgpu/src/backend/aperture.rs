@@ -138,12 +138,38 @@ impl VmBackend {
     /// is, so that narrower stores add up.
     fn userd_write(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) {
         if let Some(gp_put) = self.work.store(channel, offset, data) {
-            self.ring(channel, gp_put);
-            // Where the page is mapped as well it shows that, or an older doorbell would be found there.
-            if let Some(slot) = self.work.polled_at(channel) {
-                self.show(channel, slot, userd::GP_PUT);
+            if self.answers_first {
+                self.late = Some((channel, gp_put));
+            } else {
+                self.ring_shown(channel, gp_put);
             }
         }
+    }
+
+    fn ring_shown(&mut self, channel: VirtualChannelId, gp_put: u32) {
+        self.ring(channel, gp_put);
+        // Where the page is mapped as well it shows that, or an older doorbell would be found there.
+        if let Some(slot) = self.work.polled_at(channel) {
+            self.show(channel, slot, userd::GP_PUT);
+        }
+    }
+
+    /// Whether a doorbell of the write that is served now may be taken up by [`Self::ring_late`]: whoever takes the VM's lock next
+    /// calls that, so that nobody sees the difference but the guest, who has its answer sooner.
+    pub(crate) fn answer_doorbells_first(&mut self, first: bool) {
+        self.answers_first = first;
+    }
+
+    /// Returns whether a doorbell is still to be taken up.
+    pub(crate) fn is_late(&self) -> bool {
+        self.late.is_some()
+    }
+
+    /// Takes up a doorbell that was left. Returns whether there was one.
+    pub(crate) fn ring_late(&mut self) -> bool {
+        let Some((channel, gp_put)) = self.late.take() else { return false };
+        self.ring_shown(channel, gp_put);
+        true
     }
 
     /// Calls `each` with every piece of `len` bytes from `address` on that lies in one page.

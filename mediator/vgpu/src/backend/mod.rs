@@ -114,6 +114,10 @@ pub(super) struct VmBackend {
     faults: Vec<MmuFault>,
     /// Nothing of the VM's is on the card any more: what it had may be given to others.
     quiet: bool,
+    /// The doorbell of the write that is being served may be taken up behind its answer.
+    answers_first: bool,
+    /// A doorbell that is still to be taken up.
+    late: Option<(VirtualChannelId, u32)>,
     counts: Counts,
     /// The interface of a guest that knows us, if the operator offers it.
     pv: Option<Box<Interface>>,
@@ -137,6 +141,8 @@ impl VmBackend {
             stop: None,
             faults: Vec::new(),
             quiet: true,
+            answers_first: false,
+            late: None,
             counts: Counts::default(),
             pv,
         }

@@ -61,10 +61,13 @@ impl VmBackend {
             faults,
             // It is found out again.
             quiet: _,
+            // Each write says it.
+            answers_first: _,
+            late,
             counts,
             pv,
         } = self;
-        if stop.is_some() || !faults.is_empty() {
+        if stop.is_some() || !faults.is_empty() || late.is_some() {
             return Err(HostError::Unsettled("an access of a VM is under way"));
         }
         Ok(SavedBackend {
@@ -191,6 +194,8 @@ impl VmBackend {
             stop: None,
             faults: Vec::new(),
             quiet: false,
+            answers_first: false,
+            late: None,
             counts: Counts::of(|name| counts.get(name).copied()),
             pv,
         };

@@ -413,7 +413,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "a doorbell by message is not found again under a mapped aperture by who goes on with the VM",
         package: "vgpu",
         file: "mediator/vgpu/src/backend/aperture.rs",
-        from: "                self.show(channel, slot, userd::GP_PUT);\n",
+        from: "            self.show(channel, slot, userd::GP_PUT);\n",
         to: "                let _ = slot;\n",
         tests: "remap::upgraded::doorbells",
     },
