@@ -37,7 +37,7 @@ pub use chunks::{
     ScrubWork, Step, Summary, Tier, To, Unclaimed, VmSummary,
 };
 pub use pool::{Allocations, Block, PAGE_BYTES, PagePool, PoolError, SavedPool};
-pub use quanta::{Change, Mode, Quanta, QuantaConfig, SavedQuanta, Turn};
+pub use quanta::{Change, Done, Mode, Quanta, QuantaConfig, SavedQuanta, Turn};
 
 /// Byte address in the card's VRAM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -4,17 +4,20 @@
 //! This is the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with what its section 13.2 leaves to the
 //! future: it is switched on by the traffic between card and host within a sliding window, and the quantum follows from what
 //! has to be copied when the turn changes. A GPU that reaches host memory itself thrashes without a single relocation: what
-//! its work moves over the bus counts as well, where somebody can tell.
+//! its work moves over the bus counts as well, where somebody can tell, and turns are [tried](trials) where nobody can.
 
 mod saved;
+mod trials;
 
 pub use saved::SavedQuanta;
 pub(crate) use saved::SavedTurn;
+pub use trials::Done;
 
 use crate::VmId;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{Display, Formatter};
 use std::str::FromStr;
+use trials::{Trials, Verdict};
 
 /// Slots that the sliding window is counted in.
 const SLOTS: u64 = 32;
@@ -134,6 +137,7 @@ pub struct Quanta {
     turn: Option<(Turn, Option<u64>)>,
     /// Since when working sets have fit together while VMs take turns.
     fits_since: Option<u64>,
+    trials: Trials,
 }
 
 impl Quanta {
@@ -149,6 +153,7 @@ impl Quanta {
             idle: BTreeMap::new(),
             turn: None,
             fits_since: None,
+            trials: Trials::default(),
         }
     }
 
@@ -161,6 +166,7 @@ impl Quanta {
     /// Changes it; the next [`Self::tick`] says what follows.
     pub fn set_config(&mut self, config: QuantaConfig) {
         self.traffic.clear();
+        self.trials.end();
         self.config = config;
     }
 
@@ -208,6 +214,17 @@ impl Quanta {
         self.idle = idle;
     }
 
+    /// Work that VMs have had done until now. Where turns are tried, it decides whether they help.
+    pub fn set_done(&mut self, done: BTreeMap<VmId, Done>) {
+        self.trials.set_done(done);
+    }
+
+    /// Returns whether VMs take turns only for it to be seen whether that helps.
+    #[must_use]
+    pub fn tries(&self) -> bool {
+        self.turn.is_some() && self.trials.tries()
+    }
+
     /// Returns whether what goes over the bus may decide soon whether VMs take turns.
     #[must_use]
     pub fn watches(&self) -> bool {
@@ -224,8 +241,7 @@ impl Quanta {
     /// Returns whether the next decision needs to know how fast memory is copied, and nobody has copied any yet.
     #[must_use]
     pub fn wants_bandwidth(&self) -> bool {
-        let bytes = self.traffic.iter().any(|&(_, bytes)| bytes > 0);
-        self.bandwidth == 0 && bytes && self.detects()
+        self.bandwidth == 0 && self.detects()
     }
 
     /// Notes that what had to be copied for the turn that has begun is copied: its quantum counts from now on.
@@ -233,25 +249,43 @@ impl Quanta {
         let Some((turn, since)) = self.turn.take() else { return };
         // Only now may it be known how fast memory is copied.
         let quantum_ns = if since.is_none() { self.quantum_ns(&turn.members) } else { turn.quantum_ns };
+        if since.is_none() {
+            self.trials.begins(turn.holder);
+        }
         self.turn = Some((Turn { quantum_ns, ..turn }, since.or(Some(now_ns))));
     }
 
     /// Returns what changes now, if anything does. To be asked often compared with a quantum.
     pub fn tick(&mut self, now_ns: u64) -> Option<Change> {
         self.expire(now_ns);
-        if self.turn.is_some() { self.go_on(now_ns) } else { self.begin() }
+        if self.turn.is_some() { self.go_on(now_ns) } else { self.begin(now_ns) }
     }
 
-    fn begin(&mut self) -> Option<Change> {
+    fn begin(&mut self, now_ns: u64) -> Option<Change> {
+        let members = self.members();
         let due = match self.config.mode {
-            Mode::Auto => self.thrashes() && !self.fits(0),
+            Mode::Auto => !self.fits(0) && (self.thrashes() || self.are_worth_a_trial(now_ns, &members)),
             Mode::Off => false,
             Mode::Forced => true,
         };
-        let members = self.members();
         let works = |vm: &&VmId| !self.idle.contains_key(vm);
         let &holder = members.iter().find(works).or(members.first()).filter(|_| due && members.len() > 1)?;
         Some(Change::On(self.grant(members, holder)))
+    }
+
+    /// Returns whether turns are to be tried. How long one is must be known.
+    fn are_worth_a_trial(&mut self, now_ns: u64, members: &[VmId]) -> bool {
+        let window_ns = self.config.window_ns;
+        self.bandwidth > 0 && members.len() > 1 && self.trials.is_worth_it(now_ns, members, window_ns)
+    }
+
+    /// Nobody takes turns any more.
+    fn end(&mut self) -> Change {
+        // What moved while VMs took turns says nothing about what will without.
+        self.traffic.clear();
+        self.trials.end();
+        (self.turn, self.fits_since) = (None, None);
+        Change::Off
     }
 
     fn go_on(&mut self, now_ns: u64) -> Option<Change> {
@@ -265,10 +299,7 @@ impl Quanta {
         let present = || turn.members.iter().copied().filter(|vm| self.sets.contains_key(vm)).collect();
         let members: Vec<VmId> = if fit_now { present() } else { self.members() };
         if self.config.mode == Mode::Off || members.len() < 2 || long {
-            // What moved while VMs took turns says nothing about what will without.
-            self.traffic.clear();
-            (self.turn, self.fits_since) = (None, None);
-            return Some(Change::Off);
+            return Some(self.end());
         }
         let gone = !members.contains(&turn.holder);
         let over = since.is_some_and(|since| {
@@ -277,12 +308,17 @@ impl Quanta {
             // as who knows what the holder will do.
             // What has been allocated since the turn began has to be copied as well when it ends.
             let quantum_ns = turn.quantum_ns.max(self.quantum_ns(&members));
-            now_ns.saturating_sub(since) >= quantum_ns || (idle > 0 && idle >= self.change_ns(&members))
+            let had_ns = now_ns.saturating_sub(since);
+            let enough = self.trials.has_seen_enough(turn.holder) || had_ns >= self.whole_quantum_ns(&members);
+            (had_ns >= quantum_ns && enough) || (idle > 0 && idle >= self.change_ns(&members))
         });
         // It does not help those without work that it is their turn.
         let next = next(&members, turn.holder, |vm| gone || !self.idle.contains_key(&vm));
         if let Some(holder) = next.filter(|_| gone || over) {
             let same = members == turn.members;
+            if auto && self.trials.ends(now_ns, turn.holder, &members, self.config.on_permille) == Verdict::End {
+                return Some(self.end());
+            }
             let turn = self.grant(members, holder);
             return Some(if same { Change::Next(turn) } else { Change::On(turn) });
         }
@@ -319,8 +355,17 @@ impl Quanta {
         members
     }
 
+    /// Returns how long a turn is: one that is tried as long as what it costs.
     fn quantum_ns(&self, members: &[VmId]) -> u64 {
-        let quantum = self.change_ns(members).saturating_mul(u64::from(self.config.factor));
+        if self.trials.tries() { self.quantum_of(1, members) } else { self.whole_quantum_ns(members) }
+    }
+
+    fn whole_quantum_ns(&self, members: &[VmId]) -> u64 {
+        self.quantum_of(self.config.factor, members)
+    }
+
+    fn quantum_of(&self, factor: u32, members: &[VmId]) -> u64 {
+        let quantum = self.change_ns(members).saturating_mul(u64::from(factor));
         quantum.clamp(self.config.min_ns, self.config.max_ns.max(self.config.min_ns))
     }
 

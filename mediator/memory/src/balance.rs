@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::balance::{By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
-use vram::{Balancer, Change, GuestAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, Turn, VmId};
+use vram::{Balancer, Change, Done, GuestAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, Turn, VmId};
 
 /// Settings by which a card's memory is divided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,12 +115,17 @@ impl Divider {
 }
 
 impl Memory {
-    /// Returns what is to move now, what the mediator itself needs first.
-    pub fn plan(&mut self, now: u64, working: impl Iterator<Item = VmId>) -> Planned {
+    /// Returns what is to move now, what the mediator itself needs first. `done`: work that a VM has had done since it came.
+    pub fn plan(
+        &mut self,
+        now: u64,
+        working: impl Iterator<Item = VmId>,
+        done: impl Fn(VmId) -> Done,
+    ) -> Planned {
         // Who has work that has not ended is at work, if only in a queue; so is who waits for memory.
         let working: BTreeSet<VmId> = working.chain(self.vram.waiting()).collect();
         working.into_iter().for_each(|vm| self.divider.balancer.active(vm, now));
-        self.tell_working_sets(now);
+        self.tell_working_sets(now, done);
         let counts = self.take_counts(now);
         let holds = self.take_turns(now);
         self.tell_balancer(counts.as_ref());
@@ -361,8 +366,8 @@ impl Memory {
         Some(counts)
     }
 
-    /// Tells the thrash detector which VMs are active, what they work on, and which of them have no work now.
-    fn tell_working_sets(&mut self, now: u64) {
+    /// Tells the thrash detector which VMs are active, what they work on and have had done, and which of them have no work now.
+    fn tell_working_sets(&mut self, now: u64, done: impl Fn(VmId) -> Done) {
         let Self { vram, divider, .. } = self;
         let (chunks, idle_after) = (&vram.chunks, divider.balancer.config().idle_after_ns);
         let bytes = chunks.chunk_bytes();
@@ -377,6 +382,7 @@ impl Memory {
                 }
             }
         }
+        divider.quanta.set_done(sets.keys().map(|vm| (*vm, done(*vm))).collect());
         divider.quanta.set_working_sets(u64::from(chunks.for_vms()) * bytes, sets);
         divider.quanta.set_idle(idle);
     }
@@ -388,11 +394,12 @@ impl Memory {
         let turn = match divider.quanta.tick(now) {
             None => return Holds::new(),
             Some(Change::Off) => {
-                tracing::info!("the VMs' memory fits together: none has to wait for its turn any more");
+                tracing::info!("the VMs' memory fits together, or turns do not help: none has to wait for its turn any more");
                 None
             }
             Some(Change::On(turn)) => {
-                tracing::info!(?turn, "the VMs' memory does not fit together: they take turns");
+                let tried = divider.quanta.tries();
+                tracing::info!(?turn, tried, "the VMs' memory does not fit together: they take turns");
                 Some(turn)
             }
             Some(Change::Next(turn)) => Some(turn),

@@ -1,5 +1,6 @@
 //! Turns as they are saved. Times are of the clock that is told.
 
+use super::trials::Trials;
 use super::{Mode, Quanta, QuantaConfig, Turn};
 use crate::VmId;
 use saved_state::{Invalid, ascend, first_version};
@@ -51,7 +52,8 @@ impl Quanta {
     /// Writes the turns down.
     #[must_use]
     pub fn save(&self) -> SavedQuanta {
-        let Self { config, traffic, bandwidth, capacity, sets, idle, turn, fits_since } = self;
+        // Turns that go on are taken for such that help; what was looked at is looked at anew.
+        let Self { config, traffic, bandwidth, capacity, sets, idle, turn, fits_since, trials: _ } = self;
         let by_number = |map: &BTreeMap<VmId, u64>| map.iter().map(|(vm, value)| (vm.0, *value)).collect();
         SavedQuanta {
             config: (*config).into(),
@@ -77,7 +79,9 @@ impl TryFrom<SavedQuanta> for Quanta {
         let by_vm = |map: Vec<(u32, u64)>| map.into_iter().map(|(vm, value)| (VmId(vm), value)).collect();
         let turn = turn.map(|(turn, since)| Ok::<_, Invalid>((turn.try_into()?, since))).transpose()?;
         let (sets, idle) = (by_vm(sets), by_vm(idle));
-        Ok(Self { config: config.into(), traffic: traffic.into(), bandwidth, capacity, sets, idle, turn, fits_since })
+        let trials = if turn.is_some() { Trials::found() } else { Trials::default() };
+        let (config, traffic) = (config.into(), traffic.into());
+        Ok(Self { config, traffic, bandwidth, capacity, sets, idle, turn, fits_since, trials })
     }
 }
 

@@ -8,10 +8,10 @@ use card_memory::iova::RamShare;
 use card_memory::shortage::Shortage;
 use card_memory::{Accesses, CardVram, Memory, Plan, Planned, Relocated};
 use channels::{Channels, Pause};
-use sched::Scheduler;
+use sched::{Engine, Scheduler};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use vram::VmId;
+use vram::{Done, VmId};
 
 /// Memory.
 impl HostState {
@@ -59,8 +59,16 @@ impl HostState {
     /// Returns what is to move now, what the mediator itself needs first.
     pub(super) fn plan(&mut self) -> Planned {
         let now = self.now_ns();
-        let working = self.work.schedule().counts().into_keys();
-        let mut planned = self.memory.plan(now, working);
+        let schedule = self.work.schedule();
+        let working = schedule.counts().into_keys();
+        let done = |vm: VmId| {
+            let accounts = Engine::ALL.into_iter().filter_map(|engine| schedule.scheduler().account(vm, engine));
+            accounts.fold(Done::default(), |sum, account| Done {
+                used_ns: sum.used_ns.saturating_add(account.used),
+                ended: sum.ended.saturating_add(account.completed),
+            })
+        };
+        let mut planned = self.memory.plan(now, working, done);
         self.hold(std::mem::take(&mut planned.holds));
         planned
     }

@@ -1,0 +1,114 @@
+//! VMs whose work nobody counts: a card of 1000 bytes that is copied at 1000 bytes per second.
+
+use super::super::{Change, Done, Quanta, QuantaConfig};
+use crate::VmId;
+use std::collections::BTreeMap;
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MS;
+/// Time between two looks.
+const LOOK: u64 = 50 * MS;
+
+/// Two VMs of which only one and a half fit, at work.
+struct Stage {
+    quanta: Quanta,
+    now: u64,
+    done: BTreeMap<VmId, Done>,
+    /// Engine time of a submission without turns, and within one.
+    lengths: (u64, u64),
+    /// Part of the time in which the engine has work, in percent.
+    busy: u64,
+}
+
+impl Stage {
+    fn new(lengths: (u64, u64), busy: u64) -> Self {
+        let mut quanta = Quanta::new(QuantaConfig { min_ns: SECOND / 2, ..QuantaConfig::default() });
+        quanta.relocated(0, 1, MS);
+        let done: BTreeMap<_, _> = [1, 2].map(|vm| (VmId(vm), Done::default())).into();
+        quanta.set_working_sets(1000, done.keys().map(|vm| (*vm, 750)).collect());
+        Self { quanta, now: 0, done, lengths, busy }
+    }
+
+    /// Works until something changes, or for so long. Says when that was.
+    fn until_change(&mut self, limit: u64) -> Option<(u64, Change)> {
+        let end = self.now + limit;
+        while self.now < end {
+            self.now += LOOK;
+            let holder = self.quanta.turn().map(|turn| turn.holder);
+            for (vm, done) in &mut self.done {
+                let (used, length) = match holder {
+                    None => (LOOK / 2, self.lengths.0),
+                    Some(holder) if holder == *vm => (LOOK, self.lengths.1),
+                    Some(_) => continue,
+                };
+                done.used_ns += used * self.busy / 100;
+                done.ended += used * self.busy / 100 / length;
+            }
+            self.quanta.set_done(self.done.clone());
+            if let Some(change) = self.quanta.tick(self.now) {
+                self.quanta.settled(self.now);
+                return Some((self.now, change));
+            }
+        }
+        None
+    }
+}
+
+#[test]
+fn turns_are_tried_where_nobody_counts_and_go_on_if_work_is_shorter_in_them() {
+    let mut stage = Stage::new((5 * MS, MS), 100);
+    let Some((began, Change::On(turn))) = stage.until_change(10 * SECOND) else { panic!("no trial") };
+    // Two windows of looking on; 500 bytes go and as many come.
+    assert_eq!((began, turn.quantum_ns, stage.quanta.tries()), (2 * SECOND + LOOK, SECOND, true));
+    let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("no turn of the other") };
+    assert_eq!((at, turn.quantum_ns), (began + SECOND, SECOND));
+    let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("turns do not go on") };
+    assert_eq!((at, turn.quantum_ns, stage.quanta.tries()), (began + 2 * SECOND, 10 * SECOND, false));
+    let mut turns = 0;
+    while let Some((_, Change::Next(_))) = stage.until_change(20 * SECOND) {
+        turns += 1;
+    }
+    assert_eq!((turns, stage.quanta.turn()), (64, None), "what was found is to be found again");
+    assert!(matches!(stage.until_change(10 * SECOND), Some((_, Change::On(_)))));
+}
+
+#[test]
+fn turns_that_do_not_help_end_and_are_tried_later_and_later() {
+    for lengths in [(5 * MS, 5 * MS), (5 * MS, 25 * MS / 6)] {
+        let mut stage = Stage::new(lengths, 100);
+        let mut ended = 0;
+        let mut rests = Vec::new();
+        for _ in 0..4 {
+            let Some((began, Change::On(_))) = stage.until_change(10_000 * SECOND) else { panic!("no trial") };
+            assert!(matches!(stage.until_change(10 * SECOND), Some((_, Change::Next(_)))));
+            let Some((at, Change::Off)) = stage.until_change(10 * SECOND) else { panic!("it goes on") };
+            assert_eq!(at - began, 2 * SECOND);
+            rests.push((began - ended) / SECOND);
+            ended = at;
+        }
+        assert_eq!(rests, [2, 64 + 2, 128 + 2, 256 + 2], "with two windows of looking on");
+    }
+}
+
+#[test]
+fn nothing_is_tried_while_the_card_has_time_left_or_too_little_has_ended() {
+    assert_eq!(Stage::new((5 * MS, MS), 40).until_change(60 * SECOND), None);
+    assert_eq!(Stage::new((300 * MS, MS), 100).until_change(60 * SECOND), None, "nothing ends at all");
+    let mut fits = Stage::new((5 * MS, MS), 100);
+    fits.quanta.set_working_sets(1000, fits.done.keys().map(|vm| (*vm, 500)).collect());
+    assert_eq!(fits.until_change(60 * SECOND), None);
+    let mut unknown = Stage::new((5 * MS, MS), 100);
+    unknown.quanta = Quanta::new(*unknown.quanta.config());
+    unknown.quanta.set_working_sets(1000, unknown.done.keys().map(|vm| (*vm, 750)).collect());
+    assert_eq!(unknown.until_change(60 * SECOND), None, "nobody knows how long a turn is to be");
+    assert!(unknown.quanta.wants_bandwidth());
+}
+
+#[test]
+fn a_holder_that_ends_little_has_as_long_as_a_whole_turn_to_show() {
+    let mut stage = Stage::new((5 * MS, 200 * MS), 100);
+    assert!(matches!(stage.until_change(10 * SECOND), Some((_, Change::On(_)))));
+    let began = stage.now;
+    let Some((at, Change::Next(_))) = stage.until_change(30 * SECOND) else { panic!("no turn of the other") };
+    assert_eq!(at - began, 10 * SECOND, "a submission of 200 ms ends in no look of this model");
+}
