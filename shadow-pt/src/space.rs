@@ -56,6 +56,8 @@ pub(crate) struct Space {
     pub(crate) flushed_at: u64,
     /// The guest has flushed and nothing was done about it.
     pub(crate) marked: bool,
+    /// The guest has said that there is something new in its tables since all that may have changed was read.
+    pub(crate) announced: bool,
     /// By span.
     pub(crate) host: [Option<HostTable>; 2],
     /// Card memory of its tables.
@@ -86,6 +88,7 @@ impl Space {
             released: Vec::new(),
             flushed_at: shared.writes.wrapping_sub(1),
             marked: false,
+            announced: true,
             host: [None; 2],
             table_bytes: 0,
         }
@@ -121,6 +124,12 @@ impl Space {
             Made::Yes(number) => Some(number),
             Made::Wanted | Made::Refused => None,
         })
+    }
+
+    /// Returns whether the shadow is what the guest's tables were when it last said that they had changed.
+    pub(crate) fn is_settled(&self, tables: &Tables) -> bool {
+        let known = !self.marked && !self.announced && self.waiting(tables) == 0;
+        known && self.missing.is_empty() && self.splits.is_idle()
     }
 
     fn is_idle(&self) -> bool {

@@ -201,6 +201,7 @@ impl AddressSpaces {
     pub fn flush(&mut self, id: SpaceId, busy: bool, world: &mut impl World) -> SyncReport {
         if let Some((space, shared)) = self.space_mut(id) {
             space.flushed_at = shared.writes;
+            space.announced = true;
         }
         let scope = match (self.mode, busy) {
             (Mode::Naive, _) | (Mode::Lazy, true) => Scope::Everything,
@@ -218,6 +219,21 @@ impl AddressSpaces {
         self.sync(id, scope, false, world)
     }
 
+    /// The guest has said that what it has written before can be read by its GPU, as it has to behind writes through an aperture:
+    /// pages that change unseen are worth another look.
+    pub fn announced(&mut self) {
+        for space in self.spaces.iter_mut().flatten() {
+            space.announced = true;
+        }
+    }
+
+    /// Returns whether [`Self::prepare`] has nothing to do for what the guest has announced: by a flush, by [`Self::announced`], or by
+    /// [`Self::written`]. What it has written unseen and not announced, a card may or may not see, nor need anybody look for.
+    #[must_use]
+    pub fn is_settled(&self, id: SpaceId) -> bool {
+        self.space(id).is_none_or(|space| space.is_settled(&self.shared.tables))
+    }
+
     /// Work of a channel of this space is about to be given to the card: what waited is done. Afterwards the shadow is what
     /// the guest's tables say, as far as that is granted. As for [`Self::flush`], the card's TLBs are to be flushed.
     ///
@@ -231,6 +247,8 @@ impl AddressSpaces {
     fn sync(&mut self, id: SpaceId, scope: Scope, unflushed: bool, world: &mut impl World) -> SyncReport {
         let Some((space, shared)) = self.space_mut(id) else { return SyncReport::default() };
         space.marked = false;
+        // What has nothing to lose is still to be read.
+        space.announced &= scope == Scope::Losing;
         let report = space.sync(shared, scope, unflushed, world);
         self.count_gained();
         report

@@ -121,6 +121,8 @@ pub(crate) struct Machine {
     spare: Vec<u64>,
     /// Pages of guest VRAM that the CPU can write unseen.
     unseen: BTreeSet<u64>,
+    /// Spaces that were not flushed or prepared since something was written that nobody told of.
+    untold: BTreeSet<SpaceId>,
 }
 
 impl Machine {
@@ -144,6 +146,7 @@ impl Machine {
             open: Vec::new(),
             spare: vec![70, 71, 72],
             unseen: BTreeSet::new(),
+            untold: BTreeSet::new(),
         };
         machine.open(DIRECTORIES[0]);
         machine
@@ -329,6 +332,7 @@ impl Machine {
                 let value = if nth & 1 == 0 { of.pte() } else { of.pde() };
                 if let Some(page) = nth.checked_rem(pages.len()).map(|nth| pages[nth]) {
                     self.guest.write64(Place::Vram(GuestVramAddr(page + at)), value);
+                    self.write_untold();
                 }
             }
             _ => {
@@ -343,9 +347,15 @@ impl Machine {
     fn cpu(&mut self, place: Place, index: u64, value: u64) {
         let Some(at) = place.checked_add(index * 8) else { return };
         self.guest.write64(at, value);
-        if let Place::Vram(at) = at {
-            self.spaces.written(at, 8);
+        match at {
+            Place::Vram(at) => self.spaces.written(at, 8),
+            Place::Ram(_) => self.write_untold(),
         }
+    }
+
+    /// Something was written, and nobody has told the spaces.
+    fn write_untold(&mut self) {
+        self.untold.extend(self.spaces.ids());
     }
 
     /// The guest maps a page of a table, for the GPU to write.
@@ -421,6 +431,7 @@ impl Machine {
         let places = self.writable(index);
         if let Some(place) = pick(&places, nth) {
             self.guest.write64(place.checked_add(at).unwrap(), value);
+            self.write_untold();
         }
     }
 
@@ -432,6 +443,7 @@ impl Machine {
             busy,
             &mut Parts { guest: &mut self.guest, frames: &mut self.grants, memory: &mut self.card },
         );
+        self.untold.remove(&id);
         let fit = match (self.mode, busy) {
             (Mode::Lazy, false) => {
                 assert!(!report.changed());
@@ -455,12 +467,18 @@ impl Machine {
         {
             // By what its TLBs still hold.
             self.guest.write64(place.checked_add(at).unwrap(), value);
+            self.write_untold();
         }
         self.spaces.flushed(id, &mut self.card);
     }
 
     fn prepare(&mut self, index: usize) -> crate::SyncReport {
         let id = self.open[index].id;
+        if self.spaces.is_settled(id) && !self.untold.remove(&id) {
+            // Nobody would prepare it.
+            self.check(index, Fit::Exact);
+        }
+        self.untold.remove(&id);
         let report = self
             .spaces
             .prepare(id, &mut Parts { guest: &mut self.guest, frames: &mut self.grants, memory: &mut self.card });

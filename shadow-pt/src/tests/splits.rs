@@ -178,6 +178,35 @@ fn entries_that_are_reached_stay_reachable_while_they_change() {
 }
 
 #[test]
+fn a_page_that_changes_unseen_is_read_for_work_when_its_guest_has_announced_something() {
+    for mode in [Mode::LazyAdd, Mode::Incremental] {
+        let mut world = World::mapped_in(mode);
+        assert!(!world.spaces.is_settled(world.id), "nothing has been read");
+        world.prepare();
+        world.spaces.unseen(GuestVramAddr(SPT), true);
+        world.prepare();
+        assert!(world.spaces.is_settled(world.id));
+        // With nothing there that could be lost.
+        world.guest.write64(vram(SPT), pte(0, LARGE));
+        assert!(world.spaces.is_settled(world.id), "nobody has said anything");
+        world.spaces.announced();
+        assert!(!world.spaces.is_settled(world.id));
+        world.prepare();
+        assert_eq!((world.at(0), world.spaces.is_settled(world.id)), (Some((0, 41 * LARGE)), true));
+        world.guest.write64(vram(SPT + PAGE), pte(0, 2 * LARGE));
+        world.spaces.unseen(GuestVramAddr(SPT + PAGE), true);
+        world.flush(false);
+        // Where it did not at once, it is to be read for work.
+        assert_eq!(world.spaces.is_settled(world.id), mode == Mode::Incremental);
+        world.prepare();
+        assert_eq!(world.at(512 * PAGE), Some((0, 7 * LARGE)));
+        // Each write that is seen is announced.
+        world.write(vram(SPT), 0);
+        assert!(!world.spaces.is_settled(world.id));
+    }
+}
+
+#[test]
 fn a_table_page_that_the_cpu_can_write_unseen_is_read_at_each_flush() {
     let mut world = World::mapped_in(Mode::LazyAdd);
     world.write(vram(SPT), pte(0, LARGE));

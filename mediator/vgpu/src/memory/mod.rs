@@ -112,10 +112,11 @@ impl Memory {
         self.pramin = base;
     }
 
-    /// Forgets what the apertures' TLBs hold.
+    /// The guest has flushed what it has written through apertures: forgets what their TLBs hold, and expects news in page tables.
     pub(crate) fn flush_apertures(&mut self) {
         self.bar1.flush();
         self.bar3.flush();
+        self.shadows.announced();
     }
 
     /// Returns where an aperture offset leads, by the guest's tables.

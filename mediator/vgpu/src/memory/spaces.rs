@@ -83,7 +83,8 @@ impl Memory {
 
     /// Work of a channel of `space` is about to be given to the card: all that the guest has mapped is.
     pub(crate) fn prepare(&mut self, state: &mut HostState, space: SpaceId) -> Result<(), HostError> {
-        self.sync(state, space, true)
+        // Tables in mapped memory would be read for each doorbell, most of which change nothing.
+        if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 
     /// As [`Self::prepare`], of all spaces.
