@@ -91,35 +91,38 @@ impl Channels {
         self.deferred
     }
 
-    /// VMs that a non-stall interrupt of an engine may be for. Call it behind [`Self::completed`].
-    ///
-    /// These are the VMs of which work has ended that they were not told of, and those with work in flight that has moved
-    /// since the last call or that a PBDMA or this engine holds now: a guest may raise the interrupt in mid submission. A
-    /// VM without work since it was last told is not among them.
-    pub fn non_stall(&mut self, host: &mut impl Host, engine: u32) -> BTreeSet<VmId> {
-        let mut told = BTreeSet::new();
-        let bit = 1u32.checked_shl(engine).unwrap_or(0) & ENGINES;
-        for (id, vm) in &mut self.vms {
-            if vm.news & bit != 0 {
-                vm.news &= !bit;
-                vm.told = true;
-                told.insert(*id);
-            }
-        }
-        if bit != 0
+    /// VMs with work in flight that has moved since the last call, or that a PBDMA or an engine holds now: such a VM may have raised a
+    /// non-stall interrupt of the engine, in mid submission. What begins later has not, so it is to be called before [`Self::completed`] has
+    /// anything started.
+    pub fn at_work(&mut self, host: &mut impl Host, engine: u32) -> BTreeSet<VmId> {
+        let mut working = BTreeSet::new();
+        if 1u32.checked_shl(engine).unwrap_or(0) & ENGINES != 0
             && let Some(physical) = card::working_for(host, engine)
             && let Some((vm, _)) = self.by_physical(physical)
             && CHANNEL_STATE::LOADED.is_set(card::state(host, physical))
         {
-            told.insert(vm);
+            working.insert(vm);
         }
         // What is left out is found with the next interrupt, or the next look for what has ended.
         for physical in due(&self.vms, &self.slots).0 {
             let Some(Slot::Bound(bound)) = self.slots.get_mut(usize::from(physical.0)) else { continue };
             let moved = moved(host, physical, &mut bound.ring);
-            if moved || !told.contains(&bound.vm) && CHANNEL_STATE::LOADED.is_set(card::state(host, physical)) {
-                told.insert(bound.vm);
+            if moved || !working.contains(&bound.vm) && CHANNEL_STATE::LOADED.is_set(card::state(host, physical)) {
+                working.insert(bound.vm);
             }
+        }
+        working
+    }
+
+    /// VMs of which work has ended that they were not told of: an interrupt of the engine may be for them as well. Call it behind
+    /// [`Self::completed`].
+    pub fn news(&mut self, engine: u32) -> BTreeSet<VmId> {
+        let bit = 1u32.checked_shl(engine).unwrap_or(0) & ENGINES;
+        let mut told = BTreeSet::new();
+        for (id, vm) in self.vms.iter_mut().filter(|(_, vm)| vm.news & bit != 0) {
+            vm.news &= !bit;
+            vm.told = true;
+            told.insert(*id);
         }
         told
     }

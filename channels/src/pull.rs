@@ -66,26 +66,31 @@ impl Channels {
         }
         ring.fault = fault;
         let taken = u32::try_from(entries.len()).unwrap_or(u32::MAX);
-        let pulled = Pulled { submission: (taken > 0).then_some(submission), taken, left: ring.left() };
+        let words = entries.iter().fold(0u32, |sum, entry| sum.saturating_add(GpEntry::from(entry.raw).dwords()));
+        let pulled = Pulled { submission: (taken > 0).then_some(submission), taken, words, left: ring.left() };
         if taken > 0 {
             self.submissions = self.submissions.wrapping_add(1);
         }
         fault.map_or(Ok(pulled), |fault| Err(PullError { fault, pulled }))
     }
 
-    /// Has the record of a submission that was not started raise no interrupt: its end is looked for. `false` when there is no such
-    /// submission any more.
+    /// Has the record of a submission raise no interrupt: its end is looked for, or found with that of the next one. The card may have
+    /// fetched the record of one that was started; then it raises its interrupt all the same. `false` when there is no such submission any
+    /// more.
     pub fn hush(&mut self, host: &mut impl Host, physical: ChannelId, submission: Submission) -> bool {
         let area = self.layout.work_area(physical);
         let Some(bound) = self.bound(physical) else { return false };
         let Some(record) = bound.ring.records.iter().find(|record| record.submission == submission) else {
             return false;
         };
-        if !bound.ring.is_shallow() {
-            return false;
-        }
         host.vram_write(area.offset(push_offset(record.slot)).offset(RAISES), &raises_nothing());
         true
+    }
+
+    /// Returns whether a channel's ring is far from full, and nothing waits for room in it: nobody needs its ends at once.
+    #[must_use]
+    pub fn is_shallow(&self, physical: ChannelId) -> bool {
+        self.bound(physical).is_some_and(|bound| bound.ring.is_shallow())
     }
 
     /// Lets the card fetch a submission of a physical channel, with those of the channel that came before. `false` when it

@@ -153,6 +153,8 @@ pub struct Pulled {
     pub submission: Option<Submission>,
     /// Entries of it.
     pub taken: u32,
+    /// Words of their push buffers.
+    pub words: u32,
     /// Entries up to the doorbell that found no room. They stay in the guest's ring.
     pub left: u32,
 }

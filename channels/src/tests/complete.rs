@@ -11,7 +11,8 @@ fn sequences(world: &mut World) -> Vec<u32> {
 }
 
 fn told(world: &mut World, engine: u32) -> Vec<VmId> {
-    world.channels.non_stall(&mut world.card, engine).into_iter().collect()
+    let working = world.channels.at_work(&mut world.card, engine);
+    working.union(&world.channels.news(engine)).copied().collect()
 }
 
 fn busy(world: &mut World, engine: u32, physical: Option<ChannelId>) {

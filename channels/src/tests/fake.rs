@@ -470,7 +470,7 @@ impl World {
         self.channels.pull(&mut Parts { card: &mut self.card, guest: &mut self.guest }, doorbell, self.now)
     }
 
-    /// Pulls, and starts what was pulled. Without the submission's number, so that results compare.
+    /// Pulls, and starts what was pulled. Without the submission's number and its words, so that results compare.
     pub(crate) fn pull(&mut self, doorbell: crate::Doorbell) -> Result<Pulled, RingFault> {
         let result = self.stage(doorbell);
         let pulled = result.unwrap_or_else(|error| error.pulled);
@@ -478,7 +478,7 @@ impl World {
         if let Some(submission) = pulled.submission {
             assert!(self.channels.start(&mut self.card, doorbell.channel, submission));
         }
-        result.map(|pulled| Pulled { submission: None, ..pulled }).map_err(|error| error.fault)
+        result.map(|pulled| Pulled { submission: None, words: 0, ..pulled }).map_err(|error| error.fault)
     }
 
     /// A doorbell that is pulled at once.

@@ -525,8 +525,9 @@ impl Rig {
     }
 
     fn non_stall(&mut self, engine: u32) {
+        let mut told = self.world.channels.at_work(&mut self.world.card, engine);
         self.completed();
-        let told = self.world.channels.non_stall(&mut self.world.card, engine);
+        told.extend(self.world.channels.news(engine));
         assert!(told.is_subset(&self.worked), "a VM without work is told");
         for vm in &told {
             let busy = self.tracks.iter().any(|((owner, channel), _)| {

@@ -12,7 +12,7 @@ fn a_doorbell_reaches_the_hosts_userd() {
     let mut world = World::new();
     world.bind(B, 0);
     let physical = world.run(A, 0);
-    assert_eq!(world.ring(A, 0, 3), Ok(Pulled { submission: None, taken: 3, left: 0 }));
+    assert_eq!(world.ring(A, 0, 3), Ok(Pulled { submission: None, taken: 3, words: 0, left: 0 }));
     assert_eq!(world.card.did.last(), Some(&Did::Doorbell(physical.0, 4)), "three entries and a record");
     let before = world.card.did.iter().rev().nth(1);
     assert_eq!(before, Some(&Did::Flush), "what the card is to fetch is in memory before it is told");
@@ -209,7 +209,7 @@ fn a_refused_channel_says_so_once() {
     assert_eq!(world.channels.userd_at(A, userd), None);
     world.channels.refuse(A, refused, instance, None);
     world.run(A, 9);
-    assert_eq!(world.ring(A, 9, 1), Ok(Pulled { submission: None, taken: 1, left: 0 }));
+    assert_eq!(world.ring(A, 9, 1), Ok(Pulled { submission: None, taken: 1, words: 0, left: 0 }));
     world.channels.refuse(A, refused, instance, None);
     assert_eq!(world.channels.refused(A, refused), None, "a bound channel is not refused");
 }

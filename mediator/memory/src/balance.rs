@@ -116,12 +116,7 @@ impl Divider {
 
 impl Memory {
     /// Returns what is to move now, what the mediator itself needs first. `done`: work that a VM has had done since it came.
-    pub fn plan(
-        &mut self,
-        now: u64,
-        working: impl Iterator<Item = VmId>,
-        done: impl Fn(VmId) -> Done,
-    ) -> Planned {
+    pub fn plan(&mut self, now: u64, working: impl Iterator<Item = VmId>, done: impl Fn(VmId) -> Done) -> Planned {
         // Who has work that has not ended is at work, if only in a queue; so is who waits for memory.
         let working: BTreeSet<VmId> = working.chain(self.vram.waiting()).collect();
         working.into_iter().for_each(|vm| self.divider.balancer.active(vm, now));
@@ -394,7 +389,9 @@ impl Memory {
         let turn = match divider.quanta.tick(now) {
             None => return Holds::new(),
             Some(Change::Off) => {
-                tracing::info!("the VMs' memory fits together, or turns do not help: none has to wait for its turn any more");
+                tracing::info!(
+                    "the VMs' memory fits together, or turns do not help: none has to wait for its turn any more"
+                );
                 None
             }
             Some(Change::On(turn)) => {

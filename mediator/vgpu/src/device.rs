@@ -356,13 +356,7 @@ impl MediatedDevice {
     }
 
     /// Serves a write. The VM's lock is free when it returns, for memory may have to move.
-    fn write_once(
-        &self,
-        region: RegionIndex,
-        offset: u64,
-        data: &[u8],
-        first: bool,
-    ) -> Result<Served, AccessError> {
+    fn write_once(&self, region: RegionIndex, offset: u64, data: &[u8], first: bool) -> Result<Served, AccessError> {
         let core = &mut *self.vm.core();
         let Core { gpu, backend, .. } = core;
         backend.answer_doorbells_first(first);

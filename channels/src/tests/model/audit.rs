@@ -102,8 +102,8 @@ impl Rig {
             assert_eq!(given, track.taken.len());
         }
         self.non_stall(pfifo::ENGINE_STATUS::COUNT - 1);
-        let told = self.world.channels.non_stall(&mut self.world.card, 0);
-        assert!(told.is_empty(), "nothing has happened since");
+        let working = self.world.channels.at_work(&mut self.world.card, 0);
+        assert!(working.is_empty() && self.world.channels.news(0).is_empty(), "nothing has happened since");
         let idle = |track: &Track| track.faulted || track.entries <= 1024;
         if self.tracks.values().all(idle) {
             for vm in [A, B] {

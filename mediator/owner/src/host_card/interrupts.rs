@@ -297,12 +297,15 @@ impl HostState {
             let bits = card.read32(pfifo::NON_STALL_INTR::at(engine));
             card.write32(pfifo::NON_STALL_INTR::at(engine), bits);
         }
+        // What is started for what has ended has raised nothing: its guest would look in vain.
+        let working: Vec<_> =
+            raised().map(|engine| (engine, self.work.channels_mut().at_work(self.memory.card_mut(), engine))).collect();
         // Once for all engines: it looks at each channel with work in flight.
         let before = self.work.ended();
         self.complete();
         let in_vain = self.work.ended() == before;
-        for engine in raised() {
-            let vms = self.work.channels_mut().non_stall(self.memory.card_mut(), engine);
+        for (engine, mut vms) in working {
+            vms.extend(self.work.channels_mut().news(engine));
             if in_vain && let Some(vm) = self.raised_by(engine, &vms) {
                 self.count_noise(vm);
             }

@@ -559,6 +559,7 @@ impl HostState {
                 hopped: false,
                 on_engine: None,
                 hushed: false,
+                brief: false,
             };
             schedule.held.insert(ticket, held);
             schedule.note_engines(physical, engines);

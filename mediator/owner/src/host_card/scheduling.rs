@@ -90,6 +90,10 @@ impl Feeder for HostState {
         !changing && self.work.channels_mut().hush(self.memory.card_mut(), channel, submission)
     }
 
+    fn needs_ends(&self, channel: ChannelId) -> bool {
+        !self.work.channels().is_shallow(channel)
+    }
+
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)> {
         let now_ns = self.now_ns();
         // Where one VM is alone, no one else pays for what it forges.

@@ -307,7 +307,7 @@ impl State {
         let submission = Submission(self.submissions);
         self.submissions += 1;
         self.card.change(|hardware| hardware.submit(channel, submission, length));
-        self.arrived(vm, channel, submission);
+        self.arrived(vm, channel, submission, u32::MAX);
     }
 
     /// A pass through the interrupt tree.

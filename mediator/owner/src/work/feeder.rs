@@ -25,6 +25,9 @@ use vram::VmId;
 /// Time before a submission is seen to wait no more for which it is charged at most, in ns: several looks.
 const UNSEEN_NS: u64 = 5_000_000;
 
+/// Most words of a submission that is taken for a fence behind work: nouveau's is a semaphore's release and an interrupt.
+const BRIEF_WORDS: u32 = 16;
+
 /// Tells a card's scheduler what happens, and does what it decides: the state of a card, under its lock.
 ///
 /// What the card does is asked for by the methods without a body; tests have a card of their own behind them.
@@ -79,8 +82,13 @@ pub trait Feeder {
     /// Lets the card fetch a submission, with those of the channel that came before. `false` when there is none any more.
     fn start(&mut self, channel: ChannelId, submission: Submission) -> bool;
 
-    /// Has the end of a submission that was not started raise no interrupt. `false` when it does all the same.
+    /// Has the end of a submission raise no interrupt. `false` when it does all the same.
     fn hush(&mut self, _channel: ChannelId, _submission: Submission) -> bool {
+        false
+    }
+
+    /// Returns whether a channel has so much to do that its ends are to be seen at once.
+    fn needs_ends(&self, _channel: ChannelId) -> bool {
         false
     }
 
@@ -129,15 +137,17 @@ pub trait Feeder {
         self.feed([Event::Released { vgpu: vm }]);
     }
 
-    /// A submission is in the ring of a VM's physical channel, to be started when its turn comes.
-    fn arrived(&mut self, vm: VmId, channel: ChannelId, submission: Submission) {
+    /// A submission of so many words is in the ring of a VM's physical channel, to be started when its turn comes.
+    fn arrived(&mut self, vm: VmId, channel: ChannelId, submission: Submission, words: u32) {
         let ticket = Ticket(submission.0);
         let runs = self.wants(channel) && !self.schedule().withheld.contains(channel);
         let stage = if runs { Stage::Queued } else { Stage::Parked };
         let arrived = self.card_time();
         let engines = self.engines_of(channel);
-        let hushed = runs && self.is_unobserved(vm, channel, engines) && self.hush(channel, submission);
-        let held = Held { vm, channel, stage, arrived, seen: None, hopped: false, on_engine: None, hushed };
+        let unobserved = runs && self.is_unobserved(vm, channel, engines) && !self.needs_ends(channel);
+        let hushed = unobserved && self.hush(channel, submission);
+        let brief = words <= BRIEF_WORDS;
+        let held = Held { vm, channel, stage, arrived, seen: None, hopped: false, on_engine: None, hushed, brief };
         let schedule = self.schedule();
         schedule.held.insert(ticket, held);
         schedule.note_engines(channel, engines);
@@ -442,13 +452,21 @@ pub trait Feeder {
     fn give(&mut self, ticket: Ticket, told: &mut Vec<Event>) {
         let withheld = Event::Withdrawn { ticket };
         let Some(held) = self.schedule().held.get_mut(&ticket) else { return told.push(withheld) };
-        let (channel, again) = (held.channel, held.stage == Stage::Again);
+        let (channel, again, brief) = (held.channel, held.stage == Stage::Again, held.brief && !held.hushed);
         held.stage = Stage::Started;
         if again {
             return self.let_back(channel, told);
         }
         if !self.start(channel, Submission(ticket.0)) {
             return told.push(withheld);
+        }
+        // The end of what it is the fence of is seen with its own, and one interrupt does for both.
+        if brief
+            && let Some(before) = self.schedule().started_before(ticket, channel)
+            && self.hush(channel, Submission(before.0))
+            && let Some(held) = self.schedule().held.get_mut(&before)
+        {
+            held.hushed = true;
         }
         // What came before it on its channel is to go on first.
         if self.schedule().withheld.contains(channel)

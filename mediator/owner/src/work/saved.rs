@@ -205,7 +205,7 @@ impl SavedWork {
 
 impl Held {
     fn save(&self, ticket: Ticket) -> SavedHeld {
-        let Self { vm, channel, stage, arrived, seen, hopped, on_engine, hushed: _ } = *self;
+        let Self { vm, channel, stage, arrived, seen, hopped, on_engine, hushed: _, brief: _ } = *self;
         SavedHeld {
             ticket: ticket.0,
             vm: vm.0,
@@ -232,6 +232,7 @@ impl SavedHeld {
             on_engine: on_engine.map(Nanos),
             // It may be: looks for its end cost little.
             hushed: true,
+            brief: false,
         };
         (Ticket(ticket), held)
     }

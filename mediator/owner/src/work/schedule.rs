@@ -46,6 +46,8 @@ pub(crate) struct Held {
     pub(crate) on_engine: Option<Nanos>,
     /// Its end raises no interrupt.
     pub(crate) hushed: bool,
+    /// It is a few words, as the fence behind work is.
+    pub(crate) brief: bool,
 }
 
 /// A card's scheduler and what it knows the submissions by.
@@ -226,6 +228,12 @@ impl<A: Alarm> Schedule<A> {
     pub(crate) fn first_of(&self, channel: ChannelId, stages: &[Stage]) -> Option<Ticket> {
         let mut held = self.held.iter();
         held.find(|(_, held)| held.channel == channel && stages.contains(&held.stage)).map(|(ticket, _)| *ticket)
+    }
+
+    /// The submission of a channel that the card has had before that one, if its end raises an interrupt.
+    pub(crate) fn started_before(&self, ticket: Ticket, channel: ChannelId) -> Option<Ticket> {
+        let before = self.held.range(..ticket).rev().find(|(_, held)| held.channel == channel);
+        before.filter(|(_, held)| held.stage == Stage::Started && !held.hushed).map(|(ticket, _)| *ticket)
     }
 
     /// Notes that a channel's work is kept off the card; appends what the scheduler is to be told.

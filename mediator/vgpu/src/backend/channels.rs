@@ -88,7 +88,7 @@ impl VmBackend {
         };
         if let Some(submission) = pulled.submission {
             state.worked(self.vm);
-            state.arrived(self.vm, doorbell.channel, submission);
+            state.arrived(self.vm, doorbell.channel, submission, pulled.words);
         }
         self.counts.submissions += u64::from(pulled.submission.is_some());
         self.counts.entries += u64::from(pulled.taken);

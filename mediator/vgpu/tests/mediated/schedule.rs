@@ -25,10 +25,13 @@ fn rig(scheduler: Config) -> Rig {
 
 /// A card whose copies by M2MF take that long.
 fn rig_of(scheduler: Config, copy_ns: u64) -> Rig {
+    Rig::timed(super::CARD_MIB, time_of(copy_ns), scheduler)
+}
+
+fn time_of(copy_ns: u64) -> TimeModel {
     let graph = EngineTiming { bytes_per_second: 0, launch_ns: copy_ns };
     let copy = EngineTiming { bytes_per_second: 0, launch_ns: 0 };
-    let time = TimeModel { graph, compute: ComputeTiming::default(), copy, switch_ns: 0, bus_bytes_per_second: 0 };
-    Rig::timed(super::CARD_MIB, time, scheduler)
+    TimeModel { graph, compute: ComputeTiming::default(), copy, switch_ns: 0, bus_bytes_per_second: 0 }
 }
 
 fn driver(rig: &Rig, vm: u32, time: VgpuParams) -> Driver {

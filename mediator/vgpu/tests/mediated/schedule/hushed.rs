@@ -1,17 +1,59 @@
-//! Ends that nobody waits for.
+//! Ends that nobody waits for, and interrupts that are another's.
 
-use super::{A, B, COPY_NS, copies, driver, nothing_in_flight, rig_of, used, worker};
+use super::{A, B, COPY_NS, LONG, copies, driver, nothing_in_flight, rig_of, time_of, used, worker};
+use crate::CARD_MIB;
+use card::Card as _;
 use nvspec::addr::SMALL_PAGE;
+use nvspec::fifo::engine;
+use nvspec::regs::pfifo;
+use owner::Sharing;
 use rig::Rig;
-use rig::driver::{Channel, Driver, FENCE_VA, M2MF, m2mf_copy, object, release};
-use sched::{Config, VgpuParams};
+use rig::altered::{Alter, Altered};
+use rig::driver::{Channel, Driver, FENCE_VA, M2MF, m2mf_copy, methods, object, release};
+use sched::{Config, Engine, VgpuId, VgpuParams};
+use simgpu::SimGpu;
+use std::time::{Duration, Instant};
 
-/// Submits a copy whose guest wants no interrupt, and waits until its end has been seen. Returns whether there was one all the same.
-fn is_told(rig: &Rig, driver: &mut Driver, channel: &mut Channel) -> bool {
+/// Copies that take so long that their end is waited for.
+const MANY: usize = 12;
+
+/// Time from when the scheduler has seen an end to when its guest is told. A host that is busier makes another round.
+const TOLD: Duration = Duration::from_millis(20);
+
+/// Takes up all that the guest was told.
+fn drain(driver: &mut Driver) {
     driver.service();
     while driver.guest.take_msi() {
         driver.service();
     }
+}
+
+/// Submits copies whose guest wants no interrupt.
+fn untold_copies(driver: &mut Driver, channel: &mut Channel) {
+    let copy = m2mf_copy(A, B, SMALL_PAGE as u32);
+    let put = driver.queue(channel, &[object(M2MF), copy.repeat(MANY)].concat());
+    driver.ring(channel, put);
+}
+
+/// Submissions of a VM that the scheduler has seen to end.
+fn ended(rig: &Rig, vm: u32) -> u64 {
+    let state = rig.host.lock();
+    let accounts = Engine::ALL.iter().filter_map(|engine| state.scheduler().account(VgpuId(vm), *engine));
+    accounts.map(|account| account.completed).sum()
+}
+
+/// Waits until so many have.
+fn wait_ended(rig: &Rig, vm: u32, count: u64) {
+    let began = Instant::now();
+    while ended(rig, vm) < count {
+        assert!(began.elapsed() < LONG, "what has ended is seen");
+        std::thread::yield_now();
+    }
+}
+
+/// Submits a copy whose guest wants no interrupt, and waits until its end has been seen. Returns whether there was one all the same.
+fn is_told(rig: &Rig, driver: &mut Driver, channel: &mut Channel) -> bool {
+    drain(driver);
     channel.fences += 1;
     let fence = release(FENCE_VA, channel.fences);
     let put = driver.queue(channel, &[object(M2MF), m2mf_copy(A, B, SMALL_PAGE as u32), fence].concat());
@@ -43,4 +85,77 @@ fn end_that_nobody_waits_for_interrupts_nobody() {
         other.wait(&busy);
     }
     assert!(used(&rig, 0) > charged);
+}
+
+/// Submits work, and behind it something that waits for a semaphore, of so many words more. Returns whether the guest is told of the work's
+/// end before the semaphore comes.
+fn is_told_of_work(rig: &Rig, driver: &mut Driver, channel: &mut Channel, words: usize) -> bool {
+    const SEMAPHORE: u64 = FENCE_VA + 0x20;
+    const ACQUIRE_EQUAL: u32 = 1;
+    drain(driver);
+    let before = ended(rig, 0);
+    driver.guest.poke(channel.fence + 0x20, 0);
+    untold_copies(driver, channel);
+    let acquire = methods(0, 0x10, &[(SEMAPHORE >> 32) as u32, SEMAPHORE as u32, 1, ACQUIRE_EQUAL]);
+    let put = driver.queue(channel, &[acquire, methods(0, 0x8, &[0]).repeat(words / 2)].concat());
+    driver.ring(channel, put);
+    wait_ended(rig, 0, before + 1);
+    std::thread::sleep(TOLD);
+    let told = driver.guest.take_msi();
+    driver.guest.poke(channel.fence + 0x20, 1);
+    wait_ended(rig, 0, before + 2);
+    told
+}
+
+#[test]
+fn one_interrupt_does_for_work_and_the_fence_behind_it() {
+    let rig = rig_of(Config::default(), COPY_NS);
+    let mut alone = driver(&rig, 0, VgpuParams::default());
+    let mut channel = worker(&mut alone, 1);
+    // A busy host may let the work end before what is behind it is there.
+    assert!((0..20).any(|_| !is_told_of_work(&rig, &mut alone, &mut channel, 0)), "each end is told");
+    assert!(
+        (0..20).any(|_| is_told_of_work(&rig, &mut alone, &mut channel, 20)),
+        "no end is told, of work before work"
+    );
+}
+
+/// A card that has begun what it was given before its host has asked whom an engine works for, as hardware has.
+struct Prompt;
+
+impl Alter for Prompt {
+    fn read32(&self, card: &SimGpu, offset: u32) -> u32 {
+        if offset == pfifo::ENGINE_STATUS::at(engine::GR) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        card.read32(offset)
+    }
+}
+
+#[test]
+fn whose_work_begins_with_anothers_end_is_not_interrupted_by_it() {
+    let config = simgpu::Config { vram_mib: CARD_MIB, time: Some(time_of(COPY_NS)), ..simgpu::Config::default() };
+    // What clears PGRAPH between them would begin first.
+    let sharing = Sharing { scheduler: Config::default(), clear: false, ..rig::sharing() };
+    let rig = Rig::made(&config, &sharing, |card| Altered::over(card, Prompt));
+    let mut vms = [0, 1].map(|vm| driver(&rig, vm, VgpuParams::default()));
+    let mut channels = vms.each_mut().map(|vm| worker(vm, 1));
+    let undisturbed = (0..20).any(|_| {
+        nothing_in_flight(&rig);
+        // What has ended is told behind that.
+        std::thread::sleep(TOLD);
+        vms.iter_mut().for_each(drain);
+        let before = ended(&rig, 1);
+        let first = ended(&rig, 0);
+        for (vm, channel) in vms.iter_mut().zip(&mut channels) {
+            untold_copies(vm, channel);
+        }
+        wait_ended(&rig, 0, first + 1);
+        // Told what the first one's end has brought.
+        vms[0].guest.wait_msi();
+        let told = vms[1].guest.take_msi();
+        // Else it may have been its own end.
+        !told && ended(&rig, 1) == before
+    });
+    assert!(undisturbed, "a VM is told of each end of another's work, when its own begins");
 }
