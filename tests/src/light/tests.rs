@@ -39,6 +39,41 @@ fn kernels_compute_the_same_while_what_they_read_moves_after_every_submission() 
     }
 }
 
+/// Two guests that run a program so many times on a card of so many MiB, whose bus is 25 times slower than its memory, or until `enough` says
+/// so of the turns that have begun. Returns how many have.
+fn turns_of_two(card_mib: u64, runs: u64, enough: impl Fn(u64) -> bool + Sync) -> u64 {
+    let mut division = Division::default();
+    division.quanta.window_ns = 200_000_000;
+    let time = Some(timing(800 * MIB, 32 * MIB));
+    let config = CardConfig { division, time, chunk_bytes: 512 << 10, ..CardConfig::new(card_mib, 128) };
+    let rig = config.open().expect("a card");
+    let gpus = [0, 1].map(|vm| guest(&rig, vm, 64, Limits::default()).and_then(LightGpu::new).expect("a guest"));
+    let turns = || rig.host.lock().memory().divider().turns();
+    std::thread::scope(|scope| {
+        let run = |mut gpu: LightGpu, seed| {
+            for run in 0..runs {
+                if enough(turns()) {
+                    break;
+                }
+                let options = Options { scale: 40, seed: runs * seed + run, ..Options::default() };
+                let workload = by_name("srad", options).expect("a workload");
+                let report = workloads::run(&*workload, &mut gpu).unwrap_or_else(|error| panic!("{error:#}"));
+                assert!(report.verified > 0, "nothing was verified");
+            }
+        };
+        let runs = gpus.into_iter().zip(1..).map(|(gpu, seed)| scope.spawn(move || run(gpu, seed)));
+        runs.collect::<Vec<_>>().into_iter().for_each(|run| run.join().expect("a guest"));
+    });
+    turns()
+}
+
+#[test]
+fn guests_whose_kernels_reach_by_pointers_what_does_not_fit_take_turns_and_others_do_not() {
+    // A trial is one of each; there are more of them only if it has helped.
+    assert!(turns_of_two(14, 60, |turns| turns > 3) > 3, "a card that counts nothing does not tell");
+    assert_eq!(turns_of_two(64, 12, |turns| turns > 0), 0, "both fit");
+}
+
 #[test]
 fn a_working_set_of_four_times_the_card_is_right() {
     let options = Options { working_set: Some(16 * MIB), rounds: Some(2), ..Options::default() };

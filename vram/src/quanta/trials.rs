@@ -141,7 +141,8 @@ impl Trials {
         let since = |(vm, then): (&VmId, &Done)| Some((*vm, self.done.get(vm)?.since(*then)));
         let done: BTreeMap<VmId, Done> = then.iter().filter_map(since).collect();
         let busy: u64 = done.values().fold(0, |sum, done| sum.saturating_add(done.used_ns));
-        let before: BTreeMap<VmId, f64> = done.into_iter().filter_map(|(vm, done)| Some((vm, done.length()?))).collect();
+        let before: BTreeMap<VmId, f64> =
+            done.into_iter().filter_map(|(vm, done)| Some((vm, done.length()?))).collect();
         if before.len() < 2 || busy < elapsed / 2 {
             self.state = State::Watching { since_ns: now_ns, then: of_members() };
             return false;
