@@ -30,7 +30,7 @@ pub struct Done {
 }
 
 impl Done {
-    /// What was done between the two.
+    /// Returns the difference between the two.
     fn since(self, before: Self) -> Self {
         let used_ns = self.used_ns.saturating_sub(before.used_ns);
         Self { used_ns, ended: self.ended.saturating_sub(before.ended) }
@@ -42,7 +42,7 @@ impl Done {
     }
 }
 
-/// What is done about VMs of which nobody can tell whether they thrash.
+/// Doings about VMs of which nobody can tell whether they thrash.
 #[derive(Clone, Debug, Default)]
 enum State {
     /// Nothing yet.
@@ -68,7 +68,7 @@ struct Trial {
     within: BTreeMap<VmId, f64>,
     /// Those that have had their turn.
     had: BTreeSet<VmId>,
-    /// Whose turn it is, and what it had had done when that began.
+    /// The VM that has its turn, and what it had had done when that began.
     turn: Option<(VmId, Done)>,
 }
 

@@ -154,7 +154,7 @@ impl VmBackend {
         }
     }
 
-    /// Whether a doorbell of the write that is served now may be taken up by [`Self::ring_late`]: whoever takes the VM's lock next
+    /// Says whether a doorbell of the write that is served now may be taken up by [`Self::ring_late`]: whoever takes the VM's lock next
     /// calls that, so that nobody sees the difference but the guest, who has its answer sooner.
     pub(crate) fn answer_doorbells_first(&mut self, first: bool) {
         self.answers_first = first;
