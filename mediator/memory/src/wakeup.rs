@@ -17,6 +17,12 @@ impl Wakeup {
         self.wake.notify_all();
     }
 
+    /// Returns whether it was rung since the last wait has ended.
+    #[must_use]
+    pub fn is_rung(&self) -> bool {
+        *self.rung.lock()
+    }
+
     /// Waits until it is rung or, if there is such a time, for `limit`.
     pub fn wait(&self, limit: Option<Duration>) {
         let mut rung = self.rung.lock();

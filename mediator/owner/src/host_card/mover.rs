@@ -84,9 +84,9 @@ impl HostCard {
         if told.tells(&wait, moved, spare, Instant::now()) {
             wait.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
         }
-        // Behind all that somebody waits for.
-        while self.zero_by_engines(false) {}
-        while self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}
+        // Behind all that somebody waits for, and until somebody does.
+        while !self.wakeup.is_rung() && self.zero_by_engines(false) {}
+        while !self.wakeup.is_rung() && self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}
         next.into_iter().chain(retry).min()
     }
 
