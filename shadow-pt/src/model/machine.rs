@@ -285,6 +285,8 @@ impl Machine {
                 if self.guest.ram.remove(&page).is_none() {
                     self.guest.ram.insert(page, vec![0; PAGE as usize]);
                     self.given(GuestRange::Ram(Gpa(page * PAGE), PAGE), true);
+                } else {
+                    self.write_untold();
                 }
             }
             26 => self.relocate(of.below(8) as usize),

@@ -35,7 +35,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "chunks that are free are zeroed before anybody needs them",
         package: "vgpu",
         file: "mediator/owner/src/host_card/mover.rs",
-        from: "        while self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}\n",
+        from: "        while !self.wakeup.is_rung() && self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}\n",
         to: "",
         tests: "demand::",
     },
