@@ -18,6 +18,10 @@
 //! entry of any space of the VM maps it writable, or could until just now, the CPU can write it without our seeing it
 //! ([`AddressSpaces::unseen`]), or it lies in guest RAM, where nobody sees writes. A page counts as writable for the GPU until the card's TLBs have been flushed after the last such entry went.
 //!
+//! A space is *settled* when nothing that its guest has announced is still to be read; then nobody looks at its pages for work. A flush
+//! announces, a write that is seen, and what the user knows of ([`AddressSpaces::announced`]); what changes unseen and is not announced is not
+//! looked for.
+//!
 //! A flush must take effect at once only where something can be lost: on pending pages with live shadow entries. In
 //! [`Mode::LazyAdd`] the others wait for [`AddressSpaces::prepare`], unless work runs already. A new entry in a large-page
 //! table hides what the small-page table has there; that is not a loss, for the guest still names what is hidden.

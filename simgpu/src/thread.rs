@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Niceness of the card's threads.
+/// Niceness of the card's thread.
 const NICE: i32 = -10;
 
 /// State that the card's thread and its callers share.
@@ -102,11 +102,11 @@ impl Drop for Worker {
     }
 }
 
-/// Has this thread of a card run before others of the host, where that is allowed: hardware does not wait for a CPU.
-pub(crate) fn run_first() {
+/// Has the card's thread run before others of the host, where that is allowed: hardware does not wait for a CPU.
+fn run_first() {
     // No process means this thread.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {
-        tracing::debug!(%error, "the software card's threads run no sooner than others");
+        tracing::debug!(%error, "the software card's thread runs no sooner than others");
     }
 }
 

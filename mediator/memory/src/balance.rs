@@ -386,12 +386,13 @@ impl Memory {
     fn take_turns(&mut self, now: u64) -> Holds {
         let divider = &mut self.divider;
         let before = divider.quanta.turn().map(|turn| turn.holder);
+        let tried = divider.quanta.tries();
         let turn = match divider.quanta.tick(now) {
             None => return Holds::new(),
             Some(Change::Off) => {
-                tracing::info!(
-                    "the VMs' memory fits together, or turns do not help: none has to wait for its turn any more"
-                );
+                let why =
+                    if tried { "turns do not help" } else { "the VMs' memory fits together, or it is to be seen anew" };
+                tracing::info!(why, "none has to wait for its turn any more");
                 None
             }
             Some(Change::On(turn)) => {

@@ -10,7 +10,7 @@ use devmodel::backend::{Aperture, Backend as _, NoMemory};
 use devmodel::{VGpu, VGpuConfig};
 use nvspec::regs::windows::pramin;
 use owner::mailbox::{Held, Mailbox};
-use owner::{HostCard, HostError, Share, Words};
+use owner::{HostCard, HostError, Share};
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,17 +46,12 @@ pub(super) struct Client {
     pub(super) logs: bool,
 }
 
-/// Looks for a new status of a VM whose lock is taken, and the time between two of them.
-// TIMEOUT: an access of a guest is served in well under that; an operator does not notice it.
-const LOOKS: u32 = 10;
-const LOOK: Duration = Duration::from_millis(1);
-
 /// The VM's status for the operator, who never waits for the VM's lock: whoever holds it publishes a new one when it lets go,
 /// if one is wanted.
 #[derive(Debug, Default)]
 pub(super) struct Board {
     pub(super) wanted: AtomicBool,
-    latest: locks::Mutex<locks::rank::Board, DeviceStatus>,
+    pub(super) latest: locks::Mutex<locks::rank::Board, DeviceStatus>,
 }
 
 impl Board {
@@ -84,8 +79,8 @@ pub struct Settings {
 /// A mediated VM, from any thread.
 pub struct MediatedVm {
     pub(super) core: Mailbox<Core>,
-    board: Arc<Board>,
-    host: Arc<HostCard>,
+    pub(super) board: Arc<Board>,
+    pub(super) host: Arc<HostCard>,
     pub(super) vm: VmId,
     pub(super) link: Link,
 }
@@ -153,13 +148,6 @@ impl MediatedVm {
         let mut core = self.core.lock();
         core.settle();
         core
-    }
-
-    /// Returns what was published last.
-    #[cfg(feature = "test-rig")]
-    #[must_use]
-    pub fn published(&self) -> DeviceStatus {
-        self.board.latest.lock().clone()
     }
 
     /// Does `act` while the VM is at work for long.
@@ -561,44 +549,6 @@ impl Device for MediatedDevice {
 }
 
 impl MediatedVm {
-    /// Returns what the operator sees. Waits a few milliseconds for a VM that is at work, and not at all for its lock: of a
-    /// VM that is busy for longer, what was published last is returned, and a later look finds what is new.
-    #[must_use]
-    pub fn status(&self) -> DeviceStatus {
-        self.board.wanted.store(true, Ordering::Relaxed);
-        for _ in 0..LOOKS {
-            if let Some(core) = self.core.try_lock() {
-                self.board.publish(core.status());
-            }
-            if !self.board.wanted.load(Ordering::Relaxed) {
-                break;
-            }
-            locks::sleep(LOOK);
-        }
-        let mut status = self.board.latest.lock().clone();
-        let (moved, noise, words) = match self.host.failure() {
-            Some(_) => (None, None, Words::default()),
-            None => {
-                let host = self.host.lock();
-                let moved = host.memory().moved(self.vm).map(|moved| (moved.suspensions.count(), moved.sum.moved));
-                (moved, Some(host.noise_of(self.vm)), host.vram().words_of(self.vm))
-            }
-        };
-        let (caused, pauses) = noise.unwrap_or_default();
-        let (relocations, chunks_moved) = moved.unwrap_or_default();
-        let counts = [
-            ("memory_relocations", relocations),
-            ("memory_chunks_moved", u64::from(chunks_moved)),
-            ("events_lost", self.core.lost()),
-            ("interrupts_caused", caused),
-            ("interrupt_pauses", pauses),
-            ("vram_words_read", words.read),
-            ("vram_words_written", words.written),
-        ];
-        status.counters.extend(counts.map(|(name, count)| (name.to_owned(), count)));
-        status
-    }
-
     /// Origin of its vGPU, for who restores what was written down.
     #[must_use]
     pub fn origin(&self) -> VGpuConfig {

@@ -3,7 +3,7 @@
 //! Parts, each of which knows only those before it: `memory` (what the VM has, and its address spaces), `work` (its channels,
 //! as the mediator knows them), `pv` (the interface of a guest that knows us), `pending` and `write_wait` (what waits for
 //! memory), `backend` (these brought together for the card: what registers mean), `device` (what the vfio-user server calls),
-//! `batches` (what such a guest's batches do), `saved` (a VM that goes on in another process), `moving` (on another card), `saving` (from a stream of bytes), `events` (what the card tells), `counters` (what the operator sees).
+//! `batches` (what such a guest's batches do), `saved` (a VM that goes on in another process), `moving` (on another card), `saving` (from a stream of bytes), `events` (what the card tells), `counters` (what the operator sees), `status` (without waiting for it).
 //!
 //! Lock order: `locks::rank`.
 //!
@@ -23,6 +23,7 @@ mod polling;
 pub mod pv;
 mod saved;
 mod saving;
+mod status;
 mod work;
 mod write_wait;
 

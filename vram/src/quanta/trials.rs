@@ -42,7 +42,7 @@ impl Done {
     }
 }
 
-/// Doings about VMs of which nobody can tell whether they thrash.
+/// State of what is found out about VMs that nobody can tell of whether they thrash.
 #[derive(Clone, Debug, Default)]
 enum State {
     /// Nothing yet.
@@ -123,7 +123,7 @@ impl Trials {
     }
 
     /// Looks at the work of VMs whose memory does not fit together. Returns whether turns are worth a trial: the card has been busy for
-    /// them for half of `window_ns` twice, and how long their submissions are is known of two or more.
+    /// them for half of two windows, and how long their submissions are is known of two or more.
     pub(super) fn is_worth_it(&mut self, now_ns: u64, members: &[VmId], window_ns: u64) -> bool {
         let of_members = || members.iter().map(|vm| (*vm, self.done.get(vm).copied().unwrap_or_default())).collect();
         let (since_ns, then): (_, &BTreeMap<VmId, Done>) = match &self.state {
@@ -135,7 +135,7 @@ impl Trials {
             }
         };
         let elapsed = now_ns.saturating_sub(since_ns);
-        if elapsed < WINDOWS * window_ns {
+        if elapsed < window_ns.saturating_mul(WINDOWS) {
             return false;
         }
         let since = |(vm, then): (&VmId, &Done)| Some((*vm, self.done.get(vm)?.since(*then)));
@@ -154,7 +154,7 @@ impl Trials {
     /// A VM's turn begins: its memory is on the card.
     pub(super) fn begins(&mut self, holder: VmId) {
         if let State::Trying(trial) = &mut self.state {
-            trial.turn = Some((holder, self.done.get(&holder).copied().unwrap_or_default()));
+            trial.turn = self.done.get(&holder).map(|done| (holder, *done));
         }
     }
 

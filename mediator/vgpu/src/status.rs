@@ -1,0 +1,59 @@
+//! The VM's status, for an operator who never waits for the VM.
+
+use super::device::MediatedVm;
+use owner::Words;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use vm_device::DeviceStatus;
+
+/// Looks for a new status of a VM whose lock is taken, and the time between two of them.
+// TIMEOUT: an access of a guest is served in well under that; an operator does not notice it.
+const LOOKS: u32 = 10;
+const LOOK: Duration = Duration::from_millis(1);
+
+impl MediatedVm {
+    /// Returns what the operator sees. Waits a few milliseconds for a VM that is at work, and not at all for its lock: of a
+    /// VM that is busy for longer, what was published last is returned, and a later look finds what is new.
+    #[must_use]
+    pub fn status(&self) -> DeviceStatus {
+        self.board.wanted.store(true, Ordering::Relaxed);
+        for _ in 0..LOOKS {
+            if let Some(core) = self.core.try_lock() {
+                self.board.publish(core.status());
+            }
+            if !self.board.wanted.load(Ordering::Relaxed) {
+                break;
+            }
+            locks::sleep(LOOK);
+        }
+        let mut status = self.board.latest.lock().clone();
+        let (moved, noise, words) = match self.host.failure() {
+            Some(_) => (None, None, Words::default()),
+            None => {
+                let host = self.host.lock();
+                let moved = host.memory().moved(self.vm).map(|moved| (moved.suspensions.count(), moved.sum.moved));
+                (moved, Some(host.noise_of(self.vm)), host.vram().words_of(self.vm))
+            }
+        };
+        let (caused, pauses) = noise.unwrap_or_default();
+        let (relocations, chunks_moved) = moved.unwrap_or_default();
+        let counts = [
+            ("memory_relocations", relocations),
+            ("memory_chunks_moved", u64::from(chunks_moved)),
+            ("events_lost", self.core.lost()),
+            ("interrupts_caused", caused),
+            ("interrupt_pauses", pauses),
+            ("vram_words_read", words.read),
+            ("vram_words_written", words.written),
+        ];
+        status.counters.extend(counts.map(|(name, count)| (name.to_owned(), count)));
+        status
+    }
+
+    /// Returns what was published last.
+    #[cfg(feature = "test-rig")]
+    #[must_use]
+    pub fn published(&self) -> DeviceStatus {
+        self.board.latest.lock().clone()
+    }
+}
