@@ -637,7 +637,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "status-waits-for-the-vm",
         what: "who looks at a VM never waits for its lock",
         package: "mediatord",
-        file: "mediator/vgpu/src/device.rs",
+        file: "mediator/vgpu/src/status.rs",
         from: "if let Some(core) = self.core.try_lock() {",
         to: "if let Some(core) = Some(self.core.lock()) {",
         tests: "looks_are_answered_and_the_watchdog_is_fed",
