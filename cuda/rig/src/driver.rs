@@ -86,6 +86,7 @@ functions! {
     raw_finish = cuCtxSynchronize();
     raw_info = cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     raw_alloc = cuMemAlloc_v2(at: *mut u64, bytes: usize);
+    raw_managed = cuMemAllocManaged(at: *mut u64, bytes: usize, flags: u32);
     raw_free = cuMemFree_v2(at: u64);
     raw_alloc_async = cuMemAllocAsync(at: *mut u64, bytes: usize, stream: u64);
     raw_free_async = cuMemFreeAsync(at: u64, stream: u64);
@@ -187,6 +188,12 @@ impl Cuda {
     pub fn alloc(&self, bytes: u64) -> Result<u64, Failed> {
         let mut at = 0;
         self.raw_alloc(&raw mut at, bytes as usize).map(|()| at)
+    }
+
+    /// Allocates managed memory, which the library asks the owner for each time.
+    pub fn alloc_managed(&self, bytes: u64) -> Result<u64, Failed> {
+        let mut at = 0;
+        self.raw_managed(&raw mut at, bytes as usize, 1).map(|()| at)
     }
 
     /// Frees memory.

@@ -34,7 +34,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Serves tenants until the time is over or standard input ends; prints what they had.
+    /// Serves tenants until the time is over or standard input ends; prints what they have had then, and for each line there.
     Serve(Serve),
     /// Serves as mediatord says on standard input.
     #[command(hide = true)]
@@ -172,18 +172,21 @@ fn serve(driver: Arc<Real>, options: &Serve) -> Result<()> {
         }
         server.call(move |core| core.add_tenant(spec)).context("the owner has ended")??;
     }
-    let (done, ended) = std::sync::mpsc::channel::<()>();
-    std::thread::spawn(move || {
-        // Whoever started this ends it by closing its standard input.
-        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-        drop(done);
-    });
+    let (ask, asked) = std::sync::mpsc::channel();
+    // Closing standard input ends this process.
+    std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| ask.send(line)));
     println!("{}", json!({ "ready": options.socket }));
     std::io::stdout().flush()?;
-    let _ = ended.recv_timeout(Duration::from_secs(options.seconds));
-    let view = server.call(|core| core.view()).context("the owner has ended")?;
-    println!("{}", describe(&view));
-    Ok(())
+    let end = Instant::now() + Duration::from_secs(options.seconds);
+    loop {
+        let goes_on = asked.recv_timeout(end.saturating_duration_since(Instant::now())).is_ok();
+        let view = server.call(|core| core.view()).context("the owner has ended")?;
+        println!("{}", describe(&view));
+        std::io::stdout().flush()?;
+        if !goes_on {
+            return Ok(());
+        }
+    }
 }
 
 fn describe(view: &CardView) -> Value {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 use clap::{Parser, Subcommand};
-use cuda_rig::{Cuda, Ipc, calls, nvml, own, stall};
+use cuda_rig::{Cuda, Ipc, calls, neighbour, nvml, own, stall};
 
 #[derive(Parser)]
 struct Args {
@@ -131,6 +131,18 @@ enum What {
     Fork,
     /// Prints what `cuGetProcAddress` and memory information answer.
     Look,
+    /// Keeps the card busy and asks for memory until standard input ends; a line there has it print what it got since the last.
+    Neighbour {
+        /// Microseconds of one kernel.
+        #[arg(long, default_value_t = 500)]
+        kernel_us: u64,
+        /// MiB that it holds.
+        #[arg(long, default_value_t = 8)]
+        mib: u64,
+        /// Milliseconds between two requests for memory.
+        #[arg(long, default_value_t = 20)]
+        ask_ms: u64,
+    },
     /// Prints what NVML says of the card's memory, in MiB, once and again after a fork; never calls the driver.
     Nvml,
     /// Prints the processes that NVML shows on the card, and never calls the driver.
@@ -168,6 +180,9 @@ fn main() -> Result<()> {
         What::OwnFill { step_mib } => print(own::fill(cuda, step_mib)?),
         What::Fork => fork(cuda),
         What::Look => look(cuda),
+        What::Neighbour { kernel_us, mib, ask_ms } => {
+            neighbour::work(cuda, kernel_us, mib, Duration::from_millis(ask_ms), &lines())
+        }
         What::Nvml | What::Processes => nvml_says(),
     }
 }

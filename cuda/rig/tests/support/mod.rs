@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 pub mod daemon;
+pub mod hostile;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::symlink;
@@ -60,6 +61,14 @@ impl Rig {
             command.env(cuda_protocol::DRIVER_VARIABLE, &self.fake);
         }
         command
+    }
+
+    /// Lets programs of other users reach the socket.
+    pub fn let_others_in(&self) {
+        use std::os::unix::fs::PermissionsExt as _;
+        for (path, mode) in [(self.folder.path().to_owned(), 0o711), (self.socket(), 0o666)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("permissions");
+        }
     }
 
     pub fn socket(&self) -> PathBuf {

@@ -1,0 +1,22 @@
+//! A client of the owner's protocol that a test drives by commands, as a process of its own: see [`cuda_rig::raw`].
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Parser;
+
+#[derive(Parser)]
+struct Args {
+    /// The owner's socket.
+    #[arg(long)]
+    socket: PathBuf,
+    /// User to become first.
+    #[arg(long)]
+    uid: Option<u32>,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    args.uid.map_or(Ok(()), cuda_rig::raw::become_user)?;
+    cuda_rig::raw::serve(&args.socket)
+}

@@ -1,0 +1,88 @@
+//! An honest program that keeps the card busy, asks for memory, and says what it got: the neighbour of a hostile one.
+
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::Cuda;
+
+/// Bytes of a request: a chunk of the tests' cards.
+const ASKED: u64 = 2 << 20;
+
+/// What a neighbour got since its last report.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Milliseconds of the host's clock since the last report.
+    pub ms: f64,
+    /// Kernels that were submitted.
+    pub kernels: u64,
+    /// Microseconds of the card's time in its kernels, as these count them themselves.
+    pub card_us: u64,
+    /// Longest time between two submissions in a row, in milliseconds: its longest wait for a turn.
+    pub longest_wait_ms: f64,
+    /// Requests for memory of the card, each of 2 MiB, that reach the owner.
+    pub requests: u64,
+    /// Requests that were refused.
+    pub refused: u64,
+    /// Longest time until a request or a question about memory was answered, in milliseconds.
+    pub longest_answer_ms: f64,
+}
+
+/// Works until `lines` ends; prints a [`Report`] as JSON for each line.
+pub fn work(cuda: Cuda, kernel_us: u64, mib: u64, ask: Duration, lines: &Receiver<String>) -> Result<()> {
+    let spin = cuda.kernel("spin")?;
+    let stream = cuda.stream()?;
+    let held = cuda.alloc(mib << 20)?;
+    cuda.set(held, 7, mib << 20)?;
+    let word = cuda.alloc(4096)?;
+    cuda.set(word, 0, 8)?;
+    println!("works");
+    let (mut report, mut since) = (Report::default(), Instant::now());
+    let (mut asked, mut submitted, mut before) = (since, since, 0);
+    loop {
+        cuda.launch(spin, &[kernel_us, word], stream)?;
+        let now = Instant::now();
+        report.kernels += 1;
+        report.longest_wait_ms = report.longest_wait_ms.max((now - submitted).as_secs_f64() * 1e3);
+        submitted = now;
+        if now - asked >= ask {
+            request(cuda, &mut report)?;
+            asked = Instant::now();
+            submitted = asked;
+        }
+        match lines.try_recv() {
+            Ok(_) => {
+                let us = cuda.read(word, 1)?[0];
+                (report.card_us, before) = (us - before, us);
+                report.ms = since.elapsed().as_secs_f64() * 1e3;
+                println!("{}", serde_json::to_string(&std::mem::take(&mut report))?);
+                (since, submitted) = (Instant::now(), Instant::now());
+            }
+            Err(TryRecvError::Empty) => {}
+            Err(TryRecvError::Disconnected) => break,
+        }
+    }
+    let words = cuda.read(held, 2)?;
+    ensure!(words == [0x0707_0707_0707_0707; 2], "its memory has {words:x?}");
+    println!("worked");
+    Ok(())
+}
+
+/// Asks the owner how much memory is free, and for memory that no chunk is kept for.
+fn request(cuda: Cuda, report: &mut Report) -> Result<()> {
+    let begin = Instant::now();
+    cuda.info()?;
+    let answered = Instant::now();
+    let got = cuda.alloc_managed(ASKED);
+    let longest = (answered - begin).max(answered.elapsed());
+    report.longest_answer_ms = report.longest_answer_ms.max(longest.as_secs_f64() * 1e3);
+    report.requests += 1;
+    match got {
+        Ok(at) => cuda.free(at)?,
+        Err(error) if error.code == 2 => report.refused += 1,
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}

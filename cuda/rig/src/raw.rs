@@ -1,0 +1,296 @@
+//! A client that speaks the owner's protocol without the library, driven by commands: a hostile program says what it likes.
+//!
+//! The process reads one [`Command`] as JSON from each line of its standard input, and prints one [`Answer`]. It
+//! opens no driver. The tests of `hostile` start it, with a user of its own where they run as root.
+//!
+//! UNSAFETY: forks, waits for the child, and changes the user of the process.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::io::{BufRead as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use cuda_protocol::{FromOwner, FromTenant, Link, LinkError, Usage};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde::{Deserialize, Serialize};
+
+/// Process that calls `connect`, and whose credentials the owner sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Through {
+    /// The client itself.
+    #[default]
+    Itself,
+    /// A child that exits at once, and of which nothing is left.
+    Child,
+    /// A child that exits at once, and stays a zombie.
+    Zombie,
+}
+
+/// Automatic answer to an order of the owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// None.
+    #[default]
+    Silence,
+    /// The answer that the library gives: `Quiet`, all chunks redirected, or `Stopped`.
+    Honest,
+    /// The answer that declines: `Busy`, or no chunk redirected. `Stopped` with work that waits.
+    Declined,
+}
+
+/// Automatic answers to the orders of the owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manner {
+    /// To `Quiesce`.
+    pub quiesce: Reply,
+    /// To `Redirect`.
+    pub redirect: Reply,
+    /// To `Stop`.
+    pub stop: Reply,
+}
+
+impl Manner {
+    /// Every order is answered as the library does.
+    #[must_use]
+    pub fn honest() -> Self {
+        Self { quiesce: Reply::Honest, redirect: Reply::Honest, stop: Reply::Honest }
+    }
+}
+
+/// A command to the client.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Command {
+    /// Connects. Answered by [`Answer::Link`].
+    Connect {
+        /// Process that connects.
+        through: Through,
+        /// Automatic answers. Without any, nothing reads the connection.
+        manner: Option<Manner>,
+    },
+    /// Sends a message, several times. Answered by [`Answer::Sent`].
+    Say {
+        /// Number of the connection.
+        link: usize,
+        /// The message. It carries no descriptors.
+        message: FromTenant,
+        /// How often.
+        times: u32,
+    },
+    /// Waits for messages. Answered by [`Answer::Heard`].
+    Hear {
+        /// Number of the connection.
+        link: usize,
+        /// Number of messages that are waited for.
+        count: usize,
+        /// Milliseconds after which the wait ends.
+        within_ms: u64,
+    },
+    /// Closes a connection. Descriptors that came over it stay open.
+    Close {
+        /// Number of the connection.
+        link: usize,
+    },
+    /// Closes the descriptors that came over a connection.
+    DropDescriptors {
+        /// Number of the connection.
+        link: usize,
+    },
+}
+
+/// An answer of the client.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// Number of the new connection.
+    Link(usize),
+    /// Messages that were sent. Fewer than asked for: the connection failed, or its queue was full for a second.
+    Sent(u32),
+    /// Messages since the last question.
+    Heard {
+        /// The messages, oldest first.
+        messages: Vec<FromOwner>,
+        /// Descriptors that this connection's messages brought and that are still open.
+        descriptors: usize,
+        /// The owner has closed the connection.
+        closed: bool,
+    },
+    /// It is done.
+    Done,
+    /// It could not be done: the reason.
+    Failed(String),
+}
+
+/// Messages and descriptors of a connection.
+#[derive(Debug, Default)]
+struct Inbox {
+    messages: Vec<FromOwner>,
+    descriptors: Vec<OwnedFd>,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Connection {
+    link: Option<Arc<Link>>,
+    inbox: Arc<(Mutex<Inbox>, Condvar)>,
+    reads: bool,
+}
+
+fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Obeys the commands on standard input until it ends.
+pub fn serve(socket: &Path) -> Result<()> {
+    let mut connections = Vec::new();
+    for line in std::io::stdin().lock().lines() {
+        let command = serde_json::from_str(&line?).context("standard input has something other than a command")?;
+        let answer = obey(socket, &mut connections, command).unwrap_or_else(|error| Answer::Failed(error.to_string()));
+        println!("{}", serde_json::to_string(&answer)?);
+        std::io::stdout().flush()?;
+    }
+    Ok(())
+}
+
+/// Makes this process another user's.
+pub fn become_user(uid: u32) -> Result<()> {
+    // SAFETY: no pointers but the null one of an empty list.
+    let done = unsafe {
+        libc::setgroups(0, std::ptr::null()) == 0
+            && libc::setresgid(uid, uid, uid) == 0
+            && libc::setresuid(uid, uid, uid) == 0
+    };
+    ensure!(done, "cannot become user {uid}: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> Result<Answer> {
+    let missing = "no connection has this number";
+    match command {
+        Command::Connect { through, manner } => {
+            let link = Arc::new(connect(socket, through)?);
+            let inbox = Arc::new((Mutex::new(Inbox::default()), Condvar::new()));
+            if let Some(manner) = manner {
+                let (link, inbox) = (Arc::clone(&link), Arc::clone(&inbox));
+                std::thread::spawn(move || read(&link, manner, &inbox));
+            }
+            connections.push(Connection { link: Some(link), inbox, reads: manner.is_some() });
+            Ok(Answer::Link(connections.len() - 1))
+        }
+        Command::Say { link, message, times } => {
+            let link = connections.get(link).context(missing)?.link.as_ref().context("the connection is closed")?;
+            let sent = (0..times).take_while(|_| writable(link) && link.send(&message, &[]).is_ok()).count();
+            Ok(Answer::Sent(u32::try_from(sent)?))
+        }
+        Command::Hear { link, count, within_ms } => {
+            let connection = connections.get(link).context(missing)?;
+            ensure!(connection.reads, "nothing reads this connection");
+            let until = Instant::now() + Duration::from_millis(within_ms);
+            let (inbox, changed) = &*connection.inbox;
+            let mut inbox = guard(inbox);
+            while inbox.messages.len() < count && !inbox.closed {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                inbox = changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            let messages = std::mem::take(&mut inbox.messages);
+            Ok(Answer::Heard { messages, descriptors: inbox.descriptors.len(), closed: inbox.closed })
+        }
+        Command::Close { link } => {
+            let link = connections.get_mut(link).context(missing)?.link.take();
+            if let Some(link) = link {
+                // The reading thread has the descriptor as well.
+                let _ = rustix::net::shutdown(&*link, rustix::net::Shutdown::Both);
+            }
+            Ok(Answer::Done)
+        }
+        Command::DropDescriptors { link } => {
+            guard(&connections.get(link).context(missing)?.inbox.0).descriptors.clear();
+            Ok(Answer::Done)
+        }
+    }
+}
+
+/// Says if a connection takes a message within a second.
+fn writable(link: &Link) -> bool {
+    let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+    poll(&mut [PollFd::from_borrowed_fd(link.as_fd(), PollFlags::OUT)], Some(&second)).is_ok_and(|ready| ready > 0)
+}
+
+fn connect(socket: &Path, through: Through) -> Result<Link> {
+    let address = SocketAddrUnix::new(socket)?;
+    let ours = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    if through == Through::Itself {
+        rustix::net::connect(&ours, &address)?;
+        return Ok(Link::new(ours));
+    }
+    // SAFETY: the child makes one call of the system, and exits.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let done = rustix::net::connect(&ours, &address);
+        // SAFETY: as above.
+        unsafe { libc::_exit(i32::from(done.is_err())) };
+    }
+    ensure!(child > 0, "cannot fork: {}", std::io::Error::last_os_error());
+    let options = libc::WEXITED | if through == Through::Zombie { libc::WNOWAIT } else { 0 };
+    // SAFETY: the place is this function's own, and all zeros are a value of it.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the child is this process's, and the pointer is to a local.
+    let waited = unsafe { libc::waitid(libc::P_PID, child.cast_unsigned(), &raw mut info, options) };
+    ensure!(waited == 0, "cannot wait for the child: {}", std::io::Error::last_os_error());
+    Ok(Link::new(ours))
+}
+
+/// Reads a connection until it ends, and answers as it is to be answered.
+fn read(link: &Link, manner: Manner, inbox: &(Mutex<Inbox>, Condvar)) {
+    loop {
+        let received = link.receive();
+        let mut guard = guard(&inbox.0);
+        match received {
+            Ok(received) => {
+                guard.messages.push(received.message.clone());
+                guard.descriptors.extend(received.descriptors);
+                drop(guard);
+                let sent = reply(&received.message, manner).map_or(Ok(()), |answer| link.send(&answer, &[]));
+                if matches!(sent, Err(LinkError::Malformed(_))) {
+                    // It is one of ours, so it can be sent.
+                    unreachable!("an answer is malformed: {sent:?}");
+                }
+            }
+            Err(_) => {
+                guard.closed = true;
+                inbox.1.notify_all();
+                return;
+            }
+        }
+        inbox.1.notify_all();
+    }
+}
+
+fn reply(message: &FromOwner, manner: Manner) -> Option<FromTenant> {
+    let answer = match *message {
+        FromOwner::Quiesce { order, .. } => match manner.quiesce {
+            Reply::Silence => return None,
+            Reply::Honest => FromTenant::Quiet { order },
+            Reply::Declined => FromTenant::Busy { order },
+        },
+        FromOwner::Redirect { order, ref moves } => match manner.redirect {
+            Reply::Silence => return None,
+            Reply::Honest => FromTenant::Redirected { order, moved: u32::try_from(moves.len()).unwrap_or(u32::MAX) },
+            Reply::Declined => FromTenant::Redirected { order, moved: 0 },
+        },
+        FromOwner::Stop { card, turn } => match manner.stop {
+            Reply::Silence => return None,
+            reply => {
+                let waiting = reply == Reply::Declined;
+                FromTenant::Stopped { card, turn, usage: Usage::default(), waiting }
+            }
+        },
+        _ => return None,
+    };
+    Some(answer)
+}

@@ -1,0 +1,1 @@
+//! One message, or one tenant's many messages: nobody else is delayed.

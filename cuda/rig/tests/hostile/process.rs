@@ -1,0 +1,1 @@
+//! A program's own process: signals, children, limits and memory of others.

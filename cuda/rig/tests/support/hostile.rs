@@ -1,0 +1,220 @@
+//! Hostile programs beside an honest neighbour, under the real owner: each is a process of its own.
+//!
+//! A test starts the owner ([`super::owner`]) and a [`Neighbour`] of tenant `b`, then a hostile program of tenant `a`: a [`Raw`]
+//! client that says what it likes to the owner, or a CUDA program. It compares the neighbour's reports and the owner's
+//! accounts with those of a control in the same run.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use cuda_protocol::{ChunkId, FromOwner, FromTenant, Hello, VERSION};
+pub use cuda_rig::neighbour::Report;
+#[allow(unused_imports, reason = "each test file uses a part of it")]
+pub use cuda_rig::raw::{Answer, Command, Manner, Reply, Through};
+use serde_json::Value;
+
+use super::{PROGRAM, Program, Rig};
+
+/// An honest program of a tenant: keeps the card busy, holds memory, and asks for more every 20 ms.
+pub struct Neighbour {
+    pub program: Program,
+    log: PathBuf,
+}
+
+impl Neighbour {
+    /// Starts it and waits until it works. It holds 8 MiB; `arguments` may say otherwise.
+    pub fn start(rig: &Rig, tenant: &str, arguments: &[&str]) -> Self {
+        let log = rig.folder.path().join(format!("neighbour-{tenant}.log"));
+        let mut command = rig.command(PROGRAM, "front");
+        command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, tenant);
+        command.stderr(Stdio::from(std::fs::File::create(&log).expect("a file")));
+        command.arg("neighbour").args(arguments);
+        let mut program = Program::start(&mut command);
+        assert_eq!(program.line(), "works");
+        Self { program, log }
+    }
+
+    /// What it got since its last report.
+    pub fn report(&mut self) -> Report {
+        self.program.say("report");
+        let line = self.program.line();
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}; {}", self.log()))
+    }
+
+    /// What it gets in `time` from now on.
+    pub fn during(&mut self, time: Duration) -> Report {
+        self.report();
+        std::thread::sleep(time);
+        self.report()
+    }
+
+    /// Whether its connection was ever lost, or it was refused.
+    pub fn lost_connection(&self) -> bool {
+        ["connection to the owner ended", "owner refuses", "owner cannot be reached"]
+            .iter()
+            .any(|end| self.log().contains(end))
+    }
+
+    /// What its library has reported.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Ends it; it fails if its memory has changed.
+    pub fn end(self) {
+        assert!(!self.lost_connection(), "the neighbour lost its connection: {}", self.log());
+        assert_eq!(self.program.end(), "worked");
+    }
+}
+
+/// Fails unless an attacked neighbour kept 96 % of what it had under control, by its own count of the card's time, and all of
+/// its requests, and was answered within 100 ms, or a few times as long as on this host under control.
+pub fn assert_kept(control: &Report, attacked: &Report) {
+    let share = |report: &Report| report.card_us as f64 / (report.ms * 1e3);
+    let text = format!("control: {control:?}\nattacked: {attacked:?}");
+    assert!(share(attacked) >= 0.96 * share(control), "{:.3} of {:.3}: {text}", share(attacked), share(control));
+    assert!(attacked.requests > 0 && attacked.refused == 0, "{text}");
+    assert!(attacked.longest_answer_ms <= f64::max(100.0, 5.0 * control.longest_answer_ms), "{text}");
+}
+
+/// The accounts of an owner that goes on.
+pub fn accounts(owner: &mut Program) -> Value {
+    owner.say("accounts");
+    let line = owner.line();
+    serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
+}
+
+/// A number of a tenant's account: 0 is tenant `a`, 1 is tenant `b`.
+pub fn account(view: &Value, tenant: usize, key: &str) -> u64 {
+    view["tenants"][tenant][key].as_u64().unwrap_or_else(|| panic!("{key}: {view}"))
+}
+
+/// Asks the owner for its accounts until they are as expected.
+pub fn until_accounts(owner: &mut Program, what: &str, done: impl Fn(&Value) -> bool) -> Value {
+    let mut view = Value::Null;
+    // TIMEOUT: only a failing test waits so long.
+    for _ in 0..300 {
+        view = accounts(owner);
+        if done(&view) {
+            return view;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    panic!("{what}: {view}");
+}
+
+/// A process that speaks the owner's protocol without the library. It may have several connections.
+pub struct Raw {
+    pub program: Program,
+}
+
+impl Raw {
+    /// Starts one, as another user if `uid` says so, which only root can.
+    pub fn start(rig: &Rig, uid: Option<u32>) -> Self {
+        let mut command = rig.command(env!("CARGO_BIN_EXE_cuda-raw"), "plain");
+        command.arg("--socket").arg(rig.socket());
+        if let Some(uid) = uid {
+            rig.let_others_in();
+            command.args(["--uid", &uid.to_string()]);
+        }
+        Self { program: Program::start(&mut command) }
+    }
+
+    pub fn ask(&mut self, command: &Command) -> Answer {
+        self.program.say(&serde_json::to_string(command).expect("JSON"));
+        let line = self.program.line();
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?} to {command:?}"))
+    }
+
+    /// Connects; the number of the connection. Without a manner, nothing ever reads it.
+    pub fn connect(&mut self, through: Through, manner: Option<Manner>) -> usize {
+        match self.ask(&Command::Connect { through, manner }) {
+            Answer::Link(link) => link,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Sends a message so often; how often that worked.
+    pub fn say(&mut self, link: usize, message: FromTenant, times: u32) -> u32 {
+        match self.ask(&Command::Say { link, message, times }) {
+            Answer::Sent(count) => count,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Waits for so many messages, a while; the messages since the last time, and whether the owner has closed the connection.
+    pub fn hear(&mut self, link: usize, count: usize, within: Duration) -> (Vec<FromOwner>, bool) {
+        let within_ms = u64::try_from(within.as_millis()).expect("short");
+        match self.ask(&Command::Hear { link, count, within_ms }) {
+            Answer::Heard { messages, closed, .. } => (messages, closed),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Waits until a message comes that `is_it` is about, among others that are lost.
+    pub fn wait_for<T>(&mut self, link: usize, is_it: impl Fn(FromOwner) -> Option<T>) -> T {
+        // TIMEOUT: only a failing test waits so long.
+        for _ in 0..30 {
+            let (messages, closed) = self.hear(link, 1, Duration::from_secs(1));
+            let text = format!("{messages:?}");
+            if let Some(found) = messages.into_iter().find_map(&is_it) {
+                return found;
+            }
+            assert!(!closed, "the owner has closed the connection after {text}");
+        }
+        panic!("the owner does not say what is waited for");
+    }
+
+    /// Descriptors of a connection's messages that are still open.
+    pub fn descriptors(&mut self, link: usize) -> usize {
+        match self.ask(&Command::Hear { link, count: 0, within_ms: 0 }) {
+            Answer::Heard { descriptors, .. } => descriptors,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Connects and says hello; the number of the connection, and the answer if something reads it.
+    pub fn hello(&mut self, tenant: &str, through: Through, manner: Option<Manner>) -> (usize, Option<FromOwner>) {
+        let link = self.connect(through, manner);
+        self.say(link, FromTenant::Hello(hello(tenant, false)), 1);
+        let answer = manner.map(|_| self.wait_for(link, Some));
+        (link, answer)
+    }
+
+    /// Allocates chunks and waits until they have come; their numbers.
+    pub fn allocate(&mut self, link: usize, request: u32, chunks: u32) -> Vec<ChunkId> {
+        self.say(link, FromTenant::Allocate { request, card: 0, chunks }, 1);
+        let mut ids = Vec::new();
+        while ids.len() < chunks as usize {
+            ids.extend(self.wait_for(link, |message| match message {
+                FromOwner::Granted { chunks, .. } => Some(chunks.into_iter().map(|chunk| chunk.id).collect::<Vec<_>>()),
+                FromOwner::Refused { reason, .. } => panic!("refused: {reason:?}"),
+                _ => None,
+            }));
+        }
+        ids
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        let _ = self.program.child.kill();
+        let _ = self.program.child.wait();
+    }
+}
+
+/// A first message.
+pub fn hello(tenant: &str, adopts: bool) -> Hello {
+    let (tenant, program) = (tenant.to_owned(), "hostile".to_owned());
+    Hello { version: VERSION, pid: std::process::id(), instance: 1, tenant, program, adopts }
+}
+
+/// Says if this process is root, and may start others as another user; a test that needs it is skipped otherwise.
+pub fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        println!("skipped: only root starts programs as another user");
+    }
+    root
+}
