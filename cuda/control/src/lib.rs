@@ -258,6 +258,9 @@ pub struct TenantView {
     pub runs: bool,
     /// Programs of it that were killed since they did not answer.
     pub killed: u64,
+    /// Programs of it that were given up and could not be killed.
+    #[serde(default)]
+    pub kill_failures: u64,
     /// Programs of it that were suspended since they did not answer.
     pub suspended: u64,
     /// Turns beyond their limit.

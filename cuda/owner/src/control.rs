@@ -107,11 +107,18 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
         }
         Request::Remove { name, kills } => {
             let known = name.clone();
-            let Some(id) = server.call(move |core| core.tenant(&known)).ok_or(ENDED)? else { return Ok(Answer::Done) };
-            // Nobody connects any more before those that have are counted.
-            server.unlisten(id);
-            let retired = server.call(move |core| core.retire_tenant(id, kills)).ok_or(ENDED)?;
-            let pids = retired.map_err(|error| error.to_string())?;
+            let there =
+                server.call(move |core| core.tenant(&known).ok_or_else(|| core.lingering(&known))).ok_or(ENDED)?;
+            let pids = match there {
+                Ok(id) => {
+                    // Nobody connects any more before those that have are counted.
+                    server.unlisten(id);
+                    let retired = server.call(move |core| core.retire_tenant(id, kills)).ok_or(ENDED)?;
+                    retired.map_err(|error| error.to_string())?
+                }
+                // It has gone, but not every process of it.
+                Err(pids) => pids,
+            };
             Ok(if pids.is_empty() { Answer::Done } else { Answer::Leaving(pids) })
         }
         Request::Tune(changed) => {
@@ -229,6 +236,7 @@ fn show(core: &Core, since_ns: u64) -> Card {
             wait_max_ns: account.waits.max(),
             runs: tenant.runs,
             killed: tenant.killed,
+            kill_failures: tenant.kill_failures,
             suspended: tenant.suspended,
             strikes: tenant.strikes.0,
             quarantined: tenant.strikes.1,

@@ -94,6 +94,8 @@ pub enum Command {
         /// Number of the connection.
         link: usize,
     },
+    /// Exits. A child goes on with the connections and the commands; it reads no messages.
+    Desert,
     /// Closes the descriptors that came over a connection.
     DropDescriptors {
         /// Number of the connection.
@@ -205,6 +207,16 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
             if let Some(link) = link {
                 // The reading thread has the descriptor as well.
                 let _ = rustix::net::shutdown(&*link, rustix::net::Shutdown::Both);
+            }
+            Ok(Answer::Done)
+        }
+        Command::Desert => {
+            // SAFETY: the child has this thread alone. Locks that another one held may be held for ever: it uses none of theirs.
+            let child = unsafe { libc::fork() };
+            ensure!(child >= 0, "cannot fork: {}", std::io::Error::last_os_error());
+            if child > 0 {
+                // SAFETY: the child goes on with what is open.
+                unsafe { libc::_exit(0) };
             }
             Ok(Answer::Done)
         }

@@ -72,6 +72,9 @@ pub struct Tenant {
     pub wait_p99_ns: u64,
     /// Programs that were killed since they did not answer.
     pub killed: u64,
+    /// Programs that were given up and could not be killed: they go on without connection, turns and memory.
+    #[serde(default)]
+    pub kill_failures: u64,
     /// Programs that were suspended since they did not answer.
     #[serde(default)]
     pub suspended: u64,

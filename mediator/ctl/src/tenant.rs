@@ -295,6 +295,7 @@ fn show(tenant: &Tenant) -> String {
         ("time", format!("{} ms", tenant.used_ns / 1_000_000)),
         ("turns waited for, p99", format!("{} us", tenant.wait_p99_ns / 1000)),
         ("programs killed", tenant.killed.to_string()),
+        ("programs not killed", tenant.kill_failures.to_string()),
         ("programs suspended", tenant.suspended.to_string()),
         (
             "strikes",

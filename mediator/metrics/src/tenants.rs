@@ -49,6 +49,12 @@ const TENANT: [Metric<Tenant, String>; 11] = [
         |tenant| one(tenant.killed),
     ),
     (
+        "gpu_mediator_tenant_kill_failures_total",
+        "counter",
+        "Programs of a tenant that were given up and could not be killed",
+        |tenant| one(tenant.kill_failures),
+    ),
+    (
         "gpu_mediator_tenant_suspended_total",
         "counter",
         "Programs of a tenant that were suspended since they did not answer",

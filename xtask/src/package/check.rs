@@ -87,11 +87,14 @@ fn unit_problems(tree: &Path) -> Result<Vec<String>> {
     let drop_ins = tree.join("gpu-mediator.service.d");
     fs::create_dir_all(&drop_ins)?;
     let drop_in = fs::read_to_string(tree.join("usr/share/doc/gpu-mediator/examples/cuda.conf"))?;
-    // Also what it leaves to the administrator.
-    fs::write(
-        drop_ins.join("cuda.conf"),
-        drop_in.replace("\n#Capability", "\nCapability").replace("\n#Ambient", "\nAmbient"),
-    )?;
+    fs::write(drop_ins.join("cuda.conf"), &drop_in)?;
+    // Without it no program of another user can be killed.
+    let rights = ["CapabilityBoundingSet=CAP_KILL", "AmbientCapabilities=CAP_KILL"];
+    let missing = rights.iter().filter(|right| !drop_in.lines().any(|line| line == **right));
+    let missing: Vec<String> = missing.map(|right| format!("cuda.conf does not say {right}")).collect();
+    if !missing.is_empty() {
+        return Ok(missing);
+    }
     let mut command = Command::new("systemd-analyze");
     match command.args(["verify", "--man=no"]).arg(&path).output() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

@@ -90,6 +90,9 @@ struct Serve {
     /// Milliseconds that a program may take to answer an order about its memory.
     #[arg(long)]
     patience_ms: Option<u64>,
+    /// Milliseconds that a tenant's work may hold the card while others wait.
+    #[arg(long)]
+    max_run_ms: Option<u64>,
     /// Programs that do not answer are suspended by the driver where it can, not killed.
     #[arg(long)]
     suspend: bool,
@@ -167,6 +170,9 @@ fn serve(driver: Arc<Real>, options: &Serve) -> Result<()> {
     let tenants = options.tenants.iter().map(|text| tenant(text)).collect::<Result<Vec<_>>>()?;
     let server = Server::start(config, driver, &options.socket, options.journal.as_deref())?;
     for mut spec in tenants {
+        if let Some(ms) = options.max_run_ms {
+            spec.time.max_run_ns = Some(ms * 1_000_000);
+        }
         if options.suspend {
             spec.on_stuck = OnStuck::Suspend;
         }
@@ -205,7 +211,9 @@ fn describe(view: &CardView) -> Value {
                 "chunks_in_host": tenant.memory.host,
                 "moved_out": tenant.memory.moved_out,
                 "moved_in": tenant.memory.moved_in,
+                "programs": tenant.programs.len(),
                 "killed": tenant.killed,
+                "kill_failures": tenant.kill_failures,
                 "suspended": tenant.suspended,
             })
         })

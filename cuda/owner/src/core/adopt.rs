@@ -22,6 +22,9 @@ impl Core {
             self.drop_all(pieces);
             return self.end(id, End::Violation);
         }
+        if !chunks.is_empty() {
+            session.adopts_since = self.clock;
+        }
         let mut pieces = pieces.into_iter();
         let mut fixed = Vec::new();
         for chunk in chunks {
@@ -111,6 +114,7 @@ impl Core {
     fn look_whether_adopted(&mut self, id: SessionId) {
         let done = self.sessions.get(&id).filter(|session| !session.adopts && session.adopting.is_empty());
         if let Some(pid) = done.map(|session| session.pid) {
+            self.actions.push(Action::Adopted { session: id });
             self.expected.remove(&pid);
             self.bell |= self.expected.is_empty();
         }

@@ -238,10 +238,36 @@ impl Core {
             };
             match memory {
                 Some(_) => self.answer(id),
-                // The driver has no memory: somebody uses the card past the owner.
+                None if self.begin_in_host(id, at, piece) => self.answer(id),
                 None => self.refuse(id, at, Refusal::Exhausted),
             }
         }
+    }
+
+    /// The driver has no memory of the card for a chunk that has its place there, since a process that was given up has not ended
+    /// yet: the chunk begins in host memory, and is moved when there is some. False if no such process is there: then somebody
+    /// uses the card past the owner.
+    fn begin_in_host(&mut self, id: SessionId, at: usize, piece: PieceId) -> bool {
+        if self.given_up.is_empty() || self.pieces.memory(piece) != Some(Memory::Device) {
+            return false;
+        }
+        let Some(session) = self.sessions.get(&id) else { return false };
+        let (Some(tenant), Some(pending)) = (session.tenant, session.pending.get(at)) else { return false };
+        let indices: Vec<u32> = pending.items.iter().map(|(_, index)| *index).collect();
+        let of_it = |index: &u32| self.where_is(tenant, *index).is_some_and(|(other, _)| other == piece);
+        let Some(index) = indices.into_iter().find(of_it) else { return false };
+        let host = self.pieces.take(Memory::Host, tenant, &mut self.actions);
+        if let Some(Body::Chunk { piece, .. }) = self.body(tenant, index) {
+            *piece = host;
+        }
+        self.pieces.let_go(piece, &mut self.actions);
+        self.misplaced.insert((tenant, index), false);
+        let ready = self.pieces.is_ready(host);
+        let pending = self.sessions.get_mut(&id).and_then(|session| session.pending.get_mut(at));
+        if let Some(pending) = pending.filter(|_| !ready) {
+            pending.missing.insert(host);
+        }
+        true
     }
 
     pub(super) fn free(&mut self, id: SessionId, tenant: TenantId, chunks: &[ChunkId]) {

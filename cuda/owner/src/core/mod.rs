@@ -140,6 +140,7 @@ struct Tenant {
     copy_ns: u64,
     launches: u64,
     killed: u64,
+    kill_failures: u64,
     suspended: u64,
     /// It is taken away as soon as its programs have gone.
     retired: bool,
@@ -188,6 +189,8 @@ pub struct Core {
     expected_until: u64,
     relocations_done: u64,
     declined: u64,
+    /// Processes that were given up and have not ended, each with the name of its tenant.
+    given_up: BTreeMap<u32, String>,
 }
 
 impl Core {
@@ -231,6 +234,7 @@ impl Core {
             expected_until: 0,
             relocations_done: 0,
             declined: 0,
+            given_up: BTreeMap::new(),
         };
         core.pieces.refill(&mut core.actions);
         Ok(core)
@@ -259,6 +263,8 @@ impl Core {
             Event::Made { piece, memory } => self.made(piece, memory),
             Event::Copied { batch, done, ns } => self.copied(batch, done, ns),
             Event::Suspended { session, done } => self.suspended(session, done),
+            Event::Signalled { tenant, done } => self.signalled(tenant, done),
+            Event::Ended { pid } => drop(self.given_up.remove(&pid)),
             Event::Users(users) => self.users(users),
             Event::Tick => self.tick(),
         }
@@ -274,8 +280,8 @@ impl Core {
     #[must_use]
     pub fn next_wakeup(&self) -> Option<u64> {
         let turns = self.turns.next_wakeup().map(|at| at.0.saturating_sub(self.clock));
-        let suspends = self.sessions.values().any(|session| session.suspends.is_some());
-        let moves = !self.relocations.is_empty() || suspends || self.watches_memory();
+        let owes = self.sessions.values().any(|session| session.suspends.is_some() || session.adopts);
+        let moves = !self.relocations.is_empty() || owes || self.watches_memory();
         let memory = moves.then_some(self.balancer.config().return_interval_ns);
         let late = (!self.expected.is_empty()).then(|| self.expected_until.saturating_sub(self.clock));
         let stock = (self.relocations.is_empty() && self.pieces.is_short()).then(|| self.restocks_in());
@@ -307,6 +313,7 @@ impl Core {
             copy_ns: 0,
             launches: 0,
             killed: 0,
+            kill_failures: 0,
             suspended: 0,
             retired: false,
         };
@@ -314,8 +321,8 @@ impl Core {
         Ok(id)
     }
 
-    /// Takes a tenant away as soon as its programs have gone: they are killed, or their connections end. Returns the processes
-    /// that are there.
+    /// Takes a tenant away as soon as its connections have ended. Its programs are killed, which nothing waits for, or only lose
+    /// their connections. Returns the processes that are there.
     ///
     /// # Errors
     /// When there is no such tenant.
@@ -326,7 +333,7 @@ impl Core {
             sessions.iter().filter_map(|session| self.sessions.get(session)).map(|session| session.pid).collect();
         for session in sessions {
             if kills {
-                self.actions.push(Action::Kill { session });
+                self.give_up(session);
             } else {
                 self.end(session, End::Evicted);
             }
@@ -415,6 +422,12 @@ impl Core {
         self.bell = true;
         self.follow_up();
         Ok(())
+    }
+
+    /// Processes of a tenant of this name that were given up and go on: they cannot be killed, or have not ended yet.
+    #[must_use]
+    pub fn lingering(&self, name: &str) -> Vec<u32> {
+        self.given_up.iter().filter(|(_, tenant)| *tenant == name).map(|(&pid, _)| pid).collect()
     }
 
     /// The tenant of a name.

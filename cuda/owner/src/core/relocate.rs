@@ -27,8 +27,11 @@ const BATCHES_FEW: usize = 3;
 const ROUNDS: u32 = 8;
 /// Time for which a process that has declined to be quiet is left alone, in ns.
 const DECLINED_NS: u64 = 500_000_000;
-/// Microseconds after which a process is to decline rather than drain on.
+/// Microseconds after which a process is to decline rather than drain on, at first; twice as many after each time.
 const QUIESCE_US: u32 = 2_000_000;
+/// Orders that a process may decline more often than it carries one out, for as long as its tenant's work may run: beyond both
+/// it keeps memory from others, and is stuck.
+const DECLINES_MOST: u32 = 6;
 
 /// A chunk on its way.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +75,10 @@ pub(super) struct Relocation {
     redirecting: VecDeque<Vec<Item>>,
     /// Since when the process owes an answer.
     since: Option<u64>,
+    /// It has redirected all that it was asked for.
+    complied: bool,
+    /// It has declined a part of the order, which counts once.
+    declined: bool,
 }
 
 impl Relocation {
@@ -178,7 +185,7 @@ impl Core {
                 let &[(session, chunk)] = &users[..] else { return None };
                 let known = self.sessions.get(&session)?;
                 let settled = known.chunks.contains_key(&chunk);
-                if !settled || known.suspended || known.stuck || self.clock < known.busy_until {
+                if !settled || known.stuck || self.clock < known.busy_until {
                     return None;
                 }
                 let under_way = self.relocations.get(&session).map_or(0, Relocation::batches);
@@ -221,7 +228,7 @@ impl Core {
             let to = if memory == Memory::Device { Memory::Host } else { Memory::Device };
             let Some(known) = self.sessions.get(&session) else { continue };
             // One order at a time, and of these chunks one batch.
-            let busy = known.suspended || known.stuck || self.clock < known.busy_until;
+            let busy = known.stuck || self.clock < known.busy_until;
             if busy || self.relocations.contains_key(&session) {
                 continue;
             }
@@ -267,15 +274,19 @@ impl Core {
         let order = session.order;
         let since = Some(self.clock);
         let batches = VecDeque::from([batch]);
-        self.relocations
-            .insert(id, Relocation { order, tenant, quiet: false, batches, redirecting: VecDeque::new(), since });
+        // The more often it has declined, the longer it may take; it is to answer before it is taken for stuck.
+        let longest = u32::try_from(self.config.patience_ns / 1000 * 4 / 5).unwrap_or(u32::MAX);
+        let patience_us = QUIESCE_US.saturating_mul(1 << session.declines.min(8)).min(longest);
+        let (redirecting, complied, declined) = (VecDeque::new(), true, false);
+        let relocation = Relocation { order, tenant, quiet: false, batches, redirecting, since, complied, declined };
+        self.relocations.insert(id, relocation);
         if let Some(known) = self.tenants.get_mut(&tenant) {
             known.moving.insert(id);
         }
         tracing::debug!(session = id.0, order, ?to, "a program is to be quiet");
         // The turn goes to somebody else meanwhile.
         self.pause_as_due(tenant);
-        self.send(id, FromOwner::Quiesce { order, patience_us: QUIESCE_US });
+        self.send(id, FromOwner::Quiesce { order, patience_us });
     }
 
     pub(super) fn quiet(&mut self, id: SessionId, order: u32) {
@@ -293,19 +304,44 @@ impl Core {
             return;
         }
         self.declined += 1;
-        let until = self.clock + DECLINED_NS;
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.busy_until = until;
-        }
         self.abandon_relocation(id);
+        self.decline(id);
+    }
+
+    /// A process has declined an order, or a part of it: it is left alone for a while. One that does nothing else is stuck.
+    fn decline(&mut self, id: SessionId) {
+        let (clock, patience) = (self.clock, self.config.patience_ns);
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        session.busy_until = clock + DECLINED_NS;
+        session.declines += 1;
+        let since = *session.declining_since.get_or_insert(clock);
+        let Some(tenant) = session.tenant.and_then(|tenant| self.tenants.get(&tenant)) else { return };
+        // Work that may run for so long may keep it from being quiet for as long.
+        let Some(longest) = tenant.spec.time.max_run_ns.map(|limit| limit.max(patience)) else { return };
+        if session.declines >= DECLINES_MOST && clock.saturating_sub(since) >= longest {
+            tracing::warn!(session = ?id, declines = session.declines, "program declines every order about its memory");
+            self.stuck(id);
+        }
+    }
+
+    /// A process has carried an order out.
+    fn comply(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        session.declines = session.declines.saturating_sub(1);
+        if session.declines == 0 {
+            session.declining_since = None;
+        }
     }
 
     /// Copies what can be copied, and lets the process go on when nothing is left.
     fn go_on(&mut self, id: SessionId) {
         let Some(relocation) = self.relocations.get_mut(&id).filter(|relocation| relocation.quiet) else { return };
         if relocation.batches() == 0 {
-            let (order, tenant) = (relocation.order, relocation.tenant);
+            let (order, tenant, complied) = (relocation.order, relocation.tenant, relocation.complied);
             self.relocations.remove(&id);
+            if complied {
+                self.comply(id);
+            }
             tracing::debug!(session = id.0, order, "a program goes on");
             self.send(id, FromOwner::Resume { order });
             return self.moved(id, tenant);
@@ -357,17 +393,16 @@ impl Core {
         };
         relocation.since = (!relocation.redirecting.is_empty()).then_some(self.clock);
         let rest = items.split_off(items.len().min(moved as usize));
+        relocation.complied &= rest.is_empty();
+        let declines = !rest.is_empty() && !std::mem::replace(&mut relocation.declined, !rest.is_empty());
         for item in items {
             self.commit(item);
         }
-        if !rest.is_empty() {
-            // It cannot now: its program is about to end, as a rule. Copying the same again at once does not help.
-            let until = self.clock + DECLINED_NS;
-            if let Some(session) = self.sessions.get_mut(&id) {
-                session.busy_until = until;
-            }
-        }
         self.give_back(rest);
+        if declines {
+            // It cannot now: its program is about to end, as a rule. Copying the same again at once does not help.
+            self.decline(id);
+        }
         self.bell = true;
         self.go_on(id);
     }

@@ -57,9 +57,15 @@ pub(super) struct Session {
     pub(super) order: u32,
     /// It has declined to be quiet; it is not asked again before.
     pub(super) busy_until: u64,
+    /// Orders that it has declined, less those that it has carried out since.
+    pub(super) declines: u32,
+    /// Since when there are such.
+    pub(super) declining_since: Option<u64>,
+    /// Time at which it last told something of what it had under an owner before this one.
+    pub(super) adopts_since: u64,
     /// Since when the driver is to suspend it, and has not said that it has.
     pub(super) suspends: Option<u64>,
-    pub(super) suspended: bool,
+    /// The owner has given it up: it has no turn and no memory, and nothing that it says counts.
     pub(super) stuck: bool,
 }
 
@@ -86,6 +92,12 @@ impl Core {
     pub fn tenant_of(&self, piece: PieceId) -> Option<TenantId> {
         let brought = || self.sessions.values().find(|session| session.adopting.contains_key(&piece));
         self.pieces.holder(piece).or_else(|| brought()?.tenant)
+    }
+
+    /// Says if a process is telling what it had under an owner before this one.
+    #[must_use]
+    pub fn adopts(&self, id: SessionId) -> bool {
+        self.sessions.get(&id).is_some_and(|session| session.adopts || !session.adopting.is_empty())
     }
 
     /// Returns whether a process has chunks.
@@ -115,8 +127,10 @@ impl Core {
             turn: 0,
             order: 0,
             busy_until: 0,
+            declines: 0,
+            declining_since: None,
+            adopts_since: 0,
             suspends: None,
-            suspended: false,
             stuck: false,
         };
         self.sessions.insert(id, session);
@@ -124,6 +138,10 @@ impl Core {
 
     pub(super) fn said(&mut self, id: SessionId, message: FromTenant, pieces: Vec<PieceId>) {
         let Some(session) = self.sessions.get(&id) else { return self.drop_all(pieces) };
+        if session.stuck {
+            // It has nothing any longer, and gets nothing.
+            return self.drop_all(pieces);
+        }
         let Some(tenant) = session.tenant else {
             self.drop_all(pieces);
             return match message {
@@ -171,7 +189,11 @@ impl Core {
             return self.end(id, End::Version);
         }
         let Some(session) = self.sessions.get(&id) else { return };
-        let (uid, bound) = (session.uid, session.bound);
+        let (uid, pid, bound) = (session.uid, session.pid, session.bound);
+        if self.given_up.contains_key(&pid) || self.sessions.values().any(|other| other.stuck && other.pid == pid) {
+            tracing::warn!(pid, "a program that was given up connects again: it is refused");
+            return self.end(id, End::Denied);
+        }
         let by_user = |tenant: &super::Tenant| uid == 0 || tenant.spec.uid.is_none_or(|allowed| allowed == uid);
         let own = |id: &TenantId, tenant: &super::Tenant| bound.map_or_else(|| by_user(tenant), |own| own == *id);
         let allowed = |id: &TenantId, tenant: &super::Tenant| !tenant.retired && own(id, tenant);
@@ -186,8 +208,8 @@ impl Core {
             session.version = version;
             session.program = hello.program;
             session.adopts = hello.adopts;
+            session.adopts_since = self.clock;
             if !hello.adopts {
-                let pid = session.pid;
                 self.expected.remove(&pid);
             }
         }
@@ -230,49 +252,85 @@ impl Core {
         self.bell = true;
     }
 
-    /// A process holds the card or its memory and does not answer.
+    /// A process holds the card or its memory and does not answer: it has neither from now on.
     pub(super) fn stuck(&mut self, id: SessionId) {
-        let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.stuck) else { return };
-        session.stuck = true;
-        let Some(tenant) = session.tenant.and_then(|tenant| self.tenants.get_mut(&tenant)) else { return };
-        match tenant.spec.on_stuck {
-            OnStuck::Suspend => {
-                session.suspends = Some(self.clock);
-                self.actions.push(Action::Suspend { session: id });
-            }
-            OnStuck::Kill => {
-                tenant.killed += 1;
-                self.actions.push(Action::Kill { session: id });
-            }
+        let Some(session) = self.sessions.get(&id).filter(|session| !session.stuck) else { return };
+        let (pid, Some(tenant)) = (session.pid, session.tenant) else { return };
+        let on_stuck = self.tenants.get(&tenant).map(|tenant| tenant.spec.on_stuck);
+        if on_stuck != Some(OnStuck::Suspend) {
+            return self.give_up(id);
+        }
+        // Its connection stays, so that its gate stays closed until the driver has suspended it.
+        for other in self.connections_of(pid) {
+            let Some(session) = self.sessions.get_mut(&other) else { continue };
+            (session.stuck, session.run, session.waiting) = (true, None, false);
+            let tenant = session.tenant;
+            self.give_up_memory(other, tenant);
+            tenant.into_iter().for_each(|tenant| self.look_whether_ended(tenant));
+        }
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.suspends = Some(self.clock);
+            self.actions.push(Action::Suspend { session: id });
         }
     }
 
-    /// The driver has taken a process off the card, or could not: then it is killed. What the process had is free: driver 580
-    /// lets no process go on that had memory of another's, so nothing of it is needed any more.
+    /// Takes everything from a process at once, its connections, its turn and its memory, and has it killed. Nothing depends
+    /// on whether it can be.
+    pub(super) fn give_up(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get(&id) else { return };
+        let (pid, Some(tenant)) = (session.pid, session.tenant) else { return self.end(id, End::Evicted) };
+        if let Some(known) = self.tenants.get(&tenant) {
+            self.given_up.insert(pid, known.spec.name.clone());
+        }
+        self.actions.push(Action::Kill { session: id, tenant });
+        for other in self.connections_of(pid) {
+            self.end(other, End::Evicted);
+            self.gone(other);
+        }
+    }
+
+    /// Connections of a process.
+    fn connections_of(&self, pid: u32) -> Vec<SessionId> {
+        self.sessions.iter().filter(|(_, session)| session.pid == pid).map(|(&id, _)| id).collect()
+    }
+
+    /// A process that was given up was sent SIGKILL, or could not be.
+    pub(super) fn signalled(&mut self, tenant: TenantId, done: bool) {
+        let Some(known) = self.tenants.get_mut(&tenant) else { return };
+        if done {
+            known.killed += 1;
+        } else {
+            known.kill_failures += 1;
+        }
+    }
+
+    /// The driver has taken a process off the card, or could not: then it is killed. Driver 580 lets no process go on that had
+    /// memory of another's, so nothing of what it had is needed any more.
     pub(super) fn suspended(&mut self, id: SessionId, done: bool) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.suspends.is_some()) else { return };
         session.suspends = None;
-        let Some(tenant) = session.tenant else { return };
-        let Some(known) = self.tenants.get_mut(&tenant) else { return };
         if !done {
-            known.killed += 1;
-            return self.actions.push(Action::Kill { session: id });
+            return self.give_up(id);
         }
-        known.suspended += 1;
-        (session.suspended, session.run, session.waiting) = (true, None, false);
-        self.give_up_memory(id, Some(tenant));
-        self.look_whether_ended(tenant);
+        let tenant = session.tenant.and_then(|tenant| self.tenants.get_mut(&tenant));
+        tenant.into_iter().for_each(|known| known.suspended += 1);
     }
 
-    /// Processes that the driver does not get to suspend are killed: of one that is stopped it waits for ever.
+    /// Processes that the driver does not get to suspend are killed: of one that is stopped it waits for ever. Those that have
+    /// begun to tell what they had, and do not go on, are stuck.
     pub(super) fn late_suspensions(&mut self) {
         let (clock, patience) = (self.clock, self.config.patience_ns);
         let late = |since: u64| clock.saturating_sub(since) >= patience;
-        let late: Vec<_> =
-            self.sessions.iter().filter(|(_, s)| s.suspends.is_some_and(late)).map(|(&id, _)| id).collect();
-        for id in late {
+        let all = || self.sessions.iter();
+        let unsuspended: Vec<_> = all().filter(|(_, s)| s.suspends.is_some_and(late)).map(|(&id, _)| id).collect();
+        let adopting: Vec<_> = all().filter(|(_, s)| s.adopts && late(s.adopts_since)).map(|(&id, _)| id).collect();
+        for id in unsuspended {
             tracing::warn!(session = ?id, "the driver does not suspend a program");
             self.suspended(id, false);
+        }
+        for id in adopting {
+            tracing::warn!(session = ?id, "program does not go on to tell what it has of the owner before");
+            self.stuck(id);
         }
     }
 

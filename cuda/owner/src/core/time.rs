@@ -56,7 +56,7 @@ impl Core {
         let Some(tenant) = self.sessions.get(&id).and_then(|session| session.tenant) else { return };
         let terms = self.terms(tenant);
         let clock = self.clock;
-        let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.suspended) else { return };
+        let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.stuck) else { return };
         session.told = (terms.run_ahead_us, terms.idle_us);
         session.turn += 1;
         session.run = Some(session.turn);

@@ -95,6 +95,18 @@ pub enum Event {
         /// It could.
         done: bool,
     },
+    /// A process that was given up or that has left was sent SIGKILL, or could not be.
+    Signalled {
+        /// Its tenant.
+        tenant: TenantId,
+        /// It was.
+        done: bool,
+    },
+    /// A process that was given up has ended.
+    Ended {
+        /// Its number.
+        pid: u32,
+    },
     /// Processes that use the card, as NVML says, but for the owner.
     Users(Vec<User>),
     /// Time has passed.
@@ -175,8 +187,16 @@ pub enum Action {
         /// Its number.
         pid: u32,
     },
-    /// Kill a process.
+    /// Kill a process that is given up: it has no turn and no memory any longer. Answered by [`Event::Signalled`], and by
+    /// [`Event::Ended`] once it has ended.
     Kill {
+        /// The process's connection, which ends.
+        session: SessionId,
+        /// Its tenant.
+        tenant: TenantId,
+    },
+    /// A process has told all that it had before this connection: it does not go on without one.
+    Adopted {
         /// The process's connection.
         session: SessionId,
     },

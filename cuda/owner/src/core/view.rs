@@ -33,6 +33,8 @@ pub struct TenantView {
     pub wait_p99_ns: u64,
     /// Programs of it that were killed since they did not answer.
     pub killed: u64,
+    /// Programs of it that could not be killed: they go on without connection, turns and memory in the accounts.
+    pub kill_failures: u64,
     /// Programs of it that were suspended since they did not answer.
     pub suspended: u64,
     /// Turns beyond their limit, and whether it gets none until it is released.
@@ -115,6 +117,7 @@ impl Core {
             runs: self.turns.has_turn(id),
             wait_p99_ns: account.map_or(0, |account| account.waits.quantile(990)),
             killed: tenant.killed,
+            kill_failures: tenant.kill_failures,
             suspended: tenant.suspended,
             strikes: self
                 .turns

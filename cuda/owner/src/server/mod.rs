@@ -14,10 +14,10 @@ mod workers;
 
 use crate::core::{Action, CardConfig, Core, Event, PieceId, SessionId, SetupError};
 use crate::driver::Driver;
-use cuda_protocol::{FromOwner, Link, LinkError};
+use cuda_protocol::{End, FromOwner, FromTenant, Link, LinkError};
 use journal::Journal;
 use lines::{Cause, Lines};
-use peers::Peers;
+use peers::{News, Peer, Peers};
 use rights::Bound;
 pub use rights::Rights;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -131,6 +131,7 @@ impl Server {
         let journal = journal.map(Journal::open);
         core.expect(journal.iter().flat_map(Journal::alive), COME_BACK.as_nanos() as u64);
         raise_descriptor_limit();
+        peers::report_rights();
         let (sender, receiver) = channel();
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
         let notes = Notes { sender, bell: Arc::clone(&bell) };
@@ -143,7 +144,7 @@ impl Server {
             receiver,
             bell,
             sessions: BTreeMap::new(),
-            peers: Peers::default(),
+            peers: Peers::new()?,
             vault,
             workers,
             journal,
@@ -239,6 +240,10 @@ impl Serving {
         while !self.stopping {
             let ready = self.wait();
             self.take_notes();
+            // Whoever else holds such a connection is not the process that was let in.
+            for session in self.peers.ended() {
+                self.lose(session);
+            }
             for session in ready.sessions {
                 self.hear(session);
             }
@@ -249,7 +254,11 @@ impl Serving {
             if due {
                 self.handle(Event::Tick);
             }
-            self.peers.look();
+            let core = &self.core;
+            let news = self.peers.look(|session| core.adopts(session));
+            for news in news {
+                self.tell(news);
+            }
             let pids: Vec<u32> = self.core.pids().collect();
             if let Some(journal) = &mut self.journal {
                 journal.keep(&pids);
@@ -269,7 +278,7 @@ impl Serving {
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
         let of_listeners = self.listeners.iter().map(|(_, listener)| listener.as_fd());
         let of_sessions = self.sessions.values().map(AsFd::as_fd);
-        let all = std::iter::once(self.bell.as_fd()).chain(of_listeners).chain(of_sessions);
+        let all = [self.bell.as_fd(), self.peers.ends()].into_iter().chain(of_listeners).chain(of_sessions);
         let mut polled: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match poll(&mut polled, limit.as_ref()) {
             Ok(0) if attends.is_some() => {
@@ -284,9 +293,9 @@ impl Serving {
         if is_ready(0) {
             let _ = rustix::io::read(&*self.bell, &mut [0u8; 8]);
         }
-        let first = 1 + self.listeners.len();
+        let first = 2 + self.listeners.len();
         let sessions = ids.into_iter().enumerate().filter(|(at, _)| is_ready(at + first)).map(|(_, id)| id).collect();
-        Ready { listeners: (0..self.listeners.len()).filter(|at| is_ready(at + 1)).collect(), sessions }
+        Ready { listeners: (0..self.listeners.len()).filter(|at| is_ready(at + 2)).collect(), sessions }
     }
 
     fn take_notes(&mut self) {
@@ -321,13 +330,33 @@ impl Serving {
         let Some((tenant, listener)) = self.listeners.get(listener) else { return };
         let tenant = *tenant;
         let Ok(socket) = rustix::net::accept_with(listener, flags) else { return };
-        let Ok(peer) = rustix::net::sockopt::socket_peercred(&socket) else { return };
+        let session = SessionId(self.next + 1);
+        let link = Link::new(socket);
+        let peer = Peer::of(link.as_fd()).and_then(|peer| {
+            let known = (peer.pid(), peer.uid());
+            self.peers.add(session, peer).map(|()| known)
+        });
+        let (pid, uid) = match peer {
+            Ok(known) => known,
+            Err(refused) => {
+                let cause = tenant.map(Cause::Tenant);
+                self.warn(cause, |left_out| tracing::warn!(?cause, %refused, left_out, "a connection is refused"));
+                let _ = link.try_send(&FromOwner::Goodbye(End::Denied), &[]);
+                return;
+            }
+        };
         self.next += 1;
-        let session = SessionId(self.next);
-        let pid = peer.pid.as_raw_nonzero().get() as u32;
-        self.peers.add(session, peer.pid);
-        self.sessions.insert(session, Link::new(socket));
-        self.handle(Event::Connected { session, pid, uid: peer.uid.as_raw(), tenant });
+        self.sessions.insert(session, link);
+        self.handle(Event::Connected { session, pid, uid, tenant });
+    }
+
+    /// Has the state machine know what has become of a process.
+    fn tell(&mut self, news: News) {
+        match news {
+            News::Signalled(Some(tenant), done) => self.handle(Event::Signalled { tenant, done }),
+            News::Signalled(None, _) => {}
+            News::Ended(pid) => self.handle(Event::Ended { pid }),
+        }
     }
 
     fn hear(&mut self, session: SessionId) {
@@ -335,6 +364,10 @@ impl Serving {
             let Some(link) = self.sessions.get(&session) else { return };
             match link.try_receive() {
                 Ok(received) => {
+                    // It may have exited since it connected, for somebody else to go on.
+                    if matches!(received.message, FromTenant::Hello(_)) && !self.peers.lives(session) {
+                        return self.lose(session);
+                    }
                     let pieces: Vec<PieceId> = received.descriptors.into_iter().map(|fd| self.keep(fd)).collect();
                     self.handle(Event::Said { session, message: received.message, pieces });
                 }
@@ -376,13 +409,14 @@ impl Serving {
     /// A connection is no more.
     fn lose(&mut self, session: SessionId) {
         if self.sessions.remove(&session).is_some() {
-            self.peers.gone(session, self.core.holds_chunks(session));
+            let tenant = self.core.whose(session).and_then(|(_, tenant)| tenant);
+            self.peers.gone(session, tenant, self.core.holds_chunks(session));
             self.handle(Event::Gone { session });
         }
     }
 
     fn carry_out(&mut self) {
-        let mut lost = Vec::new();
+        let (mut lost, mut news) = (Vec::new(), Vec::new());
         for action in self.core.take_actions() {
             match action {
                 Action::Send { session, message, pieces } => {
@@ -392,7 +426,8 @@ impl Serving {
                     }
                 }
                 Action::Close { session } => lost.push(session),
-                Action::Kill { session } => self.peers.kill(session),
+                Action::Kill { session, tenant } => news.extend(self.peers.give_up(session, tenant)),
+                Action::Adopted { session } => self.peers.adopted(session),
                 Action::KillStranger { pid } => peers::kill(pid),
                 Action::Attend { ns } => self.attends_until = self.now() + ns,
                 Action::Suspend { session } => match self.peers.pid(session) {
@@ -407,6 +442,9 @@ impl Serving {
         }
         for session in lost {
             self.lose(session);
+        }
+        for news in news {
+            self.tell(news);
         }
     }
 

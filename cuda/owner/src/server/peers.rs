@@ -1,53 +1,221 @@
-//! Processes at the other ends of connections.
+//! Processes at the other ends of connections: who they are, whether they live, and signals to them.
+//!
+//! Nothing of a tenant's turn or memory depends on what is done here: the state machine has taken both away when a process
+//! is signalled, and a signal that fails is reported and tried again for a while.
+//!
+//! UNSAFETY: asks a socket for its peer, with options of the system that no library has.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use crate::core::SessionId;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
+use vram::VmId as TenantId;
 
 /// Time between two looks at processes that have left, in ns.
 const LOOK_NS: u64 = 100_000_000;
 /// Looks after which a process that has left is killed if it goes on: it would keep chunks that count for no one.
+// TIMEOUT: a program whose connection ended by accident is back within `cuda_protocol::RECONNECT_MS`; this is 5 s.
 const LOOKS: u32 = 50;
+/// Signals that one process is sent at most, one at each look.
+const SIGNALS_MOST: u32 = 50;
+/// `SO_PEERPIDFD` of Linux 6.5, a descriptor of the process that has connected.
+const SO_PEERPIDFD: libc::c_int = 77;
+/// Ends of processes that are taken at a time.
+const ENDS_AT_ONCE: usize = 64;
 
+/// A process that has connected.
 #[derive(Debug)]
-struct Peer {
+pub(super) struct Peer {
     pid: Pid,
+    uid: u32,
     /// Names the process even when its number is used again.
-    handle: Option<OwnedFd>,
+    handle: OwnedFd,
+}
+
+/// Reason that a connection is refused at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Refused {
+    /// Whoever uses the connection is another process, which nothing is known of.
+    #[error("the process that made the connection has exited: connect from the process that uses the card")]
+    Exited,
+    /// It could not be signalled, nor told from others.
+    #[error("the process is in a PID namespace that the owner cannot see: run the daemon in the host's PID namespace")]
+    Invisible,
+    /// The owner has given it up, and it goes on.
+    #[error("the process was given up since it did not answer: end it")]
+    GivenUp,
+    /// The system does not name the process.
+    #[error("the process cannot be identified: {0}")]
+    System(Errno),
+}
+
+/// A process without its connection.
+#[derive(Debug)]
+struct Left {
+    peer: Peer,
+    tenant: Option<TenantId>,
+    looks: u32,
+    signals: u32,
+    /// The owner has given it up: it is signalled at once, and never served again.
+    given_up: bool,
+    /// The failure to signal it was reported.
+    failed: bool,
+}
+
+/// News of a process that the owner gave up or that has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// It was sent SIGKILL, or could not be: whose it is.
+    Signalled(Option<TenantId>, bool),
+    /// A process that was given up has ended.
+    Ended(u32),
 }
 
 /// All of them, and those that have left but go on.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Peers {
     peers: BTreeMap<SessionId, Peer>,
-    left: Vec<(Peer, u32)>,
+    left: Vec<Left>,
     looked: Option<Instant>,
+    /// Readable when a process of `peers` has exited.
+    ends: OwnedFd,
+}
+
+impl Peer {
+    /// The process that has connected at the other end of `socket`.
+    pub(super) fn of(socket: BorrowedFd<'_>) -> Result<Self, Refused> {
+        // SAFETY: all zeros are a value of it.
+        let mut named: libc::ucred = unsafe { std::mem::zeroed() };
+        option(socket, libc::SO_PEERCRED, &mut named).map_err(Refused::System)?;
+        let pid = Pid::from_raw(named.pid).ok_or(Refused::Invisible)?;
+        let mut number: libc::c_int = -1;
+        let handle = match option(socket, SO_PEERPIDFD, &mut number) {
+            // SAFETY: the descriptor is new and nobody else's.
+            Ok(()) => unsafe { OwnedFd::from_raw_fd(number) },
+            // Before Linux 6.5. The number may be another process's by now, if the first has exited.
+            Err(Errno::NOPROTOOPT) => pidfd_open(pid, PidfdFlags::empty()).map_err(refused)?,
+            Err(error) => return Err(refused(error)),
+        };
+        let peer = Self { pid, uid: named.uid, handle };
+        if peer.lives() { Ok(peer) } else { Err(Refused::Exited) }
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    pub(super) fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    fn kill(&self) -> Result<(), Errno> {
+        pidfd_send_signal(&self.handle, Signal::KILL)
+    }
+
+    fn lives(&self) -> bool {
+        let mut polled = [PollFd::from_borrowed_fd(self.handle.as_fd(), PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut polled, Some(&now)).is_ok_and(|ready| ready == 0)
+    }
+}
+
+/// Reads an option of a socket into `value`.
+fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> Result<(), Errno> {
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the pointers are to locals of the callers, of the length that is said; any bytes are a value of both types.
+    let done = unsafe {
+        let value = std::ptr::from_mut(value).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, value, &raw mut length)
+    };
+    if done == 0 { Ok(()) } else { Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)) }
+}
+
+fn refused(error: Errno) -> Refused {
+    match error {
+        // Which of them depends on the kernel's version.
+        Errno::SRCH | Errno::INVAL | Errno::NODATA => Refused::Exited,
+        other => Refused::System(other),
+    }
 }
 
 impl Peers {
-    pub(super) fn add(&mut self, session: SessionId, pid: Pid) {
-        let handle = pidfd_open(pid, PidfdFlags::empty()).ok();
-        self.peers.insert(session, Peer { pid, handle });
+    pub(super) fn new() -> io::Result<Self> {
+        let ends = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Self { peers: BTreeMap::new(), left: Vec::new(), looked: None, ends })
+    }
+
+    /// Takes a process in, unless the owner has given it up.
+    pub(super) fn add(&mut self, session: SessionId, peer: Peer) -> Result<(), Refused> {
+        if self.left.iter().any(|left| left.given_up && left.peer.pid == peer.pid && left.peer.lives()) {
+            return Err(Refused::GivenUp);
+        }
+        let data = epoll::EventData::new_u64(session.0);
+        epoll::add(&self.ends, &peer.handle, data, epoll::EventFlags::IN).map_err(Refused::System)?;
+        self.peers.insert(session, peer);
+        Ok(())
+    }
+
+    /// Readable when a process that is connected has exited.
+    pub(super) fn ends(&self) -> BorrowedFd<'_> {
+        self.ends.as_fd()
+    }
+
+    /// Connections whose processes have exited: somebody else holds them open.
+    pub(super) fn ended(&self) -> Vec<SessionId> {
+        let mut events = Vec::with_capacity(ENDS_AT_ONCE);
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        match epoll::wait(&self.ends, rustix::buffer::spare_capacity(&mut events), Some(&now)) {
+            Ok(_) => events.iter().map(|event: &epoll::Event| SessionId(event.data.u64())).collect(),
+            Err(_) => Vec::new(),
+        }
     }
 
     pub(super) fn pid(&self, session: SessionId) -> Option<u32> {
-        Some(self.peers.get(&session)?.pid.as_raw_nonzero().get() as u32)
+        Some(self.peers.get(&session)?.pid())
     }
 
-    pub(super) fn kill(&self, session: SessionId) {
-        if let Some(peer) = self.peers.get(&session) {
-            peer.kill();
-        }
+    /// Says if the process of a connection has not exited.
+    pub(super) fn lives(&self, session: SessionId) -> bool {
+        self.peers.get(&session).is_some_and(Peer::lives)
+    }
+
+    /// Kills a process that the owner has given up, and serves it no more.
+    pub(super) fn give_up(&mut self, session: SessionId, tenant: TenantId) -> Option<News> {
+        let peer = self.remove(session)?;
+        self.left.retain(|left| left.peer.pid != peer.pid);
+        let (given_up, failed) = (true, false);
+        let mut left = Left { peer, tenant: Some(tenant), looks: 0, signals: 0, given_up, failed };
+        let news = left.signal();
+        self.left.push(left);
+        news
     }
 
     /// A connection has ended. `held`: the process had chunks.
-    pub(super) fn gone(&mut self, session: SessionId, held: bool) {
-        if let Some(peer) = self.peers.remove(&session).filter(|_| held) {
-            self.left.push((peer, 0));
+    pub(super) fn gone(&mut self, session: SessionId, tenant: Option<TenantId>, held: bool) {
+        let Some(peer) = self.remove(session).filter(|_| held) else { return };
+        // One entry a process, however often it comes and goes.
+        if self.left.iter().all(|left| left.peer.pid != peer.pid || !left.peer.lives()) {
+            let (given_up, failed) = (false, false);
+            self.left.push(Left { peer, tenant, looks: 0, signals: 0, given_up, failed });
         }
+    }
+
+    /// The process of a connection has told the owner of all that it has.
+    pub(super) fn adopted(&mut self, session: SessionId) {
+        if let Some(peer) = self.peers.get(&session) {
+            self.left.retain(|left| left.given_up || left.peer.pid != peer.pid);
+        }
+    }
+
+    fn remove(&mut self, session: SessionId) -> Option<Peer> {
+        let peer = self.peers.remove(&session)?;
+        let _ = epoll::delete(&self.ends, &peer.handle);
+        Some(peer)
     }
 
     /// Returns when to look at those that have left, in ns.
@@ -55,40 +223,71 @@ impl Peers {
         (!self.left.is_empty()).then_some(LOOK_NS)
     }
 
-    /// Forgets processes that have ended, and kills those that have left and go on.
-    pub(super) fn look(&mut self) {
+    /// Forgets processes that have ended, and kills those that have left and go on. `adopts` says if the process of a
+    /// connection is telling the owner what it has.
+    pub(super) fn look(&mut self, adopts: impl Fn(SessionId) -> bool) -> Vec<News> {
         if self.left.is_empty() || self.looked.is_some_and(|at| at.elapsed() < Duration::from_nanos(LOOK_NS)) {
-            return;
+            return Vec::new();
         }
         self.looked = Some(Instant::now());
-        let own = Pid::from_raw(std::process::id() as i32);
-        self.left.retain_mut(|(peer, looks)| {
-            *looks += 1;
-            if !peer.lives() || Some(peer.pid) == own {
+        let own = Pid::from_raw(std::process::id().cast_signed());
+        let adopting: Vec<Pid> =
+            self.peers.iter().filter(|(session, _)| adopts(**session)).map(|(_, peer)| peer.pid).collect();
+        let mut news = Vec::new();
+        self.left.retain_mut(|left| {
+            if !left.peer.lives() {
+                news.extend(left.given_up.then(|| News::Ended(left.peer.pid())));
                 return false;
             }
-            if *looks >= LOOKS {
-                tracing::warn!(pid = ?peer.pid, "program goes on without its connection: killed");
-                peer.kill();
+            if Some(left.peer.pid) == own {
                 return false;
+            }
+            if !left.given_up {
+                left.looks += u32::from(!adopting.contains(&left.peer.pid));
+            }
+            if left.given_up || left.looks >= LOOKS {
+                if !left.given_up {
+                    let pid = left.peer.pid();
+                    tracing::warn!(
+                        pid,
+                        "program goes on without its connection, with memory of the card: it is killed"
+                    );
+                }
+                left.given_up = true;
+                news.extend(left.signal());
             }
             true
         });
+        news
     }
 }
 
-impl Peer {
-    fn kill(&self) {
-        if let Some(handle) = &self.handle {
-            let _ = pidfd_send_signal(handle, Signal::KILL);
+impl Left {
+    /// Sends SIGKILL, unless that was done or has failed often enough. Reports the first failure, and the success.
+    fn signal(&mut self) -> Option<News> {
+        if self.signals >= SIGNALS_MOST {
+            return None;
         }
-    }
-
-    fn lives(&self) -> bool {
-        let Some(handle) = &self.handle else { return false };
-        let mut polled = [PollFd::from_borrowed_fd(handle.as_fd(), PollFlags::IN)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut polled, Some(&now)).is_ok_and(|ready| ready == 0)
+        self.signals += 1;
+        match self.peer.kill() {
+            Ok(()) => {
+                self.signals = SIGNALS_MOST;
+                Some(News::Signalled(self.tenant, true))
+            }
+            // It has ended in between, which the next look sees.
+            Err(Errno::SRCH) => None,
+            Err(error) => {
+                let first = !std::mem::replace(&mut self.failed, true);
+                first.then(|| {
+                    tracing::error!(
+                        pid = self.peer.pid(), uid = self.peer.uid, %error,
+                        "a program that was given up cannot be killed: it has lost its connection, its turn and its memory in \
+                         the accounts, and goes on: end it by hand, and give the daemon CAP_KILL (docs/operating.md)"
+                    );
+                    News::Signalled(self.tenant, false)
+                })
+            }
+        }
     }
 }
 
@@ -98,5 +297,19 @@ pub(super) fn kill(pid: u32) {
     let killed = pidfd_open(pid, PidfdFlags::empty()).and_then(|handle| pidfd_send_signal(handle, Signal::KILL));
     if let Err(error) = killed {
         tracing::warn!(?pid, %error, "a process that uses the card past its owner cannot be killed");
+    }
+}
+
+/// Reports if this process may not signal programs of other users.
+pub(super) fn report_rights() {
+    use rustix::thread::{CapabilitySet, capabilities};
+    let may = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::KILL));
+    if !may {
+        tracing::warn!(
+            uid = rustix::process::geteuid().as_raw(),
+            "the owner of the card lacks CAP_KILL: programs of other users that do not answer lose their connection, turn and \
+             memory, but are not killed. Set CapabilityBoundingSet=CAP_KILL and AmbientCapabilities=CAP_KILL in the unit, as \
+             the drop-in cuda.conf of the package does"
+        );
     }
 }

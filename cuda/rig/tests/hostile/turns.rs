@@ -1,1 +1,169 @@
 //! Turns and memory that would depend on a signal, or on a program that lies, stops or exits.
+
+use std::time::Duration;
+
+use cuda_protocol::{FromOwner, FromTenant};
+
+use crate::support::hostile::*;
+use crate::support::{Program, Rig, describe, owner, owner_by};
+
+/// A raw client of tenant `a` that has the turn and does not give it back; and a neighbour that waits for it.
+fn holder(rig: &Rig, raw: &mut Raw, through: Through) -> (usize, Neighbour) {
+    let (link, answer) = raw.hello("a", through, Some(Manner::default()));
+    assert!(matches!(answer, Some(FromOwner::Welcome(_))), "{answer:?}");
+    raw.say(link, FromTenant::Waiting { card: 0 }, 1);
+    raw.wait_for(link, |message| matches!(message, FromOwner::Run(_)).then_some(()));
+    let neighbour = Neighbour::begin(rig, "b", &[]);
+    (link, neighbour)
+}
+
+/// The neighbour works, and nothing of the attacker's is left in the accounts.
+fn serves_the_neighbour_only(serving: &mut Program, neighbour: &mut Neighbour) {
+    neighbour.works();
+    let report = neighbour.during(Duration::from_millis(500));
+    assert!(report.kernels > 0 && report.refused == 0, "{report:?}");
+    let view = accounts(serving);
+    let of = |key: &str| account(&view, 0, key);
+    assert_eq!((of("programs"), of("chunks_on_card"), of("chunks_in_host")), (0, 0, 0), "{view}");
+}
+
+#[test]
+fn a_connection_of_a_process_that_has_exited_is_refused() {
+    let rig = Rig::new(256);
+    let mut serving = owner(&rig, 64, &["--quanta", "off"]);
+    let mut neighbour = Neighbour::start(&rig, "b", &[]);
+    let mut raw = Raw::start(&rig, None);
+    for through in [Through::Child, Through::Zombie] {
+        let link = raw.connect(through, Some(Manner::default()));
+        raw.say(link, FromTenant::Hello(hello("a", false)), 1);
+        let (messages, closed) = raw.hear(link, 100, Duration::from_secs(10));
+        let welcome = messages.iter().any(|message| matches!(message, FromOwner::Welcome(_)));
+        assert!(closed && !welcome, "{through:?}: {messages:?}");
+    }
+    serves_the_neighbour_only(&mut serving, &mut neighbour);
+    neighbour.end();
+    describe(serving);
+}
+
+#[test]
+fn a_process_that_leaves_its_connection_to_another_loses_its_turn_and_its_memory() {
+    let rig = Rig::new(256);
+    let mut serving = owner(&rig, 64, &["--quanta", "off"]);
+    let mut raw = Raw::start(&rig, None);
+    let (link, mut neighbour) = holder(&rig, &mut raw, Through::Itself);
+    raw.say(link, FromTenant::Allocate { request: 1, card: 0, chunks: 4 }, 1);
+    until_accounts(&mut serving, "it has its chunks", |view| account(view, 0, "chunks_on_card") == 4);
+    // From here on its child answers, and holds the connection open.
+    raw.desert();
+    serves_the_neighbour_only(&mut serving, &mut neighbour);
+    neighbour.end();
+    drop(raw);
+    describe(serving);
+}
+
+#[test]
+fn a_program_of_another_user_that_cannot_be_killed_holds_nothing() {
+    if !is_root() {
+        return;
+    }
+    let rig = Rig::new(256);
+    // What the packaged unit had: no right to signal other users' processes.
+    let without = ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"];
+    let mut serving = owner_by(&rig, &without, 64, &["--quanta", "off", "--max-run-ms", "1500"]);
+    let mut raw = Raw::start(&rig, Some(4242));
+    let (link, mut neighbour) = holder(&rig, &mut raw, Through::Itself);
+    serves_the_neighbour_only(&mut serving, &mut neighbour);
+    let (_, closed) = raw.hear(link, 1000, Duration::from_secs(10));
+    assert!(closed, "its connection has ended");
+    let view = accounts(&mut serving);
+    assert_eq!((account(&view, 0, "killed"), account(&view, 0, "kill_failures")), (0, 1), "{view}");
+    // It goes on, and is not served again.
+    let (_, answer) = raw.hello("a", Through::Itself, Some(Manner::default()));
+    assert!(!matches!(answer, Some(FromOwner::Welcome(_))), "{answer:?}");
+    serves_the_neighbour_only(&mut serving, &mut neighbour);
+    neighbour.end();
+    drop(raw);
+    describe(serving);
+}
+
+#[test]
+fn a_program_that_can_be_killed_is_and_is_counted() {
+    let rig = Rig::new(256);
+    let mut serving = owner(&rig, 64, &["--quanta", "off", "--max-run-ms", "1500"]);
+    let mut raw = Raw::start(&rig, is_root().then_some(4242));
+    let (_, mut neighbour) = holder(&rig, &mut raw, Through::Itself);
+    serves_the_neighbour_only(&mut serving, &mut neighbour);
+    assert!(!raw.program.child.wait().expect("ends").success());
+    let view = accounts(&mut serving);
+    assert_eq!((account(&view, 0, "killed"), account(&view, 0, "kill_failures")), (1, 0), "{view}");
+    neighbour.end();
+    describe(serving);
+}
+
+/// A client that fills the card and answers orders so, beside a neighbour that wants as much: chunks that the neighbour gets.
+fn decline(manner: Manner) {
+    let rig = Rig::new(256);
+    let limits = ["--quanta", "off", "--max-run-ms", "1500", "--patience-ms", "3000"];
+    let mut serving = owner(&rig, 64, &limits);
+    let mut raw = Raw::start(&rig, None);
+    let (link, _) = raw.hello("a", Through::Itself, Some(manner));
+    assert_eq!(raw.allocate(link, 1, 32).len(), 32, "all of the card");
+    let mut neighbour = Neighbour::start(&rig, "b", &["--mib", "40"]);
+    let half = |view: &serde_json::Value| account(view, 1, "chunks_on_card") >= 16;
+    until_accounts(&mut serving, "the neighbour gets its part of the card", half);
+    let report = neighbour.during(Duration::from_millis(300));
+    assert!(report.kernels > 0 && report.refused == 0, "{report:?}");
+    neighbour.end();
+    describe(serving);
+}
+
+#[test]
+fn a_program_that_is_never_quiescent_keeps_no_memory_from_others() {
+    decline(Manner { quiesce: Reply::Declined, ..Manner::honest() });
+}
+
+#[test]
+fn a_program_that_redirects_nothing_keeps_no_memory_from_others() {
+    decline(Manner { redirect: Reply::Declined, ..Manner::honest() });
+}
+
+#[test]
+fn a_program_that_lost_its_connection_and_was_adopted_is_not_killed() {
+    let rig = Rig::new(256);
+    let mut serving = owner(&rig, 64, &["--quanta", "off"]);
+    let mut program = rig.program("a", &["live", "--mib", "8"]);
+    program.steps(3);
+    // As a full queue does: the connection ends, and both sides go on.
+    break_connection(program.child.id());
+    program.steps(3);
+    until_accounts(&mut serving, "it is adopted", |view| account(view, 0, "chunks_on_card") >= 4);
+    // TIMEOUT: a process that goes on without its connection is killed after 5 s.
+    std::thread::sleep(Duration::from_secs(7));
+    program.grow();
+    assert_eq!(program.end(), "held 6");
+    let view = describe(serving);
+    assert_eq!(account(&view, 0, "killed"), 0, "{view}");
+}
+
+#[test]
+fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
+    let rig = Rig::new(256);
+    let mut serving = owner(&rig, 64, &["--quanta", "off", "--max-run-ms", "3000"]);
+    let mut stopped = Neighbour::start(&rig, "a", &["--mib", "16"]);
+    stopped.report();
+    crate::support::daemon::signal("-STOP", &stopped.program.child.id().to_string());
+    // Memory and the owner's accounts do not wait, though the turn may be the stopped one's until its limit.
+    let mut raw = Raw::start(&rig, None);
+    let (link, _) = raw.hello("b", Through::Itself, Some(Manner::honest()));
+    let asked = std::time::Instant::now();
+    assert_eq!(raw.allocate(link, 1, 8).len(), 8);
+    let view = accounts(&mut serving);
+    assert_eq!(account(&view, 0, "programs"), 1, "it is not given up yet: {view}");
+    assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
+    drop(raw);
+    let mut neighbour = Neighbour::begin(&rig, "b", &[]);
+    serves_the_neighbour_only(&mut serving, &mut neighbour);
+    assert!(!stopped.program.child.wait().expect("ends").success(), "a stopped process is killed like any other");
+    neighbour.end();
+    describe(serving);
+}

@@ -20,19 +20,32 @@ use super::{PROGRAM, Program, Rig};
 pub struct Neighbour {
     pub program: Program,
     log: PathBuf,
+    works: bool,
 }
 
 impl Neighbour {
     /// Starts it and waits until it works. It holds 8 MiB; `arguments` may say otherwise.
     pub fn start(rig: &Rig, tenant: &str, arguments: &[&str]) -> Self {
+        let mut neighbour = Self::begin(rig, tenant, arguments);
+        neighbour.works();
+        neighbour
+    }
+
+    /// Starts it, and does not wait.
+    pub fn begin(rig: &Rig, tenant: &str, arguments: &[&str]) -> Self {
         let log = rig.folder.path().join(format!("neighbour-{tenant}.log"));
         let mut command = rig.command(PROGRAM, "front");
         command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, tenant);
         command.stderr(Stdio::from(std::fs::File::create(&log).expect("a file")));
         command.arg("neighbour").args(arguments);
-        let mut program = Program::start(&mut command);
-        assert_eq!(program.line(), "works");
-        Self { program, log }
+        Self { program: Program::start(&mut command), log, works: false }
+    }
+
+    /// Waits until it works.
+    pub fn works(&mut self) {
+        if !std::mem::replace(&mut self.works, true) {
+            assert_eq!(self.program.line(), "works", "{}", self.log());
+        }
     }
 
     /// What it got since its last report.
@@ -143,6 +156,13 @@ impl Raw {
         }
     }
 
+    /// Has its process exit; a child of it goes on with the connections and the commands.
+    pub fn desert(&mut self) {
+        let answer = self.ask(&Command::Desert);
+        assert!(matches!(answer, Answer::Done), "{answer:?}");
+        self.program.child.wait().expect("ends");
+    }
+
     /// Waits for so many messages, a while; the messages since the last time, and whether the owner has closed the connection.
     pub fn hear(&mut self, link: usize, count: usize, within: Duration) -> (Vec<FromOwner>, bool) {
         let within_ms = u64::try_from(within.as_millis()).expect("short");
@@ -208,6 +228,29 @@ impl Drop for Raw {
 pub fn hello(tenant: &str, adopts: bool) -> Hello {
     let (tenant, program) = (tenant.to_owned(), "hostile".to_owned());
     Hello { version: VERSION, pid: std::process::id(), instance: 1, tenant, program, adopts }
+}
+
+/// Ends the connection of a program's library to the owner, as a failure of the owner would, from outside: the program stays.
+pub fn break_connection(pid: u32) {
+    use std::os::fd::{AsFd as _, AsRawFd as _};
+    let pid = rustix::process::Pid::from_raw(pid.cast_signed()).expect("a process");
+    let handle = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).expect("there");
+    let mut broken = 0;
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).expect("readable").flatten() {
+        let number: i32 = entry.file_name().to_string_lossy().parse().expect("a number");
+        let is_socket = std::fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"));
+        if !is_socket {
+            continue;
+        }
+        let flags = rustix::process::PidfdGetfdFlags::empty();
+        let Ok(ours) = rustix::process::pidfd_getfd(handle.as_fd(), number, flags) else { continue };
+        if rustix::net::sockopt::socket_type(&ours).is_ok_and(|kind| kind == rustix::net::SocketType::SEQPACKET) {
+            rustix::net::shutdown(&ours, rustix::net::Shutdown::Both)
+                .unwrap_or_else(|error| panic!("{error}: {}", ours.as_raw_fd()));
+            broken += 1;
+        }
+    }
+    assert_eq!(broken, 1, "one connection to the owner");
 }
 
 /// Says if this process is root, and may start others as another user; a test that needs it is skipped otherwise.

@@ -172,7 +172,19 @@ impl Program {
 
 /// A `cuda-owner serve` of tenants `a` and `b`, that is ready.
 pub fn owner(rig: &Rig, card_mib: u64, arguments: &[&str]) -> Program {
-    let mut command = rig.command(built("cuda-owner"), "plain");
+    owner_by(rig, &[], card_mib, arguments)
+}
+
+/// The same, started by the program and the arguments of `prefix`.
+pub fn owner_by(rig: &Rig, prefix: &[&str], card_mib: u64, arguments: &[&str]) -> Program {
+    let mut command = match prefix {
+        [] => rig.command(built("cuda-owner"), "plain"),
+        [program, rest @ ..] => {
+            let mut command = rig.command(program, "plain");
+            command.args(rest).arg(built("cuda-owner"));
+            command
+        }
+    };
     let card = card_mib.to_string();
     command.arg("--driver").arg(&rig.fake).arg("serve").arg("--socket").arg(rig.socket());
     command.args(["--card-mib", &card, "--host-mib", "96", "--chunk-mib", "2"]);

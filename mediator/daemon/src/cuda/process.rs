@@ -183,6 +183,15 @@ impl Supervisor {
             if now.killed > before.killed {
                 tracing::warn!(card = card_name, tenant, in_all = now.killed, "program killed: it did not answer");
             }
+            if now.kill_failures > before.kill_failures {
+                tracing::error!(
+                    card = card_name,
+                    tenant,
+                    in_all = now.kill_failures,
+                    "program given up but not killed: it goes on without turns and memory; end it by hand, and see that the unit \
+                     grants CAP_KILL"
+                );
+            }
             if now.suspended > before.suspended {
                 tracing::warn!(
                     card = card_name,

@@ -174,6 +174,7 @@ pub fn tenant(spec: &TenantSpec, socket: std::path::PathBuf, seen: Option<&Seen>
         launches: shown.launches,
         wait_p99_ns: shown.wait_p99_ns,
         killed: shown.killed,
+        kill_failures: shown.kill_failures,
         suspended: shown.suspended,
         strikes: shown.strikes,
         quarantined: shown.quarantined,

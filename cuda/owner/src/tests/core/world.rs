@@ -24,6 +24,8 @@ pub(super) struct Program {
     pub(super) killed: bool,
     /// It does not answer.
     pub(super) mute: bool,
+    /// It declines orders: to be quiet, or to redirect anything.
+    pub(super) declines: Option<bool>,
     /// Its driver takes no calls any more.
     pub(super) ends: bool,
     pub(super) memory: Option<(u64, u64)>,
@@ -55,6 +57,11 @@ pub(super) struct World {
     pub(super) told: usize,
     /// The driver's answer to who wants a process suspended; none: it does not come back.
     pub(super) suspends: Option<bool>,
+    /// Programs can be killed.
+    pub(super) kills: bool,
+    /// Pieces that are given up are in use still: a process has them.
+    pub(super) keeps_dropped: bool,
+    dropped: usize,
 }
 
 pub(super) fn spec(name: &str, chunks: u64, limits: vram::Limits) -> TenantSpec {
@@ -94,6 +101,9 @@ impl World {
             device_most,
             told,
             suspends,
+            kills: true,
+            keeps_dropped: false,
+            dropped: 0,
         };
         world.settle();
         world
@@ -160,11 +170,16 @@ impl World {
             match action {
                 Action::Send { session, message, pieces } => self.hear(session, message, &pieces),
                 Action::Close { session } => self.leave(session),
-                Action::Kill { session } => {
+                Action::Kill { session, tenant } => {
                     if let Some(program) = self.programs.get_mut(&session) {
                         program.killed = true;
                     }
-                    self.work.push_back(Action::Kill { session });
+                    self.work.push_back(Action::Kill { session, tenant });
+                }
+                Action::Suspend { session } => {
+                    // Whatever becomes of that, its memory is others' from now on.
+                    self.programs.get_mut(&session).expect("there").chunks.clear();
+                    self.work.push_back(Action::Suspend { session });
                 }
                 other => self.work.push_back(other),
             }
@@ -200,6 +215,9 @@ impl World {
             FromOwner::Processes { pids, .. } => program.pids = pids,
             FromOwner::Memory { free_bytes, total_bytes, .. } => program.memory = Some((free_bytes, total_bytes)),
             FromOwner::Quiesce { order, .. } => {
+                if program.declines == Some(false) {
+                    return program.answers.push_back(FromTenant::Busy { order });
+                }
                 program.quiet = Some(order);
                 program.answers.push_back(FromTenant::Quiet { order });
             }
@@ -208,12 +226,14 @@ impl World {
                 for (Chunk { id, .. }, &piece) in moves.iter().zip(pieces) {
                     assert_ne!(self.pieces[&piece].1, ANYTHING, "it was copied to");
                     // One that was freed meanwhile is named all the same.
-                    if let Some(chunk) = program.chunks.get_mut(id).filter(|_| !program.ends) {
+                    if let Some(chunk) =
+                        program.chunks.get_mut(id).filter(|_| !program.ends && program.declines.is_none())
+                    {
                         chunk.0 = piece;
                     }
                 }
                 self.told += 1;
-                let moved = if program.ends { 0 } else { moves.len() as u32 };
+                let moved = if program.ends || program.declines.is_some() { 0 } else { moves.len() as u32 };
                 program.answers.push_back(FromTenant::Redirected { order, moved });
             }
             FromOwner::Resume { order } => {
@@ -260,7 +280,7 @@ impl World {
     fn work_on(&mut self, action: Action) {
         match action {
             Action::Make { piece, memory, zeroed } => {
-                let made = self.pieces.values().filter(|(of, _)| *of == Memory::Device).count();
+                let made = self.pieces.values().filter(|(of, _)| *of == Memory::Device).count() + self.dropped;
                 let memory = Some(memory).filter(|memory| *memory == Memory::Host || made < self.device_most);
                 if let Some(memory) = memory {
                     self.pieces.insert(piece, (memory, if zeroed { 0 } else { ANYTHING }));
@@ -272,7 +292,8 @@ impl World {
                 self.event(Event::Made { piece, memory });
             }
             Action::Drop { piece } => {
-                self.pieces.remove(&piece);
+                let of_card = self.pieces.remove(&piece).is_some_and(|(of, _)| of == Memory::Device);
+                self.dropped += usize::from(of_card && self.keeps_dropped);
             }
             Action::Copy { batch, pieces, to } => {
                 for (from, into) in pieces {
@@ -285,13 +306,23 @@ impl World {
             }
             Action::Suspend { session } => {
                 if let Some(done) = self.suspends {
-                    self.programs.get_mut(&session).into_iter().filter(|_| done).for_each(|p| p.chunks.clear());
                     self.event(Event::Suspended { session, done });
                 }
             }
-            Action::Kill { session } => self.leave(session),
-            Action::Send { .. } | Action::Close { .. } | Action::Attend { .. } | Action::KillStranger { .. } => {}
+            Action::Kill { session, tenant } => {
+                self.event(Event::Signalled { tenant, done: self.kills });
+                if self.kills {
+                    self.event(Event::Ended { pid: 100 + session.0 as u32 });
+                }
+            }
+            Action::Send { .. } | Action::Close { .. } | Action::Attend { .. } => {}
+            Action::KillStranger { .. } | Action::Adopted { .. } => {}
         }
+    }
+
+    /// The process that has what was given up has ended.
+    pub(super) fn dropped_are_free(&mut self) {
+        self.dropped = 0;
     }
 
     /// Lets everything happen that is under way.
