@@ -31,6 +31,10 @@ fn generate() -> String {
     for (_, class, _) in &all {
         let _ = writeln!(text, "    {},", matches!(class, Class::Copy));
     }
+    let _ = writeln!(text, "];\npub static PER_THREAD: [bool; COUNT] = [");
+    for (name, ..) in &all {
+        let _ = writeln!(text, "    {},", name.ends_with("_ptsz") || name.ends_with("_ptds"));
+    }
     let _ = writeln!(text, "];\npub static NAMES_MEMORY: [bool; COUNT] = [");
     for (_, class, _) in &all {
         let _ = writeln!(text, "    {},", matches!(class, Class::Graph | Class::Texture | Class::Pointer));

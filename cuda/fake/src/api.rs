@@ -266,7 +266,7 @@ api! {
         put(bytes, Ok(found.mapping.1 as usize))
     }
 
-    context cuStreamCreate(stream: *mut u64, _flags: u32) { put(stream, Ok(work::create())) }
+    context cuStreamCreate(stream: *mut u64, flags: u32) { put(stream, Ok(work::create(flags & 1 == 0))) }
     context cuStreamDestroy_v2(stream: u64) { work::destroy(stream) }
     context cuStreamSynchronize(stream: u64) { work::finish(stream) }
     context cuStreamWaitEvent(stream: u64, event: u64, _flags: u32) { work::wait(stream, event) }

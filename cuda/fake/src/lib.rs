@@ -36,5 +36,6 @@ mod result {
     pub const NOT_SUPPORTED: i32 = 801;
     pub const CAPTURE_UNSUPPORTED: i32 = 900;
     pub const CAPTURE_INVALIDATED: i32 = 901;
+    pub const CAPTURE_IMPLICIT: i32 = 906;
     pub const CAPTURED_EVENT: i32 = 907;
 }

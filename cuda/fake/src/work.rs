@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use crate::kernels::Kernel;
 use crate::result::{
-    CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, CAPTURED_EVENT, INVALID_HANDLE, INVALID_VALUE, NOT_READY, SUCCESS,
+    CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, CAPTURED_EVENT, INVALID_HANDLE, INVALID_VALUE,
+    NOT_READY, SUCCESS,
 };
 use crate::space::GRANULE;
 use crate::{card, memory};
@@ -94,6 +95,8 @@ struct Stream {
     queue: SyncSender<Op>,
     last: Arc<Event>,
     capture: Option<Capture>,
+    /// It waits for the default stream, and the other way round: what one captures, the other must not disturb.
+    blocking: bool,
 }
 
 struct Capture {
@@ -119,6 +122,11 @@ static WORK: Mutex<Option<Work>> = Mutex::new(None);
 thread_local! {
     /// Mode in which a capture elsewhere treats this thread's calls: 0 global, 1 thread-local, 2 relaxed.
     static MODE: AtomicI32 = const { AtomicI32::new(0) };
+    /// Number of this thread's own default stream: none that a program could name.
+    static OWN: u64 = {
+        static NEXT: AtomicU64 = AtomicU64::new(1 << 48);
+        NEXT.fetch_add(1, Ordering::SeqCst)
+    };
 }
 
 fn with<T>(work: impl FnOnce(&mut Work) -> T) -> T {
@@ -147,7 +155,7 @@ fn run(op: Op) {
 fn stream() -> Stream {
     let (queue, ops) = sync_channel::<Op>(QUEUE);
     std::thread::spawn(move || ops.into_iter().for_each(run));
-    Stream { queue, last: Arc::default(), capture: None }
+    Stream { queue, last: Arc::default(), capture: None, blocking: false }
 }
 
 impl Work {
@@ -156,13 +164,26 @@ impl Work {
         0x10_0000 + 16 * self.next
     }
 
-    /// The stream of a handle; 0, 1 and 2 are the default streams, one here.
+    /// The stream of a handle: 0 and 1 are the default stream of all threads, 2 is the calling thread's own. While a blocking stream
+    /// captures, the default one must not be used.
     fn stream(&mut self, handle: u64) -> Result<&mut Stream, i32> {
-        let handle = if handle <= 2 { 0 } else { handle };
-        if handle == 0 {
-            return Ok(self.streams.entry(0).or_insert_with(stream));
+        if handle > 2 {
+            return self.streams.get_mut(&handle).ok_or(INVALID_HANDLE);
         }
-        self.streams.get_mut(&handle).ok_or(INVALID_HANDLE)
+        if handle < 2 && self.streams.values().any(|stream| stream.blocking && stream.capture.is_some()) {
+            return Err(CAPTURE_IMPLICIT);
+        }
+        let handle = if handle == 2 { OWN.with(|own| *own) } else { 0 };
+        Ok(self.streams.entry(handle).or_insert_with(stream))
+    }
+
+    /// As [`Self::stream`], for work: that a capture forbids it ends the capture.
+    fn stream_to_use(&mut self, handle: u64) -> Result<&mut Stream, i32> {
+        if self.stream(handle).err() == Some(CAPTURE_IMPLICIT) {
+            let blocking = self.streams.values_mut().filter(|stream| stream.blocking);
+            blocking.filter_map(|stream| stream.capture.as_mut()).for_each(|capture| capture.broken = true);
+        }
+        self.stream(handle)
     }
 }
 
@@ -214,10 +235,10 @@ pub fn exchange(mode: i32) -> i32 {
 }
 
 /// Makes a stream.
-pub fn create() -> u64 {
+pub fn create(blocking: bool) -> u64 {
     with(|work| {
         let id = work.id();
-        work.streams.insert(id, stream());
+        work.streams.insert(id, Stream { blocking, ..stream() });
         id
     })
 }
@@ -229,7 +250,7 @@ pub fn destroy(handle: u64) -> i32 {
 
 /// Submits work.
 pub fn submit(handle: u64, op: Op) -> i32 {
-    match with(|work| Ok(work.stream(handle)?.push(op))) {
+    match with(|work| Ok(work.stream_to_use(handle)?.push(op))) {
         Ok(sent) => {
             sent.into_iter().for_each(Sent::send);
             SUCCESS
@@ -249,7 +270,7 @@ pub fn synchronous(op: Op) -> i32 {
 /// Waits for a stream.
 pub fn finish(handle: u64) -> i32 {
     let end = with(|work| {
-        let stream = work.stream(handle)?;
+        let stream = work.stream_to_use(handle)?;
         if let Some(capture) = &mut stream.capture {
             capture.broken = true;
             return Err(CAPTURE_UNSUPPORTED);
@@ -496,7 +517,7 @@ mod tests {
 
     #[test]
     fn who_submits_waits_when_a_queue_is_full() {
-        let (stream, gate) = (create(), event());
+        let (stream, gate) = (create(false), event());
         // Not recorded yet: the stream stands at its first work until that is.
         let held = find(gate).expect("there");
         let record = held.recorded.fetch_add(1, Ordering::SeqCst) + 1;

@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::driver::{self, Object, SUCCESS};
 use crate::slots::at;
-use crate::{lone, memory, tenant};
+use crate::{captures, fences, lone, memory, tenant};
 
 macro_rules! made {
     ($name:ident($($arg:ident: $ty:ty),*)) => {
@@ -29,32 +29,63 @@ made!(ctx_create(flags: u32, device: c_int));
 made!(ctx_create_v3(affinity: *const c_void, count: c_int, flags: u32, device: c_int));
 made!(ctx_create_v4(parameters: *const c_void, flags: u32, device: c_int));
 
-unsafe extern "C" fn ctx_destroy(context: Object) -> c_int {
+/// Forgets what is noted of a context that is about to end.
+fn ends(context: Object) {
     tenant::forget(context as u64);
     memory::context_ends(context as u64);
     lone::forget();
+    fences::context_ends(context as u64);
+    captures::context_ends(Some(context as u64));
+}
+
+unsafe extern "C" fn ctx_destroy(context: Object) -> c_int {
+    ends(context);
     // SAFETY: the caller's promise.
     unsafe { driver::ctx_destroy(context) }
 }
 
-macro_rules! ends_all {
-    ($name:ident($arg:ident: $ty:ty)) => {
-        /// Unmarks what streams of a context have freed, and forgets its events.
-        unsafe extern "C" fn $name($arg: $ty) -> c_int {
-            memory::contexts_end();
-            lone::forget();
+unsafe extern "C" fn ctx_destroy_first(context: Object) -> c_int {
+    ends(context);
+    // SAFETY: the caller's promise.
+    unsafe { driver::ctx_destroy_first(context) }
+}
+
+/// Unmarks what streams of a context have freed, and forgets its events.
+fn may_end() {
+    memory::contexts_end();
+    lone::forget();
+    fences::contexts_may_end();
+}
+
+unsafe extern "C" fn green_ctx_destroy(context: Object) -> c_int {
+    may_end();
+    // SAFETY: the caller's promise.
+    unsafe { driver::green_ctx_destroy(context) }
+}
+
+macro_rules! primary_ends {
+    ($name:ident) => {
+        unsafe extern "C" fn $name(device: c_int) -> c_int {
+            may_end();
             // SAFETY: the caller's promise.
-            unsafe { driver::$name($arg) }
+            let result = unsafe { driver::$name(device) };
+            let (mut flags, mut active) = (0, 0);
+            // SAFETY: the pointers are to locals.
+            let told = unsafe { driver::primary_ctx_get_state(device, &raw mut flags, &raw mut active) };
+            // Others may have a reference still, and work goes on.
+            if told == SUCCESS && active == 0 {
+                fences::contexts_ended();
+                captures::context_ends(None);
+            }
+            result
         }
     };
 }
 
-ends_all!(primary_ctx_release(device: c_int));
-ends_all!(primary_ctx_release_first(device: c_int));
-ends_all!(primary_ctx_reset(device: c_int));
-ends_all!(primary_ctx_reset_first(device: c_int));
-ends_all!(ctx_destroy_first(context: Object));
-ends_all!(green_ctx_destroy(context: Object));
+primary_ends!(primary_ctx_release);
+primary_ends!(primary_ctx_release_first);
+primary_ends!(primary_ctx_reset);
+primary_ends!(primary_ctx_reset_first);
 
 /// Functions of this module by symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {

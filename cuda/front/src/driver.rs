@@ -23,6 +23,8 @@ pub const NOT_READY: c_int = 600;
 pub const NOT_SUPPORTED: c_int = 801;
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
 pub const CAPTURE_UNSUPPORTED: c_int = 900;
+/// `CUDA_ERROR_STREAM_CAPTURE_...`: what a capture forbids.
+pub const CAPTURE_FORBIDS: std::ops::RangeInclusive<c_int> = 900..=908;
 /// `CUDA_ERROR_CAPTURED_EVENT`.
 pub const CAPTURED_EVENT: c_int = 907;
 /// `CUDA_ERROR_SYSTEM_NOT_READY`.
@@ -201,11 +203,21 @@ calls! {
     graph_mem_attribute = cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: *mut c_void);
     graph_mem_trim = cuDeviceGraphMemTrim(device: c_int);
     stream_is_capturing = cuStreamIsCapturing(stream: Object, status: *mut c_int);
-    stream_is_capturing_per_thread = cuStreamIsCapturing_ptsz(stream: Object, status: *mut c_int);
     stream_query = cuStreamQuery(stream: Object);
     stream_query_per_thread = cuStreamQuery_ptsz(stream: Object);
     stream_destroy = cuStreamDestroy_v2(stream: Object);
     stream_destroy_first = cuStreamDestroy(stream: Object);
+    stream_begin_capture_first = cuStreamBeginCapture(stream: Object);
+    stream_begin_capture_first_per_thread = cuStreamBeginCapture_ptsz(stream: Object);
+    stream_begin_recapture_to_graph = cuStreamBeginRecaptureToGraph(
+        stream: Object, mode: c_int, graph: Object, callback: *const c_void, data: *const c_void);
+    stream_begin_recapture_to_graph_per_thread = cuStreamBeginRecaptureToGraph_ptsz(
+        stream: Object, mode: c_int, graph: Object, callback: *const c_void, data: *const c_void);
+    stream_begin_capture_to_cig = cuStreamBeginCaptureToCig(stream: Object, parameters: *const c_void);
+    stream_begin_capture_to_cig_per_thread = cuStreamBeginCaptureToCig_ptsz(stream: Object, parameters: *const c_void);
+    stream_end_capture_to_cig = cuStreamEndCaptureToCig(stream: Object);
+    stream_end_capture_to_cig_per_thread = cuStreamEndCaptureToCig_ptsz(stream: Object);
+    primary_ctx_get_state = cuDevicePrimaryCtxGetState(device: c_int, flags: *mut u32, active: *mut c_int);
     stream_begin_capture = cuStreamBeginCapture_v2(stream: Object, mode: c_int);
     stream_begin_capture_per_thread = cuStreamBeginCapture_v2_ptsz(stream: Object, mode: c_int);
     stream_begin_capture_to_graph = cuStreamBeginCaptureToGraph(

@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::driver::{self, Object, SUCCESS};
+use crate::driver::SUCCESS;
 use crate::slots::{Arguments, COPIES, at};
-use crate::{lone, memory, pace, tenant};
+use crate::streams::{self, stream};
+use crate::{captures, fences, lone, memory, pace, tenant};
 
 /// Reason to be closed: the turn is over, or has not begun.
 pub const TURN: u32 = 1;
@@ -31,8 +32,6 @@ struct Stripe(AtomicU32);
 
 static STRIPE: [Stripe; STRIPES] = [const { Stripe(AtomicU32::new(0)) }; STRIPES];
 static CLOSED: AtomicU32 = AtomicU32::new(0);
-/// Streams that capture.
-static CAPTURES: AtomicU32 = AtomicU32::new(0);
 /// Threads that the gate holds.
 static HELD: AtomicU32 = AtomicU32::new(0);
 /// The owner has been told that a submission waits.
@@ -61,51 +60,6 @@ fn stripe() -> usize {
     .unwrap_or(0)
 }
 
-/// A stream as a call names it, and whether the call means the per-thread default stream by null.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Stream {
-    /// Handle.
-    pub handle: u64,
-    /// Form of the call.
-    pub per_thread: bool,
-}
-
-/// The stream that a call submits to. Synchronous calls use the default stream.
-fn stream(index: usize, arguments: Arguments) -> Stream {
-    // SAFETY: the places are those of the headers' declarations.
-    let get = |n| unsafe { arguments.get(n) };
-    match index {
-        at::cuLaunchKernel | at::cuLaunchCooperativeKernel => Stream { handle: get(8), per_thread: false },
-        at::cuLaunchKernel_ptsz | at::cuLaunchCooperativeKernel_ptsz => Stream { handle: get(8), per_thread: true },
-        at::cuLaunchKernelEx | at::cuLaunchKernelEx_ptsz => {
-            let config = get(0) as *const u64;
-            // SAFETY: `CUlaunchConfig` has seven 32-bit numbers, padding, and then the stream.
-            let handle = if config.is_null() { 0 } else { unsafe { *config.add(4) } };
-            Stream { handle, per_thread: index == at::cuLaunchKernelEx_ptsz }
-        }
-        at::cuGraphLaunch | at::cuGraphUpload => Stream { handle: get(1), per_thread: false },
-        at::cuGraphLaunch_ptsz | at::cuGraphUpload_ptsz => Stream { handle: get(1), per_thread: true },
-        at::cuMemcpyAsync | at::cuMemcpyHtoDAsync_v2 | at::cuMemcpyDtoHAsync_v2 | at::cuMemcpyDtoDAsync_v2 => {
-            Stream { handle: get(3), per_thread: false }
-        }
-        at::cuMemcpyAsync_ptsz
-        | at::cuMemcpyHtoDAsync_v2_ptsz
-        | at::cuMemcpyDtoHAsync_v2_ptsz
-        | at::cuMemcpyDtoDAsync_v2_ptsz => Stream { handle: get(3), per_thread: true },
-        at::cuMemcpy2DAsync_v2 | at::cuMemcpy3DAsync_v2 => Stream { handle: get(1), per_thread: false },
-        at::cuMemcpy2DAsync_v2_ptsz | at::cuMemcpy3DAsync_v2_ptsz => Stream { handle: get(1), per_thread: true },
-        at::cuMemsetD8Async | at::cuMemsetD16Async | at::cuMemsetD32Async => {
-            Stream { handle: get(3), per_thread: false }
-        }
-        at::cuMemsetD8Async_ptsz | at::cuMemsetD16Async_ptsz | at::cuMemsetD32Async_ptsz => {
-            Stream { handle: get(3), per_thread: true }
-        }
-        at::cuLaunchHostFunc => Stream { handle: get(0), per_thread: false },
-        at::cuLaunchHostFunc_ptsz => Stream { handle: get(0), per_thread: true },
-        _ => Stream { handle: 0, per_thread: false },
-    }
-}
-
 /// Mixes a function with the size of its grid.
 fn shaped(function: u64, grid: [u32; 3]) -> u64 {
     let mix = |key: u64, size: u32| (key.rotate_left(23) ^ u64::from(size)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -114,7 +68,7 @@ fn shaped(function: u64, grid: [u32; 3]) -> u64 {
 
 /// Returns what repeated submissions of the same work have in common, for estimates of its length.
 fn key(index: usize, arguments: Arguments) -> u64 {
-    // SAFETY: as in `stream`.
+    // SAFETY: the places are those of the headers' declarations.
     let get = |n| unsafe { arguments.get(n) };
     match index {
         at::cuLaunchKernel
@@ -132,25 +86,9 @@ fn key(index: usize, arguments: Arguments) -> u64 {
     }
 }
 
-/// Returns whether a stream captures, or must not be asked because another does.
-pub fn capturing(stream: Stream) -> bool {
-    let mut status: c_int = 0;
-    let object = stream.handle as Object;
-    // SAFETY: the program passes this stream to a submission.
-    let result = unsafe {
-        if stream.per_thread {
-            driver::stream_is_capturing_per_thread(object, &raw mut status)
-        } else {
-            driver::stream_is_capturing(object, &raw mut status)
-        }
-    };
-    // An error says that the question itself would disturb a capture.
-    result != SUCCESS || status != 0
-}
-
 /// Before a submission. Waits while the gate is closed, and while too much of this program's work is in flight.
 pub fn enter(index: usize, arguments: Arguments) -> u64 {
-    if CAPTURES.load(Ordering::Relaxed) > 0 && capturing(stream(index, arguments)) {
+    if captures::any() && stream(index, arguments).is_capturing() {
         // The driver looks at addresses when it records a copy.
         memory::present();
         return PASSED;
@@ -181,8 +119,18 @@ pub fn leave(index: usize, arguments: Arguments, token: u64, result: c_int) {
             SUCCESS => pace::submitted(stream(index, arguments), key(index, arguments), copy),
             _ => pace::failed(stream(index, arguments)),
         }
+        if !streams::is_known(index) {
+            pace::unmeasured();
+            fences::submitted_anywhere();
+        }
     } else if result == SUCCESS {
-        lone::submitted(|| stream(index, arguments));
+        let stream = stream(index, arguments);
+        if streams::is_known(index) {
+            fences::submitted(stream);
+        } else {
+            fences::submitted_anywhere();
+        }
+        lone::submitted(|| stream);
     }
     done(token as usize);
 }
@@ -296,91 +244,6 @@ pub fn open(reason: u32) {
 /// Says if the gate is open to work once `reason` is taken away, but for what the program's own threads close it for.
 pub fn opens_without(reason: u32) -> bool {
     CLOSED.load(Ordering::SeqCst) & !reason & (TURN | ORDER) == 0
-}
-
-/// Returns whether a stream of this program captures.
-pub fn captures() -> bool {
-    CAPTURES.load(Ordering::SeqCst) > 0
-}
-
-macro_rules! begin {
-    ($name:ident, $real:ident($($arg:ident: $ty:ty),*)) => {
-        /// Begins a capture, but not while a drain asks contexts to synchronise: that would end the capture.
-        unsafe extern "C" fn $name($($arg: $ty),*) -> c_int {
-            let stripe = pass();
-            pace::finish_groups();
-            // SAFETY: the caller's promise.
-            let result = unsafe { driver::$real($($arg),*) };
-            if result == SUCCESS {
-                CAPTURES.fetch_add(1, Ordering::SeqCst);
-            }
-            done(stripe);
-            result
-        }
-    };
-}
-
-begin!(begin_capture, stream_begin_capture(stream: Object, mode: c_int));
-begin!(begin_capture_per_thread, stream_begin_capture_per_thread(stream: Object, mode: c_int));
-begin!(begin_capture_to_graph, stream_begin_capture_to_graph(
-    stream: Object, graph: Object, nodes: *const std::ffi::c_void, data: *const std::ffi::c_void, count: usize,
-    mode: c_int));
-begin!(begin_capture_to_graph_per_thread, stream_begin_capture_to_graph_per_thread(
-    stream: Object, graph: Object, nodes: *const std::ffi::c_void, data: *const std::ffi::c_void, count: usize,
-    mode: c_int));
-
-fn ended(stream: Stream, was: bool) {
-    // A capture that failed is over as well, whatever the call returned.
-    if was && !capturing(stream) {
-        let _ = CAPTURES.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
-    }
-}
-
-unsafe extern "C" fn end_capture(stream: Object, graph: *mut Object) -> c_int {
-    let named = Stream { handle: stream as u64, per_thread: false };
-    let was = capturing(named);
-    // SAFETY: the caller's promise.
-    let result = unsafe { driver::stream_end_capture(stream, graph) };
-    ended(named, was);
-    result
-}
-
-unsafe extern "C" fn end_capture_per_thread(stream: Object, graph: *mut Object) -> c_int {
-    let named = Stream { handle: stream as u64, per_thread: true };
-    let was = capturing(named);
-    // SAFETY: the caller's promise.
-    let result = unsafe { driver::stream_end_capture_per_thread(stream, graph) };
-    ended(named, was);
-    result
-}
-
-unsafe extern "C" fn stream_destroy(stream: Object) -> c_int {
-    pace::forget(stream as u64);
-    memory::stream_ends(stream as u64);
-    // SAFETY: the caller's promise.
-    unsafe { driver::stream_destroy(stream) }
-}
-
-unsafe extern "C" fn stream_destroy_first(stream: Object) -> c_int {
-    pace::forget(stream as u64);
-    memory::stream_ends(stream as u64);
-    // SAFETY: as above.
-    unsafe { driver::stream_destroy_first(stream) }
-}
-
-/// Functions of this module by symbol.
-pub fn ours(index: usize) -> Option<*mut ()> {
-    Some(match index {
-        at::cuStreamBeginCapture_v2 => begin_capture as *mut (),
-        at::cuStreamBeginCapture_v2_ptsz => begin_capture_per_thread as *mut (),
-        at::cuStreamBeginCaptureToGraph => begin_capture_to_graph as *mut (),
-        at::cuStreamBeginCaptureToGraph_ptsz => begin_capture_to_graph_per_thread as *mut (),
-        at::cuStreamEndCapture => end_capture as *mut (),
-        at::cuStreamEndCapture_ptsz => end_capture_per_thread as *mut (),
-        at::cuStreamDestroy_v2 => stream_destroy as *mut (),
-        at::cuStreamDestroy => stream_destroy_first as *mut (),
-        _ => return None,
-    })
 }
 
 #[cfg(test)]

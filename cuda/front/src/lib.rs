@@ -5,7 +5,8 @@
 //! the slots of what a mediator must know get functions of ours instead, and so do the answers of `cuGetProcAddress`
 //! (`lookup`):
 //! - memory (`memory`): allocations lie in chunks of the owner's, at addresses that never change; what cannot move is counted;
-//! - submissions (`gate`, `pace`, `lone`): held while the tenant's turn is over or its chunks move, and bounded in time ahead;
+//! - submissions (`gate`, `pace`, `lone`): held while the tenant's turn is over or its chunks move, and bounded in time ahead, by
+//!   the stream that each goes to (`streams`); while a stream captures (`captures`), the ends of work are known by `fences`;
 //! - the connection (`tenant`): one thread obeys the owner.
 //!
 //! The same file is `libnvidia-ml.so.1` as well (`nvml`): NVML's functions pass, but those that tell of a card's memory.
@@ -17,8 +18,10 @@
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("the stubs are written for x86-64 Linux");
 
+mod captures;
 mod contexts;
 mod driver;
+mod fences;
 mod gate;
 mod loader;
 mod log;
@@ -30,4 +33,5 @@ mod pace;
 mod requests;
 mod slots;
 mod start;
+mod streams;
 mod tenant;

@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::captures;
 use crate::driver;
-use crate::gate::{self, Stream};
 use crate::pace::{self, Event};
+use crate::streams::Stream;
 
 /// Marks of a stream that are in flight at most.
 const MOST: usize = 4;
@@ -105,7 +106,7 @@ pub fn submitted(stream: impl FnOnce() -> Stream) {
 fn mark(stream: Stream) -> u32 {
     let mut lone = lock();
     // The event would become a part of the capture.
-    if !gate::captures() {
+    if !captures::any() {
         let (context, now) = (driver::current_context() as u64, Instant::now());
         pace::quietly(|| {
             lone.reap(now, false, has_passed);

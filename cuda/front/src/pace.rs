@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use cuda_protocol::Usage;
 use foldhash::{HashMap, HashSet};
 
+use crate::captures;
 use crate::driver::{self, Object, SUCCESS};
-use crate::gate::{self, Stream};
+use crate::streams::Stream;
 
 /// Nanoseconds assumed at least for work that was never seen.
 const UNKNOWN_NS: f64 = 200_000.0;
@@ -181,6 +182,11 @@ pub fn bound(run_ahead_us: u32) {
     }
 }
 
+/// Notes that something may be in flight that was not measured.
+pub fn unmeasured() {
+    UNMEASURED.store(true, Ordering::SeqCst);
+}
+
 /// Notes that nothing is in flight that was not measured.
 pub fn all_measured() {
     UNMEASURED.store(!active(), Ordering::SeqCst);
@@ -268,7 +274,10 @@ pub fn submitted(stream: Stream, key: u64, copy: bool) {
     group.estimate += estimate;
     group.unknown_ns = unknown;
     group.sure &= known.is_some_and(|length| length.steady >= STEADY);
+    // A stream may join a capture, and another thread's own one is out of reach: what they have gets its end at once.
     let full = known.is_none()
+        || captures::any()
+        || stream.is_threads_own()
         || group.keys.len() as u32 >= LONGEST_GROUP
         || group.estimate * GROUPS_OF_BOUND >= BOUND_NS.load(Ordering::Relaxed) as f64;
     if full {
@@ -390,15 +399,22 @@ impl Pace {
                 continue;
             }
             let (context, stream) = (group.context, group.stream);
+            // Its own thread has ended the group, or is about to.
+            if !stream.is_in_reach() {
+                continue;
+            }
             // The event would become a part of the capture. The group ends when the capture has.
-            if gate::captures() && gate::capturing(stream) {
+            if captures::any() && stream.is_capturing() {
                 continue;
             }
             let end = within(context, || self.event(context).filter(|event| record(*event, stream)));
-            // A stream that takes no event has nothing that could be waited for.
+            // Of a stream that takes no event nothing can be told: the next drain waits for all that its context has.
             match end {
                 Some(end) => self.groups[at].end = Some(end),
-                None => self.groups[at].estimate = f64::NAN,
+                None => {
+                    UNMEASURED.store(true, Ordering::SeqCst);
+                    self.groups[at].estimate = f64::NAN;
+                }
             }
         }
         self.groups.retain(|group| !group.estimate.is_nan());
@@ -492,20 +508,13 @@ impl Pace {
 
 /// Runs `work` in a way that disturbs no capture of another stream.
 pub fn quietly<T>(work: impl FnOnce() -> T) -> T {
-    if gate::captures() { driver::relaxed(work) } else { work() }
+    if captures::any() { driver::relaxed(work) } else { work() }
 }
 
 /// Records an event at the end of what a stream has; whether that could be done.
 pub fn record(event: Event, stream: Stream) -> bool {
     // SAFETY: the event is ours; the program has submitted to the stream and has not destroyed it.
-    let result = unsafe {
-        if stream.per_thread {
-            driver::event_record_per_thread(event.raw(), stream.handle as Object)
-        } else {
-            driver::event_record(event.raw(), stream.handle as Object)
-        }
-    };
-    result == SUCCESS
+    stream.is_in_reach() && unsafe { driver::event_record(event.raw(), stream.object()) == SUCCESS }
 }
 
 /// Runs `work` with `context` current to this thread.

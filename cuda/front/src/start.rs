@@ -7,7 +7,7 @@ use std::ffi::c_int;
 
 use crate::driver::{self, SUCCESS};
 use crate::slots::{GATED, GATES, NAMES_MEMORY, PRESENTS, at};
-use crate::{contexts, gate, lookup, memory, tenant};
+use crate::{captures, contexts, lookup, memory, tenant};
 
 /// `cuInit`: a program that is to be a tenant and cannot be one does not run beside its limits.
 unsafe extern "C" fn init(flags: u32) -> c_int {
@@ -26,7 +26,7 @@ pub fn ours(index: usize) -> Option<*mut ()> {
         .or_else(|| lookup::ours(index))
         .or_else(|| memory::ours(index))
         .or_else(|| contexts::ours(index))
-        .or_else(|| gate::ours(index))
+        .or_else(|| captures::ours(index))
         .or_else(|| gated().flatten())
         .or_else(|| present().flatten())
 }

@@ -20,7 +20,7 @@ use crate::driver::{self, Object, SUCCESS};
 use crate::log::report;
 use crate::pace::Left;
 use crate::requests::{self, Answer, answer};
-use crate::{gate, loader, memory, pace};
+use crate::{captures, fences, gate, loader, memory, pace};
 
 static TENANT: OnceLock<Tenant> = OnceLock::new();
 /// Descriptor of the connection, for the child after `fork`.
@@ -415,7 +415,7 @@ impl Agent {
         }
         loop {
             match pace::left() {
-                Left::About(_) | Left::Nothing if gate::captures() => return false,
+                Left::About(_) | Left::Nothing if captures::any() => return false,
                 Left::Nothing => return pace::is_measured(),
                 Left::About(left) if left <= lead => {
                     return self.announce(run, left)
@@ -494,20 +494,30 @@ fn drain(deadline: Option<Instant>) -> bool {
         }
         std::thread::sleep(Duration::from_micros(20));
     }
-    if gate::captures() {
-        // A context that captures must not be synchronised. What was measured has ended; what was not, may not have.
-        return pace::active();
+    // A context in which a stream captures must not be synchronised.
+    while !(!captures::any() && synchronize() || fences::have_passed()) {
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(50));
     }
+    pace::all_measured();
+    true
+}
+
+/// Waits for all that the program's contexts have; false if one captures that nobody was told of.
+fn synchronize() -> bool {
     let contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default();
     for context in contexts {
         // SAFETY: the program's context; one that it has destroyed is refused by the driver.
-        unsafe {
-            if driver::ctx_set_current(context as Object) == SUCCESS {
-                driver::ctx_synchronize();
-            }
+        let result = unsafe {
+            if driver::ctx_set_current(context as Object) == SUCCESS { driver::ctx_synchronize() } else { SUCCESS }
+        };
+        if driver::CAPTURE_FORBIDS.contains(&result) {
+            return false;
         }
     }
-    pace::all_measured();
+    fences::all_passed();
     true
 }
 
@@ -524,7 +534,7 @@ fn bind() {
 pub fn drained(work: impl FnOnce() -> std::ffi::c_int) -> std::ffi::c_int {
     let before = driver::current_context();
     gate::close(gate::EXPORT, None);
-    let result = if gate::captures() {
+    let result = if captures::any() {
         // Work that is captured must not be waited for.
         driver::CAPTURE_UNSUPPORTED
     } else {

@@ -110,6 +110,10 @@ functions! {
     raw_attributes = cuPointerGetAttributes(count: u32, kinds: *const c_int, to: *const *mut u64, at: u64);
     raw_range = cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usize, at: u64);
     raw_stream = cuStreamCreate(stream: *mut u64, flags: u32);
+    raw_event = cuEventCreate(event: *mut u64, flags: u32);
+    raw_record = cuEventRecord(event: u64, stream: u64);
+    raw_wait = cuStreamWaitEvent(stream: u64, event: u64, flags: u32);
+    raw_destroy = cuStreamDestroy_v2(stream: u64);
     raw_stream_finish = cuStreamSynchronize(stream: u64);
     raw_begin = cuStreamBeginCapture_v2(stream: u64, mode: c_int);
     raw_end = cuStreamEndCapture(stream: u64, graph: *mut u64);
@@ -378,6 +382,37 @@ impl Cuda {
         work()?;
         self.raw_end(stream, &raw mut graph)?;
         self.raw_instantiate(&raw mut made, graph, 0).map(|()| made)
+    }
+
+    /// Begins a capture in global mode, and leaves it open.
+    pub fn begin_capture(&self, stream: u64) -> Result<(), Failed> {
+        self.raw_begin(stream, 0)
+    }
+
+    /// Ends a capture; the graph, ready to be launched.
+    pub fn end_capture(&self, stream: u64) -> Result<u64, Failed> {
+        let (mut graph, mut made) = (0, 0);
+        self.raw_end(stream, &raw mut graph)?;
+        self.raw_instantiate(&raw mut made, graph, 0).map(|()| made)
+    }
+
+    /// A new stream that waits for the default one, and the other way round.
+    pub fn blocking_stream(&self) -> Result<u64, Failed> {
+        let mut stream = 0;
+        self.raw_stream(&raw mut stream, 0).map(|()| stream)
+    }
+
+    /// Destroys a stream; its work goes on.
+    pub fn destroy(&self, stream: u64) -> Result<(), Failed> {
+        self.raw_destroy(stream)
+    }
+
+    /// Has a stream wait for what another one has now.
+    pub fn join(&self, stream: u64, other: u64) -> Result<(), Failed> {
+        let mut event = 0;
+        self.raw_event(&raw mut event, 2)?;
+        self.raw_record(event, other)?;
+        self.raw_wait(stream, event, 0)
     }
 
     /// Launches a graph.

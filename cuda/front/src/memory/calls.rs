@@ -9,10 +9,12 @@ use cuda_protocol::FromTenant;
 
 use super::chunks::{self, Memory};
 use super::fixed;
+use crate::captures;
 use crate::driver::{self, Address, Handle, INVALID_VALUE, Object, SUCCESS};
 use crate::requests::{self, Answer};
 use crate::slots::at;
-use crate::{gate, tenant};
+use crate::streams::Stream;
+use crate::tenant;
 
 /// `CU_POINTER_ATTRIBUTE_*`: numbers of what the driver would answer for a chunk instead of the allocation.
 mod attribute {
@@ -108,13 +110,10 @@ unsafe extern "C" fn mem_free(address: Address) -> c_int {
 }
 
 fn captures(stream: Object, per_thread: bool) -> bool {
-    if !gate::captures() {
+    if !captures::any() {
         return false;
     }
-    let mut status: c_int = 0;
-    let ask = if per_thread { driver::stream_is_capturing_per_thread } else { driver::stream_is_capturing };
-    // SAFETY: the program names this stream.
-    unsafe { ask(stream, &raw mut status) != SUCCESS || status != 0 }
+    Stream::named(stream as u64, per_thread).is_capturing()
 }
 
 macro_rules! ordered {

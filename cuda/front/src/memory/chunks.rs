@@ -18,8 +18,8 @@ use super::opened::Opened;
 use super::ordered::{Behind, Lane, Ordered};
 use super::pages::{Driver, POSIX};
 use super::region::Region;
+use crate::captures;
 use crate::driver::{self, Address, Handle, OUT_OF_MEMORY, Object, SUCCESS};
-use crate::gate;
 use crate::log::report;
 use crate::requests::{self, Answer};
 use crate::tenant;
@@ -188,7 +188,7 @@ pub fn free(address: Address) -> bool {
     if memory.freeable(address).is_none() {
         return false;
     }
-    if gate::captures() {
+    if captures::any() {
         // Work that is being captured must not be waited for: it goes when an allocation looks next.
         memory.ordered.put_behind(driver::current_context() as u64, Behind::All, address);
         return true;
@@ -261,7 +261,7 @@ pub fn contexts_end() {
 
 /// Frees what may be freed by now, or with `wait` all; whether anything was freed. A context must be current.
 fn free_released(wait: bool) -> bool {
-    if gate::captures() {
+    if captures::any() {
         return false;
     }
     if let Some(memory) = lock().as_mut() {
@@ -273,7 +273,7 @@ fn free_released(wait: bool) -> bool {
 /// As [`settle`], of what is at hand for no stream.
 fn collect(wait: bool) -> bool {
     let guard = lock();
-    let Some(memory) = guard.as_ref().filter(|memory| !memory.ordered.is_empty() && !gate::captures()) else {
+    let Some(memory) = guard.as_ref().filter(|memory| !memory.ordered.is_empty() && !captures::any()) else {
         return false;
     };
     let wait = wait || memory.ordered.waits_for_all();
@@ -604,7 +604,7 @@ impl Memory {
             unsafe { driver::ctx_set_current(lane.context as Object) };
         }
         let query = if lane.per_thread { driver::stream_query_per_thread } else { driver::stream_query };
-        let behind = if gate::captures() {
+        let behind = if captures::any() {
             Behind::All
         // SAFETY: a stream of the program's that lives.
         } else if unsafe { query(lane.stream as Object) } == SUCCESS {

@@ -15,10 +15,11 @@ use cuda_protocol::{FixedKind, FromTenant};
 
 use super::calls::card;
 use super::{chunks, fixed};
+use crate::captures;
 use crate::driver::{self, OUT_OF_MEMORY, Object, SUCCESS};
-use crate::gate::{self, Stream};
 use crate::requests::{self, Answer};
 use crate::slots::{GATES, at};
+use crate::streams::Stream;
 
 /// `CU_GRAPH_NODE_TYPE_*`: a graph in a graph, an allocation, and a condition with graphs of its own.
 const CHILD: c_int = 4;
@@ -150,10 +151,10 @@ macro_rules! launched {
 
         unsafe extern "C" fn $launch(graph: Object, stream: Object) -> c_int {
             let known = is_known(graph);
-            let named = Stream { handle: stream as u64, per_thread: $per_thread };
+            let named = Stream::named(stream as u64, $per_thread);
             // SAFETY: the caller's promise.
             unsafe {
-                if known && !(gate::captures() && gate::capturing(named)) {
+                if known && !(captures::any() && named.is_capturing()) {
                     let result = reserve(at::$real_upload, graph, stream);
                     if result != SUCCESS {
                         return result;

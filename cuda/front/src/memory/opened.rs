@@ -17,12 +17,13 @@ use cuda_protocol::{Chunk, ChunkId, FromTenant, Refusal, Share};
 use super::chunks;
 use super::handles::{Backing, Pages as _};
 use super::pages::Driver;
+use crate::captures;
 use crate::driver::{
     self, Access, Address, Handle, INVALID_CONTEXT, INVALID_VALUE, Ipc, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS,
 };
 use crate::requests::{self, Answer};
 use crate::slots::at;
-use crate::{gate, tenant};
+use crate::tenant;
 
 /// Mark of a handle of ours.
 const MARK: u64 = u64::from_le_bytes(*b"mediated");
@@ -286,7 +287,7 @@ unsafe extern "C" fn close_handle(address: Address) -> c_int {
         // SAFETY: the caller's promise.
         return unsafe { driver::ipc_close_mem_handle(address) };
     }
-    if !gate::captures() {
+    if !captures::any() {
         // SAFETY: no pointers. Work that uses the memory ends before it goes.
         unsafe { driver::ctx_synchronize() };
     }

@@ -2,8 +2,8 @@
 
 use super::*;
 
-const ONE: Stream = Stream { handle: 5, per_thread: false };
-const OTHER: Stream = Stream { handle: 6, per_thread: false };
+const ONE: Stream = Stream::of_test(5);
+const OTHER: Stream = Stream::of_test(6);
 
 /// So many marks of a stream, made at `at`.
 fn flying(lone: &mut Lone, stream: Stream, count: usize, at: Instant) {

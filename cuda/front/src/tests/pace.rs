@@ -1,9 +1,10 @@
 //! Groups of work, their lengths, and when their ends are looked for.
 
 use super::*;
+use crate::gate;
 use crate::slots::Arguments;
 
-const STREAM: Stream = Stream { handle: 5, per_thread: false };
+const STREAM: Stream = Stream::of_test(5);
 
 thread_local! {
     static CURRENT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
@@ -144,7 +145,7 @@ fn what_was_submitted_before_a_length_was_known_corrects_what_is_known_by_now() 
 
 #[test]
 fn a_copy_may_run_beside_a_long_kernel_of_another_stream() {
-    let other = Stream { handle: 6, per_thread: false };
+    let other = Stream::of_test(6);
     let mut pace = flying(&[(21.0, true)], Instant::now());
     assert!(pace.is_free_for(other) && !pace.is_free_for(STREAM));
     pace.groups.extend(flying(&[(21.0, true)], Instant::now()).groups);

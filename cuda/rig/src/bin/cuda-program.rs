@@ -143,10 +143,43 @@ enum What {
         #[arg(long, default_value_t = 20)]
         ask_ms: u64,
     },
+    /// Submits work that takes so long, opens a capture, and prints that. A line of standard input has it end the capture, launch what
+    /// was captured, and print the card's time that its work took, in microseconds.
+    OpenCapture {
+        /// Microseconds of one kernel.
+        #[arg(long)]
+        kernel_us: u64,
+        /// Kernels before the capture.
+        #[arg(long)]
+        kernels: u64,
+        /// Stream of the work before the capture.
+        #[arg(long, value_enum, default_value_t = Where::Other)]
+        stream: Where,
+        /// Kernels each in between, in another stream, once a line of standard input has come.
+        #[arg(long, default_value_t = 0)]
+        beside: u64,
+    },
     /// Prints what NVML says of the card's memory, in MiB, once and again after a fork; never calls the driver.
     Nvml,
     /// Prints the processes that NVML shows on the card, and never calls the driver.
     Processes,
+}
+
+/// Stream of work before a capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Where {
+    /// Another one than that of the capture.
+    Other,
+    /// The default stream.
+    Default,
+    /// Own default stream of the thread that opens the capture.
+    Thread,
+    /// Own default stream of another thread.
+    OtherThread,
+    /// The stream that captures.
+    Same,
+    /// One that is destroyed.
+    Destroyed,
 }
 
 fn main() -> Result<()> {
@@ -180,6 +213,9 @@ fn main() -> Result<()> {
         What::OwnFill { step_mib } => print(own::fill(cuda, step_mib)?),
         What::Fork => fork(cuda),
         What::Look => look(cuda),
+        What::OpenCapture { kernel_us, kernels, stream, beside } => {
+            open_capture(cuda, kernel_us, kernels, stream, beside)
+        }
         What::Neighbour { kernel_us, mib, ask_ms } => {
             neighbour::work(cuda, kernel_us, mib, Duration::from_millis(ask_ms), &lines())
         }
@@ -265,6 +301,48 @@ fn lines() -> std::sync::mpsc::Receiver<String> {
     let (lines, input) = std::sync::mpsc::channel();
     std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
     input
+}
+
+fn open_capture(cuda: Cuda, kernel_us: u64, kernels: u64, place: Where, beside: u64) -> Result<()> {
+    let lines = lines();
+    let spin = cuda.kernel("spin")?;
+    let word = cuda.alloc(4096)?;
+    cuda.set(word, 0, 8)?;
+    cuda.finish_all()?;
+    // What waits for the default stream, and captures, keeps that from being used.
+    let captured = if place == Where::Default { cuda.blocking_stream()? } else { cuda.stream()? };
+    let other = cuda.stream()?;
+    let stream = match place {
+        Where::Other | Where::Destroyed => other,
+        Where::Default => 0,
+        Where::Thread | Where::OtherThread => 2,
+        Where::Same => captured,
+    };
+    let launch = move || (0..kernels).try_for_each(|_| cuda.launch(spin, &[kernel_us, word], stream));
+    if place == Where::OtherThread {
+        let launched = std::thread::spawn(move || cuda.enter().and_then(|()| launch()));
+        launched.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+    } else {
+        launch()?;
+    }
+    if place == Where::Destroyed {
+        cuda.destroy(other)?;
+    }
+    cuda.begin_capture(captured)?;
+    cuda.launch(spin, &[1000, word], captured)?;
+    println!("captures");
+    lines.recv()?;
+    if beside > 0 {
+        let more = cuda.stream()?;
+        (0..beside).try_for_each(|_| cuda.launch(spin, &[kernel_us, word], more))?;
+        println!("launched");
+        lines.recv()?;
+    }
+    let graph = cuda.end_capture(captured)?;
+    cuda.graph(graph, captured)?;
+    cuda.finish_all()?;
+    println!("{}", cuda.read(word, 1)?[0]);
+    Ok(())
 }
 
 fn fill(cuda: Cuda, step_mib: u64) -> Result<()> {

@@ -167,3 +167,71 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     neighbour.end();
     describe(serving);
 }
+
+/// A program alone on the card with 3 s of work in flight, which opens a capture; then the neighbour comes.
+fn capture(stream: &str, max_run_ms: &str) -> (Rig, Program, Program, Neighbour) {
+    let rig = Rig::new(256);
+    let serving = owner(&rig, 64, &["--quanta", "off", "--max-run-ms", max_run_ms]);
+    let arguments = ["open-capture", "--kernel-us", "500000", "--kernels", "6", "--stream", stream];
+    let mut program = rig.program("a", &arguments);
+    assert_eq!(program.line(), "captures");
+    let neighbour = Neighbour::begin(&rig, "b", &[]);
+    (rig, serving, program, neighbour)
+}
+
+/// Streams of the work before the capture, in all of which its end can be seen while the capture is open.
+const STREAMS: [&str; 5] = ["other", "default", "thread", "same", "destroyed"];
+
+#[test]
+fn work_before_a_capture_that_stays_open_is_its_own_tenants() {
+    for stream in STREAMS {
+        let (_rig, mut serving, mut program, mut neighbour) = capture(stream, "20000");
+        neighbour.works();
+        let view = accounts(&mut serving);
+        let charged = [0, 1].map(|tenant| account(&view, tenant, "charged_ns") / 1_000_000);
+        assert!(charged[0] >= 2_500, "{stream}: ms charged {charged:?}");
+        assert!(charged[1] <= 500, "{stream}: ms charged {charged:?}");
+        // The capture is open still, and whole.
+        program.say("end it");
+        let us: u64 = program.end().parse().expect("a number");
+        assert!(us >= 3_001_000, "{stream}: {us}");
+        neighbour.end();
+        let view = describe(serving);
+        assert_eq!([0, 1].map(|tenant| account(&view, tenant, "killed")), [0, 0], "{view}");
+    }
+}
+
+#[test]
+fn a_capture_that_stays_open_gets_its_own_program_killed() {
+    // Of another thread's own stream nothing can be told: its tenant keeps the turn, up to the limit.
+    for stream in ["other", "other-thread"] {
+        let (_rig, mut serving, mut program, mut neighbour) = capture(stream, "1000");
+        neighbour.works();
+        let view = accounts(&mut serving);
+        let killed = [0, 1].map(|tenant| account(&view, tenant, "killed"));
+        assert_eq!(killed, [1, 0], "{stream}: the neighbour pays with its program: {view}");
+        assert!(!program.child.wait().expect("ends").success());
+        neighbour.end();
+        describe(serving);
+    }
+}
+
+#[test]
+fn work_beside_an_open_capture_is_waited_for() {
+    let rig = Rig::new(256);
+    let mut serving = owner(&rig, 64, &["--quanta", "off", "--max-run-ms", "20000"]);
+    let arguments = ["open-capture", "--kernel-us", "500000", "--kernels", "1", "--beside", "5"];
+    let mut program = rig.program("a", &arguments);
+    assert_eq!(program.line(), "captures");
+    program.say("more");
+    assert_eq!(program.line(), "launched");
+    let mut neighbour = Neighbour::start(&rig, "b", &[]);
+    let view = accounts(&mut serving);
+    let charged = [0, 1].map(|tenant| account(&view, tenant, "charged_ns") / 1_000_000);
+    assert!(charged[0] >= 2_500 && charged[1] <= 500, "ms charged {charged:?}");
+    neighbour.report();
+    program.say("end it");
+    assert_eq!(program.end(), "3001000");
+    neighbour.end();
+    describe(serving);
+}
