@@ -15,6 +15,7 @@
 //! - [`holdings`]: what a process holds, and so what it has lost;
 //! - [`http`]: questions to a daemon's API, or to what watches it;
 //! - [`light`]: guests without a VMM that compute, in this process;
+//! - [`scale`]: small workloads, or the full ones;
 //! - [`klog`]: the guest kernel's log, by level;
 //! - [`wait`]: every wait is bounded, and when it fails it shows the end of the logs.
 //!
@@ -33,7 +34,8 @@
 //! `GPU_MEDIATOR_BIN_DIR`).
 //!
 //! Environment: `GPU_MEDIATOR_BIN_DIR` (where `mediatord` is), `GPU_MEDIATOR_ACCEL` (`kvm` or `tcg`),
-//! `GPU_MEDIATOR_KEEP` (keep logs and sockets), `GPU_MEDIATOR_TIME_SCALE` (multiplies every time limit).
+//! `GPU_MEDIATOR_KEEP` (keep logs and sockets), `GPU_MEDIATOR_TIME_SCALE` (multiplies every time limit),
+//! `GPU_MEDIATOR_FULL` (full workloads).
 //!
 //! Sources: QEMU's `qmp-spec` and `qemu-system-x86_64(1)`.
 
@@ -56,6 +58,7 @@ pub mod nest;
 mod process;
 pub mod qmp;
 pub mod rogues;
+pub mod scale;
 pub mod vm;
 pub mod wait;
 pub mod xen;

@@ -125,6 +125,9 @@ struct TestArgs {
     /// Test beside so many busy loops.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=i64::from(load::MOST)))]
     beside_load: u32,
+    /// Run the full scale as well: the tests in a module named `full`, and the others with their full workloads.
+    #[arg(long)]
+    full: bool,
     /// Run only the tests whose name contains this.
     #[arg(value_name = "FILTER")]
     filter: Option<String>,

@@ -3,13 +3,13 @@
 //! A process for each test tells what one test costs: its time, and the CPU time of all that it started, which means the
 //! same on a busy host. It also lets the tests of one program run beside those of another.
 
+use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Seek};
 use std::ops::AddAssign;
 use std::process::Child;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,16 @@ const REPORT: &str = "REPORT ";
 pub struct Test<'a> {
     pub program: &'a Program,
     pub name: String,
+    pub load: Load,
+}
+
+/// Processors that a test occupies while it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// So many; all that there are if there are fewer.
+    Processors(usize),
+    /// Hardly any: the test waits most of the time. One such test at a time runs next to the others.
+    Waits,
 }
 
 /// Time of a test.
@@ -42,6 +52,9 @@ pub struct Test<'a> {
 pub struct Taken {
     /// Package, target and name.
     pub test: String,
+    /// The program's target: for an integration test the name of its suite.
+    pub target: String,
+    pub passed: bool,
     /// From start to end.
     pub elapsed: Duration,
     /// CPU time of its process and of those that it started and waited for.
@@ -61,6 +74,8 @@ pub struct Outcome {
 pub struct Failure {
     /// Package, target and name.
     pub test: String,
+    /// The program's target.
+    pub target: String,
     /// Lines of its output that say so.
     pub why: Vec<String>,
 }
@@ -73,24 +88,110 @@ impl AddAssign for Outcome {
     }
 }
 
+impl Outcome {
+    /// Returns the part of the outcome that belongs to the programs of one target.
+    pub fn of_target(&self, target: &str) -> Self {
+        let taken: Vec<Taken> = self.taken.iter().filter(|taken| taken.target == target).cloned().collect();
+        let mut tally = Tally::default();
+        taken.iter().for_each(|taken| tally += Tally::one(taken.passed));
+        let failures = self.failures.iter().filter(|failure| failure.target == target).cloned().collect();
+        Self { tally, taken, failures }
+    }
+
+    /// Returns the sum of the tests' CPU times.
+    pub fn cpu(&self) -> Duration {
+        self.taken.iter().map(|taken| taken.cpu).sum()
+    }
+}
+
+/// Queue of tests, and the processors that are free for them. Tests start in the order of the queue; one that waits most of
+/// the time overtakes those that wait for processors.
+struct Queue {
+    waiting: VecDeque<usize>,
+    working: VecDeque<(usize, usize)>,
+    free: usize,
+    /// No test that waits most of the time is running.
+    quiet: bool,
+}
+
+impl Queue {
+    fn new(tests: &[Test<'_>], processors: usize) -> Self {
+        let (mut waiting, mut working) = (VecDeque::new(), VecDeque::new());
+        for (at, test) in tests.iter().enumerate() {
+            match test.load {
+                Load::Waits => waiting.push_back(at),
+                Load::Processors(count) => working.push_back((at, count.clamp(1, processors))),
+            }
+        }
+        Self { waiting, working, free: processors, quiet: true }
+    }
+
+    /// Takes the next test that may start now, and the processors that it occupies.
+    fn start(&mut self) -> Option<(usize, usize)> {
+        if let Some(at) = self.quiet.then(|| self.waiting.pop_front()).flatten() {
+            self.quiet = false;
+            return Some((at, 0));
+        }
+        let next = self.working.pop_front_if(|(_, count)| *count <= self.free)?;
+        self.free -= next.1;
+        Some(next)
+    }
+
+    /// Frees the processors of a test that has ended.
+    fn end(&mut self, processors: usize) {
+        self.free += processors;
+        self.quiet |= processors == 0;
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.working.is_empty()
+    }
+}
+
 /// Manner in which tests are run.
 #[derive(Clone, Copy, Debug)]
 pub struct Manner<'a> {
-    /// So many at the same time.
+    /// Processors that tests may occupy together.
     pub at_once: usize,
     /// A test that has not ended after so long is ended, and has failed. Multiplied by `GPU_MEDIATOR_TIME_SCALE`, as every
     /// limit of tests is.
     pub limit: Duration,
     /// Variables that their environment has besides.
     pub variables: &'a [(&'a str, &'a OsStr)],
+    /// Sets [`FULL_VARIABLE`].
+    pub full: bool,
+}
+
+/// Makes tests run their full workloads; `tests::scale` reads it.
+const FULL_VARIABLE: &str = "GPU_MEDIATOR_FULL";
+
+/// Returns true if a test belongs to the full scale only: one of the modules in its name is `full`.
+pub fn is_full_scale(test: &str) -> bool {
+    test.split("::").any(|module| module == "full")
 }
 
 /// Runs tests. Prints a line for each, what it reports, and the output of those that fail.
 pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
-    let (next, outcome) = (AtomicUsize::new(0), Mutex::new(Outcome::default()));
+    let at_once = manner.at_once.max(1);
+    let (queue, ended) = (Mutex::new(Queue::new(tests, at_once)), Condvar::new());
+    let outcome = Mutex::new(Outcome::default());
+    let next = || {
+        let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match queue.start() {
+                Some(next) => return Some(next),
+                None if queue.is_empty() => return None,
+                None => queue = ended.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    };
     let work = || -> Result<()> {
-        while let Some(test) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let (passed, taken, output) = run_one(test, manner)?;
+        while let Some((at, processors)) = next() {
+            let test = &tests[at];
+            let ran = run_one(test, manner);
+            queue.lock().unwrap_or_else(PoisonError::into_inner).end(processors);
+            ended.notify_all();
+            let (passed, taken, output) = ran?;
             let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
             let result = if passed { "ok" } else { "FAILED" };
             println!(
@@ -101,7 +202,8 @@ pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
             );
             if !passed {
                 println!("{output}");
-                outcome.failures.push(Failure { test: taken.test.clone(), why: reasons(&output) });
+                let (test, target) = (taken.test.clone(), taken.target.clone());
+                outcome.failures.push(Failure { test, target, why: reasons(&output) });
             }
             // What a test has run on, and how much of what, is of interest when all is well too.
             let begin = format!("test {} ... ", test.name);
@@ -113,7 +215,8 @@ pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
         Ok(())
     };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..manner.at_once.max(1)).map(|_| scope.spawn(work)).collect();
+        // One more for a test that waits most of the time.
+        let workers: Vec<_> = (0..=at_once).map(|_| scope.spawn(work)).collect();
         workers
             .into_iter()
             .try_for_each(|worker| worker.join().map_err(|_| anyhow!("a thread that runs tests has panicked"))?)
@@ -122,10 +225,15 @@ pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
 }
 
 fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)> {
-    let Test { program, name } = test;
+    let Test { program, name, load: _ } = test;
     let mut output = tempfile::tempfile().context("a file for a test's output")?;
     let mut command = program.command();
     command.envs(manner.variables.iter().copied());
+    if manner.full {
+        command.env(FULL_VARIABLE, "1");
+    } else {
+        command.env_remove(FULL_VARIABLE);
+    }
     // Written as it comes: that of a test that is ended is the most interesting, and one that passes may report something.
     command.args([name, "--exact", "--test-threads=1", "--nocapture"]);
     // A file: a pipe would stay open for as long as anything that a test has left behind.
@@ -138,7 +246,7 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     let cpu = cpu_at_end(&child)?;
     let status = child.wait().with_context(|| format!("waiting for the test {name}"))?;
     let test = format!("{}/{} {name}", program.package, program.target);
-    let taken = Taken { test, elapsed: began.elapsed(), cpu };
+    let elapsed = began.elapsed();
     let mut bytes = Vec::new();
     output.rewind().and_then(|()| output.read_to_end(&mut bytes)).context("reading a test's output")?;
     let mut text = String::from_utf8_lossy(&bytes).into_owned();
@@ -149,7 +257,7 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     if !passed && !status.success() {
         text.push_str(&format!("{status}\n"));
     }
-    Ok((passed, taken, text))
+    Ok((passed, Taken { test, target: program.target.clone(), passed, elapsed, cpu }, text))
 }
 
 /// Returns whether a program says that it runs one test: a name that no test has would be a success of none.
@@ -226,6 +334,25 @@ mod tests {
         ));
         assert!(!began_one("\nrunning 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored\n"));
         assert!(!began_one(""));
+    }
+
+    #[test]
+    fn tests_start_in_order_and_one_that_waits_overtakes() {
+        let mut queue =
+            Queue { waiting: [7, 8].into(), working: [(0, 1), (1, 2), (2, 1)].into(), free: 2, quiet: true };
+        assert_eq!((queue.start(), queue.start(), queue.start()), (Some((7, 0)), Some((0, 1)), None));
+        queue.end(1);
+        assert_eq!((queue.start(), queue.start()), (Some((1, 2)), None));
+        queue.end(0);
+        assert_eq!((queue.start(), queue.start()), (Some((8, 0)), None));
+        queue.end(2);
+        assert_eq!((queue.start(), queue.start(), queue.is_empty()), (Some((2, 1)), None, true));
+    }
+
+    #[test]
+    fn full_scale_is_named_by_a_module() {
+        assert!(is_full_scale("upgrade::full::guest_of_6_1_is_upgraded") && is_full_scale("full::boots"));
+        assert!(!is_full_scale("upgrade::guest_is_upgraded_in_full") && !is_full_scale("fuller::boots"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: the suites, one after the other, each with its counts and times.
 
+use std::ops::AddAssign;
 use std::process::Command;
 use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use crate::background::{Background, Priority};
 use crate::load::BusyLoops;
 use crate::programs::{self, Group, Program};
 use crate::run::{cargo, lines};
-use crate::runner::{self, Manner, Outcome, Test, cpu_of_children};
+use crate::runner::{self, Load, Manner, Outcome, Test, cpu_of_children, is_full_scale};
 use crate::tally::{Reader, Tally};
 use crate::{TestArgs, cuda, fuzz, guests, times};
 
@@ -46,8 +47,8 @@ pub enum Suite {
 /// Runner of a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Runner {
-    /// The integration test of the crate `tests` that has the suite's name; with the images of guests, or without.
-    Integration { guests: bool },
+    /// The integration test of the crate `tests` that has the suite's name, with the images of guests.
+    Integration,
     /// All test programs but those, and the examples in documentation.
     Rest,
     /// The test programs of the crates of `cuda`, with NVIDIA's headers.
@@ -62,24 +63,30 @@ impl Suite {
     fn runner(self) -> Runner {
         match self {
             Self::Unit => Runner::Rest,
-            Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Xen => {
-                Runner::Integration { guests: true }
-            }
+            Self::Guest | Self::Hostile | Self::Chaos | Self::Nested | Self::Xen => Runner::Integration,
             Self::Cuda => Runner::Cuda,
             Self::Fleet => Runner::Fleet,
             Self::Fuzz => Runner::Fuzz,
         }
     }
 
-    /// Returns how many of its tests with guests run at the same time on so many CPUs, but for those that are to be
-    /// [alone](is_alone).
-    fn guests_at_once(self, cpus: usize) -> usize {
+    /// Returns the load of one of its tests with guests.
+    fn load(self, test: &str) -> Load {
         match self {
-            // Much of such a test is one guest's boot, which takes one CPU, as a machine that is a host of Xen does.
-            Self::Guest | Self::Hostile | Self::Chaos | Self::Fleet | Self::Xen => cpus.clamp(1, 8),
-            // A machine that has machines of its own takes several CPUs by itself.
-            _ => (cpus / 2).clamp(1, 8),
+            // Guests compete in it for a card's time. A guest whose processor is taken away stands still and gets less.
+            _ if test.starts_with("rogues::") => Load::Processors(usize::MAX),
+            // A machine with two processors, which has machines of its own.
+            Self::Nested => Load::Processors(2),
+            // Daemons of batch systems poll and sleep.
+            Self::Fleet => Load::Waits,
+            // Most of the time one guest boots, with one processor; so does a machine that is a host of Xen.
+            _ => Load::Processors(1),
         }
+    }
+
+    /// Returns true if its integration test needs the images of guests.
+    fn has_guests(self) -> bool {
+        matches!(self.runner(), Runner::Integration | Runner::Fleet)
     }
 
     /// Limit of one of its tests: several times what the longest takes beside busy loops.
@@ -99,7 +106,7 @@ impl Suite {
 pub struct Ran {
     pub name: String,
     pub outcome: Outcome,
-    /// From start to end, with what had to be built for it.
+    /// From start to end, with what had to be built for it; the sum of its tests' times if other suites ran next to it.
     pub elapsed: Duration,
     /// CPU time of all that was started for it.
     pub cpu: Duration,
@@ -115,23 +122,61 @@ pub fn run(args: &TestArgs) -> Result<bool> {
     }
     let _loops = BusyLoops::start(args.beside_load);
     let mut ran = Vec::new();
-    for suite in &suites {
-        println!("suite {}", suite.name());
-        let (began, cpu) = (Instant::now(), cpu_of_children());
-        // What keeps one suite from running is its failure, and the others go on.
-        let outcome = session.run(*suite).unwrap_or_else(|error| {
-            eprintln!("error: suite {}: {error:#}", suite.name());
-            Outcome { tally: Tally::one(false), ..Outcome::default() }
-        });
-        println!("suite {}: {}", suite.name(), outcome.tally);
-        let (elapsed, cpu) = (began.elapsed(), cpu_of_children().saturating_sub(cpu));
-        ran.push(Ran { name: suite.name(), outcome, elapsed, cpu });
+    let has_own_part = |suite: &Suite| suite.runner() != Runner::Integration;
+    let (first, last): (Vec<Suite>, Vec<Suite>) =
+        suites.iter().filter(|suite| has_own_part(suite)).partition(|suite| **suite != Suite::Fuzz);
+    let with_guests: Vec<Suite> = suites.iter().copied().filter(|suite| suite.has_guests()).collect();
+    first.into_iter().for_each(|suite| ran.push(measured(&suite.name(), || session.run(suite))));
+    if !with_guests.is_empty() {
+        // In one run, so that no processor idles at the end of each suite.
+        let names: Vec<String> = with_guests.iter().map(|suite| suite.name()).collect();
+        let all = measured(&names.join(", "), || session.with_guests(&with_guests));
+        for part in with_guests.iter().map(|suite| all.of_suite(*suite)) {
+            match ran.iter_mut().find(|ran: &&mut Ran| ran.name == part.name) {
+                Some(first) => *first += part,
+                None => ran.push(part),
+            }
+        }
+        if all.outcome.taken.is_empty() && !all.outcome.tally.good() {
+            ran.push(all);
+        }
     }
+    last.into_iter().for_each(|suite| ran.push(measured(&suite.name(), || session.run(suite))));
     times::print(&ran);
     let mut total = Tally::default();
     ran.iter().for_each(|ran| total += ran.outcome.tally);
     println!("{total}");
     Ok(total.good())
+}
+
+impl AddAssign for Ran {
+    fn add_assign(&mut self, more: Self) {
+        self.outcome += more.outcome;
+        self.elapsed += more.elapsed;
+        self.cpu += more.cpu;
+    }
+}
+
+impl Ran {
+    /// Returns the part of a run of several suites that belongs to one of them. Its time is the sum of its tests' times.
+    fn of_suite(&self, suite: Suite) -> Self {
+        let outcome = self.outcome.of_target(&suite.name());
+        let (elapsed, cpu) = (outcome.taken.iter().map(|taken| taken.elapsed).sum(), outcome.cpu());
+        Self { name: suite.name(), outcome, elapsed, cpu }
+    }
+}
+
+/// Runs suites and measures that. An error that keeps them from running counts as one failure, and the next suites run.
+fn measured(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Ran {
+    println!("suite {name}");
+    let (began, cpu) = (Instant::now(), cpu_of_children());
+    let outcome = run().unwrap_or_else(|error| {
+        eprintln!("error: suite {name}: {error:#}");
+        Outcome { tally: Tally::one(false), ..Outcome::default() }
+    });
+    let (elapsed, cpu) = (began.elapsed(), cpu_of_children().saturating_sub(cpu));
+    println!("suite {name}: {} in {:.0} s", outcome.tally, elapsed.as_secs_f64());
+    Ran { name: name.to_owned(), outcome, elapsed, cpu }
 }
 
 /// One run of suites, and what they share.
@@ -153,7 +198,7 @@ impl<'a> Session<'a> {
     fn start(args: &'a TestArgs, suites: &[Suite]) -> Self {
         let any = |runner: Runner| suites.iter().any(|suite| suite.runner() == runner);
         // Fetched and made beside the first build and the suites without guests.
-        let guests = any(Runner::Integration { guests: true }) || any(Runner::Fleet);
+        let guests = suites.iter().any(|suite| suite.has_guests());
         let images = guests.then(guests::images);
         let headers = any(Runner::Cuda).then(|| Background::start(Priority::Behind, || cuda::headers().map(drop)));
         Self { args, programs: None, images, headers, fuzzes: any(Runner::Fuzz), targets: None }
@@ -167,7 +212,7 @@ impl<'a> Session<'a> {
 
     fn run(&mut self, suite: Suite) -> Result<Outcome> {
         let cpus = available_parallelism().map_or(1, usize::from);
-        let manner = Manner { at_once: cpus, limit: suite.limit(), variables: &[] };
+        let manner = Manner { at_once: cpus, limit: suite.limit(), variables: &[], full: self.args.full };
         match suite.runner() {
             Runner::Rest => {
                 let programs = self.programs(|program| suite_of(program).is_none() && program.group == Group::Rest)?;
@@ -175,17 +220,10 @@ impl<'a> Session<'a> {
                 outcome.tally += self.documentation()?;
                 Ok(outcome)
             }
-            Runner::Integration { guests } => {
-                let programs = self.programs(|program| suite_of(program) == Some(suite))?;
-                ensure!(!programs.is_empty(), "tests/tests/{}.rs does not exist", suite.name());
-                self.integration(suite, &programs, manner, guests)
-            }
+            Runner::Integration => self.with_guests(&[suite]),
             Runner::Fleet => {
                 let programs = self.programs(|program| program.group == Group::Fleet)?;
-                let mut outcome = self.run_tests(&programs, &manner)?;
-                let hosts = self.programs(|program| suite_of(program) == Some(suite))?;
-                outcome += self.integration(suite, &hosts, manner, true)?;
-                Ok(outcome)
+                self.run_tests(&programs, &manner)
             }
             Runner::Cuda => {
                 let programs = self.programs(|program| program.group == Group::Cuda)?;
@@ -206,22 +244,34 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Runs an integration test of the crate `tests`; with the images of guests, or without.
-    fn integration(&mut self, suite: Suite, programs: &[Program], manner: Manner<'_>, guests: bool) -> Result<Outcome> {
-        if let Some(images) = self.images.as_mut().filter(|_| guests) {
+    /// Runs the integration tests of the crate `tests` that belong to some suites with guests, all in one run.
+    fn with_guests(&mut self, suites: &[Suite]) -> Result<Outcome> {
+        let programs = self.programs(|program| suite_of(program).is_some_and(|suite| suites.contains(&suite)))?;
+        for suite in suites {
+            let exists = programs.iter().any(|program| suite_of(program) == Some(*suite));
+            ensure!(exists, "tests/tests/{}.rs does not exist", suite.name());
+        }
+        if let Some(images) = self.images.as_mut() {
             images.wait()?;
         }
         if self.fuzzes && self.targets.is_none() {
             // A guest that boots alone leaves a part of the processors.
             self.targets = Some(Background::start(Priority::Behind, || fuzz::build(Some(1))));
         }
-        let at_once = if guests { suite.guests_at_once(manner.at_once) } else { manner.at_once };
-        let at_once = self.args.guest_threads.unwrap_or(at_once);
-        let (alone, beside): (Vec<_>, Vec<_>) =
-            self.tests(programs)?.into_iter().partition(|test| guests && is_alone(&test.name));
-        let mut outcome = runner::run(&beside, &Manner { at_once, ..manner })?;
-        outcome += runner::run(&alone, &Manner { at_once: 1, ..manner })?;
-        Ok(outcome)
+        let cpus = available_parallelism().map_or(1, usize::from).clamp(1, 8);
+        let at_once = self.args.guest_threads.unwrap_or(cpus);
+        let mut tests = self.tests(&programs)?;
+        for test in &mut tests {
+            test.load = suite_of(test.program).map_or(test.load, |suite| suite.load(&test.name));
+        }
+        // What occupies several processors goes first, or it would wait while one of them idles; then the longest.
+        tests.sort_by_key(|test| match (test.load, suite_of(test.program)) {
+            (Load::Processors(2..), _) => 0,
+            (_, Some(Suite::Xen)) => 1,
+            _ => 2,
+        });
+        let limit = suites.iter().map(|suite| suite.limit()).max().unwrap_or_default();
+        runner::run(&tests, &Manner { at_once, limit, variables: &[], full: self.args.full })
     }
 
     /// The test programs that are `wanted`.
@@ -235,11 +285,19 @@ impl<'a> Session<'a> {
     /// Those tests of some programs that were asked for.
     fn tests<'p>(&self, programs: &'p [Program]) -> Result<Vec<Test<'p>>> {
         let filter = self.args.filter.as_deref().unwrap_or_default();
-        let wanted = |name: &String| name.contains(filter);
         let mut tests = Vec::new();
+        let mut left_out = 0;
         for program in programs {
-            let names = program.tests()?.into_iter().filter(&wanted);
-            tests.extend(names.map(|name| Test { program, name }));
+            for name in program.tests()?.into_iter().filter(|name| name.contains(filter)) {
+                if is_full_scale(&name) && !self.args.full {
+                    left_out += 1;
+                } else {
+                    tests.push(Test { program, name, load: Load::Processors(1) });
+                }
+            }
+        }
+        if left_out > 0 {
+            println!("{left_out} tests of the full scale are left out; --full runs them");
         }
         Ok(tests)
     }
@@ -261,16 +319,9 @@ fn cargo_test(command: &mut Command) -> Result<Tally> {
     Ok(reader.finish(status.success()))
 }
 
-/// Says whether a test with guests is to have the processors for itself: guests compete in it for a card's time, and one that
-/// stands still because its processor is another's has less of it.
-fn is_alone(test: &str) -> bool {
-    test.starts_with("rogues::")
-}
-
 /// The suite that a program is, if it is one.
 fn suite_of(program: &Program) -> Option<Suite> {
-    let whole = |runner: Runner| matches!(runner, Runner::Integration { .. } | Runner::Fleet);
-    let is = |suite: &Suite| whole(suite.runner()) && suite.name() == program.target;
+    let is = |suite: &Suite| suite.has_guests() && suite.name() == program.target;
     let mut suites = Suite::value_variants().iter().copied();
     if program.integration && program.package == PACKAGE { suites.find(is) } else { None }
 }

@@ -15,11 +15,11 @@ pub fn print(suites: &[Ran]) {
     taken.sort_by_key(|taken| std::cmp::Reverse(taken.elapsed));
     if taken.len() > 1 {
         println!("the slowest tests");
-        for Taken { test, elapsed, cpu } in taken.into_iter().take(SLOWEST) {
+        for Taken { test, elapsed, cpu, .. } in taken.into_iter().take(SLOWEST) {
             println!("  {}  {test}", seconds(*elapsed, *cpu));
         }
     }
-    for Failure { test, why } in suites.iter().flat_map(|suite| &suite.outcome.failures) {
+    for Failure { test, why, .. } in suites.iter().flat_map(|suite| &suite.outcome.failures) {
         println!("FAILED {test}");
         why.iter().for_each(|line| println!("    {line}"));
     }

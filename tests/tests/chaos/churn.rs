@@ -184,7 +184,11 @@ fn two_vms_come_and_go_and_leave_nothing() -> Result<()> {
     come_and_go("churn2", 2)
 }
 
-#[test]
-fn four_vms_come_and_go_and_leave_nothing() -> Result<()> {
-    come_and_go("churn4", 4)
+mod full {
+    use super::*;
+
+    #[test]
+    fn four_vms_come_and_go_and_leave_nothing() -> Result<()> {
+        come_and_go("churn4", 4)
+    }
 }

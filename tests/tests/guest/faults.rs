@@ -110,11 +110,6 @@ fn only_the_culprit_is_told_of_its_kernels(kernel: &str, knows: bool) -> Result<
 }
 
 #[test]
-fn linux_6_1_is_told_of_its_faults_and_hangs_and_recovers() -> Result<()> {
-    only_the_culprit_is_told("6.1")
-}
-
-#[test]
 fn linux_6_12_is_told_of_its_faults_and_hangs_and_recovers() -> Result<()> {
     only_the_culprit_is_told("6.12")
 }
@@ -124,8 +119,17 @@ fn linux_6_1_is_told_of_its_kernels_and_recovers() -> Result<()> {
     only_the_culprit_is_told_of_its_kernels("6.1", false)
 }
 
-#[test]
-fn linux_6_12_by_calls_is_told_of_its_kernels_and_recovers() -> Result<()> {
-    // This one by calls, where nothing else is to be different.
-    only_the_culprit_is_told_of_its_kernels("6.12", true)
+mod full {
+    use super::*;
+
+    #[test]
+    fn linux_6_1_is_told_of_its_faults_and_hangs_and_recovers() -> Result<()> {
+        only_the_culprit_is_told("6.1")
+    }
+
+    /// With the paravirtual driver, which must change nothing else.
+    #[test]
+    fn linux_6_12_by_calls_is_told_of_its_kernels_and_recovers() -> Result<()> {
+        only_the_culprit_is_told_of_its_kernels("6.12", true)
+    }
 }

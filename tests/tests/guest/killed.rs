@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use tests::guest::{self, card_toml, vm_toml};
 use tests::klog::Line;
-use tests::{Daemon, Vm, VmConfig};
+use tests::{Daemon, Vm, VmConfig, scale};
 
 use super::knowing;
 
-/// Kills, in turns of an idle guest and one at work; `GPU_MEDIATOR_KILLS` sets another number, for each takes a minute.
-const KILLS: u64 = 2;
+/// Kills, by default and at full scale, alternately under a guest at work and an idle one; `GPU_MEDIATOR_KILLS` sets
+/// another number. Each takes a minute.
+const KILLS: u64 = 1;
+const FULL_KILLS: u64 = 2;
 const KILLS_ARE: &str = "GPU_MEDIATOR_KILLS";
 /// Time for which a program of a guest may go on with a device that has lost its work, until it notices or is ended.
 // TIMEOUT: nouveau waits 15 s for each channel of a program that ends, and some more for its own.
@@ -54,10 +56,12 @@ fn goes_on_after_kills(name: &str, kernel: &str) -> Result<()> {
     let qemu = vm.pid();
     guest::load_driver(&vm)?;
     guest::smoke(&vm, "copy --engine m2mf --from gart --to vram --size 65536")?;
-    let kills = std::env::var(KILLS_ARE).map_or(Ok(KILLS), |kills| kills.parse()).context(KILLS_ARE)?;
+    let kills = std::env::var(KILLS_ARE)
+        .map_or(Ok(scale::pick(KILLS, FULL_KILLS)), |kills| kills.parse())
+        .context(KILLS_ARE)?;
     for kill in 1..=kills {
         let said = vm.kernel_log()?.len();
-        let work = (kill % 2 == 0)
+        let work = (kill % 2 == 1)
             .then(|| vm.start("run /bin/gpu-workloads stream --engine m2mf --size 65536 --duration 600"));
         let work = work.transpose()?;
         if work.is_some() {
@@ -117,11 +121,15 @@ fn guest_that_knows_the_mediator_and_whose_daemon_was_killed_loads_its_driver_an
 }
 
 #[test]
-fn guest_of_6_1_whose_daemon_was_killed_loads_its_driver_anew() -> Result<()> {
-    goes_on_after_kills("killed61", "6.1")
-}
-
-#[test]
 fn guest_of_6_12_whose_daemon_was_killed_loads_its_driver_anew() -> Result<()> {
     goes_on_after_kills("killed612", "6.12")
+}
+
+mod full {
+    use super::*;
+
+    #[test]
+    fn guest_of_6_1_whose_daemon_was_killed_loads_its_driver_anew() -> Result<()> {
+        goes_on_after_kills("killed61", "6.1")
+    }
 }

@@ -6,14 +6,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use tests::guest::{self, TRAPPED, card_toml, vm_toml};
-use tests::{Daemon, Paths, Vm, VmConfig};
+use tests::{Daemon, Paths, Vm, VmConfig, scale};
 
 use super::knowing;
 use super::stories::complaints;
 use super::upgrade::{Copies, compute_until};
 
-/// Moves under guests that compute.
-const MOVES: usize = 100;
+/// Moves under guests that compute, by default and at full scale.
+const MOVES: usize = 24;
+const FULL_MOVES: usize = 100;
 /// Time within which a card that is gone is out of service.
 // TIMEOUT: it is looked for every tenth of a second.
 const DEAD_LIMIT: Duration = Duration::from_secs(30);
@@ -54,16 +55,17 @@ fn guests_compute_and_verify_while_they_go_from_card_to_card() -> Result<()> {
     let vms = vm_toml("old", 96) + TRAPPED + &vm_toml("new", 96) + &knowing::offered("knows", 96, "");
     let daemon = Daemon::start("moving", |paths| cards_toml(paths) + &vms)?;
     let vms = [stock(&daemon, "old", "6.1")?, stock(&daemon, "new", "6.12")?, knowing::boot(&daemon, "knows", "6.1")?];
+    let moves = scale::pick(MOVES, FULL_MOVES);
     let stop = AtomicBool::new(false);
     let (pauses, bytes) = std::thread::scope(|scope| -> Result<_> {
         let runs: Vec<_> = vms.iter().map(|vm| scope.spawn(|| compute_until(vm, &stop))).collect();
         let mut pauses = Vec::new();
         let mut at = [0; 3];
         let mut done = Ok(());
-        for step in 0..MOVES {
+        for step in 0..moves {
             let which = step % vms.len();
             // Two cards for the first half, all of them for the second.
-            let among = if step < MOVES / 2 { 2 } else { CARDS.len() };
+            let among = if step < moves / 2 { 2 } else { CARDS.len() };
             at[which] = (at[which] + 1) % among;
             done = moved(&daemon, vms[which].name(), CARDS[at[which]]).and_then(|moved| {
                 pauses.push(moved["pause_ms"].as_u64().context("no pause")?);

@@ -6,13 +6,15 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tests::guest::{self, card_toml, vm_toml};
-use tests::{Daemon, Vm, VmConfig};
+use tests::{Daemon, Vm, VmConfig, scale};
 
 use super::stories::complaints;
 use super::upgrade::compute_until;
 
-/// Times that it is saved and restored.
-const ROUNDS: usize = 20;
+/// Returns how often the VM is saved and restored.
+fn rounds() -> usize {
+    scale::pick(5, 20)
+}
 
 fn stock(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     let vm = Vm::launch(&VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)))?;
@@ -45,7 +47,7 @@ fn saving_a_guest_that_computes_and_restoring_it_loses_no_byte() -> Result<()> {
     let stop = AtomicBool::new(false);
     let (rounds, bytes) = std::thread::scope(|scope| -> Result<_> {
         let runs = [&saved, &stays].map(|vm| scope.spawn(|| compute_until(vm, &stop)));
-        let rounds = (0..ROUNDS).map(|_| {
+        let rounds = (0..rounds()).map(|_| {
             std::thread::sleep(Duration::from_millis(300));
             round(&daemon, &saved)
         });
@@ -58,7 +60,10 @@ fn saving_a_guest_that_computes_and_restoring_it_loses_no_byte() -> Result<()> {
         let bytes = bytes.collect::<Result<Vec<u64>>>();
         Ok((rounds.with_context(|| daemon.log_tail())?, bytes.with_context(|| daemon.log_tail())?))
     })?;
-    println!("REPORT {ROUNDS} times saved and restored (bytes, ms of pause): {rounds:?}; computed {bytes:?} bytes");
+    println!(
+        "REPORT {} times saved and restored (bytes, ms of pause): {rounds:?}; computed {bytes:?} bytes",
+        rounds.len()
+    );
     for vm in [&saved, &stays] {
         vm.ensure_healthy()?;
         ensure!(complaints(&vm.kernel_log()?).is_empty(), "VM {}: {:?}", vm.name(), vm.kernel_log()?);

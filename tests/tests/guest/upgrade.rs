@@ -10,13 +10,16 @@ use rig::RemoteGuest;
 use rig::driver::{CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use tests::guest::{self, TRAPPED, card_toml, vm_toml};
 use tests::wait::Scratch;
-use tests::{Daemon, Vm, VmConfig};
+use tests::{Daemon, Vm, VmConfig, scale};
 
 use super::knowing;
 use super::stories::complaints;
 
-/// Rollbacks to the version before under guests that compute, and upgrades back.
-const ROUNDS: u64 = 20;
+/// Returns the number of rollbacks to the version before under guests that compute, each followed by an upgrade.
+fn rounds() -> u64 {
+    scale::pick(4, 20)
+}
+
 /// Names a daemon's program of an earlier state of the project, which takes its turns with the present one: see CONTRIBUTING.md. Without
 /// it the present one speaks as the version before.
 const BEFORE: &str = "GPU_MEDIATOR_BEFORE";
@@ -247,7 +250,7 @@ fn guests_compute_and_verify_while_their_daemon_is_upgraded() -> Result<()> {
         std::env::var_os(BEFORE).map(|before| Ok::<_, anyhow::Error>((fs::read(before)?, fs::read(&program)?)));
     let programs = before.transpose().context(BEFORE)?;
     let vms = [stock(&daemon, "old", "6.1")?, stock(&daemon, "new", "6.12")?, knowing::boot(&daemon, "knows", "6.1")?];
-    let (pauses, bytes) = upgrade_under(&mut daemon, &vms, 2 * ROUNDS, |daemon, turn| {
+    let (pauses, bytes) = upgrade_under(&mut daemon, &vms, 2 * rounds(), |daemon, turn| {
         let back = turn % 2 == 0;
         match &programs {
             Some((before, now)) => put(&program, if back { before } else { now }),
@@ -257,11 +260,12 @@ fn guests_compute_and_verify_while_their_daemon_is_upgraded() -> Result<()> {
     let whose =
         if programs.is_some() { "another program" } else { "the same program, which speaks as the version before" };
     println!(
-        "REPORT pauses of {ROUNDS} rollbacks to {whose} and {ROUNDS} upgrades, in turns, under three guests: {pauses:?} ms; bytes \
-         verified: {bytes:?}"
+        "REPORT pauses of {rounds} rollbacks to {whose} and {rounds} upgrades, in turns, under three guests: {pauses:?} ms; bytes \
+         verified: {bytes:?}",
+        rounds = rounds()
     );
     if programs.is_none() {
-        ensure!(daemon.log().matches("a test has this process speak so").count() as u64 >= ROUNDS, "nobody spoke so");
+        ensure!(daemon.log().matches("a test has this process speak so").count() as u64 >= rounds(), "nobody spoke so");
     }
     Ok(())
 }
@@ -273,9 +277,10 @@ fn guest_whose_vmm_maps_its_apertures_computes_while_its_daemon_is_upgraded() ->
     let program = scratch.path().join("mediatord");
     let mut daemon = Daemon::start_copy("mapped", &program, |paths| card_toml(paths, 256) + &vm)?;
     let vms = [stock(&daemon, "maps", "6.12")?];
-    let (pauses, bytes) = upgrade_under(&mut daemon, &vms, ROUNDS, |_, _| Ok(()))?;
+    let (pauses, bytes) = upgrade_under(&mut daemon, &vms, rounds(), |_, _| Ok(()))?;
     println!(
-        "REPORT pauses of {ROUNDS} upgrades under a guest with mapped apertures: {pauses:?} ms; bytes verified: {bytes:?}"
+        "REPORT pauses of {} upgrades under a guest with mapped apertures: {pauses:?} ms; bytes verified: {bytes:?}",
+        rounds()
     );
     Ok(())
 }
