@@ -96,19 +96,25 @@ pub use message::{
 };
 
 /// Version of the messages.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Oldest version that an owner speaks: programs outlive owners, and have the library that they began with.
 pub const VERSION_OLDEST: u16 = 1;
 /// First version with [`FromTenant::Ending`] and [`FromOwner::Soon`].
 pub const VERSION_HANDOVER: u16 = 2;
 /// First version with [`FromTenant::AskProcesses`] and [`FromOwner::Processes`].
 pub const VERSION_PROCESSES: u16 = 3;
+/// First version with [`Refusal::Crowded`] and [`End::Crowded`].
+pub const VERSION_CROWDED: u16 = 4;
+/// Requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their answers at a time.
+pub const MAX_PENDING: usize = 64;
 /// Bytes of the longest packet.
 pub const MAX_PACKET: usize = 16 << 10;
 /// Descriptors in one packet.
 pub const MAX_DESCRIPTORS: usize = 64;
 /// Chunks that one message names.
 pub const MAX_CHUNKS: usize = 64;
+/// Chunks that one [`FromTenant::Export`] names.
+pub const MAX_EXPORTED: usize = MAX_PACKET / 10;
 /// Bytes of the longest name.
 pub const MAX_NAME: usize = 64;
 /// Processes that one message names.

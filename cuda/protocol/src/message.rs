@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{MAX_CARDS, MAX_CHUNKS, MAX_NAME, MAX_PACKET, MAX_PROCESSES};
+use crate::{MAX_CARDS, MAX_CHUNKS, MAX_EXPORTED, MAX_NAME, MAX_PACKET, MAX_PROCESSES};
 
 /// A chunk of one process, unique within its connection's life and across the owner's restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -108,6 +108,8 @@ pub enum Refusal {
     Failed,
     /// A relocation of the chunks is under way: ask again. Only in answer to [`FromTenant::Export`].
     Moving,
+    /// [`crate::MAX_PENDING`] requests of the process wait already: ask again when one was answered. Since version 4.
+    Crowded,
 }
 
 /// Terms of a turn.
@@ -152,6 +154,8 @@ pub enum End {
     Violation,
     /// The operator or a policy ended the tenant.
     Evicted,
+    /// The tenant, or the user, has as many connections as it may have. Since version 4.
+    Crowded,
 }
 
 /// Token of memory shared between processes of one tenant; the first 32 bytes of a `CUipcMemHandle`.
@@ -433,7 +437,7 @@ impl Message for FromTenant {
             }
             Self::Adopt { chunks, .. } => within("chunks", chunks.len(), MAX_CHUNKS),
             Self::Free { chunks } => within("chunks", chunks.len(), MAX_CHUNKS),
-            Self::Export { chunks, .. } => within("chunks", chunks.len(), MAX_PACKET / 10),
+            Self::Export { chunks, .. } => within("chunks", chunks.len(), MAX_EXPORTED),
             _ => Ok(()),
         }
     }

@@ -4,6 +4,7 @@ use super::types::{Action, PieceId, SessionId};
 use super::{Body, Core};
 use crate::driver::Memory;
 use cuda_protocol::{Adopted, ChunkId, End};
+use std::collections::BTreeSet;
 use vram::{Place, Step, To, VmId as TenantId};
 
 impl Core {
@@ -15,10 +16,19 @@ impl Core {
         more: bool,
         pieces: Vec<PieceId>,
     ) {
+        self.work(chunks.len());
+        let (most, own) = (self.most(tenant), self.own_numbers());
         let Some(session) = self.sessions.get_mut(&id) else { return self.drop_all(pieces) };
         let known = session.chunks.len() + session.adopting.len() + chunks.len();
-        let most = self.table.vm_bytes(tenant).unwrap_or(0) / self.table.chunk_bytes();
-        if !session.adopts || known as u64 > most {
+        // A number stands for one chunk, and this owner's own are given by nobody else.
+        let mut named = BTreeSet::new();
+        let is_new = |chunk: &Adopted| {
+            named.insert(chunk.id)
+                && !own.contains(&chunk.id.0)
+                && !session.chunks.contains_key(&chunk.id)
+                && !session.adopting.contains_key(&chunk.id)
+        };
+        if !session.adopts || known as u64 > most || !chunks.iter().all(is_new) {
             self.drop_all(pieces);
             return self.end(id, End::Violation);
         }
@@ -30,7 +40,8 @@ impl Core {
         for chunk in chunks {
             match pieces.next().filter(|_| chunk.descriptor) {
                 Some(piece) => {
-                    session.adopting.insert(piece, chunk.id);
+                    session.adopting.insert(chunk.id, piece);
+                    self.adopters.insert(piece, (id, chunk.id));
                     self.actions.push(Action::Import { piece });
                 }
                 // It is shared with another process, or the process could keep no descriptor: it stays where it is.
@@ -39,9 +50,7 @@ impl Core {
         }
         for chunk in fixed {
             let Ok((index, _)) = self.place(tenant) else { return self.end(id, End::Evicted) };
-            if let Some(tenant) = self.tenants.get_mut(&tenant) {
-                tenant.bodies.insert(index, Body::Fixed);
-            }
+            self.put(tenant, Body::Fixed, 0);
             if let Some(session) = self.sessions.get_mut(&id) {
                 session.chunks.insert(chunk, index);
             }
@@ -56,11 +65,10 @@ impl Core {
 
     /// A piece that a process brought is mapped, or cannot be. Says whether it was such a piece.
     pub(super) fn adopted(&mut self, piece: PieceId, memory: Option<Memory>) -> bool {
-        let found = self.sessions.iter_mut().find_map(|(&id, session)| {
-            let chunk = session.adopting.remove(&piece)?;
-            Some((id, chunk, session.tenant?))
-        });
-        let Some((id, chunk, tenant)) = found else { return false };
+        let Some((id, chunk)) = self.adopters.remove(&piece) else { return false };
+        let Some(session) = self.sessions.get_mut(&id) else { return false };
+        session.adopting.remove(&chunk);
+        let Some(tenant) = session.tenant else { return false };
         let placed = memory.and_then(|memory| Some((memory, self.place_adopted(tenant, memory)?)));
         let Some((memory, index)) = placed else {
             self.drop_all(vec![piece]);
@@ -68,10 +76,7 @@ impl Core {
             return true;
         };
         self.pieces.adopt(piece, memory, tenant);
-        let body = Body::Chunk { piece, users: vec![(id, chunk)], pinned: false };
-        if let Some(tenant) = self.tenants.get_mut(&tenant) {
-            tenant.bodies.insert(index, body);
-        }
+        self.put(tenant, Body::of(piece, (id, chunk)), 1);
         if let Some(session) = self.sessions.get_mut(&id) {
             session.chunks.insert(chunk, index);
         }
@@ -82,9 +87,10 @@ impl Core {
     /// An index for an adopted chunk. Where there is no room in the accounts of the memory that it lies in, it has a place
     /// in the other one, and is to be moved there.
     fn place_adopted(&mut self, tenant: TenantId, memory: Memory) -> Option<u32> {
-        let known = self.tenants.get(&tenant)?;
-        let most = self.table.vm_bytes(tenant)? / self.table.chunk_bytes();
-        let index = (0..u32::try_from(most).ok()?).find(|index| !known.bodies.contains_key(index))?;
+        let index = self.tenants.get(&tenant)?.indices.lowest();
+        if u64::from(index) >= self.most(tenant) {
+            return None;
+        }
         let address = self.table.guest_address(index);
         let place = self.try_place(tenant, address).ok()?;
         let to = match (place, memory) {
@@ -102,9 +108,8 @@ impl Core {
     /// A process gives up a chunk of which the piece is being mapped. Says whether there is such a one.
     pub(super) fn free_adopting(&mut self, id: SessionId, chunk: ChunkId) -> bool {
         let Some(session) = self.sessions.get_mut(&id) else { return false };
-        let found = session.adopting.iter().find(|(_, adopting)| **adopting == chunk).map(|(&piece, _)| piece);
-        let Some(piece) = found else { return false };
-        session.adopting.remove(&piece);
+        let Some(piece) = session.adopting.remove(&chunk) else { return false };
+        self.adopters.remove(&piece);
         self.drop_all(vec![piece]);
         self.look_whether_adopted(id);
         true

@@ -2,47 +2,59 @@
 
 use super::sessions::Pending;
 use super::types::{Action, PieceId, SessionId};
-use super::{Body, Core, memory_of, on_card, said_place};
+use super::{Body, Core, Pieces, Tenant, memory_of, said_place};
 use crate::driver::Memory;
-use cuda_protocol::{Chunk, ChunkId, End, FixedKind, FromOwner, MAX_CHUNKS, Refusal, Share};
-use std::collections::BTreeSet;
+use cuda_protocol::{Chunk, ChunkId, End, FromOwner, MAX_CHUNKS, Refusal};
+use std::collections::BTreeMap;
 use vram::{Error, GuestAddr, Limit, OnFull, Place, VmId as TenantId};
 
 /// Longest wait of an allocation of the tenant whose quantum it is for others' memory to go, in ns; then it gets what there is.
 // TIMEOUT: all of a card's memory changes hands in less.
-const ROOM_NS: u64 = 500_000_000;
+pub(super) const ROOM_NS: u64 = 500_000_000;
 /// Time for which nobody waits for that after one has waited in vain, in ns.
 const CROWDED_NS: u64 = 10_000_000_000;
 /// Bytes that go beyond those of such an allocation, at most: a program that fills its memory asks for the next part soon, and
 /// who is waiting for a quantum loses nothing by that.
 const AHEAD_BYTES: u64 = 1 << 30;
+/// Pieces that are made for the requests of one tenant at a time: a neighbour's next one waits for no more than these.
+pub(super) const MAKING_MOST: u32 = 32;
 
 impl Core {
     pub(super) fn allocate(&mut self, id: SessionId, tenant: TenantId, request: u32, card: u8, chunks: u32) {
         let reason = match () {
             () if card != 0 || chunks == 0 => Some(Refusal::Invalid),
-            () if u64::from(chunks) > self.left(tenant) => Some(Refusal::Quota),
+            // Memory that is being released is the tenant's again soon: see `waits_for_releases`.
+            () if u64::from(chunks) > self.left(tenant) && !self.waits_for_releases(self.clock) => Some(Refusal::Quota),
             () => None,
         };
         if let Some(reason) = reason {
             return self.send(id, FromOwner::Refused { request, reason });
         }
         let since = self.clock;
-        let pending = Pending { request, wanted: chunks, items: Vec::new(), missing: BTreeSet::new(), since };
+        let (items, missing) = Default::default();
+        let pending = Pending { request, wanted: chunks, items, delivered: 0, missing, since };
         if let Some(session) = self.sessions.get_mut(&id) {
             session.pending.push_back(pending);
+        }
+        if let Some(known) = self.tenants.get_mut(&tenant) {
+            known.wanted += u64::from(chunks);
         }
         self.serve(id, tenant);
     }
 
-    /// Chunks that a tenant believes to have and that stand for nothing.
-    fn left(&self, tenant: TenantId) -> u64 {
-        let most = self.table.vm_bytes(tenant).unwrap_or(0) / self.table.chunk_bytes();
-        most.saturating_sub(self.tenants.get(&tenant).map_or(0, |known| known.bodies.len() as u64))
+    /// Returns the number of chunks that a tenant may still ask for: they stand for nothing, and no request waits for them.
+    pub(super) fn left(&self, tenant: TenantId) -> u64 {
+        let most = self.most(tenant);
+        most.saturating_sub(self.tenants.get(&tenant).map_or(0, |known| known.bodies.len() as u64 + known.wanted))
     }
 
-    /// Gives a process's requests their places, the oldest first, as far as there are some.
-    fn serve(&mut self, id: SessionId, tenant: TenantId) {
+    /// Returns the number of chunks that a tenant believes to have.
+    pub(super) fn most(&self, tenant: TenantId) -> u64 {
+        self.table.vm_bytes(tenant).unwrap_or(0) / self.table.chunk_bytes()
+    }
+
+    /// Gives a process's requests their places, the oldest first, as far as there are some and the event may go on.
+    pub(super) fn serve(&mut self, id: SessionId, tenant: TenantId) {
         let waits_for_others = !self.expected.is_empty();
         let mut at = 0;
         let next =
@@ -53,9 +65,19 @@ impl Core {
                 if waits_for_others || self.waits_for_room(tenant, left, since) {
                     break 'requests;
                 }
+                if self.tenants.get(&tenant).is_none_or(|known| known.making >= MAKING_MOST) {
+                    // Others' pieces are made in between. Each one that exists lets the next be asked for.
+                    self.hungry.insert((tenant, id));
+                    break 'requests;
+                }
+                if !self.may_work() {
+                    self.unserved.insert(id);
+                    break 'requests;
+                }
                 match self.place(tenant) {
                     Ok((index, place)) => self.occupy(id, tenant, at, index, place),
                     Err(None) => break 'requests,
+                    Err(Some(_)) if self.waits_for_releases(since) => break 'requests,
                     Err(Some(reason)) => {
                         refusal = Some(reason);
                         break;
@@ -98,18 +120,11 @@ impl Core {
     /// A new chunk of a tenant: its index and its place. `Err(None)`: not now, but it may wait.
     pub(super) fn place(&mut self, tenant: TenantId) -> Result<(u32, Place), Option<Refusal>> {
         let known = self.tenants.get(&tenant).ok_or(Some(Refusal::Failed))?;
-        let most = self.table.vm_bytes(tenant).unwrap_or(0) / self.table.chunk_bytes();
-        // The lowest index that is free.
-        let mut index = 0;
-        for (&used, _) in known.bodies.range(..) {
-            if used != index {
-                break;
-            }
-            index += 1;
-        }
-        if u64::from(index) >= most {
+        let index = known.indices.lowest();
+        if u64::from(index) >= self.most(tenant) {
             return Err(Some(Refusal::Quota));
         }
+        self.work(1);
         let address = self.table.guest_address(index);
         match self.try_place(tenant, address) {
             Ok(place) => {
@@ -167,45 +182,89 @@ impl Core {
             self.moved_at = Some(self.clock);
         }
         let chunk = ChunkId(self.number());
-        let body = Body::Chunk { piece, users: vec![(id, chunk)], pinned: false };
-        if let Some(tenant) = self.tenants.get_mut(&tenant) {
-            tenant.bodies.insert(index, body);
-        }
+        self.put(tenant, Body::of(piece, (id, chunk)), 1);
         let ready = self.pieces.is_ready(piece);
+        if let Some(known) = self.tenants.get_mut(&tenant) {
+            known.wanted -= 1;
+        }
         let Some(pending) = self.sessions.get_mut(&id).and_then(|session| session.pending.get_mut(at)) else { return };
         pending.wanted -= 1;
         pending.items.push((chunk, index));
         if !ready {
             pending.missing.insert(piece);
+            self.awaits(id, tenant, piece);
         }
     }
 
-    /// Answers the requests of a process that have all that they want.
+    /// A request of a process waits for a piece to be made.
+    fn awaits(&mut self, id: SessionId, tenant: TenantId, piece: PieceId) {
+        self.making.insert(piece, (id, tenant));
+        if let Some(known) = self.tenants.get_mut(&tenant) {
+            known.making += 1;
+        }
+    }
+
+    /// No request waits for a piece any more. Returns the process and the tenant that did.
+    fn awaits_no_more(&mut self, piece: PieceId) -> Option<(SessionId, TenantId)> {
+        let (id, tenant) = self.making.remove(&piece)?;
+        if let Some(known) = self.tenants.get_mut(&tenant) {
+            known.making -= 1;
+        }
+        Some((id, tenant))
+    }
+
+    /// Gives the lowest free index of a tenant, which has a place, its meaning.
+    pub(super) fn put(&mut self, tenant: TenantId, body: Body, users: u64) {
+        if let Some(known) = self.tenants.get_mut(&tenant) {
+            let index = known.indices.take();
+            known.bodies.insert(index, body);
+            known.users += users;
+        }
+    }
+
+    /// Delivers the chunks of a process's requests that exist, and so answers those that have all that they want.
     fn answer(&mut self, id: SessionId) {
+        let mut at = 0;
         while let Some(session) = self.sessions.get_mut(&id) {
-            let complete = |pending: &Pending| pending.wanted == 0 && pending.missing.is_empty();
-            let Some(at) = session.pending.iter().position(complete) else { return };
-            let Some(Pending { request, items, .. }) = session.pending.remove(at) else { return };
-            session.chunks.extend(items.iter().copied());
-            self.give(id, request, &items);
+            let Some(pending) = session.pending.get_mut(at) else { return };
+            let rest = &pending.items[pending.delivered..];
+            // Most are complete: nothing is looked up then.
+            let ready = if pending.missing.is_empty() {
+                rest.len()
+            } else {
+                rest.iter()
+                    .take(MAX_CHUNKS)
+                    .take_while(|(_, index)| is_there(&self.tenants, &self.pieces, session.tenant, *index))
+                    .count()
+            };
+            let last = pending.wanted == 0 && ready == rest.len() && ready <= MAX_CHUNKS;
+            if !last && ready < MAX_CHUNKS {
+                at += 1;
+                continue;
+            }
+            let part: Vec<_> = rest.iter().take(MAX_CHUNKS).copied().collect();
+            let request = pending.request;
+            pending.delivered += part.len();
+            session.chunks.extend(part.iter().copied());
+            if last {
+                session.pending.remove(at);
+            }
+            self.give(id, request, &part, !last);
         }
     }
 
-    /// Tells a process of chunks that it has got.
-    fn give(&mut self, id: SessionId, request: u32, items: &[(ChunkId, u32)]) {
+    /// Tells a process of at most [`MAX_CHUNKS`] chunks that it has got.
+    pub(super) fn give(&mut self, id: SessionId, request: u32, part: &[(ChunkId, u32)], more: bool) {
         let Some(tenant) = self.sessions.get(&id).and_then(|session| session.tenant) else { return };
-        let batches = items.chunks(MAX_CHUNKS);
-        let last = batches.len().saturating_sub(1);
-        for (number, batch) in batches.enumerate() {
-            let (mut chunks, mut pieces) = (Vec::new(), Vec::new());
-            for &(chunk, index) in batch {
-                let Some((piece, memory)) = self.where_is(tenant, index) else { continue };
-                chunks.push(Chunk { id: chunk, place: said_place(memory) });
-                pieces.push(piece);
-            }
-            let message = FromOwner::Granted { request, chunks, more: number != last };
-            self.actions.push(Action::Send { session: id, message, pieces });
+        self.work(part.len());
+        let (mut chunks, mut pieces) = (Vec::new(), Vec::new());
+        for &(chunk, index) in part {
+            let Some((piece, memory)) = self.where_is(tenant, index) else { continue };
+            chunks.push(Chunk { id: chunk, place: said_place(memory) });
+            pieces.push(piece);
         }
+        let message = FromOwner::Granted { request, chunks, more };
+        self.actions.push(Action::Send { session: id, message, pieces });
     }
 
     /// The piece of a chunk, and its memory.
@@ -217,10 +276,21 @@ impl Core {
     fn refuse(&mut self, id: SessionId, at: usize, reason: Refusal) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let (Some(tenant), Some(pending)) = (session.tenant, session.pending.remove(at)) else { return };
-        for (chunk, index) in pending.items {
-            self.release_user(tenant, index, (id, chunk));
+        let request = pending.request;
+        self.withdraw(id, tenant, pending);
+        self.send(id, FromOwner::Refused { request, reason });
+    }
+
+    /// A request that was removed is not served any more. What was delivered of it stays the process's until it frees it.
+    pub(super) fn withdraw(&mut self, id: SessionId, tenant: TenantId, pending: Pending) {
+        if let Some(known) = self.tenants.get_mut(&tenant) {
+            known.wanted -= u64::from(pending.wanted);
         }
-        self.send(id, FromOwner::Refused { request: pending.request, reason });
+        for &piece in &pending.missing {
+            self.awaits_no_more(piece);
+        }
+        let rest = pending.items.into_iter().skip(pending.delivered);
+        self.release_later(id, tenant, rest.collect(), Vec::new());
     }
 
     /// A piece exists, or could not be had.
@@ -228,19 +298,28 @@ impl Core {
         if self.adopted(piece, memory) {
             return;
         }
-        let Some(tenant) = self.pieces.made(piece, memory.is_some(), &mut self.actions) else { return };
+        self.pieces.made(piece, memory.is_some(), &mut self.actions);
         self.destination_made(piece, memory.is_some());
-        let sessions: Vec<_> = self.sessions_of(tenant).collect();
-        for id in sessions {
-            let Some(session) = self.sessions.get_mut(&id) else { continue };
-            let Some(at) = session.pending.iter_mut().position(|pending| pending.missing.remove(&piece)) else {
-                continue;
-            };
+        let Some((id, tenant)) = self.awaits_no_more(piece) else { return };
+        if let Some(session) = self.sessions.get_mut(&id)
+            && let Some(at) = session.pending.iter_mut().position(|pending| pending.missing.remove(&piece))
+        {
             match memory {
                 Some(_) => self.answer(id),
                 None if self.begin_in_host(id, at, piece) => self.answer(id),
                 None => self.refuse(id, at, Refusal::Exhausted),
             }
+        }
+        self.feed(tenant);
+    }
+
+    /// Serves the processes of a tenant that wait for its pieces to be made, as many as may be made now.
+    fn feed(&mut self, tenant: TenantId) {
+        let of_it = (tenant, SessionId(0))..=(tenant, SessionId(u64::MAX));
+        while self.tenants.get(&tenant).is_some_and(|known| known.making < MAKING_MOST) {
+            let Some(&(_, id)) = self.hungry.range(of_it.clone()).next() else { return };
+            self.hungry.remove(&(tenant, id));
+            self.serve(id, tenant);
         }
     }
 
@@ -253,7 +332,8 @@ impl Core {
         }
         let Some(session) = self.sessions.get(&id) else { return false };
         let (Some(tenant), Some(pending)) = (session.tenant, session.pending.get(at)) else { return false };
-        let indices: Vec<u32> = pending.items.iter().map(|(_, index)| *index).collect();
+        // Only what was not delivered may lack a piece: a message's chunks and those that are being made.
+        let indices: Vec<u32> = pending.items[pending.delivered..].iter().map(|(_, index)| *index).collect();
         let of_it = |index: &u32| self.where_is(tenant, *index).is_some_and(|(other, _)| other == piece);
         let Some(index) = indices.into_iter().find(of_it) else { return false };
         let host = self.pieces.take(Memory::Host, tenant, &mut self.actions);
@@ -266,6 +346,7 @@ impl Core {
         let pending = self.sessions.get_mut(&id).and_then(|session| session.pending.get_mut(at));
         if let Some(pending) = pending.filter(|_| !ready) {
             pending.missing.insert(host);
+            self.awaits(id, tenant, host);
         }
         true
     }
@@ -283,10 +364,11 @@ impl Core {
 
     /// A process does not have a chunk any more.
     pub(super) fn release_user(&mut self, tenant: TenantId, index: u32, user: (SessionId, ChunkId)) {
+        self.work(1);
         let Some(known) = self.tenants.get_mut(&tenant) else { return };
         let last = match known.bodies.get_mut(&index) {
             Some(Body::Chunk { users, .. }) => {
-                users.retain(|&other| other != user);
+                known.users -= u64::from(users.remove(&user));
                 users.is_empty()
             }
             Some(Body::Fixed) => true,
@@ -299,68 +381,17 @@ impl Core {
 
     /// An index of a tenant stands for nothing any more.
     pub(super) fn release_body(&mut self, tenant: TenantId, index: u32) {
-        let Some(body) = self.tenants.get_mut(&tenant).and_then(|tenant| tenant.bodies.remove(&index)) else { return };
+        self.work(1);
+        let Some(known) = self.tenants.get_mut(&tenant) else { return };
+        let Some(body) = known.bodies.remove(&index) else { return };
+        known.indices.free(index);
         let address = self.table.guest_address(index);
         let _ = self.table.unplace(tenant, address);
         self.misplaced.remove(&(tenant, index));
         if let Body::Chunk { piece, .. } = body {
             self.pieces.let_go(piece, &mut self.actions);
-            self.shares.forget(tenant, index);
         }
         self.bell = true;
-    }
-
-    pub(super) fn fix(&mut self, id: SessionId, tenant: TenantId, request: u32, what: (u8, FixedKind, u64)) {
-        let (card, kind, bytes) = what;
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        let sum = session.fixed.entry(kind).or_default();
-        let Some(all) = sum.checked_add(bytes).filter(|_| card == 0) else {
-            return self.send(id, FromOwner::Refused { request, reason: Refusal::Invalid });
-        };
-        *sum = all;
-        if let Err(reason) = self.count_fixed(id, tenant) {
-            self.unfix(id, tenant, kind, bytes);
-            return self.send(id, FromOwner::Refused { request, reason: reason.unwrap_or(Refusal::Exhausted) });
-        }
-        self.send(id, FromOwner::Fixed { request });
-    }
-
-    pub(super) fn unfix(&mut self, id: SessionId, tenant: TenantId, kind: FixedKind, bytes: u64) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        let sum = session.fixed.entry(kind).or_default();
-        *sum = sum.saturating_sub(bytes);
-        // Less never fails.
-        let _ = self.count_fixed(id, tenant);
-    }
-
-    /// Has as many indices stand for what is fixed on the card as that takes.
-    fn count_fixed(&mut self, id: SessionId, tenant: TenantId) -> Result<(), Option<Refusal>> {
-        let Some(session) = self.sessions.get(&id) else { return Ok(()) };
-        let bytes = session.fixed.iter().filter(|(kind, _)| on_card(**kind));
-        let bytes = bytes.fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
-        let wanted = bytes.div_ceil(self.table.chunk_bytes());
-        if wanted.saturating_sub(session.fixed_indices.len() as u64) > self.left(tenant) {
-            return Err(Some(Refusal::Quota));
-        }
-        loop {
-            let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
-            let has = session.fixed_indices.len() as u64;
-            if has > wanted {
-                if let Some(index) = session.fixed_indices.pop() {
-                    self.release_body(tenant, index);
-                }
-            } else if has < wanted {
-                let (index, _) = self.place(tenant)?;
-                if let Some(tenant) = self.tenants.get_mut(&tenant) {
-                    tenant.bodies.insert(index, Body::Fixed);
-                }
-                if let Some(session) = self.sessions.get_mut(&id) {
-                    session.fixed_indices.push(index);
-                }
-            } else {
-                return Ok(());
-            }
-        }
     }
 
     pub(super) fn ask_memory(&mut self, id: SessionId, tenant: TenantId, request: u32) {
@@ -372,81 +403,36 @@ impl Core {
             let card = self.table.spare() + account.guarantee.saturating_sub(account.placed);
             chunks = chunks.min(card).min(limits.quota.saturating_sub(account.placed));
         }
-        let free_bytes = u64::from(chunks) * self.table.chunk_bytes();
+        let chunks = u64::from(chunks) + self.releasing(tenant);
+        let free_bytes = chunks * self.table.chunk_bytes();
         self.send(id, FromOwner::Memory { request, free_bytes: free_bytes.min(total_bytes), total_bytes });
-    }
-
-    pub(super) fn export(&mut self, id: SessionId, tenant: TenantId, request: u32, chunks: &[ChunkId]) {
-        let Some(session) = self.sessions.get(&id) else { return };
-        let indices: Option<Vec<u32>> = chunks.iter().map(|chunk| session.chunks.get(chunk).copied()).collect();
-        let Some(indices) = indices.filter(|indices| !indices.is_empty()) else {
-            return self.send(id, FromOwner::Refused { request, reason: Refusal::Invalid });
-        };
-        let refuse = if indices.iter().any(|&index| self.table.is_moving(tenant, index)) {
-            Some(Refusal::Moving)
-        } else if indices.iter().any(|&index| self.where_is(tenant, index).is_none()) {
-            // It was shared under an owner before, and this one has no descriptor of it.
-            Some(Refusal::Unsupported)
-        } else {
-            None
-        };
-        if let Some(reason) = refuse {
-            return self.send(id, FromOwner::Refused { request, reason });
-        }
-        // Programs ask for each buffer that they send.
-        if let Some(share) = self.shares.token(tenant, &indices) {
-            return self.send(id, FromOwner::Shared { request, share });
-        }
-        if !self.shares.has_room(tenant) {
-            return self.send(id, FromOwner::Refused { request, reason: Refusal::Exhausted });
-        }
-        for &index in &indices {
-            if let Some(Body::Chunk { pinned, .. }) = self.body(tenant, index) {
-                *pinned = true;
-            }
-        }
-        let (first, second) = (self.number(), self.number());
-        let mut token = [0; 32];
-        token[..8].copy_from_slice(&first.to_le_bytes());
-        token[8..16].copy_from_slice(&second.to_le_bytes());
-        // A token opens nothing for another tenant, so it need not be secret.
-        self.shares.add(tenant, Share(token), indices);
-        self.send(id, FromOwner::Shared { request, share: Share(token) });
-    }
-
-    pub(super) fn open(&mut self, id: SessionId, tenant: TenantId, request: u32, share: Share) {
-        let Some(indices) = self.shares.chunks(tenant, share).cloned() else {
-            return self.send(id, FromOwner::Refused { request, reason: Refusal::Invalid });
-        };
-        let mut items = Vec::new();
-        for index in indices {
-            let chunk = ChunkId(self.number());
-            if let Some(Body::Chunk { users, .. }) = self.body(tenant, index) {
-                users.push((id, chunk));
-                items.push((chunk, index));
-            }
-        }
-        if let Some(session) = self.sessions.get_mut(&id) {
-            session.chunks.extend(items.iter().copied());
-        }
-        self.give(id, request, &items);
     }
 
     pub(super) fn body(&mut self, tenant: TenantId, index: u32) -> Option<&mut Body> {
         self.tenants.get_mut(&tenant)?.bodies.get_mut(&index)
     }
 
-    /// Requests that wait for memory are tried again.
+    /// Requests that wait for memory are tried again, beginning after the process that was tried last.
     pub(super) fn retry_queued(&mut self) {
         let waits = |session: &super::Session| session.pending.iter().any(|pending| pending.wanted > 0);
-        let waiting: Vec<_> = self
-            .sessions
-            .iter()
-            .filter(|(_, session)| waits(session))
-            .filter_map(|(&id, session)| Some((id, session.tenant?)))
-            .collect();
+        let waiting = self.sessions.iter().filter(|(_, session)| waits(session));
+        let mut waiting: Vec<_> = waiting.filter_map(|(&id, session)| Some((id, session.tenant?))).collect();
+        self.work(self.sessions.len());
+        let first = waiting.partition_point(|&(id, _)| id <= self.retried);
+        waiting.rotate_left(first);
         for (id, tenant) in waiting {
+            if !self.may_work() {
+                self.bell = true;
+                return;
+            }
+            self.retried = id;
             self.serve(id, tenant);
         }
     }
+}
+
+/// Returns true if the piece of a chunk exists.
+fn is_there(tenants: &BTreeMap<TenantId, Tenant>, pieces: &Pieces, tenant: Option<TenantId>, index: u32) -> bool {
+    let body = tenant.and_then(|tenant| tenants.get(&tenant)?.bodies.get(&index));
+    matches!(body, Some(Body::Chunk { piece, .. }) if pieces.is_ready(*piece))
 }

@@ -3,9 +3,16 @@
 //! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. It does no I/O and calls no driver; whoever
 //! carries the actions out answers those that say so with an event. Parts: connections (`sessions`), chunks (`memory`),
 //! relocation (`relocate`), turns and quanta (`time`), processes that outlived an owner (`adopt`), memory shared between
-//! processes (`shares`).
+//! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`).
+//!
+//! An event does at most [`WORK_AT_ONCE`] units of work that can be put off: places given, chunks released. The rest is done with
+//! the next events, and [`Core::next_wakeup`] asks for one at once. What cannot be put off is bounded by the message: see the
+//! table in `cuda-protocol`.
 
 mod adopt;
+mod exports;
+mod fixed;
+mod indices;
 mod memory;
 mod pieces;
 mod relocate;
@@ -42,6 +49,12 @@ const PROMISE_NS: u64 = 10_000_000_000;
 /// milliseconds, and pinning holds the driver's locks for as long.
 const RESTOCK_NS: u64 = 200_000_000;
 
+/// Units of work of one event that can be put off. A unit is one or two searches in an ordered map, about a microsecond.
+const WORK_AT_ONCE: usize = 1024;
+
+/// Numbers that one owner gives, from its first one on.
+const OWN_NUMBERS: u64 = 1 << 40;
+
 /// Settings of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardConfig {
@@ -74,6 +87,8 @@ pub struct CardConfig {
     pub patience_ns: u64,
     /// Treatment of processes that use the card past the owner.
     pub on_stranger: OnStranger,
+    /// Connections of one tenant at most.
+    pub connections_most: usize,
 }
 
 impl CardConfig {
@@ -97,6 +112,7 @@ impl CardConfig {
             idle_us: 300,
             patience_ns: 10_000_000_000,
             on_stranger: OnStranger::Report,
+            connections_most: 1024,
         }
     }
 }
@@ -118,8 +134,10 @@ enum Body {
     /// A chunk.
     Chunk {
         piece: PieceId,
+        /// The chunk's own number, which tells it from others that have its index later.
+        number: u64,
         /// Processes that have it, each by its own number of it.
-        users: Vec<(SessionId, ChunkId)>,
+        users: BTreeSet<(SessionId, ChunkId)>,
         /// It stays where it is.
         pinned: bool,
     },
@@ -127,11 +145,32 @@ enum Body {
     Fixed,
 }
 
+impl Body {
+    /// A chunk of one process.
+    fn of(piece: PieceId, user: (SessionId, ChunkId)) -> Self {
+        Self::Chunk { piece, number: user.1.0, users: BTreeSet::from([user]), pinned: false }
+    }
+
+    /// Returns the user of a chunk that has only one.
+    fn only_user(&self) -> Option<(SessionId, ChunkId)> {
+        let Self::Chunk { users, .. } = self else { return None };
+        users.first().copied().filter(|_| users.len() == 1)
+    }
+}
+
 /// A tenant.
 #[derive(Debug)]
 struct Tenant {
     spec: TenantSpec,
     bodies: BTreeMap<u32, Body>,
+    /// Indices that have no body.
+    indices: indices::Indices,
+    /// Users of all bodies.
+    users: u64,
+    /// Chunks that requests wait for, and that have no place yet.
+    wanted: u64,
+    /// Pieces that are being made for requests.
+    making: u32,
     /// Its sessions that are being relocated.
     moving: BTreeSet<SessionId>,
     /// It waits for its quantum.
@@ -161,6 +200,21 @@ pub struct Core {
     /// Copies whose process has gone meanwhile.
     orphans: BTreeMap<BatchId, relocate::Batch>,
     shares: shares::Shares,
+    /// Pieces that requests wait for, each with the process and the tenant.
+    making: BTreeMap<PieceId, (SessionId, TenantId)>,
+    /// Processes with requests that wait until fewer pieces of their tenant are being made.
+    hungry: BTreeSet<(TenantId, SessionId)>,
+    /// Processes with requests, and with fixed memory, that an event had no room for.
+    unserved: BTreeSet<SessionId>,
+    uncounted: BTreeSet<SessionId>,
+    /// Process whose requests were retried last.
+    retried: SessionId,
+    releases: fixed::Releases,
+    /// Pieces that processes of an owner before this one have brought, and that are being mapped.
+    adopters: BTreeMap<PieceId, (SessionId, ChunkId)>,
+    /// Units of work done for this event, and for all.
+    spent: usize,
+    steps: u64,
     /// Chunks of which the piece is not of the memory that they have a place in, and whether they are on their way.
     misplaced: BTreeMap<(TenantId, u32), bool>,
     /// Chunks that could not be had on the card, by tenant, since it was planned last.
@@ -183,6 +237,7 @@ pub struct Core {
     clock: u64,
     told: Option<u64>,
     next: u64,
+    first_number: u64,
     next_tenant: u32,
     /// Processes of an owner before this one that are still to come back, and until when they are waited for.
     expected: BTreeSet<u32>,
@@ -216,6 +271,15 @@ impl Core {
             relocations: BTreeMap::new(),
             orphans: BTreeMap::new(),
             shares: shares::Shares::default(),
+            making: BTreeMap::new(),
+            hungry: BTreeSet::new(),
+            unserved: BTreeSet::new(),
+            uncounted: BTreeSet::new(),
+            retried: SessionId(0),
+            releases: fixed::Releases::new(),
+            adopters: BTreeMap::new(),
+            spent: 0,
+            steps: 0,
             misplaced: BTreeMap::new(),
             unmet: BTreeMap::new(),
             crowded_until: 0,
@@ -229,6 +293,7 @@ impl Core {
             clock: 0,
             told: None,
             next: u64::from(seed) << 32,
+            first_number: u64::from(seed) << 32,
             next_tenant: 1,
             expected: BTreeSet::new(),
             expected_until: 0,
@@ -256,6 +321,7 @@ impl Core {
     pub fn handle(&mut self, now: u64, event: Event) {
         let step = now.saturating_sub(self.told.unwrap_or(now)).min(STEP_MOST);
         (self.clock, self.told) = (self.clock + step, Some(now));
+        self.spent = 0;
         match event {
             Event::Connected { session, pid, uid, tenant } => self.connected(session, pid, uid, tenant),
             Event::Said { session, message, pieces } => self.said(session, message, pieces),
@@ -269,6 +335,28 @@ impl Core {
             Event::Tick => self.tick(),
         }
         self.follow_up();
+    }
+
+    /// Counts units of work.
+    fn work(&mut self, units: usize) {
+        self.spent += units;
+        self.steps += units as u64;
+    }
+
+    /// Returns true if this event may do work that can be put off.
+    fn may_work(&self) -> bool {
+        self.spent < WORK_AT_ONCE
+    }
+
+    /// Returns the units of work done so far, for bounds of what one tenant has done before others.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Numbers that only this owner gives.
+    fn own_numbers(&self) -> std::ops::Range<u64> {
+        self.first_number..self.first_number.saturating_add(OWN_NUMBERS)
     }
 
     /// Takes the actions since the last call, in order.
@@ -285,7 +373,8 @@ impl Core {
         let memory = moves.then_some(self.balancer.config().return_interval_ns);
         let late = (!self.expected.is_empty()).then(|| self.expected_until.saturating_sub(self.clock));
         let stock = (self.relocations.is_empty() && self.pieces.is_short()).then(|| self.restocks_in());
-        let soonest = turns.into_iter().chain(memory).chain(late).chain(stock).min();
+        let work = self.has_work().then_some(0);
+        let soonest = turns.into_iter().chain(memory).chain(late).chain(stock).chain(work).min();
         // The clock moves on by no more than that, however late the next event is.
         soonest.map(|ns| ns.clamp(50_000, STEP_MOST))
     }
@@ -303,10 +392,14 @@ impl Core {
         self.table.create_vm(id, spec.memory_bytes, spec.limits)?;
         self.next_tenant += 1;
         self.turns.add(id, spec.time, Nanos(self.clock));
-        let (bodies, moving) = Default::default();
+        let (bodies, indices, moving) = Default::default();
         let tenant = Tenant {
             spec,
             bodies,
+            indices,
+            users: 0,
+            wanted: 0,
+            making: 0,
             moving,
             waits: false,
             busy_ns: 0,
@@ -378,12 +471,13 @@ impl Core {
     pub fn remove_tenant(&mut self, id: TenantId) -> Result<(), TenantError> {
         let tenant = self.tenants.get(&id).ok_or(TenantError::Unknown(id))?;
         let sessions = self.sessions_of(id).count();
-        if sessions > 0 {
+        if sessions > 0 || self.releases_of(id) {
             return Err(TenantError::Busy { name: tenant.spec.name.clone(), sessions });
         }
         self.turns.remove(id, Nanos(self.clock));
         let _ = self.table.destroy_vm(id);
         self.tenants.remove(&id);
+        self.shares.forget(id);
         self.follow_up();
         Ok(())
     }
@@ -444,6 +538,7 @@ impl Core {
 
     /// Does what follows from what has happened, until nothing does any more.
     fn follow_up(&mut self) {
+        self.go_on_working();
         self.take_retired_away();
         self.scrub();
         self.carry_out_orders();
@@ -461,7 +556,7 @@ impl Core {
             }
             // To give it up takes half a millisecond each.
             for tenant in self.pieces.parked_for() {
-                if self.sessions_of(tenant).next().is_none() {
+                if self.sessions_of(tenant).next().is_none() && !self.releases_of(tenant) {
                     self.pieces.abandon(tenant, &mut self.actions);
                 }
             }
@@ -475,11 +570,13 @@ impl Core {
 
     fn take_retired_away(&mut self) {
         let retired = self.tenants.iter().filter(|(_, tenant)| tenant.retired).map(|(&id, _)| id);
-        let gone: Vec<TenantId> = retired.filter(|&id| self.sessions_of(id).next().is_none()).collect();
+        let ended = |id: &TenantId| self.sessions_of(*id).next().is_none() && !self.releases_of(*id);
+        let gone: Vec<TenantId> = retired.filter(ended).collect();
         for id in gone {
             self.turns.remove(id, Nanos(self.clock));
             let _ = self.table.destroy_vm(id);
             self.tenants.remove(&id);
+            self.shares.forget(id);
             self.bell = true;
         }
     }

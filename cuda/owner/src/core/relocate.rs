@@ -181,10 +181,10 @@ impl Core {
                 None
             }
             Body::Chunk { pinned: true, .. } => None,
-            &Body::Chunk { piece, ref users, .. } => {
-                let &[(session, chunk)] = &users[..] else { return None };
+            body @ &Body::Chunk { piece, .. } => {
+                let (session, chunk) = body.only_user()?;
                 let known = self.sessions.get(&session)?;
-                let settled = known.chunks.contains_key(&chunk);
+                let settled = known.has_settled(chunk);
                 if !settled || known.stuck || self.clock < known.busy_until {
                     return None;
                 }
@@ -223,8 +223,7 @@ impl Core {
         let waiting: Vec<_> = self.misplaced.iter().filter(|(_, moves)| !**moves).map(|(&at, _)| at).collect();
         for (tenant, index) in waiting {
             let Some((from, memory)) = self.where_is(tenant, index) else { continue };
-            let Some(Body::Chunk { users, .. }) = self.body(tenant, index) else { continue };
-            let &mut [(session, chunk)] = &mut users[..] else { continue };
+            let Some((session, chunk)) = self.body(tenant, index).and_then(|body| body.only_user()) else { continue };
             let to = if memory == Memory::Device { Memory::Host } else { Memory::Device };
             let Some(known) = self.sessions.get(&session) else { continue };
             // One order at a time, and of these chunks one batch.
@@ -452,14 +451,9 @@ impl Core {
             *moves = false;
         }
         let until = self.clock + DECLINED_NS;
-        let users = match self.body(item.tenant, item.index) {
-            Some(Body::Chunk { users, .. }) => users.clone(),
-            _ => Vec::new(),
-        };
-        for (session, _) in users {
-            if let Some(session) = self.sessions.get_mut(&session) {
-                session.busy_until = session.busy_until.max(until);
-            }
+        let user = self.body(item.tenant, item.index).and_then(|body| body.only_user());
+        if let Some(session) = user.and_then(|(session, _)| self.sessions.get_mut(&session)) {
+            session.busy_until = session.busy_until.max(until);
         }
     }
 

@@ -1,15 +1,17 @@
 //! Connections of processes, from the first message to the last.
 
+use super::fixed::Fixing;
 use super::types::{Action, SessionId};
 use super::{Core, OnStuck, PieceId};
 use cuda_protocol::{
-    CardInfo, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, MAX_PROCESSES, VERSION, VERSION_OLDEST, Welcome,
+    CardInfo, ChunkId, End, FixedKind, FromOwner, FromTenant, Hello, MAX_PENDING, MAX_PROCESSES, Refusal, VERSION,
+    VERSION_CROWDED, VERSION_OLDEST, Welcome,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use vram::VmId as TenantId;
 
-/// Allocations of a process that may wait at a time: more is a violation of the protocol.
-const PENDING_MOST: usize = 64;
+/// Requests of a process that may wait at a time: more are refused. The library keeps to [`MAX_PENDING`].
+const PENDING_MOST: usize = MAX_PENDING;
 
 /// A request for chunks that is not answered yet.
 #[derive(Debug)]
@@ -19,10 +21,19 @@ pub(super) struct Pending {
     pub(super) wanted: u32,
     /// Holders: each process's number of it, and its index.
     pub(super) items: Vec<(ChunkId, u32)>,
+    /// Number of those that the process was told of, from the first. They stay where they are until the request is answered.
+    pub(super) delivered: usize,
     /// Pieces of it that do not exist yet.
     pub(super) missing: BTreeSet<PieceId>,
     /// Time at which it came.
     pub(super) since: u64,
+}
+
+impl Pending {
+    /// Returns true if a chunk is one of the request's. Numbers of chunks rise.
+    pub(super) fn holds(&self, chunk: ChunkId) -> bool {
+        self.items.binary_search_by_key(&chunk, |(id, _)| *id).is_ok()
+    }
 }
 
 /// A connection.
@@ -41,9 +52,11 @@ pub(super) struct Session {
     pub(super) fixed: HashMap<FixedKind, u64>,
     /// Indices that stand for what is fixed on the card.
     pub(super) fixed_indices: Vec<u32>,
+    /// Its requests for fixed memory that are not answered yet.
+    pub(super) fixing: VecDeque<Fixing>,
     pub(super) pending: VecDeque<Pending>,
-    /// Pieces of adopted chunks that are being mapped: each with its number, and whether it is fixed.
-    pub(super) adopting: BTreeMap<PieceId, ChunkId>,
+    /// Adopted chunks of which the pieces are being mapped.
+    pub(super) adopting: BTreeMap<ChunkId, PieceId>,
     /// More such chunks follow.
     pub(super) adopts: bool,
     /// Its gate is open, since the turn of this number.
@@ -69,6 +82,13 @@ pub(super) struct Session {
     pub(super) stuck: bool,
 }
 
+impl Session {
+    /// Returns true if the process has mapped a chunk, as far as the owner can tell: its request is answered.
+    pub(super) fn has_settled(&self, chunk: ChunkId) -> bool {
+        self.chunks.contains_key(&chunk) && !self.pending.iter().any(|pending| pending.holds(chunk))
+    }
+}
+
 impl Core {
     /// Processes of an owner before this one: no memory is given to others before they are back, or `within_ns` are over.
     pub fn expect(&mut self, pids: impl IntoIterator<Item = u32>, within_ns: u64) {
@@ -90,7 +110,7 @@ impl Core {
     /// The tenant that a piece is made for, or whose program has brought it.
     #[must_use]
     pub fn tenant_of(&self, piece: PieceId) -> Option<TenantId> {
-        let brought = || self.sessions.values().find(|session| session.adopting.contains_key(&piece));
+        let brought = || self.sessions.get(&self.adopters.get(&piece)?.0);
         self.pieces.holder(piece).or_else(|| brought()?.tenant)
     }
 
@@ -117,6 +137,7 @@ impl Core {
             chunks: BTreeMap::new(),
             fixed: HashMap::new(),
             fixed_indices: Vec::new(),
+            fixing: VecDeque::new(),
             pending: VecDeque::new(),
             adopting: BTreeMap::new(),
             adopts: false,
@@ -149,11 +170,14 @@ impl Core {
                 _ => self.end(id, End::Violation),
             };
         };
-        let crowded = session.pending.len() >= PENDING_MOST;
+        let crowded = session.pending.len() + session.fixing.len() >= PENDING_MOST;
         match message {
             FromTenant::Hello(_) => self.end(id, End::Violation),
             FromTenant::Adopt { chunks, more } => return self.adopt(id, tenant, &chunks, more, pieces),
-            FromTenant::Allocate { .. } if crowded => self.end(id, End::Violation),
+            FromTenant::Allocate { request, .. } | FromTenant::Fix { request, .. } if crowded => {
+                let reason = if session.version >= VERSION_CROWDED { Refusal::Crowded } else { Refusal::Failed };
+                self.send(id, FromOwner::Refused { request, reason });
+            }
             FromTenant::Allocate { request, card, chunks } => self.allocate(id, tenant, request, card, chunks),
             FromTenant::Free { chunks } => self.free(id, tenant, &chunks),
             FromTenant::Fix { request, card, kind, bytes } => self.fix(id, tenant, request, (card, kind, bytes)),
@@ -200,6 +224,9 @@ impl Core {
         let asked = |tenant: &super::Tenant| hello.tenant.is_empty() || tenant.spec.name == hello.tenant;
         let found = self.tenants.iter().find(|(id, tenant)| asked(tenant) && allowed(id, tenant));
         let Some((&tenant, known)) = found else { return self.end(id, End::Denied) };
+        if self.sessions_of(tenant).count() >= self.config.connections_most {
+            return self.end(id, if hello.version >= VERSION_CROWDED { End::Crowded } else { End::Denied });
+        }
         let card = CardInfo { uuid: self.config.uuid, total_bytes: known.spec.memory_bytes };
         let version = VERSION.min(hello.version);
         let welcome = Welcome { version, tenant: tenant.0, chunk_bytes: self.config.chunk_bytes, cards: vec![card] };
@@ -240,15 +267,17 @@ impl Core {
         let fixed = std::mem::take(&mut session.fixed_indices);
         let adopting = std::mem::take(&mut session.adopting);
         session.fixed.clear();
-        self.drop_all(adopting.into_keys().collect());
+        session.fixing.clear();
+        for piece in adopting.into_values() {
+            self.adopters.remove(&piece);
+            self.actions.push(Action::Drop { piece });
+        }
         let Some(tenant) = tenant else { return };
-        let items = chunks.into_iter().chain(pending.into_iter().flat_map(|pending| pending.items));
-        for (chunk, index) in items {
-            self.release_user(tenant, index, (id, chunk));
+        self.hungry.remove(&(tenant, id));
+        for pending in pending {
+            self.withdraw(id, tenant, pending);
         }
-        for index in fixed {
-            self.release_body(tenant, index);
-        }
+        self.release_later(id, tenant, chunks.into_iter().collect(), fixed);
         self.bell = true;
     }
 

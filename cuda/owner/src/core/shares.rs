@@ -1,56 +1,96 @@
 //! Tokens of chunks that processes of a tenant share.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use cuda_protocol::Share;
 use vram::VmId as TenantId;
 
 /// Tokens that a tenant has at most.
 pub(super) const SHARES_MOST: usize = 1 << 16;
+/// Chunks that all tokens of a tenant name together at most.
+const NAMED_MOST: usize = 1 << 18;
+/// Tokens that are examined with each new one. Two are enough for stale ones never to be the majority for long.
+const SWEPT_AT_ONCE: usize = 4;
+
+/// A chunk as a token names it: its index, and the number of the chunk that had the index then.
+pub(super) type Named = (u32, u64);
 
 /// The tokens of one tenant.
 #[derive(Debug, Default)]
 struct Own {
-    by_token: HashMap<Share, Vec<u32>>,
-    /// The same by what they stand for.
-    by_chunks: HashMap<Vec<u32>, Share>,
+    by_token: HashMap<Share, Vec<Named>>,
+    /// The same by the chunks that they name.
+    by_chunks: HashMap<Vec<Named>, Share>,
+    /// All tokens, in the order in which they are examined.
+    ring: VecDeque<Share>,
+    /// Chunks that all of them name together.
+    named: usize,
 }
 
 /// All of them, by tenant: none of them opens anything for another one, nor takes room from it.
+///
+/// A chunk that is given up costs nothing here. Its tokens name a number that no chunk has any more, and are removed a few
+/// at a time when others are made.
 #[derive(Debug, Default)]
 pub(super) struct Shares(HashMap<TenantId, Own>);
 
 impl Shares {
-    /// Returns what a token of a tenant stands for.
-    pub(super) fn chunks(&self, tenant: TenantId, share: Share) -> Option<&Vec<u32>> {
+    /// Returns the chunks of a tenant's token. Some of them may not exist any more.
+    pub(super) fn chunks(&self, tenant: TenantId, share: Share) -> Option<&Vec<Named>> {
         self.0.get(&tenant)?.by_token.get(&share)
     }
 
     /// Returns the token of these chunks of a tenant.
-    pub(super) fn token(&self, tenant: TenantId, chunks: &Vec<u32>) -> Option<Share> {
+    pub(super) fn token(&self, tenant: TenantId, chunks: &[Named]) -> Option<Share> {
         self.0.get(&tenant)?.by_chunks.get(chunks).copied()
     }
 
-    /// Says if a tenant may have one more.
-    pub(super) fn has_room(&self, tenant: TenantId) -> bool {
-        self.0.get(&tenant).is_none_or(|own| own.by_token.len() < SHARES_MOST)
+    /// Removes some of the tokens that name a chunk that does not `exist` any more. Returns the number of chunks looked at.
+    pub(super) fn sweep(&mut self, tenant: TenantId, exists: impl Fn(&Named) -> bool) -> usize {
+        let Some(own) = self.0.get_mut(&tenant) else { return 0 };
+        let mut looked_at = 0;
+        for _ in 0..SWEPT_AT_ONCE.min(own.ring.len()) {
+            let Some(share) = own.ring.pop_front() else { break };
+            let Some(chunks) = own.by_token.get(&share) else { continue };
+            looked_at += chunks.len();
+            if chunks.iter().all(&exists) {
+                own.ring.push_back(share);
+            } else if let Some(chunks) = own.by_token.remove(&share) {
+                own.by_chunks.remove(&chunks);
+                own.named -= chunks.len();
+            }
+        }
+        looked_at
     }
 
-    /// Notes a token.
-    pub(super) fn add(&mut self, tenant: TenantId, share: Share, chunks: Vec<u32>) {
+    /// Returns true if a tenant may have one more token that names so many chunks.
+    pub(super) fn has_room(&self, tenant: TenantId, chunks: usize) -> bool {
+        let own = self.0.get(&tenant);
+        own.is_none_or(|own| own.by_token.len() < SHARES_MOST && own.named + chunks <= NAMED_MOST)
+    }
+
+    /// Adds a token.
+    pub(super) fn add(&mut self, tenant: TenantId, share: Share, chunks: Vec<Named>) {
         let own = self.0.entry(tenant).or_default();
+        own.named += chunks.len();
+        own.ring.push_back(share);
         own.by_chunks.insert(chunks.clone(), share);
         own.by_token.insert(share, chunks);
     }
 
-    /// A chunk of a tenant is gone, and so are the tokens that stand for it.
-    pub(super) fn forget(&mut self, tenant: TenantId, chunk: u32) {
-        let Some(own) = self.0.get_mut(&tenant) else { return };
-        own.by_token.retain(|_, chunks| !chunks.contains(&chunk));
-        own.by_chunks.retain(|chunks, _| !chunks.contains(&chunk));
-        if own.by_token.is_empty() {
-            self.0.remove(&tenant);
-        }
+    /// Removes all tokens of a tenant: it has no programs any more.
+    pub(super) fn forget(&mut self, tenant: TenantId) {
+        self.0.remove(&tenant);
+    }
+
+    /// Returns the number of tokens and of the chunks that they name, for the tests' audit.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(super) fn count(&self, tenant: TenantId) -> (usize, usize) {
+        self.0.get(&tenant).map_or((0, 0), |own| {
+            assert_eq!(own.named, own.by_token.values().map(Vec::len).sum::<usize>());
+            assert_eq!((own.by_token.len(), own.ring.len()), (own.by_chunks.len(), own.by_token.len()));
+            (own.by_token.len(), own.named)
+        })
     }
 }
 
@@ -68,19 +108,34 @@ mod tests {
     }
 
     #[test]
-    fn who_has_all_tokens_that_a_tenant_may_have_takes_none_from_others() {
+    fn a_tenant_with_all_its_tokens_takes_none_from_others() {
         let mut shares = Shares::default();
         for number in 0..SHARES_MOST {
-            assert!(shares.has_room(ONE));
-            shares.add(ONE, share(number), vec![number as u32, 1 << 20]);
+            assert!(shares.has_room(ONE, 2));
+            shares.add(ONE, share(number), vec![(number as u32, 1), (1 << 20, 1)]);
         }
-        assert!(!shares.has_room(ONE));
-        assert!(shares.has_room(TWO));
-        shares.forget(ONE, 5);
-        assert!(shares.has_room(ONE), "a token went with its chunk");
-        assert_eq!((shares.chunks(ONE, share(5)), shares.token(ONE, &vec![5, 1 << 20])), (None, None));
+        assert!(!shares.has_room(ONE, 1));
+        assert!(shares.has_room(TWO, 1));
+        assert_eq!(shares.sweep(ONE, |&(index, _)| index != 2), 2 * SWEPT_AT_ONCE);
+        assert!(shares.has_room(ONE, 1), "a token went with its chunk");
+        assert_eq!((shares.chunks(ONE, share(2)), shares.token(ONE, &[(2, 1), (1 << 20, 1)])), (None, None));
         assert_eq!(shares.chunks(TWO, share(6)), None, "another tenant's");
-        shares.forget(ONE, 1 << 20);
+        shares.forget(ONE);
         assert!(shares.0.is_empty(), "nothing is kept");
+    }
+
+    #[test]
+    fn tokens_of_many_chunks_are_as_few_as_name_no_more_than_may_be_named() {
+        let mut shares = Shares::default();
+        let mut number = 0;
+        while shares.has_room(ONE, 1 << 10) {
+            shares.add(ONE, share(number), (0..1 << 10).map(|at| (at, number as u64)).collect());
+            number += 1;
+        }
+        assert_eq!(shares.count(ONE), (NAMED_MOST >> 10, NAMED_MOST));
+        for _ in 0..number {
+            assert!(shares.sweep(ONE, |_| false) <= SWEPT_AT_ONCE << 10);
+        }
+        assert_eq!(shares.count(ONE), (0, 0));
     }
 }

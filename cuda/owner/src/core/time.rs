@@ -90,13 +90,16 @@ impl Core {
 
     /// Renews the terms of those whose gates are open: a process has come or gone, or a tenant's class is another one.
     pub(super) fn renew_terms(&mut self) {
-        let others = |session: &super::Session| {
-            let tenant = session.tenant.filter(|&tenant| session.run.is_some() && !self.turns.is_recalled(tenant))?;
-            let terms = self.terms(tenant);
-            Some(session.told != (terms.run_ahead_us, terms.idle_us))
-        };
-        let concerned = self.sessions.iter().filter(|(_, session)| others(session) == Some(true));
-        let concerned: Vec<_> = concerned.map(|(&id, _)| id).collect();
+        // A tenant's terms take as long to find as there are processes: once for each tenant.
+        let mut by_tenant: BTreeMap<TenantId, Run> = BTreeMap::new();
+        let mut concerned = Vec::new();
+        for (&id, session) in self.sessions.iter().filter(|(_, session)| session.run.is_some()) {
+            let Some(tenant) = session.tenant.filter(|&tenant| !self.turns.is_recalled(tenant)) else { continue };
+            let terms = by_tenant.entry(tenant).or_insert_with(|| self.terms(tenant));
+            if session.told != (terms.run_ahead_us, terms.idle_us) {
+                concerned.push(id);
+            }
+        }
         for session in concerned {
             self.run(session);
         }

@@ -1,5 +1,6 @@
 //! The owner's state machine among programs and workers that do what they are told, in any order.
 
+mod bounds;
 mod given_up;
 mod outside;
 mod quanta;

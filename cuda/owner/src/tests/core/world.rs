@@ -7,6 +7,11 @@ use std::collections::VecDeque;
 
 pub(super) const CHUNK: u64 = 2 << 20;
 pub(super) const MS: u64 = 1_000_000;
+thread_local! {
+    /// Seed of the next owner: the time in ms, for real ones.
+    static SEED: std::cell::Cell<u32> = const { std::cell::Cell::new(7) };
+}
+
 /// Contents of memory that was another's.
 const ANYTHING: u64 = u64::MAX;
 
@@ -84,7 +89,9 @@ impl World {
             host_ready_bytes: 2 * CHUNK,
             ..CardConfig::new(card * CHUNK)
         };
-        let core = Core::new(config, 7).expect("the settings are in bounds");
+        // As with real owners, each has numbers of its own.
+        let seed = SEED.with(|seed| seed.replace(seed.get() + (1 << 10)));
+        let core = Core::new(config, seed).expect("the settings are in bounds");
         let (pieces, seen, programs, work) = Default::default();
         let (device_most, told, suspends) = (usize::MAX, 0, Some(false));
         let version = VERSION;

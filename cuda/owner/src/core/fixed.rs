@@ -1,0 +1,195 @@
+//! Memory that counts and cannot move, and memory that is released a part at a time.
+//!
+//! Both may concern all chunks of a card in one message. An event does a bounded part of it, and the next one goes on.
+
+use super::memory::ROOM_NS;
+use super::sessions::Session;
+use super::types::SessionId;
+use super::{Body, Core, WORK_AT_ONCE, on_card};
+use cuda_protocol::{ChunkId, FixedKind, FromOwner, Refusal};
+use std::collections::VecDeque;
+use std::vec::IntoIter;
+use vram::VmId as TenantId;
+
+/// A request to count fixed memory.
+#[derive(Debug)]
+pub(super) struct Fixing {
+    request: u32,
+    kind: FixedKind,
+    bytes: u64,
+    /// Its bytes are in the process's sum.
+    begun: bool,
+    since: u64,
+}
+
+/// Memory of a process that has ended, or of a request that was refused.
+#[derive(Debug)]
+pub(super) struct Release {
+    id: SessionId,
+    tenant: TenantId,
+    /// The process's number of each chunk, and its index.
+    users: IntoIter<(ChunkId, u32)>,
+    /// Indices of fixed memory.
+    fixed: IntoIter<u32>,
+}
+
+/// Memory that is to be released, the oldest first.
+pub(super) type Releases = VecDeque<Release>;
+
+impl Core {
+    pub(super) fn fix(&mut self, id: SessionId, tenant: TenantId, request: u32, what: (u8, FixedKind, u64)) {
+        let (card, kind, bytes) = what;
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let pending = session.fixing.iter().filter(|fixing| !fixing.begun).map(|fixing| fixing.bytes);
+        let sum = session.fixed.values().copied().chain(pending).try_fold(bytes, u64::checked_add);
+        if card != 0 || sum.is_none() {
+            return self.send(id, FromOwner::Refused { request, reason: Refusal::Invalid });
+        }
+        session.fixing.push_back(Fixing { request, kind, bytes, begun: false, since: self.clock });
+        self.count_fixed(id, tenant);
+    }
+
+    pub(super) fn unfix(&mut self, id: SessionId, tenant: TenantId, kind: FixedKind, bytes: u64) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let sum = session.fixed.entry(kind).or_default();
+        *sum = sum.saturating_sub(bytes);
+        self.count_fixed(id, tenant);
+    }
+
+    /// Has as many indices stand for fixed memory on the card as it takes, and answers the requests for it in order. What
+    /// does not fit into this event is done in the next.
+    pub(super) fn count_fixed(&mut self, id: SessionId, tenant: TenantId) {
+        loop {
+            let Some(session) = self.sessions.get_mut(&id) else { return };
+            let has = session.fixed_indices.len() as u64;
+            if let Some(head) = session.fixing.front_mut()
+                && !head.begun
+            {
+                head.begun = true;
+                *session.fixed.entry(head.kind).or_default() += head.bytes;
+                let wanted = wanted(session, self.table.chunk_bytes());
+                if wanted.saturating_sub(has) > self.left(tenant) && !self.waits_for_releases(self.clock) {
+                    self.refuse_fixed(id, Refusal::Quota);
+                    continue;
+                }
+            }
+            let Some(session) = self.sessions.get_mut(&id) else { return };
+            let wanted = wanted(session, self.table.chunk_bytes());
+            if has == wanted || (has < wanted && session.fixing.is_empty()) {
+                let Some(Fixing { request, .. }) = session.fixing.pop_front() else { return };
+                self.send(id, FromOwner::Fixed { request });
+                continue;
+            }
+            let since = session.fixing.front().map_or(self.clock, |head| head.since);
+            if self.spent >= WORK_AT_ONCE {
+                self.uncounted.insert(id);
+                return;
+            }
+            if has > wanted {
+                if let Some(index) = session.fixed_indices.pop() {
+                    self.release_body(tenant, index);
+                }
+                continue;
+            }
+            match self.place(tenant) {
+                Ok((index, _)) => {
+                    self.put(tenant, Body::Fixed, 0);
+                    if let Some(session) = self.sessions.get_mut(&id) {
+                        session.fixed_indices.push(index);
+                    }
+                }
+                Err(_) if self.waits_for_releases(since) => {
+                    self.uncounted.insert(id);
+                    return;
+                }
+                Err(reason) => self.refuse_fixed(id, reason.unwrap_or(Refusal::Exhausted)),
+            }
+        }
+    }
+
+    /// Refuses the oldest request for fixed memory. What it got is released.
+    fn refuse_fixed(&mut self, id: SessionId, reason: Refusal) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let Some(Fixing { request, kind, bytes, .. }) = session.fixing.pop_front() else { return };
+        let sum = session.fixed.entry(kind).or_default();
+        *sum = sum.saturating_sub(bytes);
+        self.send(id, FromOwner::Refused { request, reason });
+    }
+
+    /// Returns true if a request that came at `since` is to wait rather than be refused: memory is being released, which may be
+    /// what it lacks.
+    pub(super) fn waits_for_releases(&self, since: u64) -> bool {
+        !self.releases.is_empty() && self.clock.saturating_sub(since) < ROOM_NS
+    }
+
+    /// Returns the number of a tenant's chunks that are being released, at most.
+    pub(super) fn releasing(&self, tenant: TenantId) -> u64 {
+        let of_it = self.releases.iter().filter(|release| release.tenant == tenant);
+        let bodies = self.tenants.get(&tenant).map_or(0, |known| known.bodies.len() as u64);
+        of_it.map(|release| (release.users.len() + release.fixed.len()) as u64).sum::<u64>().min(bodies)
+    }
+
+    /// Releases memory of a process: now as much as an event may, the rest in the next ones.
+    pub(super) fn release_later(
+        &mut self,
+        id: SessionId,
+        tenant: TenantId,
+        users: Vec<(ChunkId, u32)>,
+        fixed: Vec<u32>,
+    ) {
+        self.releases.push_back(Release { id, tenant, users: users.into_iter(), fixed: fixed.into_iter() });
+        self.release_some();
+    }
+
+    fn release_some(&mut self) {
+        while let Some(mut release) = self.releases.pop_front() {
+            while self.may_work() {
+                if let Some((chunk, index)) = release.users.next() {
+                    self.release_user(release.tenant, index, (release.id, chunk));
+                } else if let Some(index) = release.fixed.next() {
+                    self.release_body(release.tenant, index);
+                } else {
+                    break;
+                }
+            }
+            if release.users.len() + release.fixed.len() > 0 {
+                // Tenants take turns.
+                return self.releases.push_back(release);
+            }
+        }
+        self.bell = true;
+    }
+
+    /// Returns true if memory of a tenant is being released.
+    pub(super) fn releases_of(&self, tenant: TenantId) -> bool {
+        self.releases.iter().any(|release| release.tenant == tenant)
+    }
+
+    /// Goes on with what earlier events had no room for.
+    pub(super) fn go_on_working(&mut self) {
+        if !self.releases.is_empty() {
+            self.release_some();
+        }
+        for id in std::mem::take(&mut self.uncounted) {
+            if let Some(tenant) = self.sessions.get(&id).and_then(|session| session.tenant) {
+                self.count_fixed(id, tenant);
+            }
+        }
+        for id in std::mem::take(&mut self.unserved) {
+            if let Some(tenant) = self.sessions.get(&id).and_then(|session| session.tenant) {
+                self.serve(id, tenant);
+            }
+        }
+    }
+
+    /// Returns true if work of earlier events is left.
+    pub(super) fn has_work(&self) -> bool {
+        self.bell || !self.releases.is_empty() || !self.uncounted.is_empty() || !self.unserved.is_empty()
+    }
+}
+
+/// Returns the number of chunks that a process's fixed memory on the card takes.
+fn wanted(session: &Session, chunk_bytes: u64) -> u64 {
+    let bytes = session.fixed.iter().filter(|(kind, _)| on_card(**kind)).map(|(_, bytes)| *bytes);
+    bytes.fold(0, u64::saturating_add).div_ceil(chunk_bytes)
+}

@@ -1,0 +1,46 @@
+//! Free indices of a tenant's memory.
+
+use std::collections::BTreeSet;
+
+/// Indices that stand for nothing. The lowest one is found without looking at those in use.
+#[derive(Debug, Default)]
+pub(super) struct Indices {
+    /// Indices that were used before and are free again.
+    freed: BTreeSet<u32>,
+    /// Lowest index that was never used.
+    fresh: u32,
+}
+
+impl Indices {
+    /// Returns the lowest free index.
+    pub(super) fn lowest(&self) -> u32 {
+        self.freed.first().copied().unwrap_or(self.fresh)
+    }
+
+    /// Takes the lowest free index.
+    pub(super) fn take(&mut self) -> u32 {
+        self.freed.pop_first().unwrap_or_else(|| {
+            self.fresh += 1;
+            self.fresh - 1
+        })
+    }
+
+    /// Returns an index that was taken.
+    pub(super) fn free(&mut self, index: u32) {
+        self.freed.insert(index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_index_that_is_free_is_taken() {
+        let mut indices = Indices::default();
+        assert_eq!((0..5).map(|_| indices.take()).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+        indices.free(3);
+        indices.free(1);
+        assert_eq!((indices.lowest(), indices.take(), indices.take(), indices.take()), (1, 1, 3, 5));
+    }
+}
