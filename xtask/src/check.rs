@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::run::{cargo, root, shown};
 use crate::tally::Tally;
-use crate::{counts, layers, lints, orphans, rooms};
+use crate::{counts, language, layers, lints, orphans, rooms};
 
 /// The fuzz targets are a workspace of their own.
 const FUZZ: &str = "tests/fuzz/Cargo.toml";
@@ -41,6 +41,7 @@ pub fn run(lints_only: bool) -> Result<bool> {
     report("public items", &rooms::unnamed(&files));
     report("the software card", &rooms::knowing(&files));
     report("counts", &counts::never_counted(&files));
+    report("language", &language::problems(&metadata, &files)?);
     let mut licences = layers::licences(&metadata);
     if root().join(FUZZ).exists() {
         licences.extend(layers::licences(&layers::metadata(FUZZ)?));

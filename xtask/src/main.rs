@@ -2,7 +2,7 @@
 //!
 //! Parts:
 //! - [`check`]: everything that needs no run: format, clippy, rustdoc, house lints ([`lints`], [`orphans`], [`rooms`],
-//!   [`counts`]), crate layers and licences ([`layers`]);
+//!   [`counts`], [`language`]), crate layers and licences ([`layers`]);
 //! - [`suites`]: the test suites, with their counts ([`tally`]) and [`times`]; [`programs`] builds what they run, [`runner`]
 //!   runs it, [`watch`] ends tests that stand still, [`fuzz`] is one of the suites, and [`background`] is for what can be done
 //!   beside them;
@@ -20,6 +20,7 @@ mod counts;
 mod cuda;
 mod fuzz;
 mod guests;
+mod language;
 mod layers;
 mod lints;
 mod load;
@@ -55,6 +56,12 @@ enum Command {
         /// Leave out what compiles or formats: only house lints, layers and licences, in a second.
         #[arg(long)]
         lints: bool,
+    },
+    /// Print how often comments use words that make sentences hard to read, per package.
+    Language {
+        /// Write counts that have fallen into the budget, `xtask/language.toml`.
+        #[arg(long)]
+        lower: bool,
     },
     /// Run one test suite, or all of them.
     Test(TestArgs),
@@ -136,6 +143,7 @@ struct TestArgs {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Check { lints } => check::run(lints),
+        Command::Language { lower } => language(lower).map(|()| true),
         Command::Test(args) => suites::run(&args),
         Command::Bench { name, all, json, seconds, rounds, only, resume, beside_load, programs } => {
             let wishes = guests::Wishes { json, seconds, rounds, only, all, resume, beside_load, programs };
@@ -154,6 +162,10 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn language(lower: bool) -> Result<()> {
+    language::report(&layers::metadata("Cargo.toml")?, &lints::files(&run::root())?, lower)
 }
 
 fn setup(refresh: bool) -> Result<()> {

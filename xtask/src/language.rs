@@ -1,0 +1,181 @@
+//! The language lint: words that make sentences hard to read, counted in comments per package, against a budget that may
+//! only fall.
+//!
+//! `cargo xtask check` fails if a package has more of them than its line in `language.toml`. `cargo xtask language` prints the
+//! counts of each package, and with `--lower` writes lower counts into that file; it never raises one.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use cargo_metadata::Metadata;
+use serde::{Deserialize, Serialize};
+
+use crate::lints::File;
+use crate::run::root;
+
+/// File of the budgets, from the root of the workspace.
+const BUDGETS: &str = "xtask/language.toml";
+
+/// Pronouns that stand for a noun. Built from halves, since this file is counted too.
+const PRONOUNS: [&str; 4] = [concat!("w", "ho"), concat!("w", "hoever"), concat!("w", "hom"), concat!("w", "hat")];
+
+/// Connectives that no reader expects today.
+const ARCHAIC: [&str; 6] = [
+    concat!("in va", "in"),
+    concat!("an", "ew"),
+    concat!("no", "body"),
+    concat!("goes ", "on"),
+    concat!("but ", "for"),
+    concat!("be", "side"),
+];
+
+/// Counts of one package.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Lines that hold a comment.
+    #[serde(skip)]
+    lines: usize,
+    /// Occurrences of [`PRONOUNS`].
+    pronouns: usize,
+    /// Occurrences of [`ARCHAIC`].
+    archaic: usize,
+}
+
+impl Counts {
+    fn add(&mut self, comment: &str) {
+        let text = comment.to_ascii_lowercase();
+        self.lines += 1;
+        self.pronouns += PRONOUNS.iter().map(|word| occurrences(&text, word)).sum::<usize>();
+        self.archaic += ARCHAIC.iter().map(|word| occurrences(&text, word)).sum::<usize>();
+    }
+
+    /// Returns occurrences per 1,000 lines.
+    fn rate(self, count: usize) -> f64 {
+        count as f64 * 1000.0 / self.lines.max(1) as f64
+    }
+}
+
+/// Counts whole words in lower-case text.
+fn occurrences(text: &str, word: &str) -> usize {
+    let is_letter = |character: Option<char>| character.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    let whole = |at: &usize| {
+        let (before, after) = (&text[..*at], &text[at + word.len()..]);
+        !is_letter(before.chars().next_back()) && !is_letter(after.chars().next())
+    };
+    text.match_indices(word).map(|(at, _)| at).filter(whole).count()
+}
+
+/// Returns the comment on a line: what follows `//`, unless that is part of a string such as an address of a page.
+fn comment(line: &str) -> Option<&str> {
+    let (before, after) = line.split_once("//")?;
+    (!before.ends_with(':') && before.matches('"').count() % 2 == 0).then_some(after)
+}
+
+/// Counts the words of each package.
+fn counts(metadata: &Metadata, files: &[File]) -> BTreeMap<String, Counts> {
+    let folders: Vec<(String, &Path)> = metadata
+        .workspace_packages()
+        .iter()
+        .filter_map(|package| {
+            let folder = package.manifest_path.parent()?.as_std_path();
+            Some((package.name.to_string(), folder.strip_prefix(&metadata.workspace_root).unwrap_or(folder)))
+        })
+        .collect();
+    let mut all: BTreeMap<String, Counts> = BTreeMap::new();
+    for file in files {
+        let owners = folders.iter().filter(|(_, folder)| file.path.starts_with(folder));
+        // Packages nest: the deepest folder owns the file.
+        let Some((name, _)) = owners.max_by_key(|(_, folder)| folder.components().count()) else { continue };
+        let of_package = all.entry(name.clone()).or_default();
+        file.text.lines().filter_map(comment).for_each(|text| of_package.add(text));
+    }
+    all
+}
+
+fn budgets() -> Result<BTreeMap<String, Counts>> {
+    let path = root().join(BUDGETS);
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    toml::from_str(&text).with_context(|| format!("{BUDGETS} is not valid"))
+}
+
+/// Finds packages that exceed their budget. A package without a line has a budget of none.
+pub fn problems(metadata: &Metadata, files: &[File]) -> Result<Vec<String>> {
+    Ok(over(&counts(metadata, files), &budgets()?))
+}
+
+fn over(counts: &BTreeMap<String, Counts>, budgets: &BTreeMap<String, Counts>) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (name, found) in counts {
+        let budget = budgets.get(name).copied().unwrap_or_default();
+        let kinds = [("pronouns", found.pronouns, budget.pronouns), ("archaic", found.archaic, budget.archaic)];
+        for (kind, found, most) in kinds.into_iter().filter(|(_, found, most)| found > most) {
+            let words = if kind == "pronouns" { PRONOUNS.join(", ") } else { ARCHAIC.join(", ") };
+            problems.push(format!(
+                "{name}: {found} of the words \"{words}\" in comments, and its budget in {BUDGETS} is {most}: name the actor, \
+                 and use the field's term"
+            ));
+        }
+    }
+    problems
+}
+
+/// Prints the counts of each package. With `lower`, writes those that have fallen.
+pub fn report(metadata: &Metadata, files: &[File], lower: bool) -> Result<()> {
+    let counts = counts(metadata, files);
+    println!("{:24} {:>8} {:>10} {:>8} {:>10} {:>8}", "package", "comments", "pronouns", "/1,000", "archaic", "/1,000");
+    let mut sum = Counts::default();
+    for (name, found) in &counts {
+        line(name, *found);
+        sum.lines += found.lines;
+        sum.pronouns += found.pronouns;
+        sum.archaic += found.archaic;
+    }
+    line("all", sum);
+    if lower {
+        let path = root().join(BUDGETS);
+        let lowered = lowered(&counts, &if path.exists() { budgets()? } else { counts.clone() });
+        std::fs::write(&path, toml::to_string(&lowered)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Returns the lower of each count and its budget; packages that are gone have no line.
+fn lowered(counts: &BTreeMap<String, Counts>, budgets: &BTreeMap<String, Counts>) -> BTreeMap<String, Counts> {
+    let lower = |(name, found): (&String, &Counts)| {
+        let budget = budgets.get(name).copied().unwrap_or_default();
+        let (pronouns, archaic) = (found.pronouns.min(budget.pronouns), found.archaic.min(budget.archaic));
+        (name.clone(), Counts { lines: 0, pronouns, archaic })
+    };
+    counts.iter().map(lower).collect()
+}
+
+fn line(name: &str, counts: Counts) {
+    let Counts { lines, pronouns, archaic } = counts;
+    let rates = (counts.rate(pronouns), counts.rate(archaic));
+    println!("{name:24} {lines:8} {pronouns:10} {:8.1} {archaic:10} {:8.1}", rates.0, rates.1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_words_in_comments_count() {
+        let mut counts = Counts::default();
+        let source =
+            concat!("// W", "ho waits, and w", "hat for; somew", "hat.\nlet a = 1; // an", "ew\n\"https://w", "ho\"\n");
+        source.lines().filter_map(comment).for_each(|text| counts.add(text));
+        assert_eq!(counts, Counts { lines: 2, pronouns: 2, archaic: 1 });
+    }
+
+    #[test]
+    fn budgets_only_fall() {
+        let of = |pronouns, archaic| BTreeMap::from([("a".to_owned(), Counts { lines: 0, pronouns, archaic })]);
+        assert_eq!(over(&of(3, 1), &of(3, 1)), Vec::<String>::new());
+        assert_eq!(over(&of(4, 2), &of(3, 1)).len(), 2);
+        assert_eq!(over(&of(1, 0), &BTreeMap::new()).len(), 1);
+        assert_eq!(lowered(&of(4, 0), &of(3, 1)), of(3, 0));
+    }
+}
