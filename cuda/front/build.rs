@@ -11,6 +11,8 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     // The loader finds a library by its file name, and programs that are linked find it by this one.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    // A program may close the library, whose thread runs on.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let out = env::var("OUT_DIR").expect("cargo names a folder");
     fs::write(Path::new(&out).join("stubs.rs"), generate()).expect("the folder can be written");
 }
@@ -45,19 +47,26 @@ fn generate() -> String {
             let _ = writeln!(text, "    {stub}_{index},");
         }
     }
+    let _ = writeln!(text, "];\n/// Entries that are nobody else's, whatever other libraries export.");
+    let _ = writeln!(text, "pub static ENTRIES: [unsafe extern \"C\" fn(); COUNT] = [");
+    for index in 0..all.len() {
+        let _ = writeln!(text, "    entry_{index},");
+    }
     let _ = writeln!(text, "];\npub static SLOTS: [AtomicPtr<()>; ALL] = [");
     for index in 0..names.len() {
         let _ = writeln!(text, "    AtomicPtr::new(lazy_{index} as *mut ()),");
     }
     let _ = writeln!(text, "];");
     for (index, name) in names.iter().enumerate() {
-        stub(
-            &mut text,
-            "#[unsafe(no_mangle)] pub",
-            name,
-            &format!("jmp qword ptr [rip + {{slots}} + 8 * {index}]"),
-            "slots = sym SLOTS",
+        // A child of the process finds the page empty.
+        let code = format!(
+            "cmp dword ptr [rip + {{page}}], 0\", \"je {{lazy}}\", \"jmp qword ptr [rip + {{slots}} + 8 * {index}]"
         );
+        let operands = format!("page = sym crate::process::PAGE, lazy = sym lazy_{index}, slots = sym SLOTS");
+        stub(&mut text, "#[unsafe(no_mangle)] pub", name, &code, &operands);
+        if index < all.len() {
+            stub(&mut text, "", &format!("entry_{index}"), &code, &operands);
+        }
         stub(
             &mut text,
             "",

@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::card::{self, Tier};
 use crate::checkpoint::{self, Order};
@@ -26,15 +26,19 @@ pub const UUID: [u8; 16] = *b"fake cuda card 0";
 #[repr(C)]
 struct Ipc([u64; 8]);
 
-static READY: AtomicBool = AtomicBool::new(false);
+/// The process that has initialised the driver; not its children.
+static READY: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
 fn initialised() -> i32 {
+    if READY.load(Ordering::SeqCst) != std::process::id() {
+        return NOT_INITIALIZED;
+    }
     checkpoint::pass();
-    if READY.load(Ordering::SeqCst) { SUCCESS } else { NOT_INITIALIZED }
+    SUCCESS
 }
 
 /// Fails without a context that is current to this thread.
@@ -87,8 +91,11 @@ fn any() -> i32 {
 
 api! {
     any cuInit(_flags: u32) {
-        READY.store(true, Ordering::SeqCst);
-        SUCCESS
+        let own = std::process::id();
+        match READY.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst) {
+            Err(other) if other != own => NOT_INITIALIZED,
+            _ => SUCCESS,
+        }
     }
     any cuDriverGetVersion(version: *mut c_int) { put(version, Ok(13_000)) }
     any cuGetProcAddress(name: *const c_char, to: *mut *mut c_void, _version: c_int, flags: u64) {

@@ -66,7 +66,7 @@ pub fn listen() {
         let Ok(listener) = UnixListener::bind(path) else { return };
         let serve = move || listener.incoming().flatten().for_each(answer);
         // Without it nobody can suspend this process.
-        let _ = std::thread::Builder::new().name("fake-checkpoint".into()).spawn(serve);
+        crate::spawn("fake-checkpoint", serve);
     });
 }
 

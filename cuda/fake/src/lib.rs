@@ -21,6 +21,22 @@ mod nvml;
 mod space;
 mod work;
 
+/// Starts a thread that takes no signal of the program: NVIDIA's take them, and a test could not tell those from the library's.
+///
+/// UNSAFETY: sets the mask of signals, which is the thread's own again when this returns.
+#[allow(unsafe_code, reason = "see UNSAFETY")]
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
+    // SAFETY: both sets are locals, of which the first is filled before it is read.
+    unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        // Without its threads the driver does less.
+        let _ = std::thread::Builder::new().name(name.into()).spawn(work);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+    }
+}
+
 /// Results of calls, as NVIDIA's headers number them.
 mod result {
     pub const SUCCESS: i32 = 0;

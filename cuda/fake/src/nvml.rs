@@ -9,7 +9,7 @@
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::api::UUID;
 use crate::card;
@@ -28,7 +28,12 @@ const NOT_AVAILABLE: u64 = u64::MAX;
 /// `nvmlMemory_v2`: version 2, and 40 bytes.
 const MEMORY_V2: u32 = 0x0200_0028;
 
-static READY: AtomicBool = AtomicBool::new(false);
+/// The process that has initialised NVML: its children do so again.
+static READY: AtomicU32 = AtomicU32::new(0);
+
+fn is_ready() -> bool {
+    READY.load(Ordering::SeqCst) == std::process::id()
+}
 
 #[repr(C)]
 struct Memory {
@@ -61,7 +66,7 @@ fn name() -> String {
 }
 
 fn checked(device: *mut c_void) -> c_int {
-    match READY.load(Ordering::SeqCst) {
+    match is_ready() {
         false => UNINITIALIZED,
         true if device as usize != DEVICE => INVALID_ARGUMENT,
         true => SUCCESS,
@@ -70,7 +75,7 @@ fn checked(device: *mut c_void) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInit_v2() -> c_int {
-    READY.store(true, Ordering::SeqCst);
+    READY.store(std::process::id(), Ordering::SeqCst);
     SUCCESS
 }
 
@@ -81,7 +86,7 @@ extern "C" fn nvmlInitWithFlags(_flags: u32) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlShutdown() -> c_int {
-    READY.store(false, Ordering::SeqCst);
+    READY.store(0, Ordering::SeqCst);
     SUCCESS
 }
 
@@ -93,7 +98,7 @@ extern "C" fn nvmlErrorString(_: c_int) -> *const c_char {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut u32) -> c_int {
     unsafe { *count = 1 };
-    if READY.load(Ordering::SeqCst) { SUCCESS } else { UNINITIALIZED }
+    if is_ready() { SUCCESS } else { UNINITIALIZED }
 }
 
 #[unsafe(no_mangle)]

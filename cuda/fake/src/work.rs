@@ -154,7 +154,7 @@ fn run(op: Op) {
 
 fn stream() -> Stream {
     let (queue, ops) = sync_channel::<Op>(QUEUE);
-    std::thread::spawn(move || ops.into_iter().for_each(run));
+    crate::spawn("fake-stream", move || ops.into_iter().for_each(run));
     Stream { queue, last: Arc::default(), capture: None, blocking: false }
 }
 

@@ -13,6 +13,8 @@ pub const SUCCESS: c_int = 0;
 pub const INVALID_VALUE: c_int = 1;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub const OUT_OF_MEMORY: c_int = 2;
+/// `CUDA_ERROR_NOT_INITIALIZED`.
+pub const NOT_INITIALIZED: c_int = 3;
 /// `CUDA_ERROR_NO_DEVICE`.
 pub const NO_DEVICE: c_int = 100;
 /// `CUDA_ERROR_INVALID_CONTEXT`.
@@ -81,6 +83,11 @@ impl Access {
 /// Answer where the real driver has no such function.
 pub extern "C" fn not_supported() -> c_int {
     NOT_SUPPORTED
+}
+
+/// Answer in a child of a process that had initialised the driver.
+pub extern "C" fn not_initialized() -> c_int {
+    NOT_INITIALIZED
 }
 
 /// Answer where no driver was found.

@@ -12,8 +12,8 @@
 //! The same file is `libnvidia-ml.so.1` as well (`nvml`): NVML's functions pass, but those that tell of a card's memory.
 //!
 //! No allocation and no lock in how functions are found once the driver is loaded, no panic over the boundary, and no
-//! output unless [`cuda_protocol::LOG_VARIABLE`] asks for it. After `fork` the child only passes calls on, as the driver
-//! does not work there either; after `exec` everything begins anew.
+//! output unless [`cuda_protocol::LOG_VARIABLE`] asks for it. The process is the program's: its children (`process`), its
+//! signals, its descriptors and its limits (`kept`).
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("the stubs are written for x86-64 Linux");
@@ -23,6 +23,7 @@ mod contexts;
 mod driver;
 mod fences;
 mod gate;
+mod kept;
 mod loader;
 mod log;
 mod lone;
@@ -30,6 +31,7 @@ mod lookup;
 mod memory;
 mod nvml;
 mod pace;
+mod process;
 mod requests;
 mod slots;
 mod start;

@@ -8,10 +8,10 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Once;
 
 use crate::log::report;
-use crate::slots::{COUNT, NAMES, REAL, SLOTS};
+use crate::process::{self, Once};
+use crate::slots::{self, COUNT, NAMES, REAL, SLOTS};
 use crate::{driver, lookup, start};
 
 /// File name that programs load.
@@ -26,22 +26,31 @@ const FOLDERS: [&str; 6] = [
     "/usr/lib",
 ];
 
-/// Loads the driver and fills every slot, once.
-pub fn load() {
+/// What a call of a symbol runs in this process. Loads the driver and fills every slot, once.
+pub fn resolve(index: usize) -> *mut () {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let named = std::env::var_os(cuda_protocol::DRIVER_VARIABLE).map(PathBuf::from);
-        let library = library(NAME, named, 0..COUNT);
-        lookup::prepare();
-        let mediated = std::env::var_os(cuda_protocol::SOCKET_VARIABLE).is_some();
-        for index in 0..COUNT {
-            let real = REAL[index].load(std::sync::atomic::Ordering::Relaxed);
-            let missing = if library { driver::not_supported } else { driver::no_driver };
-            let function = if real.is_null() { missing as *mut () } else { real };
-            let ours = if mediated && !real.is_null() { start::ours(index) } else { None };
-            SLOTS[index].store(ours.unwrap_or(function), std::sync::atomic::Ordering::Release);
-        }
-    });
+    let loaded = ONCE.run(load);
+    let function = slots::get(index);
+    // In a child the driver speaks for itself. What it answers without having been initialised, it answers there as well.
+    let is_drivers = || slots::real(index).is_null() || function == slots::real(index);
+    if loaded && (process::is_own() || is_drivers() || lookup::ours(index).is_some()) {
+        return function;
+    }
+    driver::not_initialized as *mut ()
+}
+
+fn load() {
+    let named = std::env::var_os(cuda_protocol::DRIVER_VARIABLE).map(PathBuf::from);
+    let library = library(NAME, named, 0..COUNT);
+    lookup::prepare();
+    let mediated = std::env::var_os(cuda_protocol::SOCKET_VARIABLE).is_some();
+    for index in 0..COUNT {
+        let real = REAL[index].load(std::sync::atomic::Ordering::Relaxed);
+        let missing = if library { driver::not_supported } else { driver::no_driver };
+        let function = if real.is_null() { missing as *mut () } else { real };
+        let ours = if mediated && !real.is_null() { start::ours(index) } else { None };
+        SLOTS[index].store(ours.unwrap_or(function), std::sync::atomic::Ordering::Release);
+    }
 }
 
 /// Loads the library of this name, or the file `named`, and notes its functions for these symbols; whether there is one.
@@ -55,16 +64,6 @@ pub fn library(name: &str, named: Option<PathBuf>, symbols: Range<usize>) -> boo
         REAL[index].store(symbol, std::sync::atomic::Ordering::Release);
     }
     library.is_some()
-}
-
-/// Lets every call of the driver pass, in a child after `fork`.
-pub fn pass_all() {
-    for (slot, real) in SLOTS.iter().zip(&REAL).take(COUNT) {
-        let real = real.load(std::sync::atomic::Ordering::Relaxed);
-        if !real.is_null() {
-            slot.store(real, std::sync::atomic::Ordering::Release);
-        }
-    }
 }
 
 fn find(library: *mut c_void, name: &CStr) -> *mut () {

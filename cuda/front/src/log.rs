@@ -1,18 +1,36 @@
 //! Messages on standard error, if they are asked for.
+//!
+//! UNSAFETY: writes to a descriptor by its number.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Returns whether messages are asked for.
 pub fn wanted() -> bool {
-    static WANTED: OnceLock<bool> = OnceLock::new();
-    *WANTED.get_or_init(|| std::env::var_os(cuda_protocol::LOG_VARIABLE).is_some_and(|v| v == "1"))
+    const UNKNOWN: u8 = 2;
+    static WANTED: AtomicU8 = AtomicU8::new(UNKNOWN);
+    // No lock: a child that the program makes meanwhile would wait for it.
+    match WANTED.load(Ordering::Relaxed) {
+        UNKNOWN => {
+            let wanted = std::env::var_os(cuda_protocol::LOG_VARIABLE).is_some_and(|value| value == "1");
+            WANTED.store(u8::from(wanted), Ordering::Relaxed);
+            wanted
+        }
+        known => known == 1,
+    }
+}
+
+/// Writes a line at once and without the lock that `eprintln` takes: its holder may be a thread of the parent's.
+pub fn write(line: &str) {
+    // SAFETY: the bytes are valid. What cannot be written is lost.
+    unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
 /// Writes one line if messages are asked for.
 macro_rules! report {
     ($($part:tt)*) => {
         if $crate::log::wanted() {
-            eprintln!("gpu-mediator: libcuda: {}", format_args!($($part)*));
+            $crate::log::write(&format!("gpu-mediator: libcuda: {}\n", format_args!($($part)*)));
         }
     };
 }

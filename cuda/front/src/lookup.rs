@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use crate::driver::{self, SUCCESS};
-use crate::slots::{COUNT, FAMILIES, at, get, real};
+use crate::slots::{COUNT, ENTRIES, FAMILIES, at, get, real};
 
 /// Flag of the call: functions work on the per-thread default stream.
 const PER_THREAD: u64 = 1 << 1;
@@ -58,9 +58,13 @@ unsafe fn substitute(name: *const c_char, function: *mut *mut c_void, version: c
     let by_address = same.clone().find(|index| Some(*index) == by_name).or_else(|| same.clone().next());
     let Some(index) = by_address.or(by_name) else { return };
     let ours = get(index);
-    if !ours.is_null() && ours != real(index) {
+    if ours.is_null() || ours == real(index) {
+        return;
+    }
+    // Not the function itself: the program may call it in a child.
+    if let Some(entry) = ENTRIES.get(index) {
         // SAFETY: as above.
-        unsafe { *function = ours.cast() };
+        unsafe { *function = (*entry as *mut ()).cast() };
     }
 }
 

@@ -10,11 +10,12 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::PathBuf;
-use std::sync::Once;
 
 use cuda_protocol::{End, FromOwner, FromTenant, Link};
 
+use crate::kept::Connection;
 use crate::loader;
+use crate::process::Once;
 use crate::slots::{self, ALL, COUNT, at, real};
 use crate::tenant;
 
@@ -24,6 +25,8 @@ mod processes;
 const NAME: &str = "libnvidia-ml.so.1";
 /// `NVML_SUCCESS`.
 const SUCCESS: c_int = 0;
+/// `NVML_ERROR_UNINITIALIZED`.
+const UNINITIALIZED: c_int = 1;
 /// `NVML_ERROR_INVALID_ARGUMENT`.
 const INVALID_ARGUMENT: c_int = 2;
 /// `NVML_ERROR_INSUFFICIENT_SIZE`.
@@ -57,25 +60,27 @@ struct MemoryV2 {
     used: u64,
 }
 
-/// Loads the real library and fills its slots, once.
-pub fn load() {
+/// What a call of a symbol runs in this process, also in a child: there NVML works once it was initialised again. Loads the
+/// real library and fills its slots, once.
+pub fn resolve(index: usize) -> *mut () {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // It lies beside the driver's library.
-        let named =
-            std::env::var_os(cuda_protocol::DRIVER_VARIABLE).map(|path| PathBuf::from(path).with_file_name(NAME));
-        let library = loader::library(NAME, named, COUNT..ALL);
-        let mediated = std::env::var_os(cuda_protocol::SOCKET_VARIABLE).is_some();
-        for index in COUNT..ALL {
-            let function = match real(index) {
-                found if !found.is_null() => ours(index).filter(|_| mediated).unwrap_or(found),
-                _ if index == at::nvmlErrorString => error_string as *mut (),
-                _ if library => no_function as *mut (),
-                _ => no_library as *mut (),
-            };
-            slots::set(index, function);
-        }
-    });
+    if ONCE.run(load) { slots::get(index) } else { uninitialized as *mut () }
+}
+
+fn load() {
+    // It lies beside the driver's library.
+    let named = std::env::var_os(cuda_protocol::DRIVER_VARIABLE).map(|path| PathBuf::from(path).with_file_name(NAME));
+    let library = loader::library(NAME, named, COUNT..ALL);
+    let mediated = std::env::var_os(cuda_protocol::SOCKET_VARIABLE).is_some();
+    for index in COUNT..ALL {
+        let function = match real(index) {
+            found if !found.is_null() => ours(index).filter(|_| mediated).unwrap_or(found),
+            _ if index == at::nvmlErrorString => error_string as *mut (),
+            _ if library => no_function as *mut (),
+            _ => no_library as *mut (),
+        };
+        slots::set(index, function);
+    }
 }
 
 fn ours(index: usize) -> Option<*mut ()> {
@@ -84,6 +89,10 @@ fn ours(index: usize) -> Option<*mut ()> {
         at::nvmlDeviceGetMemoryInfo_v2 => Some(memory_info_v2 as *mut ()),
         _ => processes::ours(index),
     }
+}
+
+extern "C" fn uninitialized() -> c_int {
+    UNINITIALIZED
 }
 
 extern "C" fn no_library() -> c_int {
@@ -130,10 +139,10 @@ unsafe extern "C" fn memory_info_v2(device: Device, to: *mut MemoryV2) -> c_int 
 }
 
 /// A connection to the owner as a tenant that has the card of a device, with the card's number and the version that holds.
-fn connect(device: Device) -> Option<(Link, u8, u16)> {
+fn connect(device: Device) -> Option<(Connection, u8, u16)> {
     let uuid = uuid(device)?;
     let path = PathBuf::from(std::env::var_os(cuda_protocol::SOCKET_VARIABLE)?);
-    let link = Link::connect(&path).ok()?;
+    let link = Connection::open(&path).ok()?;
     link.send(&FromTenant::Hello(tenant::hello(false)), &[]).ok()?;
     let FromOwner::Welcome(welcome) = answer(&link)? else { return None };
     let card = welcome.cards.iter().position(|card| card.uuid == uuid)?;

@@ -1,13 +1,13 @@
 //! Requests of the program's threads to the owner, and the fixed memory that is counted for the program.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cuda_protocol::{Chunk, FixedKind, FromTenant, Refusal, Share};
 
+use crate::kept::Kept;
 use crate::tenant;
 
 /// Time for which an allocation waits for an owner that is away.
@@ -25,9 +25,9 @@ static FIXED: Mutex<Option<HashMap<(u8, FixedKind), u64>>> = Mutex::new(None);
 #[derive(Debug)]
 pub enum Answer {
     /// No last part yet; with what has come.
-    Waiting(Vec<(Chunk, OwnedFd)>),
+    Waiting(Vec<(Chunk, Kept)>),
     /// Chunks.
-    Granted(Vec<(Chunk, OwnedFd)>),
+    Granted(Vec<(Chunk, Kept)>),
     /// Counted.
     Fixed,
     /// Free and all bytes.
@@ -35,7 +35,7 @@ pub enum Answer {
     /// A token.
     Shared(Share),
     /// Refused, with the chunks that had come before.
-    Refused(Refusal, Vec<(Chunk, OwnedFd)>),
+    Refused(Refusal, Vec<(Chunk, Kept)>),
     /// The owner is away, or has gone before it answered.
     Away,
 }
@@ -88,8 +88,13 @@ pub fn wait_for_owner() -> bool {
     true
 }
 
+/// Returns whether requests wait for answers.
+pub fn any() -> bool {
+    answers().as_ref().is_some_and(|answers| !answers.is_empty())
+}
+
 /// Takes in a part of an answer. What nobody asked for is dropped.
-pub fn answer(request: u32, change: impl FnOnce(Vec<(Chunk, OwnedFd)>) -> Answer) {
+pub fn answer(request: u32, change: impl FnOnce(Vec<(Chunk, Kept)>) -> Answer) {
     let mut guard = answers();
     if let Some(Answer::Waiting(parts)) = guard.as_mut().and_then(|a| a.remove(&request)) {
         guard.get_or_insert_default().insert(request, change(parts));

@@ -30,7 +30,8 @@ pub fn get(index: usize) -> *mut () {
     SLOTS.get(index).map_or(std::ptr::null_mut(), |slot| slot.load(Ordering::Acquire))
 }
 
-/// First call of a symbol: its library is loaded, then the call goes on through the slot.
+/// Call of a symbol in a process that has not called any, or is a child of one that has: its library is loaded if it is not,
+/// then the call goes on through the slot, or fails.
 #[unsafe(naked)]
 unsafe extern "C" fn lazy_common() {
     // In: [rsp] number of the symbol, [rsp + 8] return address. The registers of arguments come back as they were.
@@ -53,12 +54,7 @@ unsafe extern "C" fn lazy_common() {
 }
 
 extern "C" fn resolve(index: usize) -> *mut () {
-    if index < COUNT {
-        crate::loader::load()
-    } else {
-        crate::nvml::load()
-    }
-    get(index)
+    if index < COUNT { crate::loader::resolve(index) } else { crate::nvml::resolve(index) }
 }
 
 /// A call that may name addresses and waits for no turn: what is away is mapped, then the call goes on to the real function.

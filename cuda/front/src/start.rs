@@ -7,12 +7,16 @@ use std::ffi::c_int;
 
 use crate::driver::{self, SUCCESS};
 use crate::slots::{GATED, GATES, NAMES_MEMORY, PRESENTS, at};
-use crate::{captures, contexts, lookup, memory, tenant};
+use crate::{captures, contexts, lookup, memory, process, tenant};
 
 /// `cuInit`: a program that is to be a tenant and cannot be one does not run beside its limits.
 unsafe extern "C" fn init(flags: u32) -> c_int {
+    process::initialises();
     // SAFETY: the caller's promise.
     let result = unsafe { driver::init(flags) };
+    if result != SUCCESS {
+        process::is_not_initialised();
+    }
     if result == SUCCESS && !tenant::start() { driver::SYSTEM_NOT_READY } else { result }
 }
 

@@ -5,28 +5,27 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use cuda_protocol::{
-    CardInfo, EARLY_US, End, FromOwner, FromTenant, Hello, Link, LinkError, MAX_NAME, RECONNECT_MS, Received, Run,
-    VERSION, VERSION_HANDOVER,
+    CardInfo, EARLY_US, End, FromOwner, FromTenant, Hello, LinkError, MAX_NAME, RECONNECT_MS, Run, VERSION,
+    VERSION_HANDOVER,
 };
 
 use crate::driver::{self, Object, SUCCESS};
+use crate::kept::{Connection, Kept};
 use crate::log::report;
 use crate::pace::Left;
 use crate::requests::{self, Answer, answer};
-use crate::{captures, fences, gate, loader, memory, pace};
+use crate::{captures, fences, gate, memory, pace, process};
 
 static TENANT: OnceLock<Tenant> = OnceLock::new();
-/// Descriptor of the connection, for the child after `fork`.
-static DESCRIPTOR: AtomicI32 = AtomicI32::new(-1);
 /// The connection, for requests.
-static LINK: RwLock<Option<Arc<Link>>> = RwLock::new(None);
+static LINK: RwLock<Option<Arc<Connection>>> = RwLock::new(None);
 /// Contexts of the program that work or memory was seen in.
 static CONTEXTS: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
 static STARTED: AtomicBool = AtomicBool::new(false);
@@ -64,46 +63,33 @@ pub fn start() -> bool {
             let tenant = Tenant { chunk_bytes: welcome.chunk_bytes, cards: welcome.cards, devices };
             let _ = TENANT.set(tenant);
             gate::close(gate::TURN, None);
-            memory::raise_limit();
             let link = Arc::new(link);
             use_link(&link);
-            let thread = std::thread::Builder::new().name("gpu-mediator".to_owned());
             let version = welcome.version;
-            match thread.spawn(move || serve(link, version)) {
-                Ok(_) => STARTED.store(true, Ordering::SeqCst),
+            match process::spawn("gpu-mediator", move || serve(link, version)) {
+                Ok(()) => STARTED.store(true, Ordering::SeqCst),
                 Err(error) => report!("no thread could be started: {error}"),
             }
-            // SAFETY: the function only stores to atomics and closes a descriptor.
-            unsafe { libc::pthread_atfork(None, None, Some(forked)) };
         }
         Err(error) => report!("the owner cannot be reached: {error}"),
     });
     STARTED.load(Ordering::SeqCst)
 }
 
-extern "C" fn forked() {
-    loader::pass_all();
-    memory::forked();
-    let descriptor = DESCRIPTOR.swap(-1, Ordering::SeqCst);
-    if descriptor >= 0 {
-        // SAFETY: the child never uses the connection; while it holds it, the owner would not see its parent's end.
-        unsafe { libc::close(descriptor) };
-    }
-}
-
 /// Has requests go over a connection.
-fn use_link(link: &Arc<Link>) {
-    DESCRIPTOR.store(link.as_fd().as_raw_fd(), Ordering::SeqCst);
+fn use_link(link: &Arc<Connection>) {
     *LINK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(link));
 }
 
 fn instance() -> u128 {
     static INSTANCE: OnceLock<u128> = OnceLock::new();
-    *INSTANCE.get_or_init(|| {
+    // A lock in which nothing is waited for: two threads that are first at once agree on one number.
+    INSTANCE.get().copied().unwrap_or_else(|| {
         let mut bytes = [0; 16];
         // SAFETY: the buffer is as long as is said.
         unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-        u128::from_ne_bytes(bytes)
+        let _ = INSTANCE.set(u128::from_ne_bytes(bytes));
+        INSTANCE.get().copied().unwrap_or_default()
     })
 }
 
@@ -123,9 +109,9 @@ pub fn hello(adopts: bool) -> Hello {
     }
 }
 
-fn connect(hello: &Hello) -> Result<(Link, cuda_protocol::Welcome), LinkError> {
+fn connect(hello: &Hello) -> Result<(Connection, cuda_protocol::Welcome), LinkError> {
     let path = PathBuf::from(std::env::var_os(cuda_protocol::SOCKET_VARIABLE).unwrap_or_default());
-    let link = Link::connect(&path)?;
+    let link = Connection::open(&path)?;
     link.send(&FromTenant::Hello(hello.clone()), &[])?;
     match link.receive()?.message {
         FromOwner::Welcome(welcome) => Ok((link, welcome)),
@@ -221,7 +207,7 @@ impl Turn {
 }
 
 struct Agent {
-    link: Arc<Link>,
+    link: Arc<Connection>,
     /// Of the messages.
     version: u16,
     /// Until when a turn is expected to begin.
@@ -231,7 +217,7 @@ struct Agent {
 }
 
 /// Obeys the owner until the process ends.
-fn serve(link: Arc<Link>, version: u16) {
+fn serve(link: Arc<Connection>, version: u16) {
     // What a capture forbids to other threads does not concern this one.
     let mut mode = 2;
     // SAFETY: the pointer is valid. The other call has this thread's waits end on time, not up to 50 us later.
@@ -253,7 +239,8 @@ impl Agent {
     fn run(&mut self) -> Result<(), LinkError> {
         loop {
             if self.ready()? {
-                let Received { message, descriptors } = self.link.receive()?;
+                let expects = self.order.is_some() || requests::any();
+                let (message, descriptors) = self.link.receive_kept(expects)?;
                 self.obey(message, descriptors)?;
             } else if self.turn.as_ref().is_none_or(|turn| turn.run.run_ahead_us == 0) {
                 // Nothing has happened for a while: what is kept for the next allocation goes back.
@@ -290,7 +277,7 @@ impl Agent {
         count > 0
     }
 
-    fn obey(&mut self, message: FromOwner, descriptors: Vec<OwnedFd>) -> Result<(), LinkError> {
+    fn obey(&mut self, message: FromOwner, descriptors: Vec<Kept>) -> Result<(), LinkError> {
         match message {
             FromOwner::Granted { request, chunks, more } => answer(request, |mut parts| {
                 parts.extend(chunks.into_iter().zip(descriptors));

@@ -155,6 +155,12 @@ impl AsFd for Link {
     }
 }
 
+impl From<Link> for OwnedFd {
+    fn from(link: Link) -> Self {
+        link.0
+    }
+}
+
 fn socket() -> Result<OwnedFd, LinkError> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
         .map_err(|error| LinkError::Socket(error.into()))

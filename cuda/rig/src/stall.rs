@@ -1,33 +1,33 @@
-//! A program that stops a thread of its own: the one that answers the owner.
+//! A program that answers its owner no more: its library listens to a connection that nothing comes over.
 //!
-//! UNSAFETY: installs a signal's handler, and signals a thread.
+//! UNSAFETY: puts one descriptor in another one's place.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use anyhow::{Context as _, Result, ensure};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-/// Name of the library's thread.
-const NAME: &str = "gpu-mediator";
+use anyhow::{Result, ensure};
+use cuda_protocol::Link;
+use rustix::net::{SocketType, sockopt};
 
-extern "C" fn wait_for_ever(_: libc::c_int) {
-    loop {
-        // SAFETY: no pointers; it may be called in a handler.
-        unsafe { libc::pause() };
-    }
-}
-
-/// Has the library's thread do nothing from now on.
+/// Has the library's thread hear nothing from now on. Its signals are blocked, so it cannot be stopped by itself.
 pub fn stop_answers() -> Result<()> {
-    let threads = std::fs::read_dir("/proc/self/task")?.flatten();
-    let named = |path: &std::path::Path| std::fs::read_to_string(path.join("comm")).is_ok_and(|n| n.trim() == NAME);
-    let thread = threads.map(|entry| entry.path()).find(|path| named(path)).context("no thread of the library's")?;
-    let number: i32 = thread.file_name().context("a thread")?.to_string_lossy().parse()?;
-    // SAFETY: the handler only waits; the thread is one of this process's.
-    let sent = unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = wait_for_ever as extern "C" fn(libc::c_int) as libc::sighandler_t;
-        libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut());
-        libc::syscall(libc::SYS_tgkill, libc::getpid(), number, libc::SIGUSR1)
-    };
-    ensure!(sent == 0, "the thread cannot be signalled: {}", std::io::Error::last_os_error());
+    let entries = std::fs::read_dir("/proc/self/fd")?.flatten();
+    let numbers: Vec<i32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let mut found = 0;
+    for number in numbers {
+        // SAFETY: the descriptor was open a moment ago; if it is not, the question fails.
+        let connection = unsafe { BorrowedFd::borrow_raw(number) };
+        if sockopt::socket_type(connection) != Ok(SocketType::SEQPACKET) {
+            continue;
+        }
+        let (silent, end) = Link::pair()?;
+        // The owner's connection lives on, and so does the other end of the silent one.
+        std::mem::forget((connection.try_clone_to_owned()?, end));
+        // SAFETY: the library's descriptor stays valid, and stands for another connection.
+        let put = unsafe { libc::dup2(std::os::fd::AsFd::as_fd(&silent).as_raw_fd(), number) };
+        ensure!(put == number, "the connection stays: {}", std::io::Error::last_os_error());
+        found += 1;
+    }
+    ensure!(found == 1, "{found} connections of the library's");
     Ok(())
 }

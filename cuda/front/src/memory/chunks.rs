@@ -4,8 +4,8 @@
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::HashMap;
-use std::ffi::{c_int, c_void};
-use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
+use std::ffi::c_int;
+use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,13 +13,13 @@ use cuda_protocol::{Adopted, Chunk, ChunkId, FromTenant, MAX_CHUNKS};
 
 use super::arena;
 use super::handles::{Backing, Handles, Pages as _};
-use super::kept::Kept;
 use super::opened::Opened;
 use super::ordered::{Behind, Lane, Ordered};
-use super::pages::{Driver, POSIX};
+use super::pages::Driver;
 use super::region::Region;
 use crate::captures;
-use crate::driver::{self, Address, Handle, OUT_OF_MEMORY, Object, SUCCESS};
+use crate::driver::{self, Address, OUT_OF_MEMORY, Object, SUCCESS};
+use crate::kept::Kept;
 use crate::log::report;
 use crate::requests::{self, Answer};
 use crate::tenant;
@@ -126,7 +126,7 @@ fn save_chunks(at: usize, bytes: u64) {
 }
 
 /// Asks for chunks of a card and has `take` use them, or learn that there are none; the chunks that it returns go back.
-pub fn obtain(card: u8, wanted: u32, take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, OwnedFd)>>) -> Vec<ChunkId>) {
+pub fn obtain(card: u8, wanted: u32, take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, Kept)>>) -> Vec<ChunkId>) {
     obtain_by(|request| FromTenant::Allocate { request, card, chunks: wanted }, wanted, take);
 }
 
@@ -134,13 +134,13 @@ pub fn obtain(card: u8, wanted: u32, take: impl FnOnce(&mut Memory, Option<Vec<(
 pub fn obtain_by(
     ask: impl Fn(u32) -> FromTenant,
     wanted: u32,
-    take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, OwnedFd)>>) -> Vec<ChunkId>,
+    take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, Kept)>>) -> Vec<ChunkId>,
 ) {
     let mut answer = requests::request(&ask);
     while matches!(answer, Answer::Away) && requests::wait_for_owner() {
         answer = requests::request(&ask);
     }
-    let ids = |parts: &[(Chunk, OwnedFd)]| parts.iter().map(|part| part.0.id).collect::<Vec<_>>();
+    let ids = |parts: &[(Chunk, Kept)]| parts.iter().map(|part| part.0.id).collect::<Vec<_>>();
     let mut guard = lock();
     let memory = guard.get_or_insert_default();
     let back = match answer {
@@ -362,7 +362,7 @@ pub fn give_back(chunks: Vec<ChunkId>) {
 }
 
 /// Maps chunks at the same addresses to their new places; how many, from the first. Nothing is in flight.
-pub fn redirect(moves: Vec<(Chunk, OwnedFd)>) -> u32 {
+pub fn redirect(moves: Vec<(Chunk, Kept)>) -> u32 {
     let mut guard = mapped_memory();
     let Some(memory) = guard.as_mut() else { return u32::try_from(moves.len()).unwrap_or(u32::MAX) };
     let mut replaced = Vec::new();
@@ -371,15 +371,14 @@ pub fn redirect(moves: Vec<(Chunk, OwnedFd)>) -> u32 {
         let mut run = 1;
         if let Some(place) = memory.handles.place(chunk.id) {
             let Some(handle) = Driver.import(descriptor.as_fd()) else { break };
-            if !memory.handles.replace(&mut Driver, place, (handle, *chunk), Kept::new(descriptor)) {
+            if !memory.handles.replace(&mut Driver, place, (handle, *chunk), descriptor.lasting()) {
                 Driver.release(handle);
                 break;
             }
             replaced.push(place);
         } else if let Some(&(region, number)) = memory.places.get(&chunk.id) {
-            let follows = |(number, (chunk, _)): &(u32, &(Chunk, OwnedFd))| {
-                memory.places.get(&chunk.id) == Some(&(region, *number))
-            };
+            let follows =
+                |(number, (chunk, _)): &(u32, &(Chunk, Kept))| memory.places.get(&chunk.id) == Some(&(region, *number));
             run = (number..).zip(rest).take_while(follows).count();
             let done = memory.regions[region].redirect(&mut Driver, number, &rest[..run]);
             if done < run {
@@ -399,30 +398,24 @@ pub fn redirect(moves: Vec<(Chunk, OwnedFd)>) -> u32 {
 /// Tells all chunks by `tell`, in parts, with whether more follow, and then calls `connected`; false as soon as telling
 /// fails. Nothing is allocated or freed in between, so what the program says of chunks after `connected` is said of
 /// chunks that the owner knows.
-pub fn adopted(mut tell: impl FnMut(Vec<Adopted>, Vec<OwnedFd>, bool) -> bool, connected: impl FnOnce()) -> bool {
+pub fn adopted(mut tell: impl FnMut(Vec<Adopted>, Vec<Kept>, bool) -> bool, connected: impl FnOnce()) -> bool {
     // What an owner before has granted is mapped first: the next one must know of it.
     let guard = mapped_memory();
-    let mut all: Vec<(u8, Option<Handle>, &Backing)> = Vec::new();
+    let mut all: Vec<(u8, &Backing)> = Vec::new();
     for memory in guard.iter() {
         for region in &memory.regions {
-            all.extend(region.chunks().map(|(handle, chunk)| (region.card, handle, chunk)));
+            all.extend(region.chunks().map(|chunk| (region.card, chunk)));
         }
-        let others = memory.handles.chunks().chain(memory.opened.chunks());
-        all.extend(others.map(|(card, handle, chunk)| (card, Some(handle), chunk)));
+        all.extend(memory.handles.chunks().chain(memory.opened.chunks()));
     }
     let parts = all.len().div_ceil(MAX_CHUNKS).max(1);
     let told = (0..parts).all(|part| {
         let (mut chunks, mut descriptors) = (Vec::new(), Vec::new());
-        for &(card, handle, chunk) in all.iter().skip(part * MAX_CHUNKS).take(MAX_CHUNKS) {
-            let descriptor = if chunk.shared {
-                // Another process has it as well: it must not be copied away from under that one.
-                None
-            } else {
-                let kept = chunk.kept.as_ref().and_then(|kept| kept.as_fd().try_clone_to_owned().ok());
-                kept.or_else(|| export(handle?))
-            };
+        for &(card, chunk) in all.iter().skip(part * MAX_CHUNKS).take(MAX_CHUNKS) {
+            // Another process has a shared one as well: it must not be copied away from under that one.
+            let descriptor = chunk.kept.as_ref().filter(|_| !chunk.shared);
             chunks.push(chunk.adopted(card, descriptor.is_some()));
-            descriptors.extend(descriptor);
+            descriptors.extend(descriptor.cloned());
         }
         tell(chunks, descriptors, part + 1 < parts)
     });
@@ -443,14 +436,6 @@ fn mapped_memory() -> MutexGuard<'static, Option<Memory>> {
         drop(guard);
         std::thread::yield_now();
     }
-}
-
-fn export(handle: Handle) -> Option<OwnedFd> {
-    let mut descriptor: c_int = -1;
-    // SAFETY: the driver writes one descriptor.
-    let result = unsafe { driver::mem_export((&raw mut descriptor).cast::<c_void>(), handle, POSIX, 0) };
-    // SAFETY: the descriptor is new and nobody else's.
-    (result == SUCCESS && descriptor >= 0).then(|| unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 impl Memory {
@@ -517,7 +502,7 @@ impl Memory {
     }
 
     /// Maps `chunks` at the chunk numbers `numbers` of a region, or none of them; then the ids are returned.
-    fn map(&mut self, at: usize, numbers: &[u32], chunks: &[(Chunk, OwnedFd)]) -> Result<(), Vec<ChunkId>> {
+    fn map(&mut self, at: usize, numbers: &[u32], chunks: &[(Chunk, Kept)]) -> Result<(), Vec<ChunkId>> {
         let ids = chunks.iter().map(|(chunk, _)| chunk.id);
         if !self.regions[at].map(&mut Driver, numbers, chunks) {
             return Err(ids.collect());

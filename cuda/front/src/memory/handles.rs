@@ -10,8 +10,8 @@ use std::os::fd::BorrowedFd;
 
 use cuda_protocol::{Adopted, Chunk, ChunkId, Place};
 
-use super::kept::Kept;
 use crate::driver::{Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, SUCCESS};
+use crate::kept::Kept;
 
 /// `CUmemAllocationProp`.
 pub type Property = [c_int; 8];
@@ -426,11 +426,11 @@ impl Handles {
         good
     }
 
-    /// Returns each chunk with its card and the driver's handle of it.
-    pub fn chunks(&self) -> impl Iterator<Item = (u8, Handle, &Backing)> {
-        self.made.values().flat_map(|made| {
-            made.pieces.iter().filter_map(|piece| Some((made.card, piece.handle, piece.chunk.as_ref()?)))
-        })
+    /// Returns each chunk with its card.
+    pub fn chunks(&self) -> impl Iterator<Item = (u8, &Backing)> {
+        self.made
+            .values()
+            .flat_map(|made| made.pieces.iter().filter_map(|piece| Some((made.card, piece.chunk.as_ref()?))))
     }
 }
 

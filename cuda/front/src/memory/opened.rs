@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::c_int;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use cuda_protocol::{Chunk, ChunkId, FromTenant, Refusal, Share};
@@ -21,6 +21,7 @@ use crate::captures;
 use crate::driver::{
     self, Access, Address, Handle, INVALID_CONTEXT, INVALID_VALUE, Ipc, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS,
 };
+use crate::kept::Kept;
 use crate::requests::{self, Answer};
 use crate::slots::at;
 use crate::tenant;
@@ -101,9 +102,9 @@ impl Opened {
         (address - start < foreign.bytes).then_some((start, foreign.bytes, foreign.device))
     }
 
-    /// Returns each chunk with its card and the driver's handle of it.
-    pub fn chunks(&self) -> impl Iterator<Item = (u8, Handle, &Backing)> {
-        self.foreign.values().flat_map(|f| f.pieces.iter().map(|(handle, chunk)| (f.card, *handle, chunk)))
+    /// Returns each chunk with its card.
+    pub fn chunks(&self) -> impl Iterator<Item = (u8, &Backing)> {
+        self.foreign.values().flat_map(|f| f.pieces.iter().map(|(_, chunk)| (f.card, chunk)))
     }
 
     /// Says if addresses of ours lie in a range.
@@ -120,7 +121,7 @@ impl Opened {
     }
 
     /// Maps chunks that were granted for a token; their ids, if that cannot be done.
-    fn map(&mut self, token: Token, device: c_int, granted: Vec<(Chunk, OwnedFd)>) -> Result<Address, Vec<ChunkId>> {
+    fn map(&mut self, token: Token, device: c_int, granted: Vec<(Chunk, Kept)>) -> Result<Address, Vec<ChunkId>> {
         let ids: Vec<_> = granted.iter().map(|part| part.0.id).collect();
         let chunk_bytes = tenant::get().map_or(2 << 20, |tenant| tenant.chunk_bytes);
         let length = u64::from(token.chunks) * chunk_bytes;

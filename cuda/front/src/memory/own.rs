@@ -15,7 +15,6 @@ use cuda_protocol::FixedKind;
 use super::chunks::{self, Memory};
 use super::fixed;
 use super::handles::{Backing, Described, Freed, Handles, Pages as _, Piece, Property};
-use super::kept::Kept;
 use super::pages::Driver;
 use crate::driver::{self, Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Object, SUCCESS};
 use crate::slots::at;
@@ -97,7 +96,7 @@ fn make(card: u8, property: &Property, bytes: u64) -> Result<Handle, c_int> {
                 pieces.iter().for_each(|piece: &Piece| Driver.release(piece.handle));
                 return ids;
             };
-            let backing = Backing::new(chunk, Kept::new(&descriptor));
+            let backing = Backing::new(chunk, descriptor.lasting());
             pieces.push(Piece { handle, bytes: chunk_bytes, chunk: Some(backing) });
         }
         pieces.extend(left.take());

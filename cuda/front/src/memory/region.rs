@@ -6,14 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 
 use cuda_protocol::{Chunk, ChunkId, Place};
 
 use super::arena::Arena;
 use super::handles::{Backing, Pages};
-use super::kept::Kept;
 use crate::driver::{Access, Address, Handle, SUCCESS};
+use crate::kept::Kept;
 use crate::log::report;
 
 /// A chunk of a region.
@@ -93,9 +93,9 @@ impl Region {
         self.slots.get_mut(&number)
     }
 
-    /// Returns each chunk with the driver's handle of it, if it has one.
-    pub fn chunks(&self) -> impl Iterator<Item = (Option<Handle>, &Backing)> {
-        self.slots.values().map(|slot| (slot.handle, &slot.chunk))
+    /// Returns each chunk.
+    pub fn chunks(&self) -> impl Iterator<Item = &Backing> {
+        self.slots.values().map(|slot| &slot.chunk)
     }
 
     fn address(&self, chunk: u32) -> Address {
@@ -103,11 +103,11 @@ impl Region {
     }
 
     /// Maps new chunks at numbers in rising order where nothing is mapped, or none of them; whether they are.
-    pub fn map(&mut self, pages: &mut impl Pages, numbers: &[u32], chunks: &[(Chunk, OwnedFd)]) -> bool {
+    pub fn map(&mut self, pages: &mut impl Pages, numbers: &[u32], chunks: &[(Chunk, Kept)]) -> bool {
         let mut mapped = Vec::new();
         for (&number, (chunk, descriptor)) in numbers.iter().zip(chunks) {
             let Some(handle) = self.attach(pages, number, descriptor) else { break };
-            let chunk = Backing::new(*chunk, Kept::new(descriptor));
+            let chunk = Backing::new(*chunk, descriptor.lasting());
             self.slots.insert(number, Slot { handle: Some(handle), chunk });
             mapped.push(number);
         }
@@ -144,7 +144,7 @@ impl Region {
     }
 
     /// Imports a descriptor and maps it at an unmapped chunk.
-    fn attach(&self, pages: &mut impl Pages, number: u32, descriptor: &OwnedFd) -> Option<Handle> {
+    fn attach(&self, pages: &mut impl Pages, number: u32, descriptor: &Kept) -> Option<Handle> {
         let handle = pages.import(descriptor.as_fd())?;
         if pages.map(self.address(number), self.chunk_bytes, handle) == SUCCESS {
             return Some(handle);
@@ -155,10 +155,10 @@ impl Region {
 
     /// Puts other memory under chunks that follow each other from `first` on; how many of them, from the first. Those that
     /// are away now cannot be accessed before [`Self::bring`]. Nothing is in flight.
-    pub fn redirect(&mut self, pages: &mut impl Pages, first: u32, moves: &[(Chunk, OwnedFd)]) -> usize {
+    pub fn redirect(&mut self, pages: &mut impl Pages, first: u32, moves: &[(Chunk, Kept)]) -> usize {
         let mut new: Vec<(Option<Handle>, Backing)> = Vec::new();
         for (chunk, descriptor) in moves {
-            let backing = Backing::new(*chunk, Kept::new(descriptor));
+            let backing = Backing::new(*chunk, descriptor.lasting());
             let goes_away = chunk.place == Place::Host && backing.kept.is_some();
             let handle = if goes_away { None } else { pages.import(descriptor.as_fd()) };
             if handle.is_none() && !goes_away {

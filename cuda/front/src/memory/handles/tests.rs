@@ -98,7 +98,7 @@ fn a_piece_moves_at_all_its_addresses_and_each_keeps_its_access() {
     assert_eq!(handles.access(AT + CHUNK, Access::none(1, 0)), Some(3));
     assert_eq!(handles.access(other, Access::none(1, 0)), Some(0));
     assert_eq!(handles.access(AT + 4 * CHUNK, Access::none(1, 0)), None, "nothing is mapped there");
-    assert!(handles.chunks().all(|(_, _, chunk)| chunk.place == Place::Host));
+    assert!(handles.chunks().all(|(_, chunk)| chunk.place == Place::Host));
 }
 
 #[test]

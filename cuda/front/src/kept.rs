@@ -1,0 +1,267 @@
+//! Descriptors of the library in the program's process: chunks', and the connection's.
+//!
+//! A chunk's descriptor is kept for the next owner, since the driver exports no handle that was imported. So a program may
+//! have thousands, which lie beyond the numbers that it needs itself, and beyond its limit of open files. That limit is
+//! neither raised, which every child would inherit, nor in the way: a descriptor with a number beyond it is as good as any, and is made by
+//! [`raised`] (decision 097). Each is closed on `exec`, and in a child after `fork`.
+//!
+//! UNSAFETY: copies and closes descriptors by number, and has a process that shares this one's memory do so.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use cuda_protocol::{FromOwner, Link, LinkError, Received};
+
+use crate::process::Blocked;
+
+/// Lowest number of a kept descriptor: programs that use `select` need the numbers below for their own.
+const LOWEST: i32 = 1024;
+/// Words of a bit for each descriptor.
+const WORDS: usize = 1 << 14;
+/// Bytes of the stack of [`raised`].
+const STACK_BYTES: usize = 64 << 10;
+
+/// Numbers that are the library's, for the child after `fork`.
+static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+/// Words of them that were used, from the first.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// The mark of a number that is the library's. It goes before the descriptor: a child must not close one of the program's.
+#[derive(Debug)]
+struct Mark(i32);
+
+impl Mark {
+    fn new(number: i32) -> Self {
+        if let Some((word, bit)) = place(number) {
+            USED.fetch_max(word + 1, Ordering::SeqCst);
+            OURS[word].fetch_or(bit, Ordering::SeqCst);
+        }
+        Self(number)
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        if let Some((word, bit)) = place(self.0) {
+            OURS[word].fetch_and(!bit, Ordering::SeqCst);
+        }
+    }
+}
+
+fn place(number: i32) -> Option<(usize, u64)> {
+    let number = usize::try_from(number).ok()?;
+    (number / 64 < WORDS).then_some((number / 64, 1 << (number % 64)))
+}
+
+#[derive(Debug)]
+struct Inner {
+    mark: Mark,
+    descriptor: OwnedFd,
+}
+
+/// A descriptor of a chunk.
+#[derive(Clone, Debug)]
+pub struct Kept(Arc<Inner>);
+
+impl Kept {
+    /// Returns it for as long as the chunk is there; none if it has a number that the program may need.
+    pub fn lasting(&self) -> Option<Self> {
+        (self.0.mark.0 >= LOWEST).then(|| self.clone())
+    }
+}
+
+impl AsFd for Kept {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.descriptor.as_fd()
+    }
+}
+
+/// A connection to the owner.
+#[derive(Debug)]
+pub struct Connection {
+    _mark: Mark,
+    link: Link,
+}
+
+impl Connection {
+    /// Connects to the owner's socket at `path`.
+    pub fn open(path: &Path) -> Result<Self, LinkError> {
+        let descriptor = OwnedFd::from(Link::connect(path)?);
+        let mark = Mark::new(descriptor.as_raw_fd());
+        let moved = moved(vec![(mark, descriptor)]).into_iter().next();
+        let (mark, descriptor) = moved.ok_or(LinkError::Closed)?;
+        Ok(Self { _mark: mark, link: Link::new(descriptor) })
+    }
+
+    /// Waits for a message, whose descriptors get numbers that the program does not need. `expects`: some may come.
+    pub fn receive_kept(&self, expects: bool) -> Result<(FromOwner, Vec<Kept>), LinkError> {
+        let mut received = None;
+        // The numbers below may all be the program's: descriptors that find none are lost.
+        if expects && limit().is_some_and(|limit| limit.rlim_cur < limit.rlim_max) {
+            raised(&mut || received = Some(self.link.receive()));
+        }
+        let Received { message, descriptors } = received.unwrap_or_else(|| self.link.receive())?;
+        let marked = descriptors.into_iter().map(|descriptor| (Mark::new(descriptor.as_raw_fd()), descriptor));
+        let kept = moved(marked.collect()).into_iter();
+        Ok((message, kept.map(|(mark, descriptor)| Kept(Arc::new(Inner { mark, descriptor }))).collect()))
+    }
+}
+
+impl Deref for Connection {
+    type Target = Link;
+
+    fn deref(&self) -> &Link {
+        &self.link
+    }
+}
+
+/// Gives descriptors numbers from [`LOWEST`] on, as far as the process may have more of them.
+fn moved(descriptors: Vec<(Mark, OwnedFd)>) -> Vec<(Mark, OwnedFd)> {
+    let copy = |number: i32| {
+        if number >= LOWEST {
+            return -1;
+        }
+        // SAFETY: the descriptor is open and only copied.
+        unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, LOWEST) }
+    };
+    let numbers: Vec<i32> = descriptors.iter().map(|(mark, _)| mark.0).collect();
+    let mut copies: Vec<i32> = numbers.iter().map(|number| copy(*number)).collect();
+    let is_low = |(number, made): (&i32, &i32)| *number < LOWEST && *made < 0;
+    if numbers.iter().zip(&copies).any(is_low) {
+        raised(&mut || {
+            for (number, made) in numbers.iter().zip(&mut copies).filter(|(number, made)| is_low((*number, &**made))) {
+                *made = copy(*number);
+            }
+        });
+    }
+    let replace = |((mark, descriptor), made): ((Mark, OwnedFd), i32)| {
+        if made < 0 {
+            return (mark, descriptor);
+        }
+        // SAFETY: the copy is new and nobody else's.
+        (Mark::new(made), unsafe { OwnedFd::from_raw_fd(made) })
+    };
+    descriptors.into_iter().zip(copies).map(replace).collect()
+}
+
+/// The process's limits of open files.
+fn limit() -> Option<libc::rlimit> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointer is to a local.
+    (unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0).then_some(limit)
+}
+
+/// Runs `work` without the soft limit of open files, on this process's descriptors and in its memory; nothing is run if that
+/// cannot be had. It is run by a process of its own, which is gone when this returns: limits are a process's, and this
+/// one's is the program's to set, to see and to pass on. The thread stands still meanwhile, as in `posix_spawn`.
+fn raised(work: &mut dyn FnMut()) {
+    extern "C" fn run(work: *mut c_void) -> c_int {
+        // SAFETY: `raised` waits with this pointer to its own argument; the limit is that of the process that runs this.
+        unsafe {
+            let mut limit: libc::rlimit = std::mem::zeroed();
+            if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+                limit.rlim_cur = limit.rlim_max;
+                libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+            }
+            (*work.cast::<&mut dyn FnMut()>())();
+        }
+        0
+    }
+    let mut work = work;
+    let mut stack: Vec<MaybeUninit<u8>> = Vec::with_capacity(STACK_BYTES);
+    // Handlers of the program must not run in the other process.
+    let _blocked = Blocked::new();
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_FS;
+    // SAFETY: the stack lives until the other process has ended, for which `CLONE_VFORK` waits; it has no signal for its end
+    // and is waited for by its number, so the program's own waiting does not find it.
+    unsafe {
+        let top = stack.as_mut_ptr().add(STACK_BYTES).map_addr(|address| address & !63);
+        let process = libc::clone(run, top.cast(), flags, (&raw mut work).cast());
+        if process > 0 {
+            let mut status = 0;
+            while libc::waitpid(process, &raw mut status, libc::__WALL) < 0
+                && std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted
+            {}
+        }
+    }
+}
+
+/// Closes all of them in a child after `fork`: memory that the program gives up would live on with them, and the owner would
+/// not see the program's end.
+pub fn forked() {
+    for (at, word) in OURS.iter().enumerate().take(USED.load(Ordering::SeqCst)) {
+        let mut bits = word.swap(0, Ordering::SeqCst);
+        while bits != 0 {
+            let number = at * 64 + bits.trailing_zeros() as usize;
+            bits &= bits - 1;
+            // SAFETY: the child's own copy of a descriptor that only this module uses.
+            unsafe { libc::close(number as i32) };
+        }
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// A descriptor as if it had come with a message.
+    pub fn kept(descriptor: OwnedFd) -> Kept {
+        let mut all = moved(vec![(Mark::new(descriptor.as_raw_fd()), descriptor)]);
+        let (mark, descriptor) = all.remove(0);
+        Kept(Arc::new(Inner { mark, descriptor }))
+    }
+
+    fn is_marked(number: i32) -> bool {
+        let (word, bit) = place(number).expect("a place");
+        OURS[word].load(Ordering::SeqCst) & bit != 0
+    }
+
+    fn one() -> OwnedFd {
+        OwnedFd::from(std::os::unix::net::UnixStream::pair().expect("a pair").0)
+    }
+
+    #[test]
+    fn a_descriptor_has_a_high_number_beyond_the_limit_and_is_forgotten_when_it_is_dropped() {
+        let before = limit().expect("a limit");
+        let low = libc::rlimit { rlim_cur: 512, ..before };
+        // SAFETY: the pointer is to a local. Other tests of this process need no more.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const low) }, 0);
+        let all: Vec<Kept> = (0..100).map(|_| kept(one())).collect();
+        let number = |kept: &Kept| kept.as_fd().as_raw_fd();
+        assert!(all.iter().all(|kept| number(kept) >= LOWEST && kept.lasting().is_some() && is_marked(number(kept))));
+        assert!(all.iter().all(|kept| kept.as_fd().try_clone_to_owned().is_ok()), "they are as good as any");
+        assert_eq!(limit().expect("a limit").rlim_cur, 512, "the limit is the program's");
+        let numbers: Vec<i32> = all.iter().map(number).collect();
+        drop(all);
+        assert!(!numbers.into_iter().any(is_marked));
+        // SAFETY: as above.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const before) };
+    }
+
+    #[test]
+    fn descriptors_come_with_a_message_where_the_program_has_no_number_left() {
+        let (owner, tenant) = Link::pair().expect("a pair");
+        let tenant = Connection { _mark: Mark::new(-1), link: tenant };
+        let before = limit().expect("a limit");
+        let chunk = cuda_protocol::Chunk { id: cuda_protocol::ChunkId(1), place: cuda_protocol::Place::Device };
+        let sent = FromOwner::Granted { request: 1, chunks: vec![chunk; 3], more: false };
+        let descriptors = [one(), one(), one()];
+        owner.try_send(&sent, &descriptors.each_ref().map(|one| one.as_fd())).expect("sent");
+        // A number below the limit that is free would be found.
+        let none = libc::rlimit { rlim_cur: 3, ..before };
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) }, 0);
+        let received = tenant.receive_kept(true);
+        // SAFETY: as above.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const before) };
+        let (message, kept) = received.expect("received");
+        assert_eq!((message, kept.len()), (sent, 3));
+        assert!(kept.iter().all(|kept| kept.lasting().is_some()));
+    }
+}

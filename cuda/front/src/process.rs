@@ -1,0 +1,161 @@
+//! The process that the library is loaded into: it belongs to the program.
+//!
+//! Children: after `fork` NVIDIA's driver answers 3 (`CUDA_ERROR_NOT_INITIALIZED`) to everything that needs an initialised
+//! driver, and so does this library, whichever way a function was found. Each exported function and each one that
+//! `cuGetProcAddress` answers looks at [`PAGE`] first, which the kernel empties in every child, however that was made (decision 096).
+//! Where the kernel does not do that, `fork` empties it. A child whose parent had not initialised the driver is a process
+//! like any other. No lock of the parent's is waited for in a child.
+//!
+//! Signals: threads of the library block all of them.
+//!
+//! UNSAFETY: calls the C library for memory, threads and signals.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::kept;
+use crate::log::report;
+
+/// Bytes of a page.
+const PAGE_BYTES: usize = 4096;
+
+/// A page whose first word is 1 in the process that filled it, and 0 in its children.
+#[repr(C, align(4096))]
+pub struct Page {
+    filled: AtomicU32,
+    _rest: [u8; PAGE_BYTES - size_of::<AtomicU32>()],
+}
+
+/// Looked at by each exported function.
+pub static PAGE: Page = Page { filled: AtomicU32::new(0), _rest: [0; _] };
+
+/// The driver has been initialised, here or in the process that this one is a child of.
+static INITIALISED: AtomicBool = AtomicBool::new(false);
+
+/// Returns true unless this process is a child of one that had initialised the driver.
+pub fn is_own() -> bool {
+    let filled = || PAGE.filled.load(Ordering::SeqCst) != 0;
+    if filled() {
+        return true;
+    }
+    if INITIALISED.load(Ordering::SeqCst) {
+        // Another thread of this process may have filled the page meanwhile, which it does before all else.
+        return filled();
+    }
+    watch_forks();
+    PAGE.filled.store(1, Ordering::SeqCst);
+    true
+}
+
+/// Has children find the page empty.
+fn watch_forks() {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    // SAFETY: the page is a static of its own length; the kernel changes nothing of it in this process.
+    let emptied = unsafe { libc::madvise((&raw const PAGE).cast_mut().cast(), PAGE_BYTES, libc::MADV_WIPEONFORK) };
+    if emptied != 0 {
+        report!("children that are made past fork are not noticed: {}", io::Error::last_os_error());
+    }
+    if !REGISTERED.swap(true, Ordering::SeqCst) {
+        // SAFETY: the function only stores to atomics and closes descriptors. The library is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    }
+}
+
+extern "C" fn forked() {
+    PAGE.filled.store(0, Ordering::SeqCst);
+    kept::forked();
+}
+
+/// The driver is about to be initialised.
+pub fn initialises() {
+    INITIALISED.store(true, Ordering::SeqCst);
+}
+
+/// The driver could not be initialised: children may try.
+pub fn is_not_initialised() {
+    INITIALISED.store(false, Ordering::SeqCst);
+}
+
+/// Something that is done once, and that a child never waits for a thread of its parent's to do.
+#[derive(Debug)]
+pub struct Once {
+    once: std::sync::Once,
+    /// Process whose threads do it, or wait for that.
+    process: AtomicU32,
+    done: AtomicBool,
+}
+
+impl Once {
+    pub const fn new() -> Self {
+        Self { once: std::sync::Once::new(), process: AtomicU32::new(0), done: AtomicBool::new(false) }
+    }
+
+    /// Does it, or waits for the thread that does; false in a child of a process that was in the middle of it.
+    pub fn run(&self, work: impl FnOnce()) -> bool {
+        if self.done.load(Ordering::SeqCst) {
+            return true;
+        }
+        let own = std::process::id();
+        let begun = self.process.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst);
+        if begun.is_err_and(|process| process != own) {
+            return self.done.load(Ordering::SeqCst);
+        }
+        self.once.call_once(|| {
+            work();
+            self.done.store(true, Ordering::SeqCst);
+        });
+        true
+    }
+}
+
+/// Blocks all signals for this thread while it lives.
+pub struct Blocked(libc::sigset_t);
+
+impl Blocked {
+    pub fn new() -> Self {
+        // SAFETY: both sets are locals, of which the first is filled before it is read.
+        unsafe {
+            let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+            Self(before)
+        }
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: the set was the thread's.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
+}
+
+/// Starts a thread that takes no signal of the program's.
+pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    // A thread begins with the mask of the one that starts it.
+    let _blocked = Blocked::new();
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_of_the_library_blocks_all_signals_and_the_programs_thread_is_as_before() {
+        let mask = || {
+            // SAFETY: the set is a local; nothing is changed.
+            unsafe {
+                let mut set: libc::sigset_t = std::mem::zeroed();
+                libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut set);
+                [libc::SIGTERM, libc::SIGINT, libc::SIGPROF].map(|signal| libc::sigismember(&raw const set, signal))
+            }
+        };
+        let before = mask();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        spawn("test", move || sender.send(mask()).expect("heard")).expect("started");
+        assert_eq!(receiver.recv(), Ok([1; 3]));
+        assert_eq!(mask(), before);
+    }
+}

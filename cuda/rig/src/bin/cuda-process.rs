@@ -1,0 +1,363 @@
+//! A CUDA program that looks after its own process: forks, takes signals, starts children, closes descriptors and libraries.
+//!
+//! Each subcommand prints what a program without the library would see in its place, or fails.
+//!
+//! UNSAFETY: calls functions of the driver by number of arguments alone, and the C library's for processes and signals.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::{CString, c_int, c_void};
+use std::fmt::Write as _;
+use std::io::Read as _;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Parser, Subcommand, ValueEnum};
+use cuda_rig::Cuda;
+
+#[derive(Parser)]
+struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+/// A way to make a child.
+#[derive(Clone, Copy, ValueEnum)]
+enum Way {
+    /// `fork`, which runs what libraries have registered for it.
+    Fork,
+    /// The system call alone.
+    Clone,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Forks after the driver was initialised, and prints what each function says in the child, however it was found.
+    Fork {
+        /// The way.
+        #[arg(long, default_value = "fork")]
+        way: Way,
+    },
+    /// Forks when the driver was found but not initialised, and works in a child of the child.
+    ForkBefore,
+    /// Takes SIGTERM by a descriptor, which was blocked when the driver was initialised; prints the threads that block nothing.
+    Signals,
+    /// Prints the limit of open files of this process and of its children, and the descriptors that a child inherits.
+    Children {
+        /// MiB to allocate first.
+        #[arg(long)]
+        mib: u64,
+    },
+    /// Closes the standard descriptors, then initialises the driver and works; prints into a file which of them are open then.
+    Closed {
+        /// The file.
+        file: String,
+    },
+    /// Loads the library by hand, initialises the driver and closes the library while its thread runs.
+    Unload,
+}
+
+/// Longest time of a child.
+// TIMEOUT: only a failing test waits so long.
+const CHILD_S: u32 = 20;
+
+/// A function of the driver, with more arguments than any takes.
+type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> c_int;
+
+/// Functions that the library has its own of, or that pass its gate, and others; all need an initialised driver.
+const FUNCTIONS: [&str; 24] = [
+    "cuInit",
+    "cuDeviceGetCount",
+    "cuDeviceTotalMem_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuCtxSynchronize",
+    "cuMemGetInfo_v2",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemAllocAsync",
+    "cuMemFreeAsync",
+    "cuMemAllocManaged",
+    "cuMemHostAlloc",
+    "cuMemCreate",
+    "cuMemRelease",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemGetAddressRange_v2",
+    "cuPointerGetAttribute",
+    "cuIpcGetMemHandle",
+    "cuStreamBeginCapture_v2",
+    "cuStreamDestroy_v2",
+    "cuGraphLaunch",
+    "cuLaunchKernel",
+    "cuMemcpyDtoH_v2",
+];
+
+fn main() -> Result<()> {
+    match Args::parse().what {
+        What::Fork { way } => fork(way),
+        What::ForkBefore => fork_before(),
+        What::Signals => signals(),
+        What::Children { mib } => children(mib),
+        What::Closed { file } => closed(&file),
+        What::Unload => unload(),
+    }
+}
+
+/// The driver's library, as the loader finds it; it is closed by nobody but [`unload`].
+fn library() -> Result<*mut c_void> {
+    // SAFETY: a library that is loaded as any program does.
+    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    ensure!(!library.is_null(), "no libcuda.so.1");
+    Ok(library)
+}
+
+fn symbol(library: *mut c_void, name: &str) -> Result<*mut c_void> {
+    let name = CString::new(name)?;
+    // SAFETY: the handle is valid and the name ends with a zero byte.
+    let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+    ensure!(!found.is_null(), "no {name:?}");
+    Ok(found)
+}
+
+fn call(function: *mut c_void) -> c_int {
+    // SAFETY: zeros are refused by every function, and further arguments are not looked at.
+    unsafe {
+        let function: Function = std::mem::transmute(function);
+        function(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    }
+}
+
+/// Runs `work` in a child; what it returned, or fails if the child did not end by itself.
+fn in_child(way: Way, work: impl FnOnce() -> i32) -> Result<i32> {
+    // SAFETY: the child calls the driver and the system, and ends without running anything of the parent's.
+    let child = unsafe {
+        match way {
+            Way::Fork => libc::fork(),
+            Way::Clone => libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as i32,
+        }
+    };
+    ensure!(child >= 0, "no child: {}", std::io::Error::last_os_error());
+    if child == 0 {
+        // SAFETY: as above.
+        unsafe {
+            libc::alarm(CHILD_S);
+            libc::_exit(work());
+        }
+    }
+    let mut status = 0;
+    // SAFETY: the child is ours.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    ensure!(libc::WIFEXITED(status), "the child ended with status {status:#x}: it hung, or was killed");
+    Ok(libc::WEXITSTATUS(status))
+}
+
+fn fork(way: Way) -> Result<()> {
+    let cuda = Cuda::open("libcuda.so.1")?;
+    let at = cuda.alloc(3 << 20)?;
+    let library = library()?;
+    let mut found = Vec::new();
+    for name in FUNCTIONS {
+        found.push((name, "dlsym", symbol(library, name)?));
+        let plain = name.trim_end_matches("_v2");
+        if let Ok(looked) = cuda.lookup(plain, 12_000, 0) {
+            found.push((name, "cuGetProcAddress", looked as *mut c_void));
+        }
+    }
+    let (mut reader, writer) = std::io::pipe()?;
+    let status = in_child(way, || {
+        let said = found.iter().map(|&(name, how, function)| (name, how, call(function)));
+        let mut text = String::new();
+        // The numbers of what the library had open are the child's own sockets now.
+        let sockets: Vec<_> = (0..64).filter_map(|_| UnixStream::pair().ok()).collect();
+        for (name, how, code) in said.filter(|said| said.2 != 3) {
+            let _ = writeln!(text, "{name} by {how}: {code}");
+        }
+        for (one, other) in &sockets {
+            for end in [one, other] {
+                let _ = end.set_nonblocking(true);
+                if let Ok(bytes) = {
+                    let mut end = end;
+                    end.read(&mut [0; 4096])
+                } {
+                    let _ = writeln!(text, "{bytes} bytes in a socket of the child's");
+                }
+            }
+        }
+        let _ = std::io::Write::write_all(&mut &writer, text.as_bytes());
+        i32::from(!text.is_empty())
+    })?;
+    drop(writer);
+    let mut text = String::new();
+    reader.read_to_string(&mut text)?;
+    ensure!(status == 0 && text.is_empty(), "in the child: {text}");
+    // The parent goes on.
+    cuda.set(at, 3, 1 << 20)?;
+    println!("{} functions, {:x}", found.len(), cuda.read(at, 1)?[0]);
+    Ok(())
+}
+
+fn fork_before() -> Result<()> {
+    let library = library()?;
+    let version = symbol(library, "cuDriverGetVersion")?;
+    ensure!(call(version) == 1, "a null pointer is refused, by the driver");
+    // A server that has the library loaded and starts its workers, which start workers of their own.
+    let work = || {
+        let works = || -> Result<()> {
+            let cuda = Cuda::open("libcuda.so.1")?;
+            let at = cuda.alloc(3 << 20)?;
+            cuda.set(at, 5, 1 << 20)?;
+            ensure!(cuda.read(at, 1)?[0] == 0x0505_0505_0505_0505, "other contents");
+            Ok(())
+        };
+        match works() {
+            Ok(()) => 0,
+            Err(error) => {
+                eprintln!("in the child: {error:#}");
+                1
+            }
+        }
+    };
+    let status = in_child(Way::Fork, || in_child(Way::Fork, work).unwrap_or(2))?;
+    ensure!(status == 0, "the child's child ended with {status}");
+    let status = in_child(Way::Fork, work)?;
+    ensure!(status == 0, "the child ended with {status}");
+    println!("children work");
+    Ok(())
+}
+
+/// Threads of this process by name, each with the signals that it blocks.
+fn threads() -> Result<Vec<(String, u64)>> {
+    let mut threads = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/task")? {
+        let status = std::fs::read_to_string(entry?.path().join("status"))?;
+        let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+        let blocked = u64::from_str_radix(field("SigBlk:").context("a thread has a mask")?, 16)?;
+        threads.push((field("Name:").unwrap_or_default().to_owned(), blocked));
+    }
+    Ok(threads)
+}
+
+fn signals() -> Result<()> {
+    let cuda = Cuda::open("libcuda.so.1")?;
+    let at = cuda.alloc(3 << 20)?;
+    // SAFETY: only this thread blocks the signal, as a program does that has no other thread.
+    let mut taken = unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGTERM);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+        let descriptor = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC);
+        ensure!(descriptor >= 0, "no descriptor for signals");
+        std::fs::File::from(OwnedFd::from_raw_fd(descriptor))
+    };
+    for _ in 0..3 {
+        // SAFETY: a signal to this process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };
+        let mut information = [0; size_of::<libc::signalfd_siginfo>()];
+        taken.read_exact(&mut information)?;
+        cuda.set(at, 9, 1 << 20)?;
+    }
+    // Signals that can be blocked at all: the C library keeps two for itself.
+    let own = 1u64 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) | 1 << 31 | 1 << 32;
+    let main = std::fs::read_to_string("/proc/self/comm")?;
+    let open: Vec<_> =
+        threads()?.into_iter().filter(|(name, blocked)| name != main.trim() && blocked | own != !0).collect();
+    ensure!(open.is_empty(), "threads that take the program's signals: {open:x?}");
+    println!("signals are the program's");
+    Ok(())
+}
+
+fn limit() -> Result<(u64, u64)> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointer is to a local.
+    ensure!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0, "no limit");
+    Ok((limit.rlim_cur, limit.rlim_max))
+}
+
+/// Descriptors of this process.
+fn open_descriptors() -> Result<Vec<i32>> {
+    let numbers = std::fs::read_dir("/proc/self/fd")?.map(|entry| Ok(entry?.file_name().to_string_lossy().parse()?));
+    numbers.collect()
+}
+
+/// Returns the limit of open files that a new program finds, and the number of its descriptors.
+fn child() -> Result<Vec<String>> {
+    let script = "ulimit -n; ls /proc/self/fd | wc -l";
+    let child = Command::new("/bin/sh").args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null()).output()?;
+    Ok(String::from_utf8_lossy(&child.stdout).split_whitespace().map(str::to_owned).collect())
+}
+
+fn children(mib: u64) -> Result<()> {
+    let soft = 256;
+    let limits = libc::rlimit { rlim_cur: soft, rlim_max: limit()?.1 };
+    // SAFETY: the pointer is to a local.
+    ensure!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits) } == 0, "the limit stays");
+    let before: Vec<i32> = open_descriptors()?;
+    let expected = child()?;
+    ensure!(expected.first().is_some_and(|said| *said == soft.to_string()), "a child says {expected:?}");
+    let cuda = Cuda::open("libcuda.so.1")?;
+    let at = cuda.alloc(mib << 20)?;
+    cuda.set(at, 1, mib << 20)?;
+    ensure!(limit()? == (soft, limits.rlim_max), "the limit is {:?} now", limit()?);
+    let said = child()?;
+    ensure!(said == expected, "a child of the program says {said:?} instead of {expected:?}");
+    // What `fork` alone copies, without `exec`: nothing that keeps memory of the card, or the connection.
+    let (mut reader, writer) = std::io::pipe()?;
+    let status = in_child(Way::Fork, || {
+        let sockets = open_descriptors().unwrap_or_default();
+        let library = sockets.iter().filter(|number| **number >= 1024).count();
+        let _ =
+            std::io::Write::write_all(&mut &writer, format!("{library} {}", limit().unwrap_or_default().0).as_bytes());
+        0
+    })?;
+    drop(writer);
+    let mut text = String::new();
+    reader.read_to_string(&mut text)?;
+    ensure!(status == 0 && text == format!("0 {soft}"), "a forked child has {text}");
+    // Programs that use `select` need the low numbers.
+    let low: Vec<_> =
+        open_descriptors()?.into_iter().filter(|number| *number < 1024 && !before.contains(number)).collect();
+    let names = low.iter().map(|number| std::fs::read_link(format!("/proc/self/fd/{number}")));
+    let sockets: Vec<_> =
+        names.filter_map(Result::ok).filter(|name| name.to_string_lossy().starts_with("socket")).collect();
+    ensure!(sockets.is_empty(), "the library has {sockets:?} in the program's place");
+    println!("the limit is the program's: {}", cuda.read(at, 1)?[0]);
+    Ok(())
+}
+
+fn closed(file: &str) -> Result<()> {
+    let mut output = std::fs::File::create(file)?;
+    for number in 0..3 {
+        // SAFETY: the program's own descriptors, which nothing here uses any more.
+        unsafe { libc::close(number) };
+    }
+    let cuda = Cuda::open("libcuda.so.1")?;
+    let at = cuda.alloc(20 << 20)?;
+    cuda.set(at, 1, 20 << 20)?;
+    let of_library = |number: &i32| {
+        let name = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
+        name.to_string_lossy().starts_with("socket")
+    };
+    let taken: Vec<i32> = (0..3).filter(of_library).collect();
+    let said = format!("{taken:?} of {:?}", output.as_raw_fd() > 2);
+    std::io::Write::write_all(&mut output, said.as_bytes())?;
+    Ok(())
+}
+
+fn unload() -> Result<()> {
+    let library = library()?;
+    // SAFETY: the driver was initialised by nobody else; it is closed as often as it was loaded.
+    unsafe {
+        let init: unsafe extern "C" fn(u32) -> c_int = std::mem::transmute(symbol(library, "cuInit")?);
+        ensure!(init(0) == 0, "cuInit");
+        libc::dlclose(library);
+    }
+    // The library's thread looks for its owner meanwhile.
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let cuda = Cuda::open("libcuda.so.1")?;
+    let at = cuda.alloc(3 << 20)?;
+    cuda.set(at, 2, 1 << 20)?;
+    println!("{:x}", cuda.read(at, 1)?[0]);
+    Ok(())
+}
