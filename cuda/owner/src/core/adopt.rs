@@ -1,5 +1,6 @@
 //! Processes that outlived an owner: their chunks become chunks of this one.
 
+use super::pieces::Receiver;
 use super::types::{Action, PieceId, SessionId};
 use super::{Body, Core};
 use crate::driver::Memory;
@@ -75,7 +76,7 @@ impl Core {
             self.end(id, End::Evicted);
             return true;
         };
-        self.pieces.adopt(piece, memory, tenant);
+        self.pieces.adopt(piece, memory, Receiver { tenant, session: id });
         self.put(tenant, Body::of(piece, (id, chunk)), 1);
         if let Some(session) = self.sessions.get_mut(&id) {
             session.chunks.insert(chunk, index);

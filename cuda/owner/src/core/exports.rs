@@ -83,9 +83,10 @@ impl Core {
         let mut items = Vec::new();
         for (index, _) in named {
             let chunk = ChunkId(self.number());
-            if let Some(Body::Chunk { users, .. }) = self.body(tenant, index) {
+            if let Some(&mut Body::Chunk { ref mut users, piece, .. }) = self.body(tenant, index) {
                 users.insert((id, chunk));
                 items.push((chunk, index));
+                self.pieces.share(piece);
             }
         }
         if let Some(known) = self.tenants.get_mut(&tenant) {

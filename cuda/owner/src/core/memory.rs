@@ -1,5 +1,6 @@
 //! Chunks of processes: asked for, given, shared and returned.
 
+use super::pieces::Receiver;
 use super::sessions::Pending;
 use super::types::{Action, PieceId, SessionId};
 use super::{Body, Core, Pieces, Tenant, memory_of, said_place};
@@ -176,7 +177,8 @@ impl Core {
 
     /// A request has got one more place.
     fn occupy(&mut self, id: SessionId, tenant: TenantId, at: usize, index: u32, place: Place) {
-        let piece = self.pieces.take(memory_of(place), tenant, &mut self.actions);
+        let by = Receiver { tenant, session: id };
+        let piece = self.pieces.take(memory_of(place), by, &mut self.actions);
         if let Place::Host(_) = place {
             // More of that may follow, or it moves to the card soon.
             self.moved_at = Some(self.clock);
@@ -336,7 +338,7 @@ impl Core {
         let indices: Vec<u32> = pending.items[pending.delivered..].iter().map(|(_, index)| *index).collect();
         let of_it = |index: &u32| self.where_is(tenant, *index).is_some_and(|(other, _)| other == piece);
         let Some(index) = indices.into_iter().find(of_it) else { return false };
-        let host = self.pieces.take(Memory::Host, tenant, &mut self.actions);
+        let host = self.pieces.take(Memory::Host, Receiver { tenant, session: id }, &mut self.actions);
         if let Some(Body::Chunk { piece, .. }) = self.body(tenant, index) {
             *piece = host;
         }

@@ -555,9 +555,9 @@ impl Core {
                 self.pieces.refill(&mut self.actions);
             }
             // To give it up takes half a millisecond each.
-            for tenant in self.pieces.parked_for() {
-                if self.sessions_of(tenant).next().is_none() && !self.releases_of(tenant) {
-                    self.pieces.abandon(tenant, &mut self.actions);
+            for session in self.pieces.parked_for() {
+                if self.sessions.get(&session).is_none_or(|session| session.stuck) {
+                    self.pieces.abandon(session, &mut self.actions);
                 }
             }
         }

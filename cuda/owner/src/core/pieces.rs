@@ -1,10 +1,11 @@
 //! Physical pieces, and the chunks that each may stand for.
 //!
 //! A process keeps a piece that it has imported for as long as it likes, whatever it says. So a piece that was given to a
-//! tenant never goes to another one: on the card it is given up, and a new one made, which takes 15 us; in host memory,
-//! where that takes milliseconds, it waits for the same tenant to need one again, unless somebody else needs the room.
+//! process never goes to another one, of the same tenant or not: programs of a tenant may belong to several users. On the card it is
+//! given up, and a new one made, which takes 15 us; in host memory, where that takes milliseconds, it waits for the same process to
+//! need one again, unless somebody else needs the room. A piece that several processes had is given up everywhere.
 
-use super::types::{Action, PieceId};
+use super::types::{Action, PieceId, SessionId};
 use crate::driver::Memory;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::VmId as TenantId;
@@ -15,10 +16,24 @@ enum Use {
     Stocking,
     /// In the stock, seen by no tenant.
     Stocked,
-    /// Given to, or being made for, a tenant; so many chunks and moves hold it.
-    Held { by: TenantId, count: u32 },
-    /// Waits for its tenant to need one again.
-    Parked(TenantId),
+    /// Given to, or being made for, a tenant; so many chunks and moves hold it. Without `only` several of its processes have
+    /// it, or had.
+    Held { by: TenantId, only: Option<SessionId>, count: u32 },
+    /// Waits for its process to need one again.
+    Parked,
+}
+
+/// A process that a piece is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Receiver {
+    pub(super) tenant: TenantId,
+    pub(super) session: SessionId,
+}
+
+impl Receiver {
+    fn holds(self) -> Use {
+        Use::Held { by: self.tenant, only: Some(self.session), count: 1 }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +53,7 @@ pub(super) struct Pieces {
     stock: BTreeSet<PieceId>,
     /// Being made for the stock.
     stocking: usize,
-    parked: BTreeMap<TenantId, Vec<PieceId>>,
+    parked: BTreeMap<SessionId, Vec<PieceId>>,
     next: u64,
     /// Host pieces that may be there at once, and how many are.
     host_most: u32,
@@ -60,21 +75,21 @@ impl Pieces {
         PieceId(self.next)
     }
 
-    /// A piece for a tenant, held once: one that it had, one of the stock, or one that is made now.
-    pub(super) fn take(&mut self, memory: Memory, by: TenantId, actions: &mut Vec<Action>) -> PieceId {
+    /// A piece for a process, held once: one that it had, one of the stock, or one that is made now.
+    pub(super) fn take(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, true, actions)
     }
 
     /// As [`Self::take`], to copy to. One of the card is given up if nothing comes of that, so it need not be zeroed, for
     /// which it would wait for its turn on the card.
-    pub(super) fn take_to_copy(&mut self, memory: Memory, by: TenantId, actions: &mut Vec<Action>) -> PieceId {
+    pub(super) fn take_to_copy(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, memory == Memory::Host, actions)
     }
 
-    fn take_some(&mut self, memory: Memory, by: TenantId, zeroed: bool, actions: &mut Vec<Action>) -> PieceId {
-        let held = Use::Held { by, count: 1 };
+    fn take_some(&mut self, memory: Memory, by: Receiver, zeroed: bool, actions: &mut Vec<Action>) -> PieceId {
+        let held = by.holds();
         if memory == Memory::Host {
-            let own = self.parked.get_mut(&by).and_then(Vec::pop);
+            let own = self.parked.get_mut(&by.session).and_then(Vec::pop);
             let stocked = || self.stock.iter().copied().find(|id| self.pieces[id].ready);
             if let Some(id) = own.or_else(stocked) {
                 self.stock.remove(&id);
@@ -88,10 +103,17 @@ impl Pieces {
         self.make(memory, held, zeroed, actions)
     }
 
-    /// A piece that a tenant had before the owner was there: it counts as given to it.
-    pub(super) fn adopt(&mut self, piece: PieceId, memory: Memory, by: TenantId) {
+    /// A piece that a process had before the owner was there: it counts as given to it.
+    pub(super) fn adopt(&mut self, piece: PieceId, memory: Memory, by: Receiver) {
         self.host += u32::from(memory == Memory::Host);
-        self.pieces.insert(piece, Piece { memory, used: Use::Held { by, count: 1 }, ready: true });
+        self.pieces.insert(piece, Piece { memory, used: by.holds(), ready: true });
+    }
+
+    /// Another process gets a piece as well.
+    pub(super) fn share(&mut self, id: PieceId) {
+        if let Some(Piece { used: Use::Held { only, .. }, .. }) = self.pieces.get_mut(&id) {
+            *only = None;
+        }
     }
 
     /// One more chunk or move holds a piece.
@@ -104,17 +126,17 @@ impl Pieces {
     /// One chunk or move less holds a piece.
     pub(super) fn let_go(&mut self, id: PieceId, actions: &mut Vec<Action>) {
         let Some(piece) = self.pieces.get_mut(&id) else { return };
-        let Use::Held { by, count } = &mut piece.used else { return };
+        let Use::Held { only, count, .. } = &mut piece.used else { return };
         *count -= 1;
         if *count > 0 {
             return;
         }
-        let by = *by;
-        if piece.memory == Memory::Host && piece.ready {
-            piece.used = Use::Parked(by);
-            self.parked.entry(by).or_default().push(id);
-        } else {
-            self.forget(id, actions);
+        match only.filter(|_| piece.memory == Memory::Host && piece.ready) {
+            Some(session) => {
+                piece.used = Use::Parked;
+                self.parked.entry(session).or_default().push(id);
+            }
+            None => self.forget(id, actions),
         }
     }
 
@@ -129,7 +151,7 @@ impl Pieces {
                 piece.used = Use::Stocked;
                 self.stock.insert(id);
             }
-            Use::Stocking | Use::Stocked | Use::Parked(_) => {
+            Use::Stocking | Use::Stocked | Use::Parked => {
                 self.forget(id, actions);
                 // What cannot be had now is not asked for again and again.
                 self.ready_host = self.ready_host.saturating_sub(1);
@@ -147,7 +169,7 @@ impl Pieces {
     pub(super) fn holder(&self, id: PieceId) -> Option<TenantId> {
         match self.pieces.get(&id)?.used {
             Use::Held { by, .. } => Some(by),
-            Use::Stocking | Use::Stocked | Use::Parked(_) => None,
+            Use::Stocking | Use::Stocked | Use::Parked => None,
         }
     }
 
@@ -177,15 +199,15 @@ impl Pieces {
         self.stocking
     }
 
-    /// A tenant's programs have all ended: nobody needs what was kept for it.
-    pub(super) fn abandon(&mut self, tenant: TenantId, actions: &mut Vec<Action>) {
-        for id in self.parked.remove(&tenant).unwrap_or_default() {
+    /// A process has ended: nobody needs what was kept for it.
+    pub(super) fn abandon(&mut self, session: SessionId, actions: &mut Vec<Action>) {
+        for id in self.parked.remove(&session).unwrap_or_default() {
             self.forget(id, actions);
         }
     }
 
-    /// Tenants that pieces are kept for.
-    pub(super) fn parked_for(&self) -> Vec<TenantId> {
+    /// Processes that pieces are kept for.
+    pub(super) fn parked_for(&self) -> Vec<SessionId> {
         self.parked.keys().copied().collect()
     }
 
@@ -202,7 +224,7 @@ impl Pieces {
         id
     }
 
-    /// Gives up what is kept for other tenants, if there is no room for one more host piece.
+    /// Gives up what is kept for other processes, if there is no room for one more host piece.
     fn make_room(&mut self, actions: &mut Vec<Action>) {
         while self.host >= self.host_most {
             let Some(kept) = self.parked.values_mut().find_map(Vec::pop) else { return };
@@ -223,22 +245,36 @@ impl Pieces {
 mod tests {
     use super::*;
 
-    const ONE: TenantId = vram::VmId(1);
-    const TWO: TenantId = vram::VmId(2);
+    const ONE: Receiver = Receiver { tenant: vram::VmId(1), session: SessionId(10) };
+    const OTHER: Receiver = Receiver { session: SessionId(11), ..ONE };
+    const TWO: Receiver = Receiver { tenant: vram::VmId(2), session: SessionId(20) };
 
     #[test]
-    fn a_piece_that_a_tenant_had_never_goes_to_another() {
+    fn a_piece_that_a_process_had_never_goes_to_another() {
         for memory in [Memory::Device, Memory::Host] {
-            let (mut pieces, mut actions) = (Pieces::new(8, 0), Vec::new());
-            let first = pieces.take(memory, ONE, &mut actions);
-            pieces.made(first, true, &mut actions);
-            pieces.let_go(first, &mut actions);
-            assert_ne!(pieces.take(memory, TWO, &mut actions), first);
+            for other in [OTHER, TWO] {
+                let (mut pieces, mut actions) = (Pieces::new(8, 0), Vec::new());
+                let first = pieces.take(memory, ONE, &mut actions);
+                pieces.made(first, true, &mut actions);
+                pieces.let_go(first, &mut actions);
+                assert_ne!(pieces.take(memory, other, &mut actions), first);
+            }
         }
     }
 
     #[test]
-    fn a_host_piece_waits_for_its_tenant_and_goes_when_room_is_needed() {
+    fn a_piece_that_several_processes_had_is_given_up() {
+        let (mut pieces, mut actions) = (Pieces::new(8, 0), Vec::new());
+        let first = pieces.take(Memory::Host, ONE, &mut actions);
+        pieces.made(first, true, &mut actions);
+        pieces.share(first);
+        actions.clear();
+        pieces.let_go(first, &mut actions);
+        assert_eq!(actions, [Action::Drop { piece: first }], "the other one may have kept it");
+    }
+
+    #[test]
+    fn a_host_piece_waits_for_its_process_and_goes_when_room_is_needed() {
         let (mut pieces, mut actions) = (Pieces::new(1, 0), Vec::new());
         let first = pieces.take(Memory::Host, ONE, &mut actions);
         pieces.made(first, true, &mut actions);

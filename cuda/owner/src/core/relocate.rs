@@ -8,6 +8,7 @@
 //! processes run beside each other, so that what one gives up goes out while what another gets comes in. Nothing of a move
 //! is in effect until its process has redirected it; if that never happens, the chunk stays where it was.
 
+use super::pieces::Receiver;
 use super::types::{Action, BatchId, PieceId, SessionId};
 use super::{Body, Core, memory_of};
 use crate::driver::Memory;
@@ -200,7 +201,7 @@ impl Core {
                     self.table.abort_move(moves.id);
                     return None;
                 }
-                let destination = self.pieces.take_to_copy(to, tenant, &mut self.actions);
+                let destination = self.pieces.take_to_copy(to, Receiver { tenant, session }, &mut self.actions);
                 self.pieces.hold(piece);
                 Some((session, to, Item { id: Some(moves.id), tenant, index, chunk, from: piece, to: destination }))
             }
@@ -235,7 +236,7 @@ impl Core {
             if items.len() >= most {
                 continue;
             }
-            let into = self.pieces.take_to_copy(to, tenant, &mut self.actions);
+            let into = self.pieces.take_to_copy(to, Receiver { tenant, session }, &mut self.actions);
             self.pieces.hold(from);
             if !self.pieces.is_ready(into) {
                 missing.insert(into);

@@ -47,8 +47,8 @@ pub(super) struct World {
     pub(super) now: u64,
     /// Contents of each piece that exists.
     pub(super) pieces: BTreeMap<PieceId, (Memory, u64)>,
-    /// Tenant that has seen each piece.
-    seen: BTreeMap<PieceId, u32>,
+    /// Tenant and programs that have seen each piece.
+    seen: BTreeMap<PieceId, (u32, BTreeSet<SessionId>)>,
     pub(super) programs: BTreeMap<SessionId, Program>,
     /// Tasks of the workers.
     pub(super) work: VecDeque<Action>,
@@ -204,8 +204,12 @@ impl World {
         let Some(program) = self.programs.get_mut(&session) else { return };
         let tenant = program.tenant;
         for piece in pieces {
-            let first = *self.seen.entry(*piece).or_insert(tenant.expect("a tenant"));
-            assert_eq!(Some(first), tenant, "{piece:?} has been another tenant's");
+            let (first, by) = self.seen.entry(*piece).or_insert((tenant.expect("a tenant"), BTreeSet::new()));
+            assert_eq!(Some(*first), tenant, "{piece:?} has been another tenant's");
+            by.insert(session);
+            let has = |other: &Program| other.chunks.values().any(|(held, _)| held == piece);
+            let shared = || self.programs.iter().any(|(other, program)| *other != session && has(program));
+            assert!(by.len() == 1 || shared(), "{piece:?} has been another program's");
         }
         match message {
             FromOwner::Welcome(welcome) => program.tenant = Some(welcome.tenant),
@@ -226,6 +230,7 @@ impl World {
                     return program.answers.push_back(FromTenant::Busy { order });
                 }
                 program.quiet = Some(order);
+        let Some(program) = self.programs.get_mut(&session) else { return };
                 program.answers.push_back(FromTenant::Quiet { order });
             }
             FromOwner::Redirect { order, moves } => {
