@@ -13,7 +13,6 @@ mod chunks;
 mod fixed;
 mod graphs;
 mod handles;
-mod kept;
 #[cfg(test)]
 mod model;
 mod opened;
@@ -22,8 +21,10 @@ mod own;
 mod pages;
 mod region;
 
-pub use chunks::{adopted, arriving, bring, context_ends, contexts_end, present, redirect, stream_ends, tidy};
-pub use kept::{forked, raise_limit};
+pub use chunks::{
+    adopted, arriving, begin_to_empty, bring, context_ends, contexts_end, give_up_empty, present, redirect,
+    stream_ends, tidy,
+};
 
 /// Functions of this module by symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {

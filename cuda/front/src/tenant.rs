@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use cuda_protocol::{
-    CardInfo, EARLY_US, End, FromOwner, FromTenant, Hello, LinkError, MAX_NAME, RECONNECT_MS, Run, VERSION,
+    CardInfo, EARLY_US, End, FromOwner, FromTenant, Hello, LinkError, MAX_NAME, RECLAIM_MS, RECONNECT_MS, Run, VERSION,
     VERSION_HANDOVER,
 };
 
@@ -29,6 +29,12 @@ static LINK: RwLock<Option<Arc<Connection>>> = RwLock::new(None);
 /// Contexts of the program that work or memory was seen in.
 static CONTEXTS: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
 static STARTED: AtomicBool = AtomicBool::new(false);
+/// Time for which chunks that nothing lies in are kept, unless the owner asks for them.
+// TIMEOUT: without it an asynchronous pool that returns all it has and allocates it again is 40 times slower.
+const KEPT: Duration = Duration::from_secs(1);
+/// Time between two looks for such chunks when the owner has asked for them.
+// TIMEOUT: work of a turn ends within a few milliseconds.
+const RECLAIM_LOOK: Duration = Duration::from_millis(1);
 /// Time beyond the expected one for which the end of work, or the begin of a turn, is looked for without sleeping.
 // TIMEOUT: lengths of work are known to a third, and of the last there is as much as a turn may be idle: 300 us.
 const OVERTIME: Duration = Duration::from_micros(300);
@@ -206,8 +212,20 @@ impl Turn {
     }
 }
 
+/// The owner has asked for chunks that nothing lies in.
+struct Reclaim {
+    since: Instant,
+    /// Until it is answered.
+    order: Option<u32>,
+    /// Time at which it was looked for them last.
+    looked: Instant,
+}
+
 struct Agent {
     link: Arc<Connection>,
+    /// Time at which chunks that nothing lies in went back last.
+    tidied: Instant,
+    reclaim: Option<Reclaim>,
     /// Of the messages.
     version: u16,
     /// Until when a turn is expected to begin.
@@ -225,7 +243,7 @@ fn serve(link: Arc<Connection>, version: u16) {
         driver::exchange_capture_mode(&raw mut mode);
         libc::prctl(libc::PR_SET_TIMERSLACK, 1);
     }
-    let mut agent = Agent { link, version, soon: None, turn: None, order: None };
+    let mut agent = Agent { link, tidied: Instant::now(), reclaim: None, version, soon: None, turn: None, order: None };
     loop {
         if let Err(error) = agent.run() {
             report!("the connection to the owner ended: {error}");
@@ -242,13 +260,40 @@ impl Agent {
                 let expects = self.order.is_some() || requests::any();
                 let (message, descriptors) = self.link.receive_kept(expects)?;
                 self.obey(message, descriptors)?;
-            } else if self.turn.as_ref().is_none_or(|turn| turn.run.run_ahead_us == 0) {
-                // Nothing has happened for a while: what is kept for the next allocation goes back.
-                bind();
-                memory::tidy();
             }
+            self.tidy();
+            self.reclaim()?;
             self.look()?;
         }
+    }
+
+    /// Returns what is kept for the next allocation, once it is kept for long. Not in the middle of a turn if that can be helped:
+    /// the owner may want it to end.
+    fn tidy(&mut self) {
+        let is_measured = self.turn.as_ref().is_some_and(|turn| turn.run.run_ahead_us > 0);
+        if self.tidied.elapsed() >= if is_measured { 2 * KEPT } else { KEPT } {
+            self.tidied = Instant::now();
+            bind();
+            memory::tidy();
+        }
+    }
+
+    /// Returns chunks that nothing lies in, if the owner has asked for them. Those that work still uses which was given to the
+    /// driver before follow the answer.
+    fn reclaim(&mut self) -> Result<(), LinkError> {
+        let Some(reclaim) = self.reclaim.as_mut().filter(|reclaim| reclaim.looked.elapsed() >= RECLAIM_LOOK) else {
+            return Ok(());
+        };
+        bind();
+        let is_all = memory::give_up_empty();
+        reclaim.looked = Instant::now();
+        let waited = reclaim.since.elapsed();
+        let is_late = waited >= Duration::from_millis(RECLAIM_MS);
+        let answer = reclaim.order.take_if(|_| is_all || is_late);
+        if is_all || waited >= KEPT {
+            self.reclaim = None;
+        }
+        answer.map_or(Ok(()), |order| self.link.send(&FromTenant::Reclaimed { order }, &[]))
     }
 
     /// Waits for a message, at most until the turn must be looked at.
@@ -262,9 +307,9 @@ impl Agent {
         self.soon = None;
         let timeout = match &self.turn {
             Some(turn) if turn.run.run_ahead_us > 0 => turn.next_look(),
-            // TIMEOUT: how long chunks without users are kept.
-            _ => Duration::from_secs(1),
+            _ => KEPT,
         };
+        let timeout = if self.reclaim.is_some() { timeout.min(RECLAIM_LOOK) } else { timeout };
         Ok(self.poll(timeout))
     }
 
@@ -319,6 +364,12 @@ impl Agent {
                 let time = Duration::from_micros(in_us.into()) + OVERTIME;
                 self.soon = Some(Instant::now() + time);
                 gate::soon(time);
+            }
+            FromOwner::Reclaim { order } => {
+                bind();
+                memory::begin_to_empty();
+                let since = Instant::now();
+                self.reclaim = Some(Reclaim { since, order: Some(order), looked: since - RECLAIM_LOOK });
             }
             FromOwner::Shared { request, share } => answer(request, |_| Answer::Shared(share)),
             // Asked for over connections of their own.
@@ -380,6 +431,10 @@ impl Agent {
     fn quiesce(&mut self, order: u32, patience_us: u32) -> Result<(), LinkError> {
         let deadline = Instant::now() + Duration::from_micros(patience_us.into());
         if gate::close(gate::ORDER, Some(deadline)) && drain(Some(deadline)) {
+            // What nothing lies in is returned, not copied. All work has ended.
+            bind();
+            memory::begin_to_empty();
+            memory::give_up_empty();
             self.order = Some(order);
             return self.link.send(&FromTenant::Quiet { order }, &[]);
         }
@@ -420,7 +475,7 @@ impl Agent {
         // What a thread sends now fails, and is not waited for.
         // SAFETY: a descriptor of ours that is open.
         unsafe { libc::shutdown(self.link.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
-        (self.turn, self.order, self.soon) = (None, None, None);
+        (self.turn, self.order, self.soon, self.reclaim) = (None, None, None, None);
         pace::bound(0);
         requests::abandon();
         open(gate::TURN | gate::ORDER);

@@ -34,6 +34,16 @@
 //! that the driver allocates by itself, registered host memory) is asked for by [`FromTenant::Fix`], answered by
 //! [`FromOwner::Fixed`] or `Refused`, and returned by [`FromTenant::Unfix`].
 //!
+//! The library keeps chunks that nothing lies in for its next allocations. Where somebody needs them the owner asks for them:
+//!
+//! ```text
+//! owner  -> tenant  Reclaim { order }
+//! tenant -> owner   Free ...: chunks that nothing lies in, also those of memory that streams have freed
+//! tenant -> owner   Reclaimed { order }: all of them that could be had within [`RECLAIM_MS`]
+//! ```
+//!
+//! Before `Quiet` they are returned as well, so none of them is copied.
+//!
 //! # Relocation
 //!
 //! Contents are the owner's to copy, through mappings of its own; addresses are the tenant's.
@@ -96,7 +106,7 @@ pub use message::{
 };
 
 /// Version of the messages.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Oldest version that an owner speaks: programs outlive owners, and have the library that they began with.
 pub const VERSION_OLDEST: u16 = 1;
 /// First version with [`FromTenant::Ending`] and [`FromOwner::Soon`].
@@ -105,6 +115,8 @@ pub const VERSION_HANDOVER: u16 = 2;
 pub const VERSION_PROCESSES: u16 = 3;
 /// First version with [`Refusal::Crowded`] and [`End::Crowded`].
 pub const VERSION_CROWDED: u16 = 4;
+/// First version with [`FromOwner::Reclaim`] and [`FromTenant::Reclaimed`].
+pub const VERSION_RECLAIM: u16 = 5;
 /// Requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their answers at a time.
 pub const MAX_PENDING: usize = 64;
 /// Bytes of the longest packet.
@@ -124,6 +136,9 @@ pub const MAX_CARDS: usize = 16;
 /// Microseconds before the end of its last work for which a turn may be given back: it takes as long for the next one's
 /// first work to reach the card, and earlier work would have the hardware switch to and fro.
 pub const EARLY_US: u32 = 100;
+/// Milliseconds for which the tenant's side waits at most for work that uses memory which was freed, when it is asked for
+/// chunks that nothing lies in.
+pub const RECLAIM_MS: u64 = 20;
 /// Milliseconds between a tenant's tries to reach its owner again.
 pub const RECONNECT_MS: u64 = 200;
 

@@ -290,6 +290,11 @@ pub enum FromTenant {
         /// Card.
         card: u8,
     },
+    /// Answer to `Reclaim`, behind what was freed for it. Since version 5.
+    Reclaimed {
+        /// Number of the order.
+        order: u32,
+    },
 }
 
 /// A message from the owner.
@@ -377,6 +382,11 @@ pub enum FromOwner {
         request: u32,
         /// The processes, [`crate::MAX_PROCESSES`] at most.
         pids: Vec<u32>,
+    },
+    /// Asks for the chunks that nothing lies in. Since version 5.
+    Reclaim {
+        /// Number of the order, rising; not one of those of relocations.
+        order: u32,
     },
 }
 

@@ -373,6 +373,7 @@ impl Session {
             FromTenant::Waiting { .. }
             | FromTenant::Ending { .. }
             | FromTenant::AskProcesses { .. }
+            | FromTenant::Reclaimed { .. }
             | FromTenant::Goodbye(_) => {}
         }
         Ok(())

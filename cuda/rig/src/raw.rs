@@ -290,6 +290,7 @@ fn reply(message: &FromOwner, manner: Manner) -> Option<FromTenant> {
             Reply::Honest => FromTenant::Quiet { order },
             Reply::Declined => FromTenant::Busy { order },
         },
+        FromOwner::Reclaim { order } if manner.quiesce != Reply::Silence => FromTenant::Reclaimed { order },
         FromOwner::Redirect { order, ref moves } => match manner.redirect {
             Reply::Silence => return None,
             Reply::Honest => FromTenant::Redirected { order, moved: u32::try_from(moves.len()).unwrap_or(u32::MAX) },

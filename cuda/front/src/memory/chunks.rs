@@ -261,16 +261,18 @@ pub fn contexts_end() {
 
 /// Frees what may be freed by now, or with `wait` all; whether anything was freed. A context must be current.
 fn free_released(wait: bool) -> bool {
-    if captures::any() {
-        return false;
-    }
-    if let Some(memory) = lock().as_mut() {
-        memory.ordered.lanes().into_iter().for_each(|lane| memory.gather(lane));
-    }
+    gather();
     collect(wait)
 }
 
-/// As [`settle`], of what is at hand for no stream.
+/// Puts what streams have freed behind their work. A context must be current.
+fn gather() {
+    if let Some(memory) = lock().as_mut().filter(|_| !captures::any()) {
+        memory.ordered.lanes().into_iter().for_each(|lane| memory.gather(lane));
+    }
+}
+
+/// As [`free_released`], of what is at hand for no stream.
 fn collect(wait: bool) -> bool {
     let guard = lock();
     let Some(memory) = guard.as_ref().filter(|memory| !memory.ordered.is_empty() && !captures::any()) else {
@@ -323,14 +325,26 @@ pub fn present() {
 
 /// Returns what is kept for the next allocation, if there was none since the last call.
 pub fn tidy() {
-    if TOUCHED.swap(false, Ordering::Relaxed) {
-        return;
+    if !TOUCHED.swap(false, Ordering::Relaxed) {
+        begin_to_empty();
+        give_up_empty();
     }
-    // The thread that obeys the owner waits for no work.
+}
+
+/// Has memory that streams have freed be given up behind their work. The thread that obeys the owner waits for no work.
+pub fn begin_to_empty() {
     if with(|memory| !memory.ordered.waits_for_all()) {
-        free_released(false);
+        gather();
+    }
+}
+
+/// Returns the chunks that nothing lies in by now. True if work that ends leaves no more of them.
+pub fn give_up_empty() -> bool {
+    if with(|memory| !memory.ordered.waits_for_all()) {
+        collect(false);
     }
     trim();
+    with(|memory| !memory.ordered.waits_for_events())
 }
 
 /// Returns the chunks that nothing lies in; whether there were any.
@@ -347,11 +361,17 @@ fn trim() -> bool {
     any
 }
 
-/// Bytes of a card's chunks that nothing lies in.
+/// Bytes of a card's chunks that the next allocation may have without the owner: those that nothing lies in, and memory that streams
+/// have freed.
 pub fn spare(card: u8) -> u64 {
     let guard = lock();
-    let regions = guard.iter().flat_map(|m| &m.regions).filter(|r| r.card == card);
-    regions.map(|r| r.spare.len() as u64 * r.chunk_bytes).sum()
+    let Some(memory) = guard.as_ref() else { return 0 };
+    let freed = |region: &Region| {
+        let of_region = memory.ordered.freed().filter(|address| region.contains(*address));
+        of_region.filter_map(|address| region.arena.find(address - region.base)).map(|(_, bytes)| bytes).sum::<u64>()
+    };
+    let regions = memory.regions.iter().filter(|region| region.card == card);
+    regions.map(|region| region.spare.len() as u64 * region.chunk_bytes + freed(region)).sum()
 }
 
 /// Tells the owner of chunks that are released.

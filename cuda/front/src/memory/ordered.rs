@@ -57,6 +57,16 @@ impl Ordered {
         self.freed.contains(&address)
     }
 
+    /// Returns all memory that was freed and is not in use again.
+    pub fn freed(&self) -> impl Iterator<Item = Address> {
+        self.freed.iter().copied()
+    }
+
+    /// Says if memory is given up as soon as an event has passed.
+    pub fn waits_for_events(&self) -> bool {
+        self.waits.iter().any(|waits| matches!(waits.behind, Behind::Event(_)))
+    }
+
     /// Says if there is nothing.
     pub fn is_empty(&self) -> bool {
         self.freed.is_empty()

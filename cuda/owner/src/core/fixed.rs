@@ -68,7 +68,11 @@ impl Core {
                 head.begun = true;
                 *session.fixed.entry(head.kind).or_default() += head.bytes;
                 let wanted = wanted(session, self.table.chunk_bytes());
-                if wanted.saturating_sub(has) > self.left(tenant) && !self.waits_for_releases(self.clock) {
+                // Other processes of the tenant may keep chunks that nothing lies in.
+                if wanted.saturating_sub(has) > self.left(tenant)
+                    && !self.waits_for_releases(self.clock)
+                    && !self.reclaim(Some(tenant), Some(id))
+                {
                     self.refuse_fixed(id, Refusal::Quota);
                     continue;
                 }
@@ -102,7 +106,14 @@ impl Core {
                     self.uncounted.insert(id);
                     return;
                 }
-                Err(reason) => self.refuse_fixed(id, reason.unwrap_or(Refusal::Exhausted)),
+                Err(reason) => {
+                    let of = (reason == Some(Refusal::Quota)).then_some(tenant);
+                    if reason != Some(Refusal::Failed) && self.reclaim(of, Some(id)) {
+                        // It is tried again with each answer, and at the end of the wait.
+                        return;
+                    }
+                    self.refuse_fixed(id, reason.unwrap_or(Refusal::Exhausted));
+                }
             }
         }
     }

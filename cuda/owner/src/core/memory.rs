@@ -24,8 +24,15 @@ impl Core {
     pub(super) fn allocate(&mut self, id: SessionId, tenant: TenantId, request: u32, card: u8, chunks: u32) {
         let reason = match () {
             () if card != 0 || chunks == 0 => Some(Refusal::Invalid),
-            // Memory that is being released is the tenant's again soon: see `waits_for_releases`.
-            () if u64::from(chunks) > self.left(tenant) && !self.waits_for_releases(self.clock) => Some(Refusal::Quota),
+            // Memory that is being released is the tenant's again soon: see `waits_for_releases`. Other processes of the tenant
+            // may keep chunks that nothing lies in.
+            () if u64::from(chunks) > self.most(tenant) => Some(Refusal::Quota),
+            () if u64::from(chunks) > self.left(tenant)
+                && !self.waits_for_releases(self.clock)
+                && !self.reclaim(Some(tenant), Some(id)) =>
+            {
+                Some(Refusal::Quota)
+            }
             () => None,
         };
         if let Some(reason) = reason {
@@ -60,6 +67,7 @@ impl Core {
         let mut at = 0;
         let next =
             |core: &Self, at| core.sessions.get(&id)?.pending.get(at).map(|pending| (pending.wanted, pending.since));
+        let mut has_asked = false;
         'requests: while let Some((wanted, since)) = next(self, at) {
             let mut refusal = None;
             for left in (1..=wanted).rev() {
@@ -75,11 +83,25 @@ impl Core {
                     self.unserved.insert(id);
                     break 'requests;
                 }
+                // Before host memory is used, which is to move to the card at once.
+                if !has_asked && self.swaps_now(tenant) {
+                    has_asked = true;
+                    if self.reclaim(None, Some(id)) {
+                        break 'requests;
+                    }
+                }
                 match self.place(tenant) {
                     Ok((index, place)) => self.occupy(id, tenant, at, index, place),
-                    Err(None) => break 'requests,
+                    Err(None) => {
+                        self.reclaim(None, Some(id));
+                        break 'requests;
+                    }
                     Err(Some(_)) if self.waits_for_releases(since) => break 'requests,
                     Err(Some(reason)) => {
+                        let of = (reason == Refusal::Quota).then_some(tenant);
+                        if reason != Refusal::Failed && self.reclaim(of, Some(id)) {
+                            break 'requests;
+                        }
                         refusal = Some(reason);
                         break;
                     }
@@ -91,6 +113,16 @@ impl Core {
             }
         }
         self.answer(id);
+    }
+
+    /// Says if the next chunk of a tenant lies in host memory although the tenant may have it on the card.
+    fn swaps_now(&self, tenant: TenantId) -> bool {
+        let account = self.table.vms().find(|(vm, _)| *vm == tenant).map(|(_, account)| account);
+        let swaps = |own: &vram::VmSummary| {
+            let may = own.placed < own.limits.quota && own.placed >= own.guarantee;
+            may && own.limits.on_full == OnFull::Swap
+        };
+        self.table.spare() == 0 && account.as_ref().is_some_and(swaps)
     }
 
     /// Says if chunks of the tenant whose quantum it is wait until memory of those that wait for theirs has gone, and has that
@@ -416,7 +448,9 @@ impl Core {
 
     /// Requests that wait for memory are tried again, beginning after the process that was tried last.
     pub(super) fn retry_queued(&mut self) {
-        let waits = |session: &super::Session| session.pending.iter().any(|pending| pending.wanted > 0);
+        let waits = |session: &super::Session| {
+            !session.fixing.is_empty() || session.pending.iter().any(|pending| pending.wanted > 0)
+        };
         let waiting = self.sessions.iter().filter(|(_, session)| waits(session));
         let mut waiting: Vec<_> = waiting.filter_map(|(&id, session)| Some((id, session.tenant?))).collect();
         self.work(self.sessions.len());
@@ -428,6 +462,9 @@ impl Core {
                 return;
             }
             self.retried = id;
+            if self.sessions.get(&id).is_some_and(|session| !session.fixing.is_empty()) {
+                self.count_fixed(id, tenant);
+            }
             self.serve(id, tenant);
         }
     }

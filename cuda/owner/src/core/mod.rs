@@ -15,6 +15,7 @@ mod fixed;
 mod indices;
 mod memory;
 mod pieces;
+mod reclaim;
 mod relocate;
 mod sessions;
 mod shares;
@@ -221,6 +222,8 @@ pub struct Core {
     unmet: BTreeMap<TenantId, u32>,
     /// Until when no allocation waits for others' memory to go.
     crowded_until: u64,
+    /// Until when answers about chunks that nothing lies in are waited for.
+    reclaims_until: Option<u64>,
     /// Time at which memory moved last, or came from the host's.
     moved_at: Option<u64>,
     /// Memory may have to move.
@@ -283,6 +286,7 @@ impl Core {
             misplaced: BTreeMap::new(),
             unmet: BTreeMap::new(),
             crowded_until: 0,
+            reclaims_until: None,
             moved_at: None,
             bell: false,
             settling: false,
@@ -374,7 +378,8 @@ impl Core {
         let late = (!self.expected.is_empty()).then(|| self.expected_until.saturating_sub(self.clock));
         let stock = (self.relocations.is_empty() && self.pieces.is_short()).then(|| self.restocks_in());
         let work = self.has_work().then_some(0);
-        let soonest = turns.into_iter().chain(memory).chain(late).chain(stock).chain(work).min();
+        let reclaims = self.reclaims_in();
+        let soonest = turns.into_iter().chain(memory).chain(late).chain(stock).chain(reclaims).chain(work).min();
         // The clock moves on by no more than that, however late the next event is.
         soonest.map(|ns| ns.clamp(50_000, STEP_MOST))
     }
@@ -542,6 +547,7 @@ impl Core {
         self.take_retired_away();
         self.scrub();
         self.carry_out_orders();
+        self.end_reclaims();
         if std::mem::take(&mut self.bell) {
             self.retry_queued();
             self.balance();

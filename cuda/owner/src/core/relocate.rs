@@ -94,6 +94,10 @@ impl Core {
     pub(super) fn balance(&mut self) {
         self.take_quanta();
         let mut started = self.put_in_place();
+        // Chunks that nothing lies in make room without a copy.
+        if !self.unmet.is_empty() && self.reclaim(None, None) {
+            return started.into_iter().for_each(|session| self.go_on(session));
+        }
         let full = |relocation: &Relocation| relocation.batches() > BATCHES_FEW;
         let full: BTreeSet<SessionId> =
             self.relocations.iter().filter(|(_, relocation)| full(relocation)).map(|(&id, _)| id).collect();
@@ -335,6 +339,7 @@ impl Core {
 
     /// Copies what can be copied, and lets the process go on when nothing is left.
     fn go_on(&mut self, id: SessionId) {
+        self.forget_freed(id);
         let Some(relocation) = self.relocations.get_mut(&id).filter(|relocation| relocation.quiet) else { return };
         if relocation.batches() == 0 {
             let (order, tenant, complied) = (relocation.order, relocation.tenant, relocation.complied);
@@ -357,6 +362,21 @@ impl Core {
             }
         }
         self.actions.extend(copies);
+    }
+
+    /// Chunks that a process has freed before they are copied stay where they are.
+    fn forget_freed(&mut self, id: SessionId) {
+        let Some(relocation) = self.relocations.get_mut(&id).filter(|relocation| relocation.quiet) else { return };
+        let table = &self.table;
+        let mut freed = Vec::new();
+        for batch in relocation.batches.iter_mut().filter(|batch| batch.stage == Stage::Waiting) {
+            for item in batch.items.extract_if(.., |item| item.id.is_some_and(|id| table.is_gone(id))) {
+                batch.missing.remove(&item.to);
+                freed.push(item);
+            }
+        }
+        relocation.batches.retain(|batch| !batch.items.is_empty());
+        self.give_back(freed);
     }
 
     pub(super) fn copied(&mut self, number: BatchId, done: bool, ns: u64) {

@@ -1,6 +1,7 @@
 //! Connections of processes, from the first message to the last.
 
 use super::fixed::Fixing;
+use super::reclaim::Reclaims;
 use super::types::{Action, SessionId};
 use super::{Core, OnStuck, PieceId};
 use cuda_protocol::{
@@ -76,6 +77,7 @@ pub(super) struct Session {
     pub(super) declining_since: Option<u64>,
     /// Time at which it last told something of what it had under an owner before this one.
     pub(super) adopts_since: u64,
+    pub(super) reclaims: Reclaims,
     /// Since when the driver is to suspend it, and has not said that it has.
     pub(super) suspends: Option<u64>,
     /// The owner has given it up: it has no turn and no memory, and nothing that it says counts.
@@ -151,6 +153,7 @@ impl Core {
             declines: 0,
             declining_since: None,
             adopts_since: 0,
+            reclaims: Reclaims::default(),
             suspends: None,
             stuck: false,
         };
@@ -197,6 +200,7 @@ impl Core {
             FromTenant::Used { usage, .. } => self.used(id, tenant, usage),
             FromTenant::Export { request, chunks } => self.export(id, tenant, request, &chunks),
             FromTenant::Open { request, share } => self.open(id, tenant, request, share),
+            FromTenant::Reclaimed { order } => self.reclaimed(id, order),
             FromTenant::Goodbye(_) => self.actions.push(Action::Close { session: id }),
         }
         self.drop_all(pieces);

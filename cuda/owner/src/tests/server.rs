@@ -118,6 +118,7 @@ fn listen(link: &Link, chunks: &Mutex<Chunks>, runs: &std::sync::atomic::AtomicU
                 None
             }
             FromOwner::Quiesce { order, .. } => Some(FromTenant::Quiet { order }),
+            FromOwner::Reclaim { order } => Some(FromTenant::Reclaimed { order }),
             FromOwner::Redirect { order, moves } => {
                 let moved = moves.len() as u32;
                 let mut chunks = chunks.lock().expect("whole");

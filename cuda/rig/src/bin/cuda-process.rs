@@ -54,6 +54,13 @@ enum What {
         /// The file.
         file: String,
     },
+    /// Works without a pause, and has freed all memory but that of one word: in a stream and by itself. Prints how many MiB are free for
+    /// it, and works until standard input ends.
+    Freed {
+        /// MiB that it has freed.
+        #[arg(long)]
+        mib: u64,
+    },
     /// Loads the library by hand, initialises the driver and closes the library while its thread runs.
     Unload,
 }
@@ -100,6 +107,7 @@ fn main() -> Result<()> {
         What::Signals => signals(),
         What::Children { mib } => children(mib),
         What::Closed { file } => closed(&file),
+        What::Freed { mib } => freed(mib),
         What::Unload => unload(),
     }
 }
@@ -342,6 +350,33 @@ fn closed(file: &str) -> Result<()> {
     let taken: Vec<i32> = (0..3).filter(of_library).collect();
     let said = format!("{taken:?} of {:?}", output.as_raw_fd() > 2);
     std::io::Write::write_all(&mut output, said.as_bytes())?;
+    Ok(())
+}
+
+fn freed(mib: u64) -> Result<()> {
+    let cuda = Cuda::open("libcuda.so.1")?;
+    let (spin, stream) = (cuda.kernel("spin")?, cuda.stream()?);
+    let word = cuda.alloc(8)?;
+    cuda.set(word, 0, 8)?;
+    let ended = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let ends = std::sync::Arc::clone(&ended);
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        ends.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+    let by_itself: Vec<u64> = (0..mib / 4).map(|_| cuda.alloc(2 << 20)).collect::<Result<_, _>>()?;
+    let in_stream: Vec<u64> = (0..mib / 4).map(|_| cuda.alloc_async(2 << 20, stream)).collect::<Result<_, _>>()?;
+    for at in by_itself.iter().chain(&in_stream) {
+        cuda.set(*at, 7, 2 << 20)?;
+    }
+    by_itself.iter().try_for_each(|at| cuda.free(*at))?;
+    cuda.launch(spin, &[1000, word], stream)?;
+    in_stream.iter().try_for_each(|at| cuda.free_async(*at, stream))?;
+    println!("free {}", cuda.info()?.0 >> 20);
+    while !ended.load(std::sync::atomic::Ordering::SeqCst) {
+        cuda.launch(spin, &[1000, word], stream)?;
+    }
+    println!("worked");
     Ok(())
 }
 

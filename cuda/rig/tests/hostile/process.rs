@@ -1,8 +1,13 @@
 //! A program's own process: children, signals, limits, descriptors, and memory that it has freed.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::process::{Command, Output};
 
-use super::support::{Rig, owner};
+use cuda_protocol::{ChunkId, FromOwner, FromTenant, Link, Place};
+
+use super::support::hostile::{account, hello, until_accounts};
+use super::support::{Program, Rig, describe, owner};
 
 const PROCESS: &str = env!("CARGO_BIN_EXE_cuda-process");
 
@@ -78,4 +83,95 @@ fn the_library_takes_the_place_of_no_standard_descriptor() {
 fn a_library_that_is_closed_stays_for_its_thread() {
     let rig = Rig::new(256);
     assert_eq!(run(&rig, &["unload"]), plain(&rig, &["unload"]));
+}
+
+#[test]
+fn memory_that_a_program_at_work_has_freed_is_anothers_when_it_needs_it_and_is_never_copied() {
+    let rig = Rig::new(256);
+    let mut serving = owner(&rig, 64, &["--quanta", "off"]);
+    let mut busy = Program::start(&mut as_tenant(&rig, &["freed", "--mib", "48"]));
+    let said = busy.line();
+    let free: u64 = said.strip_prefix("free ").and_then(|mib| mib.parse().ok()).unwrap_or_else(|| panic!("{said:?}"));
+    assert_eq!(free, 64 - 2, "all is free but the chunk of its word");
+    let mut other = rig.program("b", &["hold", "--mib", "48"]);
+    assert_eq!(other.line(), "holds");
+    // The first one was alone, and may have had a tenth of a second of work in flight.
+    let view = until_accounts(&mut serving, "what is free is kept", |view| account(view, 1, "chunks_on_card") == 24);
+    assert_eq!(account(&view, 0, "moved_out"), 0, "chunks that nothing lies in were copied: {view}");
+    other.end();
+    assert_eq!(busy.end(), "worked");
+    describe(serving);
+}
+
+#[test]
+fn memory_that_a_program_at_work_has_freed_goes_back_although_nobody_needs_it() {
+    let rig = Rig::new(256);
+    let mut serving = owner(&rig, 64, &["--quanta", "off"]);
+    // Turns go to and fro, so the first one's library is told something all the time.
+    let mut busy = Program::start(&mut as_tenant(&rig, &["freed", "--mib", "48"]));
+    let other = rig.program("b", &["count", "--kernel-us", "500"]);
+    assert!(busy.line().starts_with("free"));
+    until_accounts(&mut serving, "what is free is kept", |view| account(view, 0, "chunks_on_card") == 1);
+    assert_eq!(other.end(), "counted");
+    assert_eq!(busy.end(), "worked");
+    describe(serving);
+}
+
+/// Chunks in host memory that a program got, with their files.
+fn host_chunks(link: &Link, request: u32, chunks: u32) -> Vec<(ChunkId, File)> {
+    link.send(&FromTenant::Allocate { request, card: 0, chunks }, &[]).expect("sent");
+    let mut host = Vec::new();
+    loop {
+        let received = link.receive().expect("received");
+        match received.message {
+            FromOwner::Granted { chunks, more, .. } => {
+                let files = received.descriptors.into_iter().map(File::from);
+                let in_host = chunks.into_iter().zip(files).filter(|(chunk, _)| chunk.place == Place::Host);
+                host.extend(in_host.map(|(chunk, file)| (chunk.id, file)));
+                if !more {
+                    return host;
+                }
+            }
+            FromOwner::Reclaim { order } => link.send(&FromTenant::Reclaimed { order }, &[]).expect("sent"),
+            FromOwner::Refused { reason, .. } => panic!("{reason:?}"),
+            _ => {}
+        }
+    }
+}
+
+fn connected(rig: &Rig) -> Link {
+    let link = Link::connect(&rig.socket()).expect("connects");
+    link.send(&FromTenant::Hello(hello("a", false)), &[]).expect("sent");
+    assert!(matches!(link.receive().expect("received").message, FromOwner::Welcome(_)));
+    link
+}
+
+#[test]
+fn host_memory_that_a_program_gave_up_holds_nothing_of_it_for_the_next_and_shows_it_nothing() {
+    const MINE: &[u8] = b"of the first";
+    const YOURS: &[u8] = b"of the second";
+    let rig = Rig::new(256);
+    let serving = owner(&rig, 8, &["--quanta", "off"]);
+    let first = connected(&rig);
+    let had = host_chunks(&first, 1, 16);
+    assert!(had.len() >= 8, "{} of 16 chunks in host memory", had.len());
+    for (_, file) in &had {
+        file.write_all_at(MINE, 4096).expect("written");
+    }
+    first.send(&FromTenant::Free { chunks: had.iter().map(|(id, _)| *id).collect() }, &[]).expect("sent");
+    // The second may be a program of another user, who may be this tenant as well. The first one keeps what it has.
+    let second = connected(&rig);
+    let mut text = [0; MINE.len()];
+    for (id, file) in host_chunks(&second, 1, 16) {
+        file.read_exact_at(&mut text, 4096).expect("read");
+        assert_eq!(text, [0; MINE.len()], "{id:?} holds what the first program wrote");
+        file.write_all_at(YOURS, 8192).expect("written");
+    }
+    let mut text = [0; YOURS.len()];
+    for (id, file) in &had {
+        file.read_exact_at(&mut text, 8192).expect("read");
+        assert_eq!(text, [0; YOURS.len()], "{id:?} shows the first program what the second wrote");
+    }
+    drop((first, second));
+    describe(serving);
 }

@@ -1,6 +1,7 @@
 //! The owner's state machine among programs and workers that do what they are told, in any order.
 
 mod bounds;
+mod empty;
 mod given_up;
 mod outside;
 mod quanta;
@@ -356,6 +357,8 @@ fn a_program_that_declines_keeps_running_and_is_asked_again() {
     world.programs.get_mut(&one).expect("there").mute = true;
     let two = world.connect("two");
     world.ask(two, 1, 4);
+    // It does not say either whether it has chunks that nothing lies in.
+    world.pass(50 * MS);
     let order = world.programs[&one].quiet.expect("it is asked to be quiet");
     let program = world.programs.get_mut(&one).expect("there");
     (program.quiet, program.mute) = (None, false);

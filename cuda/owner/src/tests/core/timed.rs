@@ -156,6 +156,9 @@ impl Timed {
                 let each = moves.iter().map(|chunk| if chunk.place == Place::Host { AWAY } else { MAP });
                 self.after(hand, WORD + each.sum::<u64>(), Some(said));
             }
+            FromOwner::Reclaim { order } => {
+                self.after(hand, WORD, Some(Next::Say(session, FromTenant::Reclaimed { order })));
+            }
             FromOwner::Run(_) => run.0 = run.0.or(Some(now)),
             FromOwner::Stop { card, turn } => {
                 if let Some(since) = run.0.take() {

@@ -27,6 +27,10 @@ pub(super) struct Program {
     pub(super) answers: VecDeque<FromTenant>,
     pub(super) ended: Option<End>,
     pub(super) killed: bool,
+    /// Those of its chunks that nothing lies in, which it returns when it is asked for them.
+    pub(super) empty: Vec<ChunkId>,
+    /// Pieces that it returned just before it was quiet.
+    returned: BTreeSet<PieceId>,
     /// It does not answer.
     pub(super) mute: bool,
     /// It declines orders: to be quiet, or to redirect anything.
@@ -39,6 +43,18 @@ pub(super) struct Program {
     pub(super) pids: Vec<u32>,
     /// Microseconds until its next turn, as it was told.
     pub(super) soon: Option<u32>,
+}
+
+impl Program {
+    /// Returns what nothing lies in.
+    fn give_up_empty(&mut self) {
+        let empty = std::mem::take(&mut self.empty);
+        let pieces = empty.iter().filter_map(|chunk| self.chunks.remove(chunk)).map(|(piece, _)| piece);
+        self.returned.extend(pieces);
+        if !empty.is_empty() {
+            self.answers.push_back(FromTenant::Free { chunks: empty });
+        }
+    }
 }
 
 /// Everything around a [`Core`].
@@ -211,6 +227,7 @@ impl World {
             let shared = || self.programs.iter().any(|(other, program)| *other != session && has(program));
             assert!(by.len() == 1 || shared(), "{piece:?} has been another program's");
         }
+        let Some(program) = self.programs.get_mut(&session) else { return };
         match message {
             FromOwner::Welcome(welcome) => program.tenant = Some(welcome.tenant),
             FromOwner::Granted { chunks, .. } => {
@@ -230,7 +247,8 @@ impl World {
                     return program.answers.push_back(FromTenant::Busy { order });
                 }
                 program.quiet = Some(order);
-        let Some(program) = self.programs.get_mut(&session) else { return };
+                program.returned.clear();
+                program.give_up_empty();
                 program.answers.push_back(FromTenant::Quiet { order });
             }
             FromOwner::Redirect { order, moves } => {
@@ -258,6 +276,11 @@ impl World {
             }
             FromOwner::Shared { share, .. } => program.share = Some(share),
             FromOwner::Soon { in_us, .. } => program.soon = Some(in_us),
+            FromOwner::Reclaim { order } => {
+                program.give_up_empty();
+                program.returned.clear();
+                program.answers.push_back(FromTenant::Reclaimed { order });
+            }
             FromOwner::Goodbye(why) => program.ended = Some(why),
         }
     }
@@ -309,6 +332,8 @@ impl World {
             }
             Action::Copy { batch, pieces, to } => {
                 for (from, into) in pieces {
+                    let is_empty = self.programs.values().any(|program| program.returned.contains(&from));
+                    assert!(!is_empty, "{from:?} is copied although nothing lies in it");
                     let value = self.pieces.get(&from).expect("what is copied exists").1;
                     let target = self.pieces.get_mut(&into).expect("where it is copied to exists");
                     assert_eq!(target.0, to);

@@ -1,0 +1,76 @@
+//! Chunks that programs keep although nothing lies in them: asked for before a request fails, or memory moves, for want of room.
+
+use super::types::SessionId;
+use super::{Core, Session};
+use cuda_protocol::{FromOwner, RECLAIM_MS, VERSION_RECLAIM};
+use vram::VmId as TenantId;
+
+/// Longest wait for answers, in ns.
+// TIMEOUT: a library answers within `RECLAIM_MS`. A process that does not is not waited for again before it has.
+const ANSWER_NS: u64 = 2 * RECLAIM_MS * 1_000_000;
+/// Time between two such orders to a process, in ns: what it keeps spares it the owner in its next allocations.
+const INTERVAL_NS: u64 = 200_000_000;
+
+/// Orders to one process.
+#[derive(Debug, Default)]
+pub(super) struct Reclaims {
+    order: u32,
+    /// Time of the last order.
+    since: Option<u64>,
+    /// It has not answered that.
+    is_owed: bool,
+}
+
+impl Core {
+    /// Asks processes for chunks that nothing lies in, of one tenant or of all, but not `asking` itself. Returns true while
+    /// answers may come.
+    pub(super) fn reclaim(&mut self, of: Option<TenantId>, asking: Option<SessionId>) -> bool {
+        let clock = self.clock;
+        let concerned = |(id, session): &(&SessionId, &mut Session)| {
+            let is_one = session.tenant.is_some() && of.is_none_or(|of| session.tenant == Some(of));
+            let answers = session.version >= VERSION_RECLAIM && !session.stuck;
+            is_one && answers && !session.chunks.is_empty() && asking != Some(**id)
+        };
+        let mut orders = Vec::new();
+        let mut last = None;
+        for (&id, session) in self.sessions.iter_mut().filter(concerned) {
+            let reclaims = &mut session.reclaims;
+            if !reclaims.is_owed && reclaims.since.is_none_or(|since| clock.saturating_sub(since) >= INTERVAL_NS) {
+                reclaims.order += 1;
+                (reclaims.since, reclaims.is_owed) = (Some(clock), true);
+                orders.push((id, reclaims.order));
+            }
+            if reclaims.is_owed {
+                last = last.max(reclaims.since);
+            }
+        }
+        for (id, order) in orders {
+            self.send(id, FromOwner::Reclaim { order });
+        }
+        let until = last.map(|since| since + ANSWER_NS).filter(|until| *until > clock);
+        self.reclaims_until = self.reclaims_until.max(until);
+        until.is_some()
+    }
+
+    /// A process has returned what nothing lies in.
+    pub(super) fn reclaimed(&mut self, id: SessionId, order: u32) {
+        let Some(session) = self.sessions.get_mut(&id).filter(|session| session.reclaims.order == order) else {
+            return;
+        };
+        session.reclaims.is_owed = false;
+        self.bell = true;
+    }
+
+    /// Tries again what waited for answers that have not come in time.
+    pub(super) fn end_reclaims(&mut self) {
+        if self.reclaims_until.is_some_and(|until| self.clock >= until) {
+            self.reclaims_until = None;
+            self.bell = true;
+        }
+    }
+
+    /// Returns in how many ns answers are not waited for any more.
+    pub(super) fn reclaims_in(&self) -> Option<u64> {
+        self.reclaims_until.map(|until| until.saturating_sub(self.clock))
+    }
+}

@@ -1,0 +1,126 @@
+//! Chunks that programs keep although nothing lies in them, and those that they have given up.
+
+use super::*;
+
+/// A world of one and another tenant that are refused what the card has no room for.
+fn refusing(card: u64) -> World {
+    let mut world = World::new(card, 8);
+    for name in ["one", "two"] {
+        let limits = Limits { on_full: OnFull::Refuse, ..Limits::default() };
+        world.core.add_tenant(spec(name, 64, limits)).expect("it may be");
+    }
+    world
+}
+
+/// Has a program keep `count` of its chunks with nothing in them.
+fn empty(world: &mut World, session: SessionId, count: usize) {
+    let program = world.programs.get_mut(&session).expect("there");
+    program.empty = program.chunks.keys().copied().take(count).collect();
+}
+
+#[test]
+fn empty_chunks_of_a_program_that_works_serve_a_request_that_would_be_refused() {
+    let mut world = refusing(8);
+    let (one, two) = (world.connect("one"), world.connect("two"));
+    world.ask(one, 1, 8);
+    world.write(one);
+    world.say(one, FromTenant::Waiting { card: 0 });
+    empty(&mut world, one, 5);
+    world.ask(two, 1, 5);
+    assert_eq!((world.places(one), world.places(two)), ((3, 0), (5, 0)));
+    assert_eq!(world.programs[&two].refused, [0u32; 0]);
+    world.check();
+    // What is not empty is nobody else's.
+    world.pass(300 * MS);
+    world.ask(two, 2, 1);
+    world.pass(100 * MS);
+    assert_eq!(world.programs[&two].refused, [2]);
+}
+
+#[test]
+fn a_program_that_does_not_answer_is_waited_for_once() {
+    let mut world = refusing(8);
+    let (one, two) = (world.connect("one"), world.connect("two"));
+    world.ask(one, 1, 8);
+    empty(&mut world, one, 5);
+    world.programs.get_mut(&one).expect("there").mute = true;
+    world.ask(two, 1, 5);
+    assert_eq!(world.programs[&two].refused, [0u32; 0], "it waits");
+    world.pass(50 * MS);
+    assert_eq!(world.programs[&two].refused, [1], "for no longer than an answer takes");
+    world.pass(1_000 * MS);
+    world.say(two, FromTenant::Allocate { request: 2, card: 0, chunks: 5 });
+    assert_eq!(world.programs[&two].refused, [1, 2], "at once");
+    let program = world.programs.get_mut(&one).expect("there");
+    program.mute = false;
+    world.settle();
+    world.ask(two, 3, 5);
+    assert_eq!((world.places(two), world.programs[&two].refused.len()), ((5, 0), 2), "it has answered since");
+}
+
+#[test]
+fn empty_chunks_of_another_program_serve_one_of_the_same_tenant() {
+    let mut world = two(128, 8);
+    let (first, second) = (world.connect("one"), world.connect("one"));
+    // All that the tenant believes to have.
+    world.ask(first, 1, 64);
+    empty(&mut world, first, 10);
+    world.ask(second, 1, 10);
+    assert_eq!((world.places(first), world.places(second)), ((54, 0), (10, 0)));
+    world.ask(second, 2, 65);
+    assert_eq!(world.programs[&second].refused, [2], "more than it ever has is refused at once");
+}
+
+#[test]
+fn empty_chunks_are_returned_and_not_copied() {
+    let mut world = two(8, 16);
+    let (one, two) = (world.connect("one"), world.connect("two"));
+    world.ask(one, 1, 8);
+    world.write(one);
+    empty(&mut world, one, 4);
+    world.ask(two, 1, 4);
+    world.pass(1_000 * MS);
+    world.check();
+    assert_eq!((world.places(one), world.places(two)), ((4, 0), (4, 0)));
+    assert_eq!(world.core.view().relocations, 0, "nothing had to move to host memory and back");
+}
+
+#[test]
+fn chunks_that_are_freed_before_a_program_is_quiet_are_not_copied() {
+    let mut world = two(8, 16);
+    let (one, two) = (world.connect("one"), world.connect("two"));
+    world.ask(one, 1, 8);
+    world.write(one);
+    world.ask(two, 1, 1);
+    // It has been asked a moment ago, and is not asked again before its memory is to move. `World` looks at what is copied.
+    empty(&mut world, one, 6);
+    world.ask(two, 2, 5);
+    world.pass(1_000 * MS);
+    world.check();
+    assert!(world.programs[&one].empty.is_empty(), "it was to be quiet");
+    assert_eq!((world.places(one), world.places(two)), ((2, 0), (6, 0)));
+}
+
+#[test]
+fn host_memory_that_a_program_gave_up_is_no_other_programs_of_its_tenant() {
+    let mut world = two(2, 16);
+    let first = world.connect("one");
+    world.ask(first, 1, 6);
+    world.write(first);
+    let program = world.programs.get_mut(&first).expect("there");
+    let chunks: Vec<_> = std::mem::take(&mut program.chunks).into_keys().collect();
+    world.say(first, FromTenant::Free { chunks });
+    world.settle();
+    let second = world.connect("one");
+    world.ask(second, 1, 6);
+    // `World` looks whether a piece was another program's before.
+    assert!(world.programs[&second].chunks.values().all(|(_, value)| *value == 0));
+    assert_eq!(world.places(second), (2, 4));
+    world.leave(first);
+    world.pass(300 * MS);
+    assert_eq!(
+        world.core.view().pieces.1,
+        4 + 2,
+        "the second one's and the stock: what was kept for the first has gone"
+    );
+}
