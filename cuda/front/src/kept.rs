@@ -15,8 +15,9 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use cuda_protocol::{FromOwner, Link, LinkError, Received};
+use cuda_protocol::{FromOwner, FromTenant, Link, LinkError, Received};
 
 use crate::process::Blocked;
 
@@ -26,6 +27,10 @@ const LOWEST: i32 = 1024;
 const WORDS: usize = 1 << 14;
 /// Bytes of the stack of [`raised`].
 const STACK_BYTES: usize = 64 << 10;
+
+/// Time for which a message with descriptors is tried.
+// TIMEOUT: an owner that takes its messages does so within milliseconds; the connection is made again otherwise.
+const SENDING: Duration = Duration::from_secs(5);
 
 /// Numbers that are the library's, for the child after `fork`.
 static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
@@ -99,6 +104,25 @@ impl Connection {
         Ok(Self { _mark: mark, link: Link::new(descriptor) })
     }
 
+    /// Sends a message with descriptors, of which a user may have as many under way as the sender's limit of open files says.
+    pub fn send_many(&self, message: &FromTenant, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
+        let until = Instant::now() + SENDING;
+        let is_crowded = |result: &Result<(), LinkError>| match result {
+            Err(LinkError::Socket(error)) => error.raw_os_error() == Some(libc::ETOOMANYREFS),
+            Err(LinkError::WouldBlock) => true,
+            _ => false,
+        };
+        let mut sent = self.link.send(message, descriptors);
+        while is_crowded(&sent) && Instant::now() < until {
+            // Without a wait: the process that sends would outlive this one for it.
+            raised(&mut || sent = self.link.send_now(message, descriptors));
+            if is_crowded(&sent) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        sent
+    }
+
     /// Waits for a message, whose descriptors get numbers that the program does not need. `expects`: some may come.
     pub fn receive_kept(&self, expects: bool) -> Result<(FromOwner, Vec<Kept>), LinkError> {
         let mut received = None;
@@ -144,7 +168,7 @@ fn moved(descriptors: Vec<(Mark, OwnedFd)>) -> Vec<(Mark, OwnedFd)> {
         if made < 0 {
             return (mark, descriptor);
         }
-        // SAFETY: the copy is new and nobody else's.
+        // SAFETY: the copy is new, and owned by nothing else.
         (Mark::new(made), unsafe { OwnedFd::from_raw_fd(made) })
     };
     descriptors.into_iter().zip(copies).map(replace).collect()
@@ -226,42 +250,73 @@ pub mod tests {
         OwnedFd::from(std::os::unix::net::UnixStream::pair().expect("a pair").0)
     }
 
+    /// Runs `work` in a child, whose limit of open files is its own; true if it holds there.
+    fn in_child(soft: u64, work: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child works, and ends without running anything of the parent's. It shares no limit with other tests.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let limit = libc::rlimit { rlim_cur: soft, rlim_max: 4096 };
+                libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+                libc::_exit(i32::from(!work()));
+            }
+            let mut status = 0;
+            libc::waitpid(child, &raw mut status, 0);
+            libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+        }
+    }
+
     #[test]
     fn a_descriptor_has_a_high_number_beyond_the_limit_and_is_forgotten_when_it_is_dropped() {
-        let before = limit().expect("a limit");
-        let low = libc::rlimit { rlim_cur: 512, ..before };
-        // SAFETY: the pointer is to a local. Other tests of this process need no more.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const low) }, 0);
-        let all: Vec<Kept> = (0..100).map(|_| kept(one())).collect();
-        let number = |kept: &Kept| kept.as_fd().as_raw_fd();
-        assert!(all.iter().all(|kept| number(kept) >= LOWEST && kept.lasting().is_some() && is_marked(number(kept))));
-        assert!(all.iter().all(|kept| kept.as_fd().try_clone_to_owned().is_ok()), "they are as good as any");
-        assert_eq!(limit().expect("a limit").rlim_cur, 512, "the limit is the program's");
-        let numbers: Vec<i32> = all.iter().map(number).collect();
-        drop(all);
-        assert!(!numbers.into_iter().any(is_marked));
-        // SAFETY: as above.
-        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const before) };
+        let all: Vec<OwnedFd> = (0..100).map(|_| one()).collect();
+        assert!(in_child(512, || {
+            let number = |kept: &Kept| kept.as_fd().as_raw_fd();
+            let all: Vec<Kept> = all.into_iter().map(kept).collect();
+            let is_high = |kept: &Kept| number(kept) >= LOWEST && kept.lasting().is_some() && is_marked(number(kept));
+            let are_high = all.iter().all(is_high);
+            // They are as good as any, and the limit is the program's.
+            let are_good = all.iter().all(|kept| kept.as_fd().try_clone_to_owned().is_ok());
+            let is_kept = limit().is_some_and(|limit| limit.rlim_cur == 512);
+            let numbers: Vec<i32> = all.iter().map(number).collect();
+            drop(all);
+            are_high && are_good && is_kept && !numbers.into_iter().any(is_marked)
+        }));
+    }
+
+    #[test]
+    fn descriptors_are_sent_beyond_the_limit_of_a_user() {
+        let (_owner, tenant) = Link::pair().expect("a pair");
+        let tenant = Connection { _mark: Mark::new(-1), link: tenant };
+        let all: Vec<OwnedFd> = (0..64).map(|_| one()).collect();
+        let borrowed: Vec<BorrowedFd<'_>> = all.iter().map(|one| one.as_fd()).collect();
+        let chunk = |id| cuda_protocol::Adopted {
+            card: 0,
+            id: cuda_protocol::ChunkId(id),
+            place: cuda_protocol::Place::Host,
+            descriptor: true,
+        };
+        let message = FromTenant::Adopt { chunks: (0..64).map(chunk).collect(), more: true };
+        assert!(in_child(64, || {
+            // Root may have any number under way.
+            // SAFETY: the user is this child's alone.
+            unsafe { libc::setuid(54_321) };
+            let direct = (0..3).all(|_| tenant.link.send_now(&message, &borrowed).is_ok());
+            !direct && (0..3).all(|_| tenant.send_many(&message, &borrowed).is_ok())
+        }));
     }
 
     #[test]
     fn descriptors_come_with_a_message_where_the_program_has_no_number_left() {
         let (owner, tenant) = Link::pair().expect("a pair");
         let tenant = Connection { _mark: Mark::new(-1), link: tenant };
-        let before = limit().expect("a limit");
         let chunk = cuda_protocol::Chunk { id: cuda_protocol::ChunkId(1), place: cuda_protocol::Place::Device };
         let sent = FromOwner::Granted { request: 1, chunks: vec![chunk; 3], more: false };
         let descriptors = [one(), one(), one()];
         owner.try_send(&sent, &descriptors.each_ref().map(|one| one.as_fd())).expect("sent");
         // A number below the limit that is free would be found.
-        let none = libc::rlimit { rlim_cur: 3, ..before };
-        // SAFETY: as above.
-        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) }, 0);
-        let received = tenant.receive_kept(true);
-        // SAFETY: as above.
-        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const before) };
-        let (message, kept) = received.expect("received");
-        assert_eq!((message, kept.len()), (sent, 3));
-        assert!(kept.iter().all(|kept| kept.lasting().is_some()));
+        assert!(in_child(3, || {
+            let Ok((message, kept)) = tenant.receive_kept(true) else { return false };
+            message == sent && kept.len() == 3 && kept.iter().all(|kept| kept.lasting().is_some())
+        }));
     }
 }

@@ -495,7 +495,7 @@ impl Agent {
             let told = memory::adopted(
                 |chunks, descriptors, more| {
                     let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(|d| d.as_fd()).collect();
-                    link.send(&FromTenant::Adopt { chunks, more }, &borrowed).is_ok()
+                    link.send_many(&FromTenant::Adopt { chunks, more }, &borrowed).is_ok()
                 },
                 || requests::recount(|| use_link(&link)),
             );

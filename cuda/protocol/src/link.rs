@@ -76,6 +76,11 @@ impl Link {
         self.transmit(message, descriptors, SendFlags::NOSIGNAL)
     }
 
+    /// Sends a tenant's message, or fails with [`LinkError::WouldBlock`] if the queue is full.
+    pub fn send_now(&self, message: &FromTenant, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
+        self.transmit(message, descriptors, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
     /// Sends an owner's message, or fails with [`LinkError::WouldBlock`] if the queue is full.
     pub fn try_send(&self, message: &FromOwner, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         self.transmit(message, descriptors, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
