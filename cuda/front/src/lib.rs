@@ -33,6 +33,7 @@ mod nvml;
 mod pace;
 mod process;
 mod requests;
+mod settings;
 mod slots;
 mod start;
 mod streams;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::log::report;
 use crate::process::{self, Once};
 use crate::slots::{self, COUNT, NAMES, REAL, SLOTS};
-use crate::{driver, lookup, start};
+use crate::{driver, lookup, settings, start};
 
 /// File name that programs load.
 const NAME: &str = "libcuda.so.1";
@@ -26,12 +26,12 @@ const FOLDERS: [&str; 6] = [
     "/usr/lib",
 ];
 
-/// What a call of a symbol runs in this process. Loads the driver and fills every slot, once.
+/// Returns the function that a call of a symbol runs in this process. Loads the driver and fills every slot, once.
 pub fn resolve(index: usize) -> *mut () {
     static ONCE: Once = Once::new();
     let loaded = ONCE.run(load);
     let function = slots::get(index);
-    // In a child the driver speaks for itself. What it answers without having been initialised, it answers there as well.
+    // In a child the driver answers its own functions: some need no initialisation.
     let is_drivers = || slots::real(index).is_null() || function == slots::real(index);
     if loaded && (process::is_own() || is_drivers() || lookup::ours(index).is_some()) {
         return function;
@@ -40,10 +40,9 @@ pub fn resolve(index: usize) -> *mut () {
 }
 
 fn load() {
-    let named = std::env::var_os(cuda_protocol::DRIVER_VARIABLE).map(PathBuf::from);
-    let library = library(NAME, named, 0..COUNT);
+    let library = library(NAME, settings::get().driver.clone(), 0..COUNT);
     lookup::prepare();
-    let mediated = std::env::var_os(cuda_protocol::SOCKET_VARIABLE).is_some();
+    let mediated = settings::get().socket.is_some();
     for index in 0..COUNT {
         let real = REAL[index].load(std::sync::atomic::Ordering::Relaxed);
         let missing = if library { driver::not_supported } else { driver::no_driver };

@@ -9,13 +9,13 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsFd as _, AsRawFd as _};
-use std::path::PathBuf;
 
 use cuda_protocol::{End, FromOwner, FromTenant, Link};
 
 use crate::kept::Connection;
 use crate::loader;
 use crate::process::Once;
+use crate::settings;
 use crate::slots::{self, ALL, COUNT, at, real};
 use crate::tenant;
 
@@ -60,8 +60,8 @@ struct MemoryV2 {
     used: u64,
 }
 
-/// What a call of a symbol runs in this process, also in a child: there NVML works once it was initialised again. Loads the
-/// real library and fills its slots, once.
+/// Returns the function that a call of a symbol runs in this process, also in a child: there NVML works once it was initialised
+/// again. Loads the real library and fills its slots, once.
 pub fn resolve(index: usize) -> *mut () {
     static ONCE: Once = Once::new();
     if ONCE.run(load) { slots::get(index) } else { uninitialized as *mut () }
@@ -69,9 +69,9 @@ pub fn resolve(index: usize) -> *mut () {
 
 fn load() {
     // It lies beside the driver's library.
-    let named = std::env::var_os(cuda_protocol::DRIVER_VARIABLE).map(|path| PathBuf::from(path).with_file_name(NAME));
+    let named = settings::get().driver.as_ref().map(|path| path.with_file_name(NAME));
     let library = loader::library(NAME, named, COUNT..ALL);
-    let mediated = std::env::var_os(cuda_protocol::SOCKET_VARIABLE).is_some();
+    let mediated = settings::get().socket.is_some();
     for index in COUNT..ALL {
         let function = match real(index) {
             found if !found.is_null() => ours(index).filter(|_| mediated).unwrap_or(found),
@@ -141,8 +141,7 @@ unsafe extern "C" fn memory_info_v2(device: Device, to: *mut MemoryV2) -> c_int 
 /// A connection to the owner as a tenant that has the card of a device, with the card's number and the version that holds.
 fn connect(device: Device) -> Option<(Connection, u8, u16)> {
     let uuid = uuid(device)?;
-    let path = PathBuf::from(std::env::var_os(cuda_protocol::SOCKET_VARIABLE)?);
-    let link = Connection::open(&path).ok()?;
+    let link = Connection::open(settings::get().socket.as_ref()?).ok()?;
     link.send(&FromTenant::Hello(tenant::hello(false)), &[]).ok()?;
     let FromOwner::Welcome(welcome) = answer(&link)? else { return None };
     let card = welcome.cards.iter().position(|card| card.uuid == uuid)?;

@@ -6,13 +6,13 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use cuda_protocol::{
-    CardInfo, EARLY_US, End, FromOwner, FromTenant, Hello, LinkError, MAX_NAME, RECLAIM_MS, RECONNECT_MS, Run, VERSION,
+    CardInfo, EARLY_US, End, FromOwner, FromTenant, Hello, LinkError, RECLAIM_MS, RECONNECT_MS, Run, VERSION,
     VERSION_HANDOVER,
 };
 
@@ -21,7 +21,7 @@ use crate::kept::{Connection, Kept};
 use crate::log::report;
 use crate::pace::Left;
 use crate::requests::{self, Answer, answer};
-use crate::{captures, fences, gate, memory, pace, process};
+use crate::{captures, fences, gate, memory, pace, process, settings};
 
 static TENANT: OnceLock<Tenant> = OnceLock::new();
 /// The connection, for requests.
@@ -102,9 +102,7 @@ fn instance() -> u128 {
 /// Returns the first message of this process.
 pub fn hello(adopts: bool) -> Hello {
     let program = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
-    let mut tenant = std::env::var(cuda_protocol::TENANT_VARIABLE).unwrap_or_default();
-    let short = tenant.floor_char_boundary(MAX_NAME);
-    tenant.truncate(short);
+    let tenant = settings::get().tenant.clone();
     Hello {
         version: VERSION,
         pid: std::process::id(),
@@ -116,8 +114,8 @@ pub fn hello(adopts: bool) -> Hello {
 }
 
 fn connect(hello: &Hello) -> Result<(Connection, cuda_protocol::Welcome), LinkError> {
-    let path = PathBuf::from(std::env::var_os(cuda_protocol::SOCKET_VARIABLE).unwrap_or_default());
-    let link = Connection::open(&path)?;
+    let path = settings::get().socket.as_deref().unwrap_or(Path::new(""));
+    let link = Connection::open(path)?;
     link.send(&FromTenant::Hello(hello.clone()), &[])?;
     match link.receive()?.message {
         FromOwner::Welcome(welcome) => Ok((link, welcome)),
@@ -267,8 +265,8 @@ impl Agent {
         }
     }
 
-    /// Returns what is kept for the next allocation, once it is kept for long. Not in the middle of a turn if that can be helped:
-    /// the owner may want it to end.
+    /// Returns chunks that are kept for the next allocation, after a while. Prefers the time between turns: the owner may
+    /// want a turn to end.
     fn tidy(&mut self) {
         let is_measured = self.turn.as_ref().is_some_and(|turn| turn.run.run_ahead_us > 0);
         if self.tidied.elapsed() >= if is_measured { 2 * KEPT } else { KEPT } {
@@ -431,7 +429,7 @@ impl Agent {
     fn quiesce(&mut self, order: u32, patience_us: u32) -> Result<(), LinkError> {
         let deadline = Instant::now() + Duration::from_micros(patience_us.into());
         if gate::close(gate::ORDER, Some(deadline)) && drain(Some(deadline)) {
-            // What nothing lies in is returned, not copied. All work has ended.
+            // Empty chunks are returned, not copied. All work has ended.
             bind();
             memory::begin_to_empty();
             memory::give_up_empty();

@@ -1,6 +1,6 @@
 //! A CUDA program that looks after its own process: forks, takes signals, starts children, closes descriptors and libraries.
 //!
-//! Each subcommand prints what a program without the library would see in its place, or fails.
+//! Each subcommand prints the same without the library, or fails.
 //!
 //! UNSAFETY: calls functions of the driver by number of arguments alone, and the C library's for processes and signals.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -25,7 +25,7 @@ struct Args {
 /// A way to make a child.
 #[derive(Clone, Copy, ValueEnum)]
 enum Way {
-    /// `fork`, which runs what libraries have registered for it.
+    /// `fork`, which runs the handlers of libraries.
     Fork,
     /// The system call alone.
     Clone,
@@ -33,7 +33,7 @@ enum Way {
 
 #[derive(Subcommand)]
 enum What {
-    /// Forks after the driver was initialised, and prints what each function says in the child, however it was found.
+    /// Forks after the driver was initialised, and calls each function in the child, however it was found.
     Fork {
         /// The way.
         #[arg(long, default_value = "fork")]
@@ -61,6 +61,8 @@ enum What {
         #[arg(long)]
         mib: u64,
     },
+    /// Forgets its environment and its working directory, waits for a line on standard input, and allocates.
+    Forgets,
     /// Loads the library by hand, initialises the driver and closes the library while its thread runs.
     Unload,
 }
@@ -108,11 +110,12 @@ fn main() -> Result<()> {
         What::Children { mib } => children(mib),
         What::Closed { file } => closed(&file),
         What::Freed { mib } => freed(mib),
+        What::Forgets => forgets(),
         What::Unload => unload(),
     }
 }
 
-/// The driver's library, as the loader finds it; it is closed by nobody but [`unload`].
+/// The driver's library, as the loader finds it; only [`unload`] closes it.
 fn library() -> Result<*mut c_void> {
     // SAFETY: a library that is loaded as any program does.
     let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -136,7 +139,7 @@ fn call(function: *mut c_void) -> c_int {
     }
 }
 
-/// Runs `work` in a child; what it returned, or fails if the child did not end by itself.
+/// Runs `work` in a child and returns its result. Fails if the child did not end by itself.
 fn in_child(way: Way, work: impl FnOnce() -> i32) -> Result<i32> {
     // SAFETY: the child calls the driver and the system, and ends without running anything of the parent's.
     let child = unsafe {
@@ -176,7 +179,7 @@ fn fork(way: Way) -> Result<()> {
     let status = in_child(way, || {
         let said = found.iter().map(|&(name, how, function)| (name, how, call(function)));
         let mut text = String::new();
-        // The numbers of what the library had open are the child's own sockets now.
+        // The numbers of the library's descriptors are the child's own sockets now.
         let sockets: Vec<_> = (0..64).filter_map(|_| UnixStream::pair().ok()).collect();
         for (name, how, code) in said.filter(|said| said.2 != 3) {
             let _ = writeln!(text, "{name} by {how}: {code}");
@@ -199,7 +202,7 @@ fn fork(way: Way) -> Result<()> {
     let mut text = String::new();
     reader.read_to_string(&mut text)?;
     ensure!(status == 0 && text.is_empty(), "in the child: {text}");
-    // The parent goes on.
+    // The parent continues.
     cuda.set(at, 3, 1 << 20)?;
     println!("{} functions, {:x}", found.len(), cuda.read(at, 1)?[0]);
     Ok(())
@@ -310,7 +313,7 @@ fn children(mib: u64) -> Result<()> {
     ensure!(limit()? == (soft, limits.rlim_max), "the limit is {:?} now", limit()?);
     let said = child()?;
     ensure!(said == expected, "a child of the program says {said:?} instead of {expected:?}");
-    // What `fork` alone copies, without `exec`: nothing that keeps memory of the card, or the connection.
+    // `fork` alone, without `exec`, copies nothing that keeps memory of the card, or the connection.
     let (mut reader, writer) = std::io::pipe()?;
     let status = in_child(Way::Fork, || {
         let sockets = open_descriptors().unwrap_or_default();
@@ -380,9 +383,24 @@ fn freed(mib: u64) -> Result<()> {
     Ok(())
 }
 
+fn forgets() -> Result<()> {
+    let cuda = Cuda::open("libcuda.so.1")?;
+    let at = cuda.alloc(3 << 20)?;
+    cuda.set(at, 1, 3 << 20)?;
+    std::env::set_current_dir("/")?;
+    // SAFETY: no other thread of the program reads the environment; the library's must not.
+    ensure!(unsafe { libc::clearenv() } == 0, "the environment stays");
+    println!("forgot");
+    std::io::stdin().read_line(&mut String::new())?;
+    let more = cuda.alloc(3 << 20)?;
+    cuda.set(more, 2, 3 << 20)?;
+    println!("{:x} {:x}", cuda.read(at, 1)?[0], cuda.read(more, 1)?[0]);
+    Ok(())
+}
+
 fn unload() -> Result<()> {
     let library = library()?;
-    // SAFETY: the driver was initialised by nobody else; it is closed as often as it was loaded.
+    // SAFETY: nothing else has initialised the driver; it is closed as often as it was loaded.
     unsafe {
         let init: unsafe extern "C" fn(u32) -> c_int = std::mem::transmute(symbol(library, "cuInit")?);
         ensure!(init(0) == 0, "cuInit");

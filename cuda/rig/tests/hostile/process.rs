@@ -117,6 +117,21 @@ fn memory_that_a_program_at_work_has_freed_goes_back_although_nobody_needs_it() 
     describe(serving);
 }
 
+#[test]
+fn a_program_that_forgets_its_environment_and_its_folder_is_taken_over() {
+    let rig = Rig::new(256);
+    let first = owner(&rig, 64, &[]);
+    let mut command = as_tenant(&rig, &["forgets"]);
+    command.current_dir(rig.folder.path()).env(cuda_protocol::SOCKET_VARIABLE, "run/socket");
+    let mut program = Program::start(&mut command);
+    assert_eq!(program.line(), "forgot");
+    first.kill();
+    let second = owner(&rig, 64, &[]);
+    program.say("go on");
+    assert_eq!(program.end(), "101010101010101 202020202020202");
+    describe(second);
+}
+
 /// Chunks in host memory that a program got, with their files.
 fn host_chunks(link: &Link, request: u32, chunks: u32) -> Vec<(ChunkId, File)> {
     link.send(&FromTenant::Allocate { request, card: 0, chunks }, &[]).expect("sent");
@@ -159,7 +174,7 @@ fn host_memory_that_a_program_gave_up_holds_nothing_of_it_for_the_next_and_shows
         file.write_all_at(MINE, 4096).expect("written");
     }
     first.send(&FromTenant::Free { chunks: had.iter().map(|(id, _)| *id).collect() }, &[]).expect("sent");
-    // The second may be a program of another user, who may be this tenant as well. The first one keeps what it has.
+    // The second may be a program of another user of this tenant. The first one keeps its descriptors.
     let second = connected(&rig);
     let mut text = [0; MINE.len()];
     for (id, file) in host_chunks(&second, 1, 16) {
