@@ -22,7 +22,7 @@ pub fn wanted() -> bool {
 
 /// Writes a line at once and without the lock that `eprintln` takes: its holder may be a thread of the parent's.
 pub fn write(line: &str) {
-    // SAFETY: the bytes are valid. What cannot be written is lost.
+    // SAFETY: the bytes are valid. A line that cannot be written is lost.
     unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 

@@ -290,7 +290,7 @@ pub enum FromTenant {
         /// Card.
         card: u8,
     },
-    /// Answer to `Reclaim`, behind what was freed for it. Since version 5.
+    /// Answer to `Reclaim`, sent after the chunks were freed. Since version 5.
     Reclaimed {
         /// Number of the order.
         order: u32,

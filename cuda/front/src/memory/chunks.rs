@@ -265,14 +265,14 @@ fn free_released(wait: bool) -> bool {
     collect(wait)
 }
 
-/// Puts what streams have freed behind their work. A context must be current.
+/// Puts memory that streams have freed behind their work. A context must be current.
 fn gather() {
     if let Some(memory) = lock().as_mut().filter(|_| !captures::any()) {
         memory.ordered.lanes().into_iter().for_each(|lane| memory.gather(lane));
     }
 }
 
-/// As [`free_released`], of what is at hand for no stream.
+/// Does as [`free_released`] for memory that is at hand for no stream.
 fn collect(wait: bool) -> bool {
     let guard = lock();
     let Some(memory) = guard.as_ref().filter(|memory| !memory.ordered.is_empty() && !captures::any()) else {
@@ -323,7 +323,7 @@ pub fn present() {
     }
 }
 
-/// Returns what is kept for the next allocation, if there was none since the last call.
+/// Returns the chunks that are kept for the next allocation, if there was none since the last call.
 pub fn tidy() {
     if !TOUCHED.swap(false, Ordering::Relaxed) {
         begin_to_empty();

@@ -199,7 +199,7 @@ impl Pieces {
         self.stocking
     }
 
-    /// A process has ended: nobody needs what was kept for it.
+    /// Gives up the pieces that were kept for a process which has ended.
     pub(super) fn abandon(&mut self, session: SessionId, actions: &mut Vec<Action>) {
         for id in self.parked.remove(&session).unwrap_or_default() {
             self.forget(id, actions);
@@ -224,7 +224,7 @@ impl Pieces {
         id
     }
 
-    /// Gives up what is kept for other processes, if there is no room for one more host piece.
+    /// Gives up pieces that are kept for other processes, if there is no room for one more host piece.
     fn make_room(&mut self, actions: &mut Vec<Action>) {
         while self.host >= self.host_most {
             let Some(kept) = self.parked.values_mut().find_map(Vec::pop) else { return };

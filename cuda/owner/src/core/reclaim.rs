@@ -8,7 +8,7 @@ use vram::VmId as TenantId;
 /// Longest wait for answers, in ns.
 // TIMEOUT: a library answers within `RECLAIM_MS`. A process that does not is not waited for again before it has.
 const ANSWER_NS: u64 = 2 * RECLAIM_MS * 1_000_000;
-/// Time between two such orders to a process, in ns: what it keeps spares it the owner in its next allocations.
+/// Time between two such orders to a process, in ns: its next allocations are faster with the chunks that it keeps.
 const INTERVAL_NS: u64 = 200_000_000;
 
 /// Orders to one process.
@@ -52,7 +52,7 @@ impl Core {
         until.is_some()
     }
 
-    /// A process has returned what nothing lies in.
+    /// Handles the answer of a process: it has returned its empty chunks.
     pub(super) fn reclaimed(&mut self, id: SessionId, order: u32) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.reclaims.order == order) else {
             return;
@@ -61,7 +61,7 @@ impl Core {
         self.bell = true;
     }
 
-    /// Tries again what waited for answers that have not come in time.
+    /// Retries requests whose answers have not come in time.
     pub(super) fn end_reclaims(&mut self) {
         if self.reclaims_until.is_some_and(|until| self.clock >= until) {
             self.reclaims_until = None;

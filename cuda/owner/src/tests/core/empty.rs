@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A world of one and another tenant that are refused what the card has no room for.
+/// A world of two tenants that are refused chunks for which the card has no room.
 fn refusing(card: u64) -> World {
     let mut world = World::new(card, 8);
     for name in ["one", "two"] {
@@ -30,7 +30,7 @@ fn empty_chunks_of_a_program_that_works_serve_a_request_that_would_be_refused() 
     assert_eq!((world.places(one), world.places(two)), ((3, 0), (5, 0)));
     assert_eq!(world.programs[&two].refused, [0u32; 0]);
     world.check();
-    // What is not empty is nobody else's.
+    // Other chunks stay with their program.
     world.pass(300 * MS);
     world.ask(two, 2, 1);
     world.pass(100 * MS);
@@ -92,7 +92,7 @@ fn chunks_that_are_freed_before_a_program_is_quiet_are_not_copied() {
     world.ask(one, 1, 8);
     world.write(one);
     world.ask(two, 1, 1);
-    // It has been asked a moment ago, and is not asked again before its memory is to move. `World` looks at what is copied.
+    // It has been asked a moment ago, and is not asked again before its memory is to move. `World` looks at each copy.
     empty(&mut world, one, 6);
     world.ask(two, 2, 5);
     world.pass(1_000 * MS);

@@ -46,7 +46,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Returns what nothing lies in.
+    /// Returns its empty chunks.
     fn give_up_empty(&mut self) {
         let empty = std::mem::take(&mut self.empty);
         let pieces = empty.iter().filter_map(|chunk| self.chunks.remove(chunk)).map(|(piece, _)| piece);
