@@ -38,6 +38,9 @@ pub enum LinkError {
     /// The queue to the other side is full, or nothing has come.
     #[error("the connection would block")]
     WouldBlock,
+    /// As many descriptors of this user are on their way as the system allows (`ETOOMANYREFS`): it is to be tried again.
+    #[error("too many descriptors of this user are on their way to processes that do not read")]
+    Crowded,
     /// The packet is no message.
     #[error(transparent)]
     Malformed(#[from] Malformed),
@@ -91,6 +94,11 @@ impl Link {
         self.accept(RecvFlags::CMSG_CLOEXEC)
     }
 
+    /// Takes an owner's message, or fails with [`LinkError::WouldBlock`] if none has come.
+    pub fn try_receive_from_owner(&self) -> Result<Received<FromOwner>, LinkError> {
+        self.accept(RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
+    }
+
     /// Takes a tenant's message, or fails with [`LinkError::WouldBlock`] if none has come.
     pub fn try_receive(&self) -> Result<Received<FromTenant>, LinkError> {
         self.accept(RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
@@ -117,7 +125,10 @@ impl Link {
             match rustix::net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, flags) {
                 Ok(_) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => return Err(LinkError::WouldBlock),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOBUFS | rustix::io::Errno::NOMEM) => {
+                    return Err(LinkError::WouldBlock);
+                }
+                Err(rustix::io::Errno::TOOMANYREFS) => return Err(LinkError::Crowded),
                 Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return Err(LinkError::Closed),
                 Err(error) => return Err(LinkError::Socket(error.into())),
             }

@@ -122,6 +122,18 @@ impl Core {
         self.sessions.get(&id).is_some_and(|session| session.adopts || !session.adopting.is_empty())
     }
 
+    /// Returns true if a connection's first message was accepted.
+    #[must_use]
+    pub fn has_greeted(&self, id: SessionId) -> bool {
+        self.sessions.get(&id).is_some_and(|session| session.tenant.is_some())
+    }
+
+    /// Returns the number of tenants.
+    #[must_use]
+    pub fn tenant_count(&self) -> usize {
+        self.tenants.len()
+    }
+
     /// Returns whether a process has chunks.
     #[must_use]
     pub fn holds_chunks(&self, id: SessionId) -> bool {

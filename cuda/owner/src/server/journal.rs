@@ -1,12 +1,14 @@
 //! The processes that an owner serves, written down for the next one.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// A file with a line for each process: its number and when it was started, as the kernel counts it.
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
-    kept: Vec<u32>,
+    /// Processes that are served, each with its start. Only of new ones that is read.
+    kept: BTreeMap<u32, Option<String>>,
     alive: Vec<u32>,
 }
 
@@ -20,7 +22,7 @@ impl Journal {
             // The number may be another process's by now.
             (start_of(pid)? == started).then_some(pid)
         });
-        Self { path: path.to_owned(), kept: Vec::new(), alive: alive.collect() }
+        Self { path: path.to_owned(), kept: BTreeMap::new(), alive: alive.collect() }
     }
 
     /// Processes of the earlier owner that live still.
@@ -29,13 +31,17 @@ impl Journal {
     }
 
     /// Writes down whom this owner serves, if that has changed.
-    pub(super) fn keep(&mut self, pids: &[u32]) {
-        if self.kept == pids {
+    pub(super) fn keep(&mut self, pids: impl Iterator<Item = u32>) {
+        let pids: BTreeSet<u32> = pids.collect();
+        if self.kept.keys().eq(&pids) {
             return;
         }
-        self.kept = pids.to_vec();
-        let line = |pid: &u32| Some(format!("{pid} {}\n", start_of(*pid)?));
-        let text: String = pids.iter().filter_map(line).collect();
+        self.kept.retain(|pid, _| pids.contains(pid));
+        for pid in pids {
+            self.kept.entry(pid).or_insert_with(|| start_of(pid));
+        }
+        let line = |(pid, started): (&u32, &Option<String>)| Some(format!("{pid} {}\n", started.as_ref()?));
+        let text: String = self.kept.iter().filter_map(line).collect();
         let new = self.path.with_extension("new");
         let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &self.path));
         if let Err(error) = written {
@@ -61,7 +67,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("journal");
         let own = std::process::id();
-        Journal::open(&path).keep(&[own]);
+        Journal::open(&path).keep([own, own].into_iter());
         assert_eq!(Journal::open(&path).alive().collect::<Vec<_>>(), [own]);
         std::fs::write(&path, format!("{own} 1\nnonsense\n4294967295 2\n")).expect("written");
         assert_eq!(Journal::open(&path).alive().count(), 0, "another process has the number now");

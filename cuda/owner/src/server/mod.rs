@@ -4,8 +4,11 @@
 //! nor anything else that may wait. Each worker does what it is given in order: one makes and gives up pieces of the card,
 //! one those of host memory, and one copies for each direction.
 
+mod clients;
 mod journal;
+mod limits;
 mod lines;
+mod outbox;
 mod peers;
 mod rights;
 mod users;
@@ -14,16 +17,18 @@ mod workers;
 
 use crate::core::{Action, CardConfig, Core, Event, PieceId, SessionId, SetupError};
 use crate::driver::Driver;
-use cuda_protocol::{End, FromOwner, FromTenant, Link, LinkError};
+use cuda_protocol::{FromOwner, LinkError};
 use journal::Journal;
+use limits::Limits;
 use lines::{Cause, Lines};
-use peers::{News, Peer, Peers};
+use outbox::{Connection, Outboxes};
+use peers::{News, Peers};
 use rights::Bound;
 pub use rights::Rights;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -34,8 +39,8 @@ use vault::{New, Vault};
 use vram::VmId as TenantId;
 use workers::Workers;
 
-/// Messages that are taken from one process before the others have their turn.
-const MESSAGES_AT_ONCE: usize = 64;
+/// Notes of other threads that are taken before processes have their turn.
+const NOTES_AT_ONCE: usize = 256;
 /// Time that programs of an earlier daemon have to come back before their memory is given to others.
 // TIMEOUT: they try every `cuda_protocol::RECONNECT_MS`; ten tries.
 const COME_BACK: Duration = Duration::from_secs(2);
@@ -126,17 +131,18 @@ impl Server {
         journal: Option<&Path>,
     ) -> Result<Self, ServerError> {
         config.uuid = driver.device().uuid;
+        let limits = Limits::raise();
+        config.connections_most = config.connections_most.min(limits.connections);
         let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let mut core = Core::new(config.clone(), seed.map_or(1, |since| since.as_millis() as u32))?;
         let journal = journal.map(Journal::open);
         core.expect(journal.iter().flat_map(Journal::alive), COME_BACK.as_nanos() as u64);
-        raise_descriptor_limit();
         peers::report_rights();
         let (sender, receiver) = channel();
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
         let notes = Notes { sender, bell: Arc::clone(&bell) };
         let chunks = (config.card_bytes + 2 * config.host_bytes + config.host_ready_bytes) / config.chunk_bytes;
-        let vault = Arc::new(Vault::new(driver, config.chunk_bytes, 2 * chunks + 64)?);
+        let vault = Arc::new(Vault::new(driver, config.chunk_bytes, 2 * chunks + 64, limits.pieces)?);
         let workers = Workers::start(&vault, &notes)?;
         let serving = Serving {
             core,
@@ -144,6 +150,11 @@ impl Server {
             receiver,
             bell,
             sessions: BTreeMap::new(),
+            outboxes: Outboxes::default(),
+            limits,
+            heard: BTreeMap::new(),
+            accepts_from: 0,
+            notes_left: false,
             peers: Peers::new()?,
             vault,
             workers,
@@ -221,7 +232,15 @@ struct Serving {
     listeners: Vec<(Option<TenantId>, OwnedFd)>,
     receiver: Receiver<Note>,
     bell: Arc<OwnedFd>,
-    sessions: BTreeMap<SessionId, Link>,
+    sessions: BTreeMap<SessionId, Connection>,
+    outboxes: Outboxes,
+    limits: Limits,
+    /// Connection of each tenant that was listened to last.
+    heard: BTreeMap<Cause, SessionId>,
+    /// Time from which on connections are let in, in ns since `start`.
+    accepts_from: u64,
+    /// Not all notes were taken.
+    notes_left: bool,
     peers: Peers,
     vault: Arc<Vault>,
     workers: Workers,
@@ -244,12 +263,12 @@ impl Serving {
             for session in self.peers.ended() {
                 self.lose(session);
             }
-            for session in ready.sessions {
-                self.hear(session);
-            }
+            self.hear_all(ready.sessions);
             for listener in ready.listeners {
                 self.accept(listener);
             }
+            self.end_silent();
+            self.send_again();
             let due = self.core.next_wakeup().is_some();
             if due {
                 self.handle(Event::Tick);
@@ -259,9 +278,8 @@ impl Serving {
             for news in news {
                 self.tell(news);
             }
-            let pids: Vec<u32> = self.core.pids().collect();
             if let Some(journal) = &mut self.journal {
-                journal.keep(&pids);
+                journal.keep(self.core.pids());
             }
         }
     }
@@ -272,12 +290,16 @@ impl Serving {
 
     fn wait(&self) -> Ready {
         let attends = (self.now() < self.attends_until).then_some(0);
-        let limit = self.core.next_wakeup().into_iter().chain(self.peers.next_look()).chain(attends).min();
+        let notes = self.notes_left.then_some(0);
+        let limit = self.core.next_wakeup().into_iter().chain(self.peers.next_look()).chain(attends).chain(notes);
+        let limit = limit.chain(self.next_retry()).min();
         let limit =
             limit.map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
-        let of_listeners = self.listeners.iter().map(|(_, listener)| listener.as_fd());
-        let of_sessions = self.sessions.values().map(AsFd::as_fd);
+        // Without a descriptor for one more, a connection would make the listener readable without end.
+        let listening = if self.now() < self.accepts_from { 0 } else { self.listeners.len() };
+        let of_listeners = self.listeners[..listening].iter().map(|(_, listener)| listener.as_fd());
+        let of_sessions = self.sessions.values().map(|connection| connection.link.as_fd());
         let all = [self.bell.as_fd(), self.peers.ends()].into_iter().chain(of_listeners).chain(of_sessions);
         let mut polled: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match poll(&mut polled, limit.as_ref()) {
@@ -293,13 +315,18 @@ impl Serving {
         if is_ready(0) {
             let _ = rustix::io::read(&*self.bell, &mut [0u8; 8]);
         }
-        let first = 2 + self.listeners.len();
+        let first = 2 + listening;
         let sessions = ids.into_iter().enumerate().filter(|(at, _)| is_ready(at + first)).map(|(_, id)| id).collect();
-        Ready { listeners: (0..self.listeners.len()).filter(|at| is_ready(at + 2)).collect(), sessions }
+        Ready { listeners: (0..listening).filter(|at| is_ready(at + 2)).collect(), sessions }
     }
 
     fn take_notes(&mut self) {
-        while let Ok(note) = self.receiver.try_recv() {
+        self.notes_left = true;
+        for _ in 0..NOTES_AT_ONCE {
+            let Ok(note) = self.receiver.try_recv() else {
+                self.notes_left = false;
+                return;
+            };
             match note {
                 Note::Event(event) => self.handle(event),
                 Note::Failed(piece, why) => {
@@ -325,60 +352,12 @@ impl Serving {
         self.carry_out();
     }
 
-    fn accept(&mut self, listener: usize) {
-        let flags = rustix::net::SocketFlags::CLOEXEC;
-        let Some((tenant, listener)) = self.listeners.get(listener) else { return };
-        let tenant = *tenant;
-        let Ok(socket) = rustix::net::accept_with(listener, flags) else { return };
-        let session = SessionId(self.next + 1);
-        let link = Link::new(socket);
-        let peer = Peer::of(link.as_fd()).and_then(|peer| {
-            let known = (peer.pid(), peer.uid());
-            self.peers.add(session, peer).map(|()| known)
-        });
-        let (pid, uid) = match peer {
-            Ok(known) => known,
-            Err(refused) => {
-                let cause = tenant.map(Cause::Tenant);
-                self.warn(cause, |left_out| tracing::warn!(?cause, %refused, left_out, "a connection is refused"));
-                let _ = link.try_send(&FromOwner::Goodbye(End::Denied), &[]);
-                return;
-            }
-        };
-        self.next += 1;
-        self.sessions.insert(session, link);
-        self.handle(Event::Connected { session, pid, uid, tenant });
-    }
-
     /// Has the state machine know what has become of a process.
     fn tell(&mut self, news: News) {
         match news {
             News::Signalled(Some(tenant), done) => self.handle(Event::Signalled { tenant, done }),
             News::Signalled(None, _) => {}
             News::Ended(pid) => self.handle(Event::Ended { pid }),
-        }
-    }
-
-    fn hear(&mut self, session: SessionId) {
-        for _ in 0..MESSAGES_AT_ONCE {
-            let Some(link) = self.sessions.get(&session) else { return };
-            match link.try_receive() {
-                Ok(received) => {
-                    // It may have exited since it connected, for somebody else to go on.
-                    if matches!(received.message, FromTenant::Hello(_)) && !self.peers.lives(session) {
-                        return self.lose(session);
-                    }
-                    let pieces: Vec<PieceId> = received.descriptors.into_iter().map(|fd| self.keep(fd)).collect();
-                    self.handle(Event::Said { session, message: received.message, pieces });
-                }
-                Err(LinkError::WouldBlock) => return,
-                Err(error) => {
-                    if !matches!(error, LinkError::Closed) {
-                        self.warn_of(session, "connection of a program fails", &error);
-                    }
-                    return self.lose(session);
-                }
-            }
         }
     }
 
@@ -391,24 +370,14 @@ impl Serving {
     }
 
     fn warn_of(&mut self, session: SessionId, what: &str, error: &LinkError) {
-        let cause = match self.core.whose(session) {
-            Some((_, Some(tenant))) => Some(Cause::Tenant(tenant)),
-            Some((uid, None)) => Some(Cause::User(uid)),
-            None => None,
-        };
+        let cause = self.cause_of(session);
         self.warn(cause, |left_out| tracing::warn!(?session, ?cause, %error, left_out, "{what}"));
-    }
-
-    /// A descriptor that came with a message is a piece to be, until the state machine says what becomes of it.
-    fn keep(&mut self, descriptor: OwnedFd) -> PieceId {
-        let piece = self.core.piece_number();
-        self.vault.receive(piece, descriptor);
-        piece
     }
 
     /// A connection is no more.
     fn lose(&mut self, session: SessionId) {
-        if self.sessions.remove(&session).is_some() {
+        if let Some(connection) = self.sessions.remove(&session) {
+            self.outboxes.ended(session, connection);
             let tenant = self.core.whose(session).and_then(|(_, tenant)| tenant);
             self.peers.gone(session, tenant, self.core.holds_chunks(session));
             self.handle(Event::Gone { session });
@@ -420,7 +389,7 @@ impl Serving {
         for action in self.core.take_actions() {
             match action {
                 Action::Send { session, message, pieces } => {
-                    if let Err(error) = self.send(session, &message, &pieces) {
+                    if let Err(error) = self.send(session, message, &pieces) {
                         self.warn_of(session, "program does not take a message: its connection ends", &error);
                         lost.push(session);
                     }
@@ -448,11 +417,10 @@ impl Serving {
         }
     }
 
-    fn send(&self, session: SessionId, message: &FromOwner, pieces: &[PieceId]) -> Result<(), LinkError> {
-        let Some(link) = self.sessions.get(&session) else { return Ok(()) };
-        let descriptors: Vec<Arc<OwnedFd>> = pieces.iter().filter_map(|&piece| self.vault.descriptor(piece)).collect();
-        let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(|fd| fd.as_fd()).collect();
-        link.try_send(message, &borrowed)
+    fn send(&mut self, session: SessionId, message: FromOwner, pieces: &[PieceId]) -> Result<(), LinkError> {
+        let descriptors: Vec<_> = pieces.iter().filter_map(|&piece| self.vault.descriptor(piece)).collect();
+        let (now, bounds) = (self.now(), self.limits.unread(self.core.tenant_count()));
+        self.outboxes.send(&mut self.sessions, session, (message, descriptors), bounds, now)
     }
 }
 
@@ -461,13 +429,6 @@ impl Serving {
 struct Ready {
     listeners: Vec<usize>,
     sessions: Vec<SessionId>,
-}
-
-/// Each chunk has a descriptor: as many as the system allows.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 #[cfg(test)]

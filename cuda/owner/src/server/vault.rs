@@ -46,23 +46,39 @@ struct State {
     received: BTreeMap<PieceId, OwnedFd>,
     /// Addresses of a chunk's size with nothing mapped.
     free: Vec<Address>,
+    /// Pieces that were ordered, and that nobody has given up since.
+    ordered: BTreeSet<PieceId>,
+}
+
+impl State {
+    /// Descriptors of pieces.
+    fn descriptors(&self) -> usize {
+        self.pieces.len() + self.received.len()
+    }
 }
 
 /// All pieces of a card. The driver is never called with the lock held.
 pub(super) struct Vault {
     driver: Arc<dyn Driver>,
     bytes: u64,
+    /// Descriptors of pieces at most.
+    descriptors_most: usize,
     state: Mutex<State>,
 }
 
 impl Vault {
-    /// A vault of so many pieces of `bytes` at most.
-    pub(super) fn new(driver: Arc<dyn Driver>, bytes: u64, most: u64) -> Result<Self, DriverError> {
+    /// A vault of so many pieces of `bytes` at most, with so many descriptors.
+    pub(super) fn new(
+        driver: Arc<dyn Driver>,
+        bytes: u64,
+        most: u64,
+        descriptors_most: usize,
+    ) -> Result<Self, DriverError> {
         let start = driver.reserve(bytes * most)?;
         // The lowest addresses are used first.
         let free = (0..most).rev().map(|at| start.plus(at * bytes)).collect();
-        let (pieces, received) = (BTreeMap::new(), BTreeMap::new());
-        Ok(Self { driver, bytes, state: Mutex::new(State { pieces, received, free }) })
+        let (pieces, received, ordered) = Default::default();
+        Ok(Self { driver, bytes, descriptors_most, state: Mutex::new(State { pieces, received, free, ordered }) })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -74,9 +90,27 @@ impl Vault {
         &*self.driver
     }
 
-    /// Keeps a descriptor that came with a message.
+    /// Keeps a descriptor that came with a message, if one more may be kept: if not, it cannot be imported.
     pub(super) fn receive(&self, piece: PieceId, descriptor: OwnedFd) {
-        self.lock().received.insert(piece, descriptor);
+        let mut state = self.lock();
+        if state.descriptors() < self.descriptors_most {
+            state.received.insert(piece, descriptor);
+        }
+    }
+
+    /// A piece is to be made. Until that begins, [`Self::cancel`] saves it.
+    pub(super) fn order(&self, piece: PieceId) {
+        self.lock().ordered.insert(piece);
+    }
+
+    /// Nobody needs a piece any more that may not exist yet.
+    pub(super) fn cancel(&self, piece: PieceId) {
+        self.lock().ordered.remove(&piece);
+    }
+
+    /// Returns true if an ordered piece is to be made still: from now on it is given up by [`Self::drop_piece`].
+    pub(super) fn begins(&self, piece: PieceId) -> bool {
+        self.lock().ordered.remove(&piece)
     }
 
     pub(super) fn descriptor(&self, piece: PieceId) -> Option<Arc<OwnedFd>> {
@@ -114,6 +148,9 @@ impl Vault {
 
     /// Makes a piece and begins to zero it, if it is to be.
     fn begin(&self, new: New) -> Result<(Handle, Address), DriverError> {
+        if self.lock().descriptors() >= self.descriptors_most {
+            return Err(DriverError::Missing("descriptor for one more chunk: raise the limit of open files"));
+        }
         let handle = self.driver.create(new.memory, self.bytes)?;
         let at = match self.map(handle) {
             Ok(at) => at,

@@ -31,6 +31,7 @@ pub(super) struct Workers {
     inward: Option<Sender<Job>>,
     patient: Option<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
+    vault: Arc<Vault>,
 }
 
 impl Workers {
@@ -45,10 +46,11 @@ impl Workers {
         };
         let (card, host) = (worker("cuda-card")?, worker("cuda-host")?);
         let (out, inward, patient) = (worker("cuda-out")?, worker("cuda-in")?, worker("cuda-suspend")?);
-        Ok(Self { card, host, out, inward, patient, threads })
+        Ok(Self { card, host, out, inward, patient, threads, vault: Arc::clone(vault) })
     }
 
     pub(super) fn make(&self, new: New) {
+        self.vault.order(new.piece);
         put(self.maker(new.memory), Job::Make(new));
     }
 
@@ -58,6 +60,7 @@ impl Workers {
 
     /// Gives a piece up, behind what was ordered before of its memory.
     pub(super) fn drop_piece(&self, piece: PieceId, memory: Option<Memory>) {
+        self.vault.cancel(piece);
         match memory {
             Some(memory) => put(self.maker(memory), Job::Drop(piece)),
             // It is being made, by whichever: the second of them finds nothing.
@@ -116,6 +119,8 @@ fn work(vault: &Vault, notes: &Notes, jobs: &Receiver<Job>) {
                         Err(_) => break,
                     }
                 }
+                // Requests of a connection that has ended are not served any more.
+                together.retain(|new| vault.begins(new.piece));
                 for (New { piece, memory, .. }, made) in vault.make(together) {
                     if let Err(error) = &made {
                         notes.put(Note::Failed(piece, format!("{memory:?}: {error}")));

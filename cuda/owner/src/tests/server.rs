@@ -4,7 +4,7 @@
 use super::*;
 use crate::core::{OnStuck, TenantSpec};
 use crate::driver::{Memory, Model};
-use cuda_protocol::{Adopted, Chunk, ChunkId, FromTenant, Hello, Usage, VERSION};
+use cuda_protocol::{Adopted, Chunk, ChunkId, FromTenant, Hello, Link, Usage, VERSION};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
@@ -227,4 +227,77 @@ fn descriptors_that_are_no_chunks_end_only_who_sent_them() {
     assert!(one.holds(0));
     drop(one.leave());
     until("the card's memory is free", || driver.handles(Memory::Device) == 0);
+}
+
+fn hello(tenant: &str) -> FromTenant {
+    let (tenant, program) = (tenant.to_owned(), "test".to_owned());
+    FromTenant::Hello(Hello { version: VERSION, pid: 1, instance: 5, tenant, program, adopts: false })
+}
+
+#[test]
+fn silent_connections_end_and_hold_nobody_up() {
+    let (driver, folder) = (Arc::new(Model::new(64 * CHUNK)), tempfile::tempdir().expect("a folder"));
+    let mut server = start(&driver, 8, folder.path());
+    // Each tenant has a socket of its own, as under the daemon.
+    let path = |name: &str| folder.path().join(name);
+    for name in ["one", "two"] {
+        let tenant = server.call(move |core| core.tenant(name)).expect("it serves").expect("there");
+        server.listen(Some(tenant), &path(name), &Rights::default()).expect("it listens");
+    }
+    let silent: Vec<Link> = (0..300).filter_map(|_| Link::connect(&path("one")).ok()).collect();
+    let two = Program::connect(&path("two"), "two", None);
+    two.say(FromTenant::Allocate { request: 1, card: 0, chunks: 4 });
+    until("a neighbour's chunks come", || two.count() == 4);
+    let ended = |link: &Link| matches!(link.try_receive_from_owner(), Err(LinkError::Closed));
+    until("they end without a word", || silent.iter().all(ended));
+    let one = Program::connect(&path("one"), "one", None);
+    one.say(FromTenant::Allocate { request: 1, card: 0, chunks: 1 });
+    until("its own programs are served again", || one.count() == 1);
+}
+
+#[test]
+fn who_does_not_read_chunks_keeps_no_neighbour_from_them() {
+    let (driver, folder) = (Arc::new(Model::new(64 * CHUNK)), tempfile::tempdir().expect("a folder"));
+    let server = start(&driver, 32, folder.path());
+    let two = Program::connect(server.socket(), "two", None);
+    let deaf: Vec<Link> = (0..20).map(|_| Link::connect(server.socket()).expect("it listens")).collect();
+    for link in &deaf {
+        link.send(&hello("one"), &[]).expect("sent");
+        assert!(matches!(link.receive().expect("an answer").message, FromOwner::Welcome(_)));
+    }
+    deaf[0].send(&FromTenant::Allocate { request: 1, card: 0, chunks: 16 }, &[]).expect("sent");
+    let FromOwner::Granted { chunks, .. } = deaf[0].receive().expect("granted").message else { panic!("chunks") };
+    let chunks = chunks.iter().map(|chunk| chunk.id).collect();
+    deaf[0].send(&FromTenant::Export { request: 2, chunks }, &[]).expect("sent");
+    let share = loop {
+        if let FromOwner::Shared { share, .. } = deaf[0].receive().expect("a token").message {
+            break share;
+        }
+    };
+    // Descriptors of 20 times 100 times 16 chunks would be on their way: more than there may be.
+    for request in 0..100 {
+        for link in &deaf {
+            link.send(&FromTenant::Open { request, share }, &[]).expect("sent");
+        }
+    }
+    for request in 0..50 {
+        two.say(FromTenant::Allocate { request, card: 0, chunks: 1 });
+        until("a neighbour's chunk comes", || two.count() == 1);
+        let chunks = two.chunks.lock().expect("whole").keys().copied().collect();
+        two.chunks.lock().expect("whole").clear();
+        two.say(FromTenant::Free { chunks });
+    }
+    // Once they read, they get all that they asked for, and have lost nothing.
+    let mut granted = vec![0; deaf.len()];
+    until("all that was asked for comes", || {
+        for (link, granted) in deaf.iter().zip(&mut granted) {
+            while let Ok(received) = link.try_receive_from_owner() {
+                match received.message {
+                    FromOwner::Granted { .. } => *granted += 1,
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        granted.iter().all(|granted| *granted == 100)
+    });
 }

@@ -1,0 +1,181 @@
+//! Connections: let in, listened to, and ended.
+//!
+//! Each tenant may take so much of the serving thread before the others have their turn, whatever the number of its
+//! connections.
+
+use super::limits::{Admission, FULL_NS, SILENT_NS};
+use super::lines::Cause;
+use super::outbox::Connection;
+use super::peers::Peer;
+use super::{Event, PieceId, Serving, SessionId};
+use cuda_protocol::{End, FromOwner, FromTenant, Link, LinkError};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Messages that are taken from one process before the tenant's others have their turn.
+const MESSAGES_AT_ONCE: usize = 16;
+/// Messages that are taken from one tenant's processes before the other tenants have their turn.
+const TENANT_MESSAGES_AT_ONCE: usize = 64;
+/// The same in the state machine's units of work.
+const TENANT_STEPS_AT_ONCE: u64 = 4096;
+
+impl Serving {
+    /// The tenant or user that a connection counts for.
+    pub(super) fn cause_of(&self, session: SessionId) -> Option<Cause> {
+        Some(match self.core.whose(session)? {
+            (_, Some(tenant)) => Cause::Tenant(tenant),
+            (uid, None) => Cause::User(uid),
+        })
+    }
+
+    pub(super) fn accept(&mut self, listener: usize) {
+        let flags = rustix::net::SocketFlags::CLOEXEC;
+        let Some((tenant, listener)) = self.listeners.get(listener) else { return };
+        let tenant = *tenant;
+        let socket = match rustix::net::accept_with(listener, flags) {
+            Ok(socket) => socket,
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                // Whoever waits stays in the listener's queue.
+                self.accepts_from = self.now() + FULL_NS;
+                return self.warn(Some(Cause::User(0)), |left_out| {
+                    tracing::warn!(left_out, "no descriptor for a connection: raise the limit of open files");
+                });
+            }
+            Err(_) => return,
+        };
+        let session = SessionId(self.next + 1);
+        let link = Link::new(socket);
+        let peer = match Peer::of(link.as_fd()) {
+            Ok(peer) => peer,
+            Err(refused) => return self.refuse(tenant.map(Cause::Tenant), &link, End::Denied, &refused.to_string()),
+        };
+        let (pid, uid) = (peer.pid(), peer.uid());
+        let cause = tenant.map_or(Cause::User(uid), Cause::Tenant);
+        let greeted = |id| self.core.has_greeted(id);
+        match self.limits.admit(&self.sessions, greeted, cause, self.core.tenant_count()) {
+            Admission::Admitted => {}
+            Admission::Replaces(silent) => self.lose(silent),
+            Admission::Refused => {
+                let why = "as many connections as this tenant or user may have are there: end programs of it";
+                return self.refuse(Some(cause), &link, End::Crowded, why);
+            }
+        }
+        if let Err(refused) = self.peers.add(session, peer) {
+            return self.refuse(Some(cause), &link, End::Denied, &refused.to_string());
+        }
+        self.next += 1;
+        self.sessions.insert(session, Connection::new(link, cause, self.now()));
+        self.handle(Event::Connected { session, pid, uid, tenant });
+    }
+
+    fn refuse(&mut self, cause: Option<Cause>, link: &Link, end: End, why: &str) {
+        self.warn(cause, |left_out| tracing::warn!(?cause, why, left_out, "a connection is refused"));
+        let _ = link.try_send(&FromOwner::Goodbye(end), &[]);
+    }
+
+    /// Takes messages of the processes that have sent some. Tenants, and processes of a tenant, take turns.
+    pub(super) fn hear_all(&mut self, ready: Vec<SessionId>) {
+        let mut by_cause: BTreeMap<Cause, Vec<SessionId>> = BTreeMap::new();
+        for session in ready {
+            if let Some(connection) = self.sessions.get(&session) {
+                by_cause.entry(connection.cause).or_default().push(session);
+            }
+        }
+        self.heard.retain(|cause, _| by_cause.contains_key(cause));
+        for (cause, mut sessions) in by_cause {
+            let last = self.heard.get(&cause).copied();
+            let first = sessions.partition_point(|&session| last.is_some_and(|last| session <= last));
+            sessions.rotate_left(first);
+            let (mut messages, limit) = (0, self.core.steps() + TENANT_STEPS_AT_ONCE);
+            for session in sessions {
+                if messages >= TENANT_MESSAGES_AT_ONCE || self.core.steps() >= limit {
+                    break;
+                }
+                self.heard.insert(cause, session);
+                messages += self.hear(session, limit);
+            }
+        }
+    }
+
+    /// Takes messages of a process. Returns their number.
+    fn hear(&mut self, session: SessionId, limit: u64) -> usize {
+        for number in 0..MESSAGES_AT_ONCE {
+            let Some(connection) = self.sessions.get(&session) else { return number };
+            if self.core.steps() >= limit {
+                return number;
+            }
+            match connection.link.try_receive() {
+                Ok(received) => {
+                    let greets = matches!(received.message, FromTenant::Hello(_));
+                    // It may have exited since it connected, for somebody else to go on.
+                    if greets && !self.peers.lives(session) {
+                        self.lose(session);
+                        return number;
+                    }
+                    let pieces: Vec<PieceId> = received.descriptors.into_iter().map(|fd| self.keep(fd)).collect();
+                    self.handle(Event::Said { session, message: received.message, pieces });
+                    if greets
+                        && let Some(cause) = self.cause_of(session)
+                        && let Some(connection) = self.sessions.get_mut(&session)
+                    {
+                        self.outboxes.belongs(connection, cause);
+                    }
+                }
+                Err(LinkError::WouldBlock) => return number,
+                Err(error) => {
+                    if !matches!(error, LinkError::Closed) {
+                        self.warn_of(session, "connection of a program fails", &error);
+                    }
+                    self.lose(session);
+                    return number + 1;
+                }
+            }
+        }
+        MESSAGES_AT_ONCE
+    }
+
+    /// A descriptor that came with a message is a piece to be, until the state machine says what becomes of it.
+    fn keep(&mut self, descriptor: OwnedFd) -> PieceId {
+        let piece = self.core.piece_number();
+        self.vault.receive(piece, descriptor);
+        piece
+    }
+
+    /// Connections without `Hello`, each with the time of its begin.
+    fn silent(&self) -> impl Iterator<Item = (SessionId, u64)> + '_ {
+        let silent = self.sessions.iter().filter(|(id, _)| !self.core.has_greeted(**id));
+        silent.map(|(&id, connection)| (id, connection.since))
+    }
+
+    /// Ends connections that have not said `Hello` in time.
+    pub(super) fn end_silent(&mut self) {
+        let now = self.now();
+        let late: Vec<_> = self.silent().filter(|(_, since)| now >= since + SILENT_NS).map(|(id, _)| id).collect();
+        for session in late {
+            let cause = self.cause_of(session);
+            self.warn(cause, |left_out| tracing::warn!(?cause, left_out, "a connection without a message is ended"));
+            self.lose(session);
+        }
+    }
+
+    /// Sends what had to wait and is due.
+    pub(super) fn send_again(&mut self) {
+        let (now, bounds) = (self.now(), self.limits.unread(self.core.tenant_count()));
+        for (session, error) in self.outboxes.retry(&mut self.sessions, bounds, now) {
+            if !matches!(error, LinkError::Closed) {
+                self.warn_of(session, "connection of a program fails", &error);
+            }
+            self.lose(session);
+        }
+    }
+
+    /// Returns the time until connections are to be looked at though nothing has come, in ns.
+    pub(super) fn next_retry(&self) -> Option<u64> {
+        let now = self.now();
+        let silent = self.silent().map(|(_, since)| since + SILENT_NS).min();
+        let accepts = (self.accepts_from > now).then_some(self.accepts_from);
+        let due = silent.into_iter().chain(accepts).chain(self.outboxes.due(&self.sessions)).min();
+        due.map(|due| due.saturating_sub(now))
+    }
+}

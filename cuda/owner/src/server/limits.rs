@@ -1,0 +1,147 @@
+//! Bounds of descriptors and connections.
+
+use super::lines::Cause;
+use super::outbox::{Connection, Unread};
+use crate::core::SessionId;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::collections::BTreeMap;
+
+/// Connections of all tenants at most.
+const CONNECTIONS_MOST: usize = 2048;
+/// Time that a connection may take to say `Hello`, in ns.
+// TIMEOUT: the library says it at once; a busy host may take a second to run it.
+pub(super) const SILENT_NS: u64 = 5_000_000_000;
+/// Time for which nobody is let in after the system had no descriptor, in ns.
+// TIMEOUT: something ends meanwhile; a program that connects waits for this and for the owner alike.
+pub(super) const FULL_NS: u64 = 100_000_000;
+/// Descriptors for all else: logs, sockets, the driver's own files.
+const OTHERS: u64 = 128;
+
+/// What may be had of the process's descriptors.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Connections, each with two descriptors.
+    pub(super) connections: usize,
+    /// Pieces of memory, each with one.
+    pub(super) pieces: usize,
+    /// Descriptors on their way to programs: half of what the kernel lets one user have, for other owners of the same user.
+    unread: usize,
+}
+
+impl Limits {
+    /// Raises the process's limit as far as the system allows, for each chunk has a descriptor, and divides it.
+    pub(super) fn raise() -> Self {
+        let limit = getrlimit(Resource::Nofile);
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+        Self::of(getrlimit(Resource::Nofile).current.unwrap_or(1 << 20))
+    }
+
+    fn of(descriptors: u64) -> Self {
+        let connections = usize::try_from(descriptors / 16).unwrap_or(usize::MAX).clamp(4, CONNECTIONS_MOST);
+        // Processes that have left are counted as those that are connected, and have one each.
+        let pieces = descriptors.saturating_sub(OTHERS.min(descriptors / 4) + 3 * connections as u64);
+        let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        Self { connections, pieces: count(pieces), unread: count(descriptors / 2) }
+    }
+
+    /// Returns the connections that one tenant, or one user without a tenant, may have while there are so many tenants.
+    pub(super) fn of_cause(&self, tenants: usize) -> usize {
+        (self.connections / (tenants + 1)).max(2)
+    }
+
+    pub(super) fn unread(&self, tenants: usize) -> Unread {
+        Unread { all: self.unread, tenants }
+    }
+
+    /// Decides about one more connection. Where all places are taken, it takes that of the oldest one that has not said `Hello`:
+    /// of its own tenant or user if these have all of theirs, else of any.
+    pub(super) fn admit(
+        &self,
+        connections: &BTreeMap<SessionId, Connection>,
+        greeted: impl Fn(SessionId) -> bool,
+        cause: Cause,
+        tenants: usize,
+    ) -> Admission {
+        let own = || connections.iter().filter(|(_, connection)| connection.cause == cause);
+        let own_are_many = own().count() >= self.of_cause(tenants);
+        if !own_are_many && connections.len() < self.connections {
+            return Admission::Admitted;
+        }
+        let may_go = |(id, connection): &(&SessionId, &Connection)| {
+            (!own_are_many || connection.cause == cause) && !greeted(**id)
+        };
+        let oldest = connections.iter().filter(may_go).min_by_key(|(_, connection)| connection.since);
+        oldest.map_or(Admission::Refused, |(&id, _)| Admission::Replaces(id))
+    }
+}
+
+/// Fate of a new connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    Admitted,
+    /// Another one ends for it.
+    Replaces(SessionId),
+    /// Its tenant, or user, has as many as it may have.
+    Refused,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuda_protocol::Link;
+
+    fn cause(tenant: u32) -> Cause {
+        Cause::Tenant(vram::VmId(tenant))
+    }
+
+    fn connection(tenant: u32, since: u64) -> Connection {
+        Connection::new(Link::pair().expect("a pair").0, cause(tenant), since)
+    }
+
+    #[test]
+    fn what_is_divided_is_no_more_than_there_is() {
+        for descriptors in [64, 256, 1024, 20_000, 1 << 20] {
+            let limits = Limits::of(descriptors);
+            let all = 2 * limits.connections + limits.pieces;
+            assert!((all as u64) < descriptors, "{descriptors}: {limits:?}");
+            assert!((limits.unread as u64) < descriptors);
+        }
+    }
+
+    #[test]
+    fn a_tenant_with_all_its_connections_leaves_anothers() {
+        let limits = Limits::of(256);
+        let mut connections = BTreeMap::new();
+        let mut number = 0;
+        while limits.admit(&connections, |_| true, cause(1), 2) == Admission::Admitted {
+            number += 1;
+            connections.insert(SessionId(number), connection(1, number));
+        }
+        assert_eq!(connections.len(), limits.of_cause(2));
+        assert_eq!(limits.admit(&connections, |_| true, cause(2), 2), Admission::Admitted);
+    }
+
+    #[test]
+    fn silent_connections_give_way_to_those_of_their_own_tenant_first() {
+        let limits = Limits::of(1024);
+        let mut connections = BTreeMap::new();
+        let mut number = 0;
+        while limits.admit(&connections, |_| false, cause(1), 1) == Admission::Admitted {
+            number += 1;
+            connections.insert(SessionId(number), connection(1, number));
+        }
+        let own = connections.len() as u64;
+        assert_eq!(own as usize, limits.of_cause(1));
+        assert_eq!(limits.admit(&connections, |id| id.0 < 5, cause(1), 1), Admission::Replaces(SessionId(5)));
+        assert_eq!(limits.admit(&connections, |_| false, cause(2), 1), Admission::Admitted);
+        // Of many users, each with a few.
+        while connections.len() < limits.connections {
+            number += 1;
+            connections.insert(SessionId(number), connection(number as u32, number));
+        }
+        let admission = limits.admit(&connections, |id| id.0 <= own, cause(1 << 20), 1);
+        assert_eq!(admission, Admission::Replaces(SessionId(own + 1)), "the oldest silent one ends");
+        assert_eq!(limits.admit(&connections, |_| true, cause(1 << 20), 1), Admission::Refused);
+        assert_eq!(limits.admit(&connections, |id| id.0 <= own, cause(1), 1), Admission::Refused, "others' stay");
+    }
+}

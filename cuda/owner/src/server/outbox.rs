@@ -1,0 +1,375 @@
+//! Messages on their way to processes, and the descriptors that no process has taken yet.
+//!
+//! The kernel counts the descriptors that a user has sent and nobody has received, and refuses more than the sender's limit
+//! of open files (`ETOOMANYREFS`). So each connection, each tenant and all of them together have a bound of such descriptors
+//! below that. A message beyond it waits here, as does one that the socket has no room for: a process that does not read
+//! delays messages to its own tenant only. A connection ends for what waits only if its process does not take answers that it has
+//! asked for.
+//!
+//! UNSAFETY: asks a socket what is unread, which no library does.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use super::lines::Cause;
+use crate::core::SessionId;
+use cuda_protocol::{FromOwner, Link, LinkError};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Messages without descriptors that wait for one process at most. Those with descriptors are as many as it may have chunks.
+const WAITING_MOST: usize = 256;
+/// Descriptors that one connection has not read, beyond which the next message with some waits.
+const UNREAD_MOST: usize = 256;
+/// The same for one tenant.
+const TENANT_UNREAD_MOST: usize = 4096;
+/// Time after which a message that had to wait is tried again at first, in ns; twice as long after each time.
+// TIMEOUT: a process that reads takes 256 descriptors in less; a tenth of a second is the longest time.
+const AGAIN_NS: u64 = 1_000_000;
+/// Doublings of that time at most.
+const DOUBLINGS_MOST: u32 = 6;
+
+/// A message with its descriptors.
+type Packet = (FromOwner, Vec<Arc<OwnedFd>>);
+
+/// A connection with what waits for it.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) link: Link,
+    /// The tenant or user that it counts for.
+    pub(super) cause: Cause,
+    /// Time of its begin, in ns.
+    pub(super) since: u64,
+    /// About turns, which does not wait behind chunks: no other message depends on its order.
+    urgent: VecDeque<Packet>,
+    waiting: VecDeque<Packet>,
+    /// Messages in `waiting` without descriptors.
+    plain: usize,
+    /// Descriptors that it has not read, at most.
+    unread: usize,
+    /// Times that it was tried without success, and when it is tried again.
+    tries: u32,
+    again: u64,
+}
+
+/// Bounds of descriptors on their way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unread {
+    /// Of all connections.
+    pub(super) all: usize,
+    /// Tenants among which these are divided.
+    pub(super) tenants: usize,
+}
+
+impl Unread {
+    /// Returns the descriptors of one tenant that may be unread. One message always may.
+    fn of_tenant(self) -> usize {
+        (self.all / self.tenants.max(1)).min(TENANT_UNREAD_MOST)
+    }
+}
+
+/// Descriptors on their way by tenant, and the connections that have some or wait.
+#[derive(Debug, Default)]
+pub(super) struct Outboxes {
+    unread: BTreeMap<Cause, usize>,
+    readers: BTreeSet<SessionId>,
+    waiters: BTreeSet<SessionId>,
+}
+
+impl Connection {
+    pub(super) fn new(link: Link, cause: Cause, since: u64) -> Self {
+        let (urgent, waiting) = Default::default();
+        Self { link, cause, since, urgent, waiting, plain: 0, unread: 0, tries: 0, again: 0 }
+    }
+
+    /// The next message to be sent.
+    fn next(&self) -> Option<&Packet> {
+        self.urgent.front().or(self.waiting.front())
+    }
+}
+
+impl Outboxes {
+    /// Sends a message, behind those that wait.
+    ///
+    /// # Errors
+    /// When the process does not take what it has asked for, or the connection fails.
+    pub(super) fn send(
+        &mut self,
+        connections: &mut BTreeMap<SessionId, Connection>,
+        id: SessionId,
+        packet: Packet,
+        bounds: Unread,
+        now: u64,
+    ) -> Result<(), LinkError> {
+        let Some(connection) = connections.get_mut(&id) else { return Ok(()) };
+        let is_urgent = matches!(packet.0, FromOwner::Run(_) | FromOwner::Stop { .. } | FromOwner::Soon { .. });
+        if is_urgent {
+            connection.urgent.push_back(packet);
+        } else {
+            connection.plain += usize::from(packet.1.is_empty());
+            connection.waiting.push_back(packet);
+        }
+        // Until it is due again, what waits would only be tried in vain.
+        if !self.waiters.contains(&id) || is_urgent {
+            self.flush(connections, id, bounds, now)?;
+        }
+        let Some(connection) = connections.get(&id) else { return Ok(()) };
+        let too_many = connection.plain > WAITING_MOST || connection.urgent.len() > WAITING_MOST;
+        if too_many { Err(LinkError::WouldBlock) } else { Ok(()) }
+    }
+
+    /// Sends what may be sent to a process now.
+    fn flush(
+        &mut self,
+        connections: &mut BTreeMap<SessionId, Connection>,
+        id: SessionId,
+        bounds: Unread,
+        now: u64,
+    ) -> Result<(), LinkError> {
+        loop {
+            let Some(connection) = connections.get_mut(&id) else { return Ok(()) };
+            let urgent = !connection.urgent.is_empty();
+            let Some(count) = connection.next().map(|(_, descriptors)| descriptors.len()) else {
+                connection.tries = 0;
+                self.waiters.remove(&id);
+                return Ok(());
+            };
+            let cause = connection.cause;
+            let may = count == 0 || self.may_send(connection, count, bounds);
+            let sent = match connection.next() {
+                Some((message, descriptors)) if may => {
+                    let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(|fd| fd.as_fd()).collect();
+                    connection.link.try_send(message, &borrowed)
+                }
+                _ => Err(LinkError::WouldBlock),
+            };
+            match sent {
+                Ok(()) => {
+                    let taken = if urgent { connection.urgent.pop_front() } else { connection.waiting.pop_front() };
+                    connection.plain -= usize::from(!urgent && taken.is_some() && count == 0);
+                    connection.tries = 0;
+                    if count > 0 {
+                        connection.unread += count;
+                        *self.unread.entry(cause).or_default() += count;
+                        self.readers.insert(id);
+                    }
+                }
+                // Others' descriptors, or the process's own: it is nobody's fault that can be told here.
+                Err(LinkError::WouldBlock | LinkError::Crowded) => {
+                    connection.again = now + (AGAIN_NS << connection.tries.min(DOUBLINGS_MOST));
+                    connection.tries += 1;
+                    self.waiters.insert(id);
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Returns true if a message with so many descriptors may be sent.
+    fn may_send(&mut self, connection: &mut Connection, count: usize, bounds: Unread) -> bool {
+        if connection.unread > 0 && is_read(connection.link.as_fd()) {
+            self.forget(connection);
+        }
+        let all: usize = self.unread.values().sum();
+        let own = self.unread.get(&connection.cause).copied().unwrap_or(0);
+        connection.unread + count <= UNREAD_MOST
+            && (own == 0 || own + count <= bounds.of_tenant())
+            && (own == 0 || all + count <= bounds.all)
+    }
+
+    /// The descriptors of a connection were read, or will never be.
+    fn forget(&mut self, connection: &mut Connection) {
+        let unread = std::mem::take(&mut connection.unread);
+        if let Some(all) = self.unread.get_mut(&connection.cause) {
+            *all -= unread;
+            if *all == 0 {
+                self.unread.remove(&connection.cause);
+            }
+        }
+    }
+
+    /// A connection has ended.
+    pub(super) fn ended(&mut self, id: SessionId, mut connection: Connection) {
+        self.forget(&mut connection);
+        self.readers.remove(&id);
+        self.waiters.remove(&id);
+    }
+
+    /// A connection counts for another tenant from now on.
+    pub(super) fn belongs(&mut self, connection: &mut Connection, cause: Cause) {
+        let unread = connection.unread;
+        self.forget(connection);
+        connection.cause = cause;
+        if unread > 0 {
+            connection.unread = unread;
+            *self.unread.entry(cause).or_default() += unread;
+        }
+    }
+
+    /// Returns the time at which something that waits is due, in ns.
+    pub(super) fn due(&self, connections: &BTreeMap<SessionId, Connection>) -> Option<u64> {
+        self.waiters.iter().filter_map(|id| connections.get(id)).map(|connection| connection.again).min()
+    }
+
+    /// Tries what is due again. Returns the connections that fail.
+    pub(super) fn retry(
+        &mut self,
+        connections: &mut BTreeMap<SessionId, Connection>,
+        bounds: Unread,
+        now: u64,
+    ) -> Vec<(SessionId, LinkError)> {
+        if self.due(connections).is_none_or(|due| due > now) {
+            return Vec::new();
+        }
+        // A process of the same tenant may have read meanwhile.
+        for id in self.readers.clone() {
+            match connections.get_mut(&id) {
+                Some(connection) if connection.unread > 0 && !is_read(connection.link.as_fd()) => {}
+                Some(connection) => {
+                    self.forget(connection);
+                    self.readers.remove(&id);
+                }
+                None => drop(self.readers.remove(&id)),
+            }
+        }
+        let due = self.waiters.iter().filter(|id| connections.get(id).is_none_or(|waits| waits.again <= now));
+        let mut failed = Vec::new();
+        for id in due.copied().collect::<Vec<_>>() {
+            if let Err(error) = self.flush(connections, id, bounds, now) {
+                failed.push((id, error));
+            }
+        }
+        failed
+    }
+
+    /// Descriptors on their way to one tenant or user.
+    #[cfg(test)]
+    pub(super) fn unread(&self, cause: Cause) -> usize {
+        self.unread.get(&cause).copied().unwrap_or(0)
+    }
+}
+
+/// Returns true if the other side has received all that was sent.
+fn is_read(socket: BorrowedFd<'_>) -> bool {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the descriptor is open, and the kernel writes one integer.
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    done == 0 && bytes == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cuda_protocol::{Chunk, ChunkId, MAX_CHUNKS, Place};
+
+    const BOUNDS: Unread = Unread { all: 2048, tenants: 2 };
+
+    fn grant(file: &Arc<OwnedFd>) -> Packet {
+        let chunk = Chunk { id: ChunkId(1), place: Place::Device };
+        let message = FromOwner::Granted { request: 1, chunks: vec![chunk; MAX_CHUNKS], more: false };
+        (message, vec![Arc::clone(file); MAX_CHUNKS])
+    }
+
+    fn plain(request: u32) -> Packet {
+        (FromOwner::Fixed { request }, Vec::new())
+    }
+
+    struct Sides {
+        outboxes: Outboxes,
+        connections: BTreeMap<SessionId, Connection>,
+        programs: Vec<Link>,
+        file: Arc<OwnedFd>,
+        now: u64,
+    }
+
+    impl Sides {
+        /// Connections of the tenants of these numbers.
+        fn new(tenants: &[u32]) -> Self {
+            let (mut connections, mut programs) = (BTreeMap::new(), Vec::new());
+            for (at, &tenant) in tenants.iter().enumerate() {
+                let (owner, program) = Link::pair().expect("a pair");
+                let connection = Connection::new(owner, Cause::Tenant(vram::VmId(tenant)), 0);
+                connections.insert(SessionId(at as u64), connection);
+                programs.push(program);
+            }
+            let file = Arc::new(tempfile::tempfile().expect("a file").into());
+            Self { outboxes: Outboxes::default(), connections, programs, file, now: 0 }
+        }
+
+        fn send(&mut self, to: u64, packet: Packet) -> Result<(), LinkError> {
+            self.outboxes.send(&mut self.connections, SessionId(to), packet, BOUNDS, self.now)
+        }
+
+        fn retry(&mut self) -> usize {
+            self.now += AGAIN_NS << DOUBLINGS_MOST;
+            self.outboxes.retry(&mut self.connections, BOUNDS, self.now).len()
+        }
+
+        fn unread(&self, tenant: u32) -> usize {
+            self.outboxes.unread(Cause::Tenant(vram::VmId(tenant)))
+        }
+    }
+
+    #[test]
+    fn descriptors_that_a_tenant_does_not_read_are_bounded_and_another_one_gets_its_own() {
+        let mut sides = Sides::new(&[1, 1, 1, 1, 1, 1, 1, 1, 2]);
+        let file = Arc::clone(&sides.file);
+        for to in 0..8 {
+            for _ in 0..50 {
+                sides.send(to, grant(&file)).expect("it waits");
+            }
+        }
+        assert_eq!(sides.unread(1), BOUNDS.of_tenant());
+        sides.send(8, grant(&file)).expect("sent");
+        assert_eq!(sides.programs[8].receive().expect("received").descriptors.len(), MAX_CHUNKS);
+        // Once it reads, all of it comes, in order.
+        let mut received = 0;
+        for _ in 0..1000 {
+            for program in &sides.programs[..8] {
+                while program.try_receive_from_owner().is_ok() {
+                    received += 1;
+                }
+            }
+            if received == 8 * 50 {
+                break;
+            }
+            assert_eq!(sides.retry(), 0);
+        }
+        assert_eq!(received, 8 * 50);
+        assert_eq!(sides.outboxes.due(&sides.connections), None, "nothing waits");
+    }
+
+    #[test]
+    fn a_turn_does_not_wait_behind_chunks_and_other_messages_keep_their_order() {
+        let mut sides = Sides::new(&[1]);
+        let file = Arc::clone(&sides.file);
+        for _ in 0..10 {
+            sides.send(0, grant(&file)).expect("it waits");
+        }
+        sides.send(0, plain(7)).expect("it waits");
+        sides.send(0, (FromOwner::Stop { card: 0, turn: 1 }, Vec::new())).expect("sent");
+        let mut kinds = Vec::new();
+        for _ in 0..100 {
+            while let Ok(received) = sides.programs[0].try_receive_from_owner() {
+                kinds.push(received.message);
+            }
+            sides.retry();
+        }
+        let stop = kinds.iter().position(|message| matches!(message, FromOwner::Stop { .. })).expect("it came");
+        assert_eq!(stop, UNREAD_MOST / MAX_CHUNKS, "behind what was sent before only");
+        assert_eq!(kinds.last(), Some(&FromOwner::Fixed { request: 7 }));
+        assert_eq!(kinds.len(), 12);
+    }
+
+    #[test]
+    fn a_program_that_takes_no_answers_loses_its_connection_and_its_credit_returns() {
+        let mut sides = Sides::new(&[1]);
+        let file = Arc::clone(&sides.file);
+        sides.send(0, grant(&file)).expect("sent");
+        let sent = (0..10_000).map(|request| sides.send(0, plain(request))).take_while(Result::is_ok).count();
+        assert!(sent >= WAITING_MOST && sent < 10_000, "{sent}");
+        let connection = sides.connections.remove(&SessionId(0)).expect("there");
+        sides.outboxes.ended(SessionId(0), connection);
+        assert_eq!((sides.unread(1), sides.outboxes.due(&sides.connections)), (0, None));
+    }
+}
