@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use cuda_protocol::{Chunk, FixedKind, FromTenant, Refusal, Share};
+use cuda_protocol::{Chunk, FixedKind, FromTenant, MAX_PENDING, Refusal, Share};
 
 use crate::kept::Kept;
 use crate::tenant;
@@ -44,8 +44,36 @@ fn answers() -> MutexGuard<'static, Option<HashMap<u32, Answer>>> {
     ANSWERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Requests of the program's threads that are under way at a time. Further threads wait: an owner refuses requests beyond
+/// [`MAX_PENDING`], and a program that is told again of its fixed memory has some of its own.
+const PLACES: usize = MAX_PENDING / 2;
+static TAKEN: Mutex<usize> = Mutex::new(0);
+static LEFT: Condvar = Condvar::new();
+
+/// A place among the requests that are under way.
+struct Place;
+
+impl Place {
+    fn take() -> Self {
+        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        while *taken >= PLACES {
+            taken = LEFT.wait(taken).unwrap_or_else(PoisonError::into_inner);
+        }
+        *taken += 1;
+        Self
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *TAKEN.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        LEFT.notify_one();
+    }
+}
+
 /// Sends the request that `make` makes and waits for its answer.
 pub fn request(make: impl FnOnce(u32) -> FromTenant) -> Answer {
+    let _place = Place::take();
     begin(make).map_or(Answer::Away, wait)
 }
 
@@ -122,6 +150,8 @@ fn change<T>(card: u8, kind: FixedKind, by: impl FnOnce(u64) -> u64, tell: impl 
 
 /// Asks to count fixed memory; whether it may be had.
 pub fn fix(card: u8, kind: FixedKind, bytes: u64) -> bool {
+    // First: who waits for a place must not keep others from returning memory.
+    let _place = Place::take();
     let add = |sum: u64| sum.saturating_add(bytes);
     let number = change(card, kind, add, || begin(|request| FromTenant::Fix { request, card, kind, bytes }));
     // An owner that is away refuses nothing: the next one is told.
@@ -163,6 +193,25 @@ mod tests {
         unfix(7, FixedKind::Array, 30);
         let fixed = FIXED.lock().unwrap_or_else(PoisonError::into_inner);
         assert_eq!(fixed.as_ref().and_then(|fixed| fixed.get(&(7, FixedKind::Array))), Some(&70));
+    }
+
+    #[test]
+    fn requests_of_any_number_of_threads_are_no_more_than_the_owner_takes() {
+        use std::sync::atomic::AtomicUsize;
+        static NOW: AtomicUsize = AtomicUsize::new(0);
+        static MOST: AtomicUsize = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 * PLACES {
+                scope.spawn(|| {
+                    let _place = Place::take();
+                    MOST.fetch_max(NOW.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    // Long enough for all others to come.
+                    std::thread::sleep(Duration::from_millis(5));
+                    NOW.fetch_sub(1, Ordering::SeqCst);
+                });
+            }
+        });
+        assert_eq!(MOST.load(Ordering::SeqCst), PLACES);
     }
 
     #[test]
