@@ -1,4 +1,4 @@
-//! CUDA: NVIDIA's headers, which are fetched and never part of the sources, and the benchmark on a real card.
+//! CUDA: NVIDIA's headers, which are fetched and never part of the sources, and the benchmarks on a real card.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::guests::Wishes;
 use crate::run::{cargo, root, shown, target};
 
 /// Wheels with headers: the major version, one of the headers, and the wheel.
@@ -75,13 +76,47 @@ fn run(command: &mut Command) -> Result<()> {
 
 /// Measures tenants that share a real card: a GPU, NVIDIA's driver, and a `python3` with PyTorch, CuPy and JAX.
 pub fn bench(json: Option<&Path>) -> Result<bool> {
-    let packages = ["-p", "cuda-front", "-p", "cuda-owner", "-p", "cuda-rig"];
-    if !shown(cargo(&["build", "--release"]).args(packages))? {
-        bail!("what the benchmark runs does not build");
-    }
-    let built = target().join("release");
+    let built = build()?;
     let json = json.map_or_else(|| built.join("cuda-bench.json"), Path::to_owned);
     let mut command = Command::new("python3");
     command.arg(root().join("cuda/rig/gpu/bench.py")).arg(built).arg(std::path::absolute(json)?);
     shown(&mut command)
+}
+
+/// Measures a decode loop next to honest and hostile neighbours on a real card: a GPU, NVIDIA's driver, and a `python3`
+/// with PyTorch.
+pub fn bench_neighbours(wishes: &Wishes) -> Result<bool> {
+    let built = build()?;
+    let json = wishes.json.clone().unwrap_or_else(|| built.join("cuda-neighbours.json"));
+    let mut command = Command::new("python3");
+    command.arg(root().join("cuda/rig/gpu/neighbours.py")).arg("--build").arg(built);
+    command.arg("--json").arg(std::path::absolute(json)?);
+    if let Some(commit) = commit() {
+        command.arg("--commit").arg(commit);
+    }
+    if let Some(rounds) = wishes.rounds {
+        command.arg("--rounds").arg(rounds.to_string());
+    }
+    if let Some(seconds) = wishes.seconds {
+        command.arg("--seconds").arg(seconds.to_string());
+    }
+    if let Some(only) = &wishes.only {
+        command.arg("--only").arg(only);
+    }
+    shown(&mut command)
+}
+
+/// Commit of the sources; `None` outside a checkout.
+fn commit() -> Option<String> {
+    let output = Command::new("git").args(["rev-parse", "--short=8", "HEAD"]).current_dir(root()).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Builds the library, the owner and the programs of the rig for release; returns their folder.
+fn build() -> Result<PathBuf> {
+    let packages = ["-p", "cuda-front", "-p", "cuda-owner", "-p", "cuda-rig"];
+    if !shown(cargo(&["build", "--release"]).args(packages))? {
+        bail!("the programs of the benchmark do not build");
+    }
+    Ok(target().join("release"))
 }

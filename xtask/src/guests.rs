@@ -66,6 +66,9 @@ pub fn bench(name: Option<&str>, wishes: &Wishes) -> Result<bool> {
     if name == Some("cuda") {
         return crate::cuda::bench(json.as_deref());
     }
+    if name == Some("neighbours") {
+        return crate::cuda::bench_neighbours(wishes);
+    }
     let mut command =
         if name.is_some_and(|name| WITHOUT_GUESTS.contains(&name)) { built("bench")? } else { program("bench")? };
     command.args(name);

@@ -1,0 +1,315 @@
+"""Owners, programs of tenants and raw clients as processes, for measurements on a real card."""
+
+import ctypes
+import glob
+import json
+import os
+import queue
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PR_CAPBSET_DROP = 24
+CAP_KILL, CAP_SYS_ADMIN, CAP_SYS_RESOURCE = 5, 21, 24
+LIBC = ctypes.CDLL(None, use_errno=True)
+# Descriptors that a hostile client holds at most.
+CLIENT_OPEN_FILES = 400_000
+# Messages of the library that say that the owner ended the connection.
+LOST_CONNECTION = ("connection to the owner ended", "owner refuses", "owner cannot be reached")
+
+
+class Gone(Exception):
+    """A process ended or does not answer."""
+
+
+def find_driver() -> Path:
+    """Returns NVIDIA's library."""
+    for pattern in ("/usr/local/nvidia/lib*/libcuda.so.1", "/usr/lib/x86_64-linux-gnu/libcuda.so.1"):
+        for path in glob.glob(pattern):
+            return Path(path)
+    sys.exit("no libcuda.so.1 of NVIDIA: this measurement needs a GPU, its driver, and a python3 with PyTorch")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Restrictions of a process."""
+
+    without_capabilities: tuple[int, ...] = ()
+    open_files: int | None = None
+
+    def apply(self) -> None:
+        """Restricts the calling process; `exec` makes the dropped capabilities effective."""
+        for capability in self.without_capabilities:
+            if LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0):
+                raise OSError(ctypes.get_errno(), "prctl")
+        if self.open_files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self.open_files, self.open_files))
+
+
+def raise_open_files() -> None:
+    """Raises the limit of open files of the calling process to `CLIENT_OPEN_FILES`, or as far as it may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (CLIENT_OPEN_FILES, max(most, CLIENT_OPEN_FILES)))
+    except (OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+class Process:
+    """A process that is controlled through lines of its standard input and output."""
+
+    def __init__(self, command: Sequence[object], environment: Mapping[str, str], log: Path,
+                 before: Callable[[], None] | None = None):
+        self.log = log
+        with log.open("w") as errors:
+            self.child = subprocess.Popen([str(word) for word in command], env=dict(environment), stdin=subprocess.PIPE,
+                                          stdout=subprocess.PIPE, stderr=errors, text=True, preexec_fn=before)
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self.child.stdout:
+            self._lines.put(line.strip())
+        self._lines.put(None)
+
+    def say(self, line: str) -> None:
+        """Writes a line.
+
+        Raises `Gone` if the process has ended.
+        """
+        try:
+            self.child.stdin.write(line + "\n")
+            self.child.stdin.flush()
+        except OSError as error:
+            raise Gone(self.fate()) from error
+
+    def line(self, timeout_s: float) -> str:
+        """Returns the next line.
+
+        Raises `Gone` if the process ends, or prints no line within `timeout_s`.
+        """
+        try:
+            line = self._lines.get(timeout=timeout_s)
+        except queue.Empty:
+            raise Gone(f"no answer within {timeout_s:.0f} s: {self.said()[-200:]}") from None
+        if line is None:
+            self._lines.put(None)
+            raise Gone(self.fate())
+        return line
+
+    def is_alive(self) -> bool:
+        return self.child.poll() is None
+
+    def fate(self) -> str:
+        """Says how the process ended."""
+        try:
+            code = self.child.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return "closed its output"
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}: {self.said()[-400:]}"
+
+    def said(self) -> str:
+        """Returns its standard error."""
+        return self.log.read_text(errors="replace")
+
+    def close_input(self) -> None:
+        """Closes its standard input, which asks it to end."""
+        try:
+            self.child.stdin.close()
+        except OSError:
+            pass
+
+    def end(self, timeout_s: float = 10) -> None:
+        """Closes its standard input and waits; kills it after `timeout_s`."""
+        self.close_input()
+        try:
+            self.child.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        if self.is_alive():
+            self.child.kill()
+        self.child.wait()
+
+
+@dataclass(frozen=True)
+class Build:
+    """A folder with `libcuda.so`, `cuda-owner` and `cuda-raw` of one build."""
+
+    name: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class OwnerSettings:
+    """Arguments and restrictions of an owner."""
+
+    card_mib: int
+    host_mib: int
+    chunk_mib: int
+    tenants: tuple[str, ...]
+    more: tuple[str, ...] = ()
+    # Options that an owner of an earlier build does not have, where two builds are compared.
+    if_known: tuple[str, ...] = ()
+    limits: Limits = Limits()
+
+    def arguments(self, known: str) -> list[str]:
+        """Returns the arguments, with those of `if_known` that the text `known` has."""
+        sizes = {"--card-mib": self.card_mib, "--host-mib": self.host_mib, "--chunk-mib": self.chunk_mib}
+        words = [word for option, value in sizes.items() for word in (option, str(value))]
+        return [*words, *(word for tenant in self.tenants for word in ("--tenant", tenant)), *self.more,
+                *(option for option in self.if_known if option in known)]
+
+
+class Rig:
+    """Starts the processes of one build on one card. Files are in `folder`."""
+
+    def __init__(self, build: Build, driver: Path, folder: Path):
+        self.build, self.driver, self.folder = build, driver, folder
+        self.socket = folder / "socket"
+        self._started: list[Process] = []
+        # Clients of other users reach the socket.
+        folder.chmod(0o711)
+        self._front = folder / f"front-{build.name}"
+        self._front.mkdir(exist_ok=True)
+        for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+            (self._front / name).unlink(missing_ok=True)
+            (self._front / name).symlink_to(build.folder / "libcuda.so")
+
+    def environment(self, tenant: str | None) -> dict[str, str]:
+        """Returns the environment of a program: of a tenant, or without the library."""
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("GPU_MEDIATOR_CUDA")}
+        variables["PYTHONUNBUFFERED"] = "1"
+        if tenant is not None:
+            variables["LD_LIBRARY_PATH"] = f"{self._front}:{variables.get('LD_LIBRARY_PATH', '')}"
+            variables |= {"GPU_MEDIATOR_CUDA_DRIVER": str(self.driver), "GPU_MEDIATOR_CUDA_SOCKET": str(self.socket),
+                          "GPU_MEDIATOR_CUDA_TENANT": tenant, "GPU_MEDIATOR_CUDA_LOG": "1"}
+        return variables
+
+    def start(self, command: Sequence[object], tenant: str | None, before: Callable[[], None] | None = None) -> Process:
+        """Starts a process; `end` ends it at the latest."""
+        log = self.folder / f"{self.build.name}-{len(self._started)}-{Path(str(command[0])).name}.log"
+        process = Process(command, self.environment(tenant), log, before)
+        self._started.append(process)
+        return process
+
+    def python(self, tenant: str | None, script: str, *arguments: object) -> Process:
+        """Starts a Python program of this folder."""
+        return self.start([sys.executable, HERE / script, *arguments], tenant)
+
+    def end(self) -> None:
+        """Kills every process that is left."""
+        for process in self._started:
+            if process.is_alive():
+                process.child.send_signal(signal.SIGCONT)
+                process.kill()
+
+
+class Owner:
+    """An owner that serves."""
+
+    def __init__(self, rig: Rig, settings: OwnerSettings):
+        rig.socket.unlink(missing_ok=True)
+        program = rig.build.folder / "cuda-owner"
+        known = subprocess.run([program, "serve", "--help"], capture_output=True, text=True, check=True).stdout
+        command = [program, "--driver", rig.driver, "serve", "--socket", rig.socket, *settings.arguments(known)]
+        self.process = rig.start(command, None, settings.limits.apply)
+        self.process.line(timeout_s=30)
+        rig.socket.chmod(0o666)
+
+    def accounts(self, timeout_s: float = 20) -> dict:
+        """Returns the accounts, with each tenant under its name, and the time until the owner answered."""
+        begin = time.perf_counter()
+        self.process.say("accounts")
+        accounts = json.loads(self.process.line(timeout_s))
+        accounts["answered_ms"] = round((time.perf_counter() - begin) * 1e3, 3)
+        accounts["tenants"] = {tenant["name"]: tenant for tenant in accounts["tenants"]}
+        return accounts
+
+
+@dataclass
+class Raw:
+    """A client that speaks the owner's protocol without the library: `cuda-raw`."""
+
+    process: Process
+    _versions: int = field(default=3, repr=False)
+
+    @classmethod
+    def start(cls, rig: Rig, uid: int | None = None) -> "Raw":
+        command = [rig.build.folder / "cuda-raw", "--socket", rig.socket, *([] if uid is None else ["--uid", uid])]
+        return cls(rig.start(command, None, raise_open_files))
+
+    def ask(self, command: dict | str, timeout_s: float = 60) -> dict | str:
+        """Sends a command of `cuda_rig::raw` and returns the answer."""
+        self.process.say(json.dumps(command))
+        answer = json.loads(self.process.line(timeout_s))
+        if isinstance(answer, dict) and "Failed" in answer:
+            raise Gone(f"the raw client failed: {answer['Failed']}")
+        return answer
+
+    def connect(self, manner: dict[str, str] | None = None, through: str = "Itself") -> int:
+        """Connects. Without a manner, nothing reads the connection."""
+        return self.ask({"Connect": {"through": through, "manner": manner}})["Link"]
+
+    def send(self, link: int, message: dict, times: int = 1) -> int:
+        """Sends a message; returns how often the connection took it."""
+        return self.ask({"Say": {"link": link, "message": message, "times": times}})["Sent"]
+
+    def hello(self, link: int, tenant: str) -> None:
+        """Sends the first message of a program."""
+        hello = {"version": self._versions, "pid": self.process.child.pid, "instance": link + 1, "tenant": tenant,
+                 "program": "hostile", "adopts": False}
+        self.send(link, {"Hello": hello})
+
+    def hear(self, link: int, count: int, within_s: float) -> tuple[list, bool]:
+        """Waits for `count` messages. Returns them, and true if the owner closed the connection."""
+        command = {"Hear": {"link": link, "count": count, "within_ms": int(within_s * 1e3)}}
+        heard = self.ask(command, within_s + 30)["Heard"]
+        return heard["messages"], heard["closed"]
+
+    def wait_for(self, link: int, kind: str, within_s: float = 10) -> dict:
+        """Waits for a message of a kind, and drops the ones before it."""
+        until = time.monotonic() + within_s
+        while time.monotonic() < until:
+            messages, closed = self.hear(link, 1, 0.5)
+            for message in messages:
+                if isinstance(message, dict) and kind in message:
+                    return message[kind]
+            if closed:
+                raise Gone(f"the owner closed the connection before `{kind}`: {messages}")
+        raise Gone(f"the owner sent no `{kind}` within {within_s:.0f} s")
+
+    def drop_descriptors(self, link: int) -> None:
+        """Closes the descriptors that came over a connection."""
+        self.ask({"DropDescriptors": {"link": link}})
+
+
+class CardMemory:
+    """The bytes of the card that are in use, from NVML."""
+
+    class _Memory(ctypes.Structure):
+        _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+    def __init__(self, driver: Path):
+        self._library = ctypes.CDLL(str(driver.with_name("libnvidia-ml.so.1")))
+        self._device = ctypes.c_void_p()
+        self._check(self._library.nvmlInit_v2())
+        self._check(self._library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(0), ctypes.byref(self._device)))
+
+    @staticmethod
+    def _check(code: int) -> None:
+        if code:
+            raise OSError(f"NVML failed with {code}")
+
+    def used_mib(self) -> int:
+        memory = self._Memory()
+        self._check(self._library.nvmlDeviceGetMemoryInfo(self._device, ctypes.byref(memory)))
+        return memory.used >> 20
