@@ -35,6 +35,7 @@ use pieces::Pieces;
 use relocate::Relocation;
 use sched::{Config as TimeConfig, Nanos};
 use sessions::Session;
+use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::balance::Config as BalanceConfig;
 use vram::{Balancer, ChunkTable, Contents, Place, Quanta, QuantaConfig, VmId as TenantId};
@@ -241,6 +242,8 @@ pub struct Core {
     told: Option<u64>,
     next: u64,
     first_number: u64,
+    /// Keys of tokens, which no program knows.
+    token_keys: [RandomState; 2],
     next_tenant: u32,
     /// Processes of an owner before this one that are still to come back, and until when they are waited for.
     expected: BTreeSet<u32>,
@@ -297,6 +300,7 @@ impl Core {
             clock: 0,
             told: None,
             next: u64::from(seed) << 32,
+            token_keys: [RandomState::new(), RandomState::new()],
             first_number: u64::from(seed) << 32,
             next_tenant: 1,
             expected: BTreeSet::new(),

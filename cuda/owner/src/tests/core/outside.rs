@@ -30,6 +30,28 @@ fn fixed_memory_counts_and_shared_chunks_stay() {
 }
 
 #[test]
+fn a_token_cannot_be_computed() {
+    let token = || {
+        let mut world = two(8, 8);
+        let one = world.connect("one");
+        world.ask(one, 1, 1);
+        let chunks: Vec<_> = world.programs[&one].chunks.keys().copied().collect();
+        world.say(one, FromTenant::Export { request: 2, chunks });
+        let share = world.programs[&one].share.expect("shared");
+        // Another program knows the numbers, but not the keys.
+        let other = world.connect("one");
+        let mut guess = share;
+        guess.0[31] ^= 1;
+        world.say(other, FromTenant::Open { request: 1, share: guess });
+        assert_eq!(world.programs[&other].refused, [1]);
+        share.0
+    };
+    let (one, other) = (token(), token());
+    assert_ne!(one[16..24], other[16..24]);
+    assert_ne!(one[24..], other[24..]);
+}
+
+#[test]
 fn a_chunk_without_a_descriptor_counts_under_the_next_owner_until_it_is_freed() {
     let mut world = two(8, 16);
     let sessions = [1, 2].map(|_| world.connect_as("one", 1000, true));
