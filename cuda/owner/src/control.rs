@@ -19,17 +19,17 @@ use vram::{Limits, QuantaConfig};
 pub fn serve(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     let mut lines = input.lines();
     let Some(first) = lines.next().transpose()? else { return Ok(()) };
-    let (mut server, ready) = match start(&first) {
-        Ok(started) => started,
+    let real = |settings: &Settings| {
+        let driver = Real::find(&settings.driver, &settings.device).map_err(|error| error.to_string())?;
+        Ok(Arc::new(driver) as Arc<dyn Driver>)
+    };
+    let (mut pipe, ready) = match Pipe::open(&first, real, true) {
+        Ok(opened) => opened,
         Err(error) => return say(&mut output, &Answer::Failed(error)),
     };
     say(&mut output, &ready)?;
     for line in lines {
-        let answer = match serde_json::from_str(&line?) {
-            Ok(request) => answer(&mut server, request).unwrap_or_else(Answer::Failed),
-            Err(error) => Answer::Failed(format!("no request: {error}")),
-        };
-        say(&mut output, &answer)?;
+        say(&mut output, &pipe.answer(&line?))?;
     }
     Ok(())
 }
@@ -41,26 +41,49 @@ fn say(output: &mut impl Write, answer: &Answer) -> io::Result<()> {
     output.flush()
 }
 
-fn start(line: &str) -> Result<(Server, Answer), String> {
-    let settings: Settings = serde_json::from_str(line).map_err(|error| format!("no settings: {error}"))?;
-    let driver = Real::find(&settings.driver, &settings.device).map_err(|error| error.to_string())?;
-    let (name, total_bytes) = (driver.device().name.clone(), driver.device().total_bytes);
-    if settings.card_bytes > total_bytes {
-        return Err(format!("{} bytes are to be shared, but the card {name} has {total_bytes}", settings.card_bytes));
+/// An owner that is asked by lines.
+pub(crate) struct Pipe(Server);
+
+impl Pipe {
+    /// Starts the owner that the first line describes, of the card that `open` finds, and looks at who `watches` it.
+    pub(crate) fn open(
+        line: &str,
+        open: impl FnOnce(&Settings) -> Result<Arc<dyn Driver>, String>,
+        watches: bool,
+    ) -> Result<(Self, Answer), String> {
+        let settings: Settings = serde_json::from_str(line).map_err(|error| format!("no settings: {error}"))?;
+        let driver = open(&settings)?;
+        let (name, total_bytes) = (driver.device().name.clone(), driver.device().total_bytes);
+        if settings.card_bytes > total_bytes {
+            return Err(format!(
+                "{} bytes are to be shared, but the card {name} has {total_bytes}",
+                settings.card_bytes
+            ));
+        }
+        let mut config = CardConfig::new(settings.card_bytes);
+        config.host_bytes = settings.host_bytes;
+        config.host_ready_bytes = settings.host_ready_bytes;
+        config.chunk_bytes = settings.chunk_bytes;
+        config.turns.slice_ns = settings.slice_ns;
+        config.run_ahead_us = settings.run_ahead_us;
+        (config.time, config.balance, config.quanta) = rules(&settings.rules, settings.chunk_bytes)?;
+        config.on_stranger = if settings.kills_strangers { OnStranger::Kill } else { OnStranger::Report };
+        let uuid = driver.device().uuid;
+        let server = Server::start_closed(config, driver, Some(&settings.journal));
+        let mut server = server.map_err(|error| error.to_string())?;
+        if watches {
+            server.watch_users(&settings.driver, uuid).map_err(|error| error.to_string())?;
+        }
+        Ok((Self(server), Answer::Ready { name, total_bytes }))
     }
-    let mut config = CardConfig::new(settings.card_bytes);
-    config.host_bytes = settings.host_bytes;
-    config.host_ready_bytes = settings.host_ready_bytes;
-    config.chunk_bytes = settings.chunk_bytes;
-    config.turns.slice_ns = settings.slice_ns;
-    config.run_ahead_us = settings.run_ahead_us;
-    (config.time, config.balance, config.quanta) = rules(&settings.rules, settings.chunk_bytes)?;
-    config.on_stranger = if settings.kills_strangers { OnStranger::Kill } else { OnStranger::Report };
-    let uuid = driver.device().uuid;
-    let server = Server::start_closed(config, Arc::new(driver), Some(&settings.journal));
-    let mut server = server.map_err(|error| error.to_string())?;
-    server.watch_users(&settings.driver, uuid).map_err(|error| error.to_string())?;
-    Ok((server, Answer::Ready { name, total_bytes }))
+
+    /// Answers one line.
+    pub(crate) fn answer(&mut self, line: &str) -> Answer {
+        match serde_json::from_str(line) {
+            Ok(request) => answer(&mut self.0, request).unwrap_or_else(Answer::Failed),
+            Err(error) => Answer::Failed(format!("no request: {error}")),
+        }
+    }
 }
 
 /// The rules for time, memory, and turns with memory.

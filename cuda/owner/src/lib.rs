@@ -16,5 +16,7 @@
 pub mod control;
 pub mod core;
 pub mod driver;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod server;
 pub mod turns;

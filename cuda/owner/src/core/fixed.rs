@@ -33,6 +33,14 @@ pub(super) struct Release {
     fixed: IntoIter<u32>,
 }
 
+#[cfg(any(test, feature = "fuzz"))]
+impl Release {
+    /// Returns true if a process's number of a chunk is to be released.
+    pub(super) fn has(&self, id: SessionId, chunk: ChunkId, index: u32) -> bool {
+        self.id == id && self.users.as_slice().contains(&(chunk, index))
+    }
+}
+
 /// Memory that is to be released, the oldest first.
 pub(super) type Releases = VecDeque<Release>;
 

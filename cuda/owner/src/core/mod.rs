@@ -10,6 +10,8 @@
 //! table in `cuda-protocol`.
 
 mod adopt;
+#[cfg(any(test, feature = "fuzz"))]
+mod audit;
 mod exports;
 mod fixed;
 mod indices;
@@ -360,6 +362,12 @@ impl Core {
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps
+    }
+
+    /// Returns true if work is left that only needs further events.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn is_working(&self) -> bool {
+        self.has_work()
     }
 
     /// Numbers that only this owner gives.
