@@ -29,7 +29,7 @@
 //! tenant -> owner   Free { chunks }: unmapped and released; the ids mean nothing from here on
 //! ```
 //!
-//! The answer may come late where the tenant's exhaustion policy is to queue. A refusal after a part was granted takes
+//! Parts come as they are ready. The answer may come late where the tenant's exhaustion policy is to queue. A refusal after a part was granted takes
 //! that part back: the tenant's side frees it. What the library cannot place in chunks (arrays, exported memory, memory
 //! that the driver allocates by itself, registered host memory) is asked for by [`FromTenant::Fix`], answered by
 //! [`FromOwner::Fixed`] or `Refused`, and returned by [`FromTenant::Unfix`].
@@ -85,7 +85,36 @@
 //! owner is gone for the tenant's side (it opens its gate, keeps what it has, refuses allocations in chunks, and connects
 //! again every [`RECONNECT_MS`] with `Hello::instance` unchanged and `Hello::adopts` set), and the process is dead for the
 //! owner's side. Neither side waits for the other without a bound of its own: the owner never blocks in a send
-//! ([`Link::try_send`]), and ends a connection whose queue is full.
+//! ([`Link::try_send`]). What a connection has no room for waits for it, and so do descriptors beyond those that it, its tenant
+//! and all together may have unread. A connection ends only for answers that its process does not take.
+//!
+//! # Bounds
+//!
+//! The owner has one serving thread. Each message costs it a bounded number of steps, a step being one or two searches in
+//! an ordered map. An event does 1,024 steps of what can be put off (places given, chunks released), and the next events go on.
+//! A tenant has 64 messages and 4,096 steps before the others have their turn.
+//!
+//! | message | steps of its own | put off |
+//! |---|---|---|
+//! | `Hello`, the end of a connection | connections | all chunks of the process |
+//! | `Adopt`, `Free` | [`MAX_CHUNKS`] | |
+//! | `Allocate` | 1 | its chunks; 32 pieces of a tenant are made at a time |
+//! | `Fix`, `Unfix` | 1 | their bytes, in chunks |
+//! | `Export` | 6 times [`MAX_EXPORTED`]: its chunks, and those of four tokens that are examined | |
+//! | `Open` | twice [`MAX_EXPORTED`] | |
+//! | `AskProcesses`, `Waiting`, `Stopped`, `Ending`, `Used` | connections | |
+//! | `AskMemory`, `Quiet`, `Busy`, `Redirected` | [`MAX_CHUNKS`] for each of 6 batches | |
+//!
+//! | of a tenant | bound | beyond it |
+//! |---|---|---|
+//! | connections | 1,024, and a part of the owner's descriptors | [`End::Crowded`] |
+//! | time without `Hello` | 5 s | the connection ends |
+//! | requests of a process that wait | [`MAX_PENDING`] | [`Refusal::Crowded`] |
+//! | unread descriptors | 256 of a connection, 4,096 of the tenant | the message waits |
+//! | answers that a process does not take | 256 | the connection ends |
+//! | tokens | 65,536, which name 262,144 chunks | [`Refusal::Exhausted`] |
+//! | numbers of chunks, of all its processes | 8 for each chunk that it has, at least 65,536 | [`Refusal::Exhausted`] |
+//! | adopted numbers | its chunks; each a new one | [`End::Violation`], [`End::Evicted`] |
 //!
 //! # Versions
 //!

@@ -1,10 +1,11 @@
 //! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of what clears PGRAPH in [`graphics`], those of memory that is zeroed in [`zeroing`], those of CUDA's in
-//! [`cuda`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`], those of the front for
+//! [`cuda`] and [`cuda_bounds`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`], those of the front for
 //! Xen in [`xen`], those of saved state in [`state`], those of the scheduler in [`sched`].
 
 use super::Mutation;
 
 mod cuda;
+mod cuda_bounds;
 mod fleet;
 mod graphics;
 mod guests;
@@ -24,6 +25,7 @@ pub(super) fn mutations() -> impl Iterator<Item = &'static Mutation> {
         .chain(graphics::MUTATIONS)
         .chain(zeroing::MUTATIONS)
         .chain(cuda::MUTATIONS)
+        .chain(cuda_bounds::MUTATIONS)
         .chain(guests::MUTATIONS)
         .chain(fleet::MUTATIONS)
         .chain(state::MUTATIONS)

@@ -21,6 +21,8 @@ const LOOK_NS: u64 = 100_000_000;
 /// Looks after which a process that has left is killed if it goes on: it would keep chunks that count for no one.
 // TIMEOUT: a program whose connection ended by accident is back within `cuda_protocol::RECONNECT_MS`; this is 5 s.
 const LOOKS: u32 = 50;
+/// Processes that have left and may come back; further ones are killed at the next look.
+const LEFT_MOST: usize = 1024;
 /// Signals that one process is sent at most, one at each look.
 const SIGNALS_MOST: u32 = 50;
 /// `SO_PEERPIDFD` of Linux 6.5, a descriptor of the process that has connected.
@@ -201,7 +203,9 @@ impl Peers {
         // One entry a process, however often it comes and goes.
         if self.left.iter().all(|left| left.peer.pid != peer.pid || !left.peer.lives()) {
             let (given_up, failed) = (false, false);
-            self.left.push(Left { peer, tenant, looks: 0, signals: 0, given_up, failed });
+            // Each has a descriptor of the owner's. Many at a time are no accident.
+            let looks = if self.left.len() < LEFT_MOST { 0 } else { LOOKS };
+            self.left.push(Left { peer, tenant, looks, signals: 0, given_up, failed });
         }
     }
 

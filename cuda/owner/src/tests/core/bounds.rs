@@ -207,6 +207,31 @@ fn opened_chunks_are_counted_and_their_end_is_linear() {
 }
 
 #[test]
+fn a_token_opens_nothing_once_one_of_its_chunks_is_another() {
+    let mut bare = Bare::new(8);
+    let (one, two) = (bare.connect("one"), bare.connect("one"));
+    bare.say(one, FromTenant::Allocate { request: 1, card: 0, chunks: 2 });
+    bare.settle();
+    let chunks = bare.chunks(one);
+    bare.say(one, FromTenant::Export { request: 2, chunks: chunks.clone() });
+    let share = bare.answers.iter().find_map(|(_, message)| match message {
+        FromOwner::Shared { share, .. } => Some(*share),
+        _ => None,
+    });
+    let share = share.expect("a token");
+    bare.say(one, FromTenant::Free { chunks: vec![chunks[1]] });
+    let refused =
+        |bare: &Bare| bare.answered(two, |m| matches!(m, FromOwner::Refused { reason: Refusal::Invalid, .. }));
+    bare.say(two, FromTenant::Open { request: 1, share });
+    assert_eq!(refused(&bare), 1);
+    // The index is another chunk's now.
+    bare.say(one, FromTenant::Allocate { request: 3, card: 0, chunks: 1 });
+    bare.settle();
+    bare.say(two, FromTenant::Open { request: 2, share });
+    assert_eq!((refused(&bare), bare.chunks(two).len()), (2, 0));
+}
+
+#[test]
 fn the_most_expensive_message_of_each_kind_is_bounded_on_the_largest_card() {
     let mut bare = Bare::new(CHUNKS);
     let one = bare.connect("one");
