@@ -18,14 +18,14 @@ impl Core {
         pieces: Vec<PieceId>,
     ) {
         self.work(chunks.len());
-        let (most, own) = (self.most(tenant), self.own_numbers());
+        let (most, unused) = (self.most(tenant), self.unused_numbers());
         let Some(session) = self.sessions.get_mut(&id) else { return self.drop_all(pieces) };
         let known = session.chunks.len() + session.adopting.len() + chunks.len();
-        // A number stands for one chunk, and this owner's own are given by nobody else.
+        // A number stands for one chunk, and only this owner gives those that it has not given yet.
         let mut named = BTreeSet::new();
         let is_new = |chunk: &Adopted| {
             named.insert(chunk.id)
-                && !own.contains(&chunk.id.0)
+                && !unused.contains(&chunk.id.0)
                 && !session.chunks.contains_key(&chunk.id)
                 && !session.adopting.contains_key(&chunk.id)
         };

@@ -370,9 +370,9 @@ impl Core {
         self.has_work()
     }
 
-    /// Numbers that only this owner gives.
-    fn own_numbers(&self) -> std::ops::Range<u64> {
-        self.first_number..self.first_number.saturating_add(OWN_NUMBERS)
+    /// Numbers that this owner is still to give. A program that lost its connection brings those that it was given.
+    fn unused_numbers(&self) -> std::ops::Range<u64> {
+        self.next.saturating_add(1)..self.first_number.saturating_add(OWN_NUMBERS)
     }
 
     /// Takes the actions since the last call, in order.

@@ -89,7 +89,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "a number of this owner's own is brought by nobody",
         package: "cuda-owner",
         file: "cuda/owner/src/core/adopt.rs",
-        from: "                && !own.contains(&chunk.id.0)\n",
+        from: "                && !unused.contains(&chunk.id.0)\n",
         to: "                && own.start <= own.end\n",
         tests: "core::tests::bounds",
     },
