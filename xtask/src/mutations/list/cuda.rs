@@ -224,8 +224,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "memory is not copied again and again for a program that ends",
         package: "cuda-owner",
         file: "cuda/owner/src/core/relocate.rs",
-        from: "        if !rest.is_empty() {",
-        to: "        if rest.len() > 1 << 20 {",
+        from: "        if declines {",
+        to: "        if declines && order > 1 << 20 {",
         tests: "core::tests",
     },
     Mutation {
@@ -341,9 +341,9 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "what a suspended program had is free",
         package: "cuda-owner",
         file: "cuda/owner/src/core/sessions.rs",
-        from: "        self.give_up_memory(id, Some(tenant));\n",
+        from: "            self.give_up_memory(other, tenant);\n",
         to: "",
-        tests: "core::tests::outside",
+        tests: "core::tests",
     },
     Mutation {
         name: "cuda-suspension-late",
@@ -431,8 +431,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "the stock is made anew though nothing else happens",
         package: "cuda-owner",
         file: "cuda/owner/src/core/mod.rs",
-        from: ".chain(late).chain(stock).chain(work)",
-        to: ".chain(late).chain(work)",
+        from: ".chain(late).chain(stock).chain(reclaims)",
+        to: ".chain(late).chain(reclaims)",
         tests: "core::tests",
     },
     Mutation {

@@ -90,7 +90,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         package: "cuda-owner",
         file: "cuda/owner/src/core/adopt.rs",
         from: "                && !unused.contains(&chunk.id.0)\n",
-        to: "                && own.start <= own.end\n",
+        to: "                && unused.start <= unused.end\n",
         tests: "core::tests::bounds",
     },
     Mutation {
