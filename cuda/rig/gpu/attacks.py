@@ -155,7 +155,7 @@ def hoard(manner: dict[str, str]) -> Scenario:
     def act(raw: Raw, until: float) -> dict:
         link = raw.connect(manner)
         raw.hello(link, LARGE)
-        chunks = allocate(raw, link, 2700)
+        chunks = allocate(raw, link, 2800)
         sleep_until(until - 0.3)
         _, closed = raw.hear(link, 0, 0)
         return {"chunks": len(chunks), "closed": closed}
