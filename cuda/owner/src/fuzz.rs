@@ -243,7 +243,12 @@ impl World {
             18 => {
                 let chunks: Vec<_> = (0..input.below(MAX_CHUNKS.min(8)))
                     .map(|_| {
-                        let id = ChunkId(input.number());
+                        // Now and then a number of this owner's, given or not.
+                        let given = self.core.last_number();
+                        let id = match input.byte() {
+                            near @ 200.. => ChunkId(given + 8 - u64::from(near % 16)),
+                            _ => ChunkId(input.number()),
+                        };
                         let descriptor = input.byte() & 1 == 0;
                         if descriptor {
                             let piece = self.core.piece_number();

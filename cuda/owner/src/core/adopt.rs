@@ -28,6 +28,7 @@ impl Core {
                 && !unused.contains(&chunk.id.0)
                 && !session.chunks.contains_key(&chunk.id)
                 && !session.adopting.contains_key(&chunk.id)
+                && !session.pending.iter().any(|pending| pending.holds(chunk.id))
         };
         if !session.adopts || known as u64 > most || !chunks.iter().all(is_new) {
             self.drop_all(pieces);
@@ -39,7 +40,7 @@ impl Core {
         let mut pieces = pieces.into_iter();
         let mut fixed = Vec::new();
         for chunk in chunks {
-            match pieces.next().filter(|_| chunk.descriptor) {
+            match chunk.descriptor.then(|| pieces.next()).flatten() {
                 Some(piece) => {
                     session.adopting.insert(chunk.id, piece);
                     self.adopters.insert(piece, (id, chunk.id));

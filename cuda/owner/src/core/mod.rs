@@ -364,6 +364,12 @@ impl Core {
         self.steps
     }
 
+    /// Returns the number that was given last.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(crate) fn last_number(&self) -> u64 {
+        self.next
+    }
+
     /// Returns true if work is left that only needs further events.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn is_working(&self) -> bool {

@@ -318,7 +318,8 @@ fn requests_of_a_connection_that_ended_leave_the_queue() {
 #[test]
 fn a_number_that_a_process_brings_twice_or_that_this_owner_is_still_to_give_is_refused() {
     // The numbers, where this owner gave `last` last. A program that lost its connection brings those that it was given.
-    let cases: [(fn(u64) -> Vec<u64>, usize); 4] =
+    type Ids = fn(u64) -> Vec<u64>;
+    let cases: [(Ids, usize); 4] =
         [(|_| vec![5, 5], 1), (|last| vec![last + 1], 1), (|last| vec![last + 1000], 1), (|last| vec![last], 0)];
     for (ids, violations) in cases {
         let mut bare = Bare::new(8);
@@ -337,6 +338,32 @@ fn a_number_that_a_process_brings_twice_or_that_this_owner_is_still_to_give_is_r
         bare.event(Event::Gone { session });
         assert_eq!(bare.core.view().memory.free, 16, "nothing is kept");
     }
+}
+
+#[test]
+fn a_number_of_a_request_that_is_under_way_is_not_brought_and_descriptors_go_to_their_own_chunks() {
+    let mut bare = Bare::new(8);
+    bare.next += 1;
+    let session = SessionId(bare.next);
+    bare.event(Event::Connected { session, pid: 1, uid: 1000, tenant: None });
+    let (tenant, program) = ("one".to_owned(), "test".to_owned());
+    bare.say(
+        session,
+        FromTenant::Hello(Hello { version: VERSION, pid: 1, instance: 1, tenant, program, adopts: true }),
+    );
+    let chunk = |id: u64, descriptor| Adopted { card: 0, id: ChunkId(id), place: Place::Device, descriptor };
+    // The only descriptor is the second chunk's.
+    let piece = bare.core.piece_number();
+    let message = FromTenant::Adopt { chunks: vec![chunk(5, false), chunk(6, true)], more: true };
+    bare.event(Event::Said { session, message, pieces: vec![piece] });
+    assert_eq!(bare.core.adopters.get(&piece), Some(&(session, ChunkId(6))));
+    bare.say(session, FromTenant::Allocate { request: 1, card: 0, chunks: 1 });
+    let given = bare.core.next;
+    bare.say(session, FromTenant::Adopt { chunks: vec![chunk(given, false)], more: true });
+    assert_eq!(bare.answered(session, |m| matches!(m, FromOwner::Goodbye(End::Violation))), 1);
+    bare.event(Event::Gone { session });
+    bare.settle();
+    assert_eq!(bare.core.view().memory.free, 16, "nothing is kept");
 }
 
 #[test]
