@@ -216,6 +216,28 @@ fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     Ok(())
 }
 
+/// Makes a handle of a chunk in each of many threads at once, twice; returns how many of the first and of the second time
+/// there were.
+pub fn burst(cuda: Cuda, threads: usize) -> Result<String> {
+    let start = std::sync::Barrier::new(threads);
+    let mut made = Vec::new();
+    for _ in 0..2 {
+        let handles: Vec<u64> = std::thread::scope(|scope| {
+            let create = || {
+                start.wait();
+                cuda.create_own(2 << 20).ok()
+            };
+            let all: Vec<_> = (0..threads).map(|_| scope.spawn(create)).collect();
+            all.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect()
+        });
+        made.push(handles.len().to_string());
+        for handle in handles {
+            cuda.release(handle)?;
+        }
+    }
+    Ok(made.join(" "))
+}
+
 /// Maps handles until one is refused, releases all, and does so again; the MiB of both times.
 pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
     let bytes = step_mib * MIB;

@@ -55,6 +55,12 @@ enum What {
         #[arg(long, default_value_t = 300)]
         steps: u64,
     },
+    /// Makes a handle of a chunk in each of many threads at once.
+    Burst {
+        /// Threads.
+        #[arg(long, default_value_t = 100)]
+        threads: usize,
+    },
     /// Allocates and frees five lengths by turns behind a long kernel in a stream; prints how often one had its address again.
     Cycle {
         /// Rounds.
@@ -197,6 +203,7 @@ fn main() -> Result<()> {
         What::Count { kernel_us } => count(cuda, kernel_us),
         What::Fill { step_mib } => fill(cuda, step_mib),
         What::Churn { steps } => churn(cuda, steps),
+        What::Burst { threads } => print(own::burst(cuda, threads)?),
         What::Cycle { rounds } => cycle(cuda, rounds),
         What::Hold { mib } => hold(cuda, mib),
         What::Stall { mib } => stall(cuda, mib),

@@ -122,3 +122,15 @@ fn requests_without_end_do_not_hold_a_neighbour_up() {
     drop(raw);
     describe(serving);
 }
+
+#[test]
+fn a_program_of_any_number_of_threads_that_allocate_at_once_gets_what_there_is() {
+    let rig = Rig::new(256);
+    let serving = owner(&rig, 64, &["--quanta", "off"]);
+    let mut neighbour = Neighbour::start(&rig, "b", &[]);
+    // 64 MiB in chunks of 2 MiB. The others learn that there is no more.
+    assert_eq!(rig.program("a", &["burst", "--threads", "100"]).end().trim(), "32 32");
+    is_served(&mut neighbour);
+    neighbour.end();
+    describe(serving);
+}
