@@ -150,7 +150,7 @@ fn change<T>(card: u8, kind: FixedKind, by: impl FnOnce(u64) -> u64, tell: impl 
 
 /// Asks to count fixed memory; whether it may be had.
 pub fn fix(card: u8, kind: FixedKind, bytes: u64) -> bool {
-    // First: who waits for a place must not keep others from returning memory.
+    // First: a thread that waits for a place must not keep others from returning memory.
     let _place = Place::take();
     let add = |sum: u64| sum.saturating_add(bytes);
     let number = change(card, kind, add, || begin(|request| FromTenant::Fix { request, card, kind, bytes }));

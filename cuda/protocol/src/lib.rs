@@ -85,13 +85,13 @@
 //! owner is gone for the tenant's side (it opens its gate, keeps what it has, refuses allocations in chunks, and connects
 //! again every [`RECONNECT_MS`] with `Hello::instance` unchanged and `Hello::adopts` set), and the process is dead for the
 //! owner's side. Neither side waits for the other without a bound of its own: the owner never blocks in a send
-//! ([`Link::try_send`]). What a connection has no room for waits for it, and so do descriptors beyond those that it, its tenant
-//! and all together may have unread. A connection ends only for answers that its process does not take.
+//! ([`Link::try_send`]). A message waits while its connection has no room for it, or while the connection, its tenant or all
+//! together have as many unread descriptors as they may. A connection ends only for answers that its process does not take.
 //!
 //! # Bounds
 //!
 //! The owner has one serving thread. Each message costs it a bounded number of steps, a step being one or two searches in
-//! an ordered map. An event does 1,024 steps of what can be put off (places given, chunks released), and the next events go on.
+//! an ordered map. An event does 1,024 steps of work that can be put off (places given, chunks released), and the next events continue.
 //! A tenant has 64 messages and 4,096 steps before the others have their turn.
 //!
 //! | message | steps of its own | put off |

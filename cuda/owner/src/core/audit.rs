@@ -5,14 +5,14 @@ use super::{Body, Core, OWN_NUMBERS, WORK_AT_ONCE};
 use cuda_protocol::{MAX_EXPORTED, MAX_PENDING};
 use std::collections::BTreeMap;
 
-/// Units of work of one event at most: what can be put off, a message's own, and looks at all connections.
+/// Units of work of one event at most: the part that can be put off, a message's own, and looks at all connections.
 const STEPS_MOST: u64 = WORK_AT_ONCE as u64 + 6 * MAX_EXPORTED as u64 + 2048;
 
 impl Core {
     /// Checks sums, bounds and holders.
     ///
     /// # Panics
-    /// When the accounts disagree, or an event has done more than it may. `steps` is what the last one has done.
+    /// When the accounts disagree, or an event has done more than it may. `steps` is the work of the last one.
     pub(crate) fn audit(&self, steps: u64) {
         assert!(steps <= STEPS_MOST, "an event of {steps} steps");
         let mut owners = BTreeMap::new();

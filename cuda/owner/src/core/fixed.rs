@@ -1,6 +1,6 @@
 //! Memory that counts and cannot move, and memory that is released a part at a time.
 //!
-//! Both may concern all chunks of a card in one message. An event does a bounded part of it, and the next one goes on.
+//! Both may concern all chunks of a card in one message. An event does a bounded part of it, and the next one continues.
 
 use super::memory::ROOM_NS;
 use super::sessions::Session;
@@ -64,8 +64,8 @@ impl Core {
         self.count_fixed(id, tenant);
     }
 
-    /// Has as many indices stand for fixed memory on the card as it takes, and answers the requests for it in order. What
-    /// does not fit into this event is done in the next.
+    /// Has as many indices stand for fixed memory on the card as it takes, and answers the requests for it in order. The
+    /// next event does the part that does not fit into this one.
     pub(super) fn count_fixed(&mut self, id: SessionId, tenant: TenantId) {
         loop {
             let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -126,7 +126,7 @@ impl Core {
         }
     }
 
-    /// Refuses the oldest request for fixed memory. What it got is released.
+    /// Refuses the oldest request for fixed memory, and releases its chunks.
     fn refuse_fixed(&mut self, id: SessionId, reason: Refusal) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let Some(Fixing { request, kind, bytes, .. }) = session.fixing.pop_front() else { return };
@@ -135,8 +135,8 @@ impl Core {
         self.send(id, FromOwner::Refused { request, reason });
     }
 
-    /// Returns true if a request that came at `since` is to wait rather than be refused: memory is being released, which may be
-    /// what it lacks.
+    /// Returns true if a request that came at `since` is to wait rather than be refused: memory is being released, which it
+    /// may lack.
     pub(super) fn waits_for_releases(&self, since: u64) -> bool {
         !self.releases.is_empty() && self.clock.saturating_sub(since) < ROOM_NS
     }
@@ -184,7 +184,7 @@ impl Core {
         self.releases.iter().any(|release| release.tenant == tenant)
     }
 
-    /// Goes on with what earlier events had no room for.
+    /// Continues the work that earlier events put off.
     pub(super) fn go_on_working(&mut self) {
         if !self.releases.is_empty() {
             self.release_some();

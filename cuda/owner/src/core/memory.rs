@@ -315,7 +315,7 @@ impl Core {
         self.send(id, FromOwner::Refused { request, reason });
     }
 
-    /// A request that was removed is not served any more. What was delivered of it stays the process's until it frees it.
+    /// A request that was removed is not served any more. Chunks that were delivered stay the process's until it frees them.
     pub(super) fn withdraw(&mut self, id: SessionId, tenant: TenantId, pending: Pending) {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             known.wanted -= u64::from(pending.wanted);
@@ -366,7 +366,7 @@ impl Core {
         }
         let Some(session) = self.sessions.get(&id) else { return false };
         let (Some(tenant), Some(pending)) = (session.tenant, session.pending.get(at)) else { return false };
-        // Only what was not delivered may lack a piece: a message's chunks and those that are being made.
+        // Only chunks that were not delivered may lack a piece: those of one message, and those that are being made.
         let indices: Vec<u32> = pending.items[pending.delivered..].iter().map(|(_, index)| *index).collect();
         let of_it = |index: &u32| self.where_is(tenant, *index).is_some_and(|(other, _)| other == piece);
         let Some(index) = indices.into_iter().find(of_it) else { return false };

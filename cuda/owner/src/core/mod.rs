@@ -6,7 +6,7 @@
 //! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`).
 //!
 //! An event does at most [`WORK_AT_ONCE`] units of work that can be put off: places given, chunks released. The rest is done with
-//! the next events, and [`Core::next_wakeup`] asks for one at once. What cannot be put off is bounded by the message: see the
+//! the next events, and [`Core::next_wakeup`] asks for one at once. The rest is bounded by the message: see the
 //! table in `cuda-protocol`.
 
 mod adopt;
@@ -358,7 +358,7 @@ impl Core {
         self.spent < WORK_AT_ONCE
     }
 
-    /// Returns the units of work done so far, for bounds of what one tenant has done before others.
+    /// Returns the units of work done so far, for bounds of one tenant's work before others'.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps

@@ -36,7 +36,7 @@ impl Serving {
         let socket = match rustix::net::accept_with(listener, flags) {
             Ok(socket) => socket,
             Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                // Whoever waits stays in the listener's queue.
+                // Processes that connect wait in the listener's queue.
                 self.accepts_from = self.now() + FULL_NS;
                 return self.warn(Some(Cause::User(0)), |left_out| {
                     tracing::warn!(left_out, "no descriptor for a connection: raise the limit of open files");
@@ -135,7 +135,7 @@ impl Serving {
         MESSAGES_AT_ONCE
     }
 
-    /// A descriptor that came with a message is a piece to be, until the state machine says what becomes of it.
+    /// Keeps a descriptor that came with a message, as a piece until the state machine decides about it.
     fn keep(&mut self, descriptor: OwnedFd) -> PieceId {
         let piece = self.core.piece_number();
         self.vault.receive(piece, descriptor);
@@ -159,7 +159,7 @@ impl Serving {
         }
     }
 
-    /// Sends what had to wait and is due.
+    /// Sends the messages that had to wait and are due.
     pub(super) fn send_again(&mut self) {
         let (now, bounds) = (self.now(), self.limits.unread(self.core.tenant_count()));
         for (session, error) in self.outboxes.retry(&mut self.sessions, bounds, now) {

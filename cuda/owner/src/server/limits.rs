@@ -11,20 +11,20 @@ const CONNECTIONS_MOST: usize = 2048;
 /// Time that a connection may take to say `Hello`, in ns.
 // TIMEOUT: the library says it at once; a busy host may take a second to run it.
 pub(super) const SILENT_NS: u64 = 5_000_000_000;
-/// Time for which nobody is let in after the system had no descriptor, in ns.
+/// Time for which no connection is accepted after the system had no descriptor, in ns.
 // TIMEOUT: something ends meanwhile; a program that connects waits for this and for the owner alike.
 pub(super) const FULL_NS: u64 = 100_000_000;
 /// Descriptors for all else: logs, sockets, the driver's own files.
 const OTHERS: u64 = 128;
 
-/// What may be had of the process's descriptors.
+/// Division of the process's descriptors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Connections, each with two descriptors.
     pub(super) connections: usize,
     /// Pieces of memory, each with one.
     pub(super) pieces: usize,
-    /// Descriptors on their way to programs: half of what the kernel lets one user have, for other owners of the same user.
+    /// Descriptors on their way to programs: half of those that the kernel lets one user have, for other owners of the same user.
     unread: usize,
 }
 

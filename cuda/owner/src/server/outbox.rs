@@ -1,12 +1,12 @@
 //! Messages on their way to processes, and the descriptors that no process has taken yet.
 //!
-//! The kernel counts the descriptors that a user has sent and nobody has received, and refuses more than the sender's limit
+//! The kernel counts the descriptors that a user has sent and no process has received, and refuses more than the sender's limit
 //! of open files (`ETOOMANYREFS`). So each connection, each tenant and all of them together have a bound of such descriptors
 //! below that. A message beyond it waits here, as does one that the socket has no room for: a process that does not read
-//! delays messages to its own tenant only. A connection ends for what waits only if its process does not take answers that it has
+//! delays messages to its own tenant only. A connection ends for its queue only if its process does not take answers that it has
 //! asked for.
 //!
-//! UNSAFETY: asks a socket what is unread, which no library does.
+//! UNSAFETY: asks a socket for its unread bytes, which no library does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use super::lines::Cause;
@@ -31,7 +31,7 @@ const DOUBLINGS_MOST: u32 = 6;
 /// A message with its descriptors.
 type Packet = (FromOwner, Vec<Arc<OwnedFd>>);
 
-/// A connection with what waits for it.
+/// A connection with the messages that wait for it.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) link: Link,
@@ -91,7 +91,7 @@ impl Outboxes {
     /// Sends a message, behind those that wait.
     ///
     /// # Errors
-    /// When the process does not take what it has asked for, or the connection fails.
+    /// When the process does not take its answers, or the connection fails.
     pub(super) fn send(
         &mut self,
         connections: &mut BTreeMap<SessionId, Connection>,
@@ -108,7 +108,7 @@ impl Outboxes {
             connection.plain += usize::from(packet.1.is_empty());
             connection.waiting.push_back(packet);
         }
-        // Until it is due again, what waits would only be tried in vain.
+        // A try before it is due again would fail.
         if !self.waiters.contains(&id) || is_urgent {
             self.flush(connections, id, bounds, now)?;
         }
@@ -117,7 +117,7 @@ impl Outboxes {
         if too_many { Err(LinkError::WouldBlock) } else { Ok(()) }
     }
 
-    /// Sends what may be sent to a process now.
+    /// Sends the messages that a process may get now.
     fn flush(
         &mut self,
         connections: &mut BTreeMap<SessionId, Connection>,
@@ -153,7 +153,7 @@ impl Outboxes {
                         self.readers.insert(id);
                     }
                 }
-                // Others' descriptors, or the process's own: it is nobody's fault that can be told here.
+                // Others' descriptors, or the process's own: the owner cannot tell whose fault it is.
                 Err(LinkError::WouldBlock | LinkError::Crowded) => {
                     connection.again = now + (AGAIN_NS << connection.tries.min(DOUBLINGS_MOST));
                     connection.tries += 1;
@@ -211,7 +211,7 @@ impl Outboxes {
         self.waiters.iter().filter_map(|id| connections.get(id)).map(|connection| connection.again).min()
     }
 
-    /// Tries what is due again. Returns the connections that fail.
+    /// Retries the messages that are due. Returns the connections that fail.
     pub(super) fn retry(
         &mut self,
         connections: &mut BTreeMap<SessionId, Connection>,

@@ -46,7 +46,7 @@ struct State {
     received: BTreeMap<PieceId, OwnedFd>,
     /// Addresses of a chunk's size with nothing mapped.
     free: Vec<Address>,
-    /// Pieces that were ordered, and that nobody has given up since.
+    /// Pieces that were ordered, and that are still wanted.
     ordered: BTreeSet<PieceId>,
 }
 
@@ -103,7 +103,7 @@ impl Vault {
         self.lock().ordered.insert(piece);
     }
 
-    /// Nobody needs a piece any more that may not exist yet.
+    /// Cancels the order of a piece, if it has not begun.
     pub(super) fn cancel(&self, piece: PieceId) {
         self.lock().ordered.remove(&piece);
     }

@@ -1,4 +1,4 @@
-//! One message, or one tenant's many messages: nobody else is delayed.
+//! One message, or one tenant's many messages: no other tenant is delayed.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
@@ -29,7 +29,7 @@ fn share(raw: &mut Raw, link: usize, chunks: u32) -> Share {
 #[test]
 fn chunks_that_a_tenant_does_not_read_cost_no_neighbour_its_connection() {
     let rig = Rig::new(256);
-    // Root is not subject to the limit of descriptors that nobody has read. The owner is to have rights of its own only, and
+    // Root is not subject to the limit of unread descriptors. The owner is to have rights of its own only, and
     // as few descriptors as let the attack reach the limit.
     let open = |mode| std::fs::Permissions::from_mode(mode);
     for folder in [rig.folder.path(), rig.socket().parent().expect("a folder")] {

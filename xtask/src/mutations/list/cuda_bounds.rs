@@ -1,4 +1,4 @@
-//! Mistakes in the bounds of what one tenant of a CUDA card costs another.
+//! Mistakes in the bounds that keep one tenant of a CUDA card from costing another.
 
 use crate::mutations::Mutation;
 

@@ -130,7 +130,7 @@ fn all_of_the_card_as_fixed_memory_takes_linear_work_in_parts() {
     let (card, kind) = (0, FixedKind::Driver);
     let begin = bare.core.steps();
     bare.say(one, FromTenant::Fix { request: 1, card, kind, bytes });
-    // What is asked for while the first is under way is answered after it, in order.
+    // Requests that come while the first is under way are answered after it, in order.
     bare.say(one, FromTenant::Fix { request: 2, card, kind, bytes: 1 });
     bare.say(one, FromTenant::Fix { request: 3, card, kind: FixedKind::Host, bytes });
     bare.settle();
