@@ -83,7 +83,7 @@ fn domains_share_a_card_and_one_comes_back_hostile() -> Result<()> {
     let a = machine.create("a")?;
     a.wait_ready()?;
     verified.push(pv.smoke(&format!("fill --pattern {PATTERN:016x}"))?);
-    let started = pv.start("run /bin/gpu-workloads stream --seconds 5 --max 65536")?;
+    let started = pv.start("run /bin/gpu-workloads stress --seconds 5 --max 65536")?;
     let (attack, denied) = attacked(&machine, &a)?;
     verified.push(pv.finish(started, "copies beside a hostile domain")?);
     let shown = shown_with(&machine, "pv", "batches of pv", |shown| counter(shown, "pv_batches") > 0)?;
