@@ -30,7 +30,7 @@ const PROBES: u32 = 6;
 /// Channels that it starts, each with tables that the mediator reads anew.
 const CHANNELS: u32 = 16;
 /// Copies between RAM and VRAM, and kernels: what a guest's CPU moves through an aperture is an exit for each word.
-const COPIES: &str = "copy --engine m2mf --from gart --to vram --size 262144";
+const COPIES: &str = "copy --engine m2mf --from gart --to vram --size 65536";
 const KERNELS: &str = "workload --name mmul";
 
 /// The daemon's configuration for these VMs.
