@@ -75,11 +75,9 @@ impl Suite {
         match self {
             // Guests compete in it for a card's time. A guest whose processor is taken away stands still and gets less.
             _ if test.starts_with("rogues::") => Load::Processors(usize::MAX),
-            // A machine with two processors, which has machines of its own.
-            Self::Nested => Load::Processors(2),
             // Daemons of batch systems poll and sleep.
             Self::Fleet => Load::Waits,
-            // Most of the time one guest boots, with one processor; so does a machine that is a host of Xen.
+            // Most of the time one guest boots, with one processor; so does a machine that is a host of Xen or has machines of its own.
             _ => Load::Processors(1),
         }
     }
@@ -267,7 +265,7 @@ impl<'a> Session<'a> {
         // What occupies several processors goes first, or it would wait while one of them idles; then the longest.
         tests.sort_by_key(|test| match (test.load, suite_of(test.program)) {
             (Load::Processors(2..), _) => 0,
-            (_, Some(Suite::Xen)) => 1,
+            (_, Some(Suite::Xen | Suite::Nested)) => 1,
             _ => 2,
         });
         let limit = suites.iter().map(|suite| suite.limit()).max().unwrap_or_default();

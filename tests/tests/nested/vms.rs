@@ -9,6 +9,7 @@ use tests::files::Files;
 use tests::guest::{self, Smoke};
 use tests::nest::inner::{InnerSpec, InnerVm};
 use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
+use tests::scale;
 
 /// MiB of the card, and those of it that the inner daemon is told of.
 const CARD_MIB: u32 = 256;
@@ -25,10 +26,12 @@ const PARAVIRTUAL: &str = "pv";
 const OFFERED: &str = "paravirtual = { offered = true }\n";
 /// The pattern that a hostile guest looks for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
-/// Places that it tries of each kind: each access is an exit of an emulated machine's guest.
-const PROBES: u32 = 6;
-/// Channels that it starts, each with tables that the mediator reads anew.
-const CHANNELS: u32 = 16;
+/// Returns the options of an attack. Each access is an exit of an emulated machine's guest, and the mediator reads the tables
+/// of each channel, so the default attack is short.
+fn attack_size() -> String {
+    scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
+}
+
 /// Copies between RAM and VRAM, and kernels: what a guest's CPU moves through an aperture is an exit for each word.
 const COPIES: &str = "copy --engine m2mf --from gart --to vram --size 65536";
 const KERNELS: &str = "workload --name mmul";
@@ -123,8 +126,7 @@ fn share(first: InnerSpec) -> Result<()> {
     first.reboot()?;
     first.wait_ready()?;
     let started = pv.start(&format!("run /bin/gpu-workloads {COPIES}"))?;
-    let attack = first
-        .smoke(&format!("bar hostile --fresh --probes {PROBES} --channels {CHANNELS} --pattern {PATTERN:016x}"))?;
+    let attack = first.smoke(&format!("bar hostile --fresh {} --pattern {PATTERN:016x}", attack_size()))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
     verified.push(pv.finish(started, "copies beside a hostile VM")?);
     let shown = nest.show(PARAVIRTUAL)?;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::Value;
 use tests::guest::{self, Smoke};
-use tests::wait;
 use tests::xen::{Domain, DomainSpec, XenMachine};
+use tests::{scale, wait};
 
 /// MiB of the card: less than its VMs see, so that chunks must move.
 const CARD_MIB: u32 = 96;
@@ -17,10 +17,12 @@ const VM_MIB: u32 = 48;
 const DOM0_MIB: u32 = 1400;
 /// The pattern that a hostile guest looks for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
-/// Places that it tries of each kind: each access is an exit of an emulated machine's guest.
-const PROBES: u32 = 6;
-/// Channels that it starts, each with tables that the mediator reads anew.
-const CHANNELS: u32 = 16;
+/// Returns the options of an attack. Each access is an exit of an emulated machine's guest, and the mediator reads the tables
+/// of each channel, so the default attack is short.
+fn attack_size() -> String {
+    scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
+}
+
 /// Time for a look at a VM.
 const SHOW_LIMIT: Duration = Duration::from_secs(120);
 
@@ -103,7 +105,7 @@ fn domains_share_a_card_and_one_comes_back_hostile() -> Result<()> {
 
 /// Attacks from a domain that has loaded no driver. Returns the attack's result, and the number of denials.
 fn attacked(machine: &XenMachine, domain: &Domain<'_>) -> Result<(Smoke, Value)> {
-    let hostile = format!("bar hostile --fresh --mapped --probes {PROBES} --channels {CHANNELS}");
+    let hostile = format!("bar hostile --fresh --mapped {}", attack_size());
     let attack = domain.smoke(&format!("{hostile} --pattern {PATTERN:016x}"))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
     let shown = shown_with(machine, "a", "denials of a", |shown| shown["denied_total"].as_u64() > Some(0))?;
