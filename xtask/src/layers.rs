@@ -128,7 +128,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "vram",
         ],
     ),
-    ("slurm-plugin", &["api", "cuda-protocol", "mediatorctl"]),
+    ("slurm-plugin", &["admin-client", "api", "cuda-protocol", "fleet-cdi", "mediatorctl"]),
     (
         "mediatord",
         &[

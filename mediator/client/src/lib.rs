@@ -1,7 +1,13 @@
 //! HTTP over the admin socket, one connection for each request: for `mediatorctl`, and for programs that hand out virtual
 //! machines and tenants by themselves.
 //!
+//! Parts: [`Admin`] (requests), [`sockets`] (a privileged program gives a socket of the daemon to a user), [`terminal`] (text of
+//! others on a terminal).
+//!
 //! What it does not do: try again, or keep what it was told.
+
+pub mod sockets;
+pub mod terminal;
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -62,6 +68,12 @@ impl Admin {
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
         Self { socket, limit: LIMIT }
+    }
+
+    /// The daemon's socket.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
     }
 
     /// Waits for an answer for so long, and no longer.

@@ -1,0 +1,293 @@
+//! Sockets and folders of the daemon that a privileged program gives to a user.
+//!
+//! The daemon has fewer rights than such a program, and owns the folder: it may replace files there at any time. So nothing is
+//! done by path. Each folder on the way is opened without following links, the file is opened once, and what is checked and
+//! changed is that file.
+
+use std::fs::Permissions;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Component, Path};
+
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
+
+/// Opens a name for what it is, without a link being followed and without a device or pipe being touched.
+const NAMED: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+fn refused(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, what)
+}
+
+fn named(folder: impl AsFd, name: &Path) -> io::Result<(OwnedFd, Stat)> {
+    let file = rustix::fs::openat(folder, name, NAMED, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    Ok((file, stat))
+}
+
+fn is(stat: &Stat, kind: FileType) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == kind
+}
+
+/// Opens the file at `path` and the folder that it is in. `within` is a folder of the operator's, and may be reached by links.
+fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, Stat))> {
+    let beneath = path.strip_prefix(within).ok().filter(|beneath| !beneath.as_os_str().is_empty());
+    let beneath = beneath.ok_or_else(|| refused(format!("it is not in the folder {}", within.display())))?;
+    let root = rustix::fs::open(within, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = rustix::fs::fstat(&root)?;
+    let mut folder = (root, stat);
+    let mut parts = beneath.components().peekable();
+    while let Some(part) = parts.next() {
+        let Component::Normal(name) = part else {
+            return Err(refused(format!("it is not in the folder {}", within.display())));
+        };
+        let next = named(&folder.0, Path::new(name))?;
+        if parts.peek().is_none() {
+            return Ok((folder, next));
+        }
+        if !is(&next.1, FileType::Directory) {
+            return Err(refused(format!("`{}` on the way is not a folder", name.display())));
+        }
+        folder = next;
+    }
+    Err(refused("it is not a file".to_owned()))
+}
+
+/// Gives a socket of the daemon to a user, who alone may connect then.
+///
+/// # Errors
+/// The path is not in the folder `within`, is not a socket, leads through a link, or does not belong to the daemon's user, to whom
+/// its folder belongs; nothing has changed then. Or this program lacks the right.
+pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
+    let ((_, folder), (file, stat)) = opened(within, socket)?;
+    if !is(&stat, FileType::Socket) {
+        return Err(refused("expected a socket".to_owned()));
+    }
+    if stat.st_uid != folder.st_uid && stat.st_uid != uid {
+        return Err(refused(format!(
+            "it belongs to user {}, expected the owner of its folder, user {}",
+            stat.st_uid, folder.st_uid
+        )));
+    }
+    // The rights first: at no time may a third user connect. The descriptor's own path names this file, whatever its name is now.
+    std::fs::set_permissions(format!("/proc/self/fd/{}", file.as_raw_fd()), Permissions::from_mode(0o600))?;
+    Ok(rustix::fs::chownat(&file, "", Some(Uid::from_raw(uid)), None, AtFlags::EMPTY_PATH)?)
+}
+
+/// Makes a folder that the owner of `like` has, with these rights, or checks that it is so. The daemon can then make folders in it.
+///
+/// # Errors
+/// Something else is there, or a folder of a third user; nothing has changed then.
+pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
+    let owner = rustix::fs::stat(like)?;
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(refused("it has no folder above it".to_owned()));
+    };
+    std::fs::create_dir_all(parent)?;
+    let parent = rustix::fs::open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o700)) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = rustix::fs::openat(&parent, name, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&folder)?;
+    if stat.st_uid != owner.st_uid {
+        let own = rustix::process::geteuid().as_raw();
+        if stat.st_uid != own {
+            return Err(refused(format!("it belongs to user {}, expected user {}", stat.st_uid, owner.st_uid)));
+        }
+        rustix::fs::fchown(&folder, Some(Uid::from_raw(owner.st_uid)), Some(Gid::from_raw(owner.st_gid)))?;
+    }
+    if stat.st_mode & 0o7777 != mode {
+        rustix::fs::fchmod(&folder, Mode::from_raw_mode(mode))?;
+    }
+    Ok(())
+}
+
+/// Removes a folder of one socket, with the sockets in it, by its name in the folder `all`. One that is missing is no error.
+///
+/// # Errors
+/// Something else is there, or in it; that stays.
+pub fn remove_folder(all: &Path, name: &str) -> io::Result<()> {
+    let missing = |error: &rustix::io::Errno| *error == rustix::io::Errno::NOENT;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    if Path::new(name).components().collect::<Vec<_>>() != [Component::Normal(name.as_ref())] {
+        return Err(refused("it is not a name".to_owned()));
+    }
+    let opened = rustix::fs::open(all, flags, Mode::empty())
+        .and_then(|all| Ok((rustix::fs::openat(&all, name, flags, Mode::empty())?, all)));
+    let (folder, all) = match opened {
+        Ok(opened) => opened,
+        Err(error) if missing(&error) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    for socket in ["cuda.sock", "cuda.new", "vgpu.sock"] {
+        match rustix::fs::unlinkat(&folder, socket, AtFlags::empty()) {
+            Err(error) if !missing(&error) => return Err(error.into()),
+            _ => {}
+        }
+    }
+    match rustix::fs::unlinkat(&all, name, AtFlags::REMOVEDIR) {
+        Err(error) if !missing(&error) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, symlink};
+    use std::os::unix::net::UnixListener;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    const OTHER: u32 = 65_534;
+
+    fn uid(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().uid()
+    }
+
+    /// Only root can give files away.
+    fn is_root() -> bool {
+        let root = rustix::process::geteuid().is_root();
+        if !root {
+            println!("skipped in part: this user cannot give files away");
+        }
+        root
+    }
+
+    #[test]
+    fn a_socket_goes_to_a_user_who_alone_may_connect() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join("a");
+        fs::create_dir(&own).unwrap();
+        let socket = own.join("cuda.sock");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        give(folder.path(), &socket, uid(folder.path())).unwrap();
+        assert_eq!(fs::metadata(&socket).unwrap().mode() & 0o777, 0o600);
+        if is_root() {
+            give(folder.path(), &socket, OTHER).unwrap();
+            assert_eq!(uid(&socket), OTHER);
+            // Another process of the same job.
+            give(folder.path(), &socket, OTHER).unwrap();
+        }
+    }
+
+    #[test]
+    fn only_sockets_of_the_daemon_in_the_folder_are_given_away() {
+        let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let elsewhere = other.path().join("s.sock");
+        let _listener = UnixListener::bind(&elsewhere).unwrap();
+        fs::write(other.path().join("secret"), "").unwrap();
+        fs::write(folder.path().join("file"), "").unwrap();
+        fs::create_dir(folder.path().join("d")).unwrap();
+        symlink(&elsewhere, folder.path().join("link.sock")).unwrap();
+        symlink(other.path(), folder.path().join("linked")).unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let up = format!("../{}/s.sock", other.path().file_name().unwrap().display());
+        let cases = [
+            elsewhere.clone(),
+            at("file"),
+            at("d"),
+            at("link.sock"),
+            at("linked/s.sock"),
+            at("linked/secret"),
+            at(&up),
+            at("."),
+            folder.path().to_owned(),
+            at("file/x"),
+        ];
+        let before = fs::metadata(&elsewhere).unwrap();
+        for path in cases {
+            assert!(give(folder.path(), &path, OTHER).is_err(), "{}", path.display());
+        }
+        let after = fs::metadata(&elsewhere).unwrap();
+        assert_eq!((before.uid(), before.mode()), (after.uid(), after.mode()));
+        if is_root() {
+            // A socket of a third user that somebody has put there.
+            let theirs = at("theirs.sock");
+            let _listener = UnixListener::bind(&theirs).unwrap();
+            std::os::unix::fs::chown(&theirs, Some(1234), None).unwrap();
+            assert!(give(folder.path(), &theirs, OTHER).unwrap_err().to_string().contains("belongs to user 1234"));
+            assert_eq!(uid(&theirs), 1234);
+        }
+    }
+
+    /// The folder's owner exchanges the socket for a link all the time: what the link names is never changed.
+    #[test]
+    fn a_socket_that_is_exchanged_for_a_link_meanwhile_leads_nowhere() {
+        let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let victim = other.path().join("victim");
+        let _listener = UnixListener::bind(&victim).unwrap();
+        fs::set_permissions(&victim, Permissions::from_mode(0o640)).unwrap();
+        let socket = folder.path().join("s.sock");
+        let _mine = UnixListener::bind(&socket).unwrap();
+        symlink(&victim, folder.path().join("link")).unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (link, spare) = (folder.path().join("link"), folder.path().join("spare"));
+                while !over.load(Ordering::Relaxed) {
+                    fs::rename(&socket, &spare).unwrap();
+                    fs::rename(&link, &socket).unwrap();
+                    fs::rename(&socket, &link).unwrap();
+                    fs::rename(&spare, &socket).unwrap();
+                }
+            });
+            let given = (0..20_000).filter(|_| give(folder.path(), &socket, uid(other.path())).is_ok()).count();
+            over.store(true, Ordering::Relaxed);
+            println!("given {given} times");
+        });
+        assert_eq!(fs::metadata(&victim).unwrap().mode() & 0o777, 0o640);
+    }
+
+    #[test]
+    fn a_folder_is_made_and_another_thing_in_its_place_is_refused() {
+        let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let claims = folder.path().join("claims");
+        super::folder(&claims, folder.path(), 0o700).unwrap();
+        super::folder(&claims, folder.path(), 0o700).unwrap();
+        assert_eq!(fs::metadata(&claims).unwrap().mode() & 0o7777, 0o700);
+        fs::set_permissions(other.path(), Permissions::from_mode(0o755)).unwrap();
+        let linked = folder.path().join("linked");
+        symlink(other.path(), &linked).unwrap();
+        assert!(super::folder(&linked, folder.path(), 0o700).is_err());
+        assert_eq!(fs::metadata(other.path()).unwrap().mode() & 0o777, 0o755);
+        if is_root() {
+            // The daemon is another user: the folder is the daemon's, and a folder of a third user is refused.
+            std::os::unix::fs::chown(folder.path(), Some(OTHER), Some(OTHER)).unwrap();
+            let own = folder.path().join("own");
+            super::folder(&own, folder.path(), 0o700).unwrap();
+            assert_eq!(uid(&own), OTHER);
+            std::os::unix::fs::chown(&own, Some(1234), None).unwrap();
+            assert!(
+                super::folder(&own, folder.path(), 0o700).unwrap_err().to_string().contains("belongs to user 1234")
+            );
+        }
+    }
+
+    #[test]
+    fn only_the_folder_of_a_socket_is_removed() {
+        let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let own = folder.path().join("k8s-u-0");
+        fs::create_dir(&own).unwrap();
+        drop(UnixListener::bind(own.join("cuda.sock")).unwrap());
+        remove_folder(folder.path(), "k8s-u-0").unwrap();
+        remove_folder(folder.path(), "k8s-u-0").unwrap();
+        assert!(!own.exists());
+        fs::write(other.path().join("cuda.sock"), "").unwrap();
+        symlink(other.path(), &own).unwrap();
+        assert!(remove_folder(folder.path(), "k8s-u-0").is_err());
+        for bad in ["..", ".", "", "a/b", "/"] {
+            assert!(remove_folder(folder.path(), bad).is_err(), "{bad}");
+        }
+        assert!(other.path().join("cuda.sock").exists());
+        fs::remove_file(&own).unwrap();
+        fs::create_dir(&own).unwrap();
+        fs::write(own.join("notes"), "").unwrap();
+        assert!(remove_folder(folder.path(), "k8s-u-0").is_err());
+        assert!(own.join("notes").exists());
+    }
+}
