@@ -3,11 +3,12 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -108,12 +109,26 @@ fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {
         let path = path.to_owned();
         move |source: io::Error| BindError::System { action, path, source }
     };
+    // By one descriptor: where another user may write to the folder, something else may take the path meanwhile.
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| system("open")(errno.into()))?;
+    let there = rustix::fs::fstat(&file).map_err(|errno| system("look at")(errno.into()))?;
+    // One of an earlier process has its rights already.
+    let is_ours = there.st_uid == rustix::process::geteuid().as_raw() || Some(there.st_uid) == options.uid;
+    if FileType::from_raw_mode(there.st_mode) != FileType::Socket || !is_ours {
+        let source =
+            io::Error::other("another file has taken its place; name a folder that only the daemon's user writes");
+        return Err(system("change the rights of")(source));
+    }
     if options.uid.is_some() || options.gid.is_some() {
-        std::os::unix::fs::chown(path, options.uid, options.gid).map_err(system("change the owner of"))?;
+        let (uid, gid) = (options.uid.map(Uid::from_raw), options.gid.map(Gid::from_raw));
+        let given = rustix::fs::chownat(&file, "", uid, gid, AtFlags::EMPTY_PATH);
+        given.map_err(|errno| system("change the owner of")(errno.into()))?;
     }
     if let Some(mode) = options.mode {
         let permissions = std::fs::Permissions::from_mode(mode & 0o777);
-        std::fs::set_permissions(path, permissions).map_err(system("change the mode of"))?;
+        let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+        std::fs::set_permissions(own, permissions).map_err(system("change the mode of"))?;
     }
     Ok(())
 }

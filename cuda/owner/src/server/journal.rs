@@ -1,6 +1,9 @@
 //! The processes that an owner serves, written down for the next one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// A file with a line for each process: its number and when it was started, as the kernel counts it.
@@ -43,11 +46,22 @@ impl Journal {
         let line = |(pid, started): (&u32, &Option<String>)| Some(format!("{pid} {}\n", started.as_ref()?));
         let text: String = self.kept.iter().filter_map(line).collect();
         let new = self.path.with_extension("new");
-        let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &self.path));
+        let written = replace(&new, &self.path, text.as_bytes());
         if let Err(error) = written {
             tracing::warn!(path = %self.path.display(), %error, "cannot write down which programs use the card");
         }
     }
+}
+
+/// Replaces a file by way of another one, which is new in any case: a link that somebody has put there is not followed.
+fn replace(new: &Path, path: &Path, text: &[u8]) -> std::io::Result<()> {
+    match std::fs::remove_file(new) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
+    file.write_all(text)?;
+    std::fs::rename(new, path)
 }
 
 /// Reads when a process was started: field 22 of its `stat`.
@@ -61,6 +75,17 @@ fn start_of(pid: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_in_the_place_of_the_new_file_is_not_followed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (victim, path) = (folder.path().join("victim"), folder.path().join("gpu.programs"));
+        std::fs::write(&victim, "theirs").expect("written");
+        std::os::unix::fs::symlink(&victim, path.with_extension("new")).expect("linked");
+        Journal::open(&path).keep(&[std::process::id()]);
+        assert_eq!(std::fs::read_to_string(&victim).expect("readable"), "theirs");
+        assert!(std::fs::symlink_metadata(&path).expect("there").is_file());
+    }
 
     #[test]
     fn only_processes_that_live_still_are_waited_for() {

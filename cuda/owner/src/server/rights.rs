@@ -2,10 +2,10 @@
 
 use super::ServerError;
 use cuda_protocol::{Link, LinkError};
-use rustix::fs::{Gid, Mode, Uid, chmod, chown};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// Access rights of a socket. What is not said stays as the system makes it.
@@ -66,12 +66,22 @@ impl Rights {
         Ok((listener, Bound { path: path.to_owned(), ..bound }))
     }
 
+    /// Gives the socket at `path` its rights, by one descriptor: where another user may write to the folder, something else may take
+    /// the path meanwhile.
     fn give(&self, path: &Path) -> io::Result<()> {
+        let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let there = rustix::fs::fstat(&file)?;
+        let is_ours = there.st_uid == rustix::process::geteuid().as_raw();
+        if FileType::from_raw_mode(there.st_mode) != FileType::Socket || !is_ours {
+            return Err(io::Error::other("another file has taken the socket's place"));
+        }
         if self.uid.is_some() || self.gid.is_some() {
-            chown(path, self.uid.map(Uid::from_raw), self.gid.map(Gid::from_raw))?;
+            let (uid, gid) = (self.uid.map(Uid::from_raw), self.gid.map(Gid::from_raw));
+            rustix::fs::chownat(&file, "", uid, gid, AtFlags::EMPTY_PATH)?;
         }
         if let Some(mode) = self.mode {
-            chmod(path, Mode::from_raw_mode(mode))?;
+            let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+            std::fs::set_permissions(own, std::fs::Permissions::from_mode(mode & 0o777))?;
         }
         Ok(())
     }
@@ -80,7 +90,24 @@ impl Rights {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn what_has_taken_the_place_of_a_socket_gets_no_rights() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        std::fs::write(&file, "theirs").expect("written");
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("set");
+        let socket = folder.path().join("socket");
+        let _listener = Link::listen(&socket).expect("listens");
+        std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600)).expect("set");
+        std::os::unix::fs::symlink(&socket, &link).expect("linked");
+        for path in [&file, &link] {
+            assert!(Rights { mode: Some(0o666), ..Rights::default() }.give(path).is_err());
+        }
+        for path in [&file, &socket] {
+            assert_eq!(std::fs::metadata(path).expect("there").permissions().mode() & 0o777, 0o600);
+        }
+    }
 
     #[test]
     fn a_socket_has_its_rights_and_replaces_what_an_owner_before_has_left() {
