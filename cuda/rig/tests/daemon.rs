@@ -77,7 +77,8 @@ fn who_may_use_a_tenants_socket_is_that_tenant_and_no_other() {
     // The name that a program gives does not matter beside the socket that it comes by.
     let mut command = rig.command(support::PROGRAM, "front");
     command.env(cuda_protocol::TENANT_VARIABLE, "b");
-    let output = command.env(cuda_protocol::SOCKET_VARIABLE, rig.folder.path().join("a.cuda")).arg("look").output();
+    let output =
+        command.env(cuda_protocol::SOCKET_VARIABLE, rig.folder.path().join("tenants/a/cuda.sock")).arg("look").output();
     let output = output.expect("starts");
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("Denied"), "{output:?}");

@@ -70,11 +70,11 @@ fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     let mut two = run(&rig, "b", &[], &["live", "--mib", "16"]);
     one.steps(2);
     two.steps(2);
-    let socket = rig.folder.path().join("a.cuda");
+    let socket = rig.folder.path().join("tenants/a/cuda.sock");
     assert!(socket.exists());
     good(&rig, &["tenant", "remove", "a"]);
     ended_by_a_signal(one);
-    assert!(!socket.exists());
+    assert!(!socket.parent().expect("a folder").exists(), "its folder goes with it");
     let memory = json(&rig, &["memory", "show", "fake"]);
     assert_eq!(memory["vms"].as_array().expect("a list").len(), 1, "{memory}");
     assert_eq!(memory["spare_bytes"].as_u64().expect("bytes") >> 20, 64 - 16, "{memory}");

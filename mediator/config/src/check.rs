@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tracing_subscriber::filter::{EnvFilter, ParseError};
 
@@ -167,6 +167,40 @@ pub fn config(config: &Config) -> Vec<Mistake> {
     mistakes
 }
 
+/// Returns the folder of a socket if it has the name of the tenant or virtual machine, which has it for itself then.
+#[must_use]
+pub fn own_folder<'a>(name: &str, socket: &'a Path, socket_dir: &Path) -> Option<&'a Path> {
+    let folder = socket.parent().filter(|folder| folder.file_name().is_some_and(|own| own == name))?;
+    // The daemon's folder may have any name.
+    (!socket_dir.starts_with(folder)).then_some(folder)
+}
+
+/// Returns the reason against a socket in a folder that another one has for itself: containers see all of such a folder.
+fn intrudes<'a>(
+    (name, socket): (&str, &Path),
+    mut others: impl Iterator<Item = (&'a str, PathBuf)>,
+    daemon: &DaemonSpec,
+) -> Option<String> {
+    let within = |name: &str, own: &Path, socket: &Path| {
+        own_folder(name, own, &daemon.socket_dir).is_some_and(|own| socket.starts_with(own))
+    };
+    let other =
+        others.find(|(other, path)| *other != name && (within(other, path, socket) || within(name, socket, path)));
+    if let Some((other, path)) = other {
+        let (shown, theirs) = (socket.display(), path.display());
+        return Some(format!(
+            "`{shown}` and `{theirs}` of `{other}` share a folder that has one's name, expected a folder for each"
+        ));
+    }
+    let own = [Some(&daemon.admin_socket), daemon.read_socket.as_ref()].into_iter().flatten();
+    let own = own.into_iter().find(|path| **path != socket && within(name, socket, path))?;
+    Some(format!(
+        "the daemon's own socket `{}` is in the folder of `{}`, expected another path",
+        own.display(),
+        socket.display()
+    ))
+}
+
 /// Returns all reasons against adding a tenant beside virtual machines, by their names, and `others`.
 #[must_use]
 pub fn tenant(
@@ -192,6 +226,11 @@ pub fn tenant(
     if let Some(other) = user.filter(|other| other.name != tenant.name) {
         let what = format!("`{}` is the socket of tenant `{}`, expected another path", socket.display(), other.name);
         say(RefusalKind::Conflict, "socket", what);
+    } else {
+        let paths = others.iter().map(|other| (other.name.as_str(), other.socket_path(&daemon.socket_dir)));
+        if let Some(what) = intrudes((&tenant.name, &socket), paths, daemon) {
+            say(RefusalKind::Conflict, "socket", what);
+        }
     }
     if socket == daemon.admin_socket || daemon.read_socket.as_ref() == Some(&socket) {
         let what = format!("`{}` is the daemon's own socket, expected another path", socket.display());
@@ -327,6 +366,11 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     if let Some(other) = user.filter(|other| other.name != vm.name) {
         let what = format!("`{}` is the socket of VM `{}`, expected another path", socket.display(), other.name);
         say(RefusalKind::Conflict, "socket", what);
+    } else {
+        let paths = others.iter().map(|other| (other.name.as_str(), other.socket_path(&daemon.socket_dir)));
+        if let Some(what) = intrudes((&vm.name, &socket), paths, daemon) {
+            say(RefusalKind::Conflict, "socket", what);
+        }
     }
     for (of_daemon, name) in [(Some(&daemon.admin_socket), "admin"), (daemon.read_socket.as_ref(), "read-only")] {
         if of_daemon == Some(&socket) {

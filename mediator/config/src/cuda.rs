@@ -82,7 +82,8 @@ pub struct TenantSpec {
     /// Policy for its programs when it is removed.
     #[serde(default)]
     pub on_remove: OnRemove,
-    /// Path of its socket; `NAME.cuda` in the daemon's folder if not given.
+    /// Path of its socket; `tenants/NAME/cuda.sock` in the daemon's folder if not given. The daemon makes a folder that has the
+    /// tenant's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
     /// Access rights of the socket: who may connect is the tenant.
@@ -98,6 +99,9 @@ pub struct TenantSpec {
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
 }
+
+/// Folder of the tenants' folders, in the daemon's `socket_dir`.
+pub const TENANTS: &str = "tenants";
 
 /// Policy for a program that holds the card or its memory and does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
@@ -161,10 +165,12 @@ impl TenantSpec {
         self
     }
 
-    /// The socket's path: its own, or its name in `socket_dir`.
+    /// The socket's path: its own, or the one in the tenant's folder in `socket_dir`.
+    ///
+    /// The folder is the tenant's alone: containers mount it, and find the socket of the next owner in it.
     #[must_use]
     pub fn socket_path(&self, socket_dir: &Path) -> PathBuf {
-        self.socket.clone().unwrap_or_else(|| socket_dir.join(format!("{}.cuda", self.name)))
+        self.socket.clone().unwrap_or_else(|| socket_dir.join(TENANTS).join(&self.name).join("cuda.sock"))
     }
 }
 

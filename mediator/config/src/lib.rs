@@ -34,8 +34,8 @@ mod xen;
 mod tests;
 
 pub use check::place::{self, Placement};
-pub use check::{Key, Mistake};
-pub use cuda::{CudaSpec, OnRemove, OnStranger, OnStuck, TenantSpec};
+pub use check::{Key, Mistake, own_folder};
+pub use cuda::{CudaSpec, OnRemove, OnStranger, OnStuck, TENANTS, TenantSpec};
 pub use labels::{LabelMatch, Labels};
 pub use memory::{CardMemory, RamSpec, VmMemory};
 pub use paravirtual::Paravirtual;

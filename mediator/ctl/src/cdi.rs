@@ -1,21 +1,21 @@
 //! `mediatorctl tenant cdi`: a file of the Container Device Interface, by which podman and other runtimes give a container a
 //! tenant.
+//!
+//! A container gets the folder of the tenant's socket. A socket's file that is mounted by itself belongs to one owner of the card:
+//! after a restart of the daemon, programs in the container would not find the next one.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use fleet_cdi::{CUDA_LIBRARY, CdiError, CdiFile, Device, Edits, Mount, SOCKETS, Spec};
+use fleet_cdi::{CdiError, CdiFile, Cuda, Device, Spec};
 
-use api::Tenant;
-use cuda_protocol::{DRIVER_VARIABLE, SOCKET_VARIABLE, TENANT_VARIABLE};
+use api::{Tenant, TenantList, VmList};
 
 use super::client::{self, Client, ClientError};
 use super::{Form, json};
 
 /// Folder of the library that is `libcuda.so.1` for a program, where the package installs it.
 pub(super) const LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
-/// Place of NVIDIA's library in a container, if it is given one.
-const DRIVER: &str = "/usr/lib/gpu-mediator/driver/libcuda.so.1";
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Cdi {
@@ -38,11 +38,38 @@ pub(super) struct Cdi {
     driver: Option<PathBuf>,
 }
 
+fn wrong(what: String) -> ClientError {
+    ClientError::Desired { path: PathBuf::from("CDI"), what }
+}
+
 fn refused(error: CdiError) -> ClientError {
     match error {
         CdiError::Write { path, source } | CdiError::Remove { path, source } => ClientError::File { path, source },
-        error => ClientError::Desired { path: PathBuf::from("CDI"), what: error.to_string() },
+        error => wrong(error.to_string()),
     }
+}
+
+/// Checks that nothing but a tenant's socket is in its folder, which a container sees whole. `others` are the sockets of other
+/// tenants, of VMs and of the daemon.
+fn is_alone(tenant: &str, path: &Path, others: impl IntoIterator<Item = PathBuf>) -> Result<(), String> {
+    let socket = path.display();
+    let remedy = format!(
+        "leave `socket` out of the tenant's configuration, or name a path in a folder of its own, such as \
+         /run/gpu-mediator/tenants/{tenant}/cuda.sock"
+    );
+    let folder = path.parent().filter(|folder| folder.parent().is_some());
+    let Some(folder) = folder else { return Err(format!("the socket {socket} is in no folder; {remedy}")) };
+    let shared = |other: &Path| {
+        let other = other.display();
+        format!("the folder of {socket} has {other} in it as well, which the container would see; {remedy}")
+    };
+    if let Some(other) = others.into_iter().find(|other| other != path && other.starts_with(folder)) {
+        return Err(shared(&other));
+    }
+    // What this host shows of the folder. It may be out of this user's sight; then the daemon's word counts.
+    let mut there = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let other = there.find(|other| other != path && *other != path.with_extension("new"));
+    other.map_or(Ok(()), |other| Err(shared(&other)))
 }
 
 impl Cdi {
@@ -55,7 +82,11 @@ impl Cdi {
             return Ok(form.of(&serde_json::json!({ "removed": path }), |_| format!("{path} is removed\n")));
         }
         let tenant: Tenant = client.get(&format!("/v1/tenants/{}", client::segment(&self.name)))?;
-        let device = self.device(&tenant.name, &tenant.socket);
+        let tenants = client.get::<TenantList>("/v1/tenants")?.tenants;
+        let others = tenants.into_iter().filter(|other| other.name != tenant.name).map(|other| other.socket);
+        let vms = client.get::<VmList>("/v1/vms")?.vms.into_iter().filter_map(|vm| vm.socket);
+        is_alone(&tenant.name, &tenant.socket, others.chain(vms).chain([client.socket().to_owned()])).map_err(wrong)?;
+        let device = self.device(&tenant.name, &tenant.socket)?;
         if self.write {
             file.write(vec![device]).map_err(refused)?;
             let name = fleet_cdi::qualified(&tenant.name);
@@ -68,22 +99,11 @@ impl Cdi {
         Ok(json(&Spec { cdi_version: version, kind, annotations: Default::default(), devices: vec![device] }))
     }
 
-    /// The device of a tenant: its socket alone, the library, and NVIDIA's if it is given.
-    fn device(&self, tenant: &str, socket: &Path) -> Device {
-        let place = Path::new(SOCKETS).join("cuda").join(format!("{tenant}.cuda"));
-        let mut edits = Edits {
-            env: vec![
-                format!("{SOCKET_VARIABLE}={}", place.display()),
-                format!("{TENANT_VARIABLE}={tenant}"),
-                format!("LD_LIBRARY_PATH={CUDA_LIBRARY}"),
-            ],
-            mounts: vec![Mount::read_only(socket, &place), Mount::read_only(&self.library, Path::new(CUDA_LIBRARY))],
-        };
-        if let Some(driver) = &self.driver {
-            edits.mounts.push(Mount::read_only(driver, Path::new(DRIVER)));
-            edits.env.push(format!("{DRIVER_VARIABLE}={DRIVER}"));
-        }
-        Device { name: tenant.to_owned(), container_edits: edits }
+    /// The device of a tenant: the folder of its socket, the library, and NVIDIA's if it is given.
+    fn device(&self, tenant: &str, socket: &Path) -> Result<Device, ClientError> {
+        let driver = self.driver.as_deref();
+        let edits = Cuda { tenant, socket, library: &self.library, driver, place: tenant }.edits().map_err(refused)?;
+        Ok(Device { name: tenant.to_owned(), container_edits: edits })
     }
 }
 
@@ -91,28 +111,57 @@ impl Cdi {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_container_gets_one_socket_the_library_and_the_driver() {
-        let folder = tempfile::tempdir().unwrap();
-        let cdi = Cdi {
+    fn cdi(folder: &Path) -> Cdi {
+        Cdi {
             name: "a".to_owned(),
             write: false,
             remove: true,
-            folder: folder.path().to_owned(),
+            folder: folder.to_owned(),
             library: "/opt/front".into(),
             driver: Some("/opt/libcuda.so.1".into()),
-        };
-        let device = cdi.device("a", Path::new("/run/gpu-mediator/a.cuda"));
+        }
+    }
+
+    #[test]
+    fn a_container_gets_the_folder_of_one_socket_the_library_and_the_driver() {
+        let folder = tempfile::tempdir().unwrap();
+        let cdi = cdi(folder.path());
+        let device = cdi.device("a", Path::new("/run/gpu-mediator/tenants/a/cuda.sock")).unwrap();
         let mounts: Vec<_> =
             device.container_edits.mounts.iter().map(|mount| mount.host_path.display().to_string()).collect();
-        // Not the folder with the sockets of others.
-        assert_eq!(mounts, ["/run/gpu-mediator/a.cuda", "/opt/front", "/opt/libcuda.so.1"]);
+        // The folder, which outlives the socket of one owner; never the file.
+        assert_eq!(mounts[0], "/run/gpu-mediator/tenants/a");
         assert!(
-            device.container_edits.env.contains(&"GPU_MEDIATOR_CUDA_SOCKET=/run/gpu-mediator/cuda/a.cuda".to_owned())
+            mounts.contains(&"/opt/front".to_owned()) && mounts.contains(&"/opt/libcuda.so.1".to_owned()),
+            "{mounts:?}"
         );
-        assert!(device.container_edits.env.contains(&format!("GPU_MEDIATOR_CUDA_DRIVER={DRIVER}")));
+        let socket = "GPU_MEDIATOR_CUDA_SOCKET=/run/gpu-mediator/cuda/a/cuda.sock".to_owned();
+        assert!(device.container_edits.env.contains(&socket), "{:?}", device.container_edits.env);
         // What is not there is removed as well.
         let client = Client::new("/nonexistent".into()).unwrap();
         assert!(cdi.run(&client, Form::Table).unwrap().contains("is removed"));
+    }
+
+    #[test]
+    fn a_folder_with_other_sockets_is_given_to_no_container() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join("a");
+        std::fs::create_dir(&own).unwrap();
+        std::fs::write(own.join("cuda.sock"), "").unwrap();
+        let alone = own.join("cuda.sock");
+        assert_eq!(
+            is_alone("a", &alone, [folder.path().join("admin.sock"), folder.path().join("b/cuda.sock")]),
+            Ok(())
+        );
+        // The daemon names another socket there; or this host shows another file.
+        for other in ["b.sock", "deep/b.sock"] {
+            let error = is_alone("a", &alone, [own.join(other)]).unwrap_err();
+            assert!(error.contains(other) && error.contains("tenants/a/cuda.sock"), "{error}");
+        }
+        std::fs::write(own.join("more"), "").unwrap();
+        assert!(is_alone("a", &alone, []).unwrap_err().contains("more"));
+        for bad in ["/cuda.sock", "cuda.sock"] {
+            assert!(is_alone("a", Path::new(bad), []).unwrap_err().contains("in no folder"), "{bad}");
+        }
     }
 }

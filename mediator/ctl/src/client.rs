@@ -1,7 +1,7 @@
 //! A client of the admin API for a program that does one thing after the other, and all that can go wrong with a command.
 
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use admin_client::{Admin, Method, json, parse};
@@ -75,6 +75,12 @@ impl Client {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ClientError::Runtime)?;
         Ok(Self { admin: Admin::new(socket), runtime, revision: None })
+    }
+
+    /// The daemon's socket.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        self.admin.socket()
     }
 
     /// Has changes refused if the revision is another one.

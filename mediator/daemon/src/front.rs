@@ -13,6 +13,7 @@ use config::VmSpec;
 
 use super::account;
 use super::error::DaemonError;
+use super::folders;
 use listening::{Listening, SocketPath, Sockets};
 
 /// A way to a virtual machine that is open, and serves nobody yet.
@@ -34,6 +35,7 @@ impl Front {
             return Ok(Self::Domain(name));
         }
         let rights = account::socket_options(spec.mode, spec.owner.as_deref(), spec.group.as_deref())?;
+        folders::make(&spec.name, &spec.socket_path(folder), folder)?;
         Ok(Self::Socket(sockets.of_vm(&spec.name, &spec.socket_path(folder), &rights)?))
     }
 

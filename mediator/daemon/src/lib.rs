@@ -36,6 +36,7 @@ mod draining;
 mod error;
 #[cfg(any(test, feature = "test-rig"))]
 pub mod fixture;
+mod folders;
 mod front;
 mod memory;
 mod moving;
@@ -452,6 +453,9 @@ impl Daemon {
             running
         };
         running.end(name, End::Removed);
+        if let Some(socket) = &running.socket {
+            folders::remove(name, socket, &self.spec.socket_dir);
+        }
         self.state.lock().vms.remove(name);
         tracing::info!(vm = name, "VM removed");
         Ok(())

@@ -16,7 +16,7 @@ use crate::admin::Listeners;
 use crate::cards::Cards;
 use crate::upgrade::Succession;
 use crate::upgrade::taker::Heir;
-use crate::{Daemon, account, serving};
+use crate::{Daemon, account, folders, serving};
 
 /// Runs the program to its end.
 #[must_use]
@@ -62,6 +62,7 @@ fn begin(
     path: PathBuf,
 ) -> anyhow::Result<()> {
     logging::init(&config.daemon.log, config.daemon.log_format)?;
+    folders::check(&config.daemon.socket_dir).map_err(anyhow::Error::msg)?;
     // The admin socket first: a second daemon ends here, before it touches a card.
     let admin = Admin::open(&config.daemon, &sockets)?;
     let (config, keeper) = Keeper::open(config, ignore_state)?;

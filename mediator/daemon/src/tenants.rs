@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::cuda::{self, Change, CudaCard, Seen, show};
 use super::draining::Arrival;
+use super::folders;
 use super::{Daemon, DaemonError, State};
 use api::TenantPatch;
 use config::check::{self, MAX_TENANTS, Refusal};
@@ -160,7 +161,12 @@ impl Daemon {
             state.tenants.insert(spec.name.clone(), spec.clone());
             state.coming.insert(spec.name.clone());
         }
-        let added = turn.ask(&format!("tenant `{}`", spec.name), Request::Add(told));
+        let socket = spec.socket_path(&self.spec.socket_dir);
+        let added = folders::make(&spec.name, &socket, &self.spec.socket_dir)
+            .and_then(|()| turn.ask(&format!("tenant `{}`", spec.name), Request::Add(told)));
+        if added.is_err() {
+            folders::remove(&spec.name, &socket, &self.spec.socket_dir);
+        }
         let mut state = self.state.lock();
         state.coming.remove(&spec.name);
         if added.is_err() {
@@ -197,6 +203,8 @@ impl Daemon {
                 _ => break Vec::new(),
             }
         };
+        // While the name is taken still: the next tenant of that name makes the folder again.
+        folders::remove(name, &spec.socket_path(&self.spec.socket_dir), &self.spec.socket_dir);
         {
             let mut state = self.state.lock();
             state.tenants.remove(name);

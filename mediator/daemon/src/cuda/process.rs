@@ -13,6 +13,7 @@ use cuda_control::{Answer, Card, Request, Settings, Tenant};
 
 use super::ANSWER;
 use super::board::Board;
+use crate::folders;
 
 /// Name of the owner's program.
 const PROGRAM: &str = "cuda-owner";
@@ -104,7 +105,12 @@ impl Supervisor {
             Answer::Failed(what) => return Err(what),
             other => return Err(format!("{PROGRAM} answers {other:?}: it is of another version")),
         };
+        let socket_dir = self.settings.journal.parent().unwrap_or(Path::new("/"));
         for tenant in self.tenants.values() {
+            // Somebody may have cleaned up since the owner before.
+            if let Err(error) = folders::make(&tenant.name, &tenant.socket, socket_dir) {
+                tracing::error!(card = self.card, tenant = tenant.name, %error, "a tenant has no folder for its socket");
+            }
             if let Answer::Failed(what) = process.exchange(&Request::Add(tenant.clone()), ANSWER, &self.stop)? {
                 tracing::error!(card = self.card, tenant = tenant.name, what, "a tenant cannot be served");
             }

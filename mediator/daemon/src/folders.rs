@@ -1,0 +1,220 @@
+//! Folders of sockets. A container mounts the folder of its socket, so that it finds the socket of the next daemon in it; such a
+//! folder must be one tenant's or one VM's alone.
+//!
+//! The daemon makes and removes each folder that has the name of its tenant or VM (`config::own_folder`). No program with more
+//! rights than the daemon touches it.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, symlink};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use config::{TENANTS, own_folder};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use super::DaemonError;
+
+/// Access rights of such a folder: only the daemon changes it. The rights of the socket in it say who may connect.
+const MODE: Mode = Mode::from_raw_mode(0o755);
+
+/// Makes the own folder of a tenant's or VM's socket, if the socket's path names one.
+///
+/// # Errors
+/// The folder cannot be made, or belongs to another user.
+pub(super) fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), DaemonError> {
+    let Some(own) = own_folder(name, socket, socket_dir) else { return Ok(()) };
+    let failed = |what| DaemonError::Setting { of: format!("`{name}`"), what: format!("socket: {what}") };
+    let all = socket_dir.join(TENANTS);
+    let is_default = own.parent() == Some(&all);
+    if is_default {
+        ensure(&all, true).map_err(failed)?;
+    }
+    ensure(own, is_default).map_err(failed)?;
+    if is_default {
+        link_earlier(name, socket_dir);
+    }
+    Ok(())
+}
+
+/// Removes the own folder of a tenant's or VM's socket, with what a process that was killed has left there.
+pub(super) fn remove(name: &str, socket: &Path, socket_dir: &Path) {
+    let Some(own) = own_folder(name, socket, socket_dir) else { return };
+    let (earlier, target) = earlier(name, socket_dir);
+    if std::fs::read_link(&earlier).is_ok_and(|to| to == target) {
+        let _ = std::fs::remove_file(&earlier);
+    }
+    for path in [socket.to_owned(), socket.with_extension("new")] {
+        if is_socket(&path) {
+            let _ = std::fs::remove_file(&path);
+        }
+    }
+    // One with files of others stays.
+    let _ = std::fs::remove_dir(own);
+}
+
+/// Makes a folder, or checks the one that is there. `enforced`: its rights are the daemon's to set in any case.
+fn ensure(folder: &Path, enforced: bool) -> Result<(), String> {
+    let shown = folder.display();
+    let made = match rustix::fs::mkdir(folder, MODE) {
+        Ok(()) => true,
+        Err(Errno::EXIST) => false,
+        Err(error) => return Err(format!("the folder {shown} cannot be made: {error}")),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(folder, flags, Mode::empty());
+    let opened = opened.map_err(|error| format!("{shown} cannot be used as a folder: {error}; remove it"))?;
+    let there = rustix::fs::fstat(&opened).map_err(|error| format!("{shown}: {error}"))?;
+    let user = rustix::process::geteuid().as_raw();
+    if ![0, user].contains(&there.st_uid) {
+        return Err(format!("the folder {shown} belongs to user {}, expected the daemon's; remove it", there.st_uid));
+    }
+    // The process's mask may have taken rights away.
+    if made || (enforced && there.st_uid == user) {
+        rustix::fs::fchmod(&opened, MODE).map_err(|error| format!("the rights of {shown} cannot be set: {error}"))?;
+    }
+    Ok(())
+}
+
+/// The path of a tenant's socket in earlier versions, and the relative path of the socket from there.
+fn earlier(name: &str, socket_dir: &Path) -> (PathBuf, PathBuf) {
+    (socket_dir.join(format!("{name}.cuda")), Path::new(TENANTS).join(name).join("cuda.sock"))
+}
+
+/// Makes a link at the path where earlier versions had a tenant's socket: programs that were started then look there.
+fn link_earlier(name: &str, socket_dir: &Path) {
+    let (earlier, target) = earlier(name, socket_dir);
+    if is_socket(&earlier) {
+        let dead =
+            matches!(UnixStream::connect(&earlier), Err(error) if error.kind() == io::ErrorKind::ConnectionRefused);
+        if !dead {
+            return;
+        }
+        let _ = std::fs::remove_file(&earlier);
+    }
+    match symlink(&target, &earlier) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            let path = earlier.display();
+            tracing::warn!(tenant = name, %path, %error, "no link for programs of an earlier version");
+        }
+        _ => {}
+    }
+}
+
+fn is_socket(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|there| there.file_type().is_socket())
+}
+
+/// Checks the folder of sockets: other users must not be able to put files there.
+///
+/// # Errors
+/// They can, and could replace each other's and the daemon's sockets.
+pub(super) fn check(socket_dir: &Path) -> Result<(), String> {
+    use std::os::unix::fs::MetadataExt;
+    // A folder that is missing is reported with the first socket.
+    let Ok(there) = std::fs::metadata(socket_dir) else { return Ok(()) };
+    let shown = socket_dir.display();
+    if there.mode() & 0o002 == 0 {
+        return Ok(());
+    }
+    if there.mode() & 0o1000 == 0 {
+        return Err(format!(
+            "daemon.socket_dir: all users may replace files in {shown}; name a folder that only the daemon's user writes, such \
+             as /run/gpu-mediator"
+        ));
+    }
+    tracing::warn!(
+        folder = %shown,
+        "daemon.socket_dir: all users may make files here, and keep tenants and VMs from having sockets; name a folder that only \
+         the daemon's user writes"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_tenant_has_a_folder_of_its_own_and_the_path_of_earlier_versions_leads_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("tenants/a/cuda.sock");
+        // A socket that a daemon of an earlier version has left.
+        drop(UnixListener::bind(folder.path().join("a.cuda")).unwrap());
+        make("a", &socket, folder.path()).unwrap();
+        assert_eq!((mode(&folder.path().join("tenants")), mode(socket.parent().unwrap())), (0o755, 0o755));
+        let _served = UnixListener::bind(&socket).unwrap();
+        assert!(UnixStream::connect(folder.path().join("a.cuda")).is_ok());
+        // The folder outlives the daemon: what a container has mounted stays the same folder.
+        let before = fs::metadata(socket.parent().unwrap()).unwrap().ino();
+        make("a", &socket, folder.path()).unwrap();
+        assert_eq!(fs::metadata(socket.parent().unwrap()).unwrap().ino(), before);
+        remove("a", &socket, folder.path());
+        assert!(!socket.parent().unwrap().exists());
+        assert!(fs::symlink_metadata(folder.path().join("a.cuda")).is_err());
+    }
+
+    #[test]
+    fn folders_of_other_names_and_other_files_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("all/a.sock");
+        make("a", &socket, folder.path()).unwrap();
+        assert!(!folder.path().join("all").exists(), "a folder that others may use is the operator's");
+        let own = folder.path().join("a/a.sock");
+        make("a", &own, folder.path()).unwrap();
+        fs::write(folder.path().join("a/notes"), "").unwrap();
+        remove("a", &own, folder.path());
+        assert!(folder.path().join("a/notes").exists());
+        // The daemon's folder may have the name of a VM.
+        let all = folder.path().join("b");
+        fs::create_dir(&all).unwrap();
+        remove("b", &all.join("b.sock"), &all);
+        assert!(all.exists());
+        // A folder that was there keeps its rights.
+        fs::set_permissions(folder.path().join("a"), fs::Permissions::from_mode(0o700)).unwrap();
+        make("a", &own, folder.path()).unwrap();
+        assert_eq!(mode(&folder.path().join("a")), 0o700);
+    }
+
+    #[test]
+    fn links_and_files_in_the_place_of_a_folder_are_refused() {
+        let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::create_dir(other.path().join("a")).unwrap();
+        fs::set_permissions(other.path().join("a"), fs::Permissions::from_mode(0o700)).unwrap();
+        symlink(other.path(), folder.path().join("tenants")).unwrap();
+        let socket = folder.path().join("tenants/a/cuda.sock");
+        let error = make("a", &socket, folder.path()).unwrap_err().to_string();
+        assert!(error.contains("cannot be used as a folder"), "{error}");
+        fs::remove_file(folder.path().join("tenants")).unwrap();
+        fs::create_dir(folder.path().join("tenants")).unwrap();
+        symlink(other.path().join("a"), folder.path().join("tenants/a")).unwrap();
+        assert!(make("a", &socket, folder.path()).is_err());
+        assert_eq!(mode(&other.path().join("a")), 0o700, "what a link names is not changed");
+    }
+
+    #[test]
+    fn a_live_socket_at_the_earlier_path_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let earlier = folder.path().join("a.cuda");
+        let _served = UnixListener::bind(&earlier).unwrap();
+        make("a", &folder.path().join("tenants/a/cuda.sock"), folder.path()).unwrap();
+        assert!(is_socket(&earlier));
+    }
+
+    #[test]
+    fn a_folder_that_all_users_write_is_refused_unless_it_protects_files() {
+        let folder = tempfile::tempdir().unwrap();
+        for (mode, good) in [(0o755, true), (0o770, true), (0o777, false), (0o1777, true)] {
+            fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(check(folder.path()).is_ok(), good, "{mode:o}");
+        }
+    }
+}
