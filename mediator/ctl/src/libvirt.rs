@@ -5,20 +5,23 @@
 //! start. A hook that fails before the start keeps the domain from starting, and what it says is shown.
 //!
 //! All that the hook has made is written down beside libvirt's own state, with the boot of the host, so that what a host left that
-//! lost power is removed when the next domain starts.
+//! lost power is removed when the next domain starts. Each VM that it makes has a label with a number that is never used again, and
+//! the note has that number too: another VM of the same name, or one that a VMM uses, is never removed. libvirt calls `release` after
+//! a refused `prepare` as well.
 //!
 //! Sources: `hooks.html` of libvirt.
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use admin_client::AskError;
+use admin_client::{AskError, sockets};
 use clap::Args;
 use quick_xml::events::{BytesStart, Event};
 use quick_xml::{Reader, XmlVersion};
-use serde_json::{Map, Value};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
 use api::ErrorCode;
 use api::launch::{self, MemorySize, NAMESPACE, Named, SocketVmm};
@@ -30,6 +33,21 @@ use super::client::{self, Client, ClientError};
 const MAX_DOMAIN: u64 = 4 << 20;
 /// Users that libvirt runs QEMU as: Debian's, and others'.
 const USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
+/// A number that is never given twice.
+const RANDOM: &str = "/proc/sys/kernel/random/uuid";
+/// Label of a VM with the number of the preparation that made it.
+const PREPARED: &str = "libvirt_prepared";
+/// Label of a VM with the domain that it was made for.
+const DOMAIN: &str = "libvirt_domain";
+/// Longest value of the latter.
+const MAX_LABEL: usize = 100;
+/// Largest note, in bytes.
+const MAX_NOTE: u64 = 64 << 10;
+/// Time for the daemon to learn that a VMM has gone.
+// TIMEOUT: QEMU's process has ended when libvirt calls `release`, and its connection with it; only a busy daemon takes longer.
+const GONE: Duration = Duration::from_secs(10);
+/// Time between two looks at that.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Hook {
@@ -50,6 +68,33 @@ pub(super) struct Hook {
     /// The number of the host's boot
     #[arg(long, value_name = "PATH", default_value = "/proc/sys/kernel/random/boot_id", hide = true)]
     boot: PathBuf,
+    /// The daemon's configuration, for the folder of its sockets
+    #[arg(long, value_name = "PATH", default_value = "/etc/gpu-mediator.toml", hide = true)]
+    config: PathBuf,
+}
+
+/// A preparation of a domain's vGPU, as it is written down.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Note {
+    /// The virtual machine that it made.
+    vm: String,
+    /// The boot of the host.
+    boot: String,
+    /// The domain's UUID, if its description has one.
+    #[serde(default)]
+    uuid: Option<String>,
+    /// Number of the preparation, which the VM has as a label; none of notes of earlier versions.
+    #[serde(default)]
+    prepared: Option<String>,
+}
+
+/// Result of a removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Removed {
+    /// The VM of the note is gone.
+    Gone,
+    /// A VMM uses it.
+    InUse,
 }
 
 /// A domain's word on its vGPU.
@@ -95,19 +140,40 @@ impl Hook {
         let mut text = String::new();
         let read = domain.by_ref().take(MAX_DOMAIN).read_to_string(&mut text);
         read.map_err(|error| wrong(format!("the domain's description: {error}"), "see libvirt's log"))?;
+        if removes {
+            return self.release(client, uuid(&text)).map(|()| String::new());
+        }
         let wanted = wanted(&text, &self.domain).map_err(|what| {
             wrong(format!("domain `{}`: {what}", self.domain), "`virsh edit` it; docs/libvirt.md has an example")
         })?;
-        if removes {
-            // The description may have been changed since: what was made is in the notes.
-            let noted = read_note(&self.note(&self.domain)).map(|(vm, _)| vm);
-            let vm = noted.or(wanted.map(|wanted| wanted.vm));
-            return vm.map_or(Ok(String::new()), |vm| self.remove(client, &self.domain, &vm).map(|()| String::new()));
-        }
         self.remove_left(client);
         match wanted {
-            Some(wanted) => self.make(client, &wanted).map(|()| String::new()),
+            Some(wanted) => self.make(client, &wanted, uuid(&text)).map(|()| String::new()),
             None => Ok(String::new()),
+        }
+    }
+
+    /// Removes what this domain's preparation has made, and nothing else. The description may have been changed since.
+    fn release(&self, client: &Client, uuid: Option<String>) -> Result<(), ClientError> {
+        let path = self.note(&self.domain);
+        let Some(note) = read_note(&path) else { return Ok(()) };
+        // Another domain of this name, of which libvirt has lost sight, may run still.
+        if note.uuid.is_some() && uuid.is_some() && note.uuid != uuid {
+            return Ok(());
+        }
+        match remove(client, &note, GONE)? {
+            Removed::Gone => {
+                // Without it, nothing is removed twice.
+                let _ = fs::remove_file(path);
+                Ok(())
+            }
+            Removed::InUse => {
+                let vm = &note.vm;
+                Err(wrong(
+                    format!("a VMM still uses the VM `{vm}`, which is not removed"),
+                    &format!("see `mediatorctl vm show {vm}`; end that process, then `mediatorctl vm remove {vm}`"),
+                ))
+            }
         }
     }
 
@@ -116,8 +182,9 @@ impl Hook {
         self.notes.join(client::segment(domain))
     }
 
-    fn make(&self, client: &Client, wanted: &Wanted) -> Result<(), ClientError> {
+    fn make(&self, client: &Client, wanted: &Wanted, uuid: Option<String>) -> Result<(), ClientError> {
         let Wanted { vm, keys, user, passed } = wanted;
+        let note = self.note(&self.domain);
         // Of a start that was cut off. One that a VMM uses is another's.
         let path = format!("/v1/vms/{}", client::segment(vm));
         match client.get::<api::Vm>(&path) {
@@ -127,7 +194,7 @@ impl Hook {
                     "give the domain another name in the element `vgpu`",
                 ));
             }
-            Ok(_) if self.note(&self.domain).exists() => client.delete(&path)?,
+            Ok(there) if read_note(&note).is_some_and(|note| note.is_of(&there)) => client.delete(&path)?,
             Ok(_) => {
                 let what = format!("there is a VM `{vm}` that this hook has not made");
                 return Err(wrong(what, "leave the element `vgpu` out to use it, or name another in it"));
@@ -139,10 +206,14 @@ impl Hook {
             let path = path.to_owned();
             move |source| ClientError::File { path, source }
         };
-        fs::create_dir_all(&self.notes).map_err(file(&self.notes))?;
-        let note = self.note(&self.domain);
-        fs::write(&note, format!("{vm} {}\n", self.boot())).map_err(file(&note))?;
-        let made = client.post::<api::Vm>("/v1/vms", keys).and_then(|made| {
+        let prepared = fs::read_to_string(RANDOM).map_err(file(Path::new(RANDOM)))?.trim().to_owned();
+        let new = Note { vm: vm.clone(), boot: self.boot(), uuid, prepared: Some(prepared.clone()) };
+        let text = serde_json::to_vec(&new).map_err(|error| ClientError::protocol(error.to_string()))?;
+        fleet_cdi::replace(&note, &text, 0o600).map_err(file(&note))?;
+        let mut keys = keys.clone();
+        let domain: String = client::segment(&self.domain).chars().take(MAX_LABEL).collect();
+        keys.insert("labels".to_owned(), json!({ PREPARED: prepared, DOMAIN: domain }));
+        let made = client.post::<api::Vm>("/v1/vms", &keys).and_then(|made| {
             let socket = made.socket.unwrap_or_default();
             let shown = socket.display().to_string();
             if !passed.iter().any(|word| word.contains(&format!("\"{shown}\""))) {
@@ -155,17 +226,16 @@ impl Hook {
             self.hand_over(&socket, user.as_deref()).map_err(file(&socket))
         });
         if made.is_err() {
-            // The domain does not start, so that nobody would remove it.
-            let _ = self.remove(client, &self.domain, vm);
+            // The domain does not start. libvirt may not call `release`.
+            if matches!(remove(client, &new, Duration::ZERO), Ok(Removed::Gone)) {
+                let _ = fs::remove_file(&note);
+            }
         }
         made
     }
 
     /// Gives the socket to the user that QEMU runs as, who alone may connect then.
     fn hand_over(&self, socket: &Path, user: Option<&str>) -> std::io::Result<()> {
-        if !fs::symlink_metadata(socket)?.file_type().is_socket() {
-            return Err(std::io::Error::other("expected a socket"));
-        }
         let passwd = fs::read_to_string(&self.passwd)?;
         let number = |name: &str| {
             let mut lines = passwd.lines().map(|line| line.split(':'));
@@ -176,18 +246,18 @@ impl Hook {
             // Without such a user QEMU runs as root.
             None => USERS.into_iter().find_map(number).unwrap_or(0),
         };
-        lchown(socket, Some(uid), None)?;
-        fs::set_permissions(socket, fs::Permissions::from_mode(0o600))
+        sockets::give(&self.socket_dir()?, socket, uid)
     }
 
-    fn remove(&self, client: &Client, domain: &str, vm: &str) -> Result<(), ClientError> {
-        match client.delete(&format!("/v1/vms/{}", client::segment(vm))) {
-            Err(ClientError::Ask(AskError::Refused(error))) if error.code == ErrorCode::NotFound => {}
-            done => done?,
-        }
-        // The note is the hook's own; without it, nothing is removed twice.
-        let _ = fs::remove_file(self.note(domain));
-        Ok(())
+    /// The folder of the daemon's sockets, as its configuration has it.
+    fn socket_dir(&self) -> std::io::Result<PathBuf> {
+        let text = match fs::read_to_string(&self.config) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            text => text?,
+        };
+        let table: toml::Table = text.parse().map_err(std::io::Error::other)?;
+        let folder = table.get("daemon").and_then(|daemon| daemon.get("socket_dir")).and_then(|folder| folder.as_str());
+        Ok(folder.map_or_else(|| config::DaemonSpec::default().socket_dir, PathBuf::from))
     }
 
     /// The number of the host's boot.
@@ -200,19 +270,61 @@ impl Hook {
     fn remove_left(&self, client: &Client) {
         let notes = fs::read_dir(&self.notes).into_iter().flatten().flatten();
         for note in notes.map(|note| note.path()).filter(|note| *note != self.note(&self.domain)) {
-            let Some((vm, boot)) = read_note(&note) else { continue };
-            if boot != self.boot() && self.remove(client, "", &vm).is_ok() {
+            let Some(left) = read_note(&note) else { continue };
+            if left.boot != self.boot() && matches!(remove(client, &left, Duration::ZERO), Ok(Removed::Gone)) {
                 let _ = fs::remove_file(note);
             }
         }
     }
 }
 
-/// The virtual machine and the boot of a note.
-fn read_note(path: &Path) -> Option<(String, String)> {
-    let text = fs::read_to_string(path).ok()?;
+impl Note {
+    /// Returns whether a virtual machine is the one that this preparation made, and not another one of its name.
+    fn is_of(&self, vm: &api::Vm) -> bool {
+        let labelled = vm.labels.iter().find(|(key, _)| *key == PREPARED).map(|(_, number)| number);
+        self.vm == vm.name && labelled == self.prepared.as_deref()
+    }
+}
+
+/// Removes the virtual machine of a note, if that is still there and no VMM uses it after `patience`.
+fn remove(client: &Client, note: &Note, patience: Duration) -> Result<Removed, ClientError> {
+    let path = format!("/v1/vms/{}", client::segment(&note.vm));
+    let is_gone = |error: &ClientError| matches!(error, ClientError::Ask(AskError::Refused(error)) if error.code == ErrorCode::NotFound);
+    let begin = Instant::now();
+    loop {
+        match client.get::<api::Vm>(&path) {
+            Ok(there) if !note.is_of(&there) => return Ok(Removed::Gone),
+            Ok(there) if there.state != api::VmState::Connected => break,
+            Ok(_) if begin.elapsed() >= patience => return Ok(Removed::InUse),
+            Ok(_) => std::thread::sleep(POLL_INTERVAL),
+            Err(error) if is_gone(&error) => return Ok(Removed::Gone),
+            Err(error) => return Err(error),
+        }
+    }
+    match client.delete(&path) {
+        Err(error) if is_gone(&error) => Ok(Removed::Gone),
+        done => done.map(|()| Removed::Gone),
+    }
+}
+
+/// Reads a note: JSON, or of an earlier version a virtual machine and a boot.
+fn read_note(path: &Path) -> Option<Note> {
+    let mut text = String::new();
+    fs::File::open(path).ok()?.take(MAX_NOTE).read_to_string(&mut text).ok()?;
+    if let Ok(note) = serde_json::from_str(&text) {
+        return Some(note);
+    }
     let (vm, boot) = text.trim().split_once(' ')?;
-    Some((vm.to_owned(), boot.to_owned()))
+    name_is_good(vm).ok()?;
+    Some(Note { vm: vm.to_owned(), boot: boot.to_owned(), uuid: None, prepared: None })
+}
+
+/// The UUID in a domain's description: the element comes before all that users write there.
+fn uuid(text: &str) -> Option<String> {
+    let before = text.split("<metadata").next().unwrap_or_default();
+    let (_, behind) = before.split_once("<uuid>")?;
+    let (uuid, _) = behind.split_once("</uuid>")?;
+    Some(uuid.trim().chars().take(64).collect())
 }
 
 /// Reads what a domain's description asks for, if it asks for something.

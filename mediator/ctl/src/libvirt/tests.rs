@@ -20,7 +20,10 @@ impl Site {
         let uid = fs::metadata(folder.path()).unwrap().uid();
         fs::write(folder.path().join("passwd"), format!("root:x:0:0:\nlibvirt-qemu:x:{uid}:1:\n")).unwrap();
         let profile = "[[profile]]\nname = \"sliver\"\nvram_mib = 16\nweight = 300\n";
-        Self { served: one_card(profile), folder }
+        let served = one_card(profile);
+        let sockets = served.fixture.path("").display().to_string();
+        fs::write(folder.path().join("config"), format!("[daemon]\nsocket_dir = {sockets:?}\n")).unwrap();
+        Self { served, folder }
     }
 
     fn client(&self) -> Client {
@@ -37,8 +40,16 @@ impl Site {
             passwd: at("passwd"),
             notes: at("notes"),
             boot: at("boot"),
+            config: at("config"),
         };
         hook.run(&self.client(), text.as_bytes())
+    }
+
+    /// Adds a VM as an operator does.
+    fn add(&self, name: &str) {
+        let socket = self.served.fixture.path("admin.sock");
+        let words = ["mediatorctl", "--socket", socket.to_str().unwrap(), "vm", "add", name, "--profile", "sliver"];
+        assert_eq!(crate::run(words, &mut Vec::new(), &mut Vec::new()), Code::Good);
     }
 
     fn vms(&self) -> Vec<String> {
@@ -79,21 +90,7 @@ fn a_vgpu_comes_and_goes_with_its_domain() {
 #[test]
 fn a_domain_without_the_element_is_left_alone() {
     let site = Site::new();
-    let added = crate::run(
-        [
-            "mediatorctl",
-            "--socket",
-            site.served.fixture.path("admin.sock").to_str().unwrap(),
-            "vm",
-            "add",
-            "web",
-            "--profile",
-            "sliver",
-        ],
-        &mut Vec::new(),
-        &mut Vec::new(),
-    );
-    assert_eq!(added, Code::Good);
+    site.add("web");
     for text in ["<domain/>", "<domain><metadata><x:vgpu xmlns:x='urn:other' vram-mib='16'/></metadata></domain>"] {
         site.hook("web", "prepare", "begin", text).unwrap();
         site.hook("web", "release", "end", text).unwrap();
@@ -151,5 +148,69 @@ fn a_domain_that_cannot_have_its_vgpu_does_not_start_and_leaves_nothing() {
         (vec!["odd".to_owned()], 1)
     );
     site.hook(name, "release", "end", "<domain/>").unwrap();
+    assert_eq!(site.vms(), Vec::<String>::new());
+}
+
+/// A description with a UUID, as libvirt writes it.
+fn with_uuid(text: &str, uuid: &str) -> String {
+    text.replace("<metadata>", &format!("<uuid>{uuid}</uuid><metadata>"))
+}
+
+#[test]
+fn a_release_after_a_refused_preparation_leaves_the_running_vm() {
+    let site = Site::new();
+    let domain = |uuid: &str| with_uuid(&site.domain("vram-mib='16'", "web"), uuid);
+    site.hook("web", "prepare", "begin", &domain("1")).unwrap();
+    let mut vmm = site.served.fixture.connect("web");
+    // Once it answers, the daemon has it.
+    vmm.read32(mediatord::fixture::BAR0, 0).unwrap();
+    let vm: api::Vm = site.client().get("/v1/vms/web").unwrap();
+    assert_eq!(vm.state, api::VmState::Connected);
+    // Another domain names the same VM; and another one of the same name, of which libvirt knows nothing any more, runs still.
+    let other = site.domain("vm='web' vram-mib='16'", "web");
+    for (name, text) in [("other", &other), ("web", &domain("2")), ("web", &domain("1"))] {
+        let error = site.hook(name, "prepare", "begin", text).unwrap_err();
+        assert!(error.to_string().contains("a VMM uses the VM `web`"), "{error}");
+        let released = site.hook(name, "release", "end", text);
+        assert_eq!(site.vms(), ["web"], "{name}: {released:?}");
+    }
+    // Its own end.
+    drop(vmm);
+    site.hook("web", "release", "end", &domain("1")).unwrap();
+    assert_eq!(site.vms(), Vec::<String>::new());
+}
+
+#[test]
+fn a_release_without_a_preparation_removes_nothing() {
+    let site = Site::new();
+    let domain = site.domain("profile='sliver'", "web");
+    site.add("web");
+    site.hook("web", "release", "end", &domain).unwrap();
+    assert_eq!(site.vms(), ["web"]);
+    // Removed and made again by the operator while the domain is there: another VM of that name.
+    site.client().delete("/v1/vms/web").unwrap();
+    site.hook("web", "prepare", "begin", &domain).unwrap();
+    site.client().delete("/v1/vms/web").unwrap();
+    site.add("web");
+    site.hook("web", "release", "end", &domain).unwrap();
+    assert_eq!(site.vms(), ["web"]);
+}
+
+#[test]
+fn notes_of_earlier_versions_are_read() {
+    let site = Site::new();
+    site.add("web");
+    fs::create_dir(site.folder.path().join("notes")).unwrap();
+    fs::write(site.folder.path().join("notes/web"), "web first\n").unwrap();
+    site.hook("web", "release", "end", "<domain/>").unwrap();
+    assert_eq!(site.vms(), Vec::<String>::new());
+}
+
+#[test]
+fn a_socket_outside_of_the_configured_folder_is_not_given_away() {
+    let site = Site::new();
+    fs::write(site.folder.path().join("config"), "[daemon]\nsocket_dir = \"/run/elsewhere\"\n").unwrap();
+    let error = site.hook("web", "prepare", "begin", &site.domain("vram-mib='16'", "web")).unwrap_err();
+    assert!(format!("{error:?}").contains("it is not in the folder /run/elsewhere"), "{error:?}");
     assert_eq!(site.vms(), Vec::<String>::new());
 }
