@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,8 @@ pub const CUDA_LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
 pub const SOCKETS: &str = "/run/gpu-mediator";
 /// Name of the variable with the path of a vGPU's socket.
 pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
+/// Largest file that is read, in bytes.
+const MAX_FILE: u64 = 1 << 20;
 /// Longest identifier of a device, and of a file.
 const MAX_NAME: usize = 128;
 
@@ -232,7 +234,9 @@ impl CdiFile {
     /// Reads the devices that are in it; none if there is no such file, or another thing is in it.
     #[must_use]
     pub fn read(&self) -> Option<Spec> {
-        serde_json::from_slice(&fs::read(&self.path).ok()?).ok()
+        let mut text = Vec::new();
+        File::open(&self.path).ok()?.take(MAX_FILE).read_to_end(&mut text).ok()?;
+        serde_json::from_slice(&text).ok()
     }
 
     /// Removes it, if it is there, and what a writer that was killed has left beside it.
@@ -265,21 +269,29 @@ fn check(name: &str) -> Result<(), CdiError> {
 
 /// The file by which another one is replaced. Runtimes read files that end in .json or .yaml only.
 fn beside(path: &Path) -> PathBuf {
-    path.with_extension("new")
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".new");
+    path.with_file_name(name)
 }
 
-/// Replaces a file at once: after a crash there is the old one or the new one.
+/// Replaces a file at once: after a crash there is the old one or the new one. No link in its place, or in that of the file by
+/// which it is replaced, is followed.
 ///
 /// # Errors
 /// When the host says no.
 pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     fs::create_dir_all(folder)?;
     let beside = beside(path);
-    let mut file = File::create(&beside)?;
-    file.set_permissions(fs::Permissions::from_mode(mode))?;
+    match fs::remove_file(&beside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // New in any case: what somebody has put there meanwhile is not written to. Readable by others only once it is whole.
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
     file.write_all(text)?;
+    file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.sync_all()?;
     fs::rename(&beside, path)?;
     File::open(folder)?.sync_all()
@@ -352,6 +364,25 @@ mod tests {
         fs::write(beside(file.path()), "half").unwrap();
         file.remove().unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn links_in_the_place_of_a_file_are_replaced_and_not_followed() {
+        use std::os::unix::fs::{MetadataExt, symlink};
+        let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let victim = other.path().join("victim");
+        fs::write(&victim, "theirs").unwrap();
+        let file = CdiFile::new(folder.path(), "u-1").unwrap();
+        symlink(&victim, beside(file.path())).unwrap();
+        symlink(&victim, file.path()).unwrap();
+        file.write(vec![Device { name: "u-1-0".to_owned(), container_edits: cuda(None) }]).unwrap();
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "theirs");
+        let there = fs::symlink_metadata(file.path()).unwrap();
+        assert!(there.is_file());
+        // Runtimes of other users read it, whatever this process's mask is.
+        assert_eq!(there.mode() & 0o777, 0o644);
+        // Files whose names differ behind a dot only have a file beside them each.
+        assert_ne!(beside(Path::new("/x/web.1")), beside(Path::new("/x/web.2")));
     }
 
     #[test]
