@@ -5,12 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use admin_client::{Admin, AskError, segment};
+use admin_client::{Admin, AskError, segment, sockets};
 use api::ErrorCode;
 use fleet_cdi::{CdiFile, Cuda, Device, Edits, Mount, Vgpu};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
@@ -251,7 +250,7 @@ impl Driver {
     /// Makes what of a claim is not there.
     async fn make(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
         for share in &kept.shares {
-            self.folder(share.body.name()).map_err(|error| format!("no folder for the socket: {error}"))?;
+            self.folder().map_err(|error| format!("no folder for the sockets: {error}"))?;
             self.ask(uid, &share.body).await?;
         }
         let file = CdiFile::new(&self.settings.cdi, uid).map_err(said)?;
@@ -266,7 +265,8 @@ impl Driver {
     async fn there(&self, uid: &str, body: &Body) -> Result<There, String> {
         let path = format!("{}/{}", body.collection(), segment(body.name()));
         match self.admin.get::<serde_json::Value>(&path).await {
-            Ok(there) if there["labels"]["claim_uid"] == uid && there["card"] == body.card() => Ok(There::Ours),
+            // Whichever card it is on now: operators move VMs and empty cards.
+            Ok(there) if there["labels"]["claim_uid"] == uid => Ok(There::Ours),
             Ok(_) => Ok(There::Others),
             Err(error) if is_gone(&error) => Ok(There::Nothing),
             Err(error) => Err(told(&error)),
@@ -287,25 +287,10 @@ impl Driver {
         made.map(drop).map_err(|error| told(&error))
     }
 
-    /// Makes the folder of a share's socket, in which the daemon can make the socket, and which others do not see.
-    fn folder(&self, name: &str) -> io::Result<()> {
-        let all = &self.settings.sockets;
-        let own = all.join(name);
-        std::fs::create_dir_all(all)?;
-        let daemon = std::fs::metadata(&self.settings.admin)?;
-        let give = |path: &Path, mode: u32| -> io::Result<()> {
-            let now = std::fs::metadata(path)?;
-            if (now.uid(), now.gid()) != (daemon.uid(), daemon.gid()) {
-                chown(path, Some(daemon.uid()), Some(daemon.gid()))?;
-            }
-            std::fs::set_permissions(path, PermissionsExt::from_mode(mode))
-        };
-        give(all, 0o700)?;
-        if !own.is_dir() {
-            std::fs::create_dir(&own)?;
-        }
-        // A container sees this folder only, so its users must be able to look into it.
-        give(&own, 0o755)
+    /// Makes the folder of all shares' folders, which only the daemon's user looks into. The daemon makes the folder of each share:
+    /// this program has more rights, and touches nothing by path that the daemon may have exchanged.
+    fn folder(&self) -> io::Result<()> {
+        sockets::folder(&self.settings.sockets, &self.settings.admin, 0o700)
     }
 
     /// CDI devices of a claim.
@@ -390,12 +375,10 @@ impl Driver {
                     .await
                     .or_else(|error| if is_gone(&error) { Ok(()) } else { Err(told(&error)) })?;
             }
-            match std::fs::remove_dir_all(self.settings.sockets.join(share.body.name())) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(format!("the folder of `{}` is not removed: {error}", share.body.name()));
-                }
-                _ => {}
-            }
+            // A daemon that has forgotten the share has left its folder.
+            let name = share.body.name();
+            sockets::remove_folder(&self.settings.sockets, name)
+                .map_err(|error| format!("the folder of `{name}` is not removed: {error}"))?;
         }
         Ok(())
     }

@@ -397,6 +397,51 @@ async fn a_card_that_is_drained_is_tainted_keeps_its_claims_and_takes_none_until
 }
 
 #[tokio::test]
+async fn a_claim_whose_vm_has_moved_to_another_card_is_still_that_claims() {
+    let node = Node::running(&(CARD.to_owned() + &CARD.replace("card0", "card1"))).await;
+    let kubelet = node.kubelet(NEW).await;
+    node.slice(2).await;
+    for name in ["moved", "drained"] {
+        node.api.put_claim(allocated(name, &[("gpu", "card0", "16Mi", "250")], Value::Null));
+        let devices = kubelet.good(&named(name)).await;
+        if name == "moved" {
+            let to = json!({ "card": "card1" });
+            node.admin().post::<Value>("/v1/vms/k8s-uid-moved-0/move", &to).await.unwrap();
+        } else {
+            node.admin().post::<Value>("/v1/cards/card0/drain", &()).await.unwrap();
+        }
+        let vm: Value = node.admin().get(&format!("/v1/vms/k8s-uid-{name}-0")).await.unwrap();
+        assert_eq!(vm["card"], "card1");
+        // A kubelet that was restarted asks again.
+        assert_eq!(kubelet.good(&named(name)).await, devices);
+        kubelet.back(&named(name)).await;
+        assert_eq!(node.shares().await, Vec::<String>::new(), "what was given back is gone");
+    }
+    node.assert_clean().await;
+}
+
+/// The daemon's user owns the folder above, and may put a link in the place of the folder of all shares.
+#[tokio::test]
+async fn a_link_in_the_place_of_the_folder_of_shares_is_not_followed() {
+    let node = Node::running(CARD).await;
+    let kubelet = node.kubelet(NEW).await;
+    node.slice(1).await;
+    let victim = node.path("victim");
+    fs::create_dir(&victim).unwrap();
+    fs::set_permissions(&victim, fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::symlink(&victim, node.path("claims")).unwrap();
+    node.api.put_claim(allocated("a", &[("gpu", "card0", "16Mi", "250")], Value::Null));
+    let error = kubelet.bad(&named("a")).await;
+    assert!(error.contains("no folder for the sockets"), "{error}");
+    assert_eq!(fs::metadata(&victim).unwrap().permissions().mode() & 0o777, 0o755);
+    assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
+    fs::remove_file(node.path("claims")).unwrap();
+    kubelet.good(&named("a")).await;
+    kubelet.back(&named("a")).await;
+    node.assert_clean().await;
+}
+
+#[tokio::test]
 async fn a_cluster_without_parts_of_devices_gives_a_whole_card() {
     let node = Node::new(CARD).await;
     node.api.forget(&["allowMultipleAllocations"]);
