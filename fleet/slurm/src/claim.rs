@@ -3,16 +3,9 @@
 //! A job with N of a card's T shards is guaranteed N/T of the card's memory and time, so that all that Slurm hands out can be
 //! kept. What others leave, it may have as well: memory up to what it asks for, time up to its cap.
 
-use std::ffi::CStr;
-
 use serde_json::{Map, Value, json};
 
 use crate::options::{Arguments, Cap, Given};
-
-/// Variable with the shards of a step on its node.
-pub const SHARDS: &CStr = c"SLURM_SHARDS_ON_NODE";
-/// Variable with the numbers of the GPUs of a job on its node.
-pub const GPUS: &CStr = c"SLURM_JOB_GPUS";
 
 /// Largest weight.
 const WEIGHT_MAX: u32 = 10_000;
@@ -32,12 +25,7 @@ pub struct Card {
 ///
 /// # Errors
 /// There is none of the kind, or the shards are of several.
-pub fn card<'a>(
-    arguments: &Arguments,
-    given: &Given,
-    gpu: Option<&str>,
-    cards: &'a [Card],
-) -> Result<&'a Card, String> {
+pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a [Card]) -> Result<&'a Card, String> {
     let of_kind: Vec<&Card> = cards.iter().filter(|card| card.cuda != given.vgpu).collect();
     let kind = if given.vgpu { "vGPUs" } else { "CUDA programs" };
     let of_kind: Vec<&Card> = match arguments.cards.is_empty() {
@@ -49,11 +37,10 @@ pub fn card<'a>(
             named.ok_or("plugstack.conf: `cards` names one that the daemon has not; see `mediatorctl card show`")?
         }
     };
-    let number: usize = match gpu.unwrap_or_default() {
-        "" => 0,
-        one => one
-            .parse()
-            .map_err(|_| format!("the shards are of the cards {one}, expected those of one; ask for fewer"))?,
+    let number = match *gpus {
+        [] => 0,
+        [one] => one,
+        _ => return Err(format!("the shards are of the cards {gpus:?}, expected those of one; ask for fewer")),
     };
     let card = of_kind.get(number).copied().filter(|card| card.cuda != given.vgpu);
     card.ok_or_else(|| format!("the daemon has no card number {number} for {kind}; see `mediatorctl card show`"))
@@ -107,7 +94,7 @@ pub fn table(
     if let Some(cap) = cap {
         time["cap_permille"] = cap.into();
     }
-    let suffix = if given.vgpu { "sock" } else { "cuda" };
+    let socket = if given.vgpu { "vgpu.sock" } else { "cuda.sock" };
     let table = json!({
         "name": name,
         "card": card.name,
@@ -116,7 +103,8 @@ pub fn table(
         "time": time,
         // Nobody but the daemon, until the job's user has it.
         "mode": "0600",
-        "socket": arguments.sockets.join(format!("{name}.{suffix}")),
+        // In a folder of its own, which the daemon makes: a container of the job mounts that.
+        "socket": arguments.sockets.join(name).join(socket),
     });
     match table {
         Value::Object(table) => Ok(table),
@@ -141,7 +129,10 @@ mod tests {
     fn shards_are_a_guaranteed_part_of_memory_and_time() {
         let cards = cards();
         let quarter = made(&Given::new(), 25, &cards[0]).unwrap();
-        assert_eq!((&quarter["vram_mib"], &quarter["socket"]), (&256.into(), &"/run/gpu-mediator/slurm-7.cuda".into()));
+        assert_eq!(
+            (&quarter["vram_mib"], &quarter["socket"]),
+            (&256.into(), &"/run/gpu-mediator/slurm-7/cuda.sock".into())
+        );
         assert_eq!(quarter["memory"], json!({ "quota_mib": 256, "guarantee_mib": 256, "weight": 25 }));
         assert_eq!(quarter["time"], json!({ "weight": 25, "guarantee_permille": 250 }));
         // More than its part is not guaranteed; less is all that it has.
@@ -196,22 +187,22 @@ mod tests {
     #[test]
     fn cards_are_counted_as_slurm_counts() {
         let cards = cards();
-        let find = |named: &[&str], vgpu, gpu| {
+        let find = |named: &[&str], vgpu, gpus: &[usize]| {
             let arguments =
                 Arguments { cards: named.iter().map(|&name| name.to_owned()).collect(), ..Arguments::default() };
-            card(&arguments, &Given { vgpu, ..Given::new() }, gpu, &cards).map(|card| card.name.clone())
+            card(&arguments, &Given { vgpu, ..Given::new() }, gpus, &cards).map(|card| card.name.clone())
         };
-        assert_eq!(find(&[], false, None).as_deref(), Ok("a"));
-        assert_eq!(find(&[], false, Some("1")).as_deref(), Ok("b"));
-        assert_eq!(find(&[], true, Some("0")).as_deref(), Ok("s"));
-        assert_eq!(find(&["b", "s", "a"], false, Some("2")).as_deref(), Ok("a"));
-        for (named, gpu, told) in [
-            (&[][..], "2", "no card number 2 for CUDA programs"),
-            (&[], "0,1", "of the cards 0,1, expected those of one"),
-            (&["z"], "0", "`cards` names one"),
-            (&["s"], "0", "no card number 0 for CUDA programs"),
+        assert_eq!(find(&[], false, &[]).as_deref(), Ok("a"));
+        assert_eq!(find(&[], false, &[1]).as_deref(), Ok("b"));
+        assert_eq!(find(&[], true, &[0]).as_deref(), Ok("s"));
+        assert_eq!(find(&["b", "s", "a"], false, &[2]).as_deref(), Ok("a"));
+        for (named, gpus, told) in [
+            (&[][..], &[2][..], "no card number 2 for CUDA programs"),
+            (&[], &[0, 1], "of the cards [0, 1], expected those of one"),
+            (&["z"], &[0], "`cards` names one"),
+            (&["s"], &[0], "no card number 0 for CUDA programs"),
         ] {
-            let error = find(named, false, Some(gpu)).unwrap_err();
+            let error = find(named, false, gpus).unwrap_err();
             assert!(error.contains(told), "{error}");
         }
     }

@@ -1,17 +1,20 @@
 //! A SPANK plugin for Slurm: a job with shards of a GPU (`--gres=shard:N`) becomes a tenant of the node's `mediatord`, or has a
 //! vGPU, with the limits that it asked for; when it ends, what it used is written down and what it had is free.
 //!
-//! Parts: the entry points that Slurm calls (`spank`), the options of jobs ([`options`]), what a job is given ([`claim`]), and
+//! Parts: the entry points that Slurm calls (`spank`), the options of jobs ([`options`]), the shards that the controller says a job
+//! has ([`granted`], [`nodes`]), what a job is given for them ([`claim`]), and
 //! what that program does which the plugin runs ([`work`]): the plugin itself only reads options, starts it, and sets variables.
 //!
 //! Slurm keeps the count: it hands out no more shards than a card has, on whichever node and card. The daemon holds each job to
 //! what it has. The plugin decides nothing but what a number of shards means.
 //!
-//! What it does not do: schedule, talk to the controller (but for the health check, and for notes on usage), or trust a job.
+//! What it does not do: schedule, or trust a job: nothing that the job's environment says decides what it gets.
 //!
 //! Sources: `spank(7)`, `gres.conf(5)`, `prolog_epilog`, `plugstack.conf`.
 
 pub mod claim;
+pub mod granted;
+pub mod nodes;
 pub mod options;
 mod spank;
 pub mod work;

@@ -139,17 +139,6 @@ fn mib(text: &str) -> Option<u64> {
     (1..=MIB_MAX).contains(&mib).then_some(mib)
 }
 
-/// The first node of a list as Slurm writes it, such as `n[01-03,7]` or `a,b`.
-#[must_use]
-pub fn first_node(nodes: &str) -> String {
-    let Some((before, rest)) = nodes.split_once('[').filter(|(before, _)| !before.contains(',')) else {
-        return nodes.split(',').next().unwrap_or_default().to_owned();
-    };
-    let (numbers, behind) = rest.split_once(']').unwrap_or((rest, ""));
-    let number = numbers.split([',', '-']).next().unwrap_or_default();
-    format!("{before}{number}{}", behind.split(',').next().unwrap_or_default())
-}
-
 /// Arguments of the plugin: the words `KEY=VALUE` of its line in `plugstack.conf`. In paths, `%n` is the node's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arguments {
@@ -271,21 +260,6 @@ mod tests {
         ] {
             let error = given(&[(number, value)]).unwrap_err();
             assert!(error.contains(told), "{error}");
-        }
-    }
-
-    #[test]
-    fn the_first_node_of_a_list_is_found() {
-        for (nodes, first) in [
-            ("n1", "n1"),
-            ("a,b", "a"),
-            ("n[1-2]", "n1"),
-            ("r1n[01,07-09]x,z[3]", "r1n01x"),
-            ("a,n[1-2]", "a"),
-            ("", ""),
-            ("n[", "n"),
-        ] {
-            assert_eq!(first_node(nodes), first, "{nodes}");
         }
     }
 

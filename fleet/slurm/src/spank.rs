@@ -13,8 +13,9 @@ use std::sync::{Mutex, PoisonError};
 
 use libloading::os::unix::{Library, Symbol};
 
-use crate::claim::{GPUS, SHARDS};
-use crate::options::{self, Arguments, Given, OPTIONS};
+use admin_client::terminal;
+
+use crate::options::{Arguments, Given, OPTIONS};
 use crate::work::{self, Job};
 
 /// Name of the plugin: it is part of variables by which Slurm passes options on.
@@ -51,8 +52,16 @@ const JOB_UID: c_int = 0;
 const JOB_ID: c_int = 2;
 /// `S_CTX_REMOTE` of `spank_context`.
 const REMOTE: c_int = 2;
-/// Longest value of a variable or an option that is looked at.
-const LONGEST: usize = 4096;
+/// `S_JOB_ARRAY_ID`; 0 for a job of no array.
+const ARRAY_ID: c_int = 30;
+/// `S_JOB_ARRAY_TASK_ID`.
+const ARRAY_TASK_ID: c_int = 31;
+/// `ESPANK_NOSPACE`, before Slurm 21.08 and since.
+const NO_SPACE: [c_int; 2] = [6, 3005];
+/// Longest variable that the kernel gives a program (`MAX_ARG_STRLEN`), with its name and its end.
+const MAX_VARIABLE: usize = 128 << 10;
+/// Variable of a step with its shards. Its user may write it: a hint at most.
+const SHARDS: &CStr = c"SLURM_SHARDS_ON_NODE";
 
 /// `struct spank_option`.
 #[repr(C)]
@@ -76,7 +85,8 @@ fn function<T>(name: &str) -> Option<Symbol<T>> {
 
 /// Writes a line to the log of the process, which for a user's command is the terminal.
 fn complain(what: &str) {
-    let line = CString::new(format!("gpu-mediator: {what}")).unwrap_or_default();
+    // Names that jobs and programs gave themselves may be in it.
+    let line = CString::new(format!("gpu-mediator: {}", terminal::word(what))).unwrap_or_default();
     match function::<unsafe extern "C" fn(*const c_char, ...)>("slurm_error") {
         // SAFETY: a format that takes one string, and a string with its end.
         Some(error) => unsafe { error(c"%s".as_ptr(), line.as_ptr()) },
@@ -84,18 +94,46 @@ fn complain(what: &str) {
     }
 }
 
-fn variable(handle: Handle, name: &CStr) -> Option<String> {
-    let get = function::<unsafe extern "C" fn(Handle, *const c_char, *mut c_char, c_int) -> c_int>("spank_getenv")?;
-    let mut value = vec![0u8; LONGEST];
-    // SAFETY: the handle is that of the call; the buffer has as many bytes as are said.
-    let got = unsafe { get(handle, name.as_ptr(), value.as_mut_ptr().cast(), LONGEST as c_int) };
-    if got != GOOD {
-        return None;
-    }
-    CStr::from_bytes_until_nul(&value).ok()?.to_str().ok().map(str::to_owned)
+/// A variable of the step, whole.
+fn variable(handle: Handle, name: &CStr) -> Result<Option<Vec<u8>>, String> {
+    type Get = unsafe extern "C" fn(Handle, *const c_char, *mut c_char, c_int) -> c_int;
+    let Some(get) = function::<Get>("spank_getenv") else { return Ok(None) };
+    whole(&name.to_string_lossy(), |value| {
+        let length = c_int::try_from(value.len()).unwrap_or(c_int::MAX);
+        // SAFETY: the handle is that of the call; the buffer has as many bytes as are said.
+        unsafe { get(handle, name.as_ptr(), value.as_mut_ptr().cast(), length) }
+    })
 }
 
-fn set_variable(handle: Handle, name: &str, value: &str) -> bool {
+/// Reads a value of any length by a function that fills a buffer, or says that there is no space.
+fn whole(name: &str, get: impl Fn(&mut [u8]) -> c_int) -> Result<Option<Vec<u8>>, String> {
+    for size in [4 << 10, MAX_VARIABLE] {
+        let mut value = vec![0u8; size];
+        match get(&mut value) {
+            GOOD => return Ok(CStr::from_bytes_until_nul(&value).ok().map(|value| value.to_bytes().to_owned())),
+            code if NO_SPACE.contains(&code) => {}
+            _ => return Ok(None),
+        }
+    }
+    Err(too_long(name))
+}
+
+fn too_long(name: &str) -> String {
+    format!("the variable {name} has more than the {MAX_VARIABLE} bytes that a program can have; shorten it")
+}
+
+/// A folder before those that a variable has already, as the loader's variables have it.
+fn in_front(name: &str, first: &str, rest: Option<Vec<u8>>) -> Result<Vec<u8>, String> {
+    let mut value = first.as_bytes().to_owned();
+    if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
+        value.push(b':');
+        value.extend(rest);
+    }
+    // With its name, `=` and its end.
+    if name.len() + value.len() + 2 > MAX_VARIABLE { Err(too_long(name)) } else { Ok(value) }
+}
+
+fn set_variable(handle: Handle, name: &str, value: Vec<u8>) -> bool {
     type Set = unsafe extern "C" fn(Handle, *const c_char, *const c_char, c_int) -> c_int;
     let (Ok(name), Ok(value)) = (CString::new(name), CString::new(value)) else { return false };
     // SAFETY: the handle is that of the call; both strings have an end, and Slurm copies them.
@@ -110,16 +148,22 @@ fn unset_variable(handle: Handle, name: &CStr) {
     }
 }
 
-/// Name of the node that this process is on. A job's script has no variable with it, but runs on the first node of the job.
-fn node(handle: Handle) -> Option<String> {
-    let of_step = variable(handle, c"SLURMD_NODENAME");
-    of_step.or_else(|| variable(handle, c"SLURM_JOB_NODELIST").map(|nodes| options::first_node(&nodes)))
+/// Name of the node that this process is on, as Slurm has told the process (`slurmstepd`, 22.05 and up). The step's environment has
+/// such a variable as well, which its user may write: paths are made of the name.
+fn node() -> Result<String, String> {
+    let node = std::env::var("SLURMD_NODENAME").ok().filter(|node| !node.is_empty());
+    let node = node.ok_or("Slurm does not say which node this is: Slurm 22.05 or newer is needed")?;
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if !node.bytes().all(good) || node.starts_with('.') {
+        return Err(format!("{node:?} is not the name of a node"));
+    }
+    Ok(node)
 }
 
 fn number(handle: Handle, item: c_int) -> Option<u32> {
     let get = function::<unsafe extern "C" fn(Handle, c_int, ...) -> c_int>("spank_get_item")?;
     let mut number: u32 = 0;
-    // SAFETY: both items that are asked for are 32 bits wide, and the place for them lives through the call.
+    // SAFETY: all items that are asked for are 32 bits wide, and the place for them lives through the call.
     (unsafe { get(handle, item, &raw mut number) } == GOOD).then_some(number)
 }
 
@@ -201,25 +245,26 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
             return Ok(());
         }
         let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let shards = variable(handle, SHARDS).and_then(|text| text.parse().ok()).unwrap_or(0);
-        if shards == 0 && given.is_silent() {
+        // Most jobs have no shards: nobody is asked about them. One that claims some gets what the controller says that it has.
+        if variable(handle, SHARDS)?.is_none() && given.is_silent() {
             return Ok(());
         }
-        let arguments = arguments(count, words)?.on(node(handle).as_deref());
+        let arguments = arguments(count, words)?.on(Some(&node()?));
+        let array = number(handle, ARRAY_ID).filter(|array| *array != 0);
         let job = Job {
             id: number(handle, JOB_ID).ok_or("Slurm does not say which job it is")?,
             uid: number(handle, JOB_UID).ok_or("Slurm does not say whose job it is")?,
-            shards,
-            gpu: variable(handle, GPUS),
+            of_array: array.zip(number(handle, ARRAY_TASK_ID)),
         };
         let variables = work::begin(&arguments, &given, &job)?;
+        if variables.is_empty() {
+            return Ok(());
+        }
         // The number of the card as Slurm counts. The library finds the tenant's by itself, and there is no other.
         unset_variable(handle, c"CUDA_VISIBLE_DEVICES");
         for (name, value) in variables {
-            let path =
-                variable(handle, c"LD_LIBRARY_PATH").filter(|path| name == "LD_LIBRARY_PATH" && !path.is_empty());
-            let value = path.map_or(value.clone(), |path| format!("{value}:{path}"));
-            if !set_variable(handle, &name, &value) {
+            let there = if name == "LD_LIBRARY_PATH" { variable(handle, c"LD_LIBRARY_PATH")? } else { None };
+            if !set_variable(handle, &name, in_front(&name, &value, there)?) {
                 return Err(format!("the variable {name} cannot be set"));
             }
         }
@@ -235,9 +280,9 @@ pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *
             return Ok(());
         }
         let Some(id) = number(handle, JOB_ID) else { return Ok(()) };
-        let arguments = arguments(count, words)?.on(node(handle).as_deref());
+        let arguments = arguments(count, words)?;
         // A note that cannot be taken is no reason for a job to fail.
-        if let Err(error) = work::note(&arguments, id) {
+        if let Err(error) = node().and_then(|node| work::note(&arguments.on(Some(&node)), id)) {
             complain(&error);
         }
         Ok(())
@@ -253,4 +298,40 @@ pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *
         let arguments = arguments(count, words)?.on(std::env::var("SLURMD_NODENAME").ok().as_deref());
         work::end(&arguments, id)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fills a buffer as `spank_getenv` does: what fits, with an end.
+    fn get(value: &[u8]) -> impl Fn(&mut [u8]) -> c_int {
+        move |buffer| {
+            let fits = value.len().min(buffer.len() - 1);
+            buffer[..fits].copy_from_slice(&value[..fits]);
+            buffer[fits] = 0;
+            if fits < value.len() { NO_SPACE[1] } else { GOOD }
+        }
+    }
+
+    #[test]
+    fn long_variables_are_kept_whole_or_refused_and_never_replaced() {
+        for length in [0, 1, 4095, 4096, 5000, MAX_VARIABLE - 1] {
+            let value = vec![b'x'; length];
+            assert_eq!(whole("A", get(&value)).unwrap().as_deref(), Some(&value[..]), "{length}");
+        }
+        assert!(whole("A", get(&vec![b'x'; MAX_VARIABLE])).unwrap_err().contains("the variable A has more than"));
+        assert_eq!(whole("A", |_| 3004), Ok(None));
+        // A path need not be text.
+        assert_eq!(whole("A", get(b"/\xff")).unwrap().unwrap(), b"/\xff");
+    }
+
+    #[test]
+    fn the_library_stands_before_what_there_is() {
+        assert_eq!(in_front("P", "/a", None).unwrap(), b"/a");
+        assert_eq!(in_front("P", "/a", Some(Vec::new())).unwrap(), b"/a");
+        assert_eq!(in_front("P", "/a", Some(b"/b:/\xff".to_vec())).unwrap(), b"/a:/b:/\xff");
+        assert!(in_front("P", "/a", Some(vec![b'x'; MAX_VARIABLE - 6])).is_ok());
+        assert!(in_front("P", "/a", Some(vec![b'x'; MAX_VARIABLE - 5])).is_err());
+    }
 }

@@ -5,17 +5,20 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use admin_client::sockets;
 use api::ErrorCode;
 use mediatorctl::client::{AskError, Client, ClientError};
+use rustix::fs::OFlags;
 use serde::Serialize;
 
 use crate::claim::{self, Card};
+use crate::granted::{self, Number};
 use crate::options::{Arguments, Given};
 
 /// Begin of names of tenants and virtual machines of jobs.
@@ -35,10 +38,8 @@ pub struct Job {
     pub id: u32,
     /// Its user.
     pub uid: u32,
-    /// Shards that it has on this node.
-    pub shards: u32,
-    /// Number of the GPU of which they are.
-    pub gpu: Option<String>,
+    /// Numbers of its array and in it, if it is of one.
+    pub of_array: Option<(u32, u32)>,
 }
 
 /// Use that a job has made of a card.
@@ -123,7 +124,8 @@ fn cards(arguments: &Arguments) -> Result<Vec<Card>, String> {
     Ok(list.cards.into_iter().map(card).collect())
 }
 
-/// Gives a job what it asked for, if it has not got it yet; the variables of its processes.
+/// Gives a job what it asked for, if it has not got it yet; the variables of its processes, none if it has no shards and asked for
+/// nothing.
 ///
 /// # Errors
 /// The reason why it cannot have it, in words for its user.
@@ -135,9 +137,15 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
     let made = match there {
         Ok(there) => there,
         Err(error) if code(&error) == Some(ErrorCode::NotFound) => {
+            let number = Number { id: job.id, of_array: job.of_array };
+            let patience = Duration::from_secs(arguments.patience_s);
+            let granted = granted::ask(&arguments.scontrol, &number, &arguments.node, patience)?;
+            if granted.shards == 0 && given.is_silent() {
+                return Ok(Vec::new());
+            }
             let cards = cards(arguments)?;
-            let card = claim::card(arguments, given, job.gpu.as_deref(), &cards)?;
-            let table = claim::table(arguments, given, job.shards, card, &name)?;
+            let card = claim::card(arguments, given, &granted.gpus, &cards)?;
+            let table = claim::table(arguments, given, granted.shards, card, &name)?;
             let post = |client: &Client| client.post::<serde_json::Value>(&format!("/v1/{folder}"), &table);
             match patiently(arguments, post)? {
                 Ok(made) => made,
@@ -152,7 +160,9 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
     };
     let socket = made["socket"].as_str().ok_or("the daemon names no socket")?;
     let socket = PathBuf::from(socket);
-    hand_over(&socket, job.uid).map_err(|error| format!("{}: {error}", socket.display()))?;
+    sockets::give(&arguments.sockets, &socket, job.uid).map_err(|error| {
+        format!("{}: {error}; `sockets` in plugstack.conf names the daemon's folder of sockets", socket.display())
+    })?;
     let socket = socket.display().to_string();
     if given.vgpu {
         return Ok(vec![(VGPU_VARIABLE.to_owned(), socket)]);
@@ -165,15 +175,6 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
         ("LD_LIBRARY_PATH".to_owned(), arguments.library.display().to_string()),
     ];
     Ok(variables.into_iter().chain(driver).collect())
-}
-
-/// Gives a socket to a user, who alone may connect then. The daemon may have no right to.
-fn hand_over(socket: &Path, uid: u32) -> std::io::Result<()> {
-    if !fs::symlink_metadata(socket)?.file_type().is_socket() {
-        return Err(std::io::Error::other("expected a socket"));
-    }
-    std::os::unix::fs::lchown(socket, Some(uid), None)?;
-    fs::set_permissions(socket, fs::Permissions::from_mode(0o600))
 }
 
 /// Returns what a job has used so far, and whether it is a vGPU that it has; nothing if it has nothing.
@@ -272,10 +273,17 @@ pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
 /// Adds a line to a file that several processes write.
 fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     if let Some(folder) = ledger.parent() {
-        fs::create_dir_all(folder)?;
+        // Whatever the mask of Slurm's process is.
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     }
     let line = serde_json::to_string(usage)? + "\n";
-    let mut file = OpenOptions::new().create(true).append(true).mode(0o640).open(ledger)?;
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let flags = i32::try_from(flags.bits()).unwrap_or(0);
+    let mut file = OpenOptions::new().create(true).append(true).mode(0o640).custom_flags(flags).open(ledger)?;
+    let there = file.metadata()?;
+    if !there.is_file() || there.nlink() != 1 || there.uid() != rustix::process::geteuid().as_raw() {
+        return Err(std::io::Error::other("it is not a file of this user alone; move it away"));
+    }
     // One write: lines of others come before or behind it.
     file.write_all(line.as_bytes())
 }

@@ -190,7 +190,7 @@ fn jobs_of_slurm_have_what_they_ask_for() -> Result<()> {
     };
     host.until("a job to hold memory", &has(held, 100), LIMIT)?;
     host.until("another to hold memory", &has(killed, 40), LIMIT)?;
-    host.ok(&format!("test \"$(stat -c '%U %a' /run/n2/slurm-{held}.cuda)\" = 'alice 600'"))?;
+    host.ok(&format!("test \"$(stat -c '%U %a' /run/n2/slurm-{held}/cuda.sock)\" = 'alice 600'"))?;
     host.ok(&format!("scancel {held}"))?;
     host.ok(&kill(killed))?;
     until_over(host)?;
@@ -234,7 +234,7 @@ fn is_lost(host: &Debian) -> Result<()> {
     host.kill("slurmd-n2")?;
     host.kill("n2")?;
     host.ok(&format!(
-        "kill -9 $(pgrep -f 'slurmstepd: .{lost}\\.') $(pgrep --uid alice); rm -rf /run/n2/*.sock /run/n2/*.cuda; true"
+        "kill -9 $(pgrep -f 'slurmstepd: .{lost}\\.') $(pgrep --uid alice); rm -rf /run/n2/*.sock /run/n2/slurm-*; true"
     ))?;
     // The daemon keeps tenants over a loss of power; the health check knows that the job is no more.
     run_node(host, "n2")?;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
+use admin_client::terminal;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use spank_gpu_mediator::options::Arguments;
@@ -45,7 +46,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("gpu-mediator-slurm: {error:#}");
+            eprintln!("gpu-mediator-slurm: {}", terminal::lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }
@@ -82,10 +83,7 @@ fn install(from: &std::path::Path, to: &std::path::Path, slurm: Option<String>) 
     let place =
         at.checked_sub(4).and_then(|at| plugin.get_mut(at..at + 4)).context("the place for a version is cut off")?;
     place.copy_from_slice(&version.to_ne_bytes());
-    // A file of its own first: who loads it sees the old or the new one.
-    let new = to.with_extension("new");
-    std::fs::write(&new, &plugin).with_context(|| format!("{} cannot be written", new.display()))?;
-    std::fs::rename(&new, to).with_context(|| format!("{} cannot be written", to.display()))?;
+    fleet_cdi::replace(to, &plugin, 0o644).with_context(|| format!("{} cannot be written", to.display()))?;
     println!("{} is for Slurm {}.{:02}", to.display(), version >> 16, version >> 8 & 255);
     Ok(())
 }

@@ -1,4 +1,4 @@
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use mediatord::fixture::{Served, one_card};
 
@@ -8,11 +8,14 @@ use super::*;
 fn served() -> (Served, Arguments, tempfile::TempDir) {
     let served = one_card("reserve_mib = 8\n");
     let folder = tempfile::tempdir().unwrap();
+    let script = format!("#!/bin/sh\n[ \"$1\" != --details ] || exec cat {}/$4\n", folder.path().display());
+    fs::write(folder.path().join("scontrol"), script).unwrap();
+    fs::set_permissions(folder.path().join("scontrol"), fs::Permissions::from_mode(0o700)).unwrap();
     let arguments = Arguments {
         socket: served.fixture.path("admin.sock"),
-        sockets: served.fixture.path("."),
+        sockets: served.fixture.path(""),
         ledger: folder.path().join("log/slurm.jsonl"),
-        scontrol: "/bin/true".into(),
+        scontrol: folder.path().join("scontrol"),
         chunk_mib: 2,
         patience_s: 1,
         ..Arguments::default()
@@ -20,10 +23,13 @@ fn served() -> (Served, Arguments, tempfile::TempDir) {
     (served, arguments.on(Some("n1")), folder)
 }
 
+/// A job with shards of a node, as this controller says.
 fn job(id: u32, shards: u32, folder: &tempfile::TempDir) -> Job {
+    let text = format!("JobId={id} JobName=x\n     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:{shards}({shards}/100)\n");
+    fs::write(folder.path().join(id.to_string()), text).unwrap();
     // The user of these tests may give its files to itself only.
     let uid = fs::metadata(folder.path()).unwrap().uid();
-    Job { id, uid, shards, gpu: Some("0".to_owned()) }
+    Job { id, uid, of_array: None }
 }
 
 const VGPU: Given = Given { memory_mib: None, weight: None, class: None, cap: None, vgpu: true };
@@ -38,7 +44,7 @@ fn a_job_has_a_vgpu_until_it_ends() {
     let (served, arguments, folder) = served();
     let job = job(7, 25, &folder);
     let variables = begin(&arguments, &VGPU, &job).unwrap();
-    let socket = served.fixture.path("./slurm-7.sock");
+    let socket = served.fixture.path("slurm-7/vgpu.sock");
     assert_eq!(variables, [(VGPU_VARIABLE.to_owned(), socket.display().to_string())]);
     assert_eq!(fs::metadata(&socket).unwrap().mode() & 0o777, 0o600);
     // Another process of the job finds it.
@@ -47,7 +53,7 @@ fn a_job_has_a_vgpu_until_it_ends() {
     assert_eq!(vm.vram_mib, 30);
     note(&arguments, 7).unwrap();
     end(&arguments, 7).unwrap();
-    assert!(!socket.exists() && held(&arguments).unwrap().is_empty());
+    assert!(!socket.parent().unwrap().exists() && held(&arguments).unwrap().is_empty());
     end(&arguments, 7).unwrap();
     let lines = ledger(&arguments);
     assert_eq!(lines.len(), 1);
@@ -101,14 +107,51 @@ fn a_daemon_that_is_away_is_told_of() {
 }
 
 #[test]
-fn a_socket_that_is_none_is_not_given_away() {
+fn a_socket_elsewhere_is_not_given_away() {
+    let (served, mut arguments, folder) = served();
+    let there = job(7, 25, &folder);
+    begin(&arguments, &VGPU, &there).unwrap();
+    // Whatever the daemon says where its sockets are.
+    arguments.sockets = served.fixture.path("other");
+    let error = begin(&arguments, &VGPU, &there).unwrap_err();
+    assert!(error.contains("it is not in the folder") && error.contains("plugstack.conf"), "{error}");
+}
+
+#[test]
+fn a_job_without_shards_has_nothing_and_one_that_asks_all_the_same_is_told() {
+    let (_served, arguments, folder) = served();
+    let none = job(7, 0, &folder);
+    assert_eq!(begin(&arguments, &Given::new(), &none), Ok(Vec::new()));
+    assert!(begin(&arguments, &VGPU, &none).unwrap_err().contains("ask for some with --gres=shard:N"));
+    assert_eq!(held(&arguments).unwrap(), Vec::<u32>::new());
+}
+
+#[test]
+fn a_ledger_that_is_a_link_or_has_two_names_is_not_written() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("a");
-    fs::write(&path, "").unwrap();
-    std::os::unix::fs::symlink(&path, folder.path().join("b")).unwrap();
-    for name in ["a", "b"] {
-        assert_eq!(hand_over(&folder.path().join(name), 0).unwrap_err().to_string(), "expected a socket");
-    }
+    let (victim, ledger) = (folder.path().join("victim"), folder.path().join("log/slurm.jsonl"));
+    fs::write(&victim, "theirs").unwrap();
+    fs::create_dir(folder.path().join("log")).unwrap();
+    let usage = Usage {
+        job: 1,
+        node: String::new(),
+        card: String::new(),
+        kind: "tenant",
+        weight: 1,
+        memory_mib: 1,
+        used_ns: 0,
+        busy_ns: 0,
+        launches: 0,
+        killed: 0,
+    };
+    std::os::unix::fs::symlink(&victim, &ledger).unwrap();
+    assert!(write_down(&ledger, &usage).is_err());
+    fs::remove_file(&ledger).unwrap();
+    fs::hard_link(&victim, &ledger).unwrap();
+    assert!(write_down(&ledger, &usage).is_err());
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "theirs");
+    fs::remove_file(&ledger).unwrap();
+    write_down(&ledger, &usage).unwrap();
 }
 
 /// Looks by way of a client.

@@ -1,0 +1,244 @@
+//! The shards that Slurm has given a job on a node, as the controller says.
+//!
+//! A step's environment has them as well, but its user writes that environment: variables that Slurm does not set itself stay as
+//! the user has made them. So they are a hint at most.
+//!
+//! The controller's text has words of the user in it too, such as the job's name. A text that could be read in two ways is refused.
+//!
+//! Sources: `scontrol(1)`, output of `show job --details`.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::nodes;
+
+/// Largest answer of the controller, in bytes: that of an array of thousands of jobs.
+const MAX_ANSWER: u64 = 16 << 20;
+/// Time between two looks at whether it has answered.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Shards of a job on a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Granted {
+    /// Their number.
+    pub shards: u32,
+    /// Numbers of the GPUs of which they are, in the order of `gres.conf`; none if Slurm does not say.
+    pub gpus: Vec<usize>,
+}
+
+/// A job's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Number {
+    /// Its own.
+    pub id: u32,
+    /// Numbers of its array and in it, if it is of one.
+    pub of_array: Option<(u32, u32)>,
+}
+
+/// Asks the controller until it answers, for as long as there is patience.
+///
+/// # Errors
+/// It does not answer, or says nothing of the job on this node.
+pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Result<Granted, String> {
+    let begin = Instant::now();
+    loop {
+        let left = patience.saturating_sub(begin.elapsed());
+        match answer(scontrol, job, left) {
+            Ok(text) => return read(&text, job.id, node),
+            Err(what) if left.is_zero() => {
+                return Err(format!("the shards of job {} are not known: {}: {what}", job.id, scontrol.display()));
+            }
+            Err(_) => thread::sleep(Duration::from_millis(500).min(left)),
+        }
+    }
+}
+
+/// The controller's text on a job.
+fn answer(scontrol: &Path, job: &Number, patience: Duration) -> Result<String, String> {
+    let mut command = Command::new(scontrol);
+    // Of an array, this job alone.
+    let name = job.of_array.map_or_else(|| job.id.to_string(), |(array, task)| format!("{array}_{task}"));
+    command.args(["--details", "show", "job", &name]);
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| error.to_string())?;
+    let output = child.stdout.take();
+    let reader = thread::spawn(move || {
+        let mut text = Vec::new();
+        let read = output.map(|output| output.take(MAX_ANSWER).read_to_end(&mut text));
+        read.transpose().map(|_| text)
+    });
+    let begin = Instant::now();
+    let status = loop {
+        match child.try_wait().map_err(|error| error.to_string())? {
+            Some(status) => break Some(status),
+            None if begin.elapsed() >= patience.max(POLL_INTERVAL) => break None,
+            None => thread::sleep(POLL_INTERVAL),
+        }
+    };
+    if status.is_none() {
+        let _ = child.kill();
+        let _ = child.wait();
+        return Err("it does not answer".to_owned());
+    }
+    let text = reader.join().map_err(|_| "its answer cannot be read".to_owned())?.map_err(|error| error.to_string())?;
+    match status {
+        Some(status) if status.success() => Ok(String::from_utf8_lossy(&text).into_owned()),
+        _ => Err("it knows no such job, or its controller does not answer".to_owned()),
+    }
+}
+
+/// Reads the controller's text on one job: a line that is not indented, and lines that are.
+fn read(text: &str, job: u32, node: &str) -> Result<Granted, String> {
+    let mut heads = text.lines().filter(|line| !line.is_empty() && !line.starts_with(' '));
+    let unclear = |what: &str| {
+        format!(
+            "job {job}: Slurm's description of it {what}; give the job a name and paths without ends of lines. A heterogeneous job \
+             cannot have shards"
+        )
+    };
+    match (heads.next(), heads.next()) {
+        (Some(head), None) if head.starts_with(&format!("JobId={job} ")) => {}
+        (None, _) => return Err(format!("Slurm does not say what job {job} is")),
+        _ => return Err(unclear("has several jobs, or another one")),
+    }
+    let here = |line: &str| {
+        let (names, rest) = line.trim_start().strip_prefix("Nodes=")?.split_once(" CPU_IDs=")?;
+        nodes::contains(names, node).then(|| rest.split_once(" GRES=").map_or("", |(_, gres)| gres.trim()).to_owned())
+    };
+    let found: Vec<_> = text.lines().filter_map(here).collect();
+    match &found[..] {
+        [gres] => shards(gres).ok_or_else(|| format!("job {job}: `{gres}`, expected shards as Slurm describes them")),
+        [] => Err(format!("Slurm does not say what job {job} has on node `{node}`")),
+        _ => Err(unclear("names this node several times")),
+    }
+}
+
+/// Reads the shards of a list such as `gpu:1(IDX:0),shard:a:25(0/100,25/75)`.
+fn shards(list: &str) -> Option<Granted> {
+    let mut granted = Granted::default();
+    let (mut depth, mut begin) = (0usize, 0);
+    let mut entries = Vec::new();
+    for (at, c) in list.char_indices() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.checked_sub(1)?,
+            ',' if depth == 0 => {
+                entries.push(list.get(begin..at)?);
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+    entries.push(list.get(begin..)?);
+    for entry in entries {
+        let (words, details) = match entry.split_once('(') {
+            Some((words, details)) => (words, details.strip_suffix(')')?),
+            None => (entry, ""),
+        };
+        let mut words = words.split(':');
+        if words.next() != Some("shard") {
+            continue;
+        }
+        let count = match details.strip_prefix("CNT:") {
+            Some(count) => count,
+            None => words.next_back()?,
+        };
+        granted.shards = granted.shards.checked_add(count.parse().ok()?)?;
+        // So many of each GPU, and so many of it that there are.
+        for (gpu, part) in details.split(',').enumerate() {
+            if let Some((given, _)) = part.split_once('/')
+                && given.parse::<u64>().ok()? > 0
+                && !granted.gpus.contains(&gpu)
+            {
+                granted.gpus.push(gpu);
+            }
+        }
+    }
+    Some(granted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEVEN: Number = Number { id: 7, of_array: None };
+    const TEXT: &str = "JobId=7 JobName=wrap\n   UserId=alice(1001) GroupId=alice(1001) MCS_label=N/A\n   \
+        JOB_GRES=shard:25\n     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:25(25/100)\n     Nodes=n[2-3] CPU_IDs=1 Mem=0 GRES=\n   \
+        WorkDir=/jobs\n\n";
+
+    #[test]
+    fn the_controllers_word_counts() {
+        assert_eq!(read(TEXT, 7, "n1"), Ok(Granted { shards: 25, gpus: vec![0] }));
+        assert_eq!(read(TEXT, 7, "n3"), Ok(Granted::default()));
+        assert!(read(TEXT, 7, "n4").unwrap_err().contains("does not say"));
+        for (text, job) in [(TEXT, 8), (TEXT, 70), ("", 7)] {
+            assert!(read(text, job, "n1").is_err(), "{job}");
+        }
+        // A job of an array.
+        let array = TEXT.replace("JobId=7 ", "JobId=9 ArrayJobId=7 ArrayTaskId=2 ");
+        assert_eq!(read(&array, 9, "n1").unwrap().shards, 25);
+    }
+
+    /// What the user writes cannot be taken for what Slurm says.
+    #[test]
+    fn words_of_the_user_raise_nothing() {
+        let line = "     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:100(100/100)";
+        let names = [
+            format!("wrap\n{line}"),
+            format!("wrap\n\nJobId=7 JobName=x\n{line}"),
+            format!("x{line}"),
+            format!("wrap\nJobId=7 x\n{line}"),
+            format!("wrap\nJobId=8 x\n{line}"),
+            format!("wrap\n{line}\nJobId=8 x"),
+            format!("wrap\n{line}\n\nJobId=8 x"),
+            format!("wrap\n{line}\n JobId=8 x"),
+        ];
+        for name in names {
+            for text in [TEXT.replace("wrap", &name), TEXT.replace("/jobs", &name)] {
+                let got = read(&text, 7, "n1");
+                assert!(got.as_ref().is_err() || got == Ok(Granted { shards: 25, gpus: vec![0] }), "{name:?}: {got:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn lists_of_gres_are_read() {
+        let granted = |shards, gpus: &[usize]| Some(Granted { shards, gpus: gpus.to_vec() });
+        for (list, expected) in [
+            ("", granted(0, &[])),
+            ("gpu:1(IDX:0)", granted(0, &[])),
+            ("gpu:1(IDX:0),shard:a:25(0/100,25/75)", granted(25, &[1])),
+            ("shard:30(20/80,10/90)", granted(30, &[0, 1])),
+            ("shard(CNT:5)", granted(5, &[])),
+            ("shard:5", granted(5, &[])),
+            ("shards:100(1/1)", granted(0, &[])),
+            ("shard:99999999999", None),
+            ("shard:x(1/1)", None),
+            ("shard:5(1/1", None),
+            (")", None),
+        ] {
+            assert_eq!(shards(list), expected, "{list}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_hangs_fails_or_is_missing_is_told_of() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("scontrol");
+        for (script, told) in [("sleep 600", "does not answer"), ("exit 1", "knows no such job")] {
+            std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+            let error = ask(&path, &SEVEN, "n1", Duration::ZERO).unwrap_err();
+            assert!(error.contains(told) && error.contains("the shards of job 7"), "{error}");
+        }
+        assert!(ask(&folder.path().join("none"), &SEVEN, "n1", Duration::ZERO).is_err());
+    }
+}
