@@ -9,10 +9,11 @@
 //!
 //! What it does not do: anything to a card, but for which of the host's drivers has it; the daemon does what it is asked.
 
+use std::borrow::Cow;
 use std::io::Write;
 use std::path::PathBuf;
 
-use admin_client::AskError;
+use admin_client::{AskError, terminal};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::{Map, Value};
 
@@ -102,6 +103,14 @@ enum Form {
 }
 
 impl Form {
+    /// An answer as it is printed: programs, guests and others have chosen words of it, which are no commands to a terminal.
+    fn shown(self, text: &str) -> Cow<'_, str> {
+        match self {
+            Self::Table => terminal::lines(text),
+            Self::Json => terminal::json(text),
+        }
+    }
+
     /// An answer in this form.
     fn of<T: serde::Serialize>(self, answer: &T, table: impl FnOnce(&T) -> String) -> String {
         match self {
@@ -407,14 +416,17 @@ where
     let done = match arguments.command.watch() {
         Some(interval) => watch::run(interval, form, &arguments, out),
         None => answer(form, arguments).map(|(text, code)| {
-            let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+            let written = out.write_all(form.shown(&text).as_bytes()).and_then(|()| out.flush());
             if written.is_ok() { code } else { Code::Failed }
         }),
     };
     done.unwrap_or_else(|error| {
         let _ = match (form, error.to_api()) {
-            (Form::Json, error) => writeln!(err, "{}", json(&error).trim_end()),
-            (Form::Table, error) => writeln!(err, "mediatorctl: {}\n  {}", error.error, error.what_to_do),
+            (Form::Json, error) => writeln!(err, "{}", form.shown(json(&error).trim_end())),
+            (Form::Table, error) => {
+                let text = format!("mediatorctl: {}\n  {}", error.error, error.what_to_do);
+                writeln!(err, "{}", form.shown(&text))
+            }
         };
         error.exit_code()
     })

@@ -8,6 +8,7 @@ use tabled::settings::Style;
 use tabled::settings::object::Columns;
 use tabled::settings::{Alignment, Modify, Padding};
 
+use admin_client::terminal;
 use api::launch::Vmm;
 use api::{Card, InterruptKind, LaunchArgs, Vm};
 
@@ -20,7 +21,8 @@ pub(super) const NOTHING: &str = "-";
 pub(super) fn table(rows: Vec<Vec<String>>, numbers: &[usize]) -> String {
     let mut builder = Builder::default();
     for row in rows {
-        builder.push_record(row);
+        // A name with an end of line in it would look like a row of its own.
+        builder.push_record(row.iter().map(|cell| terminal::word(cell).into_owned()));
     }
     let mut table = builder.build();
     table.with(Style::empty()).with(Padding::new(0, 2, 0, 0));

@@ -67,7 +67,7 @@ pub(super) struct Add {
     time: TimeFlags,
     #[command(flatten)]
     policies: Policies,
-    /// Path of its socket; NAME.cuda in the daemon's folder if not given
+    /// Path of its socket; tenants/NAME/cuda.sock in the daemon's folder if not given
     #[arg(long, value_name = "PATH")]
     socket_path: Option<PathBuf>,
     /// Access rights of its socket, in octal: who may connect is the tenant
@@ -273,8 +273,12 @@ fn tenants(tenants: &[Tenant]) -> String {
     output::table(rows, &[2, 3, 4, 5, 6, 7])
 }
 
+fn programs(programs: &[api::Program]) -> String {
+    let shown: Vec<_> = programs.iter().map(|one| format!("{} ({})", one.name, one.pid)).collect();
+    if shown.is_empty() { NOTHING.to_owned() } else { shown.join(" ") }
+}
+
 fn show(tenant: &Tenant) -> String {
-    let programs: Vec<_> = tenant.programs.iter().map(|one| format!("{} ({})", one.name, one.pid)).collect();
     let quota = tenant.memory.quota_mib.map_or_else(|| NOTHING.to_owned(), |mib| format!("{mib} MiB"));
     let guarantee = tenant.memory.guarantee_mib.map_or_else(|| NOTHING.to_owned(), |mib| format!("{mib} MiB"));
     let rows = [
@@ -283,7 +287,7 @@ fn show(tenant: &Tenant) -> String {
         ("profile", tenant.profile.clone().unwrap_or_else(|| NOTHING.to_owned())),
         ("served", if tenant.served { "yes" } else { "NO" }.to_owned()),
         ("socket", tenant.socket.display().to_string()),
-        ("programs", if programs.is_empty() { NOTHING.to_owned() } else { programs.join(" ") }),
+        ("programs", programs(&tenant.programs)),
         ("memory", format!("{} MiB", tenant.vram_mib)),
         ("  on the card", format!("{} MiB", mib(tenant.on_card_bytes))),
         ("  in host memory", format!("{} MiB", mib(tenant.in_host_bytes))),
@@ -310,6 +314,15 @@ fn show(tenant: &Tenant) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A program chooses its own name.
+    #[test]
+    fn names_of_programs_are_no_commands_to_the_terminal() {
+        let names = programs(&[api::Program { pid: 7, name: "x\u{1b}[2J\nfake\u{9b}".to_owned() }]);
+        let shown = output::table(vec![vec!["programs".to_owned(), names]], &[]);
+        assert!(shown.contains("x\\u{1b}[2J\\u{a}fake\\u{9b} (7)"), "{shown}");
+        assert!(!shown.chars().any(|c| c.is_control() && c != '\n') && shown.lines().count() == 1, "{shown:?}");
+    }
 
     #[test]
     fn a_program_is_given_the_library_and_the_socket() {

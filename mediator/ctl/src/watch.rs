@@ -46,6 +46,7 @@ pub(super) fn run(
     let mut first = true;
     loop {
         let (text, _) = answer(form, arguments.clone())?;
+        let text = form.shown(&text);
         let written = match form {
             Form::Json => write_line(&text, out),
             Form::Table if screen => write!(out, "{CLEAR}{text}"),
@@ -62,5 +63,5 @@ pub(super) fn run(
 
 fn write_line(json: &str, out: &mut dyn Write) -> io::Result<()> {
     let value: serde_json::Value = serde_json::from_str(json)?;
-    writeln!(out, "{value}")
+    writeln!(out, "{}", Form::Json.shown(&value.to_string()))
 }

@@ -249,7 +249,7 @@ impl Core {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.tenant = Some(tenant);
             session.version = version;
-            session.program = hello.program;
+            session.program = hello.program.replace(char::is_control, "\u{fffd}");
             session.adopts = hello.adopts;
             session.adopts_since = self.clock;
             if !hello.adopts {

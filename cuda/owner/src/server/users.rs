@@ -128,7 +128,9 @@ fn users(device: &Device<'_>) -> Result<Vec<User>, NvmlError> {
                 UsedGpuMemory::Used(bytes) => Some(bytes),
                 UsedGpuMemory::Unavailable => None,
             };
-            User { pid: process.pid, program: program.trim().to_owned(), bytes }
+            // A process chooses its name: in a log it is no line of its own, and no command to a terminal.
+            let program = program.trim().replace(char::is_control, "\u{fffd}");
+            User { pid: process.pid, program, bytes }
         })
         .collect())
 }

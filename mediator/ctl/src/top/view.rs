@@ -1,5 +1,6 @@
 //! The screen: a table of the cards' time, or of their memory.
 
+use admin_client::terminal;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
@@ -113,9 +114,12 @@ impl View {
         let [top, middle, bottom] =
             Layout::vertical([Constraint::Length(count), Constraint::Min(2), Constraint::Length(1)])
                 .areas(frame.area());
-        frame.render_widget(Paragraph::new(heads.into_iter().map(Text::from).collect::<Vec<_>>()), top);
+        frame.render_widget(
+            Paragraph::new(heads.iter().map(|head| Text::from(terminal::word(head).into_owned())).collect::<Vec<_>>()),
+            top,
+        );
         let aligned = |(column, text): (usize, String)| {
-            let text = Text::from(text);
+            let text = Text::from(terminal::word(&text).into_owned());
             if table.numbers.contains(&column) { text.right_aligned() } else { text }
         };
         let rows = lines.into_iter().map(|Line { cells, tone }| {
@@ -132,7 +136,7 @@ impl View {
         let table = ratatui::widgets::Table::new(rows, widths).header(head).column_spacing(2);
         frame.render_stateful_widget(table, middle, &mut self.scroll);
         let last = match (&self.error, self.page) {
-            (Some(error), _) => Text::styled(error.clone(), Style::new().fg(Color::Red)),
+            (Some(error), _) => Text::styled(terminal::word(error).into_owned(), Style::new().fg(Color::Red)),
             (None, Page::Time) => Text::from("q ends, m shows memory, arrows scroll"),
             (None, Page::Memory) => Text::from("q ends, m shows time, arrows scroll"),
         };
@@ -234,6 +238,22 @@ mod tests {
         let buffer = terminal.backend().buffer().clone();
         let line = |row: u16| (0..140).map(|column| buffer[(column, row)].symbol()).collect::<String>();
         (0..lines).map(|row| line(row).trim_end().to_owned()).collect()
+    }
+
+    #[test]
+    fn names_are_no_commands_to_the_terminal() {
+        let mut odd = card(1, 1, None);
+        odd.card = "card\u{9b}2J".to_owned();
+        odd.vms[0].vm = "web\x1b[31m\u{202e}".to_owned();
+        let mut view = View::default();
+        view.show(time(odd));
+        let shown = screen(&mut view, 6).join("\n") + &view.text();
+        assert!(shown.contains("\\u{9b}2J") && shown.contains("web\\u{1b}"), "{shown}");
+        let bad = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
+        view.fail("no\x1b]0;x\x07".to_owned());
+        assert!(!screen(&mut view, 6).join("\n").chars().any(bad));
+        // What is no terminal gets it by `Form::shown`, heads as well.
+        assert!(!crate::Form::Table.shown(&view.text()).chars().any(bad));
     }
 
     fn cells(line: &str) -> Vec<&str> {
