@@ -97,6 +97,11 @@ pub trait Keeper: std::fmt::Debug + Send + Sync {
         let _none = what;
     }
 
+    /// Returns true after many changes: then a copy that is of no use now is better left, as it may be of use again.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
     /// No copy but that of the connection is of any use, whoever has asked for it.
     fn give_up_more(&self) {}
 }

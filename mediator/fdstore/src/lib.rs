@@ -5,13 +5,15 @@
 //! survive that ([`vmm_glue::socket::end`]); and, where the store has room for it, its journal with what that names (`vmm_glue::journal`), by
 //! which the next daemon goes on with the connection. What the next one cannot go on with it ends, so that the VMM learns it.
 //!
-//! Parts: [`Store`] and its keepers (what is put there), [`Left`] (what an earlier run has put there), [`names`].
+//! Parts: [`Store`] and its keepers (what is put there), `pace` (how many messages that may take), [`Left`] (what an earlier run has
+//! put there), [`names`].
 //!
 //! What it does not do: take descriptors from the environment, or say what else goes to the service manager; the daemon does both.
 
 #![forbid(unsafe_code)]
 
 pub mod names;
+mod pace;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -25,6 +27,7 @@ use vmm_glue::server::Keeper;
 use vmm_glue::socket;
 
 use names::{OF_VMM, name_of};
+use pace::Pace;
 
 /// Set by the service manager to the number of descriptors that it keeps (systemd 254 and newer).
 const CAPACITY: &str = "FDSTORE";
@@ -79,8 +82,13 @@ impl Store {
         let held = if self.followed { ALL } else { before.unwrap_or(0) };
         // Those of an earlier run count as long as they are there; those that may be there do not.
         let counted = if self.followed { 0 } else { held };
-        let keeper =
-            InStore { vm: vm.to_owned(), held: held.into(), counted: counted.into(), room: Arc::clone(&self.room) };
+        let keeper = InStore {
+            vm: vm.to_owned(),
+            held: held.into(),
+            counted: counted.into(),
+            room: Arc::clone(&self.room),
+            pace: Pace::new(),
+        };
         let count = usize::try_from(counted.count_ones()).unwrap_or(0);
         let _enough =
             self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| Some(room.saturating_sub(count)));
@@ -97,6 +105,7 @@ struct InStore {
     /// Those of them that were taken out of the room.
     counted: AtomicU32,
     room: Arc<AtomicUsize>,
+    pace: Pace,
 }
 
 impl InStore {
@@ -107,12 +116,16 @@ impl InStore {
 
 impl Keeper for InStore {
     fn keep(&self, connection: BorrowedFd<'_>) {
+        // Two messages: a VMM may connect again and again, too.
+        self.pace.wait();
+        self.pace.wait();
         store(&self.connection(), connection);
     }
 
     fn release(&self) {
         // Without a journal, nobody goes on with what is left.
         self.give_up_more();
+        self.pace.wait();
         give_up(&self.connection());
     }
 
@@ -128,16 +141,22 @@ impl Keeper for InStore {
         }
         self.counted.fetch_or(bit(what), Ordering::Relaxed);
         self.held.fetch_or(bit(what), Ordering::Relaxed);
+        self.pace.wait();
         push(&name_of(&self.vm, what), fd)
     }
 
     fn give_up(&self, what: Kept) {
         if self.held.fetch_and(!bit(what), Ordering::Relaxed) & bit(what) != 0 {
+            self.pace.wait();
             give_up(&name_of(&self.vm, what));
         }
         if self.counted.fetch_and(!bit(what), Ordering::Relaxed) & bit(what) != 0 {
             self.room.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.pace.is_busy()
     }
 
     fn give_up_more(&self) {

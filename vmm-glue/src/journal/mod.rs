@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use rustix::fs::{FileType, OFlags};
 use saved_state::Writer;
 
 pub(crate) use file::{Marks, Room};
@@ -60,19 +61,56 @@ pub(crate) struct Slots([Option<Slot>; SLOTS as usize]);
 struct Slot {
     /// Number in this process; several of a process before this one of which all but one were closed, none of what only the keeper has.
     fds: Vec<RawFd>,
+    /// The file, if it is one that has an identity.
+    file: Option<FileId>,
     /// Set if what is being committed names it.
     named: bool,
+}
+
+impl Slot {
+    /// Returns true if only the keeper has it, and nothing names it.
+    fn is_spare(&self) -> bool {
+        !self.named && self.fds.is_empty()
+    }
+}
+
+/// Identity of a file, and how it was opened. As long as the keeper has it, no other file has this identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileId {
+    device: u64,
+    inode: u64,
+    access: OFlags,
+}
+
+impl FileId {
+    /// The identity of a file of memory. All event descriptors of a host have the same inode, and none here.
+    fn of(fd: BorrowedFd<'_>) -> Option<Self> {
+        let stat = rustix::fs::fstat(fd).ok()?;
+        let access = rustix::fs::fcntl_getfl(fd).ok()? & OFlags::ACCMODE;
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        is_file.then_some(Self { device: stat.st_dev, inode: stat.st_ino, access })
+    }
 }
 
 impl Slots {
     /// The slot of a descriptor, for a journal that is about to name it.
     pub fn give(&mut self, fd: BorrowedFd<'_>, keeper: &dyn Keeper) -> io::Result<u32> {
         let number = fd.as_raw_fd();
-        let known = self.0.iter().position(|slot| slot.as_ref().is_some_and(|slot| slot.fds.contains(&number)));
+        let file = FileId::of(fd);
+        let find = |is: &dyn Fn(&Slot) -> bool| self.0.iter().position(|slot| slot.as_ref().is_some_and(is));
+        let known = find(&|slot| slot.fds.contains(&number))
+            // What the client has taken back, and the keeper has still.
+            .or_else(|| find(&|slot| slot.fds.is_empty() && file.is_some() && slot.file == file));
         let place = match known {
             Some(place) => place,
             None => {
                 let free = self.0.iter().position(Option::is_none);
+                let spare = || find(&|slot| slot.is_spare());
+                let free = free.or_else(|| {
+                    spare().inspect(|place| {
+                        keeper.give_up(Kept::Slot(u8::try_from(*place).unwrap_or(SLOTS)));
+                    })
+                });
                 let free =
                     free.ok_or_else(|| io::Error::other(format!("it has given more than {SLOTS} descriptors")))?;
                 let slot = Kept::Slot(u8::try_from(free).unwrap_or(SLOTS));
@@ -83,7 +121,7 @@ impl Slots {
             }
         };
         if let Some(slot) = self.0.get_mut(place) {
-            *slot = Some(Slot { fds: vec![number], named: true });
+            *slot = Some(Slot { fds: vec![number], file, named: true });
         }
         u32::try_from(place).map_err(io::Error::other)
     }
@@ -92,7 +130,7 @@ impl Slots {
         let mut slots = Self::default();
         for at in there {
             if let Some(slot) = slots.0.get_mut(usize::from(*at)) {
-                *slot = Some(Slot { fds: Vec::new(), named: false });
+                *slot = Some(Slot { fds: Vec::new(), file: None, named: false });
             }
         }
         // The last one of a number that was closed meanwhile, and given again.
@@ -107,13 +145,31 @@ impl Slots {
         slots
     }
 
+    /// Takes back everything.
+    fn clear(&mut self, keeper: &dyn Keeper) {
+        for (at, place) in (0u8..).zip(&mut self.0) {
+            if place.take().is_some() {
+                keeper.give_up(Kept::Slot(at));
+            }
+        }
+    }
+
     fn begin(&mut self) {
         self.0.iter_mut().flatten().for_each(|slot| slot.named = false);
     }
 
-    /// Takes back what is not named any more.
+    /// Takes back what is not named any more. After many changes files are left for a while: a client that maps and unmaps the same
+    /// memory again and again changes nothing then.
     fn sweep(&mut self, keeper: &dyn Keeper) {
+        let stays = |slot: &Slot| slot.file.is_some() && keeper.is_busy();
         for (at, place) in (0u8..).zip(&mut self.0) {
+            if let Some(slot) = place.as_mut().filter(|slot| !slot.named)
+                && stays(slot)
+            {
+                // The number may become another file's.
+                slot.fds.clear();
+                continue;
+            }
             if place.take_if(|slot| !slot.named).is_some() {
                 keeper.give_up(Kept::Slot(at));
             }
@@ -219,8 +275,7 @@ impl Journal {
     fn give_up(&mut self) {
         self.void = true;
         self.keeper.give_up(Kept::Journal);
-        self.slots.begin();
-        self.slots.sweep(&*self.keeper);
+        self.slots.clear(&*self.keeper);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -11,7 +12,7 @@ use crate::connection::Connection;
 use crate::device::{AccessError, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::link::{ClientInfo, Link};
 use crate::memory::DmaRegion;
-use crate::protocol::{Command, DmaMap, HEADER_SIZE, Header};
+use crate::protocol::{Command, DmaMap, DmaUnmap, HEADER_SIZE, Header};
 use crate::server::ServerOptions;
 use crate::{Device, IrqCounts};
 use zerocopy::IntoBytes;
@@ -21,15 +22,20 @@ const CLIENT_INFO: ClientInfo = ClientInfo { pid: 0, uid: 0, domain: None };
 
 /// A service manager's part.
 #[derive(Debug, Default)]
-struct Store(Mutex<Vec<(Kept, OwnedFd)>>);
+struct Store {
+    kept: Mutex<Vec<(Kept, OwnedFd)>>,
+    /// Changes, and whether they are too many.
+    changes: AtomicUsize,
+    busy: AtomicBool,
+}
 
 impl Store {
     fn remains(&self) -> Vec<(Kept, OwnedFd)> {
-        self.0.lock().unwrap().iter().map(|(what, fd)| (*what, fd.try_clone().unwrap())).collect()
+        self.kept.lock().unwrap().iter().map(|(what, fd)| (*what, fd.try_clone().unwrap())).collect()
     }
 
     fn names(&self) -> Vec<Kept> {
-        let mut names: Vec<_> = self.0.lock().unwrap().iter().map(|(what, _)| *what).collect();
+        let mut names: Vec<_> = self.kept.lock().unwrap().iter().map(|(what, _)| *what).collect();
         names.sort_unstable();
         names
     }
@@ -43,14 +49,19 @@ impl Keeper for Store {
         true
     }
 
+    fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Relaxed)
+    }
+
     fn keep_more(&self, what: Kept, fd: BorrowedFd<'_>) -> bool {
         self.give_up(what);
-        self.0.lock().unwrap().push((what, fd.try_clone_to_owned().unwrap()));
+        self.kept.lock().unwrap().push((what, fd.try_clone_to_owned().unwrap()));
         true
     }
 
     fn give_up(&self, what: Kept) {
-        self.0.lock().unwrap().retain(|(of, _)| *of != what);
+        self.changes.fetch_add(1, Ordering::Relaxed);
+        self.kept.lock().unwrap().retain(|(of, _)| *of != what);
     }
 }
 
@@ -301,4 +312,47 @@ fn client_with_too_many_descriptors_has_no_journal_any_more() {
     // It is served as ever.
     process.lend(0x200_0000);
     assert_eq!((process.regions(), process.store.names()), (usize::from(SLOTS) + 2, vec![]));
+}
+
+fn unmap(id: u16, address: u64) -> Vec<u8> {
+    message(id, Command::DMA_UNMAP, DmaUnmap { argsz: 24, flags: 0, address, size: 0x1000 }.as_bytes())
+}
+
+#[test]
+fn memory_that_comes_and_goes_changes_nothing_in_the_store_after_a_while() {
+    let mut process = Process::new();
+    let file = memory_file(0x1000, true).unwrap();
+    let turn = |process: &mut Process, file: &OwnedFd| {
+        process.feed(&map(1, 0), vec![file.try_clone().unwrap()]);
+        process.feed(&unmap(2, 0), vec![]);
+    };
+    // As long as that is seldom, what is not used goes at once.
+    turn(&mut process, &file);
+    assert_eq!(process.store.names(), [Kept::Journal]);
+    process.store.busy.store(true, Ordering::Relaxed);
+    turn(&mut process, &file);
+    let before = process.store.changes.load(Ordering::Relaxed);
+    (0..100).for_each(|_| turn(&mut process, &file));
+    assert_eq!(process.store.changes.load(Ordering::Relaxed), before);
+    // Nothing is lost: a process that is killed while it is mapped is followed by one that has it.
+    process.feed(&map(1, 0), vec![file.try_clone().unwrap()]);
+    let next = process.next(process.store.remains()).unwrap();
+    assert_eq!(next.regions(), 1);
+    // The file of another number is another one, whatever number the first had.
+    process.feed(&unmap(2, 0), vec![]);
+    let other = memory_file(0x1000, true).unwrap();
+    process.feed(&map(1, 0), vec![other.try_clone().unwrap()]);
+    assert_eq!(process.store.names().len(), 3, "{:?}", process.store.names());
+    process.feed(&unmap(2, 0), vec![]);
+    // Files that are not used make room for those that are.
+    for file in 0..u64::from(SLOTS) {
+        process.lend(file * 0x1000);
+    }
+    assert_eq!((process.regions(), process.store.names().len()), (usize::from(SLOTS), usize::from(SLOTS) + 1));
+    // Calm again, the next change takes back what is not used.
+    process.store.busy.store(false, Ordering::Relaxed);
+    for file in 1..u64::from(SLOTS) {
+        process.feed(&unmap(2, file * 0x1000), vec![]);
+    }
+    assert_eq!(process.store.names().len(), 2);
 }

@@ -1,0 +1,114 @@
+//! A bound on the messages that one VMM makes the daemon send to the service manager: a VMM that maps and unmaps memory all the time
+//! would keep the service manager busy for the whole host.
+//!
+//! Nothing is left out, for then the next daemon could not go on with the VMM. The VMM that goes beyond the bound waits, alone.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Messages that may be sent at once: a VMM that starts sends some thirty.
+const BURST: u32 = 128;
+/// Time after which another one may be sent.
+const INTERVAL: Duration = Duration::from_millis(60);
+
+/// The messages of one VMM.
+#[derive(Debug)]
+pub(crate) struct Pace(Mutex<Bucket>);
+
+/// Messages that may be sent still.
+#[derive(Debug)]
+struct Bucket {
+    left: u32,
+    filled: Instant,
+}
+
+impl Bucket {
+    fn new(now: Instant) -> Self {
+        Self { left: BURST, filled: now }
+    }
+
+    /// Fills it with what time has brought.
+    fn fill(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.filled).as_millis() / INTERVAL.as_millis();
+        let new = u32::try_from(passed).unwrap_or(u32::MAX).min(BURST);
+        self.left = self.left.saturating_add(new).min(BURST);
+        // Full, it forgets the rest of an interval.
+        self.filled = if self.left == BURST { now } else { self.filled + INTERVAL * new };
+    }
+
+    /// Takes one message; the time to wait for the next if there is none.
+    fn take(&mut self, now: Instant) -> Result<(), Duration> {
+        self.fill(now);
+        match self.left.checked_sub(1) {
+            Some(left) => {
+                self.left = left;
+                Ok(())
+            }
+            None => Err((self.filled + INTERVAL).saturating_duration_since(now)),
+        }
+    }
+}
+
+impl Pace {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(Bucket::new(Instant::now())))
+    }
+
+    /// Nothing is called, and nobody waits, with this held.
+    fn bucket(&self) -> MutexGuard<'_, Bucket> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until a message may be sent. The VMM's own thread waits, and nobody else.
+    pub(crate) fn wait(&self) {
+        loop {
+            let taken = self.bucket().take(Instant::now());
+            match taken {
+                Ok(()) => return,
+                // TIMEOUT: an interval at most; then there is one.
+                Err(wait) => std::thread::sleep(wait),
+            }
+        }
+    }
+
+    /// Returns whether more than half of what may be sent at once was sent lately.
+    pub(crate) fn is_busy(&self) -> bool {
+        let mut bucket = self.bucket();
+        bucket.fill(Instant::now());
+        bucket.left < BURST / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_goes_at_once_and_then_one_in_an_interval() {
+        let begin = Instant::now();
+        let mut bucket = Bucket::new(begin);
+        for _ in 0..BURST {
+            assert_eq!(bucket.take(begin), Ok(()));
+        }
+        assert_eq!(bucket.take(begin), Err(INTERVAL));
+        // Whatever the VMM does in ten seconds.
+        let steps = 100_000;
+        let sent =
+            (0..steps).filter(|step| bucket.take(begin + Duration::from_secs(10) * *step / steps).is_ok()).count();
+        let most = usize::try_from(Duration::from_secs(10).as_millis() / INTERVAL.as_millis()).unwrap();
+        assert!(sent <= most && sent + 2 >= most, "{sent} of {most}");
+        // Calm, it may send as many again, and no more.
+        let later = begin + Duration::from_secs(3600);
+        assert_eq!((0..2 * BURST).filter(|_| bucket.take(later).is_ok()).count(), BURST as usize);
+    }
+
+    #[test]
+    fn a_vmm_beyond_the_bound_waits_and_loses_nothing() {
+        let pace = Pace::new();
+        let begin = Instant::now();
+        (0..BURST).for_each(|_| pace.wait());
+        assert!(pace.is_busy());
+        (0..3).for_each(|_| pace.wait());
+        assert!(begin.elapsed() >= INTERVAL * 2, "{:?}", begin.elapsed());
+    }
+}
