@@ -4,6 +4,42 @@ use crate::mutations::Mutation;
 
 pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
+        name: "store-pace",
+        what: "a VMM sends the service manager no more messages than the bound",
+        package: "fdstore",
+        file: "mediator/fdstore/src/pace.rs",
+        from: "match self.left.checked_sub(1) {",
+        to: "match Some(self.left.saturating_sub(1)) {",
+        tests: "pace::tests",
+    },
+    Mutation {
+        name: "store-spare-number",
+        what: "a descriptor number that was closed is not taken for the file that it was",
+        package: "vmm-glue",
+        file: "vmm-glue/src/journal/mod.rs",
+        from: "                slot.fds.clear();\n",
+        to: "",
+        tests: "memory_that_comes",
+    },
+    Mutation {
+        name: "folder-link",
+        what: "the folder of a socket is no link",
+        package: "mediatord",
+        file: "mediator/daemon/src/folders.rs",
+        from: "OFlags::DIRECTORY | OFlags::NOFOLLOW",
+        to: "OFlags::DIRECTORY",
+        tests: "folders::tests",
+    },
+    Mutation {
+        name: "terminal-commands",
+        what: "characters that are commands to a terminal are shown as escapes",
+        package: "admin-client",
+        file: "mediator/client/src/terminal.rs",
+        from: "    c.is_control()\n",
+        to: "    c == '\\x1b'\n",
+        tests: "terminal::tests",
+    },
+    Mutation {
         name: "window-stays",
         what: "a page that an aperture shows has left PRAMIN",
         package: "vgpu",
