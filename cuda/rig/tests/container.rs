@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use support::daemon::{Daemon, good, pair, programs, until};
 use support::{Program, Rig, built, chunks, owner, settled};
 
 /// Commands of the runtime in the namespaces before the program begins: arguments are the image's folder, the library, the
@@ -106,4 +107,63 @@ fn what_is_mounted_in_a_container_is_seen_there_alone() {
     assert_eq!(before, now, "outside of the container the file is the driver's");
     assert_eq!(inside.end(), "held");
     assert_eq!(chunks(&settled(&rig, serving), 0), 0);
+}
+
+/// Commands of a runtime that applies a CDI file to a container: arguments are the image's folder, and then the program's. The
+/// mounts are lines of the variable `MOUNTS`: a path of the host, and one in the container.
+const BY_CDI: &str = r#"
+set -e
+image=$1
+shift
+mount --make-rprivate /
+printf '%s\n' "$MOUNTS" | while read -r host inside; do
+    if [ -d "$host" ]; then mkdir -p "$image$inside"; else mkdir -p "$(dirname "$image$inside")"; : > "$image$inside"; fi
+    mount --bind "$host" "$image$inside"
+done
+exec "$@"
+"#;
+
+/// The program in a container that gets a CDI device.
+fn with_device(rig: &Rig, image: &Path, device: &serde_json::Value, arguments: &[&str]) -> Program {
+    let edits = &device["containerEdits"];
+    let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
+    let mount = |mount: &serde_json::Value| format!("{} {}", text(&mount["hostPath"]), text(&mount["containerPath"]));
+    let mounts: Vec<_> = edits["mounts"].as_array().expect("mounts").iter().map(mount).collect();
+    let mut command = rig.command("unshare", "plain");
+    command.args(NAMESPACES).args(["sh", "-c", BY_CDI, "runtime"]).arg(image).env("MOUNTS", mounts.join("\n"));
+    for pair in edits["env"].as_array().expect("variables").iter().map(text) {
+        let (name, value) = pair.split_once('=').expect("a variable");
+        // The image is a folder of the host here.
+        let value = if value.starts_with('/') { format!("{}{value}", image.display()) } else { value.to_owned() };
+        command.env(name, value);
+    }
+    Program::start(command.arg(support::PROGRAM).args(arguments))
+}
+
+#[test]
+fn a_container_with_a_cdi_device_finds_the_next_daemon() {
+    if !has_namespaces() {
+        return;
+    }
+    let rig = pair();
+    let daemon = Daemon::start(&rig);
+    let image = rig.folder.path().join("image");
+    std::fs::create_dir(&image).expect("a folder");
+    let (front, driver) = (rig.folder.path().join("front"), rig.fake.display().to_string());
+    let front = front.display().to_string();
+    let spec = good(&rig, &["tenant", "cdi", "a", "--library", &front, "--driver", &driver]);
+    let spec: serde_json::Value = serde_json::from_str(&spec).expect("JSON");
+    let device = &spec["devices"][0];
+    let mut inside = with_device(&rig, &image, device, &["live", "--mib", "8"]);
+    inside.steps(2);
+    daemon.kill();
+    let _daemon = Daemon::start(&rig);
+    // It gets memory of the next owner, and has turns of it: it is not invisible.
+    inside.grow();
+    until(&rig, "a", "the program is served", |a| programs(a) == 1);
+    // A program that starts now in a container of before.
+    let mut later = with_device(&rig, &image, device, &["live", "--mib", "8"]);
+    later.steps(2);
+    until(&rig, "a", "both are served", |a| programs(a) == 2);
+    assert_eq!((inside.end(), later.end()), ("held 6".to_owned(), "held 4".to_owned()));
 }

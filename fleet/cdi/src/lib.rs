@@ -288,7 +288,8 @@ pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // New in any case: what somebody has put there meanwhile is not written to. Readable by others only once it is whole.
+    // New in any case: a file that another process has put there meanwhile is not written to. Readable by others only once it is
+    // whole.
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
     file.write_all(text)?;
     file.set_permissions(fs::Permissions::from_mode(mode))?;
@@ -381,7 +382,7 @@ mod tests {
         assert!(there.is_file());
         // Runtimes of other users read it, whatever this process's mask is.
         assert_eq!(there.mode() & 0o777, 0o644);
-        // Files whose names differ behind a dot only have a file beside them each.
+        // Files whose names differ after a dot only have different temporary files.
         assert_ne!(beside(Path::new("/x/web.1")), beside(Path::new("/x/web.2")));
     }
 

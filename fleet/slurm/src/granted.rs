@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(read(&array, 9, "n1").unwrap().shards, 25);
     }
 
-    /// What the user writes cannot be taken for what Slurm says.
+    /// Text of the user cannot be taken for text of Slurm.
     #[test]
     fn words_of_the_user_raise_nothing() {
         let line = "     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:100(100/100)";

@@ -245,7 +245,7 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
             return Ok(());
         }
         let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // Most jobs have no shards: nobody is asked about them. One that claims some gets what the controller says that it has.
+        // Most jobs have no shards, and cost no question to the controller. A job that claims some gets the controller's number.
         if variable(handle, SHARDS)?.is_none() && given.is_silent() {
             return Ok(());
         }
@@ -304,7 +304,7 @@ pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *
 mod tests {
     use super::*;
 
-    /// Fills a buffer as `spank_getenv` does: what fits, with an end.
+    /// Fills a buffer as `spank_getenv` does: as many bytes as fit, with an end.
     fn get(value: &[u8]) -> impl Fn(&mut [u8]) -> c_int {
         move |buffer| {
             let fits = value.len().min(buffer.len() - 1);

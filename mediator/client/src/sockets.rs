@@ -1,8 +1,8 @@
 //! Sockets and folders of the daemon that a privileged program gives to a user.
 //!
 //! The daemon has fewer rights than such a program, and owns the folder: it may replace files there at any time. So nothing is
-//! done by path. Each folder on the way is opened without following links, the file is opened once, and what is checked and
-//! changed is that file.
+//! done by path. Each folder on the way is opened without following links, the file is opened once, and that file is
+//! checked and changed.
 
 use std::fs::Permissions;
 use std::io;
@@ -12,7 +12,7 @@ use std::path::{Component, Path};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
 
-/// Opens a name for what it is, without a link being followed and without a device or pipe being touched.
+/// Opens the file of a name itself, without a link being followed and without a device or pipe being touched.
 const NAMED: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 fn refused(what: String) -> io::Error {
@@ -53,11 +53,11 @@ fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, 
     Err(refused("it is not a file".to_owned()))
 }
 
-/// Gives a socket of the daemon to a user, who alone may connect then.
+/// Gives a socket of the daemon to a user. Only that user may connect then.
 ///
 /// # Errors
-/// The path is not in the folder `within`, is not a socket, leads through a link, or does not belong to the daemon's user, to whom
-/// its folder belongs; nothing has changed then. Or this program lacks the right.
+/// The path is not in the folder `within`, is not a socket, leads through a link, or does not belong to the owner of its folder,
+/// the daemon's user; nothing has changed then. Or this program lacks the right.
 pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     let ((_, folder), (file, stat)) = opened(within, socket)?;
     if !is(&stat, FileType::Socket) {
@@ -215,7 +215,7 @@ mod tests {
         }
     }
 
-    /// The folder's owner exchanges the socket for a link all the time: what the link names is never changed.
+    /// The folder's owner exchanges the socket for a link all the time: the link's target is never changed.
     #[test]
     fn a_socket_that_is_exchanged_for_a_link_meanwhile_leads_nowhere() {
         let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

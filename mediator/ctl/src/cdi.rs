@@ -66,7 +66,7 @@ fn is_alone(tenant: &str, path: &Path, others: impl IntoIterator<Item = PathBuf>
     if let Some(other) = others.into_iter().find(|other| other != path && other.starts_with(folder)) {
         return Err(shared(&other));
     }
-    // What this host shows of the folder. It may be out of this user's sight; then the daemon's word counts.
+    // The folder as this host shows it. If this user cannot read it, the daemon's list counts.
     let mut there = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let other = there.find(|other| other != path && *other != path.with_extension("new"));
     other.map_or(Ok(()), |other| Err(shared(&other)))

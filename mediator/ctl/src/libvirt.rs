@@ -153,7 +153,7 @@ impl Hook {
         }
     }
 
-    /// Removes what this domain's preparation has made, and nothing else. The description may have been changed since.
+    /// Removes the VM that this domain's preparation has made, and no other. The description may have been changed since.
     fn release(&self, client: &Client, uuid: Option<String>) -> Result<(), ClientError> {
         let path = self.note(&self.domain);
         let Some(note) = read_note(&path) else { return Ok(()) };

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::DaemonError;
 
-/// Access rights of such a folder: only the daemon changes it. The rights of the socket in it say who may connect.
+/// Access rights of such a folder: only the daemon changes it. The rights of the socket in it decide about connections.
 const MODE: Mode = Mode::from_raw_mode(0o755);
 
 /// Makes the own folder of a tenant's or VM's socket, if the socket's path names one.
@@ -37,7 +37,7 @@ pub(super) fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), D
     Ok(())
 }
 
-/// Removes the own folder of a tenant's or VM's socket, with what a process that was killed has left there.
+/// Removes the own folder of a tenant's or VM's socket, with sockets that a killed process has left there.
 pub(super) fn remove(name: &str, socket: &Path, socket_dir: &Path) {
     let Some(own) = own_folder(name, socket, socket_dir) else { return };
     let (earlier, target) = earlier(name, socket_dir);
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!((mode(&folder.path().join("tenants")), mode(socket.parent().unwrap())), (0o755, 0o755));
         let _served = UnixListener::bind(&socket).unwrap();
         assert!(UnixStream::connect(folder.path().join("a.cuda")).is_ok());
-        // The folder outlives the daemon: what a container has mounted stays the same folder.
+        // The folder outlives the daemon: a container has mounted the same folder still.
         let before = fs::metadata(socket.parent().unwrap()).unwrap().ino();
         make("a", &socket, folder.path()).unwrap();
         assert_eq!(fs::metadata(socket.parent().unwrap()).unwrap().ino(), before);

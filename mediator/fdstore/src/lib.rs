@@ -5,8 +5,8 @@
 //! survive that ([`vmm_glue::socket::end`]); and, where the store has room for it, its journal with what that names (`vmm_glue::journal`), by
 //! which the next daemon goes on with the connection. What the next one cannot go on with it ends, so that the VMM learns it.
 //!
-//! Parts: [`Store`] and its keepers (what is put there), `pace` (how many messages that may take), [`Left`] (what an earlier run has
-//! put there), [`names`].
+//! Parts: [`Store`] and its keepers (descriptors put there), `pace` (bounds the messages for that), [`Left`] (descriptors of an
+//! earlier run), [`names`].
 //!
 //! What it does not do: take descriptors from the environment, or say what else goes to the service manager; the daemon does both.
 

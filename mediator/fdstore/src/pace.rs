@@ -27,7 +27,7 @@ impl Bucket {
         Self { left: BURST, filled: now }
     }
 
-    /// Fills it with what time has brought.
+    /// Adds the messages of the time since the last call.
     fn fill(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.filled).as_millis() / INTERVAL.as_millis();
         let new = u32::try_from(passed).unwrap_or(u32::MAX).min(BURST);
@@ -54,12 +54,12 @@ impl Pace {
         Self(Mutex::new(Bucket::new(Instant::now())))
     }
 
-    /// Nothing is called, and nobody waits, with this held.
+    /// Held for a few instructions only: no call and no wait happens under it.
     fn bucket(&self) -> MutexGuard<'_, Bucket> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until a message may be sent. The VMM's own thread waits, and nobody else.
+    /// Waits until a message may be sent. Only the VMM's own thread waits.
     pub(crate) fn wait(&self) {
         loop {
             let taken = self.bucket().take(Instant::now());
@@ -71,7 +71,7 @@ impl Pace {
         }
     }
 
-    /// Returns whether more than half of what may be sent at once was sent lately.
+    /// Returns true if more than half of a burst was sent lately.
     pub(crate) fn is_busy(&self) -> bool {
         let mut bucket = self.bucket();
         bucket.fill(Instant::now());

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use tests::Debian;
 
-use crate::site::{Form, names, start_node, start_up};
+use crate::site::{Form, LIMIT, names, run_node, start_node, start_up};
 
 /// The admin socket of the daemon with a CUDA card.
 const SOCKET: &str = "/run/pods/admin.sock";
@@ -18,13 +18,17 @@ const CONTAINERS: &str = "mkdir -p /etc/containers && printf '[storage]\\ndriver
     cgroup_manager = \"cgroupfs\"\\nevents_logger = \"none\"\\n[containers]\\nlog_driver = \"k8s-file\"\\n' > \
     /etc/containers/containers.conf && printf '{\"default\":[{\"type\":\"insecureAcceptAnything\"}]}' > /etc/containers/policy.json";
 
-/// Runs the program in a container with a claim, or without.
-fn run(host: &Debian, claim: Option<&str>, arguments: &str) -> Result<tests::Output> {
+/// The command that runs the program in a container with a claim, or without.
+fn command(claim: Option<&str>, arguments: &str) -> String {
     let device = claim.map_or_else(String::new, |name| format!("--device gpu-mediator.internal/share={name}"));
-    host.sh(&format!(
+    format!(
         "podman run --rm --network=none --cgroups=disabled {device} --volume /run/pods/card:/run/pods/card \
          --env FAKE_CUDA_FOLDER=/run/pods/card --env FAKE_CUDA_MIB=1088 localhost/cuda-program:1 /usr/bin/cuda-program {arguments}"
-    ))
+    )
+}
+
+fn run(host: &Debian, claim: Option<&str>, arguments: &str) -> Result<tests::Output> {
+    host.sh(&command(claim, arguments))
 }
 
 #[test]
@@ -45,6 +49,18 @@ fn containers_of_podman_have_what_they_claim() -> Result<()> {
         let got: u64 = filled.lines.last().map(|line| line.trim().parse()).transpose()?.unwrap_or(0);
         ensure!((mib - 32..=mib).contains(&got), "{name}: {got} MiB, expected nearly {mib}");
     }
+    // A container that runs while the daemon is restarted: it mounts the folder of the socket, and finds the next daemon.
+    host.start("container", &command(Some("one"), "busy --kernel-us 1000 --ms 600000"))?;
+    let served = |programs: u32| {
+        format!("test $(mediatorctl --socket {SOCKET} --json tenant show one | grep -c '\"pid\"') = {programs}")
+    };
+    host.until("a program in a container", &served(1), LIMIT)?;
+    host.kill("pods")?;
+    run_node(host, "pods")?;
+    host.until("the program to find the next daemon", &served(1), LIMIT)?;
+    let beside = run(host, Some("one"), "look")?;
+    ensure!(beside.code == 0, "a container after the restart: {}", beside.text());
+    host.kill("container")?;
     let none = run(host, None, "fill")?;
     ensure!(none.code != 0 && none.text().contains("dlopen failed"), "a container without a claim: {}", none.text());
     let unknown = run(host, Some("three"), "fill")?;

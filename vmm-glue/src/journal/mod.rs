@@ -99,7 +99,7 @@ impl Slots {
         let file = FileId::of(fd);
         let find = |is: &dyn Fn(&Slot) -> bool| self.0.iter().position(|slot| slot.as_ref().is_some_and(is));
         let known = find(&|slot| slot.fds.contains(&number))
-            // What the client has taken back, and the keeper has still.
+            // A file that the client has taken back, and the keeper has still.
             .or_else(|| find(&|slot| slot.fds.is_empty() && file.is_some() && slot.file == file));
         let place = match known {
             Some(place) => place,
@@ -158,7 +158,7 @@ impl Slots {
         self.0.iter_mut().flatten().for_each(|slot| slot.named = false);
     }
 
-    /// Takes back what is not named any more. After many changes files are left for a while: a client that maps and unmaps the same
+    /// Takes back unnamed descriptors. After many changes files are left for a while: a client that maps and unmaps the same
     /// memory again and again changes nothing then.
     fn sweep(&mut self, keeper: &dyn Keeper) {
         let stays = |slot: &Slot| slot.file.is_some() && keeper.is_busy();

@@ -326,7 +326,7 @@ fn memory_that_comes_and_goes_changes_nothing_in_the_store_after_a_while() {
         process.feed(&map(1, 0), vec![file.try_clone().unwrap()]);
         process.feed(&unmap(2, 0), vec![]);
     };
-    // As long as that is seldom, what is not used goes at once.
+    // As long as changes are rare, an unused file goes at once.
     turn(&mut process, &file);
     assert_eq!(process.store.names(), [Kept::Journal]);
     process.store.busy.store(true, Ordering::Relaxed);
@@ -349,7 +349,7 @@ fn memory_that_comes_and_goes_changes_nothing_in_the_store_after_a_while() {
         process.lend(file * 0x1000);
     }
     assert_eq!((process.regions(), process.store.names().len()), (usize::from(SLOTS), usize::from(SLOTS) + 1));
-    // Calm again, the next change takes back what is not used.
+    // Calm again, the next change takes back unused files.
     process.store.busy.store(false, Ordering::Relaxed);
     for file in 1..u64::from(SLOTS) {
         process.feed(&unmap(2, file * 0x1000), vec![]);

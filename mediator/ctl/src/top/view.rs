@@ -252,7 +252,7 @@ mod tests {
         let bad = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
         view.fail("no\x1b]0;x\x07".to_owned());
         assert!(!screen(&mut view, 6).join("\n").chars().any(bad));
-        // What is no terminal gets it by `Form::shown`, heads as well.
+        // Files and pipes get it through `Form::shown`, heads as well.
         assert!(!crate::Form::Table.shown(&view.text()).chars().any(bad));
     }
 
