@@ -11,16 +11,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::card::{self, Tier};
 use crate::checkpoint::{self, Order};
+use crate::further;
 use crate::kernels::KERNELS;
 use crate::memory;
 use crate::result::*;
 use crate::space::GRANULE;
 use crate::work::{self, Op};
 
-/// The one context.
-const CONTEXT: u64 = 0x7700;
-/// `cuDeviceGetUuid` of the card.
-pub const UUID: [u8; 16] = *b"fake cuda card 0";
+/// The first device's primary context; those of the others follow, and each further context of a device [`FURTHER`] behind.
+const CONTEXT: u64 = 0x7700_0000;
+const FURTHER: u64 = 0x100;
 
 /// `CUipcMemHandle`.
 #[repr(C)]
@@ -31,6 +31,26 @@ static READY: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The device of the current context; the first one without a context.
+pub fn current_device() -> c_int {
+    device_of(CURRENT.get()).unwrap_or(0)
+}
+
+fn device_of(context: u64) -> Option<c_int> {
+    let number = context.checked_sub(CONTEXT)?;
+    let device = (number % FURTHER) as c_int;
+    (further::is_there(number / FURTHER) && card::of_device(device).is_some()).then_some(device)
+}
+
+/// The card of a device that the program names.
+fn named(device: c_int) -> Result<&'static card::Card, i32> {
+    card::of_device(device).ok_or(INVALID_DEVICE)
+}
+
+fn current_card() -> &'static card::Card {
+    named(current_device()).unwrap_or(&card::all()[0])
 }
 
 fn initialised() -> i32 {
@@ -44,7 +64,7 @@ fn initialised() -> i32 {
 /// Fails without a context that is current to this thread.
 fn context() -> i32 {
     match initialised() {
-        SUCCESS if CURRENT.get() != CONTEXT => INVALID_CONTEXT,
+        SUCCESS if device_of(CURRENT.get()).is_none() => INVALID_CONTEXT,
         result => result,
     }
 }
@@ -91,6 +111,9 @@ fn any() -> i32 {
 
 api! {
     any cuInit(_flags: u32) {
+        if card::visible().is_empty() {
+            return NO_DEVICE;
+        }
         let own = std::process::id();
         match READY.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst) {
             Err(other) if other != own => NOT_INITIALIZED,
@@ -111,37 +134,74 @@ api! {
         result
     }
 
-    initialised cuDeviceGetCount(count: *mut c_int) { put(count, Ok(1)) }
-    initialised cuDeviceGet(device: *mut c_int, ordinal: c_int) {
-        put(device, if ordinal == 0 { Ok(0) } else { Err(INVALID_DEVICE) })
-    }
-    initialised cuDeviceGetName(name: *mut c_char, bytes: c_int, _device: c_int) {
-        let text = c"Fake CUDA card";
-        if bytes < 16 {
+    initialised cuDeviceGetCount(count: *mut c_int) { put(count, Ok(card::visible().len() as c_int)) }
+    initialised cuDeviceGet(device: *mut c_int, ordinal: c_int) { put(device, named(ordinal).map(|_| ordinal)) }
+    initialised cuDeviceGetByPCIBusId(device: *mut c_int, address: *const c_char) {
+        if address.is_null() {
             return INVALID_VALUE;
         }
-        std::ptr::copy_nonoverlapping(text.as_ptr(), name, text.to_bytes_with_nul().len());
-        SUCCESS
+        let address = CStr::from_ptr(address).to_string_lossy().to_lowercase();
+        let is_it = |at: &usize| card::all().get(*at).is_some_and(|card| card.bus_id() == address);
+        put(device, card::visible().iter().position(is_it).map(|at| at as c_int).ok_or(INVALID_DEVICE))
     }
-    initialised cuDeviceGetUuid(uuid: *mut [u8; 16], _device: c_int) { put(uuid, Ok(UUID)) }
-    initialised cuDeviceGetUuid_v2(uuid: *mut [u8; 16], _device: c_int) { put(uuid, Ok(UUID)) }
-    initialised cuDeviceTotalMem_v2(bytes: *mut usize, _device: c_int) { put(bytes, Ok(card::get().total() as usize)) }
-    initialised cuDeviceGetAttribute(value: *mut c_int, _attribute: c_int, _device: c_int) { put(value, Ok(0)) }
-    initialised cuDevicePrimaryCtxRetain(to: *mut u64, _device: c_int) {
-        card::get().enter();
+    initialised cuDeviceGetPCIBusId(address: *mut c_char, bytes: c_int, device: c_int) {
+        let Ok(card) = named(device) else { return INVALID_DEVICE };
+        text(address, bytes, &card.bus_id())
+    }
+    initialised cuDeviceGetName(name: *mut c_char, bytes: c_int, device: c_int) {
+        if named(device).is_err() {
+            return INVALID_DEVICE;
+        }
+        text(name, bytes, "Fake CUDA card")
+    }
+    initialised cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) { put(uuid, named(device).map(card::Card::uuid)) }
+    initialised cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) { put(uuid, named(device).map(card::Card::uuid)) }
+    initialised cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int) {
+        put(bytes, named(device).map(|card| card.total() as usize))
+    }
+    initialised cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
+        // `CU_DEVICE_ATTRIBUTE_PCI_BUS_ID`.
+        put(value, named(device).map(|card| if attribute == 33 { card.number() as c_int + 1 } else { 0 }))
+    }
+    initialised cuDevicePrimaryCtxRetain(to: *mut u64, device: c_int) {
+        let Ok(card) = named(device) else { return INVALID_DEVICE };
+        if !card.enter() {
+            return OUT_OF_MEMORY;
+        }
         checkpoint::listen();
-        put(to, Ok(CONTEXT))
+        put(to, Ok(CONTEXT + device as u64))
     }
+    initialised cuCtxCreate_v2(to: *mut u64, _flags: u32, device: c_int) {
+        let Ok(card) = named(device) else { return INVALID_DEVICE };
+        if !card.enter() {
+            return OUT_OF_MEMORY;
+        }
+        match further::create(card) {
+            Ok(number) => {
+                CURRENT.set(CONTEXT + device as u64 + FURTHER * number);
+                put(to, Ok(CURRENT.get()))
+            }
+            Err(error) => error,
+        }
+    }
+    initialised cuCtxDestroy_v2(context: u64) {
+        let Some(_) = device_of(context) else { return INVALID_CONTEXT };
+        if CURRENT.get() == context {
+            CURRENT.set(0);
+        }
+        further::destroy((context - CONTEXT) / FURTHER)
+    }
+    context cuCtxSetLimit(limit: c_int, value: usize) { further::limit(current_card(), limit, value as u64) }
     initialised cuDevicePrimaryCtxRelease_v2(_device: c_int) { SUCCESS }
     initialised cuCtxGetCurrent(to: *mut u64) { put(to, Ok(CURRENT.get())) }
     initialised cuCtxSetCurrent(new: u64) {
-        if new != 0 && new != CONTEXT {
+        if new != 0 && device_of(new).is_none() {
             return INVALID_CONTEXT;
         }
         CURRENT.set(new);
         SUCCESS
     }
-    context cuCtxGetDevice(device: *mut c_int) { put(device, Ok(0)) }
+    context cuCtxGetDevice(device: *mut c_int) { put(device, Ok(current_device())) }
     context cuCtxSynchronize() { work::finish_all() }
     any cuThreadExchangeStreamCaptureMode(mode: *mut c_int) {
         if mode.is_null() {
@@ -152,15 +212,17 @@ api! {
     }
 
     context cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
-        put(free, Ok(card::get().free() as usize));
-        put(total, Ok(card::get().total() as usize))
+        put(free, Ok(current_card().free() as usize));
+        put(total, Ok(current_card().total() as usize))
     }
     disturbing cuMemAlloc_v2(at: *mut u64, bytes: usize) { put(at, memory::allocate(bytes as u64)) }
     disturbing cuMemFree_v2(at: u64) {
         work::finish_all();
         done(memory::free(at))
     }
-    context cuMemAllocManaged(at: *mut u64, bytes: usize, _flags: u32) { put(at, memory::allocate(bytes as u64)) }
+    context cuMemAllocManaged(at: *mut u64, bytes: usize, _flags: u32) {
+        put(at, memory::allocate_managed(bytes as u64))
+    }
     disturbing cuMemHostAlloc(at: *mut *mut c_void, bytes: usize, _flags: u32) {
         put(at, Ok(libc::calloc(bytes, 1)))
     }
@@ -192,13 +254,14 @@ api! {
             return INVALID_VALUE;
         }
         let tier = match (*property.add(2), *property.add(3)) {
-            (1, 0) => Tier::Device,
+            (1, device) if named(device).is_ok() => Tier::Device,
             (1, _) => return INVALID_DEVICE,
             (3, _) => Tier::Host,
             (0, _) => return INVALID_VALUE,
             _ => return NOT_SUPPORTED,
         };
-        put(handle, memory::create(tier, bytes as u64, *property.add(1)))
+        let device = if tier == Tier::Device { *property.add(3) } else { current_device() };
+        put(handle, memory::create(device, tier, bytes as u64, *property.add(1)))
     }
     initialised cuMemRetainAllocationHandle(handle: *mut u64, at: u64) { put(handle, memory::retain(at)) }
     initialised cuMemGetAllocationPropertiesFromHandle(property: *mut [i32; 8], handle: u64) {
@@ -222,7 +285,7 @@ api! {
         }
         for &[kind, device, flags] in std::slice::from_raw_parts(access, count) {
             let result = match (kind, device) {
-                (1, 0) => memory::allow(at, bytes as u64, flags),
+                (1, device) if named(device).is_ok() => memory::allow(device, at, bytes as u64, flags),
                 (1, _) => Err(INVALID_VALUE),
                 _ => Err(NOT_SUPPORTED),
             };
@@ -233,10 +296,15 @@ api! {
         SUCCESS
     }
     initialised cuMemGetAccess(flags: *mut u64, location: *const [c_int; 2], at: u64) {
-        if location.is_null() || *location != [1, 0] {
+        let Some(&[1, device]) = location.as_ref() else { return INVALID_VALUE };
+        if named(device).is_err() {
             return INVALID_VALUE;
         }
-        put(flags, memory::find(at).map(|found| found.access as u64).ok_or(INVALID_VALUE))
+        let of = |found: memory::Found| {
+            let own = found.tier == Tier::Host || found.device == device;
+            if own { found.access as u64 } else { 0 }
+        };
+        put(flags, memory::find(at).map(of).ok_or(INVALID_VALUE))
     }
     initialised cuMemExportToShareableHandle(to: *mut c_int, handle: u64, kind: c_int, _flags: u64) {
         if kind != 1 {
@@ -331,7 +399,30 @@ api! {
         put(state, if result == SUCCESS { Ok(found) } else { Err(result) })
     }
 
-    context cuModuleLoadData(module: *mut u64, _image: *const c_void) { put(module, Ok(1)) }
+    context cuModuleLoadData(module: *mut u64, image: *const c_char) {
+        if image.is_null() {
+            return put(module, Ok(1));
+        }
+        put(module, further::load(current_card(), &CStr::from_ptr(image).to_string_lossy()))
+    }
+    context cuModuleUnload(module: u64) { if module == 1 { SUCCESS } else { further::unload(module) } }
+    context cuMemPoolCreate(pool: *mut u64, property: *const c_int) {
+        if property.is_null() {
+            return INVALID_VALUE;
+        }
+        put(pool, Ok(further::POOL))
+    }
+    context cuMemPoolDestroy(_pool: u64) { SUCCESS }
+    context cuMemAllocFromPoolAsync(at: *mut u64, bytes: usize, pool: u64, stream: u64) {
+        if pool != further::POOL {
+            return INVALID_VALUE;
+        }
+        put(at, match work::capturing(stream) {
+            Ok(0) => memory::allocate(bytes as u64),
+            Ok(_) => NOT_SUPPORTED_IN_CAPTURE,
+            Err(error) => Err(error),
+        })
+    }
     context cuModuleGetFunction(function: *mut u64, _module: u64, name: *const c_char) {
         let name = CStr::from_ptr(name).to_bytes();
         let found = KERNELS.iter().position(|kernel| kernel.name.as_bytes() == name);
@@ -362,6 +453,21 @@ api! {
     }
 }
 
+/// Allocations of pools are not captured here.
+const NOT_SUPPORTED_IN_CAPTURE: Result<u64, i32> = Err(NOT_SUPPORTED);
+
+/// Puts text where the program wants it, if that is long enough.
+unsafe fn text(to: *mut c_char, bytes: c_int, text: &str) -> c_int {
+    if to.is_null() || (bytes as usize) <= text.len() {
+        return INVALID_VALUE;
+    }
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, text.len());
+        *to.add(text.len()) = 0;
+    }
+    SUCCESS
+}
+
 /// An attribute of an address, as NVIDIA's driver 580 answers it.
 unsafe fn attribute(to: *mut c_void, kind: c_int, at: u64, found: &memory::Found) -> c_int {
     let host = found.tier == Tier::Host;
@@ -372,7 +478,7 @@ unsafe fn attribute(to: *mut c_void, kind: c_int, at: u64, found: &memory::Found
             4 if host => *to.cast::<u64>() = at,
             4 => return INVALID_VALUE,
             7 | 20 => *to.cast::<u64>() = found.id,
-            9 => *to.cast::<c_int>() = if host { -1 } else { 0 },
+            9 => *to.cast::<c_int>() = if host { -1 } else { found.device },
             10 => *to.cast::<bool>() = found.plain,
             11 => *to.cast::<u64>() = found.range.0,
             12 => *to.cast::<u64>() = found.range.1,

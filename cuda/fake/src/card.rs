@@ -1,18 +1,30 @@
-//! The card: a folder that processes share.
+//! The cards: each a folder that processes share.
+//!
+//! NVML's bytes of a process follow what was seen of driver 580 on an H100: an allocation counts once, at the process that
+//! made it while that has a handle or a mapping of it, then at one that has imported it; what only a descriptor holds counts
+//! at no process, and takes the card's memory all the same. So does managed memory.
 //!
 //! UNSAFETY: locks files.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
+use std::ops::Deref;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Environment variable with the card's folder; it need not exist.
+/// Environment variable with the first card's folder; it need not exist. The others' folders lie in it.
 const FOLDER: &str = "FAKE_CUDA_FOLDER";
-/// Environment variable with the card's memory in MiB.
+/// Environment variable with each card's memory in MiB.
 const MEMORY: &str = "FAKE_CUDA_MIB";
+/// Environment variable with the number of cards.
+const CARDS: &str = "FAKE_CUDA_CARDS";
+/// Environment variable with the MiB of the card that each context takes; NVIDIA's take 518 MiB of an H100.
+const CONTEXT: &str = "FAKE_CUDA_CONTEXT_MIB";
+/// NVIDIA's variable with the cards that a process sees, read by `cuInit`.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// The memory that an allocation lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,26 +35,156 @@ pub enum Tier {
     Host,
 }
 
-/// The card's folder.
+/// A card's folder.
 #[derive(Debug)]
 pub struct Card {
     folder: PathBuf,
     total: u64,
+    number: usize,
+    /// Bytes of one context.
+    context: u64,
+    entered: OnceLock<Option<File>>,
 }
 
-/// The card of this process.
-pub fn get() -> &'static Card {
-    static CARD: OnceLock<Card> = OnceLock::new();
-    CARD.get_or_init(|| {
-        let folder = std::env::var_os(FOLDER).map_or_else(|| std::env::temp_dir().join("fake-cuda"), PathBuf::from);
-        let mib = std::env::var(MEMORY).ok().and_then(|text| text.parse().ok()).unwrap_or(256);
-        Card::open(&folder, mib)
+/// An allocation, as long as this process has a handle or a mapping of it.
+#[derive(Debug)]
+pub struct Allocation {
+    file: File,
+    marker: Option<Marker>,
+}
+
+impl Deref for Allocation {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Allocation {
+    /// Stands for an allocation of a process that is off the card.
+    pub fn nothing() -> Option<Self> {
+        Some(Self { file: File::open("/dev/null").ok()?, marker: None })
+    }
+
+    /// NVML does not count it for this process.
+    #[must_use]
+    pub fn uncounted(mut self) -> Self {
+        self.marker = None;
+        self
+    }
+}
+
+/// A file that says that this process has an allocation: for NVML.
+#[derive(Debug)]
+struct Marker(PathBuf);
+
+static MARKERS: Mutex<Option<HashMap<PathBuf, u32>>> = Mutex::new(None);
+
+impl Marker {
+    /// `made`: this process has made it.
+    fn put(folder: &Path, name: &str, made: bool) -> Self {
+        let path = folder.join(format!("holds.{}.{}.{name}", identity(), if made { "made" } else { "imported" }));
+        let mut markers = MARKERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = markers.get_or_insert_default().entry(path.clone()).or_default();
+        *count += 1;
+        if *count == 1 {
+            let _ = fs::write(&path, "");
+        }
+        Self(path)
+    }
+}
+
+impl Drop for Marker {
+    fn drop(&mut self) {
+        let mut markers = MARKERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(count) = markers.as_mut().and_then(|markers| markers.get_mut(&self.0)) else { return };
+        *count -= 1;
+        if *count == 0 {
+            let _ = fs::remove_file(&self.0);
+        }
+    }
+}
+
+/// A name of this process that no other one has, in whatever namespace.
+fn identity() -> &'static str {
+    static IDENTITY: OnceLock<String> = OnceLock::new();
+    IDENTITY.get_or_init(|| {
+        let mut bytes = [0; 8];
+        // SAFETY: the buffer is as long as is said.
+        unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        format!("{:016x}", u64::from_ne_bytes(bytes))
     })
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok())
+}
+
+/// All cards of the machine.
+pub fn all() -> &'static [Card] {
+    static ALL: OnceLock<Vec<Card>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let folder = std::env::var_os(FOLDER).map_or_else(|| std::env::temp_dir().join("fake-cuda"), PathBuf::from);
+        let (mib, context) = (number(MEMORY).unwrap_or(256), number(CONTEXT).unwrap_or(0));
+        let place = |at| if at == 0 { folder.clone() } else { folder.join(format!("card-{at}")) };
+        let count = number(CARDS).unwrap_or(1).clamp(1, 8) as usize;
+        (0..count).map(|at| Card { number: at, context: context << 20, ..Card::open(&place(at), mib) }).collect()
+    })
+}
+
+/// The cards that this process sees, in its order: what the variable says when this is called first, in `cuInit`.
+pub fn visible() -> &'static [usize] {
+    static SEEN: OnceLock<Vec<usize>> = OnceLock::new();
+    SEEN.get_or_init(|| {
+        let Ok(list) = std::env::var(VISIBLE) else { return (0..all().len()).collect() };
+        let mut seen = Vec::new();
+        for entry in list.split(',').map(str::trim) {
+            let by_name = || all().iter().position(|card| !entry.is_empty() && card.name().starts_with(entry));
+            let found = entry.parse::<usize>().ok().filter(|at| *at < all().len()).or_else(by_name);
+            // As NVIDIA's does: nothing behind a wrong entry is seen, and no card twice.
+            let Some(found) = found.filter(|found| !seen.contains(found)) else { break };
+            seen.push(found);
+        }
+        seen
+    })
+}
+
+/// The card of a device of this process.
+pub fn of_device(device: i32) -> Option<&'static Card> {
+    all().get(*visible().get(usize::try_from(device).ok()?)?)
+}
+
+/// The folder of what belongs to no single card.
+pub fn root() -> &'static Path {
+    &all()[0].folder
 }
 
 fn lock(file: &File, how: i32) -> bool {
     // SAFETY: the descriptor is open.
     unsafe { libc::flock(file.as_raw_fd(), how) == 0 }
+}
+
+fn whole_file() -> libc::flock {
+    // SAFETY: all zeros is a valid value.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = libc::F_WRLCK as i16;
+    range
+}
+
+/// Takes a lock that belongs to this process: whoever asks for its holder is told a number of its own namespace.
+fn lock_as_process(file: &File) -> bool {
+    let range = whole_file();
+    // SAFETY: the descriptor is open and the pointer valid.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const range) == 0 }
+}
+
+/// The process that has such a lock, as this one's namespace numbers it, 0 if it has no number there; none if nobody has it.
+fn holder(file: &File) -> Option<u32> {
+    let mut range = whole_file();
+    // SAFETY: as above.
+    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut range) == 0 };
+    (asked && range.l_type != libc::F_UNLCK as i16).then(|| u32::try_from(range.l_pid).unwrap_or(0))
 }
 
 /// A lock among all processes, until it is dropped.
@@ -53,12 +195,30 @@ impl Card {
     pub fn open(folder: &Path, mib: u64) -> Self {
         let _ = fs::create_dir_all(folder);
         let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
-        Self { folder, total: mib << 20 }
+        Self { folder, total: mib << 20, number: 0, context: 0, entered: OnceLock::new() }
     }
 
-    /// The folder.
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    /// Its place among all cards.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// `cuDeviceGetUuid`.
+    pub fn uuid(&self) -> [u8; 16] {
+        let mut uuid = *b"fake cuda card 0";
+        uuid[15] += self.number as u8;
+        uuid
+    }
+
+    /// Its identity as NVML has it.
+    pub fn name(&self) -> String {
+        let hex: String = self.uuid().iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    }
+
+    /// Its PCI address.
+    pub fn bus_id(&self) -> String {
+        format!("0000:{:02x}:00.0", self.number + 1)
     }
 
     /// Bytes of the card's memory.
@@ -66,34 +226,85 @@ impl Card {
         self.total
     }
 
-    /// Notes that this process has a context, until it ends.
-    pub fn enter(&self) {
-        static ENTERED: OnceLock<Option<File>> = OnceLock::new();
-        ENTERED.get_or_init(|| {
-            let _turn = self.turn("entering")?;
-            let path = self.folder.join(format!("process-{}", std::process::id()));
-            let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).ok()?;
-            lock(&file, libc::LOCK_EX | libc::LOCK_NB).then_some(file)
-        });
+    /// Memory for one more context of this process.
+    pub fn context(&self) -> Result<Option<Allocation>, ()> {
+        if self.context == 0 {
+            return Ok(None);
+        }
+        self.allocate(Tier::Device, self.context).map(Some).ok_or(())
     }
 
-    /// Processes that have a context.
-    pub fn processes(&self) -> Vec<u32> {
+    /// Notes that this process has a context, until it ends. False if there is no memory for one.
+    pub fn enter(&self) -> bool {
+        let mut may = true;
+        self.entered.get_or_init(|| {
+            match self.context() {
+                Ok(Some(memory)) => std::mem::forget(memory),
+                Ok(None) => {}
+                Err(()) => may = false,
+            }
+            let _turn = self.turn("entering")?;
+            let path = self.folder.join(format!("process.{}", identity()));
+            let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).ok()?;
+            lock_as_process(&file).then_some(file)
+        });
+        may
+    }
+
+    /// Processes that have a context, as this one's namespace numbers them, each with its bytes of the card: those that
+    /// have no number there are not told of.
+    pub fn processes(&self) -> BTreeMap<u32, u64> {
         let _turn = self.turn("entering");
-        let mut pids = Vec::new();
-        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let pid = name.to_string_lossy().strip_prefix("process-").and_then(|pid| pid.parse().ok());
-            let (Some(pid), Ok(file)) = (pid, File::open(entry.path())) else { continue };
-            if lock(&file, libc::LOCK_EX | libc::LOCK_NB) {
-                // It has ended.
-                let _ = fs::remove_file(entry.path());
-            } else {
-                pids.push(pid);
+        let names: Vec<String> = fs::read_dir(&self.folder)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect();
+        let mut pids = HashMap::new();
+        for name in &names {
+            let Some(identity) = name.strip_prefix("process.") else { continue };
+            if self.entered.get().is_some_and(Option::is_some) && identity == self::identity() {
+                // To open the file and close it would give up the lock.
+                pids.insert(identity.to_owned(), std::process::id());
+                continue;
+            }
+            let Ok(file) = OpenOptions::new().write(true).open(self.folder.join(name)) else { continue };
+            match holder(&file) {
+                Some(pid) => {
+                    pids.insert(identity.to_owned(), pid);
+                }
+                None => {
+                    // It has ended.
+                    let _ = fs::remove_file(self.folder.join(name));
+                    let marks = format!("holds.{identity}.");
+                    for marker in names.iter().filter(|name| name.starts_with(&marks)) {
+                        let _ = fs::remove_file(self.folder.join(marker));
+                    }
+                }
             }
         }
-        pids.sort_unstable();
-        pids
+        // Each allocation counts once: at whoever made it, if that has it still.
+        let mut holders: BTreeMap<&str, (bool, &str)> = BTreeMap::new();
+        for name in &names {
+            let mut parts = name.strip_prefix("holds.").into_iter().flat_map(|rest| rest.splitn(3, '.'));
+            let (Some(identity), Some(kind), Some(memory)) = (parts.next(), parts.next(), parts.next()) else {
+                continue;
+            };
+            if !pids.contains_key(identity) || !memory.starts_with("device-") {
+                continue;
+            }
+            let found = (kind == "made", identity);
+            let holder = holders.entry(memory).or_insert(found);
+            *holder = (*holder).max(found);
+        }
+        let mut bytes: BTreeMap<u32, u64> = pids.values().map(|pid| (*pid, 0)).collect();
+        for (memory, (_, identity)) in holders {
+            let length = fs::metadata(self.folder.join(memory)).map_or(0, |file| file.len());
+            *bytes.entry(pids[identity]).or_default() += length;
+        }
+        bytes.remove(&0);
+        bytes
     }
 
     /// Waits for a lock of this name.
@@ -129,7 +340,7 @@ impl Card {
     }
 
     /// Allocates memory; its description lives in the handle, in descriptors and in mappings of it.
-    pub fn allocate(&self, tier: Tier, bytes: u64) -> Option<File> {
+    pub fn allocate(&self, tier: Tier, bytes: u64) -> Option<Allocation> {
         let _turn = self.turn("allocating")?;
         if tier == Tier::Device && self.used().checked_add(bytes)? > self.total {
             return None;
@@ -138,14 +349,23 @@ impl Card {
         let number = fs::read_to_string(self.folder.join("number")).ok().and_then(|t| t.parse::<u64>().ok());
         let number = number.unwrap_or(0) + 1;
         fs::write(self.folder.join("number"), number.to_string()).ok()?;
-        let path = self.folder.join(format!("{kind}-{number}"));
+        let name = format!("{kind}-{number}");
+        let path = self.folder.join(&name);
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).ok()?;
         file.set_len(bytes).ok()?;
-        lock(&file, libc::LOCK_EX | libc::LOCK_NB).then_some(file)
+        let marker = Some(Marker::put(&self.folder, &name, true));
+        lock(&file, libc::LOCK_EX | libc::LOCK_NB).then_some(Allocation { file, marker })
     }
 
-    /// The memory that a descriptor of an allocation is of, with its length.
-    pub fn identify(&self, file: &File) -> Option<(Tier, u64)> {
+    /// The allocation that a descriptor stands for, with its memory and length, if it is of this card.
+    pub fn import(&self, file: File) -> Result<(Allocation, Tier, u64), File> {
+        let Some((name, tier, bytes)) = self.identify(&file) else { return Err(file) };
+        let marker = Some(Marker::put(&self.folder, &name, false));
+        Ok((Allocation { file, marker }, tier, bytes))
+    }
+
+    /// The memory that a descriptor of an allocation is of, with its name and length.
+    fn identify(&self, file: &File) -> Option<(String, Tier, u64)> {
         let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
         // A process in a container sees the folder elsewhere than who made the file: the file itself tells.
         let name = path.file_name()?.to_string_lossy().into_owned();
@@ -160,7 +380,7 @@ impl Card {
         } else {
             return None;
         };
-        Some((tier, file.metadata().ok()?.len()))
+        Some((name, tier, file.metadata().ok()?.len()))
     }
 }
 
@@ -182,7 +402,7 @@ mod tests {
         assert!(card.allocate(Tier::Device, 2 << 20).is_none(), "the card is full");
         assert!(card.allocate(Tier::Host, 2 << 20).is_some(), "the host is not");
         let second = first.try_clone().expect("a descriptor of the same description");
-        assert_eq!(card.identify(&second), Some((Tier::Device, 3 << 20)));
+        assert_eq!(card.identify(&second).map(|(_, tier, bytes)| (tier, bytes)), Some((Tier::Device, 3 << 20)));
         drop(first);
         assert_eq!(card.free(), 1 << 20, "a descriptor is left");
         drop(second);

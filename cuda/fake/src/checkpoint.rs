@@ -54,7 +54,7 @@ pub fn pass() {
 }
 
 fn path(pid: u32) -> PathBuf {
-    card::get().folder().join(format!("checkpoint-{pid}"))
+    card::root().join(format!("checkpoint-{pid}"))
 }
 
 /// Begins to listen for orders, once.

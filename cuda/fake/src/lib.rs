@@ -1,20 +1,23 @@
 //! A `libcuda.so.1` without a GPU, for tests: stricter than NVIDIA's.
 //!
-//! - The card is a folder that several processes share ([`card`]): each allocation is a file whose lock tells that a
-//!   handle, an exported descriptor or a mapping of it still lives, in whatever process.
+//! - Each card is a folder that several processes share ([`card`]): each allocation is a file whose lock tells that a
+//!   handle, an exported descriptor or a mapping of it still lives, in whatever process. `FAKE_CUDA_CARDS` says how many
+//!   cards there are, and `CUDA_VISIBLE_DEVICES` which of them a process sees.
 //! - Addresses ([`space`]): every rule of virtual memory management is checked; an access to an address with nothing mapped,
 //!   or that was not given access, kills the program.
 //! - Work ([`work`]): a thread for each stream; kernels of all processes take turns on the card's one engine. Captures are
 //!   as easily disturbed as the real ones. Graphs have their allocations' memory reserved when they are uploaded or launched.
 //! - Kernels ([`kernels`]) are known by their names and do what those say.
 //! - Checkpoints ([`checkpoint`]): a process is taken off the card by another one.
-//! - NVML ([`nvml`]): which processes have a context, and the card's memory.
+//! - What takes memory besides allocations ([`further`]): contexts, limits, variables of modules.
+//! - NVML ([`nvml`]): which processes have a context, with their bytes, and the card's memory.
 //!
-//! The clock is the host's. There are no modules of code, no textures, no second card.
+//! The clock is the host's. There is no code in modules, and there are no textures.
 
 mod api;
 mod card;
 mod checkpoint;
+mod further;
 mod kernels;
 mod memory;
 mod nvml;
@@ -43,6 +46,7 @@ mod result {
     pub const INVALID_VALUE: i32 = 1;
     pub const OUT_OF_MEMORY: i32 = 2;
     pub const NOT_INITIALIZED: i32 = 3;
+    pub const NO_DEVICE: i32 = 100;
     pub const INVALID_DEVICE: i32 = 101;
     pub const INVALID_CONTEXT: i32 = 201;
     pub const INVALID_HANDLE: i32 = 400;

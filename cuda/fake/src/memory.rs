@@ -9,16 +9,19 @@ use std::os::fd::{AsRawFd as _, IntoRawFd as _};
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::card::{self, Tier};
-use crate::result::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
+use crate::api;
+use crate::card::{self, Allocation, Tier};
+use crate::result::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::space::{Broken, GRANULE, Space};
 
 /// An allocation, as this process holds it. Every descriptor and mapping shares its description, and so its life.
 #[derive(Clone)]
 pub struct Physical {
-    file: Arc<File>,
+    file: Arc<Allocation>,
     bytes: u64,
     tier: Tier,
+    /// The card, by its place among all.
+    card: usize,
     /// By [`import`].
     imported: bool,
     /// Kinds of handles that other processes may import it by.
@@ -63,22 +66,28 @@ fn broken(rule: Broken) -> i32 {
 }
 
 /// Allocates physical memory that may be exported by handles of `kinds`; its handle.
-pub fn create(tier: Tier, bytes: u64, kinds: i32) -> Result<u64, i32> {
+pub fn create(device: i32, tier: Tier, bytes: u64, kinds: i32) -> Result<u64, i32> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULE) {
         return Err(INVALID_VALUE);
     }
-    let file = card::get().allocate(tier, bytes).ok_or(OUT_OF_MEMORY)?;
-    Ok(insert(file, tier, bytes, false, kinds))
+    let card = card::of_device(device).ok_or(INVALID_DEVICE)?;
+    let file = card.allocate(tier, bytes).ok_or(OUT_OF_MEMORY)?;
+    Ok(insert(file, card.number(), (tier, bytes), false, kinds))
 }
 
-fn insert(file: File, tier: Tier, bytes: u64, imported: bool, kinds: i32) -> u64 {
+fn insert(file: Allocation, card: usize, (tier, bytes): (Tier, u64), imported: bool, kinds: i32) -> u64 {
     let mut memory = lock();
     let memory = memory.get();
     memory.next += 1;
     let handle = 0x1000 + memory.next;
     let file = Arc::new(file);
-    memory.handles.insert(handle, Physical { file, bytes, tier, imported, kinds, references: 1, mappings: 0 });
+    memory.handles.insert(handle, Physical { file, bytes, tier, card, imported, kinds, references: 1, mappings: 0 });
     handle
+}
+
+/// The device of a card, as this process numbers them.
+fn device(card: usize) -> i32 {
+    card::visible().iter().position(|seen| *seen == card).map_or(-1, |at| at as i32)
 }
 
 impl Memory {
@@ -120,7 +129,8 @@ pub fn retain(at: u64) -> Result<u64, i32> {
 pub fn property(handle: u64) -> Result<[i32; 8], i32> {
     let mut memory = lock();
     let physical = memory.get().handle(handle)?;
-    Ok([1, physical.kinds, if physical.tier == Tier::Host { 3 } else { 1 }, 0, 0, 0, 0, 0])
+    let (kinds, device) = (physical.kinds, device(physical.card));
+    Ok(if physical.tier == Tier::Host { [1, kinds, 3, 0, 0, 0, 0, 0] } else { [1, kinds, 1, device, 0, 0, 0, 0] })
 }
 
 /// A new descriptor of an allocation.
@@ -131,6 +141,7 @@ pub fn export(handle: u64) -> Result<i32, i32> {
     if physical.imported || physical.kinds & 1 == 0 {
         return Err(INVALID_VALUE);
     }
+    // The limit of the process's descriptors is the kernel's, as for NVIDIA's.
     physical.file.try_clone().map(|file| file.into_raw_fd()).map_err(|_| OUT_OF_MEMORY)
 }
 
@@ -143,8 +154,14 @@ pub fn import(descriptor: i32) -> Result<u64, i32> {
     }
     // SAFETY: the copy is new and nobody else's.
     let file = unsafe { <File as std::os::fd::FromRawFd>::from_raw_fd(copy) };
-    let (tier, bytes) = card::get().identify(&file).ok_or(INVALID_VALUE)?;
-    Ok(insert(file, tier, bytes, true, 1))
+    let mut file = file;
+    for card in card::visible().iter().filter_map(|at| card::all().get(*at)) {
+        match card.import(file) {
+            Ok((memory, tier, bytes)) => return Ok(insert(memory, card.number(), (tier, bytes), true, 1)),
+            Err(back) => file = back,
+        }
+    }
+    Err(INVALID_VALUE)
 }
 
 fn cover(at: u64, bytes: u64) -> bool {
@@ -233,10 +250,16 @@ pub fn unmap(at: u64, bytes: u64) -> Result<(), i32> {
     Ok(())
 }
 
-/// Sets what the card may do with whole mappings.
-pub fn allow(at: u64, bytes: u64, access: i32) -> Result<(), i32> {
+/// Sets what a card may do with whole mappings. No card reaches another one's memory.
+pub fn allow(of: i32, at: u64, bytes: u64, access: i32) -> Result<(), i32> {
     let protection = protection(access).ok_or(INVALID_VALUE)?;
-    let found = lock().get().space.allow(at, bytes, access).map_err(broken)?;
+    let mut memory = lock();
+    let memory = memory.get();
+    let physical = memory.space.find(at).and_then(|(_, mapping)| memory.handles.get(&mapping.handle));
+    if physical.is_some_and(|physical| physical.tier == Tier::Device && device(physical.card) != of) {
+        return Err(NOT_SUPPORTED);
+    }
+    let found = memory.space.allow(at, bytes, access).map_err(broken)?;
     for (start, mapping) in found {
         // SAFETY: the range is mapped.
         let result = unsafe { libc::mprotect(start as *mut libc::c_void, mapping.bytes as usize, protection) };
@@ -268,7 +291,7 @@ pub fn take_off() {
         if !physical.imported && physical.file.read_exact_at(&mut contents, 0).is_ok() {
             memory.taken_off.insert(handle, contents);
         }
-        if let Ok(nothing) = File::open("/dev/null") {
+        if let Some(nothing) = Allocation::nothing() {
             physical.file = Arc::new(nothing);
         }
     }
@@ -283,7 +306,8 @@ pub fn put_back() -> Result<(), i32> {
     }
     for (handle, contents) in std::mem::take(&mut memory.taken_off) {
         let Some(physical) = memory.handles.get_mut(&handle) else { continue };
-        let file = card::get().allocate(physical.tier, physical.bytes).ok_or(OUT_OF_MEMORY)?;
+        let card = card::all().get(physical.card).ok_or(INVALID_DEVICE)?;
+        let file = card.allocate(physical.tier, physical.bytes).ok_or(OUT_OF_MEMORY)?;
         file.write_all_at(&contents, 0).map_err(|_| OUT_OF_MEMORY)?;
         physical.file = Arc::new(file);
     }
@@ -317,6 +341,8 @@ pub struct Found {
     pub kinds: i32,
     /// By `cuMemAlloc`.
     pub plain: bool,
+    /// The device.
+    pub device: i32,
 }
 
 /// The mapping that an address lies in.
@@ -324,7 +350,9 @@ pub fn find(at: u64) -> Option<Found> {
     let mut memory = lock();
     let memory = memory.get();
     let (start, mapping) = memory.space.find(at)?;
+    let card = memory.handles.get(&mapping.handle).map(|physical| physical.card);
     Some(Found {
+        device: card.map_or(-1, device),
         mapping: (start, mapping.bytes),
         range: memory.space.reservation(at)?,
         tier: memory.tiers.get(&start).copied()?,
@@ -337,9 +365,18 @@ pub fn find(at: u64) -> Option<Found> {
 
 /// Allocates as `cuMemAlloc` does.
 pub fn allocate(bytes: u64) -> Result<u64, i32> {
+    allocate_counted(bytes, true)
+}
+
+/// Allocates as `cuMemAllocManaged` does, of which NVML counts nothing for the process. All of it lies on the card at once.
+pub fn allocate_managed(bytes: u64) -> Result<u64, i32> {
+    allocate_counted(bytes, false)
+}
+
+fn allocate_counted(bytes: u64, counted: bool) -> Result<u64, i32> {
     let rounded = bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(OUT_OF_MEMORY)?;
     let at = reserve(rounded, 0)?;
-    if let Err(error) = back(at, rounded) {
+    if let Err(error) = back_counted(at, rounded, counted) {
         let _ = unreserve(at, rounded);
         return Err(error);
     }
@@ -349,9 +386,17 @@ pub fn allocate(bytes: u64) -> Result<u64, i32> {
 
 /// Puts new memory at reserved addresses; it lives as long as it is mapped.
 pub fn back(at: u64, bytes: u64) -> Result<(), i32> {
-    let handle = create(Tier::Device, bytes, 0)?;
+    back_counted(at, bytes, true)
+}
+
+fn back_counted(at: u64, bytes: u64, counted: bool) -> Result<(), i32> {
+    let device = api::current_device();
+    let card = card::of_device(device).ok_or(INVALID_DEVICE)?;
+    let memory = card.allocate(Tier::Device, bytes).ok_or(OUT_OF_MEMORY)?;
+    let memory = if counted { memory } else { memory.uncounted() };
+    let handle = insert(memory, card.number(), (Tier::Device, bytes), false, 0);
     map(at, bytes, 0, handle)?;
-    allow(at, bytes, 3)?;
+    allow(device, at, bytes, 3)?;
     release(handle)
 }
 

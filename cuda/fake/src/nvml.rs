@@ -1,7 +1,7 @@
 //! NVML's functions that tell of the card, in the same library: a link by the name `libnvidia-ml.so.1` is enough.
 //!
-//! Processes are those with a context; how much each has is not told, as on some systems. A file `nvml-fails` in the card's
-//! folder has the question for them fail.
+//! Processes are those with a context that have a number in the asking one's namespace. Files in the first card's folder: with
+//! `nvml-fails` the question for them fails, with `nvml-without-bytes` it is not told how much each has, as on some systems.
 //!
 //! UNSAFETY: reads and writes what the program's pointers name, as the real library does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -11,8 +11,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::api::UUID;
-use crate::card;
+use crate::card::{self, Card};
 
 const SUCCESS: c_int = 0;
 const UNINITIALIZED: c_int = 1;
@@ -21,7 +20,7 @@ const NOT_FOUND: c_int = 6;
 const INSUFFICIENT_SIZE: c_int = 7;
 const UNKNOWN: c_int = 999;
 
-/// The one device.
+/// The first device; the others follow.
 const DEVICE: usize = 0xd0;
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
@@ -60,16 +59,27 @@ struct Process {
     compute_instance: u32,
 }
 
-fn name() -> String {
-    let hex: String = UUID.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("GPU-{}-{}-{}-{}-{}\0", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+fn ready() -> c_int {
+    if is_ready() { SUCCESS } else { UNINITIALIZED }
 }
 
-fn checked(device: *mut c_void) -> c_int {
-    match is_ready() {
-        false => UNINITIALIZED,
-        true if device as usize != DEVICE => INVALID_ARGUMENT,
-        true => SUCCESS,
+/// The card of a device. NVML sees all of them, whatever `CUDA_VISIBLE_DEVICES` says.
+fn card(device: *mut c_void) -> Result<&'static Card, c_int> {
+    match ready() {
+        SUCCESS => (device as usize).checked_sub(DEVICE).and_then(|at| card::all().get(at)).ok_or(INVALID_ARGUMENT),
+        error => Err(error),
+    }
+}
+
+unsafe fn give(to: *mut *mut c_void, found: Option<&Card>, missing: c_int) -> c_int {
+    match (ready(), found) {
+        (SUCCESS, Some(_)) if to.is_null() => INVALID_ARGUMENT,
+        (SUCCESS, Some(card)) => {
+            unsafe { *to = (DEVICE + card.number()) as *mut c_void };
+            SUCCESS
+        }
+        (SUCCESS, None) => missing,
+        (error, _) => error,
     }
 }
 
@@ -97,41 +107,60 @@ extern "C" fn nvmlErrorString(_: c_int) -> *const c_char {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut u32) -> c_int {
-    unsafe { *count = 1 };
-    if is_ready() { SUCCESS } else { UNINITIALIZED }
+    unsafe { *count = card::all().len() as u32 };
+    ready()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: u32, to: *mut *mut c_void) -> c_int {
-    unsafe { *to = DEVICE as *mut c_void };
-    if index == 0 { checked(DEVICE as *mut c_void) } else { INVALID_ARGUMENT }
+    unsafe { give(to, card::all().get(index as usize), INVALID_ARGUMENT) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, to: *mut *mut c_void) -> c_int {
-    unsafe { *to = DEVICE as *mut c_void };
-    let known = unsafe { CStr::from_ptr(uuid) }.to_bytes_with_nul() == name().as_bytes();
-    if known { checked(DEVICE as *mut c_void) } else { NOT_FOUND }
+    let uuid = unsafe { CStr::from_ptr(uuid) }.to_string_lossy();
+    unsafe { give(to, card::all().iter().find(|card| card.name() == uuid), NOT_FOUND) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetUUID(device: *mut c_void, to: *mut c_char, bytes: u32) -> c_int {
-    let name = name();
-    match checked(device) {
-        SUCCESS if (bytes as usize) < name.len() => INSUFFICIENT_SIZE,
-        SUCCESS => {
-            unsafe { std::ptr::copy_nonoverlapping(name.as_ptr().cast(), to, name.len()) };
+unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(address: *const c_char, to: *mut *mut c_void) -> c_int {
+    let address = unsafe { CStr::from_ptr(address) }.to_string_lossy().to_lowercase();
+    unsafe { give(to, card::all().iter().find(|card| card.bus_id() == address), NOT_FOUND) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetIndex(device: *mut c_void, to: *mut u32) -> c_int {
+    match card(device) {
+        Ok(card) => {
+            unsafe { *to = card.number() as u32 };
             SUCCESS
         }
-        error => error,
+        Err(error) => error,
     }
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetUUID(device: *mut c_void, to: *mut c_char, bytes: u32) -> c_int {
+    let name = match card(device) {
+        Ok(card) => card.name() + "\0",
+        Err(error) => return error,
+    };
+    if (bytes as usize) < name.len() {
+        return INSUFFICIENT_SIZE;
+    }
+    unsafe { std::ptr::copy_nonoverlapping(name.as_ptr().cast(), to, name.len()) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: *mut c_void, to: *mut Memory) -> c_int {
-    let (total, free) = (card::get().total(), card::get().free());
-    unsafe { *to = Memory { total, free, used: total - free } };
-    checked(device)
+    match card(device).map(|card| (card.total(), card.free())) {
+        Ok((total, free)) => {
+            unsafe { *to = Memory { total, free, used: total - free } };
+            SUCCESS
+        }
+        Err(error) => error,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -140,9 +169,13 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: *mut c_void, to: *mut Me
     if version != MEMORY_V2 {
         return INVALID_ARGUMENT;
     }
-    let (total, free) = (card::get().total(), card::get().free());
-    unsafe { *to = MemoryV2 { version, total, reserved: 0, free, used: total - free } };
-    checked(device)
+    match card(device).map(|card| (card.total(), card.free())) {
+        Ok((total, free)) => {
+            unsafe { *to = MemoryV2 { version, total, reserved: 0, free, used: total - free } };
+            SUCCESS
+        }
+        Err(error) => error,
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -151,25 +184,26 @@ unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     count: *mut u32,
     to: *mut Process,
 ) -> c_int {
-    let error = checked(device);
-    if error != SUCCESS {
-        return error;
-    }
-    if card::get().folder().join("nvml-fails").exists() {
+    let card = match card(device) {
+        Ok(card) => card,
+        Err(error) => return error,
+    };
+    if card::root().join("nvml-fails").exists() {
         // A test looks for it.
-        let _ = std::fs::write(card::get().folder().join("nvml-failed"), "");
+        let _ = std::fs::write(card::root().join("nvml-failed"), "");
         return UNKNOWN;
     }
-    let pids = card::get().processes();
+    let told = !card::root().join("nvml-without-bytes").exists();
+    let processes = card.processes();
     unsafe {
         let room = *count as usize;
-        *count = pids.len() as u32;
-        if room < pids.len() {
+        *count = processes.len() as u32;
+        if room < processes.len() {
             return INSUFFICIENT_SIZE;
         }
-        for (at, pid) in pids.into_iter().enumerate() {
-            let all = u32::MAX;
-            *to.add(at) = Process { pid, used: NOT_AVAILABLE, instance: all, compute_instance: all };
+        for (at, (pid, bytes)) in processes.into_iter().enumerate() {
+            let (all, used) = (u32::MAX, if told { bytes } else { NOT_AVAILABLE });
+            *to.add(at) = Process { pid, used, instance: all, compute_instance: all };
         }
     }
     SUCCESS

@@ -15,7 +15,7 @@ use crate::result::{
     NOT_READY, SUCCESS,
 };
 use crate::space::GRANULE;
-use crate::{card, memory};
+use crate::{api, card, memory};
 
 /// A piece of work.
 #[derive(Clone)]
@@ -125,7 +125,8 @@ thread_local! {
     /// Number of this thread's own default stream: none that a program could name.
     static OWN: u64 = {
         static NEXT: AtomicU64 = AtomicU64::new(1 << 48);
-        NEXT.fetch_add(1, Ordering::SeqCst)
+        // One for each device.
+        NEXT.fetch_add(16, Ordering::SeqCst)
     };
 }
 
@@ -133,10 +134,10 @@ fn with<T>(work: impl FnOnce(&mut Work) -> T) -> T {
     work(guard(&WORK).get_or_insert_default())
 }
 
-fn run(op: Op) {
+fn run(op: Op, device: i32) {
     match op {
         Op::Kernel(kernel, arguments) => {
-            let _turn = card::get().turn("engine");
+            let _turn = card::of_device(device).and_then(|card| card.turn("engine"));
             (kernel.run)(&arguments);
         }
         // SAFETY: see UNSAFETY.
@@ -148,13 +149,15 @@ fn run(op: Op) {
         Op::Record(event, record) => event.finish(record),
         Op::Wait(event, record) => event.wait(record),
         Op::Alloc(..) | Op::Free => {}
-        Op::Graph(ops) => ops.into_iter().for_each(run),
+        Op::Graph(ops) => ops.into_iter().for_each(|op| run(op, device)),
     }
 }
 
+/// A stream of the current device.
 fn stream() -> Stream {
+    let device = api::current_device();
     let (queue, ops) = sync_channel::<Op>(QUEUE);
-    crate::spawn("fake-stream", move || ops.into_iter().for_each(run));
+    crate::spawn("fake-stream", move || ops.into_iter().for_each(|op| run(op, device)));
     Stream { queue, last: Arc::default(), capture: None, blocking: false }
 }
 
@@ -164,8 +167,8 @@ impl Work {
         0x10_0000 + 16 * self.next
     }
 
-    /// The stream of a handle: 0 and 1 are the default stream of all threads, 2 is the calling thread's own. While a blocking stream
-    /// captures, the default one must not be used.
+    /// The stream of a handle: 0 and 1 are the current device's default stream of all threads, 2 is the calling thread's own. While a
+    /// blocking stream captures, the default one must not be used.
     fn stream(&mut self, handle: u64) -> Result<&mut Stream, i32> {
         if handle > 2 {
             return self.streams.get_mut(&handle).ok_or(INVALID_HANDLE);
@@ -173,7 +176,8 @@ impl Work {
         if handle < 2 && self.streams.values().any(|stream| stream.blocking && stream.capture.is_some()) {
             return Err(CAPTURE_IMPLICIT);
         }
-        let handle = if handle == 2 { OWN.with(|own| *own) } else { 0 };
+        let device = api::current_device() as u64;
+        let handle = if handle == 2 { OWN.with(|own| *own) + device } else { device };
         Ok(self.streams.entry(handle).or_insert_with(stream))
     }
 

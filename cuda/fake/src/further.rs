@@ -1,0 +1,104 @@
+//! What takes the card's memory without being allocated by the program: contexts, limits of a context, variables of modules.
+//!
+//! Sizes as seen of driver 580 on an H100: a context's stack is there for each thread that the card can run. The heap and the
+//! buffer of `printf` take nothing there until a kernel needs them; here they do at once.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use crate::card::{Allocation, Card, Tier};
+use crate::result::{INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
+use crate::space::GRANULE;
+
+/// The one pool besides the devices' own.
+pub const POOL: u64 = 0x9001;
+/// Threads that a card can run at a time.
+const THREADS: u64 = 1024;
+/// Bytes of a thread's stack, of the heap and of the buffer of `printf` that a context begins with, which are part of it.
+const LIMITS: [u64; 3] = [1024, 1 << 20, 8 << 20];
+
+/// A thing that has memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Of {
+    Context(u64),
+    Limit(usize, i32),
+    Module(u64),
+}
+
+type Memory = HashMap<Of, Option<Allocation>>;
+
+/// What there is, and the last number.
+static HAS: Mutex<Option<(Memory, u64)>> = Mutex::new(None);
+
+fn with<T>(work: impl FnOnce(&mut Memory, &mut u64) -> T) -> T {
+    let mut has = HAS.lock().unwrap_or_else(PoisonError::into_inner);
+    let (has, next) = has.get_or_insert_default();
+    work(has, next)
+}
+
+fn take(card: &Card, bytes: u64) -> Result<Option<Allocation>, i32> {
+    if bytes == 0 {
+        return Ok(None);
+    }
+    let bytes = bytes.checked_next_multiple_of(GRANULE).ok_or(OUT_OF_MEMORY)?;
+    card.allocate(Tier::Device, bytes).map(Some).ok_or(OUT_OF_MEMORY)
+}
+
+/// Makes a context besides the primary one; its number.
+pub fn create(card: &Card) -> Result<u64, i32> {
+    let memory = card.context().map_err(|()| OUT_OF_MEMORY)?;
+    with(|has, next| {
+        *next += 1;
+        has.insert(Of::Context(*next), memory);
+        Ok(*next)
+    })
+}
+
+/// Destroys such a context.
+pub fn destroy(number: u64) -> i32 {
+    with(|has, _| if has.remove(&Of::Context(number)).is_some() { SUCCESS } else { INVALID_CONTEXT })
+}
+
+/// Says if there is a context of this number.
+pub fn is_there(number: u64) -> bool {
+    number == 0 || with(|has, _| has.contains_key(&Of::Context(number)))
+}
+
+/// Sets a limit, and has the card's memory for it.
+pub fn limit(card: &Card, limit: i32, value: u64) -> i32 {
+    // `CU_LIMIT_STACK_SIZE`, `CU_LIMIT_PRINTF_FIFO_SIZE` and `CU_LIMIT_MALLOC_HEAP_SIZE`.
+    let known = match limit {
+        0 => Some((LIMITS[0], THREADS)),
+        1 => Some((LIMITS[1], 1)),
+        2 => Some((LIMITS[2], 1)),
+        _ => None,
+    };
+    let Some((included, each)) = known else { return INVALID_VALUE };
+    let of = Of::Limit(card.number(), limit);
+    // The new one takes the place of the old one.
+    with(|has, _| has.remove(&of));
+    match take(card, value.saturating_sub(included).saturating_mul(each)) {
+        Ok(memory) => {
+            with(|has, _| has.insert(of, memory));
+            SUCCESS
+        }
+        Err(error) => error,
+    }
+}
+
+/// Loads a module of PTX, of which only its variables matter: `.global ... name[BYTES]`.
+pub fn load(card: &Card, text: &str) -> Result<u64, i32> {
+    let length = |line: &str| line.split_once('[')?.1.split_once(']')?.0.trim().parse::<u64>().ok();
+    let bytes = text.split(';').filter(|line| line.contains(".global")).filter_map(length).sum();
+    let memory = take(card, bytes)?;
+    with(|has, next| {
+        *next += 1;
+        has.insert(Of::Module(*next + 1), memory);
+        Ok(*next + 1)
+    })
+}
+
+/// Unloads a module.
+pub fn unload(module: u64) -> i32 {
+    with(|has, _| if has.remove(&Of::Module(module)).is_some() { SUCCESS } else { INVALID_HANDLE })
+}
