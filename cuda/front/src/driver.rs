@@ -17,6 +17,8 @@ pub const OUT_OF_MEMORY: c_int = 2;
 pub const NOT_INITIALIZED: c_int = 3;
 /// `CUDA_ERROR_NO_DEVICE`.
 pub const NO_DEVICE: c_int = 100;
+/// `CUDA_ERROR_INVALID_DEVICE`.
+pub const INVALID_DEVICE: c_int = 101;
 /// `CUDA_ERROR_INVALID_CONTEXT`.
 pub const INVALID_CONTEXT: c_int = 201;
 /// `CUDA_ERROR_NOT_READY`.
@@ -178,6 +180,8 @@ calls! {
         multicast: Handle, at: usize, handle: Handle, offset: usize, bytes: usize, flags: u64);
     multicast_bind_mem_v2 = cuMulticastBindMem_v2(
         multicast: Handle, device: c_int, at: usize, handle: Handle, offset: usize, bytes: usize, flags: u64);
+    multicast_unbind = cuMulticastUnbind(multicast: u64, device: c_int, at: usize, bytes: usize);
+    endpoint_unbind = cuLogicalEndpointUnbind(endpoint: u64, device: c_int, at: usize, bytes: usize);
     endpoint_bind_mem = cuLogicalEndpointBindMem(
         endpoint: u64, device: c_int, at: usize, handle: Handle, offset: usize, bytes: usize, flags: u64);
     pointer_get_attribute = cuPointerGetAttribute(data: *mut c_void, attribute: c_int, address: Address);

@@ -5,12 +5,13 @@
 //! - [`calls`]: the driver's functions that allocate, free and tell, answered from there;
 //! - [`own`]: virtual memory that the program manages itself, by [`handles`] that chunks back;
 //! - [`opened`]: memory that processes of a tenant share;
-//! - [`fixed`], [`graphs`]: what the driver allocates itself, counted.
+//! - [`fixed`], [`foreign`], [`graphs`]: what the driver allocates itself, counted.
 
 mod arena;
 mod calls;
 mod chunks;
 mod fixed;
+mod foreign;
 mod graphs;
 mod handles;
 #[cfg(test)]

@@ -104,9 +104,12 @@ unsafe extern "C" fn mem_free(address: Address) -> c_int {
     if chunks::is_freed(address) {
         return INVALID_VALUE;
     }
-    fixed::freed(address);
     // SAFETY: the caller's promise.
-    unsafe { driver::mem_free(address) }
+    let result = unsafe { driver::mem_free(address) };
+    if result == SUCCESS {
+        fixed::freed(address);
+    }
+    result
 }
 
 fn captures(stream: Object, per_thread: bool) -> bool {
@@ -130,9 +133,17 @@ macro_rules! ordered {
         }
 
         unsafe extern "C" fn $alloc_pool(address: *mut Address, bytes: usize, pool: Object, stream: Object) -> c_int {
-            if captures(stream, $per_thread) || fixed::exported_pool(pool) {
-                // SAFETY: as above.
-                return unsafe { driver::$real_pool(address, bytes, pool, stream) };
+            // SAFETY: as above.
+            let real = || unsafe { driver::$real_pool(address, bytes, pool, stream) };
+            if captures(stream, $per_thread) {
+                return real();
+            }
+            if fixed::exported_pool(pool) {
+                return fixed::of_pool(bytes, || {
+                    let result = real();
+                    // SAFETY: the driver has written the address if it succeeds.
+                    (result, if result == SUCCESS { unsafe { *address } } else { 0 })
+                });
             }
             // SAFETY: as above.
             unsafe { allocate_after(address, bytes as u64, stream, $per_thread) }
@@ -146,7 +157,12 @@ macro_rules! ordered {
                 return INVALID_VALUE;
             }
             // SAFETY: as above.
-            unsafe { driver::$real_free(address, stream) }
+            let result = unsafe { driver::$real_free(address, stream) };
+            if result == SUCCESS {
+                // The pool may keep it: then the owner finds it, as it finds all that the driver has for the program.
+                fixed::freed(address);
+            }
+            result
         }
     };
 }

@@ -11,7 +11,8 @@ use cuda_protocol::FixedKind;
 
 use super::calls::card;
 use super::chunks;
-use crate::driver::{self, Address, Handle, OUT_OF_MEMORY, Object, SUCCESS};
+use super::foreign::{Foreign, Target};
+use crate::driver::{self, Address, Handle, INVALID_CONTEXT, INVALID_DEVICE, OUT_OF_MEMORY, Object, SUCCESS};
 use crate::requests;
 use crate::slots::at;
 use crate::tenant;
@@ -23,7 +24,6 @@ enum Thing {
     Array(u64),
     Mipmap(u64),
     Host(u64),
-    Handle(u64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -34,12 +34,19 @@ struct Counted {
 }
 
 static COUNTED: Mutex<Option<HashMap<Thing, Counted>>> = Mutex::new(None);
+/// Handles of the driver's. Locked during the driver's calls about them: it uses the numbers of those that end again.
+static HANDLES: Mutex<Option<Foreign<Counted>>> = Mutex::new(None);
 /// Pools whose memory may be shared with other processes.
 static POOLS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
-/// Asks for `bytes`, calls the driver, and remembers what it made, or gives the bytes back.
-fn count(kind: FixedKind, bytes: u64, make: impl FnOnce() -> (c_int, Thing)) -> c_int {
-    count_on(card().map(|(_, card)| card), kind, bytes, make)
+fn handles<T>(work: impl FnOnce(&mut Foreign<Counted>) -> T) -> T {
+    work(HANDLES.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
+}
+
+fn give_back(ended: impl IntoIterator<Item = Counted>) {
+    for Counted { card, kind, bytes } in ended {
+        requests::unfix(card, kind, bytes);
+    }
 }
 
 /// Asks to count memory; chunks that nothing lies in are given back if that is what it takes. Whether it may be had.
@@ -47,9 +54,10 @@ pub fn fix(card: u8, kind: FixedKind, bytes: u64) -> bool {
     chunks::persist(|| if requests::fix(card, kind, bytes) { Ok(()) } else { Err(OUT_OF_MEMORY) }).is_ok()
 }
 
-/// As [`count`], for a card that is known; without one nothing is counted.
-fn count_on(card: Option<u8>, kind: FixedKind, bytes: u64, make: impl FnOnce() -> (c_int, Thing)) -> c_int {
-    let Some(card) = card else { return make().0 };
+/// Asks for `bytes` of the current card, calls the driver, and remembers what it made, or gives the bytes back. Without a
+/// context on a card of the tenant's nothing can be counted, and nothing is made.
+fn count(kind: FixedKind, bytes: u64, make: impl FnOnce() -> (c_int, Thing)) -> c_int {
+    let Some((_, card)) = card() else { return INVALID_CONTEXT };
     if !fix(card, kind, bytes) {
         return OUT_OF_MEMORY;
     }
@@ -64,10 +72,7 @@ fn count_on(card: Option<u8>, kind: FixedKind, bytes: u64, make: impl FnOnce() -
 }
 
 fn uncount(thing: Thing) {
-    let counted = COUNTED.lock().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(|c| c.remove(&thing));
-    if let Some(counted) = counted {
-        requests::unfix(counted.card, counted.kind, counted.bytes);
-    }
+    give_back(COUNTED.lock().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(|c| c.remove(&thing)));
 }
 
 /// An address that the driver frees.
@@ -113,7 +118,9 @@ unsafe extern "C" fn alloc_host(address: *mut *mut c_void, bytes: usize) -> c_in
 unsafe extern "C" fn free_host(address: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { driver::mem_free_host(address) };
-    uncount(Thing::Host(address as u64));
+    if result == SUCCESS {
+        uncount(Thing::Host(address as u64));
+    }
     result
 }
 
@@ -127,7 +134,9 @@ unsafe extern "C" fn host_register(address: *mut c_void, bytes: usize, flags: u3
 unsafe extern "C" fn host_unregister(address: *mut c_void) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { driver::mem_host_unregister(address) };
-    uncount(Thing::Host(address as u64));
+    if result == SUCCESS {
+        uncount(Thing::Host(address as u64));
+    }
     result
 }
 
@@ -186,7 +195,10 @@ unsafe extern "C" fn array_3d(made: *mut Object, descriptor: *const c_void) -> c
 unsafe extern "C" fn array_destroy(array: Object) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { driver::array_destroy(array) };
-    uncount(Thing::Array(array as u64));
+    if result == SUCCESS {
+        uncount(Thing::Array(array as u64));
+        give_back(handles(|handles| handles.unbind(|target| target == Target::Array(array as u64))));
+    }
     result
 }
 
@@ -205,29 +217,41 @@ unsafe extern "C" fn mipmap(made: *mut Object, descriptor: *const c_void, levels
 unsafe extern "C" fn mipmap_destroy(array: Object) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { driver::mipmapped_array_destroy(array) };
-    uncount(Thing::Mipmap(array as u64));
+    if result == SUCCESS {
+        uncount(Thing::Mipmap(array as u64));
+        give_back(handles(|handles| handles.unbind(|target| target == Target::Array(array as u64))));
+    }
     result
 }
 
-/// `cuMemCreate` of what the driver must have itself. It counts until its handle is released; mappings that outlive the
-/// handle do not.
+/// `cuMemCreate` of what the driver must have itself. It counts until its last reference and its last mapping have gone.
 ///
 /// # Safety
 /// As for the driver's function.
 pub unsafe fn create(handle: *mut Handle, bytes: usize, property: *const c_void, flags: u64) -> c_int {
     // SAFETY: the caller's promise: `CUmemAllocationProp` begins with four 32-bit numbers, the third and fourth the place.
     let [_, _, location, device] = unsafe { property.cast::<[c_int; 4]>().as_ref() }.copied().unwrap_or([1, 0, 1, 0]);
-    let (kind, card) = match location {
-        1 => (FixedKind::Driver, tenant::card(device)),
-        _ => (FixedKind::Host, card().map(|(_, card)| card)),
+    let (kind, card) = match (location, tenant::card(device)) {
+        (1, Some(card)) => (FixedKind::Driver, card),
+        (1, None) => return INVALID_DEVICE,
+        // The host's memory is of no card: it counts at the first one.
+        _ => (FixedKind::Host, card().map_or(0, |(_, card)| card)),
     };
-    count_on(card, kind, bytes as u64, || {
-        // SAFETY: as above.
+    let bytes_counted = bytes as u64;
+    if !fix(card, kind, bytes_counted) {
+        return OUT_OF_MEMORY;
+    }
+    let (result, old) = handles(|handles| {
+        // SAFETY: as above; the driver has written the handle if it succeeds.
         unsafe {
-            let result = driver::mem_create(handle, bytes, property, flags);
-            (result, Thing::Handle(if result == SUCCESS { *handle } else { 0 }))
+            match driver::mem_create(handle, bytes, property, flags) {
+                SUCCESS => (SUCCESS, handles.add(*handle, Counted { card, kind, bytes: bytes_counted })),
+                error => (error, Some(Counted { card, kind, bytes: bytes_counted })),
+            }
         }
-    })
+    });
+    give_back(old);
+    result
 }
 
 /// `cuMemRelease` of a handle of the driver's.
@@ -235,10 +259,56 @@ pub unsafe fn create(handle: *mut Handle, bytes: usize, property: *const c_void,
 /// # Safety
 /// As for the driver's function.
 pub unsafe fn release(handle: Handle) -> c_int {
-    // SAFETY: the caller's promise.
-    let result = unsafe { driver::mem_release(handle) };
-    uncount(Thing::Handle(handle));
+    let (result, ended) = handles(|handles| {
+        // SAFETY: the caller's promise.
+        let result = unsafe { driver::mem_release(handle) };
+        (result, (result == SUCCESS).then(|| handles.release(handle)).flatten())
+    });
+    give_back(ended);
     result
+}
+
+/// `cuMemMap` of a handle of the driver's.
+///
+/// # Safety
+/// As for the driver's function.
+pub unsafe fn map(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64) -> c_int {
+    handles(|handles| {
+        // SAFETY: the caller's promise.
+        let result = unsafe { driver::mem_map(address, bytes, offset, handle, flags) };
+        if result == SUCCESS {
+            handles.map(address, bytes as u64, handle);
+        }
+        result
+    })
+}
+
+/// The driver has unmapped all that was mapped in a range.
+pub fn unmapped(address: Address, bytes: u64) {
+    give_back(handles(|handles| handles.unmap(address, bytes)));
+}
+
+/// The program has got one more reference to a handle of the driver's.
+pub fn retained(handle: Handle) {
+    handles(|handles| handles.retain(handle));
+}
+
+/// Memory of a handle of the driver's is bound to something, and lives as long as that.
+pub fn bound(target: Target, handle: Handle) {
+    handles(|handles| handles.bind(target, handle));
+}
+
+/// Nothing is bound to something any more.
+pub fn unbound(is_it: impl Fn(Target) -> bool) {
+    give_back(handles(|handles| handles.unbind(is_it)));
+}
+
+/// Allocates of a pool that may be shared by `make`, counted until the address is freed.
+pub fn of_pool(bytes: usize, make: impl FnOnce() -> (c_int, Address)) -> c_int {
+    count(FixedKind::Shared, bytes as u64, || {
+        let (result, address) = make();
+        (result, Thing::Address(address))
+    })
 }
 
 unsafe extern "C" fn pool_create(pool: *mut Object, property: *const c_void) -> c_int {

@@ -14,6 +14,7 @@ use cuda_protocol::FixedKind;
 
 use super::chunks::{self, Memory};
 use super::fixed;
+use super::foreign::Target;
 use super::handles::{Backing, Described, Freed, Handles, Pages as _, Piece, Property};
 use super::pages::Driver;
 use crate::driver::{self, Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Object, SUCCESS};
@@ -25,8 +26,14 @@ const PINNED: c_int = 1;
 const DEVICE: c_int = 1;
 /// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
 const RECOMMENDED: c_int = 1;
-/// Bytes of `CUarrayMapInfo`, and where its handle lies.
+/// Bytes of `CUarrayMapInfo`, and where its handle, its array, its operation and its kind of handle lie.
 const ARRAY_MAP: (usize, usize) = (96, 64);
+const ARRAY_OF_MAP: usize = 8;
+const OPERATION_OF_MAP: usize = 56;
+const KIND_OF_MAP: usize = 60;
+/// `CU_MEM_OPERATION_TYPE_MAP`, and `CU_MEM_HANDLE_TYPE_GENERIC`.
+const MAPS: u32 = 1;
+const GENERIC: u32 = 0;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const DESCRIPTOR: c_int = 1;
@@ -159,7 +166,7 @@ unsafe extern "C" fn release(handle: Handle) -> c_int {
 unsafe extern "C" fn map(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64) -> c_int {
     if !Handles::is_ours(handle) {
         // SAFETY: the caller's promise.
-        return unsafe { driver::mem_map(address, bytes, offset, handle, flags) };
+        return unsafe { fixed::map(address, bytes, offset, handle, flags) };
     }
     if flags != 0 {
         return INVALID_VALUE;
@@ -181,6 +188,7 @@ unsafe extern "C" fn unmap(address: Address, bytes: usize) -> c_int {
         match memory.handles.unmap(&mut Driver, address, bytes as u64) {
             Ok(ended) => {
                 ended.into_iter().for_each(freed);
+                fixed::unmapped(address, bytes as u64);
                 SUCCESS
             }
             Err(error) => error,
@@ -236,8 +244,14 @@ unsafe extern "C" fn retain(handle: *mut Handle, address: *mut c_void) -> c_int 
                 unsafe { *handle = found };
                 SUCCESS
             }
-            // SAFETY: the caller's promise.
-            None => unsafe { driver::mem_retain(handle, address) },
+            // SAFETY: the caller's promise; the driver has written the handle if it succeeds.
+            None => unsafe {
+                let result = driver::mem_retain(handle, address);
+                if result == SUCCESS {
+                    fixed::retained(*handle);
+                }
+                result
+            },
         }
     })
 }
@@ -375,12 +389,38 @@ unsafe fn names_ours(list: *const c_void, count: u32) -> bool {
     !list.is_null() && (0..count as usize).any(|n| Handles::is_ours(handle(n)))
 }
 
+/// Notes which memory was mapped in arrays. It counts until the array ends: what of an array is unmapped again is the
+/// driver's to know, in the order of a stream's work.
+unsafe fn note_arrays(list: *const c_void, count: u32) {
+    let (stride, place) = ARRAY_MAP;
+    for n in 0..if list.is_null() { 0 } else { count as usize } {
+        // SAFETY: the caller's promise: so many entries lie there, which the driver has read.
+        unsafe {
+            let entry = list.cast::<u8>().add(n * stride);
+            let word = |at: usize| entry.add(at).cast::<u64>().read_unaligned();
+            let half = |at: usize| entry.add(at).cast::<u32>().read_unaligned();
+            if (half(OPERATION_OF_MAP), half(KIND_OF_MAP)) == (MAPS, GENERIC) {
+                fixed::bound(Target::Array(word(ARRAY_OF_MAP)), word(place));
+            }
+        }
+    }
+}
+
 macro_rules! map_array {
     ($name:ident, $real:ident) => {
         /// Only handles for sparse arrays can be mapped there, and those are the driver's.
         unsafe extern "C" fn $name(list: *const c_void, count: u32, stream: Object) -> c_int {
             // SAFETY: the caller's promise.
-            unsafe { if names_ours(list, count) { INVALID_VALUE } else { driver::$real(list, count, stream) } }
+            unsafe {
+                if names_ours(list, count) {
+                    return INVALID_VALUE;
+                }
+                let result = driver::$real(list, count, stream);
+                if result == SUCCESS {
+                    note_arrays(list, count);
+                }
+                result
+            }
         }
     };
 }
@@ -400,7 +440,11 @@ unsafe extern "C" fn bind(
         return NOT_SUPPORTED;
     }
     // SAFETY: the caller's promise.
-    unsafe { driver::multicast_bind_mem(multicast, at, handle, offset, bytes, flags) }
+    let result = unsafe { driver::multicast_bind_mem(multicast, at, handle, offset, bytes, flags) };
+    if result == SUCCESS {
+        fixed::bound(Target::Multicast(multicast, at as u64), handle);
+    }
+    result
 }
 
 macro_rules! bind {
@@ -418,13 +462,34 @@ macro_rules! bind {
                 return NOT_SUPPORTED;
             }
             // SAFETY: the caller's promise.
-            unsafe { driver::$real(to, device, at, handle, offset, bytes, flags) }
+            let result = unsafe { driver::$real(to, device, at, handle, offset, bytes, flags) };
+            if result == SUCCESS {
+                fixed::bound(Target::Multicast(to, at as u64), handle);
+            }
+            result
         }
     };
 }
 
 bind!(bind_v2, multicast_bind_mem_v2);
 bind!(bind_endpoint, endpoint_bind_mem);
+
+macro_rules! unbind {
+    ($name:ident, $real:ident) => {
+        unsafe extern "C" fn $name(from: u64, device: c_int, at: usize, bytes: usize) -> c_int {
+            // SAFETY: no pointers.
+            let result = unsafe { driver::$real(from, device, at, bytes) };
+            if result == SUCCESS {
+                let range = at as u64..(at as u64).saturating_add(bytes as u64);
+                fixed::unbound(|target| matches!(target, Target::Multicast(of, at) if of == from && range.contains(&at)));
+            }
+            result
+        }
+    };
+}
+
+unbind!(unbind, multicast_unbind);
+unbind!(unbind_endpoint, endpoint_unbind);
 
 /// Functions of this module by symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
@@ -444,6 +509,8 @@ pub fn ours(index: usize) -> Option<*mut ()> {
         at::cuMulticastBindMem => bind as *mut (),
         at::cuMulticastBindMem_v2 => bind_v2 as *mut (),
         at::cuLogicalEndpointBindMem => bind_endpoint as *mut (),
+        at::cuMulticastUnbind => unbind as *mut (),
+        at::cuLogicalEndpointUnbind => unbind_endpoint as *mut (),
         _ => return None,
     })
 }
