@@ -38,3 +38,4 @@ mod slots;
 mod start;
 mod streams;
 mod tenant;
+mod visible;

@@ -1,8 +1,9 @@
 //! NVML, the management library: its calls pass, but what it tells of a card's memory is what the tenant may have.
 //!
 //! Programs and tools that ask NVML need no context and never call the driver, and a child after `fork` may ask as well. So
-//! each question has a connection of its own to the owner, as a program without work. Without an owner NVML's own
-//! answer stands, and so it does for cards that the tenant does not have. Of the processes on a card a tenant sees its own.
+//! each question has a connection of its own to the owner, as a program without work. Cards that the tenant does not have are
+//! not found, and none is found until an owner has answered once. Where one does not answer later, NVML's own answer about
+//! the tenant's card stands. Of the processes on a card a tenant sees its own.
 //!
 //! UNSAFETY: calls functions by the signatures of NVML's header, and writes what the program's pointers name.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -10,7 +11,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
-use cuda_protocol::{End, FromOwner, FromTenant, Link};
+use cuda_protocol::{End, FromOwner, FromTenant, Link, Welcome};
 
 use crate::kept::Connection;
 use crate::loader;
@@ -19,6 +20,7 @@ use crate::settings;
 use crate::slots::{self, ALL, COUNT, at, real};
 use crate::tenant;
 
+mod cards;
 mod processes;
 
 /// File name that programs load.
@@ -29,6 +31,8 @@ const SUCCESS: c_int = 0;
 const UNINITIALIZED: c_int = 1;
 /// `NVML_ERROR_INVALID_ARGUMENT`.
 const INVALID_ARGUMENT: c_int = 2;
+/// `NVML_ERROR_NOT_FOUND`.
+const NOT_FOUND: c_int = 6;
 /// `NVML_ERROR_INSUFFICIENT_SIZE`.
 const INSUFFICIENT_SIZE: c_int = 7;
 /// `NVML_ERROR_LIBRARY_NOT_FOUND`.
@@ -87,7 +91,7 @@ fn ours(index: usize) -> Option<*mut ()> {
     match index {
         at::nvmlDeviceGetMemoryInfo => Some(memory_info as *mut ()),
         at::nvmlDeviceGetMemoryInfo_v2 => Some(memory_info_v2 as *mut ()),
-        _ => processes::ours(index),
+        _ => processes::ours(index).or_else(|| cards::ours(index)),
     }
 }
 
@@ -141,11 +145,17 @@ unsafe extern "C" fn memory_info_v2(device: Device, to: *mut MemoryV2) -> c_int 
 /// A connection to the owner as a tenant that has the card of a device, with the card's number and the version that holds.
 fn connect(device: Device) -> Option<(Connection, u8, u16)> {
     let uuid = uuid(device)?;
+    let (link, welcome) = hello()?;
+    let card = welcome.cards.iter().position(|card| card.uuid == uuid)?;
+    Some((link, u8::try_from(card).ok()?, welcome.version))
+}
+
+/// A connection to the owner, with its terms.
+fn hello() -> Option<(Connection, Welcome)> {
     let link = Connection::open(settings::get().socket.as_ref()?).ok()?;
     link.send(&FromTenant::Hello(tenant::hello(false)), &[]).ok()?;
     let FromOwner::Welcome(welcome) = answer(&link)? else { return None };
-    let card = welcome.cards.iter().position(|card| card.uuid == uuid)?;
-    Some((link, u8::try_from(card).ok()?, welcome.version))
+    Some((link, welcome))
 }
 
 /// Bytes of a device that are free for the tenant, and all that it may have; none if it is no card of the tenant's.

@@ -5,19 +5,22 @@
 
 use std::ffi::c_int;
 
-use crate::driver::{self, SUCCESS};
 use crate::slots::{GATED, GATES, NAMES_MEMORY, PRESENTS, at};
-use crate::{captures, contexts, lookup, memory, process, tenant};
+use crate::driver::{self, SUCCESS};
+use crate::{captures, contexts, lookup, memory, process, tenant, visible};
 
 /// `cuInit`: a program that is to be a tenant and cannot be one does not run beside its limits.
 unsafe extern "C" fn init(flags: u32) -> c_int {
-    process::initialises();
     // SAFETY: the caller's promise.
-    let result = unsafe { driver::init(flags) };
-    if result != SUCCESS {
-        process::is_not_initialised();
-    }
-    if result == SUCCESS && !tenant::start() { driver::SYSTEM_NOT_READY } else { result }
+    let driver = || unsafe { driver::init(flags) };
+    tenant::start(|cards| {
+        process::initialises();
+        let result = visible::initialise(cards, driver);
+        if result != SUCCESS {
+            process::is_not_initialised();
+        }
+        result
+    })
 }
 
 /// Our function for a symbol, where we have one.

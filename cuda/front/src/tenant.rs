@@ -60,11 +60,23 @@ pub fn card(device: i32) -> Option<u8> {
     get()?.devices.get(usize::try_from(device).ok()?).copied().flatten()
 }
 
-/// Connects to the owner, once; whether this process is a tenant.
-pub fn start() -> bool {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| match connect(&hello(false)) {
+/// Connects to the owner, once, and initialises the driver by `init`, which is told the tenant's cards; its result.
+pub fn start(init: impl FnOnce(&[CardInfo]) -> std::ffi::c_int) -> std::ffi::c_int {
+    /// A process that was refused is not a tenant later.
+    static REFUSED: Mutex<bool> = Mutex::new(false);
+    let mut refused = REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(tenant) = get() {
+        return if STARTED.load(Ordering::SeqCst) { init(&tenant.cards) } else { driver::SYSTEM_NOT_READY };
+    }
+    if *refused {
+        return driver::SYSTEM_NOT_READY;
+    }
+    match connect(&hello(false)) {
         Ok((link, welcome)) => {
+            let result = init(&welcome.cards);
+            if result != SUCCESS {
+                return result;
+            }
             let devices = devices(&welcome.cards);
             let tenant = Tenant { chunk_bytes: welcome.chunk_bytes, cards: welcome.cards, devices };
             let _ = TENANT.set(tenant);
@@ -77,9 +89,12 @@ pub fn start() -> bool {
                 Err(error) => report!("no thread could be started: {error}"),
             }
         }
-        Err(error) => report!("the owner cannot be reached: {error}"),
-    });
-    STARTED.load(Ordering::SeqCst)
+        Err(error) => {
+            report!("the owner cannot be reached: {error}");
+            *refused = true;
+        }
+    }
+    if STARTED.load(Ordering::SeqCst) { SUCCESS } else { driver::SYSTEM_NOT_READY }
 }
 
 /// Has requests go over a connection.

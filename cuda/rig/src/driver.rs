@@ -79,6 +79,14 @@ impl fmt::Debug for Cuda {
 
 functions! {
     raw_init = cuInit(flags: u32);
+    raw_count = cuDeviceGetCount(count: *mut c_int);
+    raw_device = cuDeviceGet(device: *mut c_int, ordinal: c_int);
+    raw_bus_id = cuDeviceGetPCIBusId(text: *mut std::ffi::c_char, bytes: c_int, device: c_int);
+    raw_by_bus_id = cuDeviceGetByPCIBusId(device: *mut c_int, text: *const std::ffi::c_char);
+    raw_context = cuCtxCreate_v2(context: *mut u64, flags: u32, device: c_int);
+    raw_limit = cuCtxSetLimit(limit: c_int, value: usize);
+    raw_pool = cuMemPoolCreate(pool: *mut u64, property: *const [i32; 22]);
+    raw_alloc_pool = cuMemAllocFromPoolAsync(at: *mut u64, bytes: usize, pool: u64, stream: u64);
     raw_uuid = cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int);
     raw_total = cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int);
     raw_retain = cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int);
@@ -168,6 +176,67 @@ impl Cuda {
     /// Makes the context current to this thread.
     pub fn enter(&self) -> Result<(), Failed> {
         self.raw_current(self.context)
+    }
+
+    /// Devices that the driver shows.
+    pub fn count(&self) -> Result<i32, Failed> {
+        let mut count = 0;
+        self.raw_count(&raw mut count).map(|()| count)
+    }
+
+    /// The device of a number.
+    pub fn device(&self, ordinal: i32) -> Result<i32, Failed> {
+        let mut device = 0;
+        self.raw_device(&raw mut device, ordinal).map(|()| device)
+    }
+
+    /// Identity of a device.
+    pub fn uuid_of(&self, device: i32) -> Result<[u8; 16], Failed> {
+        let mut uuid = [0; 16];
+        self.raw_uuid(&raw mut uuid, device).map(|()| uuid)
+    }
+
+    /// PCI address of a device.
+    pub fn bus_id(&self, device: i32) -> Result<String, Failed> {
+        let mut text = [0u8; 32];
+        self.raw_bus_id(text.as_mut_ptr().cast(), 32, device)?;
+        Ok(text.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect())
+    }
+
+    /// The device at a PCI address.
+    pub fn by_bus_id(&self, address: &str) -> Result<i32, Failed> {
+        let (mut device, address) = (0, CString::new(address).unwrap_or_default());
+        self.raw_by_bus_id(&raw mut device, address.as_ptr()).map(|()| device)
+    }
+
+    /// Makes one more context of the first card, and makes it current.
+    pub fn another_context(&self) -> Result<u64, Failed> {
+        let mut context = 0;
+        self.raw_context(&raw mut context, 0, 0).map(|()| context)
+    }
+
+    /// Sets a limit of the context by its number.
+    pub fn limit(&self, limit: i32, value: u64) -> Result<(), Failed> {
+        self.raw_limit(limit, value as usize)
+    }
+
+    /// Makes a pool whose memory can be shared by descriptors.
+    pub fn shared_pool(&self) -> Result<u64, Failed> {
+        let (mut pool, mut property) = (0, [0; 22]);
+        property[..4].copy_from_slice(&[1, 1, 1, 0]);
+        self.raw_pool(&raw mut pool, &raw const property).map(|()| pool)
+    }
+
+    /// Allocates of a pool.
+    pub fn alloc_of(&self, pool: u64, bytes: u64) -> Result<u64, Failed> {
+        let mut at = 0;
+        self.raw_alloc_pool(&raw mut at, bytes as usize, pool, 0).map(|()| at)
+    }
+
+    /// Loads a module of PTX.
+    pub fn module(&self, text: &str) -> Result<u64, Failed> {
+        let (mut module, text) = (0, CString::new(text).map_err(|_| Failed { call: "module", code: 1 })?);
+        self.raw_module(&raw mut module, text.as_ptr().cast()).map(|()| module)
     }
 
     /// Identity of the first card.

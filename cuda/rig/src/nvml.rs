@@ -20,18 +20,27 @@ struct Nvml {
 }
 
 impl Nvml {
-    fn open() -> Result<Self, Failed> {
+    fn load() -> Result<Self, Failed> {
         // SAFETY: the library is NVML or stands for it; it is never closed.
         let library = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
             return Err(Failed { call: "dlopen", code: 12 });
         }
-        let mut nvml = Self { library, device: std::ptr::null_mut() };
-        let (init, by_index) = (nvml.function(c"nvmlInit_v2")?, nvml.function(c"nvmlDeviceGetHandleByIndex_v2")?);
-        // SAFETY: the header declares the symbols with these arguments; the pointer is valid.
-        unsafe {
+        let nvml = Self { library, device: std::ptr::null_mut() };
+        let init = nvml.function(c"nvmlInit_v2")?;
+        // SAFETY: the header declares the symbol without arguments.
+        check("nvmlInit_v2", unsafe {
             let init: unsafe extern "C" fn() -> c_int = std::mem::transmute(init);
-            check("nvmlInit_v2", init())?;
+            init()
+        })?;
+        Ok(nvml)
+    }
+
+    fn open() -> Result<Self, Failed> {
+        let mut nvml = Self::load()?;
+        let by_index = nvml.function(c"nvmlDeviceGetHandleByIndex_v2")?;
+        // SAFETY: the header declares the symbol with these arguments; the pointer is valid.
+        unsafe {
             let by_index: unsafe extern "C" fn(u32, *mut Device) -> c_int = std::mem::transmute(by_index);
             check("nvmlDeviceGetHandleByIndex_v2", by_index(0, &raw mut nvml.device))?;
         }
@@ -42,6 +51,59 @@ impl Nvml {
         // SAFETY: the handle is valid and the name ends with a zero byte.
         let found = unsafe { libc::dlsym(self.library, name.as_ptr()) };
         if found.is_null() { Err(Failed { call: "dlsym", code: 13 }) } else { Ok(found) }
+    }
+}
+
+fn text(function: *mut c_void, device: Device) -> Option<String> {
+    let mut text = [0u8; 96];
+    // SAFETY: the header declares the symbol with these arguments; the buffer is as long as is said.
+    let code = unsafe {
+        let function: unsafe extern "C" fn(Device, *mut u8, u32) -> c_int = std::mem::transmute(function);
+        function(device, text.as_mut_ptr(), text.len() as u32)
+    };
+    let text = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?.to_owned();
+    (code == 0).then_some(text)
+}
+
+/// Cards by their identities, each with the number that NVML has for it.
+pub type Shown = Vec<(String, u32)>;
+
+/// Identities of the cards that NVML shows, each followed by its number; and the result of looking for another one by each of
+/// `addresses`, which are identities or PCI addresses.
+pub fn cards(addresses: &[String]) -> Result<(Shown, Vec<c_int>), Failed> {
+    let nvml = Nvml::load()?;
+    let (count, by_index) =
+        (nvml.function(c"nvmlDeviceGetCount_v2")?, nvml.function(c"nvmlDeviceGetHandleByIndex_v2")?);
+    let (uuid, index) = (nvml.function(c"nvmlDeviceGetUUID")?, nvml.function(c"nvmlDeviceGetIndex")?);
+    let (by_uuid, by_address) =
+        (nvml.function(c"nvmlDeviceGetHandleByUUID")?, nvml.function(c"nvmlDeviceGetHandleByPciBusId_v2")?);
+    let mut device = std::ptr::null_mut();
+    // SAFETY: the header declares the symbols with these arguments; all pointers are to locals.
+    unsafe {
+        let count: unsafe extern "C" fn(*mut u32) -> c_int = std::mem::transmute(count);
+        let by_index: unsafe extern "C" fn(u32, *mut Device) -> c_int = std::mem::transmute(by_index);
+        let index: unsafe extern "C" fn(Device, *mut u32) -> c_int = std::mem::transmute(index);
+        let mut number = 0;
+        check("nvmlDeviceGetCount_v2", count(&raw mut number))?;
+        let mut found = Vec::new();
+        for at in 0..number {
+            check("nvmlDeviceGetHandleByIndex_v2", by_index(at, &raw mut device))?;
+            let mut own = u32::MAX;
+            check("nvmlDeviceGetIndex", index(device, &raw mut own))?;
+            found.push((text(uuid, device).unwrap_or_default(), own));
+        }
+        if by_index(number, &raw mut device) == 0 {
+            found.push(("beyond".to_owned(), number));
+        }
+        let look = |address: &String| {
+            let function = if address.starts_with("GPU-") { by_uuid } else { by_address };
+            let function: unsafe extern "C" fn(*const std::ffi::c_char, *mut Device) -> c_int =
+                std::mem::transmute(function);
+            let mut device = std::ptr::null_mut();
+            let address = std::ffi::CString::new(address.as_str()).unwrap_or_default();
+            function(address.as_ptr(), &raw mut device)
+        };
+        Ok((found, addresses.iter().map(look).collect()))
     }
 }
 

@@ -6,6 +6,8 @@ mod support;
 mod accounts;
 #[path = "hostile/bounds.rs"]
 mod bounds;
+#[path = "hostile/cards.rs"]
+mod cards;
 #[path = "hostile/process.rs"]
 mod process;
 #[path = "hostile/turns.rs"]

@@ -16,6 +16,10 @@ pub struct Rig {
     pub folder: tempfile::TempDir,
     /// The driver, beside its NVML.
     pub fake: PathBuf,
+    /// MiB of a context.
+    pub context_mib: u64,
+    /// Cards.
+    pub cards: u64,
     mib: u64,
 }
 
@@ -38,13 +42,13 @@ impl Rig {
         let fake = built("libcuda_fake.so");
         for (name, library) in [("plain", fake.clone()), ("front", built("libcuda.so"))] {
             std::fs::create_dir(folder.path().join(name)).expect("a folder");
-            for file in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+            for file in ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {
                 symlink(&library, folder.path().join(name).join(file)).expect("a link");
             }
         }
         std::fs::create_dir(folder.path().join("run")).expect("a folder");
         let fake = folder.path().join("plain/libcuda.so.1");
-        Self { folder, fake, mib }
+        Self { folder, fake, context_mib: 0, cards: 1, mib }
     }
 
     /// A command with the card, and one of the folders of libraries.
@@ -53,6 +57,9 @@ impl Rig {
         command
             .env("FAKE_CUDA_FOLDER", self.folder.path().join("card"))
             .env("FAKE_CUDA_MIB", self.mib.to_string())
+            .env("FAKE_CUDA_CONTEXT_MIB", self.context_mib.to_string())
+            .env("FAKE_CUDA_CARDS", self.cards.to_string())
+            .env_remove("CUDA_VISIBLE_DEVICES")
             .env("LD_LIBRARY_PATH", self.folder.path().join(library))
             .env(cuda_protocol::LOG_VARIABLE, "1")
             .env("RUST_BACKTRACE", "0")

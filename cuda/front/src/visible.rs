@@ -1,0 +1,81 @@
+//! The cards that the program sees: the tenant's, and no others.
+//!
+//! The driver itself hides the rest. It reads the variable [`VARIABLE`] in `cuInit`, so that is where the tenant's cards are
+//! named, by their identities: count, order, numbers and PCI addresses follow. What the program or its user had in the
+//! variable chooses among the tenant's cards, and stands there again afterwards.
+//!
+//! UNSAFETY: changes the environment.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use std::ffi::c_int;
+use std::sync::{Mutex, PoisonError};
+
+use cuda_protocol::CardInfo;
+
+/// NVIDIA's variable with the cards that a process sees.
+const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// Calls the driver's `cuInit` by `init` with the tenant's cards in the environment.
+pub fn initialise(cards: &[CardInfo], init: impl FnOnce() -> c_int) -> c_int {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = std::env::var_os(VARIABLE);
+    let own: Vec<String> = cards.iter().map(|card| name(&card.uuid)).collect();
+    let seen = match &before {
+        Some(list) => chosen(&list.to_string_lossy(), &own),
+        None => own.iter().map(String::as_str).collect(),
+    };
+    // SAFETY: as where a program sets this variable before it uses CUDA: no thread may walk through the environment by
+    // itself meanwhile. Those that call the C library's functions, or Rust's, see the old value or the new one.
+    unsafe { std::env::set_var(VARIABLE, seen.join(",")) };
+    let result = init();
+    match before {
+        // SAFETY: as above.
+        Some(list) => unsafe { std::env::set_var(VARIABLE, list) },
+        // SAFETY: as above.
+        None => unsafe { std::env::remove_var(VARIABLE) },
+    }
+    result
+}
+
+/// An identity as NVIDIA's tools and libraries write it.
+fn name(uuid: &[u8; 16]) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// The tenant's cards that a list chooses, by number or by the begin of a name. As the driver has it, nothing behind a
+/// wrong entry is seen.
+fn chosen<'a>(list: &str, own: &'a [String]) -> Vec<&'a str> {
+    let mut seen: Vec<&str> = Vec::new();
+    for entry in list.split(',').map(str::trim) {
+        let by_name = || own.iter().position(|name| entry.len() > 4 && name.starts_with(entry));
+        let found = entry.parse::<usize>().ok().or_else(by_name).and_then(|at| own.get(at));
+        match found {
+            Some(found) if !seen.contains(&found.as_str()) => seen.push(found),
+            _ => break,
+        }
+    }
+    seen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_chooses_among_the_tenants_cards_and_reaches_no_others() {
+        let own = [[0x11; 16], [0x22; 16]].map(|uuid| name(&uuid));
+        assert_eq!(own[0], "GPU-11111111-1111-1111-1111-111111111111");
+        let both = [own[0].as_str(), own[1].as_str()];
+        assert_eq!(chosen("0,1", &own), both);
+        assert_eq!(chosen(" 1 , 0", &own), [both[1], both[0]]);
+        assert_eq!(chosen(&format!("{},0", own[1]), &own), [both[1], both[0]]);
+        assert_eq!(chosen("GPU-2222", &own), [both[1]]);
+        for list in ["", "-1", "2", "GPU-33333333", "GPU-", "all", "MIG-1", "7,0"] {
+            assert_eq!(chosen(list, &own), [""; 0], "{list}");
+        }
+        assert_eq!(chosen("1,5,0", &own), [both[1]]);
+        assert_eq!(chosen("1,1", &own), [both[1]]);
+    }
+}

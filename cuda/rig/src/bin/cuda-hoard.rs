@@ -1,0 +1,155 @@
+//! A program that takes what it can of a card past its account, by ordinary calls or past the library, and one that looks
+//! for cards. For the tests of `hostile`.
+//!
+//! UNSAFETY: none; the calls are those of [`cuda_rig::Cuda`].
+
+use anyhow::{Context as _, Result};
+use clap::{Parser, Subcommand};
+use cuda_rig::{Cuda, Failed, nvml};
+
+/// Bytes that are taken at a time.
+const STEP: u64 = 2 << 20;
+
+#[derive(Parser)]
+struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Clone, Copy, Subcommand)]
+enum What {
+    /// Maps memory that only the driver can have, and releases its handle: as long as it may, or so many MiB.
+    Released {
+        /// MiB at most.
+        #[arg(long, default_value_t = 96)]
+        mib: u64,
+    },
+    /// Calls the driver past the library once it is a tenant's program.
+    Past {
+        /// MiB.
+        #[arg(long)]
+        mib: u64,
+    },
+    /// Loads a module with variables of so many MiB.
+    Module {
+        /// MiB.
+        #[arg(long)]
+        mib: u64,
+    },
+    /// Sets limits of its context that take memory: stack, heap and the buffer of `printf`.
+    Limits {
+        /// MiB of each.
+        #[arg(long)]
+        mib: u64,
+    },
+    /// Makes so many contexts.
+    Contexts {
+        /// Their number.
+        #[arg(long)]
+        count: u64,
+    },
+    /// Allocates of a pool that can be shared, as long as it may.
+    Pool,
+    /// Allocates managed memory, as long as it may.
+    Managed,
+    /// Prints the cards that it finds as JSON: by the driver, by NVML, and by the names of the first machine's cards.
+    Cards,
+}
+
+fn main() -> Result<()> {
+    let what = Args::parse().what;
+    // As numba, warp and ffmpeg do. What is opened second is the same library, or the test has found that it is not.
+    let first = Cuda::load("libcuda.so")?;
+    if let What::Cards = what {
+        return cards(first);
+    }
+    let cuda = Cuda::open("libcuda.so.1")?;
+    let mut taken = 0;
+    let mut take = |most: u64, each: &mut dyn FnMut() -> Result<(), Failed>| -> Result<()> {
+        while taken < most {
+            match each() {
+                Ok(()) => taken += 2,
+                Err(Failed { code: 2, .. }) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    };
+    match what {
+        What::Released { mib } => take(mib, &mut || {
+            // Compressed.
+            let handle = cuda.create_of([1, 0, 1, 0, 0, 0, 1, 0], STEP, 0)?;
+            let at = cuda.map(handle, STEP)?;
+            cuda.set(at, 1, STEP)?;
+            cuda.release(handle)
+        })?,
+        What::Past { mib } => {
+            let path = std::env::var(cuda_protocol::DRIVER_VARIABLE).context("no driver is named")?;
+            // The card is this process's already: another library by the same name, or the driver's by its path.
+            let real = Cuda::open(&path)?;
+            take(mib, &mut || real.alloc(STEP).map(drop))?;
+        }
+        What::Module { mib } => {
+            cuda.module(&format!(".version 7.0\n.visible .global .align 8 .b8 big[{}];\n", mib << 20))?;
+            taken = mib;
+        }
+        What::Limits { mib } => {
+            // A thread of 1024 has this much more than 1 KiB of stack; the others are bytes in all.
+            cuda.limit(0, 1024 + (mib << 10))?;
+            cuda.limit(1, (mib << 20) + (1 << 20))?;
+            cuda.limit(2, (mib << 20) + (8 << 20))?;
+            taken = 3 * mib;
+        }
+        What::Contexts { count } => {
+            for _ in 0..count {
+                cuda.another_context()?;
+            }
+            taken = count;
+        }
+        What::Pool => {
+            let pool = cuda.shared_pool()?;
+            take(96, &mut || cuda.alloc_of(pool, STEP).map(drop))?;
+        }
+        What::Managed => take(96, &mut || cuda.alloc_managed(STEP).map(drop))?,
+        What::Cards => {}
+    }
+    println!("{taken}");
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    Ok(())
+}
+
+fn cards(cuda: Cuda) -> Result<()> {
+    let started = cuda.init();
+    if let Err(error) = started {
+        println!("{}", serde_json::json!({ "init": error.code }));
+        return Ok(());
+    }
+    let count = cuda.count()?;
+    let name = |uuid: [u8; 16]| String::from_utf8_lossy(&uuid).into_owned();
+    let devices: Vec<_> =
+        (0..count).map(|at| Ok((name(cuda.uuid_of(cuda.device(at)?)?), cuda.bus_id(at)?))).collect::<Result<_>>()?;
+    let addresses = ["0000:01:00.0", "0000:02:00.0"].map(str::to_owned);
+    let code = |result: Result<i32, Failed>| result.unwrap_or_else(|error| -error.code);
+    let identities = [0, 1].map(|at| {
+        let hex: String = format!("fake cuda card {at}").bytes().map(|byte| format!("{byte:02x}")).collect();
+        format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+    });
+    let (shown, found) = nvml::cards(&[&addresses[..], &identities[..]].concat())?;
+    let open = Cuda::open("libcuda.so.1")?;
+    let result = |result: Result<(), Failed>| result.map_or_else(|error| error.code, |()| 0);
+    let text = serde_json::json!({
+        "devices": devices,
+        "beyond": code(cuda.device(count)),
+        "by_address": addresses.map(|address| code(cuda.by_bus_id(&address))),
+        "nvml": shown,
+        "nvml_found": found,
+        "alloc": result(open.alloc(STEP).map(drop)),
+        "managed": result(open.alloc_managed(STEP).map(drop)),
+        "create": result(open.create_own(STEP).map(drop)),
+        "create_on_another": result(open.create_of([1, 0, 1, 1, 0, 0, 0, 0], STEP, 0).map(drop)),
+        "variable": std::env::var("CUDA_VISIBLE_DEVICES").ok(),
+    });
+    println!("{text}");
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! Cards that a tenant does not have, on a machine with several: they do not exist for its programs.
+
+use serde_json::{Value, json};
+
+use super::support::{Program, Rig, built, describe, owner};
+
+/// A machine with two cards whose second one has an owner.
+fn second() -> (Rig, Program) {
+    let mut rig = Rig::new(256);
+    rig.cards = 2;
+    let serving = owner(&rig, 64, &["--quanta", "off", "--device", "1"]);
+    (rig, serving)
+}
+
+/// Results of looking for cards, with this in NVIDIA's variable.
+fn cards(rig: &Rig, library: &str, seen: Option<&str>) -> Value {
+    let mut command = rig.command(built("cuda-hoard"), library);
+    if library == "front" {
+        command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, "a");
+    }
+    if let Some(seen) = seen {
+        command.env("CUDA_VISIBLE_DEVICES", seen);
+    }
+    let mut program = Program::start(command.arg("cards"));
+    let line = program.line();
+    program.kill();
+    serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
+}
+
+const SECOND: &str = "GPU-66616b65-2063-7564-6120-636172642031";
+
+#[test]
+fn a_tenant_of_the_second_card_finds_exactly_that_one_as_the_first() {
+    let (rig, serving) = second();
+    let plain = cards(&rig, "plain", None);
+    assert_eq!(plain["devices"].as_array().map(Vec::len), Some(2), "{plain}");
+    assert_eq!(plain["nvml_found"], json!([0, 0, 0, 0]), "{plain}");
+    // The variable chooses among the tenant's cards, by number or by name, and is as it was for the program.
+    for seen in [None, Some("0"), Some("0,1"), Some(SECOND)] {
+        let found = cards(&rig, "front", seen);
+        assert_eq!(found["devices"], json!([["fake cuda card 1", "0000:02:00.0"]]), "{seen:?}: {found}");
+        assert_eq!(found["beyond"], -101, "{found}");
+        assert_eq!(found["by_address"], json!([-101, 0]), "{found}");
+        assert_eq!(found["nvml"], json!([[SECOND, 0]]), "{found}");
+        assert_eq!(found["nvml_found"], json!([6, 0, 6, 0]), "{found}");
+        for call in ["alloc", "managed", "create"] {
+            assert_eq!(found[call], 0, "{call}: {found}");
+        }
+        assert_eq!(found["create_on_another"], 101, "{found}");
+        assert_eq!(found["variable"].as_str(), seen, "{found}");
+    }
+    for seen in ["1", "", "-1", "GPU-66616b65-2063-7564-6120-636172642030"] {
+        assert_eq!(cards(&rig, "front", Some(seen))["init"], 100, "{seen:?}: it is another's card, or none");
+    }
+    describe(serving);
+}
+
+#[test]
+fn what_is_made_on_the_second_card_lies_there_and_is_counted() {
+    let (rig, mut serving) = second();
+    let mut program = rig.program("a", &["hold", "--mib", "20"]);
+    assert_eq!(program.line(), "holds");
+    let view = super::accounts(&mut serving);
+    assert_eq!(super::account(&view, 0, "chunks_on_card"), 10, "{view}");
+    let mut command = rig.command(built("cuda-hoard"), "front");
+    command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, "a");
+    let mut managed = Program::start(command.arg("managed"));
+    assert_eq!(managed.line(), "44", "what the tenant of 64 MiB has left");
+    let looked = rig.free();
+    assert!(looked.starts_with("free=256"), "the first card is as it was: {looked}");
+    managed.kill();
+    assert_eq!(program.end(), "held");
+    describe(serving);
+}
