@@ -30,9 +30,13 @@ pub struct Settings {
     pub slice_ns: u64,
     /// Microseconds of work in flight of a tenant that is not alone.
     pub run_ahead_us: u32,
-    /// Processes that use the card past the owner are killed, not only told of.
+    /// Processes that use the card past the owner are killed, not only told of; so are a tenant's that have more of it past
+    /// their accounts than the tenant may have.
     #[serde(default)]
     pub kills_strangers: bool,
+    /// Memory by which a process, and all of the card, may be beyond the accounts.
+    #[serde(default)]
+    pub margin_bytes: u64,
     /// Rules that can be changed while it works.
     pub rules: Rules,
     /// File with the processes served, for the next owner.
@@ -207,6 +211,9 @@ pub struct Card {
     /// Processes that use the card past the owner: number, program, and bytes of the card where that is known.
     #[serde(default)]
     pub strangers: Vec<(u32, String, Option<u64>)>,
+    /// Memory of the card in use for which neither a process nor a tenant can be charged.
+    #[serde(default)]
+    pub unexplained_bytes: u64,
 }
 
 /// A tenant, as it is.
@@ -263,6 +270,15 @@ pub struct TenantView {
     pub kill_failures: u64,
     /// Programs of it that were suspended since they did not answer.
     pub suspended: u64,
+    /// Its processes with memory of the card past its account: number, program and bytes.
+    #[serde(default)]
+    pub unaccounted: Vec<(u32, String, u64)>,
+    /// Memory of the card that it gave back and that something keeps.
+    #[serde(default)]
+    pub kept_bytes: u64,
+    /// Memory of both beyond what it may have.
+    #[serde(default)]
+    pub over_quota_bytes: u64,
     /// Turns beyond their limit.
     pub strikes: u32,
     /// It gets no turn until it is released.

@@ -2,7 +2,7 @@
 //!
 //! A process of its own, since a crash in NVIDIA's driver must not take the cards of virtual machines down.
 
-use crate::core::{CardConfig, CardView, Core, OnStranger, OnStuck, TenantError, TenantSpec, TenantView};
+use crate::core::{CardConfig, CardView, Core, OnStranger, OnStuck, TenantError, TenantSpec, TenantView, Unaccounted};
 use crate::driver::{Driver, Real};
 use crate::server::{Rights, Server};
 use cuda_control::{Answer, Card, Quanta, Request, Rules, Settings, Tenant};
@@ -68,6 +68,7 @@ impl Pipe {
         config.run_ahead_us = settings.run_ahead_us;
         (config.time, config.balance, config.quanta) = rules(&settings.rules, settings.chunk_bytes)?;
         config.on_stranger = if settings.kills_strangers { OnStranger::Kill } else { OnStranger::Report };
+        config.margin_bytes = settings.margin_bytes;
         let uuid = driver.device().uuid;
         let server = Server::start_closed(config, driver, Some(&settings.journal));
         let mut server = server.map_err(|error| error.to_string())?;
@@ -226,7 +227,7 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
 }
 
 fn show(core: &Core, since_ns: u64) -> Card {
-    let CardView { memory, turns_ns, turns, relocations, declined, tenants, .. } = core.view();
+    let CardView { memory, turns_ns, turns, relocations, declined, tenants, unexplained_bytes, .. } = core.view();
     let bytes = |chunks: u32| u64::from(chunks) * memory.chunk_bytes;
     let name = |id: vram::VmId| core.spec(id).map(|spec| spec.name.clone()).unwrap_or_default();
     let params: Vec<VgpuParams> = tenants.iter().map(|tenant| tenant.spec.time).collect();
@@ -261,6 +262,13 @@ fn show(core: &Core, since_ns: u64) -> Card {
             killed: tenant.killed,
             kill_failures: tenant.kill_failures,
             suspended: tenant.suspended,
+            unaccounted: tenant
+                .unaccounted
+                .into_iter()
+                .map(|Unaccounted { pid, program, bytes }| (pid, program, bytes))
+                .collect(),
+            kept_bytes: tenant.kept_bytes,
+            over_quota_bytes: tenant.over_quota_bytes,
             strikes: tenant.strikes.0,
             quarantined: tenant.strikes.1,
         }
@@ -279,6 +287,7 @@ fn show(core: &Core, since_ns: u64) -> Card {
         memory_turn: turn
             .map(|turn| (name(turn.holder), turn.members.iter().copied().map(name).collect(), turn.quantum_ns)),
         tenants: tenants.into_iter().zip(&shares).map(shown).collect(),
+        unexplained_bytes,
         strangers: core.strangers().map(|known| (known.pid, known.program.clone(), known.bytes)).collect(),
     }
 }

@@ -36,16 +36,21 @@ fn image(rig: &Rig) -> std::path::PathBuf {
     for name in ["libcuda.so.580", "libcuda.so.1"] {
         std::fs::copy(built("libcuda_fake.so"), image.join("lib").join(name)).expect("copied");
     }
+    std::os::unix::fs::symlink("libcuda.so.1", image.join("lib/libcuda.so")).expect("a link");
     image
 }
 
 /// The program in a container of a tenant.
 fn contained(rig: &Rig, image: &Path, arguments: &[&str]) -> Program {
+    contained_program(rig, image, support::PROGRAM.as_ref(), arguments)
+}
+
+fn contained_program(rig: &Rig, image: &Path, program: &Path, arguments: &[&str]) -> Program {
     let mut command = rig.command("unshare", "plain");
     command.args(NAMESPACES).args(["sh", "-c", RUNTIME, "runtime"]).arg(image).arg(built("libcuda.so"));
     command.arg(rig.socket().parent().expect("a folder"));
     command.env(cuda_protocol::TENANT_VARIABLE, "a");
-    Program::start(command.arg(support::PROGRAM).args(arguments))
+    Program::start(command.arg(program).args(arguments))
 }
 
 /// Says if this host lets a test make namespaces.
@@ -166,4 +171,26 @@ fn a_container_with_a_cdi_device_finds_the_next_daemon() {
     later.steps(2);
     until(&rig, "a", "both are served", |a| programs(a) == 2);
     assert_eq!((inside.end(), later.end()), ("held 6".to_owned(), "held 4".to_owned()));
+}
+
+#[test]
+fn a_program_in_a_container_is_found_past_its_account_by_the_hosts_number_of_it() {
+    if !has_namespaces() {
+        return;
+    }
+    let rig = Rig::new(256);
+    let image = image(&rig);
+    let mut serving = owner(&rig, 128, &["--margin-mib", "0"]);
+    // It opens the driver by its other name, through which the container has the library as well.
+    let mut program = contained_program(&rig, &image, &built("cuda-hoard"), &["past", "--mib", "20"]);
+    assert_eq!(program.line(), "20");
+    let view = support::hostile::until_accounts(&mut serving, "it is found", |view| {
+        view["tenants"][0]["unaccounted"][0][1] == 20 << 20
+    });
+    let pid = view["tenants"][0]["unaccounted"][0][0].as_u64().expect("a number");
+    assert!(pid > 2, "in the container it is the first process or the second: {view}");
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("it runs");
+    assert_eq!(name.trim(), "cuda-hoard");
+    program.kill();
+    support::describe(serving);
 }

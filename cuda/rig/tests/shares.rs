@@ -188,6 +188,37 @@ fn who_uses_the_card_past_its_owner_is_killed_where_that_is_declared() {
 }
 
 #[test]
+fn memory_past_an_account_is_shown_counted_and_reported() {
+    let more = "cuda.margin_mib = 0\n";
+    let rig = rig(|rig| card(rig, "fake", more) + &tenant("a", "fake", "").replace("64", "16"));
+    let _daemon = Daemon::start(&rig);
+    let shown = json(&rig, &["tenant", "show", "a"]);
+    let mut command = rig.command(support::built("cuda-hoard"), "front");
+    command.env(cuda_protocol::SOCKET_VARIABLE, shown["socket"].as_str().expect("a path"));
+    let mut program = Program::start(command.args(["past", "--mib", "40"]));
+    assert_eq!(program.line(), "40");
+    let pid = program.child.id();
+    until(&rig, "a", "it is found", |tenant| tenant["unaccounted"][0]["bytes"] == 40 << 20);
+    let shown = json(&rig, &["tenant", "show", "a"]);
+    assert_eq!(shown["unaccounted"][0]["pid"], pid, "{shown}");
+    assert_eq!((mib(&shown, "over_quota_bytes"), mib(&shown, "on_card_bytes")), (24, 16), "{shown}");
+    let text = good(&rig, &["tenant", "show", "a"]);
+    assert!(text.contains(&format!("cuda-hoard ({pid}): 40 MiB, 24 MiB OVER QUOTA")), "{text}");
+    let metrics = get(&rig, "/metrics");
+    let sample = |part: &str, mib: u64| {
+        format!("gpu_mediator_tenant_unaccounted_bytes{{tenant=\"a\",card=\"fake\",part=\"{part}\"}} {}", mib << 20)
+    };
+    for (part, mib) in [("processes", 40), ("kept", 0), ("over_quota", 24)] {
+        assert!(metrics.contains(&sample(part, mib)), "{part}: {metrics}");
+    }
+    assert!(metrics.contains("gpu_mediator_card_unexplained_bytes{card=\"fake\"} 0"), "{metrics}");
+    program.kill();
+    until(&rig, "a", "its end frees it", |tenant| {
+        tenant.get("unaccounted").is_none() && mib(tenant, "on_card_bytes") == 0
+    });
+}
+
+#[test]
 fn nvml_that_fails_is_asked_again() {
     let rig = pair();
     let card = rig.folder.path().join("card");

@@ -39,7 +39,7 @@ pub use config::Labels;
 pub use config::TenantSpec as AddTenant;
 /// The body of a request to add a virtual machine: a `[[vm]]` table of the configuration file, as JSON.
 pub use config::VmSpec as AddVm;
-pub use tenant::{Program, Tenant, TenantList, TenantPatch};
+pub use tenant::{Program, Tenant, TenantList, TenantPatch, Unaccounted};
 
 /// The answer to `GET /v1/vms`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -279,6 +279,9 @@ pub struct Card {
     /// Processes that use it and are no program of a tenant, of a CUDA card, as NVML tells.
     #[serde(default)]
     pub strangers: Vec<Stranger>,
+    /// Memory of a CUDA card in use, as the driver tells, for which neither a process nor a tenant can be charged, in bytes.
+    #[serde(default)]
+    pub unexplained_bytes: u64,
     /// One virtual machine has it by passthrough.
     pub passthrough: bool,
     /// It takes no further virtual machine or tenant, until an operator says so.

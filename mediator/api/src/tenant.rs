@@ -78,6 +78,15 @@ pub struct Tenant {
     /// Programs that were suspended since they did not answer.
     #[serde(default)]
     pub suspended: u64,
+    /// Its processes that have memory of the card past its account, as NVML tells. It is charged for that.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unaccounted: Vec<Unaccounted>,
+    /// Memory of the card that it gave back and that something keeps, in bytes. It is charged for that as long as it is so.
+    #[serde(default)]
+    pub kept_bytes: u64,
+    /// Memory of both that is more than it may have, in bytes.
+    #[serde(default)]
+    pub over_quota_bytes: u64,
     /// Turns beyond their limit.
     #[serde(default)]
     pub strikes: u32,
@@ -87,6 +96,17 @@ pub struct Tenant {
     /// Words of whoever places work.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
+}
+
+/// A process of a tenant with memory of the card past its account.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Unaccounted {
+    /// Its number, as the daemon's host has it.
+    pub pid: u32,
+    /// Name of its program.
+    pub program: String,
+    /// Bytes past the account.
+    pub bytes: u64,
 }
 
 /// The body of `PATCH /v1/tenants/NAME`: tables with the keys that are to change.

@@ -26,11 +26,14 @@ pub struct CudaSpec {
     pub slice_ms: u64,
     /// Microseconds of work in flight of a tenant that is not alone.
     pub run_ahead_us: u32,
-    /// Treatment of processes that use the card past its owner.
+    /// Treatment of processes that use the card past its owner, and of programs past their accounts.
     pub strangers: OnStranger,
+    /// MiB by which a process, and all of the card, may be beyond the accounts.
+    pub margin_mib: u64,
 }
 
-/// Treatment of processes that use a CUDA card past its owner, as NVML tells.
+/// Treatment of processes that use a CUDA card past its owner, as NVML tells, and of tenants' programs that have more of it past
+/// their accounts than the tenant may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnStranger {
@@ -51,6 +54,7 @@ impl Default for CudaSpec {
             slice_ms: 15,
             run_ahead_us: 4000,
             strangers: OnStranger::Report,
+            margin_mib: 128,
         }
     }
 }
@@ -205,6 +209,9 @@ pub(super) fn card(card: &CardSpec) -> Vec<(&'static str, String)> {
     }
     if !(100..=1_000_000).contains(&cuda.run_ahead_us) {
         wrong.push(("cuda.run_ahead_us", format!("{}, expected 100 to 1000000", cuda.run_ahead_us)));
+    }
+    if cuda.margin_mib > 1 << 20 {
+        wrong.push(("cuda.margin_mib", format!("{} MiB, expected 0 to 1048576", cuda.margin_mib)));
     }
     if cuda.device.is_empty() || cuda.device.len() > 63 {
         let what = "expected a number, `GPU-` with a UUID, or a PCI address such as 0000:3b:00.0".to_owned();

@@ -16,6 +16,8 @@ use super::{Form, json};
 
 /// Folder of the library that is `libcuda.so.1` for a program, where the package installs it.
 pub(super) const LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
+/// Names by which programs open the driver and NVML: all of them are the library there.
+pub(super) const NAMES: [&str; 4] = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"];
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Cdi {

@@ -248,6 +248,7 @@ pub fn card(card: &Card) -> String {
             row(&[&"channels", &format!("{}/{}", card.channels_used, card.channels)]),
             row(&[if card.kind == "cuda" { &"tenants" } else { &"VMs" }, &users(card)]),
             row(&[&"strangers", &strangers(card)]),
+            row(&[&"unexplained", &mib(card.unexplained_bytes >> 20)]),
         ],
         &[],
     )

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value};
 
-use api::{Tenant, TenantPatch};
+use api::{Tenant, TenantPatch, Unaccounted};
 use config::patch::table;
 use config::{OnRemove, OnStuck, SocketMode, TenantSpec, VmMemory};
 use cuda_protocol::{SOCKET_VARIABLE, TENANT_VARIABLE};
@@ -211,11 +211,14 @@ impl Run {
             true => client.get(&path(&self.tenant))?,
             false => client.patch(&path(&self.tenant), &patch)?,
         };
-        let library = self.library.join("libcuda.so.1");
-        if !library.exists() {
-            let source = std::io::ErrorKind::NotFound.into();
-            return Err(ClientError::File { path: library, source });
+        // A program that opens a name that is missing here gets NVIDIA's library, and runs beside its limits.
+        for name in cdi::NAMES {
+            let path = self.library.join(name);
+            if !path.exists() {
+                return Err(ClientError::File { path, source: std::io::ErrorKind::NotFound.into() });
+            }
         }
+        let library = self.library.join("libcuda.so.1");
         let mut command = self.command(&tenant.socket, &library);
         let source = command.exec();
         Err(ClientError::File { path: command.get_program().into(), source })
@@ -298,6 +301,7 @@ fn show(tenant: &Tenant) -> String {
         ("received", percent(tenant.received_permille)),
         ("time", format!("{} ms", tenant.used_ns / 1_000_000)),
         ("turns waited for, p99", format!("{} us", tenant.wait_p99_ns / 1000)),
+        ("past the account", past(tenant)),
         ("programs killed", tenant.killed.to_string()),
         ("programs not killed", tenant.kill_failures.to_string()),
         ("programs suspended", tenant.suspended.to_string()),
@@ -309,6 +313,18 @@ fn show(tenant: &Tenant) -> String {
     let labels = tenant.labels.iter().map(|(key, value)| vec![format!("label {key}"), value.to_owned()]);
     let rows = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]);
     output::table(rows.chain(labels).collect(), &[])
+}
+
+/// Memory of the card that a tenant has past its account.
+fn past(tenant: &Tenant) -> String {
+    let one = |one: &Unaccounted| format!("{} ({}): {} MiB", one.program, one.pid, mib(one.bytes));
+    let mut parts: Vec<String> = tenant.unaccounted.iter().map(one).collect();
+    for (bytes, what) in [(tenant.kept_bytes, "kept"), (tenant.over_quota_bytes, "OVER QUOTA")] {
+        if bytes > 0 {
+            parts.push(format!("{} MiB {what}", mib(bytes)));
+        }
+    }
+    if parts.is_empty() { NOTHING.to_owned() } else { parts.join(", ") }
 }
 
 #[cfg(test)]

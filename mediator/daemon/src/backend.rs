@@ -114,6 +114,8 @@ pub(crate) struct CardStatus {
     pub vram_mediator_mib: u64,
     /// Processes that use the card past its owner.
     pub strangers: Vec<api::Stranger>,
+    /// Bytes of the card in use for which neither a process nor a tenant can be charged.
+    pub unexplained_bytes: u64,
 }
 
 /// A card that another daemon can go on with.

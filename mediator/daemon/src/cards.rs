@@ -229,6 +229,7 @@ impl CardBackend for OwnedCard {
             vram_placed_mib: mib(placed).unwrap_or(0),
             vram_mediator_mib: mib(|chunks| chunks.mediator).unwrap_or(0),
             strangers: Vec::new(),
+            unexplained_bytes: 0,
         }
     }
 

@@ -557,6 +557,7 @@ impl Daemon {
             vms: users.into_iter().map(|vm| vm.name).collect(),
             tenants: tenants.into_iter().map(|tenant| tenant.name).collect(),
             strangers: status.strangers,
+            unexplained_bytes: status.unexplained_bytes,
             passthrough,
             drained,
         }

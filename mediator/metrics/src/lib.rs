@@ -25,7 +25,7 @@ fn one(value: impl Into<u64>) -> Vec<(String, u64)> {
     vec![(String::new(), value.into())]
 }
 
-const CARD: [Metric<Card>; 7] = [
+const CARD: [Metric<Card>; 8] = [
     ("gpu_mediator_card_failed", "gauge", "1 for a card that is out of service with its VMs", |card| {
         one(card.error.is_some())
     }),
@@ -44,6 +44,12 @@ const CARD: [Metric<Card>; 7] = [
     ("gpu_mediator_card_strangers", "gauge", "Processes that use a CUDA card past its owner", |card| {
         one(card.strangers.len() as u64)
     }),
+    (
+        "gpu_mediator_card_unexplained_bytes",
+        "gauge",
+        "Memory of a CUDA card in use for which neither a process nor a tenant can be charged",
+        |card| one(card.unexplained_bytes),
+    ),
 ];
 
 const VM: [Metric<Vm>; 13] = [

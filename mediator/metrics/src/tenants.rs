@@ -60,6 +60,17 @@ const TENANT: [Metric<Tenant, String>; 12] = [
         "Programs of a tenant that were suspended since they did not answer",
         |tenant| one(tenant.suspended),
     ),
+    (
+        "gpu_mediator_tenant_unaccounted_bytes",
+        "gauge",
+        "Memory of the card that a tenant has past its account, by where it is",
+        |tenant| {
+            let processes = tenant.unaccounted.iter().fold(0u64, |sum, one| sum.saturating_add(one.bytes));
+            let parts =
+                [("processes", processes), ("kept", tenant.kept_bytes), ("over_quota", tenant.over_quota_bytes)];
+            parts.map(|(part, bytes)| (format!("part=\"{part}\""), bytes.to_string())).into()
+        },
+    ),
     ("gpu_mediator_tenant_quarantined", "gauge", "1 while a tenant gets no turn until it is released", |tenant| {
         one(u8::from(tenant.quarantined))
     }),

@@ -7,13 +7,13 @@
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
-use cuda_owner::core::{CardConfig, CardView, OnStuck, TenantSpec};
+use cuda_owner::core::{CardConfig, CardView, OnStranger, OnStuck, TenantSpec};
 use cuda_owner::driver::{Address, Driver, Memory, Queue, Real};
-use cuda_owner::server::Server;
+use cuda_owner::server::{Rights, Server};
 use sched::LatencyClass;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -96,6 +96,12 @@ struct Serve {
     /// Programs that do not answer are suspended by the driver where it can, not killed.
     #[arg(long)]
     suspend: bool,
+    /// MiB by which a process, and all of the card, may be beyond the accounts before that is charged.
+    #[arg(long)]
+    margin_mib: Option<u64>,
+    /// Processes past the owner are killed, and those with more past their accounts than their tenant may have.
+    #[arg(long)]
+    kill_strangers: bool,
     /// File with the processes served, for the next owner.
     #[arg(long)]
     journal: Option<PathBuf>,
@@ -130,7 +136,7 @@ fn main() -> Result<()> {
     let driver = Real::open(&arguments.driver, arguments.device)?;
     match arguments.what {
         What::Work => Ok(()),
-        What::Serve(ref options) => serve(Arc::new(driver), options),
+        What::Serve(ref options) => serve(Arc::new(driver), &arguments.driver, options),
         What::Measure(ref options) => measure(&driver, &arguments, options),
         What::Hold { gib } => hold(&driver, gib),
     }
@@ -155,7 +161,7 @@ fn tenant(text: &str) -> Result<TenantSpec> {
     })
 }
 
-fn serve(driver: Arc<Real>, options: &Serve) -> Result<()> {
+fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
     let mut config = CardConfig::new(options.card_mib << 20);
     config.host_bytes = options.host_mib.unwrap_or(options.card_mib) << 20;
     config.chunk_bytes = options.chunk_mib << 20;
@@ -168,7 +174,15 @@ fn serve(driver: Arc<Real>, options: &Serve) -> Result<()> {
     config.quanta.max_ns = options.quantum_max_ms.map_or(config.quanta.max_ns, |ms| ms * 1_000_000);
     config.quanta.mode = options.quanta.parse().map_err(anyhow::Error::msg)?;
     let tenants = options.tenants.iter().map(|text| tenant(text)).collect::<Result<Vec<_>>>()?;
-    let server = Server::start(config, driver, &options.socket, options.journal.as_deref())?;
+    config.margin_bytes = options.margin_mib.map_or(config.margin_bytes, |mib| mib << 20);
+    if options.kill_strangers {
+        config.on_stranger = OnStranger::Kill;
+    }
+    let uuid = driver.device().uuid;
+    let mut server = Server::start_closed(config, driver, options.journal.as_deref())?;
+    // The first look is at a card without programs.
+    server.watch_users(library, uuid)?;
+    server.listen(None, &options.socket, &Rights::default())?;
     for mut spec in tenants {
         if let Some(ms) = options.max_run_ms {
             spec.time.max_run_ns = Some(ms * 1_000_000);
@@ -215,6 +229,9 @@ fn describe(view: &CardView) -> Value {
                 "killed": tenant.killed,
                 "kill_failures": tenant.kill_failures,
                 "suspended": tenant.suspended,
+                "unaccounted": tenant.unaccounted.iter().map(|one| json!([one.pid, one.bytes])).collect::<Vec<_>>(),
+                "kept_bytes": tenant.kept_bytes,
+                "over_quota_bytes": tenant.over_quota_bytes,
             })
         })
         .collect();
@@ -223,6 +240,8 @@ fn describe(view: &CardView) -> Value {
         "turns_ns": view.turns_ns,
         "relocations": view.relocations,
         "declined": view.declined,
+        "looks": view.looks,
+        "unexplained_bytes": view.unexplained_bytes,
         "chunk_bytes": view.memory.chunk_bytes,
         "tenants": tenants,
     })

@@ -55,6 +55,7 @@ impl Core {
             self.put(tenant, Body::Fixed, 0);
             if let Some(session) = self.sessions.get_mut(&id) {
                 session.chunks.insert(chunk, index);
+                session.adopted.insert(chunk);
             }
         }
         if !more {
@@ -81,6 +82,7 @@ impl Core {
         self.put(tenant, Body::of(piece, (id, chunk)), 1);
         if let Some(session) = self.sessions.get_mut(&id) {
             session.chunks.insert(chunk, index);
+            session.adopted.insert(chunk);
         }
         self.look_whether_adopted(id);
         true

@@ -60,7 +60,9 @@ impl Core {
     pub(super) fn unfix(&mut self, id: SessionId, tenant: TenantId, kind: FixedKind, bytes: u64) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let sum = session.fixed.entry(kind).or_default();
-        *sum = sum.saturating_sub(bytes);
+        let less = bytes.min(*sum);
+        *sum -= less;
+        self.gave_back(tenant, kind, less);
         self.count_fixed(id, tenant);
     }
 
@@ -162,6 +164,8 @@ impl Core {
 
     fn release_some(&mut self) {
         while let Some(mut release) = self.releases.pop_front() {
+            // A program that ends gives its memory up a little later than its connection.
+            self.pieces.ends = true;
             while self.may_work() {
                 if let Some((chunk, index)) = release.users.next() {
                     self.release_user(release.tenant, index, (release.id, chunk));
@@ -171,6 +175,7 @@ impl Core {
                     break;
                 }
             }
+            self.pieces.ends = false;
             if release.users.len() + release.fixed.len() > 0 {
                 // Tenants take turns.
                 return self.releases.push_back(release);

@@ -71,7 +71,7 @@ impl Core {
         'requests: while let Some((wanted, since)) = next(self, at) {
             let mut refusal = None;
             for left in (1..=wanted).rev() {
-                if waits_for_others || self.waits_for_room(tenant, left, since) {
+                if waits_for_others || self.waits_for_missing(tenant) || self.waits_for_room(tenant, left, since) {
                     break 'requests;
                 }
                 if self.tenants.get(&tenant).is_none_or(|known| known.making >= MAKING_MOST) {
@@ -358,10 +358,11 @@ impl Core {
     }
 
     /// The driver has no memory of the card for a chunk that has its place there, since a process that was given up has not ended
-    /// yet: the chunk begins in host memory, and is moved when there is some. False if no such process is there: then somebody
-    /// uses the card past the owner.
+    /// yet, or a tenant has memory past its account: the chunk begins in host memory, and is moved when there is some. False if
+    /// neither is so: then somebody uses the card past the owner.
     fn begin_in_host(&mut self, id: SessionId, at: usize, piece: PieceId) -> bool {
-        if self.given_up.is_empty() || self.pieces.memory(piece) != Some(Memory::Device) {
+        let is_known = !self.given_up.is_empty() || self.is_past();
+        if !is_known || self.pieces.memory(piece) != Some(Memory::Device) {
             return false;
         }
         let Some(session) = self.sessions.get(&id) else { return false };
@@ -387,7 +388,10 @@ impl Core {
 
     pub(super) fn free(&mut self, id: SessionId, tenant: TenantId, chunks: &[ChunkId]) {
         for &chunk in chunks {
-            let index = self.sessions.get_mut(&id).and_then(|session| session.chunks.remove(&chunk));
+            let index = self.sessions.get_mut(&id).and_then(|session| {
+                session.adopted.remove(&chunk);
+                session.chunks.remove(&chunk)
+            });
             match index {
                 Some(index) => self.release_user(tenant, index, (id, chunk)),
                 None if self.free_adopting(id, chunk) => {}

@@ -3,12 +3,14 @@
 //! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. It does no I/O and calls no driver; whoever
 //! carries the actions out answers those that say so with an event. Parts: connections (`sessions`), chunks (`memory`),
 //! relocation (`relocate`), turns and quanta (`time`), processes that outlived an owner (`adopt`), memory shared between
-//! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`).
+//! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts
+//! against what NVML and the driver say (`accounts`).
 //!
 //! An event does at most [`WORK_AT_ONCE`] units of work that can be put off: places given, chunks released. The rest is done with
 //! the next events, and [`Core::next_wakeup`] asks for one at once. The rest is bounded by the message: see the
 //! table in `cuda-protocol`.
 
+mod accounts;
 mod adopt;
 #[cfg(any(test, feature = "fuzz"))]
 mod audit;
@@ -27,7 +29,8 @@ mod types;
 mod view;
 
 pub use types::{
-    Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, Stranger, TenantError, TenantSpec, User,
+    Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, Stranger, TenantError, TenantSpec, Unaccounted,
+    User,
 };
 pub use view::{CardView, TenantView};
 
@@ -93,6 +96,9 @@ pub struct CardConfig {
     pub on_stranger: OnStranger,
     /// Connections of one tenant at most.
     pub connections_most: usize,
+    /// Bytes by which what NVML and the driver say may be beyond the accounts of a process, and of the card: modules, and what
+    /// the driver needs itself.
+    pub margin_bytes: u64,
 }
 
 impl CardConfig {
@@ -117,6 +123,7 @@ impl CardConfig {
             patience_ns: 10_000_000_000,
             on_stranger: OnStranger::Report,
             connections_most: 1024,
+            margin_bytes: 128 << 20,
         }
     }
 }
@@ -187,6 +194,7 @@ struct Tenant {
     suspended: u64,
     /// It is taken away as soon as its programs have gone.
     retired: bool,
+    past: accounts::Past,
 }
 
 /// The state machine of one card.
@@ -234,6 +242,7 @@ pub struct Core {
     /// Memory moves for a quantum that is to begin.
     settling: bool,
     strangers: strangers::Strangers,
+    accounts: accounts::Accounts,
     /// Chunks that are to be spare for a guarantee, and until when that is tried.
     promise: Option<(u32, u64)>,
     /// Since when nothing has moved although more memory may come for that.
@@ -296,6 +305,7 @@ impl Core {
             bell: false,
             settling: false,
             strangers: strangers::Strangers::default(),
+            accounts: accounts::Accounts::default(),
             promise: None,
             still_since: None,
             actions: Vec::new(),
@@ -321,6 +331,16 @@ impl Core {
         &self.config
     }
 
+    #[cfg(test)]
+    fn set_margin(&mut self, bytes: u64) {
+        self.config.margin_bytes = bytes;
+    }
+
+    #[cfg(test)]
+    fn set_on_stranger(&mut self, treatment: OnStranger) {
+        self.config.on_stranger = treatment;
+    }
+
     /// A number for a piece that came with a message.
     pub fn piece_number(&mut self) -> PieceId {
         self.pieces.number()
@@ -341,7 +361,13 @@ impl Core {
             Event::Suspended { session, done } => self.suspended(session, done),
             Event::Signalled { tenant, done } => self.signalled(tenant, done),
             Event::Ended { pid } => drop(self.given_up.remove(&pid)),
-            Event::Users(users) => self.users(users),
+            Event::Users { users, own } => {
+                self.compare(&users, own);
+                self.users(users);
+            }
+            Event::Blind => self.blind(),
+            Event::InUseForNobody(bytes) => self.in_use_for_nobody(bytes),
+            Event::Missing { tenant, sure, bytes } => self.missing(tenant, sure, bytes),
             Event::Tick => self.tick(),
         }
         self.follow_up();
@@ -432,6 +458,7 @@ impl Core {
             kill_failures: 0,
             suspended: 0,
             retired: false,
+            past: accounts::Past::default(),
         };
         self.tenants.insert(id, tenant);
         Ok(id)

@@ -60,13 +60,18 @@ pub(super) struct Pieces {
     host: u32,
     /// Host pieces that are to be ready before they are needed.
     ready_host: u32,
+    /// Pieces of the card that tenants had and that are being given up: by which tenant, and whether it had said that it has
+    /// them no more.
+    given_up: BTreeMap<PieceId, (TenantId, bool)>,
+    /// What is given up is a program's whose connection has ended.
+    pub(super) ends: bool,
 }
 
 impl Pieces {
     pub(super) fn new(host_most: u32, ready_host: u32) -> Self {
-        let (pieces, stock, parked) = Default::default();
+        let (pieces, stock, parked, given_up) = Default::default();
         let ready_host = ready_host.min(host_most);
-        Self { pieces, stock, stocking: 0, parked, next: 0, host_most, host: 0, ready_host }
+        Self { pieces, stock, stocking: 0, parked, next: 0, host_most, host: 0, ready_host, given_up, ends: false }
     }
 
     /// A number for a piece that comes from elsewhere.
@@ -232,9 +237,17 @@ impl Pieces {
         }
     }
 
+    /// The tenant that a piece of the card was given up by, and whether it had said that it has it no more; told once.
+    pub(super) fn given_up(&mut self, id: PieceId) -> Option<(TenantId, bool)> {
+        self.given_up.remove(&id)
+    }
+
     fn forget(&mut self, id: PieceId, actions: &mut Vec<Action>) {
         self.stock.remove(&id);
         if let Some(piece) = self.pieces.remove(&id) {
+            if let (Use::Held { by, .. }, Memory::Device, true) = (piece.used, piece.memory, piece.ready) {
+                self.given_up.insert(id, (by, !self.ends));
+            }
             self.host -= u32::from(piece.memory == Memory::Host);
             actions.push(Action::Drop { piece: id });
         }

@@ -58,6 +58,8 @@ pub(super) struct Session {
     pub(super) pending: VecDeque<Pending>,
     /// Adopted chunks of which the pieces are being mapped.
     pub(super) adopting: BTreeMap<ChunkId, PieceId>,
+    /// Chunks that it had under an owner before.
+    pub(super) adopted: BTreeSet<ChunkId>,
     /// More such chunks follow.
     pub(super) adopts: bool,
     /// Its gate is open, since the turn of this number.
@@ -154,6 +156,7 @@ impl Core {
             fixing: VecDeque::new(),
             pending: VecDeque::new(),
             adopting: BTreeMap::new(),
+            adopted: BTreeSet::new(),
             adopts: false,
             run: None,
             run_since: 0,
@@ -282,13 +285,14 @@ impl Core {
         let pending = std::mem::take(&mut session.pending);
         let fixed = std::mem::take(&mut session.fixed_indices);
         let adopting = std::mem::take(&mut session.adopting);
-        session.fixed.clear();
+        let counted = std::mem::take(&mut session.fixed);
         session.fixing.clear();
         for piece in adopting.into_values() {
             self.adopters.remove(&piece);
             self.actions.push(Action::Drop { piece });
         }
         let Some(tenant) = tenant else { return };
+        counted.into_iter().for_each(|(kind, bytes)| self.gave_back(tenant, kind, bytes));
         self.hungry.remove(&(tenant, id));
         for pending in pending {
             self.withdraw(id, tenant, pending);

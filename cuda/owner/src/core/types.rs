@@ -107,8 +107,26 @@ pub enum Event {
         /// Its number.
         pid: u32,
     },
-    /// Processes that use the card, as NVML says, but for the owner.
-    Users(Vec<User>),
+    /// Processes that use the card, as NVML says, but for the owner, which has `own` bytes of the card, if that is known.
+    Users {
+        /// The others.
+        users: Vec<User>,
+        /// Bytes of the owner.
+        own: Option<u64>,
+    },
+    /// NVML or the driver do not say any more who uses the card.
+    Blind,
+    /// Bytes of the card that are in use, but for those that NVML has for a process.
+    InUseForNobody(u64),
+    /// A piece of the card was given up, and the card has less more free than that.
+    Missing {
+        /// The tenant that had it.
+        tenant: TenantId,
+        /// It had said that it has it no more; if not, its program may just end.
+        sure: bool,
+        /// Bytes that are missing.
+        bytes: u64,
+    },
     /// Time has passed.
     Tick,
 }
@@ -127,7 +145,19 @@ pub struct User {
 /// A process that uses the card past the owner.
 pub type Stranger = User;
 
-/// Treatment of processes that use the card past the owner.
+/// A process of a tenant with memory of the card past its account.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unaccounted {
+    /// Its number.
+    pub pid: u32,
+    /// Name of its program.
+    pub program: String,
+    /// Bytes past the account.
+    pub bytes: u64,
+}
+
+/// Treatment of processes that use the card past the owner, and of a tenant's that have more of it past their accounts than
+/// the tenant may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnStranger {
     /// They are told of.

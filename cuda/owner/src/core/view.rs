@@ -1,6 +1,6 @@
 //! Views of a card and its tenants.
 
-use super::{Core, TenantSpec};
+use super::{Core, TenantSpec, Unaccounted};
 use crate::driver::Memory;
 use sched::{Account, Engine, Nanos, Quarantine};
 use vram::{Summary, VmId as TenantId, VmSummary};
@@ -37,6 +37,12 @@ pub struct TenantView {
     pub kill_failures: u64,
     /// Programs of it that were suspended since they did not answer.
     pub suspended: u64,
+    /// Its processes with memory of the card past its account.
+    pub unaccounted: Vec<Unaccounted>,
+    /// Bytes of the card that it gave back and that something keeps, for as long as that does.
+    pub kept_bytes: u64,
+    /// Bytes of both beyond what it may have.
+    pub over_quota_bytes: u64,
     /// Turns beyond their limit, and whether it gets none until it is released.
     pub strikes: (u32, bool),
 }
@@ -56,6 +62,10 @@ pub struct CardView {
     pub relocations: u64,
     /// Orders that processes declined.
     pub declined: u64,
+    /// Looks at what NVML and the driver say.
+    pub looks: u64,
+    /// Bytes in use for which neither a process nor a tenant can be charged.
+    pub unexplained_bytes: u64,
     /// Its tenants.
     pub tenants: Vec<TenantView>,
 }
@@ -71,6 +81,8 @@ impl Core {
             turns: self.turns.switches(),
             relocations: self.relocations_done,
             declined: self.declined,
+            looks: self.looks(),
+            unexplained_bytes: self.unexplained(),
             tenants: self.tenants.keys().filter_map(|&id| self.tenant_view(id)).collect(),
         }
     }
@@ -119,6 +131,9 @@ impl Core {
             killed: tenant.killed,
             kill_failures: tenant.kill_failures,
             suspended: tenant.suspended,
+            unaccounted: self.unaccounted(id),
+            kept_bytes: tenant.past.kept,
+            over_quota_bytes: tenant.past.over,
             strikes: self
                 .turns
                 .scheduler()

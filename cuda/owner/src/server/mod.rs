@@ -102,6 +102,7 @@ pub struct Server {
     sockets: Vec<(Option<TenantId>, Bound)>,
     thread: Option<JoinHandle<()>>,
     users: Option<Users>,
+    driver: Arc<dyn Driver>,
 }
 
 impl Server {
@@ -142,7 +143,7 @@ impl Server {
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from)?);
         let notes = Notes { sender, bell: Arc::clone(&bell) };
         let chunks = (config.card_bytes + 2 * config.host_bytes + config.host_ready_bytes) / config.chunk_bytes;
-        let vault = Arc::new(Vault::new(driver, config.chunk_bytes, 2 * chunks + 64, limits.pieces)?);
+        let vault = Arc::new(Vault::new(Arc::clone(&driver), config.chunk_bytes, 2 * chunks + 64, limits.pieces)?);
         let workers = Workers::start(&vault, &notes)?;
         let serving = Serving {
             core,
@@ -166,15 +167,15 @@ impl Server {
             stopping: false,
         };
         let thread = std::thread::Builder::new().name("cuda-owner".into()).spawn(move || serving.serve())?;
-        Ok(Self { notes, sockets: Vec::new(), thread: Some(thread), users: None })
+        Ok(Self { notes, sockets: Vec::new(), thread: Some(thread), users: None, driver })
     }
 
-    /// Watches by NVML who uses the card; `driver` is the path of the driver's library, beside which NVML's lies.
+    /// Watches by NVML and the driver who uses the card, and how much of it; `driver` is the path of the driver's library, beside which NVML's lies.
     ///
     /// # Errors
     /// When no thread can be started.
     pub fn watch_users(&mut self, driver: &Path, uuid: [u8; 16]) -> Result<(), ServerError> {
-        self.users = Some(Users::start(driver, uuid, &self.notes)?);
+        self.users = Some(Users::start(driver, uuid, &self.driver, &self.notes)?);
         Ok(())
     }
 
@@ -405,7 +406,10 @@ impl Serving {
                 },
                 Action::Make { piece, memory, zeroed } => self.workers.make(New { piece, memory, zeroed }),
                 Action::Import { piece } => self.workers.import(piece),
-                Action::Drop { piece } => self.workers.drop_piece(piece, self.vault.memory(piece)),
+                Action::Drop { piece } => {
+                    let giver = self.core.giver_of(piece);
+                    self.workers.drop_piece(piece, self.vault.memory(piece), giver);
+                }
                 Action::Copy { batch, pieces, to } => self.workers.copy(batch, pieces, to),
             }
         }

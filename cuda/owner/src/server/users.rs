@@ -1,4 +1,4 @@
-//! A thread that asks NVML which processes use the card.
+//! A thread that asks NVML which processes use the card, and NVML and the driver how much of it.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -11,6 +11,8 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::{Note, Notes};
 use crate::core::{Event, User};
+use crate::driver::Driver;
+use std::sync::Arc;
 
 /// File name of NVML's library.
 const NAME: &str = "libnvidia-ml.so.1";
@@ -23,6 +25,10 @@ const AGAIN: Duration = Duration::from_secs(1);
 // TIMEOUT: a driver that is replaced, or a card that is reset, is back within minutes.
 const AGAIN_MOST: Duration = Duration::from_secs(60);
 
+/// Longest wait for the first look.
+// TIMEOUT: NVML answers within a fraction of a second; an owner serves all the same while it does not.
+const FIRST: Duration = Duration::from_secs(5);
+
 /// The thread. Dropping it ends it.
 #[derive(Debug)]
 pub(super) struct Users {
@@ -32,20 +38,30 @@ pub(super) struct Users {
 
 impl Users {
     /// Begins to look at the card with this identity; `driver` is the path of the driver's library, beside which NVML lies.
-    pub(super) fn start(driver: &Path, uuid: [u8; 16], notes: &Notes) -> std::io::Result<Self> {
+    /// Comes back when it has looked once, or NVML has failed.
+    pub(super) fn start(driver: &Path, uuid: [u8; 16], card: &Arc<dyn Driver>, notes: &Notes) -> std::io::Result<Self> {
         let (end, ended) = channel();
+        let card = Arc::clone(card);
         let path = if driver.parent().is_some_and(|folder| !folder.as_os_str().is_empty()) {
             driver.with_file_name(NAME)
         } else {
             NAME.into()
         };
         let notes = notes.clone();
+        let (first, looked) = channel();
         let thread = std::thread::Builder::new().name("cuda-users".into());
         let thread = thread.spawn(move || {
             let mut fails = Fails::default();
             loop {
-                let watched = watch(&path, uuid, &notes, &ended, &mut fails);
+                let put = |event| {
+                    notes.put(Note::Event(event));
+                    // Only the first one is waited for.
+                    let _ = first.send(());
+                };
+                let watched = watch(&path, uuid, &*card, &put, &ended, &mut fails);
                 let Err(error) = watched else { return };
+                let _ = first.send(());
+                notes.put(Note::Event(Event::Blind));
                 let again = fails.again();
                 let path = path.display();
                 if fails.0 == 1 {
@@ -61,6 +77,7 @@ impl Users {
                 }
             }
         })?;
+        let _ = looked.recv_timeout(FIRST);
         Ok(Self { end: Some(end), thread: Some(thread) })
     }
 }
@@ -95,20 +112,39 @@ impl Fails {
 }
 
 /// Looks until this is to end, or NVML fails.
-fn watch(path: &Path, uuid: [u8; 16], notes: &Notes, ended: &Receiver<()>, fails: &mut Fails) -> Result<(), NvmlError> {
+fn watch(
+    path: &Path,
+    uuid: [u8; 16],
+    card: &dyn Driver,
+    put: &dyn Fn(Event),
+    ended: &Receiver<()>,
+    fails: &mut Fails,
+) -> Result<(), NvmlError> {
     let nvml = Nvml::builder().lib_path(path.as_os_str()).init()?;
     let device = nvml.device_by_uuid(said(uuid))?;
     let mut comparable = None;
     loop {
+        let free = card.free_bytes();
         let users = users(&device)?;
         fails.none();
         // The owner has a context: where it is not found, as in a container, other numbers mean nothing either.
-        let own = users.iter().any(|user| user.pid == std::process::id());
+        let (mine, others): (Vec<_>, Vec<_>) = users.into_iter().partition(|user| user.pid == std::process::id());
+        let own = !mine.is_empty();
         if own {
-            let others = users.into_iter().filter(|user| user.pid != std::process::id()).collect();
-            notes.put(Note::Event(Event::Users(others)));
+            let of_each: Option<Vec<u64>> = mine.iter().chain(&others).map(|user| user.bytes).collect();
+            put(Event::Users { users: others, own: mine.first().and_then(|own| own.bytes) });
+            put(match (of_each, free) {
+                (Some(of_each), Ok(free)) => {
+                    let used = card.device().total_bytes.saturating_sub(free);
+                    let of_processes = of_each.into_iter().fold(0, u64::saturating_add);
+                    Event::InUseForNobody(used.saturating_sub(of_processes))
+                }
+                // Some systems tell no bytes of a process.
+                _ => Event::Blind,
+            });
         }
         if comparable != Some(own) && !own {
+            put(Event::Blind);
             tracing::info!("NVML does not show this process: nobody learns who bypasses the card's owner");
         }
         comparable = Some(own);

@@ -192,6 +192,15 @@ impl Vault {
         }
     }
 
+    /// Gives pieces of the card up. Returns how many bytes of them the card does not have free afterwards: something else
+    /// keeps them, or another process has taken as much meanwhile.
+    pub(super) fn give_up(&self, pieces: &[PieceId]) -> u64 {
+        let before = self.driver.free_bytes();
+        pieces.iter().for_each(|piece| self.drop_piece(*piece));
+        let (Ok(before), Ok(after)) = (before, self.driver.free_bytes()) else { return 0 };
+        (pieces.len() as u64 * self.bytes).saturating_sub(after.saturating_sub(before))
+    }
+
     /// Gives a piece up.
     pub(super) fn drop_piece(&self, piece: PieceId) {
         let (physical, _descriptor) = {

@@ -9,7 +9,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
+use vram::VmId as TenantId;
 
+/// Pieces that are given up together, between two looks at what the card has free.
+const GIVEN_UP_TOGETHER: usize = 64;
 /// Zeroed pieces of the card that are waited for together: to zero one takes less than its turn on the card.
 const TOGETHER: usize = 16;
 
@@ -18,7 +21,8 @@ const TOGETHER: usize = 16;
 enum Job {
     Make(New),
     Import(PieceId),
-    Drop(PieceId),
+    /// With the tenant that had it, and whether it had said that it has it no more.
+    Drop(PieceId, Option<(TenantId, bool)>),
     Copy(BatchId, Vec<(PieceId, PieceId)>, Queue),
     Suspend(SessionId, u32),
 }
@@ -59,14 +63,14 @@ impl Workers {
     }
 
     /// Gives a piece up, behind what was ordered before of its memory.
-    pub(super) fn drop_piece(&self, piece: PieceId, memory: Option<Memory>) {
+    pub(super) fn drop_piece(&self, piece: PieceId, memory: Option<Memory>, by: Option<(TenantId, bool)>) {
         self.vault.cancel(piece);
         match memory {
-            Some(memory) => put(self.maker(memory), Job::Drop(piece)),
+            Some(memory) => put(self.maker(memory), Job::Drop(piece, by)),
             // It is being made, by whichever: the second of them finds nothing.
             None => {
-                put(&self.card, Job::Drop(piece));
-                put(&self.host, Job::Drop(piece));
+                put(&self.card, Job::Drop(piece, None));
+                put(&self.host, Job::Drop(piece, None));
             }
         }
     }
@@ -136,9 +140,24 @@ fn work(vault: &Vault, notes: &Notes, jobs: &Receiver<Job>) {
                 }
                 Event::Made { piece, memory: memory.ok() }
             }
-            Job::Drop(piece) => {
+            Job::Drop(piece, None) => {
                 vault.drop_piece(piece);
                 continue;
+            }
+            Job::Drop(first, Some(by)) => {
+                let mut together = vec![first];
+                while next.is_none() && together.len() < GIVEN_UP_TOGETHER {
+                    match jobs.try_recv() {
+                        Ok(Job::Drop(piece, Some(other))) if other == by => together.push(piece),
+                        Ok(other) => next = Some(other),
+                        Err(_) => break,
+                    }
+                }
+                let (tenant, sure) = by;
+                match vault.give_up(&together) {
+                    0 => continue,
+                    bytes => Event::Missing { tenant, sure, bytes },
+                }
             }
             Job::Copy(batch, pieces, queue) => {
                 let start = Instant::now();

@@ -1,1 +1,205 @@
 //! Memory and time beyond what the accounts say: the owner notices, charges and reports it.
+
+use std::time::Duration;
+
+use cuda_protocol::{FromOwner, FromTenant, Refusal};
+use serde_json::Value;
+
+use super::support::hostile::{Manner, Neighbour, Raw, Through, account, accounts, until_accounts};
+use super::support::{Program, Rig, built, owner};
+
+/// A tenant of 16 MiB, the third one.
+const SMALL: [&str; 2] = ["--tenant", "h:16"];
+const H: usize = 2;
+/// MiB of the whole account of a tenant.
+fn mib(view: &Value, key: &str) -> u64 {
+    account(view, H, key) >> 20
+}
+
+fn serve(rig: &Rig, more: &[&str]) -> Program {
+    let arguments = ["--quanta", "off", "--margin-mib", "0"];
+    owner(rig, 128, &[&arguments[..], &SMALL, more].concat())
+}
+
+fn hoard(rig: &Rig, tenant: &str, arguments: &[&str]) -> Program {
+    let mut command = rig.command(built("cuda-hoard"), "front");
+    command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, tenant);
+    Program::start(command.args(arguments))
+}
+
+/// MiB that its first line says.
+fn taken(program: &mut Program) -> u64 {
+    let line = program.line();
+    line.parse().unwrap_or_else(|_| panic!("no number: {line:?}"))
+}
+
+/// MiB that NVML has for a tenant's processes past their accounts.
+fn past(view: &Value) -> u64 {
+    let list = view["tenants"][H]["unaccounted"].as_array().expect("a list");
+    list.iter().map(|one| one[1].as_u64().expect("a number")).sum::<u64>() >> 20
+}
+
+#[test]
+fn chunks_whose_descriptors_are_kept_count_until_the_card_has_them_back() {
+    let rig = Rig::new(512);
+    let mut serving = serve(&rig, &[]);
+    let mut neighbour = Neighbour::start(&rig, "b", &[]);
+    let mut raw = Raw::start(&rig, None);
+    let (link, _) = raw.hello("h", Through::Itself, Some(Manner::honest()));
+    // The owner has looked at the card once at least.
+    until_accounts(&mut serving, "it looks", |view| view["looks"].as_u64().is_some_and(|looks| looks > 1));
+    let mut got = 0;
+    let mut refused = None;
+    for request in 1..=6 {
+        raw.say(link, FromTenant::Allocate { request, card: 0, chunks: 8 }, 1);
+        let mut ids = Vec::new();
+        while ids.len() < 8 && refused.is_none() {
+            let answer = raw.wait_for(link, |message| match message {
+                FromOwner::Granted { chunks, .. } => Some(Ok(chunks)),
+                FromOwner::Refused { reason, .. } => Some(Err(reason)),
+                _ => None,
+            });
+            match answer {
+                Ok(chunks) => ids.extend(chunks.into_iter().map(|chunk| chunk.id)),
+                Err(reason) => refused = Some(reason),
+            }
+        }
+        got += 2 * ids.len();
+        if refused.is_some() {
+            break;
+        }
+        raw.say(link, FromTenant::Free { chunks: ids }, 1);
+    }
+    // What it asks for before the owner has seen what is missing may come once more.
+    assert!(got <= 2 * 16, "a tenant of 16 MiB got {got} MiB of the card");
+    assert_eq!(refused, Some(Refusal::Quota));
+    let view = until_accounts(&mut serving, "it is charged", |view| mib(view, "kept_bytes") >= 16);
+    assert_eq!(account(&view, H, "chunks_on_card") + account(&view, H, "chunks_in_host"), 8, "{view}");
+    for tenant in [0, 1] {
+        assert_eq!(account(&view, tenant, "kept_bytes"), 0, "the neighbour pays for nothing: {view}");
+    }
+    let report = neighbour.report();
+    assert_eq!(report.refused, 0, "{report:?}");
+    drop(raw);
+    until_accounts(&mut serving, "its end frees it", |view| mib(view, "kept_bytes") == 0);
+    neighbour.end();
+    super::support::describe(serving);
+    rig.until_free();
+}
+
+#[test]
+fn memory_that_only_the_driver_can_have_counts_while_it_is_mapped() {
+    let rig = Rig::new(512);
+    let serving = serve(&rig, &[]);
+    let mut program = hoard(&rig, "h", &["released"]);
+    assert_eq!(taken(&mut program), 16, "MiB of a tenant of 16");
+    program.kill();
+    super::support::describe(serving);
+    rig.until_free();
+}
+
+#[test]
+fn memory_of_pools_that_can_be_shared_and_managed_memory_are_refused_beyond_the_quota() {
+    let rig = Rig::new(512);
+    let serving = serve(&rig, &[]);
+    for what in ["pool", "managed"] {
+        let mut program = hoard(&rig, "h", &[what]);
+        assert_eq!(taken(&mut program), 16, "{what}");
+        program.kill();
+    }
+    super::support::describe(serving);
+}
+
+#[test]
+fn a_program_that_calls_the_driver_past_the_library_is_charged_and_named() {
+    let rig = Rig::new(512);
+    let mut serving = serve(&rig, &[]);
+    let neighbour = Neighbour::start(&rig, "b", &[]);
+    let mut program = hoard(&rig, "h", &["past", "--mib", "90"]);
+    assert_eq!(taken(&mut program), 90, "nothing can refuse it");
+    let view = until_accounts(&mut serving, "it is found", |view| past(view) == 90);
+    assert_eq!(view["tenants"][H]["unaccounted"][0][0], program.child.id(), "{view}");
+    assert_eq!(mib(&view, "over_quota_bytes"), 90 - 16, "{view}");
+    assert_eq!(account(&view, H, "chunks_on_card"), 8, "it uses its quota: {view}");
+    // More by the library is refused.
+    let mut second = hoard(&rig, "h", &["released"]);
+    assert_eq!(taken(&mut second), 0);
+    second.kill();
+    assert_eq!(account(&accounts(&mut serving), 1, "kept_bytes"), 0);
+    program.kill();
+    until_accounts(&mut serving, "its end frees it", |view| past(view) == 0 && account(view, H, "chunks_on_card") == 0);
+    neighbour.end();
+    super::support::describe(serving);
+}
+
+#[test]
+fn a_program_past_the_library_is_killed_where_the_operator_says_so_and_no_other() {
+    let rig = Rig::new(512);
+    let mut serving = serve(&rig, &["--kill-strangers"]);
+    let mut honest = rig.program("h", &["hold", "--mib", "2"]);
+    assert_eq!(honest.line(), "holds");
+    let mut program = hoard(&rig, "h", &["past", "--mib", "90"]);
+    assert_eq!(taken(&mut program), 90);
+    let status = program.child.wait().expect("ends");
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{status}");
+    let view = until_accounts(&mut serving, "it counts", |view| account(view, H, "killed") == 1 && past(view) == 0);
+    assert_eq!(view["tenants"][H]["killed"], 1, "{view}");
+    assert_eq!(honest.end(), "held", "its program that did nothing goes on");
+    super::support::describe(serving);
+}
+
+#[test]
+fn what_the_driver_takes_for_a_program_besides_its_allocations_is_charged() {
+    let rig = Rig::new(512);
+    let mut serving = serve(&rig, &[]);
+    for (arguments, mib) in
+        [(&["module", "--mib", "40"][..], 40), (&["limits", "--mib", "12"], 36), (&["contexts", "--count", "3"], 0)]
+    {
+        let mut program = hoard(&rig, "h", arguments);
+        taken(&mut program);
+        let view = until_accounts(&mut serving, "it is found", |view| past(view) >= mib);
+        assert_eq!(past(&view), mib, "{arguments:?}: {view}");
+        program.kill();
+        until_accounts(&mut serving, "its end frees it", |view| past(view) == 0);
+    }
+    super::support::describe(serving);
+}
+
+#[test]
+fn contexts_beyond_the_first_are_charged() {
+    let mut rig = Rig::new(512);
+    rig.context_mib = 10;
+    let mut serving = serve(&rig, &[]);
+    let mut honest = rig.program("h", &["hold", "--mib", "6"]);
+    assert_eq!(honest.line(), "holds");
+    let mut program = hoard(&rig, "h", &["contexts", "--count", "3"]);
+    taken(&mut program);
+    let view = until_accounts(&mut serving, "they are found", |view| past(view) >= 30);
+    assert_eq!(past(&view), 30, "a context of each process is in no account, as the owner's own: {view}");
+    program.kill();
+    until_accounts(&mut serving, "its end frees them", |view| past(view) == 0);
+    assert_eq!(honest.end(), "held");
+    super::support::describe(serving);
+}
+
+#[test]
+fn honest_programs_are_charged_nothing_past_their_accounts() {
+    let mut rig = Rig::new(512);
+    rig.context_mib = 6;
+    let mut serving = serve(&rig, &[]);
+    let mut neighbour = Neighbour::start(&rig, "b", &[]);
+    for arguments in
+        [&["train", "--mib", "20", "--rounds", "200"][..], &["churn"], &["own", "--mib", "40"], &["graphs"]]
+    {
+        rig.program("a", arguments).end();
+    }
+    neighbour.during(Duration::from_secs(4));
+    let view = accounts(&mut serving);
+    for tenant in [0, 1] {
+        assert_eq!(account(&view, tenant, "kept_bytes"), 0, "{view}");
+        assert_eq!(view["tenants"][tenant]["unaccounted"].as_array().map(Vec::len), Some(0), "{view}");
+    }
+    assert_eq!(view["unexplained_bytes"], 0, "{view}");
+    neighbour.end();
+    super::support::describe(serving);
+}

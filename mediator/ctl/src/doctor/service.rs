@@ -142,6 +142,20 @@ fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
             ));
         }
     }
+    let tenants = patient.client.get::<api::TenantList>("/v1/tenants").map(|list| list.tenants).unwrap_or_default();
+    for tenant in tenants.iter().filter(|tenant| tenant.over_quota_bytes > 0) {
+        let found = format!(
+            "tenant `{}` has {} MiB of card `{}` beyond what it may have, past its account",
+            tenant.name,
+            tenant.over_quota_bytes >> 20,
+            tenant.card
+        );
+        findings.push(Finding::note(
+            "tenant",
+            found,
+            "`mediatorctl tenant show` names the processes; `cuda.strangers = \"kill\"` has such processes killed",
+        ));
+    }
     for vm in &vms {
         if let Some(error) = &vm.error {
             findings.push(Finding::missing(

@@ -167,6 +167,7 @@ impl CardBackend for Backend {
             model: self.0.model.clone(),
             vram_free_mib: seen.as_ref().ok().map(|seen| seen.card.spare_bytes / MIB),
             vram_placed_mib: placed / MIB,
+            unexplained_bytes: seen.as_ref().map_or(0, |seen| seen.card.unexplained_bytes),
             strangers: seen.iter().flat_map(|seen| &seen.card.strangers).map(show::stranger).collect(),
             ..CardStatus::default()
         }
@@ -180,7 +181,8 @@ impl CardBackend for Backend {
 }
 
 fn settings(spec: &CardSpec, folder: &Path) -> Settings {
-    let CudaSpec { device, driver, chunk_mib, host_ready_mib, slice_ms, run_ahead_us, strangers } = spec.cuda();
+    let cuda = spec.cuda();
+    let CudaSpec { device, driver, chunk_mib, host_ready_mib, slice_ms, run_ahead_us, strangers, margin_mib } = cuda;
     Settings {
         driver,
         device,
@@ -191,6 +193,7 @@ fn settings(spec: &CardSpec, folder: &Path) -> Settings {
         slice_ns: slice_ms * MS,
         run_ahead_us,
         kills_strangers: strangers == config::OnStranger::Kill,
+        margin_bytes: margin_mib * MIB,
         rules: rules(spec, &Tuning::of(spec)),
         journal: folder.join(format!("{}.programs", spec.name)),
     }

@@ -100,6 +100,11 @@ pub fn stranger((pid, program, bytes): &(u32, String, Option<u64>)) -> api::Stra
     api::Stranger { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
+/// A tenant's process with memory past its account, as the API has it.
+fn unaccounted((pid, program, bytes): &(u32, String, u64)) -> api::Unaccounted {
+    api::Unaccounted { pid: *pid, program: program.clone(), bytes: *bytes }
+}
+
 /// Memory of a card, as the API has it.
 pub fn memory(spec: &CardSpec, tuning: &Tuning, tenants: &[TenantSpec], seen: &Seen) -> api::CardMemory {
     let card = &seen.card;
@@ -176,6 +181,9 @@ pub fn tenant(spec: &TenantSpec, socket: std::path::PathBuf, seen: Option<&Seen>
         killed: shown.killed,
         kill_failures: shown.kill_failures,
         suspended: shown.suspended,
+        unaccounted: shown.unaccounted.iter().map(unaccounted).collect(),
+        kept_bytes: shown.kept_bytes,
+        over_quota_bytes: shown.over_quota_bytes,
         strikes: shown.strikes,
         quarantined: shown.quarantined,
         labels: spec.labels.clone(),

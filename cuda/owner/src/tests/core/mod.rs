@@ -1,5 +1,6 @@
 //! The owner's state machine among programs and workers that do what they are told, in any order.
 
+mod accounts;
 mod bounds;
 mod empty;
 mod given_up;

@@ -79,17 +79,17 @@ fn a_process_past_the_owner_is_a_stranger_when_it_is_found_twice() {
     let own = world.core.pids().next().expect("its process");
     let user = |pid: u32| User { pid, program: "p".to_owned(), bytes: None };
     let pids = |world: &World| world.core.strangers().map(|stranger| stranger.pid).collect::<Vec<_>>();
-    world.event(Event::Users(vec![user(own), user(7), user(8)]));
+    world.event(Event::Users { users: vec![user(own), user(7), user(8)], own: None });
     assert_eq!(pids(&world), [0; 0], "it may begin or end just now");
-    world.event(Event::Users(vec![user(own), user(7)]));
+    world.event(Event::Users { users: vec![user(own), user(7)], own: None });
     assert_eq!(pids(&world), [7]);
-    world.event(Event::Users(vec![user(own), user(7), user(8)]));
+    world.event(Event::Users { users: vec![user(own), user(7), user(8)], own: None });
     assert_eq!(pids(&world), [7], "8 was not there all the time");
     world.leave(one);
-    world.event(Event::Users(vec![user(own)]));
-    world.event(Event::Users(vec![user(own)]));
+    world.event(Event::Users { users: vec![user(own)], own: None });
+    world.event(Event::Users { users: vec![user(own)], own: None });
     assert_eq!(pids(&world), [own], "its connection has ended, and it goes on");
-    world.event(Event::Users(Vec::new()));
+    world.event(Event::Users { users: Vec::new(), own: None });
     assert_eq!(pids(&world), [0; 0]);
 }
 

@@ -1,0 +1,392 @@
+//! The accounts against what NVML and the driver say: memory of the card that a tenant has past its account.
+//!
+//! Three numbers are compared every second: what the processes of a tenant were given, what NVML has for each of them, and
+//! what of the card is in use that NVML has for no process. As seen of driver 580 on an H100, NVML counts an allocation
+//! once: at the process that made it while that has it, then at one that has imported it. So a chunk is the owner's there
+//! until the owner gives it up, and a program's from then on if that keeps its handle or its mapping. What only a
+//! descriptor keeps is nobody's there, and the card has less free all the same; nor has NVML managed memory, which is counted
+//! by its requests.
+//!
+//! Whose memory is lost in that way: the worker that gives a piece up measures whether the card has as much more free. What
+//! is missing makes its tenant a suspect for some looks. If that much of the card stays in use for nobody, it is charged to
+//! the suspects, for as long as it does, whether their programs live or not. A program that ends gives its memory up a
+//! little later than its connection, and of other memory nothing is measured: for that a tenant is charged only as far as no
+//! other one's can be missing.
+
+use std::collections::BTreeMap;
+
+use cuda_protocol::FixedKind;
+use vram::{Error, Limit, VmId as TenantId};
+
+use super::types::{OnStranger, PieceId, Unaccounted, User};
+use super::{Body, Core};
+use crate::driver::Memory;
+
+/// Looks for which a tenant is a suspect: a process that ends gives its memory back within seconds.
+const SUSPECT_LOOKS: usize = 5;
+/// Bytes of each process's contexts that NVML has for no process: 5.6 MiB on an H100 with driver 580.
+const HIDDEN_BYTES: u64 = 8 << 20;
+/// Bytes of a context while the owner has never been seen without pieces.
+const UNKNOWN_CONTEXT: u64 = 1 << 30;
+/// Time between two lines of the log about one tenant, unless it has twice as much, in ns.
+const LINES_NS: u64 = 60_000_000_000;
+
+/// The last look, and what follows from the ones before it.
+#[derive(Debug, Default)]
+pub(super) struct Accounts {
+    /// Bytes of one context, as NVML has them for the owner.
+    context: Option<u64>,
+    /// Bytes of each tenant's process beyond its account: at the last look, and as they count, which is what they were at
+    /// that one and the one before it.
+    beyond: BTreeMap<u32, (TenantId, String, u64, u64)>,
+    suspects: BTreeMap<TenantId, Suspect>,
+    /// Least that was ever in use for no process.
+    baseline: Option<u64>,
+    /// Processes that NVML has, and bytes that are in use for none, at the last look.
+    processes: u64,
+    gap: u64,
+    /// Bytes that no process and no tenant can be charged for.
+    unexplained: u64,
+    /// NVML and the driver answer; looks so far.
+    sees: bool,
+    looks: u64,
+}
+
+/// Bytes of a tenant that were missing when they were given up, by look, the last one first.
+#[derive(Debug, Default)]
+struct Suspect {
+    /// Its programs had said that they have them no more.
+    sure: [u64; SUSPECT_LOOKS],
+    /// They may be on their way.
+    perhaps: [u64; SUSPECT_LOOKS],
+}
+
+fn sum(looks: &[u64]) -> u64 {
+    looks.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+}
+
+/// A tenant's memory past its account.
+#[derive(Debug, Default)]
+pub(super) struct Past {
+    /// Bytes of its processes beyond their accounts.
+    pub(super) beyond: u64,
+    /// Bytes that it has given back and that are in use still, for no process.
+    pub(super) kept: u64,
+    /// Indices that stand for both.
+    pub(super) indices: Vec<u32>,
+    /// Bytes of both beyond all that it may have.
+    pub(super) over: u64,
+    /// Bytes and time of the last line of the log.
+    told: Option<(u64, u64)>,
+}
+
+impl Past {
+    /// Bytes past the account.
+    pub(super) fn bytes(&self) -> u64 {
+        self.beyond.saturating_add(self.kept)
+    }
+}
+
+impl Core {
+    /// NVML has told which processes use the card, but for the owner, which has `own` bytes itself.
+    pub(super) fn compare(&mut self, users: &[User], own: Option<u64>) {
+        // Without pieces all that the owner has is its context. The first look is before any program connects.
+        if self.pieces.count(Memory::Device) == 0
+            && let Some(own) = own
+        {
+            self.accounts.context = Some(self.accounts.context.map_or(own, |context| context.min(own)));
+        }
+        let allowed = self.accounts.context.unwrap_or(UNKNOWN_CONTEXT).saturating_add(self.config.margin_bytes);
+        let accounts = self.counted();
+        let mut before = std::mem::take(&mut self.accounts.beyond);
+        self.accounts.processes = users.len() as u64 + 1;
+        for user in users {
+            let Some(bytes) = user.bytes else { continue };
+            let Some(&(tenant, counted)) = accounts.get(&user.pid) else { continue };
+            let now = bytes.saturating_sub(allowed).saturating_sub(counted);
+            let counts = before.remove(&user.pid).map_or(0, |(_, _, last, _)| last.min(now));
+            if now > 0 {
+                self.accounts.beyond.insert(user.pid, (tenant, user.program.clone(), now, counts));
+            }
+        }
+        let tenants: Vec<TenantId> = self.tenants.keys().copied().collect();
+        for id in tenants {
+            let of_it = self.accounts.beyond.values().filter(|(tenant, ..)| *tenant == id);
+            let beyond = of_it.fold(0u64, |sum, (.., counts)| sum.saturating_add(*counts));
+            if let Some(tenant) = self.tenants.get_mut(&id) {
+                tenant.past.beyond = beyond;
+            }
+            self.charge(id);
+        }
+    }
+
+    /// The tenant of each process, and the bytes that NVML may have for it by its account.
+    fn counted(&self) -> BTreeMap<u32, (TenantId, u64)> {
+        let mut counted = BTreeMap::new();
+        for session in self.sessions.values() {
+            let Some(tenant) = session.tenant else { continue };
+            let fixed = session.fixed.iter().filter(|(kind, _)| is_the_processes(**kind));
+            let fixed = fixed.fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+            // NVML may have what was made under an owner before for whichever process has it.
+            let adopted = session.adopted.len() as u64 * self.table.chunk_bytes();
+            let (_, sum) = counted.entry(session.pid).or_insert((tenant, 0u64));
+            *sum = sum.saturating_add(fixed).saturating_add(adopted);
+        }
+        // What a process has that was given up and lives on is its tenant's, and in no account.
+        for (&pid, name) in &self.given_up {
+            if let Some(tenant) = self.tenant(name) {
+                counted.entry(pid).or_insert((tenant, 0));
+            }
+        }
+        counted
+    }
+
+    /// So many bytes of the card are in use that NVML has for no process.
+    pub(super) fn in_use_for_nobody(&mut self, bytes: u64) {
+        let managed = self.sessions.values().filter_map(|session| session.fixed.get(&FixedKind::Managed));
+        let managed = managed.fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
+        let least = self.accounts.baseline.map_or(bytes, |least| least.min(bytes));
+        self.accounts.baseline = Some(if managed == 0 { least } else { self.accounts.baseline.unwrap_or(bytes) });
+        self.accounts.sees = true;
+        self.accounts.looks += 1;
+        let explained = least.saturating_add(managed).saturating_add(self.accounts.processes * HIDDEN_BYTES);
+        let now = bytes.saturating_sub(explained);
+        // What is there for one look only is on its way.
+        let (before, gap) = (std::mem::replace(&mut self.accounts.gap, now), now);
+        self.attribute(before.min(gap));
+        self.accounts.suspects.retain(|_, Suspect { sure, perhaps }| {
+            for looks in [&mut *sure, &mut *perhaps] {
+                looks.rotate_right(1);
+                looks[0] = 0;
+            }
+            sum(sure) > 0 || sum(perhaps) > 0
+        });
+        // What waited for this look may be had now, or is refused.
+        self.bell = true;
+    }
+
+    /// Charges what is in use for nobody to those whose memory is missing.
+    fn attribute(&mut self, lost: u64) {
+        let charged = self.tenants.values().fold(0u64, |sum, tenant| sum.saturating_add(tenant.past.kept));
+        if lost < charged {
+            for tenant in self.tenants.values_mut() {
+                tenant.past.kept = part(tenant.past.kept, lost, charged);
+            }
+        }
+        let rest = lost.saturating_sub(charged);
+        let total = |of: fn(&Suspect) -> &[u64]| {
+            self.accounts.suspects.values().fold(0u64, |all, suspect| all.saturating_add(sum(of(suspect))))
+        };
+        let (sure, perhaps) = (total(|suspect| &suspect.sure), total(|suspect| &suspect.perhaps));
+        let mut left = rest;
+        for (id, suspect) in &mut self.accounts.suspects {
+            let Some(tenant) = self.tenants.get_mut(id) else { continue };
+            let own = sum(&suspect.sure);
+            let more = part(own, rest.min(sure), sure).min(left);
+            // As far as nobody else's can be missing.
+            let own = sum(&suspect.perhaps);
+            let others = perhaps.saturating_sub(own);
+            let certain = rest.saturating_sub(sure).saturating_sub(others).min(own).min(left - more);
+            tenant.past.kept = tenant.past.kept.saturating_add(more).saturating_add(certain);
+            left -= more + certain;
+            // It is no suspect any more for what it is charged for.
+            for (looks, charged) in [(&mut suspect.sure, more), (&mut suspect.perhaps, certain)] {
+                let own = sum(looks.as_slice());
+                looks.iter_mut().for_each(|bytes| *bytes -= part(*bytes, charged, own));
+            }
+        }
+        self.accounts.unexplained = left.saturating_sub(self.config.margin_bytes);
+        let tenants: Vec<TenantId> = self.tenants.keys().copied().collect();
+        tenants.into_iter().for_each(|id| self.charge(id));
+    }
+
+    /// Memory that a tenant gave back is not free. `sure`: it had said that it has it no more.
+    pub(super) fn missing(&mut self, tenant: TenantId, sure: bool, bytes: u64) {
+        if bytes > 0 && self.accounts.sees && self.tenants.contains_key(&tenant) {
+            let suspect = self.accounts.suspects.entry(tenant).or_default();
+            let [now, ..] = if sure { &mut suspect.sure } else { &mut suspect.perhaps };
+            *now = now.saturating_add(bytes);
+        }
+    }
+
+    /// NVML or the driver do not answer: nothing is found out until they do, and nobody is suspected.
+    pub(super) fn blind(&mut self) {
+        self.accounts.sees = false;
+        self.accounts.suspects.clear();
+        self.accounts.beyond.clear();
+        self.bell = true;
+    }
+
+    /// Says if a tenant would have more than it may if what it gave back last is in use still. The next two looks tell; until
+    /// then it waits.
+    pub(super) fn waits_for_missing(&self, tenant: TenantId) -> bool {
+        let Some(Suspect { sure: [last, before, ..], .. }) = self.accounts.suspects.get(&tenant) else { return false };
+        let missing = last.saturating_add(*before).div_ceil(self.table.chunk_bytes());
+        let has = self.tenants.get(&tenant).map_or(0, |known| known.bodies.len() as u64);
+        missing > 0 && self.most(tenant).saturating_sub(has) <= missing
+    }
+
+    /// A process does not count memory any more that a descriptor may keep.
+    pub(super) fn gave_back(&mut self, tenant: TenantId, kind: FixedKind, bytes: u64) {
+        if matches!(kind, FixedKind::Shared | FixedKind::Driver) {
+            self.missing(tenant, false, bytes);
+        }
+    }
+
+    /// The tenant that a piece of the card was given up by, and whether it had said that it has it no more; told once.
+    pub fn giver_of(&mut self, piece: PieceId) -> Option<(TenantId, bool)> {
+        self.pieces.given_up(piece)
+    }
+
+    /// Has as many indices of a tenant stand for what it has past its account as that takes, tells of it, and treats what is
+    /// beyond all that it may have.
+    fn charge(&mut self, id: TenantId) {
+        let chunk = self.table.chunk_bytes();
+        let Some(tenant) = self.tenants.get(&id) else { return };
+        let bytes = tenant.past.bytes();
+        if bytes == 0 && tenant.past.indices.is_empty() && tenant.past.over == 0 {
+            return;
+        }
+        let wanted = usize::try_from(bytes.div_ceil(chunk)).unwrap_or(usize::MAX);
+        let mut over = 0;
+        loop {
+            let Some(tenant) = self.tenants.get_mut(&id) else { return };
+            let has = tenant.past.indices.len();
+            if has != wanted && !self.may_work() {
+                // The next look goes on.
+                break;
+            }
+            let Some(tenant) = self.tenants.get_mut(&id) else { return };
+            if has > wanted {
+                if let Some(index) = tenant.past.indices.pop() {
+                    self.release_body(id, index);
+                }
+            } else if has < wanted {
+                match self.place_past(id) {
+                    Ok(()) => {}
+                    Err(true) => {
+                        over = ((wanted - has) as u64).saturating_mul(chunk);
+                        break;
+                    }
+                    // The card is full of others' memory: it is charged when there is a place.
+                    Err(false) => break,
+                }
+            } else {
+                break;
+            }
+        }
+        if let Some(tenant) = self.tenants.get_mut(&id) {
+            tenant.past.over = over;
+        }
+        self.tell(id);
+        if over > 0 && self.config.on_stranger == OnStranger::Kill {
+            self.kill_past(id);
+        }
+    }
+
+    /// One more index stands for memory past a tenant's account. `Err(true)`: that is more than the tenant may have.
+    fn place_past(&mut self, id: TenantId) -> Result<(), bool> {
+        let index = self.tenants.get(&id).map(|tenant| tenant.indices.lowest()).ok_or(false)?;
+        if u64::from(index) >= self.most(id) {
+            return Err(true);
+        }
+        self.work(1);
+        let address = self.table.guest_address(index);
+        match self.try_place(id, address) {
+            Ok(_) => {}
+            Err(Error::Full { limit: Limit::Quota(_), .. }) => return Err(true),
+            Err(_) => return Err(false),
+        }
+        self.put(id, Body::Fixed, 0);
+        if let Some(tenant) = self.tenants.get_mut(&id) {
+            tenant.past.indices.push(index);
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, id: TenantId) {
+        let clock = self.clock;
+        let Some(tenant) = self.tenants.get_mut(&id) else { return };
+        let (bytes, name) = (tenant.past.bytes(), tenant.spec.name.clone());
+        if bytes == 0 {
+            // What it has next is news, unless it comes and goes.
+            tenant.past.told = tenant.past.told.filter(|(_, at)| clock.saturating_sub(*at) < LINES_NS);
+            return;
+        }
+        let is_news =
+            |&(told, at): &(u64, u64)| bytes >= told.saturating_mul(2) || clock.saturating_sub(at) >= LINES_NS;
+        if !tenant.past.told.as_ref().is_none_or(is_news) {
+            return;
+        }
+        tenant.past.told = Some((bytes, clock));
+        let Past { kept, over, .. } = tenant.past;
+        let of_it = self.accounts.beyond.iter().filter(|(_, (tenant, .., counts))| *tenant == id && *counts > 0);
+        let processes: Vec<_> = of_it.take(8).map(|(pid, (_, program, _, counts))| (*pid, program, *counts)).collect();
+        tracing::warn!(
+            tenant = name,
+            bytes,
+            kept,
+            over_quota = over,
+            ?processes,
+            "a tenant has memory of the card past its account: it is charged for it"
+        );
+    }
+
+    /// Kills the programs of a tenant that have memory past its account; all of them, if only what they keep is.
+    fn kill_past(&mut self, id: TenantId) {
+        let counts =
+            |pid: &u32| self.accounts.beyond.get(pid).is_some_and(|(tenant, .., counts)| *tenant == id && *counts > 0);
+        let all: Vec<_> =
+            self.sessions_of(id).filter_map(|session| Some((session, self.sessions.get(&session)?.pid))).collect();
+        // One that was killed a moment ago may have no connection any more, and it was that one.
+        let any = self.tenants.get(&id).is_some_and(|tenant| tenant.past.beyond > 0);
+        let sessions: Vec<_> = all.into_iter().filter(|(_, pid)| !any || counts(pid)).collect();
+        for (session, pid) in sessions {
+            // With one of its connections a process has lost them all.
+            if self.sessions.get(&session).is_some_and(|session| !session.stuck) {
+                tracing::warn!(tenant = id.0, pid, "a program with memory past its tenant's account is killed");
+                self.give_up(session);
+            }
+        }
+    }
+
+    /// Says if memory of the card is known to be in use past the accounts.
+    pub(super) fn is_past(&self) -> bool {
+        let of_tenants = self.tenants.values().any(|tenant| tenant.past.bytes() > 0);
+        of_tenants || self.accounts.unexplained > 0 || !self.accounts.suspects.is_empty()
+    }
+
+    /// Processes of a tenant with memory past its account.
+    pub(super) fn unaccounted(&self, id: TenantId) -> Vec<Unaccounted> {
+        let of_it = self.accounts.beyond.iter().filter(|(_, (tenant, .., counts))| *tenant == id && *counts > 0);
+        of_it
+            .map(|(&pid, (_, program, _, bytes))| Unaccounted { pid, program: program.clone(), bytes: *bytes })
+            .collect()
+    }
+
+    /// Looks at what NVML and the driver say, so far.
+    pub(super) fn looks(&self) -> u64 {
+        self.accounts.looks
+    }
+
+    /// Bytes of the card in use for which neither a process nor a tenant can be charged.
+    pub(super) fn unexplained(&self) -> u64 {
+        self.accounts.unexplained
+    }
+}
+
+/// The part of `own` that `of` is of `all`.
+fn part(own: u64, of: u64, all: u64) -> u64 {
+    if all == 0 {
+        return 0;
+    }
+    u64::try_from(u128::from(own) * u128::from(of) / u128::from(all)).unwrap_or(u64::MAX)
+}
+
+/// Says if NVML counts memory of a kind at the process that has it.
+fn is_the_processes(kind: FixedKind) -> bool {
+    match kind {
+        FixedKind::Array | FixedKind::Shared | FixedKind::Driver => true,
+        FixedKind::Managed | FixedKind::Host => false,
+    }
+}

@@ -1,0 +1,185 @@
+//! What NVML and the driver say of the card, against the accounts.
+
+use super::*;
+
+/// Bytes of one context.
+const CONTEXT: u64 = 512 << 20;
+/// Bytes that are in use for nobody without any tenant.
+const IDLE: u64 = 483 << 20;
+
+/// Two tenants of eight chunks each on a card of 32.
+fn small() -> World {
+    let mut world = World::new(32, 8);
+    world.core.set_margin(CHUNK);
+    for name in ["one", "two"] {
+        world.core.add_tenant(spec(name, 8, Limits::default())).expect("it may be");
+    }
+    look(&mut world, &[], 0);
+    world
+}
+
+fn pid(world: &World, session: SessionId) -> u32 {
+    let tenants = world.core.view().tenants;
+    let all: Vec<u32> = tenants.iter().flat_map(|tenant| &tenant.programs).map(|(pid, _)| *pid).collect();
+    *all.iter().find(|pid| **pid == 100 + session.0 as u32).expect("it is served")
+}
+
+/// NVML has these bytes for processes beside their contexts, and so many are in use for none.
+fn look(world: &mut World, users: &[(u32, u64)], lost: u64) {
+    let user = |&(pid, bytes): &(u32, u64)| User { pid, program: "p".to_owned(), bytes: Some(CONTEXT + bytes) };
+    let chunks = world.core.view().pieces.0 as u64 * CHUNK;
+    world.event(Event::Users { users: users.iter().map(user).collect(), own: Some(CONTEXT + chunks) });
+    world.event(Event::InUseForNobody(IDLE + lost));
+    world.settle();
+}
+
+fn twice(world: &mut World, users: &[(u32, u64)], lost: u64) {
+    look(world, users, lost);
+    look(world, users, lost);
+}
+
+/// Bytes of a tenant: of its processes past the account, kept, and beyond what it may have; and its chunks in all.
+fn past(world: &World, tenant: usize) -> (u64, u64, u64, u32) {
+    let view = world.core.view().tenants.swap_remove(tenant);
+    let beyond: u64 = view.unaccounted.iter().map(|one| one.bytes).sum();
+    (beyond / CHUNK, view.kept_bytes / CHUNK, view.over_quota_bytes / CHUNK, view.memory.placed + view.memory.host)
+}
+
+#[test]
+fn a_process_with_more_than_its_account_is_charged_when_it_is_found_twice() {
+    let mut world = small();
+    let one = world.connect("one");
+    let pid = pid(&world, one);
+    world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Array, bytes: 2 * CHUNK });
+    // Managed memory is not the process's for NVML, and so no excuse for other memory.
+    world.say(one, FromTenant::Fix { request: 2, card: 0, kind: FixedKind::Managed, bytes: CHUNK });
+    twice(&mut world, &[(pid, 3 * CHUNK)], 0);
+    assert_eq!(past(&world, 0), (0, 0, 0, 3), "its account, and the margin");
+    look(&mut world, &[(pid, 7 * CHUNK)], 0);
+    assert_eq!(past(&world, 0), (0, 0, 0, 3), "it may be on its way");
+    look(&mut world, &[(pid, 6 * CHUNK)], 0);
+    assert_eq!(past(&world, 0), (3, 0, 0, 6), "as much as it had both times");
+    assert_eq!(world.core.view().tenants[0].unaccounted[0].pid, pid);
+    world.ask(one, 3, 3);
+    assert_eq!(world.programs[&one].refused, [3], "it has two left");
+    twice(&mut world, &[(pid, 40 * CHUNK)], 0);
+    assert_eq!(past(&world, 0), (37, 0, 32, 8), "beyond all that it may have");
+    assert!(!world.programs[&one].killed, "that is reported");
+    assert_eq!(past(&world, 1), (0, 0, 0, 0), "no concern of the other tenant");
+    look(&mut world, &[(pid, CHUNK)], 0);
+    assert_eq!(past(&world, 0), (0, 0, 0, 3));
+    world.ask(one, 4, 5);
+    assert_eq!(world.places(one).0, 5);
+}
+
+#[test]
+fn a_process_beyond_its_tenants_quota_is_killed_where_the_operator_says_so() {
+    let mut world = small();
+    world.core.set_on_stranger(OnStranger::Kill);
+    let (one, other, two) = (world.connect("one"), world.connect("one"), world.connect("two"));
+    let pids = [one, other, two].map(|session| pid(&world, session));
+    let users = |bytes| pids.iter().zip(bytes).map(|(pid, bytes): (_, u64)| (*pid, bytes * CHUNK)).collect::<Vec<_>>();
+    twice(&mut world, &users([5, 1, 1]), 0);
+    assert!(!world.programs[&one].killed, "it is charged, and within its quota");
+    twice(&mut world, &users([12, 1, 1]), 0);
+    assert!(!world.programs.contains_key(&one), "killed");
+    world.event(Event::InUseForNobody(IDLE));
+    world.settle();
+    assert!(world.programs.contains_key(&other) && world.programs.contains_key(&two), "those that did nothing live");
+    assert_eq!(world.core.view().tenants[0].killed, 1);
+}
+
+/// A program frees this many chunks of which so many are missing.
+fn frees(world: &mut World, session: SessionId, tenant: u32, count: usize, missing: u64) {
+    let chunks: Vec<ChunkId> =
+        world.programs.get_mut(&session).expect("there").chunks.keys().copied().take(count).collect();
+    for chunk in &chunks {
+        world.programs.get_mut(&session).expect("there").chunks.remove(chunk);
+    }
+    world.say(session, FromTenant::Free { chunks });
+    world.settle();
+    world.event(Event::Missing { tenant: vram::VmId(tenant), sure: true, bytes: missing * CHUNK });
+}
+
+#[test]
+fn memory_that_something_keeps_is_charged_to_the_tenant_that_gave_it_back() {
+    let mut world = small();
+    let (one, two) = (world.connect("one"), world.connect("two"));
+    let pids = [one, two].map(|session| (pid(&world, session), 0));
+    twice(&mut world, &pids, 0);
+    world.ask(one, 1, 8);
+    world.ask(two, 1, 8);
+    frees(&mut world, two, 2, 8, 0);
+    frees(&mut world, one, 1, 8, 8);
+    world.ask(two, 2, 8);
+    assert_eq!(world.places(two), (8, 0), "its memory came back");
+    world.ask(one, 2, 8);
+    assert_eq!(world.places(one), (0, 0), "nobody can tell yet whether it has as much already: it waits");
+    let hidden = 3 * (8 << 20);
+    twice(&mut world, &pids, 8 * CHUNK + hidden);
+    assert_eq!((past(&world, 0), past(&world, 1)), ((0, 8, 0, 8), (0, 0, 0, 8)));
+    world.pass(10 * MS);
+    assert_eq!((world.places(one), &world.programs[&one].refused[..]), ((0, 0), &[2][..]), "it is refused");
+    world.leave(one);
+    world.settle();
+    look(&mut world, &pids[1..], 8 * CHUNK + hidden);
+    assert_eq!(past(&world, 0), (0, 8, 0, 8), "its end frees nothing");
+    look(&mut world, &pids[1..], 0);
+    assert_eq!(past(&world, 0), (0, 0, 0, 0), "now something has");
+    assert_eq!(world.core.view().unexplained_bytes, 0);
+}
+
+#[test]
+fn a_tenant_whose_memory_only_seemed_missing_waits_for_two_looks_and_is_charged_nothing() {
+    let mut world = small();
+    let one = world.connect("one");
+    let pids = [(pid(&world, one), 0)];
+    twice(&mut world, &pids, 0);
+    world.ask(one, 1, 8);
+    frees(&mut world, one, 1, 8, 8);
+    world.ask(one, 2, 4);
+    twice(&mut world, &pids, 0);
+    world.pass(10 * MS);
+    assert_eq!((past(&world, 0), world.places(one)), ((0, 0, 0, 4), (4, 0)));
+    frees(&mut world, one, 1, 4, 4);
+    world.event(Event::Blind);
+    world.ask(one, 3, 8);
+    assert_eq!(world.places(one), (8, 0), "without NVML nobody is suspected");
+}
+
+#[test]
+fn nobody_is_charged_for_what_may_be_anothers() {
+    let mut world = small();
+    let (one, two) = (world.connect("one"), world.connect("two"));
+    let pids = [one, two].map(|session| (pid(&world, session), 0));
+    twice(&mut world, &pids, 0);
+    let hidden = 3 * (8 << 20);
+    // Both end, and their memory goes a little later: so much of it is of either.
+    for tenant in [1, 2] {
+        world.event(Event::Missing { tenant: vram::VmId(tenant), sure: false, bytes: 8 * CHUNK });
+    }
+    twice(&mut world, &pids, 6 * CHUNK + hidden);
+    assert_eq!((past(&world, 0).1, past(&world, 1).1), (0, 0));
+    assert_eq!(world.core.view().unexplained_bytes, 5 * CHUNK, "but for the margin");
+    twice(&mut world, &pids, 0);
+    for tenant in [1, 2] {
+        world.event(Event::Missing { tenant: vram::VmId(tenant), sure: false, bytes: 8 * CHUNK });
+    }
+    twice(&mut world, &pids, 12 * CHUNK + hidden);
+    assert_eq!((past(&world, 0).1, past(&world, 1).1), (4, 4), "so much is of each in any case");
+}
+
+#[test]
+fn managed_memory_is_no_memory_for_nobody() {
+    let mut world = small();
+    let one = world.connect("one");
+    let pids = [(pid(&world, one), 0)];
+    twice(&mut world, &pids, 0);
+    world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Managed, bytes: 6 * CHUNK });
+    world.event(Event::Missing { tenant: vram::VmId(1), sure: true, bytes: 8 * CHUNK });
+    twice(&mut world, &pids, 6 * CHUNK);
+    assert_eq!(past(&world, 0), (0, 0, 0, 6), "it is counted by its request");
+    world.say(one, FromTenant::Unfix { card: 0, kind: FixedKind::Managed, bytes: 6 * CHUNK });
+    twice(&mut world, &pids, 0);
+    assert_eq!(past(&world, 0), (0, 0, 0, 0));
+}
