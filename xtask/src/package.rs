@@ -32,13 +32,18 @@ const CONFFILES: [&str; 3] = [
     "etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator",
 ];
 /// Files for CUDA tenants and for Slurm, with their places.
-const FURTHER: [(&str, &str); 5] = [
+const FURTHER: [(&str, &str); 4] = [
     ("cuda-owner", "usr/lib/gpu-mediator/cuda-owner"),
     ("libcuda.so", "usr/lib/gpu-mediator/cuda/libcuda.so.1"),
-    // The same library stands for NVML; as a file of its own, since programs load either without the other.
-    ("libcuda.so", "usr/lib/gpu-mediator/cuda/libnvidia-ml.so.1"),
     ("gpu-mediator-slurm", "usr/bin/gpu-mediator-slurm"),
     ("libspank_gpu_mediator.so", "usr/lib/gpu-mediator/slurm/spank_gpu_mediator.so"),
+];
+/// Further names of the library, each a link to a file beside it. Programs open it by any of them, in any order, and a process
+/// must have it once: copies would be loaded beside each other.
+const LINKS: [(&str, &str); 3] = [
+    ("usr/lib/gpu-mediator/cuda/libcuda.so", "libcuda.so.1"),
+    ("usr/lib/gpu-mediator/cuda/libnvidia-ml.so.1", "libcuda.so.1"),
+    ("usr/lib/gpu-mediator/cuda/libnvidia-ml.so", "libcuda.so.1"),
 ];
 /// The only architecture that is supported.
 const ARCHITECTURE: &str = "amd64";
@@ -171,6 +176,11 @@ impl Recipe {
             }
             tree.copy(&built, path, 0o755)?;
             strip(&tree.path(path))?;
+        }
+        for (path, target) in LINKS {
+            if tree.path(path).with_file_name(target).exists() {
+                tree.link(path, target)?;
+            }
         }
         let ctl = tree.path("usr/bin/mediatorctl");
         for (shell, path) in [

@@ -92,7 +92,7 @@ def environment(tenant):
     if tenant:
         front = f"/tmp/front-{os.path.basename(FOLDER)}"
         os.makedirs(front, exist_ok=True)
-        for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        for name in ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"):
             if os.path.lexists(f"{front}/{name}"):
                 os.remove(f"{front}/{name}")
             os.symlink(f"{FOLDER}/libcuda.so", f"{front}/{name}")

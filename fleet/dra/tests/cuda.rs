@@ -39,7 +39,7 @@ async fn a_claim_of_a_cuda_card_is_a_tenant_whose_programs_see_its_limit() {
     let mut node = Node::new("").await;
     for (folder, library) in [("plain", "libcuda_fake.so"), ("front", "libcuda.so")] {
         std::fs::create_dir(node.path(folder)).unwrap();
-        for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+        for name in ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {
             symlink(built(library), node.path(folder).join(name)).unwrap();
         }
     }

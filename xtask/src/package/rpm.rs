@@ -38,6 +38,9 @@ pub(super) fn make(recipe: &Recipe, tree: &Tree, libc: Option<(u32, u32)>, out: 
         };
         builder.with_file(tree.path(&path), options)?;
     }
+    for (path, target) in tree.links()? {
+        builder.with_symlink(FileOptions::symlink(format!("/{path}"), target).user("root").group("root"))?;
+    }
     if let Some((major, minor)) = libc {
         builder.requires(Dependency::any(format!("libc.so.6(GLIBC_{major}.{minor})(64bit)")));
     }

@@ -1,7 +1,7 @@
 //! The tree of files that a package is made of.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
@@ -12,6 +12,11 @@ use super::output;
 
 /// The folder of what is about the package, not of it.
 const CONTROL: &str = "DEBIAN";
+
+/// Says if something is a file, and not a link to one.
+fn is_file(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_file())
+}
 
 /// A tree under a folder.
 pub(super) struct Tree(PathBuf);
@@ -50,6 +55,24 @@ impl Tree {
         self.write(path, &bytes, mode)
     }
 
+    /// Adds a link to a file of the same folder.
+    pub fn link(&self, path: &str, target: &str) -> Result<()> {
+        let at = self.path(path);
+        symlink(target, &at).with_context(|| format!("cannot make the link {}", at.display()))
+    }
+
+    /// All links of the package by their paths in it, with their targets.
+    pub fn links(&self) -> Result<Vec<(String, String)>> {
+        let mut links = Vec::new();
+        for path in self.all()? {
+            if let Ok(target) = fs::read_link(self.0.join(&path)) {
+                let text = |path: &Path| path.to_str().context("a link's name is not UTF-8").map(str::to_owned);
+                links.push((text(&path)?, text(&target)?));
+            }
+        }
+        Ok(links)
+    }
+
     /// Adds a file as gzip makes it, without name and time.
     pub fn compressed(&self, from: &Path, path: &str) -> Result<()> {
         let bytes = output(Command::new("gzip").args(["-9", "--no-name", "--stdout"]).arg(from))?;
@@ -68,7 +91,7 @@ impl Tree {
 
     /// All files of the package with their paths in it, in order.
     fn files(&self) -> Result<Vec<PathBuf>> {
-        let mut files: Vec<_> = self.all()?.into_iter().filter(|path| self.0.join(path).is_file()).collect();
+        let mut files: Vec<_> = self.all()?.into_iter().filter(|path| is_file(&self.0.join(path))).collect();
         files.retain(|path| !path.starts_with(CONTROL));
         Ok(files)
     }

@@ -6,12 +6,13 @@ use config::{CardKind, CardSpec};
 use vfio_host::{Function, Sysfs};
 
 use super::{Finding, Patient};
+use crate::cdi::NAMES;
 
 /// Folders in which the loader looks for libraries.
 const LIBRARIES: [&str; 5] =
     ["usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib64", "usr/lib", "usr/local/lib"];
-/// The library that is `libcuda.so.1` for tenants' programs, where the package has it.
-const FRONT: &str = "usr/lib/gpu-mediator/cuda/libcuda.so.1";
+/// Folder of the library that is the driver's and NVML's for tenants' programs, where the package has it.
+const FRONT: &str = "usr/lib/gpu-mediator/cuda";
 
 pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
     let functions = Sysfs::at(patient.host.path("sys")).list().unwrap_or_default();
@@ -25,12 +26,13 @@ pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
         })
         .collect();
     if patient.has(CardKind::Cuda) {
-        findings.push(match patient.host.has(FRONT) {
-            true => Finding::good("library", format!("/{FRONT}")),
-            false => Finding::missing(
+        let missing = |name: &&&str| !patient.host.has(&format!("{FRONT}/{name}"));
+        findings.push(match NAMES.iter().find(missing) {
+            None => Finding::good("library", format!("/{FRONT}")),
+            Some(name) => Finding::missing(
                 "library",
-                format!("there is no /{FRONT}"),
-                "install the package gpu-mediator with its CUDA parts; tenants' programs load it",
+                format!("there is no /{FRONT}/{name}"),
+                "install the package gpu-mediator with its CUDA parts; tenants' programs load it by any of its four names",
             ),
         });
     }

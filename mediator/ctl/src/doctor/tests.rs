@@ -214,6 +214,12 @@ fn a_cuda_card_needs_nvidias_driver_and_the_library() {
     {
         write(&root, path, "");
     }
+    // Programs that open the driver by another name would get NVIDIA's.
+    let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
+    assert!(told(&findings, "library").contains("there is no /usr/lib/gpu-mediator/cuda/libcuda.so"), "{text}");
+    for name in ["libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {
+        write(&root, &format!("usr/lib/gpu-mediator/cuda/{name}"), "");
+    }
     write(&root, "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX  575.57\nGCC\n");
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
     assert_eq!((told(&findings, "nvidia"), told(&findings, "library")), (String::new(), String::new()), "{text}");
