@@ -5,8 +5,8 @@
 
 use std::ffi::c_int;
 
-use crate::slots::{GATED, GATES, NAMES_MEMORY, PRESENTS, at};
 use crate::driver::{self, SUCCESS};
+use crate::slots::{GATED, GATES, NAMES_MEMORY, PRESENTS, at};
 use crate::{captures, contexts, lookup, memory, process, tenant, visible};
 
 /// `cuInit`: a program that is to be a tenant and cannot be one does not run beside its limits.

@@ -349,6 +349,7 @@ fn settings(folder: &Path) -> Settings {
         slice_ns: 1_000_000,
         run_ahead_us: 4000,
         kills_strangers: false,
+        margin_bytes: 0,
         rules: rules(&mut Input(&[])),
         journal: folder.join("journal"),
     }

@@ -4,7 +4,7 @@ use super::scheduler::Seconds;
 use super::{Metric, described, escaped, samples};
 use api::Tenant;
 
-const TENANT: [Metric<Tenant, String>; 12] = [
+const TENANT: [Metric<Tenant, String>; 13] = [
     ("gpu_mediator_tenant_served", "gauge", "1 while the owner of a tenant's card answers", |tenant| {
         one(u8::from(tenant.served))
     }),

@@ -82,7 +82,7 @@ mod tests {
         let (victim, path) = (folder.path().join("victim"), folder.path().join("gpu.programs"));
         std::fs::write(&victim, "theirs").expect("written");
         std::os::unix::fs::symlink(&victim, path.with_extension("new")).expect("linked");
-        Journal::open(&path).keep(&[std::process::id()]);
+        Journal::open(&path).keep([std::process::id()].into_iter());
         assert_eq!(std::fs::read_to_string(&victim).expect("readable"), "theirs");
         assert!(std::fs::symlink_metadata(&path).expect("there").is_file());
     }
