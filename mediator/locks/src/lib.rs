@@ -184,6 +184,17 @@ impl<'a, K: Rank, T: 'a, L: Locks> Guard<'a, K, T, L> {
     }
 }
 
+impl<'a, K: Rank, T: 'a> Guard<'a, K, T, Real> {
+    /// Lets a thread that waits for the lock have it first, and takes it again. Costs next to nothing if none waits.
+    pub fn give_way(&mut self) {
+        self.record();
+        parking_lot::MutexGuard::bump(&mut self.raw);
+        if let Some(hold) = &mut self.measured {
+            *hold = Hold::begin(hold.share, hold.place);
+        }
+    }
+}
+
 impl<'a, K: Rank, T: 'a, L: Locks> Deref for Guard<'a, K, T, L> {
     type Target = T;
 

@@ -38,6 +38,17 @@ impl<'a> StateGuard<'a> {
         Self { host, state, unwinding }
     }
 
+    /// Lets a thread that waits for the lock have it first, and takes it again: for work that takes many short holds, which would
+    /// otherwise be one long hold to everybody else, since a thread that runs takes the lock before one that has to be woken.
+    ///
+    /// # Panics
+    /// When the card has failed meanwhile.
+    pub fn give_way(&mut self) {
+        self.state.give_way();
+        // PANIC: as above.
+        assert!(self.unwinding || self.host.failure().is_none(), "the card has failed");
+    }
+
     /// Releases the lock until `condition` is notified, or `limit` has passed, and takes it again.
     ///
     /// # Panics

@@ -15,7 +15,7 @@ mod segments;
 mod waits;
 
 use super::counts::counts;
-use super::memory::{Memory, Remap, Showing, View};
+use super::memory::{Memory, Pace, Remap, Showing, View};
 use super::pending::Pending;
 use super::pv::{Interface, PvSettings};
 use super::work::{Runlist, Work};
@@ -110,6 +110,8 @@ pub(super) struct VmBackend {
     writes: WriteWait,
     /// Work that leaves the card for pages under apertures to move.
     stop: Option<Stop>,
+    /// Budget of pages that move under apertures.
+    pace: Pace,
     /// Faults that the guest is told of after the access that brought them about.
     faults: Vec<MmuFault>,
     /// Nothing of the VM's is on the card any more: what it had may be given to others.
@@ -139,6 +141,7 @@ impl VmBackend {
             pending: Pending::new(vm, queue_limit),
             writes: WriteWait::new(queue_limit),
             stop: None,
+            pace: Pace::default(),
             faults: Vec::new(),
             quiet: true,
             answers_first: false,

@@ -44,6 +44,8 @@ pub(super) struct Stop {
     since_ns: u64,
     /// Parts of BARs that are to show something else.
     due: Vec<Showing>,
+    /// No work leaves: the VM has had so much moved that this waits until then, in ns of the card's clock.
+    until_ns: Option<u64>,
 }
 
 impl VmBackend {
@@ -59,10 +61,16 @@ impl VmBackend {
         }
     }
 
-    /// PRAMIN has been placed: it shows what is there now.
-    pub(crate) fn show_window(&mut self, base: Option<GuestVramAddr>) {
+    /// The guest has placed PRAMIN: it shows what is there once [`Self::look_at_moves`] says so.
+    pub(super) fn move_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh(Showing::Pramin);
+    }
+
+    /// PRAMIN has been placed: it shows what is there now. None of the VM's work is on the card.
+    pub(crate) fn show_window(&mut self, base: Option<GuestVramAddr>) {
+        self.memory.place_window(base);
+        self.refresh_at_once(Showing::Pramin);
     }
 
     /// PRAMIN shows nothing until it is [placed](Self::show_window) again. None of the VM's work is on the card.
@@ -76,27 +84,49 @@ impl VmBackend {
         if self.remap().pages() == 0 {
             self.remap().blank(&self.host);
         }
-        self.refresh_flushed(None);
-        self.refresh(Showing::Pramin);
+        Showing::ALL.into_iter().for_each(|showing| self.refresh_at_once(showing));
         self.choose_polled();
     }
 
     /// Makes what is mapped of a BAR show what the guest has there now. Where work of the VM names pages that are to move, that is done
-    /// once the work has left the card, by [`Self::look_at_moves`].
+    /// once the work has left the card, by [`Self::look_at_moves`]; so it is where the guest has had so many pages moved that the
+    /// next move waits.
     pub(super) fn refresh(&mut self, showing: Showing) {
         let changes = self.memory.changes(showing);
         if changes.is_empty() {
             return;
         }
+        let now = self.now_ns();
+        let until_ns = self.pace.wait_until(now);
+        if self.stop.is_none() && until_ns.is_some() {
+            self.remap_mut().counts.waits += 1;
+            self.stop = Some(Stop { busy: Vec::new(), since_ns: now, due: Vec::new(), until_ns });
+        }
+        self.refresh_changes(showing, &changes);
+    }
+
+    /// As [`Self::refresh`], for what the guest did not ask for: it does not wait.
+    fn refresh_at_once(&mut self, showing: Showing) {
+        if let Some(Stop { until_ns, .. }) = &mut self.stop {
+            *until_ns = until_ns.map(|_| 0);
+        }
+        self.look_at_moves();
+        let changes = self.memory.changes(showing);
+        if !changes.is_empty() {
+            self.refresh_changes(showing, &changes);
+        }
+    }
+
+    fn refresh_changes(&mut self, showing: Showing, changes: &[(u32, Want)]) {
         if self.stop.is_none() {
-            let concerned = self.remap().concerned(showing, &changes);
+            let concerned = self.remap().concerned(showing, changes);
             if concerned.iter().any(|range| self.memory.names(*range)) {
                 self.stop_work();
             }
         }
         match &mut self.stop {
             Some(stop) => stop.due.extend((!stop.due.contains(&showing)).then_some(showing)),
-            None => self.show_changes(showing, &changes),
+            None => self.show_changes(showing, changes),
         }
         self.look_at_moves();
     }
@@ -109,8 +139,11 @@ impl VmBackend {
     /// Moves what waits for work to leave the card, if it has left. Returns whether some still waits; then it is to be looked
     /// at again after [`LOOK`], with the VM's lock free meanwhile.
     pub(crate) fn look_at_moves(&mut self) -> bool {
-        let Some(Stop { busy, since_ns, .. }) = &self.stop else { return false };
+        let Some(Stop { busy, since_ns, until_ns, .. }) = &self.stop else { return false };
         let (busy, since_ns) = (busy.clone(), *since_ns);
+        if let Some(until_ns) = *until_ns {
+            return self.now_ns() < until_ns || self.take_up_due();
+        }
         // Work that cannot be interrupted goes on to its end. If it hangs, the watchdog ends it.
         if let Some(channel) = busy.into_iter().find(|channel| self.preempting(*channel)) {
             let waited_ns = self.now_ns().saturating_sub(since_ns);
@@ -135,8 +168,24 @@ impl VmBackend {
         false
     }
 
+    /// Begins the moves that have waited for the VM's budget. Returns whether they wait for work to leave the card.
+    fn take_up_due(&mut self) -> bool {
+        for showing in self.stop.take().map(|stop| stop.due).unwrap_or_default() {
+            let changes = self.memory.changes(showing);
+            if !changes.is_empty() {
+                self.refresh_changes(showing, &changes);
+            }
+        }
+        if self.stop.is_none() {
+            self.pause(self.work.blocks());
+        }
+        self.stop.is_some()
+    }
+
     fn show_changes(&mut self, showing: Showing, changes: &[(u32, Want)]) {
         let moves = self.remap_mut().book(showing, changes);
+        let now = self.now_ns();
+        self.pace.charge(now, (moves.outs.len() + moves.ins.len()) as u64);
         self.look_at_strays(&moves.strays);
         self.carry_out(&moves);
         let moved = moves.outs.iter().chain(&moves.ins).map(|(page, _)| *page).collect();
@@ -160,34 +209,41 @@ impl VmBackend {
         let address = |page: u32| GuestVramAddr(u64::from(page) * SMALL_PAGE);
         let mut data = [0; SMALL_PAGE as usize];
         // What has no place yet is zeros, and when its chunk gets one here it is zeros until it is written. Of a card each word that is
-        // read is a round trip.
-        let unplaced =
-            |page: &u32| host.lock().vram().chunks.is_placed(*vm, GuestAddr(address(*page).0)) == Some(false);
-        let mut zeros: BTreeSet<u32> =
-            moves.outs.iter().chain(&moves.ins).map(|(page, _)| *page).filter(unplaced).collect();
-        if let Err(error) = host.lock().vram().memory.barrier() {
+        // read is a round trip. The card's lock is offered to the threads that wait for it after each page.
+        let mut state = host.lock();
+        let mut zeros = BTreeSet::new();
+        for (page, _) in moves.outs.iter().chain(&moves.ins) {
+            if state.vram().chunks.is_placed(*vm, GuestAddr(address(*page).0)) == Some(false) {
+                zeros.insert(*page);
+            }
+            state.give_way();
+        }
+        if let Err(error) = state.vram().memory.barrier() {
             tracing::error!(%vm, %error, "what work wrote last may be lost");
         }
         for (page, slot) in &moves.outs {
+            state.give_way();
             memory.grants().remap().read(*slot, 0, &mut data);
             memory.unseen(address(*page), false);
             if data == BLANK && zeros.contains(page) {
                 continue;
             }
             zeros.remove(page);
-            // The card's lock is taken for each page: others wait for it.
-            if host.lock().vram_mut().guest_write(*vm, address(*page), &data).is_none() {
+            if state.vram_mut().guest_write(*vm, address(*page), &data).is_none() {
                 tracing::error!(%vm, page, "a page of guest memory is lost: it has no place on the card");
             }
         }
+        drop(state);
         moves.blanks.iter().for_each(|slot| memory.grants().remap().write(*slot, 0, &BLANK));
+        let mut state = host.lock();
         for (page, slot) in &moves.ins {
+            state.give_way();
             memory.unseen(address(*page), true);
             if zeros.contains(page) {
                 memory.grants().remap().write(*slot, 0, &BLANK);
                 continue;
             }
-            if host.lock().vram_mut().guest_read(*vm, address(*page), &mut data).is_none() {
+            if state.vram_mut().guest_read(*vm, address(*page), &mut data).is_none() {
                 data.fill(0);
             }
             memory.grants().remap().write(*slot, 0, &data);
@@ -223,7 +279,7 @@ impl VmBackend {
         for channel in &busy {
             self.preempt(*channel);
         }
-        self.stop = Some(Stop { busy, since_ns: self.now_ns(), due: Vec::new() });
+        self.stop = Some(Stop { busy, since_ns: self.now_ns(), due: Vec::new(), until_ns: None });
     }
 
     /// The guest's driver is gone: nothing of its memory lives under the apertures, and what did is lost. Its channels

@@ -41,7 +41,7 @@ impl Backend for VmBackend {
     }
 
     fn place_window(&mut self, base: Option<GuestVramAddr>) {
-        self.show_window(base);
+        self.move_window(base);
     }
 
     fn flush_tlb(&mut self, directory: Option<Place>, _hub_only: bool) {

@@ -1,7 +1,7 @@
 //! One VM's side of the card as it is saved.
 
 use super::channels::own_pages;
-use super::{Counts, Description, VmBackend};
+use super::{Counts, Description, Pace, VmBackend};
 use crate::memory::{Memory, Restored, SavedMemory};
 use crate::pending::SavedPending;
 use crate::pv::{Around, Attachments, PvSettings, SavedAttachments, SavedInterface};
@@ -65,6 +65,8 @@ impl VmBackend {
             answers_first: _,
             late,
             counts,
+            // Its budget is full in the next process.
+            pace: _,
             pv,
         } = self;
         if stop.is_some() || !faults.is_empty() || late.is_some() {
@@ -192,6 +194,7 @@ impl VmBackend {
             pending,
             writes: WriteWait::new(queue_limit),
             stop: None,
+            pace: Pace::default(),
             faults: Vec::new(),
             quiet: false,
             answers_first: false,

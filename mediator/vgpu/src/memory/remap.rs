@@ -153,6 +153,8 @@ counts! {
         aliases: "aperture_aliases",
         /// Times that work was stopped for a move.
         stops: "aperture_stops",
+        /// Moves that have waited, since the guest had so many pages moved before.
+        waits: "aperture_waits",
         /// Accesses by message to what the client can map.
         messages: "aperture_messages",
     }

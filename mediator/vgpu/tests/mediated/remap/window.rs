@@ -5,6 +5,8 @@ use crate::handover::handover;
 use crate::{A, B, MIB, VM_MIB, rig, usage};
 use nvspec::regs::{pbus, windows::pramin};
 use rig::driver::{CE0, Driver, PAGE, ce_copy, object, pattern};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 use vmm_glue::RegionIndex::{Bar0, Bar3};
 
 /// Offset in PRAMIN's file, which has offsets of BAR0, of guest VRAM at `at` with the window at a multiple of 64 KiB below.
@@ -148,4 +150,81 @@ fn what_was_never_written_is_neither_written_nor_read() {
     let place = in_window(&mut driver, at);
     assert_eq!(cpu.read(place + 3 * PAGE, PAGE), pattern(5, 0));
     assert!(cpu.is_zero(place, 3 * PAGE));
+}
+
+/// Pages that a VM may have moved at once, and per second, as `memory/pace.rs` says.
+const BURST: u64 = 1 << 16;
+const RATE: u64 = 1 << 15;
+
+/// Has a guest move pages by `step`, more than its burst, and compares how many have moved with the time that it took.
+fn moves_no_faster_than_it_may(driver: &mut Driver, mut step: impl FnMut(&mut Driver, usize)) {
+    let began = Instant::now();
+    let moved = |driver: &Driver| driver.guest.counter("aperture_moves");
+    for round in 0.. {
+        step(driver, round);
+        if moved(driver) > BURST + RATE {
+            break;
+        }
+        assert!(round < 1000, "{} pages have moved", moved(driver));
+    }
+    // The last move is allowed on credit.
+    let most = BURST as f64 + RATE as f64 * began.elapsed().as_secs_f64() + 4.0 * 4096.0;
+    assert!((moved(driver) as f64) < most, "{} pages have moved, {most} may", moved(driver));
+    assert!(driver.guest.counter("aperture_waits") > 0);
+}
+
+#[test]
+fn a_guest_that_places_its_window_again_and_again_waits_by_itself() {
+    let rig = rig();
+    let (mut driver, mut neighbour) = (driver(&rig, 0), super::driver(&rig, 1));
+    let cpu = Cpu::of(&driver.guest, Bar0);
+    let at = driver.vram(768).next_multiple_of(MIB);
+    driver.guest.vram_write(at, &pages(4, 512));
+    let mut channel = neighbour.channel(1);
+    neighbour.buffer(&channel, A, 4, 1);
+    let to = neighbour.buffer(&channel, B, 4, 2);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let beside = scope.spawn(|| {
+            let mut copies = 0;
+            while !done.load(Ordering::SeqCst) {
+                copy(&mut neighbour, &mut channel, A, B, 4);
+                copies += 1;
+            }
+            copies
+        });
+        let moves = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            moves_no_faster_than_it_may(&mut driver, |driver, round| {
+                let first = (round % 2) as u64 * 256;
+                let place = in_window(driver, at + first * PAGE);
+                // Once the write is answered, the window shows what it is to.
+                assert_eq!(cpu.read(place, PAGE), pattern(4, first), "{round}");
+            });
+        }));
+        done.store(true, Ordering::SeqCst);
+        moves.unwrap_or_else(|error| std::panic::resume_unwind(error));
+        assert!(beside.join().unwrap() > 0);
+    });
+    assert!(neighbour.vram_holds(to, 4, 1));
+    assert_eq!(neighbour.guest.counter("aperture_waits"), 0, "it pays nothing");
+}
+
+#[test]
+fn a_guest_that_maps_and_unmaps_an_aperture_again_and_again_waits_by_itself() {
+    let rig = rig();
+    let mut driver = driver(&rig, 0);
+    let cpu = Cpu::of(&driver.guest, Bar3);
+    let at = driver.vram(1024);
+    driver.guest.vram_write(at, &pages(4, 1024));
+    super::show(&mut driver, 1, HIGH3, at, 1024);
+    let directory = driver.apertures[1].directory;
+    let mut entry = vec![0; 8];
+    driver.guest.vram_read(directory, &mut entry);
+    // One entry of the directory, and all of it comes or goes.
+    moves_no_faster_than_it_may(&mut driver, |driver, round| {
+        let shown = round % 2 == 1;
+        driver.guest.vram_write(directory, if shown { &entry } else { &[0; 8] });
+        driver.flush();
+        assert_eq!(cpu.is_zero(HIGH3, PAGE), !shown, "{round}");
+    });
 }

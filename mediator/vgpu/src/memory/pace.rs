@@ -1,0 +1,73 @@
+//! Bounds how fast one VM has pages moved under its mapped apertures.
+//!
+//! One register write or one flush of a guest can move as many pages as an aperture has. Each page takes the card's lock, and the
+//! card's bus, from the neighbours. So a VM has a budget of pages: a driver's start fits into it, and behind that the guest's next
+//! move waits, in the VM's own thread and without a lock.
+
+/// Pages that a VM may have moved at once: all of its apertures and some 60 times the window, several starts of a driver.
+const BURST: u64 = 1 << 16;
+/// Pages per second that the budget grows by: the window can be placed 64 times a second, in all its 256 pages that go and come.
+const RATE: u64 = 1 << 15;
+/// Longest wait for one move, in ns. A move of all apertures costs less than that.
+// TIMEOUT: QEMU gives up a request that was not answered for 5 s, and a daemon's upgrade waits for 4 s.
+const MAX_WAIT_NS: u64 = 2_000_000_000;
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// A VM's budget. It may be overdrawn by one move.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pace {
+    /// Time at which the budget is full again if nothing moves, in ns.
+    full_at: u64,
+}
+
+impl Pace {
+    /// Returns the time until which the next move is to wait, if it is.
+    pub(crate) fn wait_until(&self, now: u64) -> Option<u64> {
+        let ready_at = self.full_at.saturating_sub(cost_ns(BURST));
+        (ready_at > now).then(|| ready_at.min(now.saturating_add(MAX_WAIT_NS)))
+    }
+
+    /// Pages have moved.
+    pub(crate) fn charge(&mut self, now: u64, pages: u64) {
+        let most = now.saturating_add(cost_ns(BURST)).saturating_add(MAX_WAIT_NS);
+        self.full_at = self.full_at.max(now).saturating_add(cost_ns(pages)).min(most);
+    }
+}
+
+/// Time in which the budget grows by so many pages.
+fn cost_ns(pages: u64) -> u64 {
+    pages.saturating_mul(SECOND_NS / RATE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moves_are_free_up_to_the_burst_and_then_as_fast_as_the_rate() {
+        let mut pace = Pace::default();
+        let mut moved = 0;
+        while pace.wait_until(0).is_none() {
+            pace.charge(0, 512);
+            moved += 512;
+        }
+        assert!((BURST..=BURST + 512).contains(&moved), "{moved}");
+        // For ten seconds the guest moves its window as soon as it may.
+        let (mut now, mut moves) = (0, 0);
+        while now < 10 * SECOND_NS {
+            now = pace.wait_until(now).unwrap_or(now);
+            pace.charge(now, 512);
+            moves += 1;
+        }
+        assert!((638..=642).contains(&moves), "{moves}");
+        assert_eq!(pace.wait_until(now + 60 * SECOND_NS), None, "a guest that rests has its burst again");
+    }
+
+    #[test]
+    fn no_move_waits_for_longer_than_a_vmm_does() {
+        let mut pace = Pace::default();
+        pace.charge(0, u64::MAX);
+        assert_eq!(pace.wait_until(0), Some(MAX_WAIT_NS));
+        assert_eq!(pace.wait_until(MAX_WAIT_NS), None);
+    }
+}
