@@ -87,6 +87,15 @@ impl EngineState {
         Some((flight, used))
     }
 
+    /// Up to `now` the engine was kept from all that it has, since `since` or the end of what it had before. Returns the time in ns.
+    pub(crate) fn pass(&mut self, since: Nanos, now: Nanos) -> u64 {
+        let used = now.since(since.max(self.last_end));
+        self.last_end = self.last_end.max(now);
+        self.busy = self.busy.saturating_add(used);
+        self.begin_anew(now);
+        used
+    }
+
     pub(crate) fn flights(&self) -> impl Iterator<Item = &Flight> {
         self.flights.iter()
     }

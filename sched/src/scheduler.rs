@@ -86,6 +86,7 @@ impl Scheduler {
             Event::Resumed { ticket } => self.resume(ticket),
             Event::Requeued { ticket } => self.requeue(ticket),
             Event::Moved { ticket, since } => self.moved(ticket, since),
+            Event::Kept { engine, vgpu, since } => self.kept(engine, vgpu, since),
             Event::Occupied { engine, vgpu, channel } => self.occupied(engine, vgpu, channel),
             Event::Unoccupied { engine, since } => {
                 self.engines[engine.index()].begin_anew(since.unwrap_or(self.now).min(self.now));
@@ -333,6 +334,19 @@ impl Scheduler {
         self.charge(engine, &flight, used);
         let lane = self.lane_of(engine);
         self.lanes[lane].charged(&self.config, flight.vgpu, used, now);
+        true
+    }
+
+    /// What the engine was given meanwhile has not had it.
+    fn kept(&mut self, engine: Engine, vgpu: VgpuId, since: Nanos) -> bool {
+        let now = self.now;
+        let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
+        let used = self.engines[engine.index()].pass(since, now);
+        let account = &mut known.accounts[engine.index()];
+        account.used = account.used.saturating_add(used);
+        known.history.add(now, engine, used);
+        let lane = self.lane_of(engine);
+        self.lanes[lane].charged(&self.config, vgpu, used, now);
         true
     }
 

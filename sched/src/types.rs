@@ -142,6 +142,16 @@ pub enum Event {
         /// Time at which it was last known to have done nothing since it waited.
         since: Nanos,
     },
+    /// A vGPU has kept an engine from the others since then without a submission of its own there: its work elsewhere had to end
+    /// before they might use the engine. It is charged for that, and what waits there is not.
+    Kept {
+        /// The engine.
+        engine: Engine,
+        /// The vGPU.
+        vgpu: VgpuId,
+        /// Begin of that, or of the part that was not told before.
+        since: Nanos,
+    },
     /// An engine works for a channel, as the card says when it is asked what runs for too long.
     Occupied {
         /// The engine.

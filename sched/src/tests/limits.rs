@@ -197,6 +197,27 @@ fn work_of_another_lane_is_booked_where_the_card_says_that_it_runs() {
 }
 
 #[test]
+fn a_vgpu_that_keeps_an_engine_from_another_is_charged_for_it_and_the_other_is_not() {
+    let mut harness = harness(0, 0);
+    harness.arrive(0, 3, Engine::Copy0, 1000 * MS);
+    harness.arrive(1, 4, Engine::Compute, MS);
+    // The engine is the other's by the books, and cannot begin.
+    for step in 1..=4 {
+        let since = Nanos(harness.now);
+        harness.now = step * 10 * MS;
+        harness.feed(Event::Kept { engine: Engine::Compute, vgpu: VgpuId(0), since });
+    }
+    let used = |harness: &Harness, vgpu| harness.scheduler.account(VgpuId(vgpu), Engine::Compute).unwrap().used;
+    assert_eq!([used(&harness, 0), used(&harness, 1)], [40 * MS, 0]);
+    harness.now += MS;
+    harness.feed(Event::Completed { ticket: Ticket(2), ended: Some(Nanos(harness.now)) });
+    assert_eq!([used(&harness, 0), used(&harness, 1)], [40 * MS, MS]);
+    assert_eq!(harness.scheduler.busy(Engine::Compute), 41 * MS);
+    // By its budget the other comes first from now on.
+    assert_eq!(harness.scheduler.strikes(VgpuId(1)).unwrap().0, 0, "its limit begins when it has the engine");
+}
+
+#[test]
 fn what_works_between_two_looks_at_its_wait_is_charged() {
     let mut harness = harness(0, 0);
     harness.arrive(0, 0, Engine::Compute, 1000 * MS);

@@ -246,6 +246,7 @@ fn what_is_not_known_is_counted_and_has_no_effect() {
         Event::Requeued { ticket: Ticket(9) },
         Event::Moved { ticket: Ticket(9), since: Nanos(0) },
         Event::Adopted { vgpu: VgpuId(7), channel: Channel(0), engine: Engine::Compute, ticket: Ticket(9) },
+        Event::Kept { engine: Engine::Compute, vgpu: VgpuId(7), since: Nanos(0) },
         Event::Struck { vgpu: VgpuId(7), engine: Engine::Compute },
         Event::Withdrawn { ticket: Ticket(9) },
         Event::ChannelEnded { vgpu: VgpuId(7), channel: Channel(0) },

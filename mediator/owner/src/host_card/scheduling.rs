@@ -52,6 +52,15 @@ impl Feeder for HostState {
         self.is_shut_out(channel) && !self.scrubber.as_ref().is_some_and(comes)
     }
 
+    fn closes_graphics(&self, channel: ChannelId) -> bool {
+        let [graphics, ..] = self.work.channels().contexts(channel);
+        self.scrubber.is_some() && graphics
+    }
+
+    fn take_kept(&mut self) -> Option<(VmId, Nanos)> {
+        self.scrubber.as_mut()?.kept.take()
+    }
+
     fn occupant(&mut self, engine: Engine) -> Option<ChannelId> {
         self.work.channels_mut().occupant(self.memory.card_mut(), number_of(engine))
     }

@@ -13,6 +13,7 @@ use nvspec::chip::Chip;
 use nvspec::fifo::{ChannelId, GpEntry, VirtualChannelId, engine};
 use residue::kernel::Kernel;
 use residue::{Counts, Step, Tenancy};
+use sched::Nanos;
 use vram::{PagePool, Place, VmId};
 
 /// The mediator's channel on PGRAPH among the VMs of [`Channels`]. No VM of an operator has that number.
@@ -35,6 +36,10 @@ pub(super) struct Scrubber {
     /// The channel has gone.
     broken: bool,
     pub(super) tenancy: Tenancy,
+    /// Time since when PGRAPH has had nothing to do while its tenant's work elsewhere kept the next one from it.
+    keeps_since: Option<Nanos>,
+    /// What of that the scheduler is to be told.
+    pub(super) kept: Option<(VmId, Nanos)>,
 }
 
 impl Scrubber {
@@ -58,8 +63,18 @@ impl Scrubber {
         let physical = bind(&mut space, vram, channels, (SCRUBBER, CHANNEL), engine::GR)?;
         let push = (push, words.len() as u32);
         let ring = [0; 1 << RING_LOG2];
-        let scrubber =
-            Self { space, physical, push, ring, put: 0, busy: None, broken: false, tenancy: Tenancy::default() };
+        let scrubber = Self {
+            space,
+            physical,
+            push,
+            ring,
+            put: 0,
+            busy: None,
+            broken: false,
+            tenancy: Tenancy::default(),
+            keeps_since: None,
+            kept: None,
+        };
         scrubber.enable(vram, channels);
         channels.admit(&mut vram.memory, None);
         Ok(scrubber)
@@ -90,6 +105,16 @@ impl Scrubber {
         channels.start(&mut vram.memory, self.physical, submission);
         self.busy = Some(submission);
         Ok(())
+    }
+
+    /// PGRAPH's tenant is to leave it, and has not. `idle`: PGRAPH does nothing meanwhile. What the tenant has kept it for is told to the
+    /// scheduler from the last look on at which that was so.
+    fn look_at_leaver(&mut self, vm: VmId, idle: bool, now: Nanos) {
+        if let Some(since) = self.keeps_since.take() {
+            let before = self.kept.filter(|(of, _)| *of == vm).map_or(since, |(_, before)| before);
+            self.kept = Some((vm, before));
+        }
+        self.keeps_since = idle.then_some(now);
     }
 
     /// Returns whether the kernel is under way.
@@ -126,6 +151,7 @@ impl HostState {
     pub(super) fn forget_graphics(&mut self, vm: VmId) {
         if let Some(scrubber) = &mut self.scrubber {
             scrubber.tenancy.forget(vm);
+            (scrubber.keeps_since, scrubber.kept) = (None, None);
             if self.work.channels().admitted() == Some(vm) {
                 self.work.channels_mut().admit(self.memory.card_mut(), None);
             }
@@ -150,7 +176,11 @@ impl HostState {
         while !self.still {
             let Some(mut scrubber) = self.scrubber.take() else { return };
             let (works, left) = match scrubber.tenancy.tenant() {
-                Some((vm, true)) => (true, self.has_left_graphics(vm)),
+                Some((vm, true)) => {
+                    let (idle, left) = self.has_left_graphics(vm);
+                    scrubber.look_at_leaver(vm, idle && !left, self.clock.card_time());
+                    (true, left)
+                }
                 Some((vm, false)) => (self.has_on_graphics(vm, &[Stage::Started]), false),
                 None => (false, true),
             };
@@ -208,13 +238,15 @@ impl HostState {
         self.work.schedule().any_at(stages, &self.work.channels().on_graphics(vm))
     }
 
-    /// Returns whether nothing of a VM is on PGRAPH, nor comes there.
-    fn has_left_graphics(&mut self, vm: VmId) -> bool {
+    /// Returns whether PGRAPH works for nobody, and whether nothing of a VM comes there any more either.
+    fn has_left_graphics(&mut self, vm: VmId) -> (bool, bool) {
         let leaving = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
         let on = self.work.channels().on_graphics(vm);
         let leaves = |channel: &ChannelId| {
             self.work.channels().by_physical(*channel).is_some_and(|(_, of)| leaving.contains(&of))
         };
-        !on.iter().any(leaves) && self.work.channels_mut().occupant(self.memory.card_mut(), engine::GR).is_none()
+        let leaves = on.iter().any(leaves);
+        let idle = self.work.channels_mut().occupant(self.memory.card_mut(), engine::GR).is_none();
+        (idle, idle && !leaves)
     }
 }

@@ -61,6 +61,17 @@ pub trait Feeder {
         false
     }
 
+    /// Returns whether a channel's VM has PGRAPH to itself while the channel has work on the card, whichever engine that is for.
+    fn closes_graphics(&self, _channel: ChannelId) -> bool {
+        false
+    }
+
+    /// Returns for how long a VM has kept PGRAPH from others with work elsewhere, since this was asked last: whose it is, and
+    /// since when.
+    fn take_kept(&mut self) -> Option<(VmId, Nanos)> {
+        None
+    }
+
     /// The channel that an engine works for, as the card says.
     fn occupant(&mut self, engine: Engine) -> Option<ChannelId>;
 
@@ -161,15 +172,25 @@ pub trait Feeder {
     /// be one more, for the guest as well. It is found with the guest's own, or by a look.
     fn is_unobserved(&mut self, vm: VmId, channel: ChannelId, engines: [bool; Engine::COUNT]) -> bool {
         let now = self.card_time();
-        let engine = self.schedule().engine_for(channel, engines);
+        let engine = self.books_on(channel, engines);
         let schedule = self.schedule();
         schedule.waiting == 0 && schedule.scheduler.is_brief_and_alone(vm, engine, now, LOOK_NS)
+    }
+
+    /// Returns the engine whose turn a channel's next work waits for. While it is on the card other VMs may not use PGRAPH, whatever
+    /// it works on, if [PGRAPH is closed](Self::closes_graphics) for it: then it waits for PGRAPH's turn, and where the card shows it
+    /// elsewhere it is charged there.
+    fn books_on(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT]) -> Engine {
+        if self.closes_graphics(channel) {
+            return Engine::Compute;
+        }
+        self.schedule().engine_for(channel, engines)
     }
 
     /// The event of a submission that may run.
     fn arrival(&mut self, ticket: Ticket, vm: VmId, channel: ChannelId) -> Event {
         let engines = self.engines_of(channel);
-        let engine = self.schedule().engine_for(channel, engines);
+        let engine = self.books_on(channel, engines);
         Event::Arrival { vgpu: vm, channel: Channel(channel.0.into()), engine, ticket }
     }
 
@@ -196,6 +217,9 @@ pub trait Feeder {
         }
         self.release_idle(&mut events);
         self.hand_over();
+        if let Some((vgpu, since)) = self.take_kept() {
+            events.push(Event::Kept { engine: Engine::Compute, vgpu, since });
+        }
         let deferred = self.next_look_ns();
         if events.is_empty() && deferred.is_some() {
             let now = self.card_time();

@@ -4,9 +4,10 @@ use super::schedule::acquire;
 use super::{A, B};
 use nvspec::class::compute90c0 as class;
 use owner::Sharing;
-use rig::driver::{Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object};
+use rig::driver::{CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, methods, object};
 use rig::{Rig, settings, sharing};
-use simgpu::{Config, EngineId, Fault, FaultKind};
+use sched::{Engine, VgpuId};
+use simgpu::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,6 +24,26 @@ const HELD: std::ops::Range<u32> = 8..32;
 fn rig(clear: bool) -> Rig {
     let sharing = Sharing { clear, ..sharing() };
     Rig::made(&Config { vram_mib: 64, ..Config::default() }, &sharing, |card| card)
+}
+
+/// Time of a copy of a page by PGRAPH, and by a copy engine.
+const GRAPH_NS: u64 = 400_000;
+const COPY_NS: u64 = 5_000_000;
+/// Copies by a copy engine in one submission.
+const COPIES: usize = 20;
+
+/// A card whose work takes time of its own.
+fn timed(clear: bool) -> Rig {
+    let timing = |launch_ns| EngineTiming { bytes_per_second: 0, launch_ns };
+    let (graph, copy) = (timing(GRAPH_NS), timing(COPY_NS));
+    let time = TimeModel { graph, compute: ComputeTiming::default(), copy, switch_ns: 0, bus_bytes_per_second: 0 };
+    let sharing = Sharing { clear, ..sharing() };
+    Rig::made(&Config { vram_mib: 64, time: Some(time), ..Config::default() }, &sharing, |card| card)
+}
+
+fn used(rig: &Rig, vm: u32, engine: Engine) -> u64 {
+    let state = rig.host.lock();
+    state.scheduler().account(VgpuId(vm), engine).map_or(0, |account| account.used)
 }
 
 fn driver(rig: &Rig, vm: u32) -> Driver {
@@ -213,4 +234,58 @@ fn channel_that_waits_beside_one_that_always_works_goes_on_when_what_it_waits_fo
         done.store(true, Ordering::SeqCst);
         waited.unwrap_or_else(|error| std::panic::resume_unwind(error));
     });
+}
+
+/// Has a VM copy by a copy engine without a pause, on a channel that could use PGRAPH, next to one that uses PGRAPH. Returns the copies
+/// that the latter has done in the time of that, and the time that the former is charged for PGRAPH, and for the copy engine.
+fn beside_one_that_copies(rig: &Rig) -> (u64, [u64; 2]) {
+    let (mut hostile, mut neighbour) = (driver(rig, 0), driver(rig, 1));
+    let (mut copying, mut channel) = (hostile.channel(1), neighbour.channel(1));
+    for (driver, channel) in [(&mut hostile, &copying), (&mut neighbour, &channel)] {
+        driver.buffer(channel, A, 1, 1);
+        driver.buffer(channel, B, 1, 2);
+    }
+    let copies = [object(CE0), ce_copy(A, B, 1).repeat(COPIES)].concat();
+    let one = [object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat();
+    let done = AtomicBool::new(false);
+    let count = std::thread::scope(|scope| {
+        let neighbour = scope.spawn(|| {
+            let mut count = 0;
+            while !done.load(Ordering::SeqCst) {
+                neighbour.submit(&mut channel, &one);
+                neighbour.wait(&channel);
+                count += 1;
+            }
+            count
+        });
+        // However it ends, the other does not go on for ever.
+        let copied = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            (0..3).for_each(|_| hostile.submit(&mut copying, &copies));
+            for _ in 0..12 {
+                hostile.submit(&mut copying, &copies);
+                while copying.fences - hostile.guest.peek(copying.fence) > 2 {
+                    hostile.service();
+                    std::thread::yield_now();
+                }
+            }
+            hostile.wait(&copying);
+        }));
+        done.store(true, Ordering::SeqCst);
+        let count = neighbour.join().expect("the neighbour's work is done");
+        copied.unwrap_or_else(|error| std::panic::resume_unwind(error));
+        count
+    });
+    (count, [Engine::Compute, Engine::Copy0].map(|engine| used(rig, 0, engine)))
+}
+
+#[test]
+fn a_vm_that_copies_on_a_channel_of_pgraphs_pays_for_keeping_others_from_pgraph() {
+    let rig = timed(true);
+    let (count, [graphics, copied]) = beside_one_that_copies(&rig);
+    let work = 15 * COPIES as u64 * COPY_NS;
+    assert!(copied > work / 2, "the copy engine is charged for as well: {copied} of {work} ns");
+    assert!(graphics > work / 2, "{graphics} of {work} ns are charged for keeping PGRAPH");
+    // By its share the neighbour has PGRAPH for as long as the other keeps it: some 3,000 of its copies. On a busy host each takes longer.
+    assert!(count > 15 * 15, "{count} copies beside 15 that take {} ms", COPIES as u64 * COPY_NS / 1_000_000);
+    println!("with `clear`: {count} copies, charged {graphics} and {copied} ns");
 }
