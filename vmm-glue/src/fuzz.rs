@@ -336,7 +336,7 @@ struct Run {
 pub fn run(bytes: &[u8]) {
     let Ok(link) = Link::new(IrqCounts { intx: 1, msi: 4, msix: 2, err: 1, req: 1 }) else { return };
     let Some(device) = Checked::new() else { return };
-    let memory = MemoryLimits { regions: MAX_REGIONS, mapped_bytes: 1 << 24, any_file_system: false };
+    let memory = MemoryLimits { regions: MAX_REGIONS, mapped_bytes: 1 << 24, ..MemoryLimits::default() };
     let options = ServerOptions { memory, max_transfer: 4096, ..ServerOptions::default() };
     let mut run = Run {
         link,

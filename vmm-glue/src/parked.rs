@@ -92,7 +92,8 @@ impl<'a> Giving<'a> {
         }
     }
 
-    fn over(self) -> Vec<OwnedFd> {
+    /// Those that go over.
+    pub(crate) fn over(self) -> Vec<OwnedFd> {
         match self {
             Self::Over(fds) => fds,
             Self::Slots(..) => Vec::new(),
@@ -109,7 +110,8 @@ pub(crate) struct Given {
 }
 
 impl Given {
-    fn all(fds: Vec<OwnedFd>) -> Self {
+    /// Those of another process.
+    pub(crate) fn all(fds: Vec<OwnedFd>) -> Self {
         Self { fds: fds.into_iter().map(Some).collect(), taken: RefCell::default() }
     }
 

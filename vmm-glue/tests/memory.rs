@@ -202,7 +202,7 @@ fn descriptor_that_is_no_memory_file_is_refused() {
 
 #[test]
 fn limits_on_regions_and_bytes_hold() {
-    let memory = MemoryLimits { regions: 3, mapped_bytes: 2 * MIB, any_file_system: false };
+    let memory = MemoryLimits { regions: 3, files: 3, mapped_bytes: 2 * MIB, any_file_system: false };
     let host = Host::start_with(ServerOptions { memory, ..Default::default() }, |_| ());
     let mut client = host.client();
     lend(&mut client, 0, MIB);

@@ -16,7 +16,7 @@ use crate::admin::Listeners;
 use crate::cards::Cards;
 use crate::upgrade::Succession;
 use crate::upgrade::taker::Heir;
-use crate::{Daemon, account, folders, serving};
+use crate::{Daemon, account, descriptors, folders, serving};
 
 /// Runs the program to its end.
 #[must_use]
@@ -63,6 +63,7 @@ fn begin(
 ) -> anyhow::Result<()> {
     logging::init(&config.daemon.log, config.daemon.log_format)?;
     folders::check(&config.daemon.socket_dir).map_err(anyhow::Error::msg)?;
+    descriptors::raise_limit();
     // The admin socket first: a second daemon ends here, before it touches a card.
     let admin = Admin::open(&config.daemon, &sockets)?;
     let (config, keeper) = Keeper::open(config, ignore_state)?;
@@ -82,6 +83,7 @@ fn go_on(config: Config, program: std::io::Result<PathBuf>, path: PathBuf) -> an
         Heir::decline(&error.to_string());
         return Err(error.into());
     }
+    descriptors::raise_limit();
     let mut heir = Heir::meet().map_err(anyhow::Error::msg)?;
     let mut prepared = || {
         let sockets = heir.sockets().map_err(anyhow::Error::msg)?;

@@ -4,12 +4,16 @@ mod support;
 
 use std::fs;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 
 use rig::paravirtual::{Interface, RAM_BYTES};
 use rig::{Machine, RemoteGuest};
 use rustix::process::Signal;
-use support::Place;
+use support::guest::Guest;
+use support::{DAEMON, LONG, Place};
+use vmm_glue::client::{Client, memory_file};
 
 const TIMES: usize = 2_000;
 const VRAM_MIB: u64 = 16;
@@ -45,6 +49,59 @@ fn stranger_who_sends_garbage_again_and_again_fills_no_log() {
     let grown = log.lines().count() - before;
     assert!(grown < 200, "{grown} lines:\n{log}");
     assert!(held_back(&log) > TIMES / 2, "it says how many there were:\n{log}");
+}
+
+/// Different files that each hostile VMM tries to lend, and VMMs that do so: more than the daemon may open.
+const FILES: u64 = 600;
+const LENDERS: usize = 4;
+/// ENOSPC.
+const NO_ROOM: u32 = 28;
+
+#[test]
+fn vmms_that_lend_thousands_of_files_leave_descriptors_for_their_neighbours_and_the_operator() {
+    let names = ["web", "l0", "l1", "l2", "l3"];
+    let vm = |name: &str| format!("[[vm]]\nname = \"{name}\"\ncard = \"card0\"\nvram_mib = 32\n");
+    let vms = names.map(vm).concat();
+    let place = Place::new(&format!("[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 256\n{vms}"));
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 2048 && exec \"$0\" --config \"$1\"", DAEMON]).arg(place.path("m.toml"));
+    let running = place.start(command.env("MEDIATORD_LOG", "info"));
+    let lenders: Vec<Client> = (0..LENDERS)
+        .map(|number| {
+            let mut client = Client::connect(&place.path(&format!("l{number}.sock"))).unwrap();
+            client.set_timeout(Some(LONG)).unwrap();
+            let mut refused = 0;
+            for file in 0..FILES {
+                let memory = memory_file(4096, true).unwrap();
+                match client.dma_map(file * 4096, 4096, true, Some((memory.as_fd(), 0))) {
+                    Ok(()) => {}
+                    Err(error) => {
+                        assert_eq!(error.errno(), Some(NO_ROOM), "{error}");
+                        refused += 1;
+                    }
+                }
+            }
+            assert!(refused > 0 && refused < FILES, "{refused} of {FILES} files were refused");
+            // What it has lent stays lent; parts of a file count once, and a file that is taken back makes room.
+            let memory = memory_file(2 * 4096, true).unwrap();
+            let part = |client: &mut Client, gpa, at| client.dma_map(gpa, 4096, true, Some((memory.as_fd(), at)));
+            assert!(part(&mut client, 1 << 30, 0).is_err());
+            client.dma_unmap(0, 4096).unwrap();
+            part(&mut client, 1 << 30, 0).unwrap();
+            part(&mut client, (1 << 30) + 4096, 4096).unwrap();
+            client
+        })
+        .collect();
+    let mut neighbour = Guest::new(&place, "web");
+    neighbour.begin();
+    neighbour.check();
+    let shown = place.ctl_json(&["vm", "show", "l0"]);
+    assert!(shown["transport"]["errors"].as_u64() >= Some(FILES / 2), "{shown}");
+    drop(lenders);
+    running.end(Signal::TERM);
+    let log = fs::read_to_string(place.path("log")).unwrap();
+    let told = log.lines().filter(|line| line.contains("lend memory as parts of fewer files")).count();
+    assert!((LENDERS..LENDERS * 40).contains(&told), "{told} lines:\n{log}");
 }
 
 #[test]

@@ -4,12 +4,15 @@
 mod support;
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{SealFlags, fcntl_add_seals, ftruncate};
 use rustix::process::{Pid, Signal, kill_process};
-use support::guest::Guest;
+use support::guest::{Guest, MIB};
 use support::{DAEMON, LONG, Manager, Place, Service};
+use vmm_glue::client::{Client, ClientError, memory_file};
 
 const CARDS: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n\
     [[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 96\n";
@@ -131,6 +134,45 @@ fn vms_go_on_with_their_work_when_the_first_is_killed_once_it_has_let_go() {
     assert_eq!(next["upgrades"], 1);
     guest.begin();
     guest.check();
+    end(&next);
+}
+
+#[test]
+fn a_vmm_whose_memory_cannot_be_mapped_again_loses_its_device_and_others_are_upgraded() {
+    let vms = ["web", "cut", "sealed"].map(|name| VM.replace("web", name)).concat();
+    let place = Place::new(&format!("{CARDS}{vms}"));
+    let manager = Manager::new(&place);
+    fs::write(place.path("dies"), "nowhere").unwrap();
+    let mut daemon = start(&manager);
+    let mut guest = Guest::new(&place, "web");
+    guest.begin();
+    let mut hostile = ["cut", "sealed"].map(|vm| {
+        let file = memory_file(MIB, false).unwrap();
+        let mut client = Client::connect(&place.path(&format!("{vm}.sock"))).unwrap();
+        client.set_timeout(Some(LONG)).unwrap();
+        client.dma_map(0, MIB, true, Some((file.as_fd(), 0))).unwrap();
+        match vm {
+            "cut" => ftruncate(&file, 0).unwrap(),
+            // What is mapped stays so, and the next process may not map it to write.
+            _ => fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap(),
+        }
+        client
+    });
+    let next = place.ctl_json(&["daemon", "upgrade"]);
+    assert!(daemon.0.wait().unwrap().success());
+    guest.check();
+    for client in &mut hostile {
+        let ended = client.read32(0, 0);
+        assert!(matches!(ended, Err(ClientError::Closed)), "{ended:?}");
+    }
+    let said = log(&place);
+    assert_eq!(said.matches("memory of a VMM cannot be mapped again").count(), 2, "{said}");
+    // The device is there for the next VMM.
+    for vm in ["cut", "sealed"] {
+        let mut guest = Guest::new(&place, vm);
+        guest.begin();
+        guest.check();
+    }
     end(&next);
 }
 

@@ -270,7 +270,7 @@ impl Session {
         let region = memory.add(add_region, &self.limits, self.link.wake()).map_err(|error| {
             let errno = match error {
                 AddError::Overlap { .. } => Errno::EXIST,
-                AddError::TooMany(_) | AddError::TooMuch { .. } => Errno::NOSPC,
+                AddError::TooMany(_) | AddError::TooManyFiles(_) | AddError::TooMuch { .. } => Errno::NOSPC,
                 _ => Errno::INVAL,
             };
             Refusal { errno, reason: format!("memory at {gpa:#x} of {size:#x} bytes: {}", chain(&error)) }

@@ -187,6 +187,24 @@ impl Mapping {
         Ok(Self { base, mapped, skip, len, offset, writable, guard, source })
     }
 
+    /// Stands for a part of a client's file that cannot be mapped any more: zeros that belong to nobody, withdrawn from the start.
+    pub(crate) fn withdrawn(file: ClientFile, wake: &Arc<Wake>) -> Result<Self, MapFileError> {
+        let ClientFile { fd, offset, size, writable, touches } = file;
+        let stat = rustix::fs::fstat(&fd).map_err(MapFileError::Stat)?;
+        let mapped = usize::try_from(size).map_err(|_| MapFileError::TooLarge { offset, size })?;
+        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice; nothing else uses that memory.
+        let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped, prot, flags) };
+        let base = base.map_err(MapFileError::Mmap)?.cast::<u8>();
+        let guard = sigbus::Guard::new(base.addr(), mapped, writable, Arc::clone(wake));
+        guard.trip();
+        let (device, inode, sharing) = (stat.st_dev, stat.st_ino, AtomicU8::new(0));
+        let backing = Arc::new(Backing { fd, device, inode, sealed: false, sharing });
+        let source = Source::File { backing, looked: Looked::new(mapped, touches) };
+        Ok(Self { base, mapped, skip: 0, len: mapped, offset, writable, guard, source })
+    }
+
     /// Takes pages that somebody lends, all of them, to be read and written.
     pub(crate) fn of_lent(pages: Box<dyn LentPages>, wake: &Arc<Wake>) -> Self {
         let (base, len) = (pages.base(), pages.len());
@@ -200,6 +218,11 @@ impl Mapping {
             Source::File { backing, .. } => Some(backing),
             Source::Lent(_) => None,
         }
+    }
+
+    /// Returns an identity of the file, of a mapping that has one: the same for all mappings of it in one table.
+    pub(super) fn file(&self) -> Option<*const ()> {
+        self.backing().map(|backing| Arc::as_ptr(backing).cast())
     }
 
     /// Bytes of the region.

@@ -12,6 +12,7 @@ mod touched;
 mod views;
 mod written;
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -36,6 +37,9 @@ pub const PAGE_SIZE: u64 = 4096;
 pub struct MemoryLimits {
     /// Most regions at one time.
     pub regions: usize,
+    /// Most different files behind regions at one time: each keeps a descriptor of this process open, of which all its devices and
+    /// its operator have one number together.
+    pub files: usize,
     /// Most bytes mapped at one time; the address space of the process is shared by all its devices.
     pub mapped_bytes: u64,
     /// Takes files of any file system. Otherwise only memory files (memfd, `/dev/shm`, hugetlbfs): a file on a network
@@ -45,7 +49,7 @@ pub struct MemoryLimits {
 
 impl Default for MemoryLimits {
     fn default() -> Self {
-        Self { regions: 4096, mapped_bytes: 1 << 40, any_file_system: false }
+        Self { regions: 4096, files: 512, mapped_bytes: 1 << 40, any_file_system: false }
     }
 }
 
@@ -124,6 +128,11 @@ pub enum AddError {
     Overlap { gpa: u64, size: u64 },
     #[error("{0} regions are mapped already, as many as are allowed")]
     TooMany(usize),
+    #[error(
+        "its file is a new one, and the regions have {0} different files already, as many as are allowed; \
+         lend memory as parts of fewer files"
+    )]
+    TooManyFiles(usize),
     #[error("{have:#x} bytes are mapped already, {limit:#x} are allowed")]
     TooMuch { have: u64, limit: u64 },
     #[error("the file of the memory cannot be mapped")]
@@ -259,7 +268,31 @@ impl GuestMemory {
             let known = table.regions.iter().filter_map(|region| region.mapping.as_deref());
             let touches = Arc::clone(&self.touches);
             let file = ClientFile { fd, offset, size, writable, touches };
-            Ok(Some(Arc::new(Mapping::new(file, limits.any_file_system, known, wake)?)))
+            let mapping = Mapping::new(file, limits.any_file_system, known.clone(), wake)?;
+            if !known.clone().any(|other| other.file() == mapping.file()) {
+                let files: BTreeSet<_> = known.filter_map(Mapping::file).collect();
+                if files.len() >= limits.files {
+                    return Err(AddError::TooManyFiles(files.len()));
+                }
+            }
+            Ok(Some(Arc::new(mapping)))
+        };
+        self.place((gpa, size, offset), (readable, writable), limits, map)
+    }
+
+    /// Adds a region whose file cannot be mapped any more, as one that was withdrawn.
+    pub(crate) fn add_withdrawn(
+        &self,
+        request: AddRegion,
+        limits: &MemoryLimits,
+        wake: &Arc<Wake>,
+    ) -> Result<DmaRegion, AddError> {
+        let AddRegion { gpa, size, offset, readable, writable, fd } = request;
+        let map = |table: &MemoryTable| {
+            let Some(fd) = fd else { return Ok(None) };
+            table.room_for(size, limits)?;
+            let file = ClientFile { fd, offset, size, writable, touches: Arc::clone(&self.touches) };
+            Ok(Some(Arc::new(Mapping::withdrawn(file, wake)?)))
         };
         self.place((gpa, size, offset), (readable, writable), limits, map)
     }

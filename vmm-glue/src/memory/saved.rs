@@ -6,7 +6,7 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
 use super::mapping::Source;
-use super::{AddRegion, DmaRegion, GuestMemory, Mapping, MemoryLimits, Sharing};
+use super::{AddError, AddRegion, DmaRegion, GuestMemory, Mapping, MemoryLimits, Sharing};
 use crate::link::Wake;
 use crate::parked::{Given, Giving, ParkError};
 
@@ -42,7 +42,8 @@ impl GuestMemory {
         Ok(saved)
     }
 
-    /// Maps the regions again.
+    /// Maps the regions again. A region whose file cannot be mapped any more, because the client has cut it short or sealed it, is
+    /// one that was withdrawn: it costs this client its device, and nobody else anything.
     pub(crate) fn restore(
         &self,
         saved: Vec<SavedRegion>,
@@ -50,11 +51,23 @@ impl GuestMemory {
         limits: &MemoryLimits,
         wake: &Arc<Wake>,
     ) -> Result<(), ParkError> {
+        // What the client was allowed to lend it keeps, also where this process allows fewer files.
+        let limits = &MemoryLimits { files: usize::MAX, ..*limits };
         for SavedRegion { gpa, size, readable, writable, file } in saved {
-            let fd = file.map(|file| given.take(file.descriptor)).transpose()?;
             let offset = file.map_or(0, |file| file.offset);
-            let region = AddRegion { gpa, size, offset, readable, writable, fd };
-            let region = self.add(region, limits, wake).map_err(|error| {
+            let request = || {
+                let fd = file.map(|file| given.take(file.descriptor)).transpose()?;
+                Ok::<_, ParkError>(AddRegion { gpa, size, offset, readable, writable, fd })
+            };
+            let added = match self.add(request()?, limits, wake) {
+                Err(AddError::File(error)) => {
+                    let gpa = format_args!("{gpa:#x}");
+                    tracing::warn!(gpa, size, %error, "memory of a VMM cannot be mapped again, its connection ends");
+                    self.add_withdrawn(request()?, limits, wake)
+                }
+                added => added,
+            };
+            let region = added.map_err(|error| {
                 let why = std::error::Error::source(&error).map_or_else(String::new, |source| format!(": {source}"));
                 Invalid::new(format_args!("memory at {gpa:#x} of {size:#x} bytes: {error}{why}"))
             })?;

@@ -82,6 +82,11 @@ impl Guard {
         self.slot.tripped.load(Ordering::Relaxed)
     }
 
+    /// Marks the mapping as replaced, and wakes its server: it was made in place of one that cannot be.
+    pub(super) fn trip(&self) {
+        trip(self.slot);
+    }
+
     /// Unregisters the mapping; must come before it is unmapped.
     pub(super) fn release(&mut self) {
         if !std::mem::replace(&mut self.released, true) {
@@ -199,12 +204,17 @@ fn replace(slot: &Slot, start: usize, len: usize) -> bool {
     if result == libc::MAP_FAILED {
         return false;
     }
+    trip(slot);
+    true
+}
+
+/// Marks a mapping as replaced, and wakes its server. Only what may be done in a signal handler.
+fn trip(slot: &Slot) {
     slot.tripped.store(true, Ordering::Relaxed);
     TRIPS.fetch_add(1, Ordering::Release);
     let one = 1u64;
     // SAFETY: writes 8 bytes of a local to the descriptor of the server's own eventfd, which the guard keeps open.
     let _ = unsafe { libc::write(slot.wake.load(Ordering::Relaxed), (&raw const one).cast(), 8) };
-    true
 }
 
 /// Does what would have happened without us.

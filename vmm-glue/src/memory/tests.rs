@@ -68,3 +68,68 @@ fn nothing_lies_outside_of_all_regions() {
     assert!(table.find(u64::MAX).is_none());
     assert_eq!(table.read(0, &mut []), Ok(()));
 }
+
+fn file(pages: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("guest-memory", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, pages * PAGE_SIZE).unwrap();
+    fd
+}
+
+/// A page of memory, `page` of a file.
+fn lent(gpa: u64, fd: &OwnedFd, page: u64) -> AddRegion {
+    let (size, offset, fd) = (PAGE_SIZE, page * PAGE_SIZE, Some(fd.try_clone().unwrap()));
+    AddRegion { gpa, size, offset, readable: true, writable: true, fd }
+}
+
+#[test]
+fn files_are_bounded_and_parts_of_one_count_once() {
+    let memory = GuestMemory::default();
+    let wake = Arc::new(Wake::new().unwrap());
+    let limits = MemoryLimits { files: 2, ..Default::default() };
+    let add = |gpa: u64, fd: &OwnedFd, page| memory.add(lent(gpa * PAGE_SIZE, fd, page), &limits, &wake).map(drop);
+    let files = [file(4), file(4), file(4)];
+    for (gpa, (fd, page)) in (0..).zip([(&files[0], 0), (&files[1], 0), (&files[0], 1), (&files[1], 3)]) {
+        add(gpa, fd, page).unwrap();
+    }
+    assert!(matches!(add(9, &files[2], 0), Err(AddError::TooManyFiles(2))));
+    // Memory without a file takes none.
+    let none = AddRegion { gpa: 9 * PAGE_SIZE, size: PAGE_SIZE, offset: 0, readable: true, writable: true, fd: None };
+    memory.add(none, &limits, &wake).unwrap();
+    // The last part of a file gives it back.
+    memory.remove(PAGE_SIZE);
+    assert!(add(10, &files[2], 0).is_err());
+    memory.remove(3 * PAGE_SIZE);
+    add(10, &files[2], 0).unwrap();
+    assert_eq!(memory.snapshot().regions().len(), 4);
+}
+
+#[test]
+fn memory_that_cannot_be_mapped_again_was_withdrawn_and_the_rest_is_as_it_was() {
+    let wake = Arc::new(Wake::new().unwrap());
+    let memory = GuestMemory::default();
+    let limits = MemoryLimits::default();
+    let [good, cut, sealed] = [file(1), file(1), file(1)];
+    for (gpa, fd) in (0..).zip([&good, &cut, &sealed]) {
+        memory.add(lent(gpa * PAGE_SIZE, fd, 0), &limits, &wake).unwrap();
+    }
+    memory.write(0, &[7; 4]).unwrap();
+    let mut giving = crate::parked::Giving::Over(Vec::new());
+    let saved = memory.save(&mut giving).unwrap();
+    rustix::fs::ftruncate(&cut, 0).unwrap();
+    rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::FUTURE_WRITE).unwrap();
+    let given = crate::parked::Given::all(giving.over());
+    let next = GuestMemory::default();
+    let before = withdrawals();
+    // What was lent stays lent, whatever is allowed now.
+    let fewer = MemoryLimits { files: 1, ..limits };
+    next.restore(saved, &given, &fewer, &wake).unwrap();
+    assert!(withdrawals() >= before + 2, "its server looks for it");
+    let mut data = [0; 4];
+    next.read(0, &mut data).unwrap();
+    assert_eq!(data, [7; 4]);
+    for gpa in [PAGE_SIZE, 2 * PAGE_SIZE] {
+        assert_eq!(next.read(gpa, &mut data), Err(MemoryError::Withdrawn { gpa }));
+    }
+    let withdrawn: Vec<bool> = next.snapshot().regions().iter().map(DmaRegion::is_withdrawn).collect();
+    assert_eq!(withdrawn, [false, true, true]);
+}

@@ -1,0 +1,73 @@
+//! Descriptors of this process, of which all virtual machines and the operator have one number together.
+//!
+//! A VMM makes the daemon keep one for each file that it lends memory of. So each VM has a fixed part of what the process may open,
+//! as many VMs as there can be, and the rest stays for cards, sockets and the admin API.
+
+use config::check::MAX_VMS;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Descriptors that no VM gets: cards, listening sockets, connections of the admin API, files that are read for a moment.
+const RESERVE: u64 = 1024;
+/// Descriptors of a VM beside the files of its memory: its socket and connections, its own events, what it maps, its journal, and
+/// 8 sets of 16 that wait for their message.
+const OF_VM: u64 = 160;
+/// Most files of one VM's memory. QEMU has one for each memory backend.
+const FILES_MAX: u64 = 512;
+/// Fewest files of one VM's memory, however few descriptors there are: enough for a VMM that boots.
+const FILES_MIN: u64 = 16;
+/// An upgrade has each descriptor twice, here and in the next daemon.
+const COPIES: u64 = 2;
+
+/// Lets this process open as many descriptors as it may, and warns if they are too few for all virtual machines that there can be.
+pub(crate) fn raise_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::warn!(%error, "the limit of open files (RLIMIT_NOFILE) stays as it is");
+    }
+    let open_files = open_files();
+    if part(open_files) < OF_VM + FILES_MIN {
+        tracing::warn!(
+            open_files,
+            "RLIMIT_NOFILE is too low for {MAX_VMS} VMs that use all that they may; raise it (LimitNOFILE= of the unit) to {}",
+            (OF_VM + FILES_MIN) * COPIES * vms() + RESERVE
+        );
+    }
+}
+
+/// Returns how many different files the memory of one virtual machine may have.
+pub(crate) fn files_of_vm() -> usize {
+    usize::try_from(files(open_files())).unwrap_or(usize::MAX)
+}
+
+fn open_files() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+fn vms() -> u64 {
+    u64::try_from(MAX_VMS).unwrap_or(u64::MAX)
+}
+
+/// One VM's part of `open_files` descriptors.
+fn part(open_files: u64) -> u64 {
+    open_files.saturating_sub(RESERVE) / (COPIES * vms())
+}
+
+fn files(open_files: u64) -> u64 {
+    part(open_files).saturating_sub(OF_VM).clamp(FILES_MIN, FILES_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_vms_together_leave_the_reserve_whatever_they_lend() {
+        // The unit's limit, and larger ones.
+        for open_files in [65_536, 131_072, 1 << 20, u64::MAX] {
+            let all = (files(open_files) + OF_VM) * COPIES * vms();
+            assert!(all <= open_files - RESERVE, "{open_files}: {all}");
+            assert!(files(open_files) > 256, "{open_files}: a VMM with 256 memory devices");
+        }
+        assert_eq!((files(1024), files(u64::MAX)), (FILES_MIN, FILES_MAX));
+    }
+}
