@@ -6,6 +6,7 @@ use crate::core::{BatchId, Event, PieceId, SessionId};
 use crate::driver::{Memory, Queue};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -24,18 +25,22 @@ enum Job {
     /// With the tenant that had it, and whether it had said that it has it no more.
     Drop(PieceId, Option<(TenantId, bool)>),
     Copy(BatchId, Vec<(PieceId, PieceId)>, Queue),
-    Suspend(SessionId, u32),
 }
 
-/// The workers. Dropping them lets each do what it has been given, and end.
+/// Processes that the driver suspends at a time.
+const SUSPENDING_MOST: usize = 16;
+
+/// The workers. Dropping them lets each do what it has been given, and end, but for suspensions: of a process that is stopped the
+/// driver waits for ever.
 pub(super) struct Workers {
     card: Option<Sender<Job>>,
     host: Option<Sender<Job>>,
     out: Option<Sender<Job>>,
     inward: Option<Sender<Job>>,
-    patient: Option<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
     vault: Arc<Vault>,
+    notes: Notes,
+    suspending: Arc<AtomicUsize>,
 }
 
 impl Workers {
@@ -49,8 +54,9 @@ impl Workers {
             Ok(Some(sender))
         };
         let (card, host) = (worker("cuda-card")?, worker("cuda-host")?);
-        let (out, inward, patient) = (worker("cuda-out")?, worker("cuda-in")?, worker("cuda-suspend")?);
-        Ok(Self { card, host, out, inward, patient, threads, vault: Arc::clone(vault) })
+        let (out, inward) = (worker("cuda-out")?, worker("cuda-in")?);
+        let (vault, notes, suspending) = (Arc::clone(vault), notes.clone(), Arc::default());
+        Ok(Self { card, host, out, inward, threads, vault, notes, suspending })
     }
 
     pub(super) fn make(&self, new: New) {
@@ -82,8 +88,28 @@ impl Workers {
         }
     }
 
+    /// Has the driver suspend a process, on a thread for that alone: one that does not come back holds up no other.
     pub(super) fn suspend(&self, session: SessionId, pid: u32) {
-        put(&self.patient, Job::Suspend(session, pid));
+        let (vault, notes, suspending) = (Arc::clone(&self.vault), self.notes.clone(), Arc::clone(&self.suspending));
+        let failed = Event::Suspended { session, done: false };
+        if suspending.fetch_add(1, Ordering::SeqCst) >= SUSPENDING_MOST {
+            suspending.fetch_sub(1, Ordering::SeqCst);
+            tracing::warn!(pid, most = SUSPENDING_MOST, "too many programs are being suspended: this one is killed");
+            return self.notes.put(Note::Event(failed));
+        }
+        let body = move || {
+            let done = vault.driver().suspend(pid);
+            if let Err(error) = &done {
+                tracing::warn!(pid, %error, "a program cannot be suspended");
+            }
+            suspending.fetch_sub(1, Ordering::SeqCst);
+            notes.put(Note::Event(Event::Suspended { session, done: done.is_ok() }));
+        };
+        if let Err(error) = std::thread::Builder::new().name("cuda-suspend".into()).spawn(body) {
+            tracing::warn!(pid, %error, "no thread to suspend a program: it is killed");
+            self.suspending.fetch_sub(1, Ordering::SeqCst);
+            self.notes.put(Note::Event(failed));
+        }
     }
 
     fn maker(&self, memory: Memory) -> &Option<Sender<Job>> {
@@ -96,7 +122,7 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        (self.card, self.host, self.out, self.inward, self.patient) = (None, None, None, None, None);
+        (self.card, self.host, self.out, self.inward) = (None, None, None, None);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
@@ -166,13 +192,6 @@ fn work(vault: &Vault, notes: &Notes, jobs: &Receiver<Job>) {
                     tracing::error!(%error, "chunks cannot be copied");
                 }
                 Event::Copied { batch, done: done.is_ok(), ns: start.elapsed().as_nanos() as u64 }
-            }
-            Job::Suspend(session, pid) => {
-                let done = vault.driver().suspend(pid);
-                if let Err(error) = &done {
-                    tracing::warn!(pid, %error, "a program cannot be suspended");
-                }
-                Event::Suspended { session, done: done.is_ok() }
             }
         };
         notes.put(Note::Event(event));

@@ -42,6 +42,9 @@ enum What {
         /// Microseconds of one kernel.
         #[arg(long)]
         kernel_us: u64,
+        /// Submits to the thread's own default stream, one kernel at a time, and waits for each.
+        #[arg(long)]
+        own: bool,
     },
     /// Allocates until it is refused; prints the MiB.
     Fill {
@@ -200,7 +203,7 @@ fn main() -> Result<()> {
     match args.what {
         What::Train { mib, rounds, spin_us } => train(cuda, mib, rounds, spin_us),
         What::Busy { kernel_us, ms } => busy(cuda, kernel_us, ms),
-        What::Count { kernel_us } => count(cuda, kernel_us),
+        What::Count { kernel_us, own } => count(cuda, kernel_us, own),
         What::Fill { step_mib } => fill(cuda, step_mib),
         What::Churn { steps } => churn(cuda, steps),
         What::Burst { threads } => print(own::burst(cuda, threads)?),
@@ -285,14 +288,17 @@ fn busy(cuda: Cuda, kernel_us: u64, ms: u64) -> Result<()> {
     Ok(())
 }
 
-fn count(cuda: Cuda, kernel_us: u64) -> Result<()> {
+fn count(cuda: Cuda, kernel_us: u64, own: bool) -> Result<()> {
     let lines = lines();
     let spin = cuda.kernel("spin")?;
-    let stream = cuda.stream()?;
+    let stream = if own { 2 } else { cuda.stream()? };
     let word = cuda.alloc(4096)?;
     cuda.set(word, 0, 8)?;
     loop {
         cuda.launch(spin, &[kernel_us, word], stream)?;
+        if own {
+            cuda.finish(stream)?;
+        }
         match lines.try_recv() {
             Ok(_) => println!("{}", cuda.read(word, 1)?[0]),
             Err(std::sync::mpsc::TryRecvError::Empty) => {}

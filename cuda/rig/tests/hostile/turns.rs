@@ -235,3 +235,53 @@ fn work_beside_an_open_capture_is_waited_for() {
     neighbour.end();
     describe(serving);
 }
+
+#[test]
+fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
+    let rig = Rig::new(256);
+    let mut serving = owner(&rig, 64, &["--quanta", "off"]);
+    let mut neighbour = Neighbour::start(&rig, "b", &[]);
+    // Longer than a slice: an event that another thread records for it ends before it does, and the turn with it.
+    let mut program = rig.program("a", &["count", "--kernel-us", "40000", "--own"]);
+    let us = |program: &mut Program| {
+        program.say("how much");
+        program.line().parse::<u64>().expect("a number")
+    };
+    us(&mut program);
+    let (before, used_before) = (accounts(&mut serving), us(&mut program));
+    neighbour.during(Duration::from_secs(2));
+    let (used, after) = (us(&mut program), accounts(&mut serving));
+    let charged = (account(&after, 0, "charged_ns") - account(&before, 0, "charged_ns")) / 1000;
+    let used = used - used_before;
+    assert!(charged * 10 >= used * 9, "{used} us were used, {charged} charged");
+    assert_eq!(program.end(), "counted");
+    neighbour.end();
+    describe(serving);
+}
+
+#[test]
+fn a_program_that_the_driver_never_suspends_holds_up_no_other_suspension() {
+    let rig = Rig::new(256);
+    let limits = ["--quanta", "off", "--suspend", "--max-run-ms", "1000", "--patience-ms", "6000"];
+    let mut serving = owner(&rig, 64, &limits);
+    let stuck = |tenant| {
+        let mut program = rig.program(tenant, &["stall", "--mib", "8"]);
+        assert_eq!(program.line(), "holds");
+        program.say("stall");
+        assert_eq!(program.line(), "stalled");
+        program
+    };
+    // Both have the card when nobody waits, and answer nothing. The driver waits for ever for the first one, which is stopped.
+    let (mut first, second) = (stuck("a"), stuck("a"));
+    crate::support::daemon::signal("-STOP", &first.child.id().to_string());
+    let mut neighbour = Neighbour::begin(&rig, "b", &[]);
+    neighbour.works();
+    let view = until_accounts(&mut serving, "the other one is suspended", |view| account(view, 0, "suspended") == 1);
+    assert_eq!(account(&view, 0, "killed"), 0, "{view}");
+    assert!(!first.child.wait().expect("ends").success(), "it is killed when the driver has had its time");
+    let report = neighbour.during(Duration::from_millis(300));
+    assert!(report.kernels > 0, "{report:?}");
+    neighbour.end();
+    second.kill();
+    describe(serving);
+}
