@@ -107,11 +107,8 @@ impl Connection {
     /// Sends a message with descriptors, of which a user may have as many under way as the sender's limit of open files says.
     pub fn send_many(&self, message: &FromTenant, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         let until = Instant::now() + SENDING;
-        let is_crowded = |result: &Result<(), LinkError>| match result {
-            Err(LinkError::Socket(error)) => error.raw_os_error() == Some(libc::ETOOMANYREFS),
-            Err(LinkError::WouldBlock) => true,
-            _ => false,
-        };
+        let is_crowded =
+            |result: &Result<(), LinkError>| matches!(result, Err(LinkError::Crowded | LinkError::WouldBlock));
         let mut sent = self.link.send(message, descriptors);
         while is_crowded(&sent) && Instant::now() < until {
             // Without a wait: the process that sends would outlive this one for it.

@@ -70,8 +70,9 @@ fn chunks_whose_descriptors_are_kept_count_until_the_card_has_them_back() {
         }
         raw.say(link, FromTenant::Free { chunks: ids }, 1);
     }
-    // What it asks for before the owner has seen what is missing may come once more.
-    assert!(got <= 2 * 16, "a tenant of 16 MiB got {got} MiB of the card");
+    // The owner measures the card's free memory around each return. A first excess passes before that, and a second one if a
+    // neighbour gives memory back at the same moment.
+    assert!(got <= 3 * 16, "a tenant of 16 MiB got {got} MiB of the card");
     assert_eq!(refused, Some(Refusal::Quota));
     let view = until_accounts(&mut serving, "it is charged", |view| mib(view, "kept_bytes") >= 16);
     assert_eq!(account(&view, H, "chunks_on_card") + account(&view, H, "chunks_in_host"), 8, "{view}");
