@@ -276,7 +276,7 @@ pub struct TenantView {
     /// Memory of the card that it gave back and that something keeps.
     #[serde(default)]
     pub kept_bytes: u64,
-    /// Memory of both beyond what it may have.
+    /// Memory of both beyond its limits.
     #[serde(default)]
     pub over_quota_bytes: u64,
     /// Turns beyond their limit.

@@ -1,8 +1,8 @@
 //! The cards: each a folder that processes share.
 //!
 //! NVML's bytes of a process follow what was seen of driver 580 on an H100: an allocation counts once, at the process that
-//! made it while that has a handle or a mapping of it, then at one that has imported it; what only a descriptor holds counts
-//! at no process, and takes the card's memory all the same. So does managed memory.
+//! made it while that has a handle or a mapping of it, then at one that has imported it. Memory that only a descriptor holds
+//! counts at no process, and takes the card's memory all the same. So does managed memory.
 //!
 //! UNSAFETY: locks files.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -133,7 +133,7 @@ pub fn all() -> &'static [Card] {
     })
 }
 
-/// The cards that this process sees, in its order: what the variable says when this is called first, in `cuInit`.
+/// The cards that this process sees, in its order. The variable is read at the first call, in `cuInit`.
 pub fn visible() -> &'static [usize] {
     static SEEN: OnceLock<Vec<usize>> = OnceLock::new();
     SEEN.get_or_init(|| {
@@ -155,7 +155,7 @@ pub fn of_device(device: i32) -> Option<&'static Card> {
     all().get(*visible().get(usize::try_from(device).ok()?)?)
 }
 
-/// The folder of what belongs to no single card.
+/// The folder of things that belong to no single card.
 pub fn root() -> &'static Path {
     &all()[0].folder
 }
@@ -172,14 +172,14 @@ fn whole_file() -> libc::flock {
     range
 }
 
-/// Takes a lock that belongs to this process: whoever asks for its holder is told a number of its own namespace.
+/// Takes a lock that belongs to this process: a process that asks for the holder gets a number of its own namespace.
 fn lock_as_process(file: &File) -> bool {
     let range = whole_file();
     // SAFETY: the descriptor is open and the pointer valid.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const range) == 0 }
 }
 
-/// The process that has such a lock, as this one's namespace numbers it, 0 if it has no number there; none if nobody has it.
+/// The process that has such a lock, as this one's namespace numbers it, 0 if it has no number there; none if the lock is free.
 fn holder(file: &File) -> Option<u32> {
     let mut range = whole_file();
     // SAFETY: as above.
@@ -284,7 +284,7 @@ impl Card {
                 }
             }
         }
-        // Each allocation counts once: at whoever made it, if that has it still.
+        // Each allocation counts once: at the process that made it, if that has it still.
         let mut holders: BTreeMap<&str, (bool, &str)> = BTreeMap::new();
         for name in &names {
             let mut parts = name.strip_prefix("holds.").into_iter().flat_map(|rest| rest.splitn(3, '.'));

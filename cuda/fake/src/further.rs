@@ -1,4 +1,4 @@
-//! What takes the card's memory without being allocated by the program: contexts, limits of a context, variables of modules.
+//! Uses of the card's memory besides the program's allocations: contexts, limits of a context, variables of modules.
 //!
 //! Sizes as seen of driver 580 on an H100: a context's stack is there for each thread that the card can run. The heap and the
 //! buffer of `printf` take nothing there until a kernel needs them; here they do at once.
@@ -27,7 +27,7 @@ enum Of {
 
 type Memory = HashMap<Of, Option<Allocation>>;
 
-/// What there is, and the last number.
+/// All uses, and the last number.
 static HAS: Mutex<Option<(Memory, u64)>> = Mutex::new(None);
 
 fn with<T>(work: impl FnOnce(&mut Memory, &mut u64) -> T) -> T {

@@ -9,7 +9,7 @@
 //!   as easily disturbed as the real ones. Graphs have their allocations' memory reserved when they are uploaded or launched.
 //! - Kernels ([`kernels`]) are known by their names and do what those say.
 //! - Checkpoints ([`checkpoint`]): a process is taken off the card by another one.
-//! - What takes memory besides allocations ([`further`]): contexts, limits, variables of modules.
+//! - Uses of memory besides allocations ([`further`]): contexts, limits, variables of modules.
 //! - NVML ([`nvml`]): which processes have a context, with their bytes, and the card's memory.
 //!
 //! The clock is the host's. There is no code in modules, and there are no textures.

@@ -250,7 +250,7 @@ pub fn unmap(at: u64, bytes: u64) -> Result<(), i32> {
     Ok(())
 }
 
-/// Sets what a card may do with whole mappings. No card reaches another one's memory.
+/// Sets a card's access to whole mappings. No card reaches another one's memory.
 pub fn allow(of: i32, at: u64, bytes: u64, access: i32) -> Result<(), i32> {
     let protection = protection(access).ok_or(INVALID_VALUE)?;
     let mut memory = lock();

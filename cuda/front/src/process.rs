@@ -13,6 +13,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use crate::kept;
 use crate::log::report;
@@ -109,6 +110,41 @@ impl Once {
     }
 }
 
+/// A lock that a child never waits for where a thread of its parent's held it.
+#[derive(Debug)]
+pub struct Lock<T> {
+    value: Mutex<T>,
+    /// Process whose threads take it.
+    process: AtomicU32,
+}
+
+impl<T> Lock<T> {
+    pub const fn new(value: T) -> Self {
+        Self { value: Mutex::new(value), process: AtomicU32::new(0) }
+    }
+
+    /// Takes the lock; none in a child of a process that held it when the child was made.
+    pub fn take(&self) -> Option<MutexGuard<'_, T>> {
+        let own = std::process::id();
+        let before = self.process.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst);
+        if before.is_ok() || before == Err(own) {
+            return Some(self.value.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        match self.value.try_lock() {
+            Ok(guard) => {
+                self.process.store(own, Ordering::SeqCst);
+                Some(guard)
+            }
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            // Another thread of the child's may have taken it just now.
+            Err(TryLockError::WouldBlock) if self.process.load(Ordering::SeqCst) == own => {
+                Some(self.value.lock().unwrap_or_else(PoisonError::into_inner))
+            }
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
 /// Blocks all signals for this thread while it lives.
 pub struct Blocked(libc::sigset_t);
 
@@ -141,6 +177,19 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_child_does_not_wait_for_a_lock_that_its_parent_held() {
+        let lock = Lock::new(1);
+        let held = lock.take().expect("free");
+        // As a child finds it: another process has taken it, and will not give it back.
+        lock.process.store(std::process::id() + 1, Ordering::SeqCst);
+        assert!(lock.take().is_none());
+        drop(held);
+        // It was free when the child was made.
+        assert_eq!(lock.take().map(|value| *value), Some(1));
+        assert_eq!(lock.process.load(Ordering::SeqCst), std::process::id());
+    }
 
     #[test]
     fn a_thread_of_the_library_blocks_all_signals_and_the_programs_thread_is_as_before() {

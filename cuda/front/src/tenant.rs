@@ -63,8 +63,9 @@ pub fn card(device: i32) -> Option<u8> {
 /// Connects to the owner, once, and initialises the driver by `init`, which is told the tenant's cards; its result.
 pub fn start(init: impl FnOnce(&[CardInfo]) -> std::ffi::c_int) -> std::ffi::c_int {
     /// A process that was refused is not a tenant later.
-    static REFUSED: Mutex<bool> = Mutex::new(false);
-    let mut refused = REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
+    static REFUSED: process::Lock<bool> = process::Lock::new(false);
+    // In a child of a process that was in the middle of this, the driver cannot be initialised.
+    let Some(mut refused) = REFUSED.take() else { return driver::NOT_INITIALIZED };
     if let Some(tenant) = get() {
         return if STARTED.load(Ordering::SeqCst) { init(&tenant.cards) } else { driver::SYSTEM_NOT_READY };
     }

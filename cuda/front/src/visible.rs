@@ -1,24 +1,21 @@
 //! The cards that the program sees: the tenant's, and no others.
 //!
 //! The driver itself hides the rest. It reads the variable [`VARIABLE`] in `cuInit`, so that is where the tenant's cards are
-//! named, by their identities: count, order, numbers and PCI addresses follow. What the program or its user had in the
+//! named, by their identities: count, order, numbers and PCI addresses follow. The value that the program or its user had in the
 //! variable chooses among the tenant's cards, and stands there again afterwards.
 //!
 //! UNSAFETY: changes the environment.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_int;
-use std::sync::{Mutex, PoisonError};
 
 use cuda_protocol::CardInfo;
 
 /// NVIDIA's variable with the cards that a process sees.
 const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Calls the driver's `cuInit` by `init` with the tenant's cards in the environment.
+/// Calls the driver's `cuInit` by `init` with the tenant's cards in the environment. One thread at a time calls this.
 pub fn initialise(cards: &[CardInfo], init: impl FnOnce() -> c_int) -> c_int {
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let before = std::env::var_os(VARIABLE);
     let own: Vec<String> = cards.iter().map(|card| name(&card.uuid)).collect();
     let seen = match &before {

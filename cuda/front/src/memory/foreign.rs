@@ -22,7 +22,7 @@ struct Known<T> {
     mappings: u32,
 }
 
-/// The driver's handles of a program, each with what was counted for it.
+/// The driver's handles of a program, each with the count that was made for it.
 #[derive(Debug)]
 pub struct Foreign<T> {
     known: HashMap<Handle, Known<T>>,

@@ -389,8 +389,8 @@ unsafe fn names_ours(list: *const c_void, count: u32) -> bool {
     !list.is_null() && (0..count as usize).any(|n| Handles::is_ours(handle(n)))
 }
 
-/// Notes which memory was mapped in arrays. It counts until the array ends: what of an array is unmapped again is the
-/// driver's to know, in the order of a stream's work.
+/// Notes which memory was mapped in arrays. It counts until the array ends: only the driver knows which part of an array
+/// is unmapped again, in the order of a stream's work.
 unsafe fn note_arrays(list: *const c_void, count: u32) {
     let (stride, place) = ARRAY_MAP;
     for n in 0..if list.is_null() { 0 } else { count as usize } {

@@ -1,17 +1,17 @@
-//! The accounts against what NVML and the driver say: memory of the card that a tenant has past its account.
+//! Comparison of the accounts with NVML and the driver: memory of the card that a tenant has past its account.
 //!
-//! Three numbers are compared every second: what the processes of a tenant were given, what NVML has for each of them, and
-//! what of the card is in use that NVML has for no process. As seen of driver 580 on an H100, NVML counts an allocation
-//! once: at the process that made it while that has it, then at one that has imported it. So a chunk is the owner's there
-//! until the owner gives it up, and a program's from then on if that keeps its handle or its mapping. What only a
-//! descriptor keeps is nobody's there, and the card has less free all the same; nor has NVML managed memory, which is counted
-//! by its requests.
+//! The owner compares three numbers every second: the memory that a tenant's processes were given, NVML's bytes of each
+//! process, and the bytes of the card in use that NVML counts for no process. On an H100 with driver 580, NVML counts an
+//! allocation once: at the process that made it while that has it, then at one that has imported it. A chunk counts at the
+//! owner until the owner gives it up, and from then on at a program that keeps its handle or its mapping. Memory that only a
+//! descriptor keeps counts at no process, but the card has less free. Managed memory counts at no process either; the
+//! accounts have it by its requests.
 //!
-//! Whose memory is lost in that way: the worker that gives a piece up measures whether the card has as much more free. What
-//! is missing makes its tenant a suspect for some looks. If that much of the card stays in use for nobody, it is charged to
-//! the suspects, for as long as it does, whether their programs live or not. A program that ends gives its memory up a
-//! little later than its connection, and of other memory nothing is measured: for that a tenant is charged only as far as no
-//! other one's can be missing.
+//! The worker that gives a piece up measures whether the card has as much more free. If it has less, the tenant is a
+//! suspect for some looks. If that much of the card stays in use for no process, it is charged to the suspects until it is
+//! free, also after their programs have ended. A program that ends gives its memory up a little later than its connection,
+//! and other kinds of memory are not measured. For both, a tenant is charged only as far as no other tenant's memory can be
+//! the missing one.
 
 use std::collections::BTreeMap;
 
@@ -31,13 +31,13 @@ const UNKNOWN_CONTEXT: u64 = 1 << 30;
 /// Time between two lines of the log about one tenant, unless it has twice as much, in ns.
 const LINES_NS: u64 = 60_000_000_000;
 
-/// The last look, and what follows from the ones before it.
+/// The last look, and the results of the looks before it.
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
     /// Bytes of one context, as NVML has them for the owner.
     context: Option<u64>,
-    /// Bytes of each tenant's process beyond its account: at the last look, and as they count, which is what they were at
-    /// that one and the one before it.
+    /// Bytes of each tenant's process beyond its account: at the last look, and as they count, which is the least of
+    /// that look and the one before it.
     beyond: BTreeMap<u32, (TenantId, String, u64, u64)>,
     suspects: BTreeMap<TenantId, Suspect>,
     /// Least that was ever in use for no process.
@@ -88,7 +88,7 @@ impl Past {
 }
 
 impl Core {
-    /// NVML has told which processes use the card, but for the owner, which has `own` bytes itself.
+    /// Takes in the processes that use the card, without the owner, which has `own` bytes itself.
     pub(super) fn compare(&mut self, users: &[User], own: Option<u64>) {
         // Without pieces all that the owner has is its context. The first look is before any program connects.
         if self.pieces.count(Memory::Device) == 0
@@ -127,12 +127,12 @@ impl Core {
             let Some(tenant) = session.tenant else { continue };
             let fixed = session.fixed.iter().filter(|(kind, _)| is_the_processes(**kind));
             let fixed = fixed.fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
-            // NVML may have what was made under an owner before for whichever process has it.
+            // NVML may count memory that an earlier owner made at any process that has it.
             let adopted = session.adopted.len() as u64 * self.table.chunk_bytes();
             let (_, sum) = counted.entry(session.pid).or_insert((tenant, 0u64));
             *sum = sum.saturating_add(fixed).saturating_add(adopted);
         }
-        // What a process has that was given up and lives on is its tenant's, and in no account.
+        // A process that was given up and lives on may have memory of its tenant's, which is in no account.
         for (&pid, name) in &self.given_up {
             if let Some(tenant) = self.tenant(name) {
                 counted.entry(pid).or_insert((tenant, 0));
@@ -151,7 +151,7 @@ impl Core {
         self.accounts.looks += 1;
         let explained = least.saturating_add(managed).saturating_add(self.accounts.processes * HIDDEN_BYTES);
         let now = bytes.saturating_sub(explained);
-        // What is there for one look only is on its way.
+        // Memory that is there for one look only is on its way.
         let (before, gap) = (std::mem::replace(&mut self.accounts.gap, now), now);
         self.attribute(before.min(gap));
         self.accounts.suspects.retain(|_, Suspect { sure, perhaps }| {
@@ -161,11 +161,11 @@ impl Core {
             }
             sum(sure) > 0 || sum(perhaps) > 0
         });
-        // What waited for this look may be had now, or is refused.
+        // Requests that waited for this look are served now, or refused.
         self.bell = true;
     }
 
-    /// Charges what is in use for nobody to those whose memory is missing.
+    /// Charges memory in use for no process to the tenants whose memory is missing.
     fn attribute(&mut self, lost: u64) {
         let charged = self.tenants.values().fold(0u64, |sum, tenant| sum.saturating_add(tenant.past.kept));
         if lost < charged {
@@ -183,13 +183,13 @@ impl Core {
             let Some(tenant) = self.tenants.get_mut(id) else { continue };
             let own = sum(&suspect.sure);
             let more = part(own, rest.min(sure), sure).min(left);
-            // As far as nobody else's can be missing.
+            // As far as no other tenant's can be missing.
             let own = sum(&suspect.perhaps);
             let others = perhaps.saturating_sub(own);
             let certain = rest.saturating_sub(sure).saturating_sub(others).min(own).min(left - more);
             tenant.past.kept = tenant.past.kept.saturating_add(more).saturating_add(certain);
             left -= more + certain;
-            // It is no suspect any more for what it is charged for.
+            // It is not a suspect any longer for memory that it is charged for.
             for (looks, charged) in [(&mut suspect.sure, more), (&mut suspect.perhaps, certain)] {
                 let own = sum(looks.as_slice());
                 looks.iter_mut().for_each(|bytes| *bytes -= part(*bytes, charged, own));
@@ -209,7 +209,7 @@ impl Core {
         }
     }
 
-    /// NVML or the driver do not answer: nothing is found out until they do, and nobody is suspected.
+    /// NVML or the driver do not answer: nothing is found out until they do, and no tenant is suspected.
     pub(super) fn blind(&mut self) {
         self.accounts.sees = false;
         self.accounts.suspects.clear();
@@ -217,7 +217,7 @@ impl Core {
         self.bell = true;
     }
 
-    /// Says if a tenant would have more than it may if what it gave back last is in use still. The next two looks tell; until
+    /// Says if a tenant would have more than it may if all that it gave back last is in use still. The next two looks tell; until
     /// then it waits.
     pub(super) fn waits_for_missing(&self, tenant: TenantId) -> bool {
         let Some(Suspect { sure: [last, before, ..], .. }) = self.accounts.suspects.get(&tenant) else { return false };
@@ -238,7 +238,7 @@ impl Core {
         self.pieces.given_up(piece)
     }
 
-    /// Has as many indices of a tenant stand for what it has past its account as that takes, tells of it, and treats what is
+    /// Has as many indices of a tenant stand for the memory past its account as that takes, logs it, and handles memory
     /// beyond all that it may have.
     fn charge(&mut self, id: TenantId) {
         let chunk = self.table.chunk_bytes();
@@ -253,7 +253,7 @@ impl Core {
             let Some(tenant) = self.tenants.get_mut(&id) else { return };
             let has = tenant.past.indices.len();
             if has != wanted && !self.may_work() {
-                // The next look goes on.
+                // The next look continues.
                 break;
             }
             let Some(tenant) = self.tenants.get_mut(&id) else { return };
@@ -309,7 +309,7 @@ impl Core {
         let Some(tenant) = self.tenants.get_mut(&id) else { return };
         let (bytes, name) = (tenant.past.bytes(), tenant.spec.name.clone());
         if bytes == 0 {
-            // What it has next is news, unless it comes and goes.
+            // Its next memory past the account is news, unless it comes and goes.
             tenant.past.told = tenant.past.told.filter(|(_, at)| clock.saturating_sub(*at) < LINES_NS);
             return;
         }
@@ -332,7 +332,7 @@ impl Core {
         );
     }
 
-    /// Kills the programs of a tenant that have memory past its account; all of them, if only what they keep is.
+    /// Kills the programs of a tenant that have memory past its account; all of them, if it only keeps memory that it gave back.
     fn kill_past(&mut self, id: TenantId) {
         let counts =
             |pid: &u32| self.accounts.beyond.get(pid).is_some_and(|(tenant, .., counts)| *tenant == id && *counts > 0);
@@ -364,7 +364,7 @@ impl Core {
             .collect()
     }
 
-    /// Looks at what NVML and the driver say, so far.
+    /// Number of looks at NVML and the driver so far.
     pub(super) fn looks(&self) -> u64 {
         self.accounts.looks
     }

@@ -4,7 +4,7 @@
 //! carries the actions out answers those that say so with an event. Parts: connections (`sessions`), chunks (`memory`),
 //! relocation (`relocate`), turns and quanta (`time`), processes that outlived an owner (`adopt`), memory shared between
 //! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts
-//! against what NVML and the driver say (`accounts`).
+//! compared with NVML and the driver (`accounts`).
 //!
 //! An event does at most [`WORK_AT_ONCE`] units of work that can be put off: places given, chunks released. The rest is done with
 //! the next events, and [`Core::next_wakeup`] asks for one at once. The rest is bounded by the message: see the
@@ -96,8 +96,8 @@ pub struct CardConfig {
     pub on_stranger: OnStranger,
     /// Connections of one tenant at most.
     pub connections_most: usize,
-    /// Bytes by which what NVML and the driver say may be beyond the accounts of a process, and of the card: modules, and what
-    /// the driver needs itself.
+    /// Bytes by which NVML's and the driver's numbers may exceed the accounts of a process, and of the card: modules, and
+    /// memory that the driver needs itself.
     pub margin_bytes: u64,
 }
 

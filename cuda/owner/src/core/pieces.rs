@@ -63,7 +63,7 @@ pub(super) struct Pieces {
     /// Pieces of the card that tenants had and that are being given up: by which tenant, and whether it had said that it has
     /// them no more.
     given_up: BTreeMap<PieceId, (TenantId, bool)>,
-    /// What is given up is a program's whose connection has ended.
+    /// The pieces that are given up now are of a program whose connection has ended.
     pub(super) ends: bool,
 }
 

@@ -107,16 +107,16 @@ pub enum Event {
         /// Its number.
         pid: u32,
     },
-    /// Processes that use the card, as NVML says, but for the owner, which has `own` bytes of the card, if that is known.
+    /// Processes that use the card, as NVML says, without the owner, which has `own` bytes of the card, if that is known.
     Users {
         /// The others.
         users: Vec<User>,
         /// Bytes of the owner.
         own: Option<u64>,
     },
-    /// NVML or the driver do not say any more who uses the card.
+    /// NVML or the driver do not list the processes that use the card any longer.
     Blind,
-    /// Bytes of the card that are in use, but for those that NVML has for a process.
+    /// Bytes of the card that are in use and that NVML counts for no process.
     InUseForNobody(u64),
     /// A piece of the card was given up, and the card has less more free than that.
     Missing {

@@ -41,7 +41,7 @@ pub struct TenantView {
     pub unaccounted: Vec<Unaccounted>,
     /// Bytes of the card that it gave back and that something keeps, for as long as that does.
     pub kept_bytes: u64,
-    /// Bytes of both beyond what it may have.
+    /// Bytes of both beyond its limits.
     pub over_quota_bytes: u64,
     /// Turns beyond their limit, and whether it gets none until it is released.
     pub strikes: (u32, bool),
@@ -62,7 +62,7 @@ pub struct CardView {
     pub relocations: u64,
     /// Orders that processes declined.
     pub declined: u64,
-    /// Looks at what NVML and the driver say.
+    /// Number of looks at NVML and the driver.
     pub looks: u64,
     /// Bytes in use for which neither a process nor a tenant can be charged.
     pub unexplained_bytes: u64,

@@ -170,7 +170,7 @@ impl Server {
         Ok(Self { notes, sockets: Vec::new(), thread: Some(thread), users: None, driver })
     }
 
-    /// Watches by NVML and the driver who uses the card, and how much of it; `driver` is the path of the driver's library, beside which NVML's lies.
+    /// Watches through NVML and the driver which processes use the card, and how much of it; `driver` is the path of the driver's library, beside which NVML's lies.
     ///
     /// # Errors
     /// When no thread can be started.

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use vram::VmId as TenantId;
 
-/// Pieces that are given up together, between two looks at what the card has free.
+/// Pieces that are given up together, between two looks at the card's free memory.
 const GIVEN_UP_TOGETHER: usize = 64;
 /// Zeroed pieces of the card that are waited for together: to zero one takes less than its turn on the card.
 const TOGETHER: usize = 16;

@@ -1,4 +1,4 @@
-//! A program that takes what it can of a card past its account, by ordinary calls or past the library, and one that looks
+//! A program that takes as much of a card as it can past its account, by ordinary calls or past the library, and one that looks
 //! for cards. For the tests of `hostile`.
 //!
 //! UNSAFETY: none; the calls are those of [`cuda_rig::Cuda`].
@@ -58,7 +58,7 @@ enum What {
 
 fn main() -> Result<()> {
     let what = Args::parse().what;
-    // As numba, warp and ffmpeg do. What is opened second is the same library, or the test has found that it is not.
+    // As numba, warp and ffmpeg do. The name that is opened second must be the same library.
     let first = Cuda::load("libcuda.so")?;
     if let What::Cards = what {
         return cards(first);

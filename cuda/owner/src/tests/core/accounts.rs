@@ -1,10 +1,10 @@
-//! What NVML and the driver say of the card, against the accounts.
+//! The accounts compared with NVML and the driver.
 
 use super::*;
 
 /// Bytes of one context.
 const CONTEXT: u64 = 512 << 20;
-/// Bytes that are in use for nobody without any tenant.
+/// Bytes that are in use for no process without any tenant.
 const IDLE: u64 = 483 << 20;
 
 /// Two tenants of eight chunks each on a card of 32.
@@ -24,7 +24,7 @@ fn pid(world: &World, session: SessionId) -> u32 {
     *all.iter().find(|pid| **pid == 100 + session.0 as u32).expect("it is served")
 }
 
-/// NVML has these bytes for processes beside their contexts, and so many are in use for none.
+/// NVML has these bytes for processes in addition to their contexts, and so many are in use for no process.
 fn look(world: &mut World, users: &[(u32, u64)], lost: u64) {
     let user = |&(pid, bytes): &(u32, u64)| User { pid, program: "p".to_owned(), bytes: Some(CONTEXT + bytes) };
     let chunks = world.core.view().pieces.0 as u64 * CHUNK;
