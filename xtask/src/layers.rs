@@ -41,7 +41,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("metrics", &["api", "locks"]),
     ("rebalance", &["config", "sched"]),
     ("fdstore", &["config", "vmm-glue"]),
-    ("listening", &["fdstore", "locks", "vmm-glue"]),
+    ("listening", &["config", "fdstore", "locks", "vmm-glue"]),
     ("card-state", &["channels", "devmodel", "nvspec", "pv", "saved-state", "sched", "shadow-pt", "vram"]),
     ("handover", &["saved-state"]),
     ("firmware", &["nvspec"]),

@@ -4,6 +4,7 @@ use vmm_glue::socket::BindError;
 
 use api::ErrorCode;
 use config::check::{Refusal, RefusalKind};
+use listening::folders::FolderError;
 
 /// A request that failed: for people the text, for programs [`DaemonError::code`].
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +70,9 @@ pub enum DaemonError {
     /// Its socket could not be made.
     #[error("{0}")]
     Socket(#[from] BindError),
+    /// Its socket has no folder.
+    #[error("{0}")]
+    Folder(#[from] FolderError),
     /// A user or a group does not exist.
     #[error("there is no {what} `{name}` on this host")]
     NoAccount {
@@ -205,7 +209,7 @@ impl DaemonError {
                 ErrorCode::Conflict
             }
             Self::TooMany(_) | Self::TooManyTenants(_) | Self::Quota { .. } => ErrorCode::Quota,
-            Self::NoAccount { .. } | Self::Setting { .. } | Self::Query(_) => ErrorCode::Invalid,
+            Self::NoAccount { .. } | Self::Folder(_) | Self::Setting { .. } | Self::Query(_) => ErrorCode::Invalid,
             Self::NoDomain(_) | Self::IsDomain(..) => ErrorCode::Invalid,
             Self::Changed { .. } | Self::NotHandedOver(_) => ErrorCode::Conflict,
             Self::CannotMove { .. } | Self::Immovable { .. } => ErrorCode::Conflict,
@@ -261,6 +265,7 @@ impl DaemonError {
             Self::Unscheduled(_) => "see `mediatorctl card show` for the cards",
             Self::Counting(_) => "try again when that is done",
             Self::NoRecord(_) => "try again when the other record is done, or a VM has been added",
+            Self::Folder(_) => "name another path, or remove what is in the folder's place",
             Self::Setting { .. } => "correct the value; keys that are left out stay as they are",
             Self::Query(_) => "correct the value",
             Self::CannotMove { .. } => "see to what is in the way, or name another card; the VM goes on where it is",

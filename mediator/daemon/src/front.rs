@@ -13,8 +13,7 @@ use config::VmSpec;
 
 use super::account;
 use super::error::DaemonError;
-use super::folders;
-use listening::{Listening, SocketPath, Sockets};
+use listening::{Listening, SocketPath, Sockets, folders};
 
 /// A way to a virtual machine that is open, and serves nobody yet.
 pub(super) enum Front {

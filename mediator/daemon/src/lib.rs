@@ -37,7 +37,6 @@ mod draining;
 mod error;
 #[cfg(any(test, feature = "test-rig"))]
 pub mod fixture;
-mod folders;
 mod front;
 mod memory;
 mod moving;
@@ -65,7 +64,7 @@ use cuda::CudaCard;
 use draining::Arrival;
 use front::{Front, FrontServer};
 use kept::{Keeper, Live, Tuning};
-use listening::Sockets;
+use listening::{Sockets, folders};
 use metrics::moves::Moves;
 use revision::Revision;
 use show::{Found, show};

@@ -11,13 +11,13 @@ use serde_json::{Map, Value};
 
 use super::cuda::{self, Change, CudaCard, Seen, show};
 use super::draining::Arrival;
-use super::folders;
 use super::{Daemon, DaemonError, State};
 use api::TenantPatch;
 use config::check::{self, MAX_TENANTS, Refusal};
 use config::patch::{patched, table};
 use config::{CardSpec, OnRemove, TenantSpec};
 use kept::Tuning;
+use listening::folders;
 
 /// Time over which received parts are taken, in ns.
 const WINDOW_NS: u64 = 1_000_000_000;
@@ -163,6 +163,7 @@ impl Daemon {
         }
         let socket = spec.socket_path(&self.spec.socket_dir);
         let added = folders::make(&spec.name, &socket, &self.spec.socket_dir)
+            .map_err(DaemonError::from)
             .and_then(|()| turn.ask(&format!("tenant `{}`", spec.name), Request::Add(told)));
         if added.is_err() {
             folders::remove(&spec.name, &socket, &self.spec.socket_dir);

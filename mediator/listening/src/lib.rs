@@ -6,9 +6,12 @@
 //!
 //! So do copies of the connections of VMMs, and what it takes to go on with them (crate `fdstore`).
 //!
+//! Parts: [`Sockets`], [`folders`] (folders that are one tenant's or VM's), `activation` (descriptors of the service manager).
+//!
 //! What it does not do: accept connections; the daemon and its VMs' threads do.
 
 mod activation;
+pub mod folders;
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;

@@ -10,10 +10,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use cuda_control::{Answer, Card, Request, Settings, Tenant};
+use listening::folders;
 
 use super::ANSWER;
 use super::board::Board;
-use crate::folders;
 
 /// Name of the owner's program.
 const PROGRAM: &str = "cuda-owner";

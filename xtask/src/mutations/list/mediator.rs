@@ -24,8 +24,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "folder-link",
         what: "the folder of a socket is no link",
-        package: "mediatord",
-        file: "mediator/daemon/src/folders.rs",
+        package: "listening",
+        file: "mediator/listening/src/folders.rs",
         from: "OFlags::DIRECTORY | OFlags::NOFOLLOW",
         to: "OFlags::DIRECTORY",
         tests: "folders::tests",

@@ -13,18 +13,24 @@ use config::{TENANTS, own_folder};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::DaemonError;
-
 /// Access rights of such a folder: only the daemon changes it. The rights of the socket in it decide about connections.
 const MODE: Mode = Mode::from_raw_mode(0o755);
+
+/// A reason why a tenant or VM has no folder for its socket.
+#[derive(Debug, thiserror::Error)]
+#[error("`{name}`: socket: {what}")]
+pub struct FolderError {
+    name: String,
+    what: String,
+}
 
 /// Makes the own folder of a tenant's or VM's socket, if the socket's path names one.
 ///
 /// # Errors
 /// The folder cannot be made, or belongs to another user.
-pub(super) fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), DaemonError> {
+pub fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), FolderError> {
     let Some(own) = own_folder(name, socket, socket_dir) else { return Ok(()) };
-    let failed = |what| DaemonError::Setting { of: format!("`{name}`"), what: format!("socket: {what}") };
+    let failed = |what| FolderError { name: name.to_owned(), what };
     let all = socket_dir.join(TENANTS);
     let is_default = own.parent() == Some(&all);
     if is_default {
@@ -38,7 +44,7 @@ pub(super) fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), D
 }
 
 /// Removes the own folder of a tenant's or VM's socket, with sockets that a killed process has left there.
-pub(super) fn remove(name: &str, socket: &Path, socket_dir: &Path) {
+pub fn remove(name: &str, socket: &Path, socket_dir: &Path) {
     let Some(own) = own_folder(name, socket, socket_dir) else { return };
     let (earlier, target) = earlier(name, socket_dir);
     if std::fs::read_link(&earlier).is_ok_and(|to| to == target) {
@@ -109,7 +115,7 @@ fn is_socket(path: &Path) -> bool {
 ///
 /// # Errors
 /// They can, and could replace each other's and the daemon's sockets.
-pub(super) fn check(socket_dir: &Path) -> Result<(), String> {
+pub fn check(socket_dir: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
     // A folder that is missing is reported with the first socket.
     let Ok(there) = std::fs::metadata(socket_dir) else { return Ok(()) };
