@@ -30,7 +30,6 @@ mod admin;
 mod backend;
 mod cards;
 mod cuda;
-mod descriptors;
 mod desired;
 mod devices;
 mod draining;
@@ -591,7 +590,8 @@ impl Drop for Daemon {
 fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
     // The card's owner minds the quota, which may change; a card that is passed through has no other user.
     let mapped_bytes = if vm.passthrough { memory::bytes(ram.quota_mib) } else { owner::iova::SHARED_BYTES };
-    let mut limits = MemoryLimits { mapped_bytes, files: descriptors::files_of_vm(), ..MemoryLimits::default() };
+    let mut limits =
+        MemoryLimits { mapped_bytes, files: listening::descriptors::files_of_vm(), ..MemoryLimits::default() };
     if vm.passthrough {
         limits.regions = PASSED_THROUGH_REGIONS;
     }

@@ -10,13 +10,13 @@ use config::arguments::Arguments;
 use config::{Config, DaemonSpec};
 use fdstore::names::{STORED_ADMIN, STORED_READ_ONLY};
 use kept::Keeper;
-use listening::{Listening, SocketPath, Sockets, folders};
+use listening::{Listening, SocketPath, Sockets, descriptors, folders};
 
 use crate::admin::Listeners;
 use crate::cards::Cards;
 use crate::upgrade::Succession;
 use crate::upgrade::taker::Heir;
-use crate::{Daemon, account, descriptors, serving};
+use crate::{Daemon, account, serving};
 
 /// Runs the program to its end.
 #[must_use]

@@ -4,13 +4,15 @@
 //! lies there. It outlives the daemon, so that who connects while the daemon is started again waits, and is served then. The
 //! daemon leaves the paths of such sockets when it ends; they go when a virtual machine is removed.
 //!
-//! So do copies of the connections of VMMs, and what it takes to go on with them (crate `fdstore`).
+//! So do copies of the connections of VMMs, and the files that it takes to continue with them (crate `fdstore`).
 //!
-//! Parts: [`Sockets`], [`folders`] (folders that are one tenant's or VM's), `activation` (descriptors of the service manager).
+//! Parts: [`Sockets`], [`folders`] (folders that are one tenant's or VM's), [`descriptors`] (the limit of open files),
+//! `activation` (descriptors of the service manager).
 //!
 //! What it does not do: accept connections; the daemon and its VMs' threads do.
 
 mod activation;
+pub mod descriptors;
 pub mod folders;
 
 use std::collections::HashMap;

@@ -107,7 +107,7 @@ impl Supervisor {
         };
         let socket_dir = self.settings.journal.parent().unwrap_or(Path::new("/"));
         for tenant in self.tenants.values() {
-            // Somebody may have cleaned up since the owner before.
+            // The folder may have been removed since the owner before.
             if let Err(error) = folders::make(&tenant.name, &tenant.socket, socket_dir) {
                 tracing::error!(card = self.card, tenant = tenant.name, %error, "a tenant has no folder for its socket");
             }

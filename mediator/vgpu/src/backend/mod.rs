@@ -15,7 +15,7 @@ mod segments;
 mod waits;
 
 use super::counts::counts;
-use super::memory::{Memory, Pace, Remap, Showing, View};
+use super::memory::{Memory, Remap, Showing, View};
 use super::pending::Pending;
 use super::pv::{Interface, PvSettings};
 use super::work::{Runlist, Work};
@@ -33,6 +33,7 @@ pub(super) use saved::{Rung, SavedBackend};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
+use vm_device::Pace;
 use vmm_glue::memory::MemoryTable;
 use vmm_glue::{DmaRegion, Link};
 use vram::VmId;

@@ -61,13 +61,13 @@ impl VmBackend {
         }
     }
 
-    /// The guest has placed PRAMIN: it shows what is there once [`Self::look_at_moves`] says so.
+    /// The guest has placed PRAMIN: it shows the pages there once [`Self::look_at_moves`] says so.
     pub(super) fn move_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh(Showing::Pramin);
     }
 
-    /// PRAMIN has been placed: it shows what is there now. None of the VM's work is on the card.
+    /// PRAMIN has been placed: it shows the pages there now. None of the VM's work is on the card.
     pub(crate) fn show_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh_at_once(Showing::Pramin);
@@ -105,7 +105,7 @@ impl VmBackend {
         self.refresh_changes(showing, &changes);
     }
 
-    /// As [`Self::refresh`], for what the guest did not ask for: it does not wait.
+    /// As [`Self::refresh`], for changes that the guest did not ask for: it does not wait.
     fn refresh_at_once(&mut self, showing: Showing) {
         if let Some(Stop { until_ns, .. }) = &mut self.stop {
             *until_ns = until_ns.map(|_| 0);

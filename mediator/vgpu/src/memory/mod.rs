@@ -6,7 +6,6 @@
 
 mod grants;
 mod operands;
-mod pace;
 pub(crate) mod ram;
 mod remap;
 mod saved;
@@ -15,7 +14,6 @@ mod view;
 
 pub(crate) use grants::Grants;
 pub(crate) use operands::{Names, Objects};
-pub(crate) use pace::Pace;
 pub(crate) use remap::{Moves, Overlay, Remap, SavedRemap, Showing, Slot, Want, ranges};
 pub(crate) use saved::{Restored, SavedMemory};
 pub(crate) use view::View;

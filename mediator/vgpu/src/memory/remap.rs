@@ -516,5 +516,4 @@ pub(crate) fn ranges(pages: BTreeSet<u32>) -> Vec<GuestRange> {
 const _: () = assert!(TRAPPED_BAR1.is_multiple_of(2 << 20) && (2 << 20) % LARGE_PAGE == 0);
 
 #[cfg(test)]
-#[path = "remap_books.rs"]
 mod tests;

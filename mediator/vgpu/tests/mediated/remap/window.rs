@@ -197,7 +197,7 @@ fn a_guest_that_places_its_window_again_and_again_waits_by_itself() {
             moves_no_faster_than_it_may(&mut driver, |driver, round| {
                 let first = (round % 2) as u64 * 256;
                 let place = in_window(driver, at + first * PAGE);
-                // Once the write is answered, the window shows what it is to.
+                // Once the write is answered, the window shows its new pages.
                 assert_eq!(cpu.read(place, PAGE), pattern(4, first), "{round}");
             });
         }));

@@ -1,6 +1,6 @@
 //! Descriptors of this process, of which all virtual machines and the operator have one number together.
 //!
-//! A VMM makes the daemon keep one for each file that it lends memory of. So each VM has a fixed part of what the process may open,
+//! A VMM makes the daemon keep one for each file that it lends memory of. So each VM has a fixed part of the descriptors of the process,
 //! as many VMs as there can be, and the rest stays for cards, sockets and the admin API.
 
 use config::check::MAX_VMS;
@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors that no VM gets: cards, listening sockets, connections of the admin API, files that are read for a moment.
 const RESERVE: u64 = 1024;
-/// Descriptors of a VM beside the files of its memory: its socket and connections, its own events, what it maps, its journal, and
+/// Descriptors of a VM besides the files of its memory: its socket and connections, its own events, its mappings, its journal, and
 /// 8 sets of 16 that wait for their message.
 const OF_VM: u64 = 160;
 /// Most files of one VM's memory. QEMU has one for each memory backend.
@@ -19,7 +19,7 @@ const FILES_MIN: u64 = 16;
 const COPIES: u64 = 2;
 
 /// Lets this process open as many descriptors as it may, and warns if they are too few for all virtual machines that there can be.
-pub(crate) fn raise_limit() {
+pub fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
         tracing::warn!(%error, "the limit of open files (RLIMIT_NOFILE) stays as it is");
@@ -35,7 +35,7 @@ pub(crate) fn raise_limit() {
 }
 
 /// Returns how many different files the memory of one virtual machine may have.
-pub(crate) fn files_of_vm() -> usize {
+pub fn files_of_vm() -> usize {
     usize::try_from(files(open_files())).unwrap_or(usize::MAX)
 }
 

@@ -15,20 +15,21 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 /// A VM's budget. It may be overdrawn by one move.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Pace {
+pub struct Pace {
     /// Time at which the budget is full again if nothing moves, in ns.
     full_at: u64,
 }
 
 impl Pace {
     /// Returns the time until which the next move is to wait, if it is.
-    pub(crate) fn wait_until(&self, now: u64) -> Option<u64> {
+    #[must_use]
+    pub fn wait_until(&self, now: u64) -> Option<u64> {
         let ready_at = self.full_at.saturating_sub(cost_ns(BURST));
         (ready_at > now).then(|| ready_at.min(now.saturating_add(MAX_WAIT_NS)))
     }
 
     /// Pages have moved.
-    pub(crate) fn charge(&mut self, now: u64, pages: u64) {
+    pub fn charge(&mut self, now: u64, pages: u64) {
         let most = now.saturating_add(cost_ns(BURST)).saturating_add(MAX_WAIT_NS);
         self.full_at = self.full_at.max(now).saturating_add(cost_ns(pages)).min(most);
     }
