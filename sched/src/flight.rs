@@ -81,17 +81,20 @@ impl EngineState {
     /// anything else. Returns whose it is, and the time in ns.
     pub(crate) fn charge_aside(&mut self, ticket: Ticket, since: Nanos, now: Nanos) -> Option<(Flight, u64)> {
         let flight = *self.aside.iter().find(|flight| flight.ticket == ticket)?;
-        let used = now.since(since.max(self.last_end));
-        self.last_end = self.last_end.max(now);
-        self.busy = self.busy.saturating_add(used);
-        Some((flight, used))
+        Some((flight, self.charge_until(since, now)))
     }
 
-    /// Up to `now` the engine was kept from all that it has, since `since` or the end of what it had before. Returns the time in ns.
-    pub(crate) fn pass(&mut self, since: Nanos, now: Nanos) -> u64 {
+    /// Books the time up to `now`, from `since` or the end of the submission before. Returns it in ns.
+    fn charge_until(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = now.since(since.max(self.last_end));
         self.last_end = self.last_end.max(now);
         self.busy = self.busy.saturating_add(used);
+        used
+    }
+
+    /// Up to `now` the engine was kept from all of its submissions, since `since` or the end of the one before. Returns the time in ns.
+    pub(crate) fn pass(&mut self, since: Nanos, now: Nanos) -> u64 {
+        let used = self.charge_until(since, now);
         self.begin_anew(now);
         used
     }

@@ -337,7 +337,7 @@ impl Scheduler {
         true
     }
 
-    /// What the engine was given meanwhile has not had it.
+    /// Submissions given to the engine meanwhile have not had it.
     fn kept(&mut self, engine: Engine, vgpu: VgpuId, since: Nanos) -> bool {
         let now = self.now;
         let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };

@@ -143,7 +143,7 @@ pub enum Event {
         since: Nanos,
     },
     /// A vGPU has kept an engine from the others since then without a submission of its own there: its work elsewhere had to end
-    /// before they might use the engine. It is charged for that, and what waits there is not.
+    /// before they might use the engine. It is charged for that, and the submissions that wait there are not.
     Kept {
         /// The engine.
         engine: Engine,
