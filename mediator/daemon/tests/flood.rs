@@ -82,7 +82,7 @@ fn vmms_that_lend_thousands_of_files_leave_descriptors_for_their_neighbours_and_
                 }
             }
             assert!(refused > 0 && refused < FILES, "{refused} of {FILES} files were refused");
-            // What it has lent stays lent; parts of a file count once, and a file that is taken back makes room.
+            // Lent memory stays lent; parts of a file count once, and a file that is taken back makes room.
             let memory = memory_file(2 * 4096, true).unwrap();
             let part = |client: &mut Client, gpa, at| client.dma_map(gpa, 4096, true, Some((memory.as_fd(), at)));
             assert!(part(&mut client, 1 << 30, 0).is_err());

@@ -153,7 +153,7 @@ fn a_vmm_whose_memory_cannot_be_mapped_again_loses_its_device_and_others_are_upg
         client.dma_map(0, MIB, true, Some((file.as_fd(), 0))).unwrap();
         match vm {
             "cut" => ftruncate(&file, 0).unwrap(),
-            // What is mapped stays so, and the next process may not map it to write.
+            // Mapped memory stays mapped, and the next process may not map it to write.
             _ => fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap(),
         }
         client
@@ -163,7 +163,13 @@ fn a_vmm_whose_memory_cannot_be_mapped_again_loses_its_device_and_others_are_upg
     guest.check();
     for client in &mut hostile {
         let ended = client.read32(0, 0);
-        assert!(matches!(ended, Err(ClientError::Closed)), "{ended:?}");
+        // The request may find the connection closed before it is sent.
+        let is_closed = match &ended {
+            Err(ClientError::Closed) => true,
+            Err(ClientError::Io(error)) => error.kind() == std::io::ErrorKind::BrokenPipe,
+            _ => false,
+        };
+        assert!(is_closed, "{ended:?}");
     }
     let said = log(&place);
     assert_eq!(said.matches("memory of a VMM cannot be mapped again").count(), 2, "{said}");

@@ -187,7 +187,7 @@ impl Mapping {
         Ok(Self { base, mapped, skip, len, offset, writable, guard, source })
     }
 
-    /// Stands for a part of a client's file that cannot be mapped any more: zeros that belong to nobody, withdrawn from the start.
+    /// Stands for a part of a client's file that cannot be mapped any more: zeros without an owner, withdrawn from the start.
     pub(crate) fn withdrawn(file: ClientFile, wake: &Arc<Wake>) -> Result<Self, MapFileError> {
         let ClientFile { fd, offset, size, writable, touches } = file;
         let stat = rustix::fs::fstat(&fd).map_err(MapFileError::Stat)?;

@@ -43,7 +43,7 @@ impl GuestMemory {
     }
 
     /// Maps the regions again. A region whose file cannot be mapped any more, because the client has cut it short or sealed it, is
-    /// one that was withdrawn: it costs this client its device, and nobody else anything.
+    /// one that was withdrawn: it costs this client its device, and no other client anything.
     pub(crate) fn restore(
         &self,
         saved: Vec<SavedRegion>,
@@ -51,7 +51,7 @@ impl GuestMemory {
         limits: &MemoryLimits,
         wake: &Arc<Wake>,
     ) -> Result<(), ParkError> {
-        // What the client was allowed to lend it keeps, also where this process allows fewer files.
+        // The client keeps the memory that it was allowed to lend, also where this process allows fewer files.
         let limits = &MemoryLimits { files: usize::MAX, ..*limits };
         for SavedRegion { gpa, size, readable, writable, file } in saved {
             let offset = file.map_or(0, |file| file.offset);

@@ -208,7 +208,7 @@ fn replace(slot: &Slot, start: usize, len: usize) -> bool {
     true
 }
 
-/// Marks a mapping as replaced, and wakes its server. Only what may be done in a signal handler.
+/// Marks a mapping as replaced, and wakes its server. Only calls that a signal handler may make.
 fn trip(slot: &Slot) {
     slot.tripped.store(true, Ordering::Relaxed);
     TRIPS.fetch_add(1, Ordering::Release);

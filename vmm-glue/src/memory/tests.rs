@@ -120,7 +120,7 @@ fn memory_that_cannot_be_mapped_again_was_withdrawn_and_the_rest_is_as_it_was() 
     let given = crate::parked::Given::all(giving.over());
     let next = GuestMemory::default();
     let before = withdrawals();
-    // What was lent stays lent, whatever is allowed now.
+    // Lent memory stays lent, whatever is allowed now.
     let fewer = MemoryLimits { files: 1, ..limits };
     next.restore(saved, &given, &fewer, &wake).unwrap();
     assert!(withdrawals() >= before + 2, "its server looks for it");
