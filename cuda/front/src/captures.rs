@@ -31,7 +31,7 @@ pub fn any() -> bool {
 /// Begins a capture in `stream`, but not while a drain asks contexts to synchronise: that would end the capture.
 fn begin(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
     let stripe = gate::pass();
-    // First, so that whoever submits from here on puts a fence behind that.
+    // First, so that each later submission is followed by a fence.
     OPEN.fetch_add(1, Ordering::SeqCst);
     pace::finish_groups();
     fences::before_capture();
@@ -113,7 +113,7 @@ unsafe extern "C" fn end_to_cig_per_thread(stream: Object) -> c_int {
     end(Stream::named(stream as u64, true), || unsafe { driver::stream_end_capture_to_cig_per_thread(stream) })
 }
 
-/// Destroys a stream: its work goes on, a capture of it does not.
+/// Destroys a stream: its work continues, a capture of it does not.
 fn destroy(stream: Object, call: impl FnOnce() -> c_int) -> c_int {
     let named = Stream::named(stream as u64, false);
     pace::forget(named.handle);
@@ -157,4 +157,16 @@ pub fn ours(index: usize) -> Option<*mut ()> {
         at::cuStreamDestroy => stream_destroy_first as *mut (),
         _ => return None,
     })
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// Does `work` while a capture counts as open.
+    pub fn with_one_open(work: impl FnOnce()) {
+        OPEN.fetch_add(1, Ordering::SeqCst);
+        work();
+        OPEN.fetch_sub(1, Ordering::SeqCst);
+    }
 }

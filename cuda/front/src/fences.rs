@@ -1,9 +1,9 @@
-//! Ends of work that nobody measured, for drains while a stream captures.
+//! Ends of work that was not measured, for drains while a stream captures.
 //!
 //! A context in which a stream captures must not be synchronised: that would end the capture, which a program may keep open for
 //! ever. A drain waits then for a *fence* of each stream, an event behind the last of its work. A stream that captures takes no
 //! event from outside, and others may join it. So before a capture begins, each stream with unmeasured work gets its fence, and
-//! while one is open each submission is followed by its own. What cannot be fenced, as the own stream of another thread, is
+//! while one is open each submission is followed by its own. Work that cannot be fenced, such as that in another thread's own stream, is
 //! waited for until its thread submits again or the capture ends: the turn is kept, and the tenant's limit holds.
 
 use std::cell::Cell;
@@ -85,14 +85,14 @@ pub fn before_capture() {
     pace::quietly(|| lock().get_or_insert_default().fence_all());
 }
 
-/// Before a stream is destroyed: its work goes on.
+/// Before a stream is destroyed: its work continues.
 pub fn stream_ends(handle: u64) {
     let mut state = lock();
     let Some(fences) = state.as_mut() else { return };
     let of_it = |(_, stream): &&(u64, Stream)| stream.handle == handle;
     let noted: Vec<_> = fences.noted.iter().filter(of_it).copied().collect();
     pace::quietly(|| noted.into_iter().for_each(|(context, stream)| fences.fence(context, stream)));
-    // What took no event is not there any more.
+    // A stream that took no event no longer exists.
     let before = fences.noted.len();
     fences.noted.retain(|(_, stream)| stream.handle != handle);
     fences.unknown |= fences.noted.len() != before;
@@ -120,13 +120,13 @@ pub fn context_ends(context: u64) {
     fences.spare.retain(|(of, _)| *of != context);
 }
 
-/// Forgets all events: a context may end, and they with it. Nothing is known of what is in flight from here on.
+/// Forgets all events: a context may end, and they with it. Nothing is known of work in flight from here on.
 pub fn contexts_may_end() {
     *lock() = Some(Fences { unknown: true, ..Fences::default() });
     GENERATION.fetch_add(1, Ordering::SeqCst);
 }
 
-/// A context has ended, and what was in flight with it.
+/// A context has ended, and its work in flight with it.
 pub fn contexts_ended() {
     if let Some(fences) = lock().as_mut() {
         fences.unknown = false;
@@ -206,3 +206,7 @@ impl Fences {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "tests/fences.rs"]
+mod tests;

@@ -1,4 +1,4 @@
-//! Memory and time beyond what the accounts say: the owner notices, charges and reports it.
+//! Memory and time beyond the accounts: the owner notices, charges and reports it.
 
 use std::time::Duration;
 

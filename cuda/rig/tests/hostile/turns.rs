@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cuda_protocol::{FromOwner, FromTenant};
+use cuda_protocol::{End, FromOwner, FromTenant};
 
 use crate::support::hostile::*;
 use crate::support::{Program, Rig, describe, owner, owner_by};
@@ -40,6 +40,15 @@ fn a_connection_of_a_process_that_has_exited_is_refused() {
         let welcome = messages.iter().any(|message| matches!(message, FromOwner::Welcome(_)));
         assert!(closed && !welcome, "{through:?}: {messages:?}");
     }
+    // An owner that comes too late to see it alive says so.
+    for through in [Through::Child, Through::Zombie] {
+        let pid = serving.child.id().to_string();
+        crate::support::daemon::signal("-STOP", &pid);
+        let link = raw.connect(through, Some(Manner::default()));
+        crate::support::daemon::signal("-CONT", &pid);
+        let (messages, closed) = raw.hear(link, 100, Duration::from_secs(10));
+        assert!(closed && messages == [FromOwner::Goodbye(End::Denied)], "{through:?}: {messages:?}");
+    }
     serves_the_neighbour_only(&mut serving, &mut neighbour);
     neighbour.end();
     describe(serving);
@@ -48,13 +57,15 @@ fn a_connection_of_a_process_that_has_exited_is_refused() {
 #[test]
 fn a_process_that_leaves_its_connection_to_another_loses_its_turn_and_its_memory() {
     let rig = Rig::new(256);
-    let mut serving = owner(&rig, 64, &["--quanta", "off"]);
+    // No limit of its work takes the turn from it.
+    let mut serving = owner(&rig, 64, &["--quanta", "off", "--max-run-ms", "600000"]);
     let mut raw = Raw::start(&rig, None);
     let (link, mut neighbour) = holder(&rig, &mut raw, Through::Itself);
     raw.say(link, FromTenant::Allocate { request: 1, card: 0, chunks: 4 }, 1);
     until_accounts(&mut serving, "it has its chunks", |view| account(view, 0, "chunks_on_card") == 4);
     // From here on its child answers, and holds the connection open.
     raw.desert();
+    until_accounts(&mut serving, "its connection ends", |view| account(view, 0, "programs") == 0);
     serves_the_neighbour_only(&mut serving, &mut neighbour);
     neighbour.end();
     drop(raw);
@@ -67,7 +78,7 @@ fn a_program_of_another_user_that_cannot_be_killed_holds_nothing() {
         return;
     }
     let rig = Rig::new(256);
-    // What the packaged unit had: no right to signal other users' processes.
+    // The rights of the packaged unit: none to signal other users' processes.
     let without = ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"];
     let mut serving = owner_by(&rig, &without, 64, &["--quanta", "off", "--max-run-ms", "1500"]);
     let mut raw = Raw::start(&rig, Some(4242));
@@ -77,7 +88,7 @@ fn a_program_of_another_user_that_cannot_be_killed_holds_nothing() {
     assert!(closed, "its connection has ended");
     let view = accounts(&mut serving);
     assert_eq!((account(&view, 0, "killed"), account(&view, 0, "kill_failures")), (0, 1), "{view}");
-    // It goes on, and is not served again.
+    // It continues, and is not served again.
     let (_, answer) = raw.hello("a", Through::Itself, Some(Manner::default()));
     assert!(!matches!(answer, Some(FromOwner::Welcome(_))), "{answer:?}");
     serves_the_neighbour_only(&mut serving, &mut neighbour);
@@ -100,7 +111,7 @@ fn a_program_that_can_be_killed_is_and_is_counted() {
     describe(serving);
 }
 
-/// A client that fills the card and answers orders so, beside a neighbour that wants as much: chunks that the neighbour gets.
+/// A client that fills the card and answers orders so, next to a neighbour that wants as much: chunks that the neighbour gets.
 fn decline(manner: Manner) {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", "1500", "--patience-ms", "3000"];
@@ -137,7 +148,7 @@ fn a_program_that_lost_its_connection_and_was_adopted_is_not_killed() {
     break_connection(program.child.id());
     program.steps(3);
     until_accounts(&mut serving, "it is adopted", |view| account(view, 0, "chunks_on_card") >= 4);
-    // TIMEOUT: a process that goes on without its connection is killed after 5 s.
+    // TIMEOUT: a process that continues without its connection is killed after 5 s.
     std::thread::sleep(Duration::from_secs(7));
     program.grow();
     assert_eq!(program.end(), "held 6");
@@ -271,7 +282,7 @@ fn a_program_that_the_driver_never_suspends_holds_up_no_other_suspension() {
         assert_eq!(program.line(), "stalled");
         program
     };
-    // Both have the card when nobody waits, and answer nothing. The driver waits for ever for the first one, which is stopped.
+    // Both have the card while no tenant waits, and answer nothing. The driver waits for ever for the first one, which is stopped.
     let (mut first, second) = (stuck("a"), stuck("a"));
     crate::support::daemon::signal("-STOP", &first.child.id().to_string());
     let mut neighbour = Neighbour::begin(&rig, "b", &[]);

@@ -395,8 +395,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         what: "memory of others goes before the holder of the quantum gets host memory",
         package: "cuda-owner",
         file: "cuda/owner/src/core/memory.rs",
-        from: "if waits_for_others || self.waits_for_room(tenant, left, since) {",
-        to: "if waits_for_others {",
+        from: " || self.waits_for_room(tenant, left, since) {",
+        to: " {",
         tests: "core::tests::timed",
     },
     Mutation {
@@ -654,10 +654,10 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "cuda-fence-beside",
         what: "each submission beside an open capture is known",
-        package: "cuda-rig",
+        package: "cuda-front",
         file: "cuda/front/src/fences.rs",
         from: "    if captures::any() {\n        let context",
         to: "    if false {\n        let context",
-        tests: "capture",
+        tests: "fences::tests",
     },
 ];

@@ -1,0 +1,50 @@
+//! Fences of streams beside an open capture.
+//!
+//! UNSAFETY: stands in for functions of the driver.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+
+use super::*;
+use crate::driver::SUCCESS;
+use crate::gate;
+
+const STREAM: Stream = Stream::of_test(7);
+
+unsafe extern "C" fn made(event: *mut u64, _: u32) -> i32 {
+    // SAFETY: the caller's pointer is valid.
+    unsafe { *event = 9 };
+    SUCCESS
+}
+
+extern "C" fn recorded(_: u64, _: u64) -> i32 {
+    SUCCESS
+}
+
+unsafe extern "C" fn captures_not(_: u64, status: *mut i32) -> i32 {
+    // SAFETY: as above.
+    unsafe { *status = 0 };
+    SUCCESS
+}
+
+#[test]
+fn a_submission_beside_an_open_capture_has_its_fence_before_its_stream_can_join() {
+    use crate::slots::{REAL, at};
+    let _one = gate::tests::one();
+    for (index, function) in [
+        (at::cuEventCreate, made as *mut ()),
+        (at::cuEventRecord, recorded as *mut ()),
+        (at::cuStreamIsCapturing, captures_not as *mut ()),
+    ] {
+        REAL[index].store(function, Ordering::SeqCst);
+    }
+    let state = || lock().as_ref().map_or((0, 0), |fences| (fences.noted.len(), fences.fences.len()));
+    submitted(STREAM);
+    assert_eq!(state(), (1, 0), "nothing is spent on it while nothing captures");
+    captures::tests::with_one_open(|| {
+        before_capture();
+        assert_eq!(state(), (0, 1));
+        submitted(Stream::of_test(8));
+        assert_eq!(state(), (0, 2), "nothing is left for when no event can be had");
+    });
+    all_passed();
+    assert_eq!(state(), (0, 0));
+}
