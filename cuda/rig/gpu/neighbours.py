@@ -218,8 +218,10 @@ class Bench:
         self._rounds, self._json = arguments.rounds, arguments.json
         query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
         self.report = {
+            "started": time.time(),
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "card": subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip(),
+            "smi": subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip(),
+            "commit": arguments.commit.get(arguments.build[-1].name, "unknown"),
             "commits": {build.name: arguments.commit.get(build.name, "unknown") for build in arguments.build},
             "note": arguments.note, "processors": os.cpu_count(), "chunk_mib": CHUNK_MIB,
             "owner": {each.name: each.owner.arguments(known=" ".join(each.owner.if_known))
@@ -339,7 +341,7 @@ def table(report: dict) -> str:
                "answer_longest_ms": "longest answer, ms", "owner_longest_ms": "longest answer of the owner, ms",
                "card_taken_mib": "taken of the card, MiB", "charged_loop_ms": "charged to the loop, ms",
                "charged_neighbour_ms": "to the neighbour, ms"}
-    card, driver, _ = report["card"].split(", ")
+    card, driver, _ = report["smi"].split(", ")
     commits = ", ".join(f"*{build}* is {commit}" for build, commit in report["commits"].items())
     conditions = f"{card}, driver {driver}, {report['date']}, {len(report['rounds'])} rounds; {commits}."
     lines = [conditions, "", f"| next to | {' | '.join(columns.values())} | outcome |", f"|---|{'---|' * len(columns)}---|"]
