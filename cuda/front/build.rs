@@ -47,7 +47,7 @@ fn generate() -> String {
             let _ = writeln!(text, "    {stub}_{index},");
         }
     }
-    let _ = writeln!(text, "];\n/// Entries that are nobody else's, whatever other libraries export.");
+    let _ = writeln!(text, "];\n/// Entries of this library alone, whatever other libraries export.");
     let _ = writeln!(text, "pub static ENTRIES: [unsafe extern \"C\" fn(); COUNT] = [");
     for index in 0..all.len() {
         let _ = writeln!(text, "    entry_{index},");

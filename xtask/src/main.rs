@@ -143,7 +143,7 @@ struct TestArgs {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Check { lints } => check::run(lints),
-        Command::Language { lower } => language(lower).map(|()| true),
+        Command::Language { lower } => report_language(lower).map(|()| true),
         Command::Test(args) => suites::run(&args),
         Command::Bench { name, all, json, seconds, rounds, only, resume, beside_load, programs } => {
             let wishes = guests::Wishes { json, seconds, rounds, only, all, resume, beside_load, programs };
@@ -164,7 +164,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn language(lower: bool) -> Result<()> {
+fn report_language(lower: bool) -> Result<()> {
     language::report(&layers::metadata("Cargo.toml")?, &lints::files(&run::root())?, lower)
 }
 

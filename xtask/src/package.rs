@@ -38,8 +38,8 @@ const FURTHER: [(&str, &str); 4] = [
     ("gpu-mediator-slurm", "usr/bin/gpu-mediator-slurm"),
     ("libspank_gpu_mediator.so", "usr/lib/gpu-mediator/slurm/spank_gpu_mediator.so"),
 ];
-/// Further names of the library, each a link to a file beside it. Programs open it by any of them, in any order, and a process
-/// must have it once: copies would be loaded beside each other.
+/// Further names of the library, each a link to a file in the same folder. Programs open it by any of them, in any order, and a process
+/// must have it once: two copies would be loaded.
 const LINKS: [(&str, &str); 3] = [
     ("usr/lib/gpu-mediator/cuda/libcuda.so", "libcuda.so.1"),
     ("usr/lib/gpu-mediator/cuda/libnvidia-ml.so.1", "libcuda.so.1"),

@@ -95,7 +95,7 @@ struct Stream {
     queue: SyncSender<Op>,
     last: Arc<Event>,
     capture: Option<Capture>,
-    /// It waits for the default stream, and the other way round: what one captures, the other must not disturb.
+    /// It waits for the default stream and the default stream for it: neither may disturb a capture of the other.
     blocking: bool,
 }
 

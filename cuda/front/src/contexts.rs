@@ -29,7 +29,7 @@ made!(ctx_create(flags: u32, device: c_int));
 made!(ctx_create_v3(affinity: *const c_void, count: c_int, flags: u32, device: c_int));
 made!(ctx_create_v4(parameters: *const c_void, flags: u32, device: c_int));
 
-/// Forgets what is noted of a context that is about to end.
+/// Forgets the notes on a context that is about to end.
 fn ends(context: Object) {
     tenant::forget(context as u64);
     memory::context_ends(context as u64);
@@ -50,7 +50,7 @@ unsafe extern "C" fn ctx_destroy_first(context: Object) -> c_int {
     unsafe { driver::ctx_destroy_first(context) }
 }
 
-/// Unmarks what streams of a context have freed, and forgets its events.
+/// Unmarks memory that streams of a context have freed, and forgets its events.
 fn may_end() {
     memory::contexts_end();
     lone::forget();
@@ -72,7 +72,7 @@ macro_rules! primary_ends {
             let (mut flags, mut active) = (0, 0);
             // SAFETY: the pointers are to locals.
             let told = unsafe { driver::primary_ctx_get_state(device, &raw mut flags, &raw mut active) };
-            // Others may have a reference still, and work goes on.
+            // Other threads may still have a reference, and work continues.
             if told == SUCCESS && active == 0 {
                 fences::contexts_ended();
                 captures::context_ends(None);

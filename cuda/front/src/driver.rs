@@ -27,7 +27,7 @@ pub const NOT_READY: c_int = 600;
 pub const NOT_SUPPORTED: c_int = 801;
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
 pub const CAPTURE_UNSUPPORTED: c_int = 900;
-/// `CUDA_ERROR_STREAM_CAPTURE_...`: what a capture forbids.
+/// `CUDA_ERROR_STREAM_CAPTURE_...`: calls that a capture forbids.
 pub const CAPTURE_FORBIDS: std::ops::RangeInclusive<c_int> = 900..=908;
 /// `CUDA_ERROR_CAPTURED_EVENT`.
 pub const CAPTURED_EVENT: c_int = 907;

@@ -5,7 +5,7 @@
 //! - [`calls`]: the driver's functions that allocate, free and tell, answered from there;
 //! - [`own`]: virtual memory that the program manages itself, by [`handles`] that chunks back;
 //! - [`opened`]: memory that processes of a tenant share;
-//! - [`fixed`], [`foreign`], [`graphs`]: what the driver allocates itself, counted.
+//! - [`fixed`], [`foreign`], [`graphs`]: memory that the driver allocates itself, counted.
 
 mod arena;
 mod calls;

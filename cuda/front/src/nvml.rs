@@ -72,7 +72,7 @@ pub fn resolve(index: usize) -> *mut () {
 }
 
 fn load() {
-    // It lies beside the driver's library.
+    // It is in the folder of the driver's library.
     let named = settings::get().driver.as_ref().map(|path| path.with_file_name(NAME));
     let library = loader::library(NAME, named, COUNT..ALL);
     let mediated = settings::get().socket.is_some();

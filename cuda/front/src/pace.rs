@@ -274,7 +274,7 @@ pub fn submitted(stream: Stream, key: u64, copy: bool) {
     group.estimate += estimate;
     group.unknown_ns = unknown;
     group.sure &= known.is_some_and(|length| length.steady >= STEADY);
-    // A stream may join a capture, and another thread's own one is out of reach: what they have gets its end at once.
+    // A stream may join a capture, and another thread's own one is out of reach: their work gets its end at once.
     let full = known.is_none()
         || captures::any()
         || stream.is_threads_own()

@@ -31,7 +31,7 @@ pub fn get(index: usize) -> *mut () {
 }
 
 /// Call of a symbol in a process that has not called any, or is a child of one that has: its library is loaded if it is not,
-/// then the call goes on through the slot, or fails.
+/// then the call continues through the slot, or fails.
 #[unsafe(naked)]
 unsafe extern "C" fn lazy_common() {
     // In: [rsp] number of the symbol, [rsp + 8] return address. The registers of arguments come back as they were.

@@ -35,7 +35,7 @@ fn thread() -> u32 {
         }
         mine.get()
     })
-    // A thread that ends: its number is nobody's.
+    // A thread that ends: its number is free.
     .unwrap_or(u32::MAX)
 }
 
@@ -246,7 +246,7 @@ const ALL: [(u8, &[usize]); 11] = [
     ),
     (CONFIG, &[at::cuLaunchKernelEx, at::cuLaunchKernelEx_ptsz]),
     (SEVERAL, &[at::cuLaunchCooperativeKernelMultiDevice]),
-    // Their work has ended, or goes on in the default stream.
+    // Their work has ended, or continues in the default stream.
     (DEFAULT, &[at::cuLaunch, at::cuLaunchGrid]),
 ];
 

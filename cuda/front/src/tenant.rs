@@ -561,7 +561,7 @@ fn drain(deadline: Option<Instant>) -> bool {
     true
 }
 
-/// Waits for all that the program's contexts have; false if one captures that nobody was told of.
+/// Waits for all work of the program's contexts; false if one has a capture that the library does not know.
 fn synchronize() -> bool {
     let contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default();
     for context in contexts {

@@ -45,7 +45,7 @@ fn say(output: &mut impl Write, answer: &Answer) -> io::Result<()> {
 pub(crate) struct Pipe(Server);
 
 impl Pipe {
-    /// Starts the owner that the first line describes, of the card that `open` finds, and looks at who `watches` it.
+    /// Starts the owner that the first line describes, of the card that `open` finds. With `watches` it looks at the card's users.
     pub(crate) fn open(
         line: &str,
         open: impl FnOnce(&Settings) -> Result<Arc<dyn Driver>, String>,
@@ -135,7 +135,7 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
                 server.call(move |core| core.tenant(&known).ok_or_else(|| core.lingering(&known))).ok_or(ENDED)?;
             let pids = match there {
                 Ok(id) => {
-                    // Nobody connects any more before those that have are counted.
+                    // No program connects any more before the connected ones are counted.
                     server.unlisten(id);
                     let retired = server.call(move |core| core.retire_tenant(id, kills)).ok_or(ENDED)?;
                     retired.map_err(|error| error.to_string())?

@@ -471,12 +471,12 @@ impl Cuda {
         self.raw_stream(&raw mut stream, 0).map(|()| stream)
     }
 
-    /// Destroys a stream; its work goes on.
+    /// Destroys a stream; its work continues.
     pub fn destroy(&self, stream: u64) -> Result<(), Failed> {
         self.raw_destroy(stream)
     }
 
-    /// Has a stream wait for what another one has now.
+    /// Makes a stream wait for the present work of another one.
     pub fn join(&self, stream: u64, other: u64) -> Result<(), Failed> {
         let mut event = 0;
         self.raw_event(&raw mut event, 2)?;

@@ -1,4 +1,4 @@
-//! An honest program that keeps the card busy, asks for memory, and says what it got: the neighbour of a hostile one.
+//! An honest program that keeps the card busy, asks for memory, and reports its gains: the neighbour of a hostile one.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::Cuda;
 /// Bytes of a request: a chunk of the tests' cards.
 const ASKED: u64 = 2 << 20;
 
-/// What a neighbour got since its last report.
+/// Gains of a neighbour since its last report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Milliseconds of the host's clock since the last report.

@@ -1,4 +1,4 @@
-//! A client that speaks the owner's protocol without the library, driven by commands: a hostile program says what it likes.
+//! A client that speaks the owner's protocol without the library, driven by commands, for hostile programs.
 //!
 //! The process reads one [`Command`] as JSON from each line of its standard input, and prints one [`Answer`]. It
 //! opens no driver. The tests of `hostile` start it, with a user of its own where they run as root.
@@ -77,7 +77,7 @@ pub enum Command {
         link: usize,
         /// The message. It carries no descriptors.
         message: FromTenant,
-        /// How often.
+        /// Number of times.
         times: u32,
     },
     /// Waits for messages. Answered by [`Answer::Heard`].
@@ -94,7 +94,7 @@ pub enum Command {
         /// Number of the connection.
         link: usize,
     },
-    /// Exits. A child goes on with the connections and the commands; it reads no messages.
+    /// Exits. A child continues with the connections and the commands; it reads no messages.
     Desert,
     /// Closes the descriptors that came over a connection.
     DropDescriptors {
@@ -215,7 +215,7 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
             let child = unsafe { libc::fork() };
             ensure!(child >= 0, "cannot fork: {}", std::io::Error::last_os_error());
             if child > 0 {
-                // SAFETY: the child goes on with what is open.
+                // SAFETY: the child continues with the open descriptors.
                 unsafe { libc::_exit(0) };
             }
             Ok(Answer::Done)

@@ -1,4 +1,4 @@
-//! Hostile programs beside an honest neighbour, under the real owner on the fake driver: real processes.
+//! Hostile programs next to an honest neighbour, under the real owner on the fake driver: real processes.
 
 mod support;
 

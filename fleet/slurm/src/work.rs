@@ -124,7 +124,7 @@ fn cards(arguments: &Arguments) -> Result<Vec<Card>, String> {
     Ok(list.cards.into_iter().map(card).collect())
 }
 
-/// Gives a job what it asked for, if it has not got it yet; the variables of its processes, none if it has no shards and asked for
+/// Gives a job its part, if it has not got it yet; the variables of its processes, none if it has no shards and asked for
 /// nothing.
 ///
 /// # Errors

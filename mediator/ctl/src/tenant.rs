@@ -211,7 +211,7 @@ impl Run {
             true => client.get(&path(&self.tenant))?,
             false => client.patch(&path(&self.tenant), &patch)?,
         };
-        // A program that opens a name that is missing here gets NVIDIA's library, and runs beside its limits.
+        // A program that opens a name that is missing here gets NVIDIA's library, and runs outside its limits.
         for name in cdi::NAMES {
             let path = self.library.join(name);
             if !path.exists() {

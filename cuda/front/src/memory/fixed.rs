@@ -54,7 +54,7 @@ pub fn fix(card: u8, kind: FixedKind, bytes: u64) -> bool {
     chunks::persist(|| if requests::fix(card, kind, bytes) { Ok(()) } else { Err(OUT_OF_MEMORY) }).is_ok()
 }
 
-/// Asks for `bytes` of the current card, calls the driver, and remembers what it made, or gives the bytes back. Without a
+/// Asks for `bytes` of the current card, calls the driver, and remembers the result, or gives the bytes back. Without a
 /// context on a card of the tenant's nothing can be counted, and nothing is made.
 fn count(kind: FixedKind, bytes: u64, make: impl FnOnce() -> (c_int, Thing)) -> c_int {
     let Some((_, card)) = card() else { return INVALID_CONTEXT };
@@ -224,7 +224,7 @@ unsafe extern "C" fn mipmap_destroy(array: Object) -> c_int {
     result
 }
 
-/// `cuMemCreate` of what the driver must have itself. It counts until its last reference and its last mapping have gone.
+/// `cuMemCreate` of memory that the driver must have itself. It counts until its last reference and its last mapping have gone.
 ///
 /// # Safety
 /// As for the driver's function.

@@ -1,6 +1,6 @@
 //! NVML's ways to a card: the program finds the tenant's cards, in the tenant's order, and no others.
 //!
-//! UNSAFETY: calls functions by the signatures of NVML's header, and writes what the program's pointers name.
+//! UNSAFETY: calls functions by the signatures of NVML's header, and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of NVML")]
 

@@ -34,7 +34,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Serves tenants until the time is over or standard input ends; prints what they have had then, and for each line there.
+    /// Serves tenants until the time is over or standard input ends; prints their accounts then, and for each line there.
     Serve(Box<Serve>),
     /// Serves as mediatord says on standard input.
     #[command(hide = true)]

@@ -6,7 +6,7 @@
 //! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts
 //! compared with NVML and the driver (`accounts`).
 //!
-//! An event does at most [`WORK_AT_ONCE`] units of work that can be put off: places given, chunks released. The rest is done with
+//! An event does at most `WORK_AT_ONCE` units of work that can be put off: places given, chunks released. The rest is done with
 //! the next events, and [`Core::next_wakeup`] asks for one at once. The rest is bounded by the message: see the
 //! table in `cuda-protocol`.
 

@@ -77,7 +77,7 @@ pub(super) struct Session {
     pub(super) declines: u32,
     /// Since when there are such.
     pub(super) declining_since: Option<u64>,
-    /// Time at which it last told something of what it had under an owner before this one.
+    /// Time of its last message about memory that it had under an earlier owner.
     pub(super) adopts_since: u64,
     pub(super) reclaims: Reclaims,
     /// Since when the driver is to suspend it, and has not said that it has.
@@ -118,7 +118,7 @@ impl Core {
         self.pieces.holder(piece).or_else(|| brought()?.tenant)
     }
 
-    /// Says if a process is telling what it had under an owner before this one.
+    /// Says if a process is reporting the memory that it had under an earlier owner.
     #[must_use]
     pub fn adopts(&self, id: SessionId) -> bool {
         self.sessions.get(&id).is_some_and(|session| session.adopts || !session.adopting.is_empty())
@@ -354,7 +354,7 @@ impl Core {
     }
 
     /// The driver has taken a process off the card, or could not: then it is killed. Driver 580 lets no process go on that had
-    /// memory of another's, so nothing of what it had is needed any more.
+    /// memory of another's, so none of its memory is needed.
     pub(super) fn suspended(&mut self, id: SessionId, done: bool) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.suspends.is_some()) else { return };
         session.suspends = None;
@@ -366,7 +366,7 @@ impl Core {
     }
 
     /// Processes that the driver does not get to suspend are killed: of one that is stopped it waits for ever. Those that have
-    /// begun to tell what they had, and do not go on, are stuck.
+    /// begun to report their memory, and do not continue, are stuck.
     pub(super) fn late_suspensions(&mut self) {
         let (clock, patience) = (self.clock, self.config.patience_ns);
         let late = |since: u64| clock.saturating_sub(since) >= patience;

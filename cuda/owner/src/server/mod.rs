@@ -260,7 +260,7 @@ impl Serving {
         while !self.stopping {
             let ready = self.wait();
             self.take_notes();
-            // Whoever else holds such a connection is not the process that was let in.
+            // Another process that holds such a connection is not the one that was let in.
             for session in self.peers.ended() {
                 self.lose(session);
             }
@@ -353,7 +353,7 @@ impl Serving {
         self.carry_out();
     }
 
-    /// Has the state machine know what has become of a process.
+    /// Tells the state machine the end of a process.
     fn tell(&mut self, news: News) {
         match news {
             News::Signalled(Some(tenant), done) => self.handle(Event::Signalled { tenant, done }),

@@ -1,6 +1,6 @@
-//! Processes at the other ends of connections: who they are, whether they live, and signals to them.
+//! Processes at the other ends of connections: their identity, whether they live, and signals to them.
 //!
-//! Nothing of a tenant's turn or memory depends on what is done here: the state machine has taken both away when a process
+//! No tenant's turn or memory depends on this module: the state machine has taken both away when a process
 //! is signalled, and a signal that fails is reported and tried again for a while.
 //!
 //! UNSAFETY: asks a socket for its peer, with options of the system that no library has.
@@ -42,13 +42,13 @@ pub(super) struct Peer {
 /// Reason that a connection is refused at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
-    /// Whoever uses the connection is another process, which nothing is known of.
+    /// Another process, of which nothing is known, uses the connection.
     #[error("the process that made the connection has exited: connect from the process that uses the card")]
     Exited,
     /// It could not be signalled, nor told from others.
     #[error("the process is in a PID namespace that the owner cannot see: run the daemon in the host's PID namespace")]
     Invisible,
-    /// The owner has given it up, and it goes on.
+    /// The owner has given it up, and it continues.
     #[error("the process was given up since it did not answer: end it")]
     GivenUp,
     /// The system does not name the process.
@@ -97,7 +97,7 @@ impl Peer {
         let pid = Pid::from_raw(named.pid).ok_or(Refused::Invisible)?;
         let mut number: libc::c_int = -1;
         let handle = match option(socket, SO_PEERPIDFD, &mut number) {
-            // SAFETY: the descriptor is new and nobody else's.
+            // SAFETY: the descriptor is new and has no other owner.
             Ok(()) => unsafe { OwnedFd::from_raw_fd(number) },
             // Before Linux 6.5. The number may be another process's by now, if the first has exited.
             Err(Errno::NOPROTOOPT) => pidfd_open(pid, PidfdFlags::empty()).map_err(refused)?,
@@ -228,7 +228,7 @@ impl Peers {
     }
 
     /// Forgets processes that have ended, and kills those that have left and go on. `adopts` says if the process of a
-    /// connection is telling the owner what it has.
+    /// connection is reporting its memory to the owner.
     pub(super) fn look(&mut self, adopts: impl Fn(SessionId) -> bool) -> Vec<News> {
         if self.left.is_empty() || self.looked.is_some_and(|at| at.elapsed() < Duration::from_nanos(LOOK_NS)) {
             return Vec::new();

@@ -30,8 +30,8 @@ enum Job {
 /// Processes that the driver suspends at a time.
 const SUSPENDING_MOST: usize = 16;
 
-/// The workers. Dropping them lets each do what it has been given, and end, but for suspensions: of a process that is stopped the
-/// driver waits for ever.
+/// The workers. Dropping them lets each do what it has been given, and end, except suspensions: the driver waits for ever
+/// for a process that is stopped.
 pub(super) struct Workers {
     card: Option<Sender<Job>>,
     host: Option<Sender<Job>>,

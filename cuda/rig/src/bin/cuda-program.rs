@@ -140,7 +140,7 @@ enum What {
     Fork,
     /// Prints what `cuGetProcAddress` and memory information answer.
     Look,
-    /// Keeps the card busy and asks for memory until standard input ends; a line there has it print what it got since the last.
+    /// Keeps the card busy and asks for memory until standard input ends; a line there has it print its gains since the last.
     Neighbour {
         /// Microseconds of one kernel.
         #[arg(long, default_value_t = 500)]
@@ -152,7 +152,7 @@ enum What {
         #[arg(long, default_value_t = 20)]
         ask_ms: u64,
     },
-    /// Submits work that takes so long, opens a capture, and prints that. A line of standard input has it end the capture, launch what
+    /// Submits work that takes so long, opens a capture, and prints that. A line of standard input makes it end the capture, launch the work that
     /// was captured, and print the card's time that its work took, in microseconds.
     OpenCapture {
         /// Microseconds of one kernel.
@@ -322,7 +322,7 @@ fn open_capture(cuda: Cuda, kernel_us: u64, kernels: u64, place: Where, beside: 
     let word = cuda.alloc(4096)?;
     cuda.set(word, 0, 8)?;
     cuda.finish_all()?;
-    // What waits for the default stream, and captures, keeps that from being used.
+    // A stream that waits for the default stream, and captures, keeps the default stream from being used.
     let captured = if place == Where::Default { cuda.blocking_stream()? } else { cuda.stream()? };
     let other = cuda.stream()?;
     let stream = match place {

@@ -1,7 +1,7 @@
-//! Hostile programs beside an honest neighbour, under the real owner: each is a process of its own.
+//! Hostile programs next to an honest neighbour, under the real owner: each is a process of its own.
 //!
 //! A test starts the owner ([`super::owner`]) and a [`Neighbour`] of tenant `b`, then a hostile program of tenant `a`: a [`Raw`]
-//! client that says what it likes to the owner, or a CUDA program. It compares the neighbour's reports and the owner's
+//! client that says anything to the owner, or a CUDA program. It compares the neighbour's reports and the owner's
 //! accounts with those of a control in the same run.
 
 use std::path::PathBuf;
@@ -48,28 +48,28 @@ impl Neighbour {
         }
     }
 
-    /// What it got since its last report.
+    /// Returns its gains since its last report.
     pub fn report(&mut self) -> Report {
         self.program.say("report");
         let line = self.program.line();
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}; {}", self.log()))
     }
 
-    /// What it gets in `time` from now on.
+    /// Returns its gains in `time` from now on.
     pub fn during(&mut self, time: Duration) -> Report {
         self.report();
         std::thread::sleep(time);
         self.report()
     }
 
-    /// Whether its connection was ever lost, or it was refused.
+    /// Returns true if its connection was ever lost, or if it was refused.
     pub fn lost_connection(&self) -> bool {
         ["connection to the owner ended", "owner refuses", "owner cannot be reached"]
             .iter()
             .any(|end| self.log().contains(end))
     }
 
-    /// What its library has reported.
+    /// Returns the reports of its library.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -81,7 +81,7 @@ impl Neighbour {
     }
 }
 
-/// Fails unless an attacked neighbour kept 96 % of what it had under control, by its own count of the card's time, and all of
+/// Fails unless an attacked neighbour kept 96 % of its gains under control, by its own count of the card's time, and all of
 /// its requests, and was answered within 100 ms, or a few times as long as on this host under control.
 pub fn assert_kept(control: &Report, attacked: &Report) {
     let share = |report: &Report| report.card_us as f64 / (report.ms * 1e3);
@@ -91,7 +91,7 @@ pub fn assert_kept(control: &Report, attacked: &Report) {
     assert!(attacked.longest_answer_ms <= f64::max(100.0, 5.0 * control.longest_answer_ms), "{text}");
 }
 
-/// The accounts of an owner that goes on.
+/// The accounts of an owner that continues.
 pub fn accounts(owner: &mut Program) -> Value {
     owner.say("accounts");
     let line = owner.line();
@@ -156,7 +156,7 @@ impl Raw {
         }
     }
 
-    /// Has its process exit; a child of it goes on with the connections and the commands.
+    /// Makes its process exit; a child of it continues with the connections and the commands.
     pub fn desert(&mut self) {
         let answer = self.ask(&Command::Desert);
         assert!(matches!(answer, Answer::Done), "{answer:?}");

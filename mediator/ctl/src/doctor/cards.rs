@@ -26,7 +26,7 @@ pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
         })
         .collect();
     if patient.has(CardKind::Cuda) {
-        let missing = |name: &&&str| !patient.host.has(&format!("{FRONT}/{name}"));
+        let missing = |name: &&&str| !patient.host.has(format!("{FRONT}/{name}"));
         findings.push(match NAMES.iter().find(missing) {
             None => Finding::good("library", format!("/{FRONT}")),
             Some(name) => Finding::missing(

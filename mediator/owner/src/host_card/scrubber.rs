@@ -38,7 +38,7 @@ pub(super) struct Scrubber {
     pub(super) tenancy: Tenancy,
     /// Time since when PGRAPH has had nothing to do while its tenant's work elsewhere kept the next one from it.
     keeps_since: Option<Nanos>,
-    /// What of that the scheduler is to be told.
+    /// The part of that which the scheduler does not know yet.
     pub(super) kept: Option<(VmId, Nanos)>,
 }
 
@@ -107,8 +107,8 @@ impl Scrubber {
         Ok(())
     }
 
-    /// PGRAPH's tenant is to leave it, and has not. `idle`: PGRAPH does nothing meanwhile. What the tenant has kept it for is told to the
-    /// scheduler from the last look on at which that was so.
+    /// PGRAPH's tenant is to leave it, and has not. `idle`: PGRAPH does nothing meanwhile. The scheduler is told the
+    /// time for which the tenant has kept it, from the last look at which that was so.
     fn look_at_leaver(&mut self, vm: VmId, idle: bool, now: Nanos) {
         if let Some(since) = self.keeps_since.take() {
             let before = self.kept.filter(|(of, _)| *of == vm).map_or(since, |(_, before)| before);
@@ -238,7 +238,7 @@ impl HostState {
         self.work.schedule().any_at(stages, &self.work.channels().on_graphics(vm))
     }
 
-    /// Returns whether PGRAPH works for nobody, and whether nothing of a VM comes there any more either.
+    /// Returns whether PGRAPH is idle, and whether in addition no work of a VM comes there any more.
     fn has_left_graphics(&mut self, vm: VmId) -> (bool, bool) {
         let leaving = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
         let on = self.work.channels().on_graphics(vm);

@@ -1,4 +1,4 @@
-//! Programs that the owner gives up: what becomes of their turns and memory depends on nothing that they or the system do.
+//! Programs that the owner gives up: the fate of their turns and memory depends on nothing that they or the system do.
 
 use super::world::*;
 use super::*;

@@ -357,7 +357,7 @@ impl World {
         }
     }
 
-    /// The process that has what was given up has ended.
+    /// The process that has the pieces given up has ended.
     pub(super) fn dropped_are_free(&mut self) {
         self.dropped = 0;
     }
