@@ -184,7 +184,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         tests: "turns::tests",
     },
     Mutation {
-        name: "cuda-urgent",
+        name: "cuda-urgent-waits",
         what: "who may have to be waited for by a better class has less in flight",
         package: "cuda-owner",
         file: "cuda/owner/src/core/time.rs",

@@ -61,7 +61,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "window-pace",
         what: "a guest that has very many pages moved under its apertures waits before the next move",
         package: "vgpu",
-        file: "mediator/vgpu/src/memory/pace.rs",
+        file: "mediator/device/src/pace.rs",
         from: "(ready_at > now).then(",
         to: "(ready_at == u64::MAX).then(",
         tests: "remap::window::a_guest_that",
