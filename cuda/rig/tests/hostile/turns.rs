@@ -274,7 +274,9 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
 fn a_program_that_the_driver_never_suspends_holds_up_no_other_suspension() {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--suspend", "--max-run-ms", "1000", "--patience-ms", "6000"];
-    let mut serving = owner(&rig, 64, &limits);
+    // A program that is not alone gives the card back after 300 us without work, on a busy host before it stalls.
+    let never_idle = ["--idle-us", "1000000000"];
+    let mut serving = owner(&rig, 64, &[&limits[..], &never_idle].concat());
     let stuck = |tenant| {
         let mut program = rig.program(tenant, &["stall", "--mib", "8"]);
         assert_eq!(program.line(), "holds");
