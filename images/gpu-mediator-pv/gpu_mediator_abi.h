@@ -2,7 +2,7 @@
 /*
  * What a guest's driver and gpu-mediator agree on. Made from pv/src/abi.rs by
  *   cargo run -p pv --example header > images/gpu-mediator-pv/gpu_mediator_abi.h
- * docs/paravirtual.md tells how it is used.
+ * docs/design/paravirtual.md tells how it is used.
  */
 #ifndef GPU_MEDIATOR_ABI_H
 #define GPU_MEDIATOR_ABI_H

@@ -1,7 +1,7 @@
 //! The binary interface between a guest's driver and the mediator, version 1: what both sides must agree on.
 //!
 //! The C header of the guest's kernel module is made from this file: the macros below keep what it needs ([`crate::header()`]).
-//! All numbers are little-endian. [docs/paravirtual.md](../../docs/paravirtual.md) tells how it is used.
+//! All numbers are little-endian. [docs/design/paravirtual.md](../../docs/design/paravirtual.md) tells how it is used.
 //!
 //! A vGPU that offers it has a vendor-specific PCI capability ([`Capability`]), which says where its registers
 //! ([`register`]) are. The guest sets up one split virtqueue (VIRTIO 1.2, 2.7, without indirect descriptors and event

@@ -63,7 +63,7 @@ pub fn header() -> String {
         "/*\n",
         " * What a guest's driver and gpu-mediator agree on. Made from pv/src/abi.rs by\n",
         " *   cargo run -p pv --example header > images/gpu-mediator-pv/gpu_mediator_abi.h\n",
-        " * docs/paravirtual.md tells how it is used.\n",
+        " * docs/design/paravirtual.md tells how it is used.\n",
         " */\n",
         "#ifndef GPU_MEDIATOR_ABI_H\n",
         "#define GPU_MEDIATOR_ABI_H\n\n",

@@ -4,7 +4,7 @@
 //!   `codec`, one file for each family. Decoding is strict: a word with a bit set that no field of its encoding covers is
 //!   an error, so that [`encode`] gives back what was decoded.
 //! - [`assemble`] and `Display` of [`Instruction`]: text to a [`Program`] and back, by one description of each operation's
-//!   suffixes and operands, in `syntax`. The language is described in `docs/sm20-assembly.md`.
+//!   suffixes and operands, in `syntax`. The language is described in `docs/reference/sm20-assembly.md`.
 //!
 //! No input panics, and none takes more than time and memory linear in its length. Not here: what operations compute.
 //!

@@ -261,7 +261,7 @@ mod tests {
 
     /// The files of figures in the documentation, with the rows that benchmarks of this program have.
     fn committed() -> Vec<(String, Vec<Metric>, Vec<Value>)> {
-        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/results");
         let paths = fs::read_dir(docs).unwrap().map(|entry| entry.unwrap().path());
         let files = paths.filter(|path| path.extension().is_some_and(|of| of == "json")).filter_map(|path| {
             let text = fs::read_to_string(&path).unwrap();

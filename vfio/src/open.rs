@@ -151,7 +151,7 @@ impl OpenError {
             }
             Self::Call { .. } => "see `dmesg`".to_owned(),
             Self::Bar { .. } | Self::UnknownChip { .. } => {
-                "use a card that docs/real-cards.md names; for others the numbers in `nvspec` are not known to hold".to_owned()
+                "use a card that docs/guides/real-cards.md names; for others the numbers in `nvspec` are not known to hold".to_owned()
             }
             Self::NoBusReset(_) => "choose `reset = \"auto\"` or \"units\"".to_owned(),
             Self::Silent(_) => "check that it has power; if it was reset or slept before, restart the host".to_owned(),

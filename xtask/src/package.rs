@@ -210,9 +210,11 @@ impl Recipe {
         let folder = format!("usr/share/doc/{NAME}");
         tree.copy(&source.join("slurm/plugstack.conf"), &format!("{folder}/examples/plugstack.conf"), 0o644)?;
         tree.copy(&source.join("cuda.conf"), &format!("{folder}/examples/cuda.conf"), 0o644)?;
-        for name in names(&root().join("docs"))?.iter().filter(|name| name.ends_with(".md") || name.ends_with(".json"))
-        {
-            tree.copy(&root().join("docs").join(name), &format!("{folder}/{name}"), 0o644)?;
+        for part in ["guides", "design", "reference"] {
+            let pages = root().join("docs").join(part);
+            for name in names(&pages)?.iter().filter(|name| name.ends_with(".md") || name.ends_with(".json")) {
+                tree.copy(&pages.join(name), &format!("{folder}/{part}/{name}"), 0o644)?;
+            }
         }
         let licence = fs::read_to_string(root().join("LICENSE")).context("LICENSE")?;
         tree.write(&format!("{folder}/copyright"), copyright(&licence).as_bytes(), 0o644)

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 mod support;
 
 fn page(name: &str) -> String {
-    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name)).unwrap()
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guides").join(name)).unwrap()
 }
 
 /// The blocks of a page that are of a language, without the indentation of a list around them.
@@ -54,7 +54,9 @@ fn daemon_takes_the_configurations_of_the_pages() {
 fn page_names_every_parameter() {
     let schema: Value = serde_json::from_str(&fleet_dra::parameters::schema().unwrap()).unwrap();
     let page = page("kubernetes.md");
-    let row = |name: &str| assert!(page.contains(&format!("| `{name}` |")), "docs/kubernetes.md has no row for {name}");
+    let row = |name: &str| {
+        assert!(page.contains(&format!("| `{name}` |")), "docs/guides/kubernetes.md has no row for {name}")
+    };
     for (table, definition) in [("memory", "Memory"), ("time", "Time")] {
         let keys = schema["$defs"][definition]["properties"].as_object().unwrap();
         assert!(!keys.is_empty());
@@ -74,13 +76,13 @@ fn page_names_every_attribute_and_metric() {
     let page = page("kubernetes.md");
     let device = Offer::all(&[card], &[], &[]).remove(0).device();
     for name in device.attributes.unwrap().keys().chain(device.capacity.unwrap().keys()) {
-        assert!(page.contains(&format!("`{name}`")), "docs/kubernetes.md does not name {name}");
+        assert!(page.contains(&format!("`{name}`")), "docs/guides/kubernetes.md does not name {name}");
     }
     let metrics = Metrics::default().text();
     let names = metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
     let mut count = 0;
     for name in names {
-        assert!(page.contains(name), "docs/kubernetes.md does not name {name}");
+        assert!(page.contains(name), "docs/guides/kubernetes.md does not name {name}");
         count += 1;
     }
     assert!(count > 0, "{metrics}");

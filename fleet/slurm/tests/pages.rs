@@ -11,16 +11,19 @@ fn file(name: &str) -> String {
 
 #[test]
 fn page_has_a_row_for_each_option_and_argument() {
-    let page = file("docs/slurm.md");
+    let page = file("docs/guides/slurm.md");
     for option in OPTIONS {
         let name = option.name.to_str().unwrap();
         let value = option.value.map(|value| format!("={}", value.to_str().unwrap())).unwrap_or_default();
-        assert!(page.contains(&format!("| `--{name}{value}` |")), "docs/slurm.md has no row for --{name}{value}");
+        assert!(
+            page.contains(&format!("| `--{name}{value}` |")),
+            "docs/guides/slurm.md has no row for --{name}{value}"
+        );
     }
     let refused = Arguments::read(&["nothing=1"]).unwrap_err();
     let keys = refused.split_once("one of ").unwrap().1;
     for key in keys.split(", ") {
-        assert!(page.contains(&format!("| `{key}` |")), "docs/slurm.md has no row for {key}");
+        assert!(page.contains(&format!("| `{key}` |")), "docs/guides/slurm.md has no row for {key}");
     }
     assert!(keys.split(", ").count() > 5, "{refused}");
 }
@@ -32,7 +35,7 @@ fn examples_are_arguments() {
         assert!(!words.is_empty(), "{line}");
         Arguments::read(&words).unwrap()
     };
-    let (example, page) = (file("packaging/slurm/plugstack.conf"), file("docs/slurm.md"));
+    let (example, page) = (file("packaging/slurm/plugstack.conf"), file("docs/guides/slurm.md"));
     let line = example.lines().find(|line| line.starts_with("required ")).unwrap();
     assert_eq!(read(line), Arguments::default());
     let health = page.lines().find(|line| line.contains("exec gpu-mediator-slurm health")).unwrap();
@@ -41,7 +44,7 @@ fn examples_are_arguments() {
 
 #[test]
 fn jobs_of_the_page_are_given_what_they_ask_for() {
-    let page = file("docs/slurm.md");
+    let page = file("docs/guides/slurm.md");
     let mut given = Vec::new();
     for line in page.lines().map(str::trim).filter(|line| line.starts_with("sbatch ")) {
         let mut job = Given::new();

@@ -25,7 +25,7 @@ pub(crate) fn vm(vm: &VmSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Ref
     if cards.iter().any(|card| card.name == vm.card && card.kind == CardKind::Vfio) {
         let what = format!(
             "card `{}` is of kind = \"vfio\", expected one of kind = \"simgpu\": under Xen there is no VFIO, and nothing \
-             that maps a domain's memory for a card of domain 0 (see docs/xen.md)",
+             that maps a domain's memory for a card of domain 0 (see docs/guides/xen.md)",
             vm.card
         );
         say(RefusalKind::Invalid, "xen_domain", what);
@@ -90,7 +90,7 @@ mod tests {
         };
         let said = vm(&spec("guest"), &[card("vfio")], &[]);
         assert_eq!(said.len(), 1, "{said:?}");
-        assert!(said[0].field == "xen_domain" && said[0].what.contains("docs/xen.md"), "{said:?}");
+        assert!(said[0].field == "xen_domain" && said[0].what.contains("docs/guides/xen.md"), "{said:?}");
         assert!(vm(&spec("guest"), &[card("simgpu")], &[]).is_empty());
     }
 

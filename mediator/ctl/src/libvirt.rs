@@ -144,7 +144,7 @@ impl Hook {
             return self.release(client, uuid(&text)).map(|()| String::new());
         }
         let wanted = wanted(&text, &self.domain).map_err(|what| {
-            wrong(format!("domain `{}`: {what}", self.domain), "`virsh edit` it; docs/libvirt.md has an example")
+            wrong(format!("domain `{}`: {what}", self.domain), "`virsh edit` it; docs/guides/libvirt.md has an example")
         })?;
         self.remove_left(client);
         match wanted {

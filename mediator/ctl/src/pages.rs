@@ -11,7 +11,7 @@ use clap_mangen::roff::{Inline, Roff, bold, roman};
 use super::Arguments;
 
 /// The page that describes the configuration file.
-const CONFIGURATION: &str = include_str!("../../../docs/configuration.md");
+const CONFIGURATION: &str = include_str!("../../../docs/reference/configuration.md");
 
 /// A shell that completes commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

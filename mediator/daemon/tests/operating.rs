@@ -1,4 +1,4 @@
-//! The commands of docs/operating.md, run as they stand there.
+//! The commands of docs/guides/operating.md, run as they stand there.
 
 mod support;
 
@@ -14,7 +14,7 @@ use rig::driver::{Channel, Driver, M2MF, PAGE, m2mf_copy, object};
 use rustix::process::{Pid, Signal, kill_process};
 use support::{DAEMON, Place, ctl};
 
-const TEXT: &str = include_str!("../../../docs/operating.md");
+const TEXT: &str = include_str!("../../../docs/guides/operating.md");
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 256\nmemory = { host_mib = 256 }\n";
 /// Programs that the commands need beside a shell and mediatorctl.
 const TOOLS: [&str; 3] = ["curl", "jq", "python3"];

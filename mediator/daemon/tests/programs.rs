@@ -153,7 +153,8 @@ fn help_of_both_programs_names_what_they_do() {
 
 #[test]
 fn example_of_the_documentation_is_good() {
-    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md")).unwrap();
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/configuration.md"))
+        .unwrap();
     let example = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.toml");

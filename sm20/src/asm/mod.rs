@@ -1,4 +1,4 @@
-//! The assembler. The language is described in the repository's `docs/sm20-assembly.md`.
+//! The assembler. The language is described in the repository's `docs/reference/sm20-assembly.md`.
 //!
 //! Two passes: the first splits the source into statements and gives labels and constants their values; the second
 //! reads operands and encodes.

@@ -234,7 +234,7 @@ fn nothing_is_a_program() {
 
 #[test]
 fn the_documentation_has_a_program() {
-    let page = include_str!("../../../docs/sm20-assembly.md");
+    let page = include_str!("../../../docs/reference/sm20-assembly.md");
     let source = page.split("```").nth(1).unwrap();
     let program = program(source);
     let kernel = program.kernel("saxpy").unwrap();

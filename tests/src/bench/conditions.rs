@@ -48,7 +48,8 @@ fn commit() -> Option<String> {
     };
     let head = git(&["rev-parse", "HEAD"])?;
     // What was measured before is no part of what is measured.
-    let changed = git(&["status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs"])?;
+    let others = [":(top,exclude)docs", ":(top,exclude)bench/results"];
+    let changed = git(&[&["status", "--porcelain", "--untracked-files=no", "--", ":/"], &others[..]].concat())?;
     Some(if changed.is_empty() { head } else { head + "+" })
 }
 
@@ -70,7 +71,7 @@ mod tests {
     #[test]
     fn arguments_name_no_path_of_this_host() {
         let within = |arg| within(Path::new("/home/me/mediator"), arg);
-        assert_eq!(within("/home/me/mediator/docs/move.json"), "docs/move.json");
+        assert_eq!(within("/home/me/mediator/bench/results/move.json"), "bench/results/move.json");
         assert_eq!(within("/tmp/move.json"), "/tmp/move.json");
         assert_eq!(within("--json"), "--json");
     }

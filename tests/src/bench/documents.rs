@@ -8,8 +8,11 @@ use serde_json::Value;
 
 use super::model::{COSTS, Cost};
 
+/// Folder of the benchmarks' raw files.
+const RESULTS: &str = "bench/results";
+
 /// Files from before a file of figures said of what commit and host it is. None is added: a figure is measured again instead.
-const WITHOUT_CONDITIONS: [&str; 15] = [
+const WITHOUT_CONDITIONS: [&str; 14] = [
     "cuda-handover-more.json",
     "cuda-handover-wait.json",
     "cuda-handover.json",
@@ -24,35 +27,33 @@ const WITHOUT_CONDITIONS: [&str; 15] = [
     "lockhold-before.json",
     "lockhold-loaded.json",
     "split.json",
-    // A description of the interface, not of a measurement.
-    "api.json",
 ];
 
 /// Pictures from before raw files were kept. None is added.
 const PICTURES_WITHOUT_RAW_FILE: [&str; 1] = ["swap-shares.svg"];
 
-fn docs() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs")
+/// A path from the root of the project.
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// The files of `docs` with an ending, by name.
-fn files(ending: &str) -> BTreeSet<String> {
-    let names = fs::read_dir(docs()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+/// Names of a folder's files with an ending.
+fn files(folder: &str, ending: &str) -> BTreeSet<String> {
+    let names = fs::read_dir(root(folder)).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.ends_with(ending)).collect()
 }
 
-/// All pages as one text, the decisions among them.
+/// All pages as one text.
 fn pages() -> String {
-    let read = |path: PathBuf| fs::read_to_string(path).unwrap();
-    let decisions = fs::read_dir(docs().join("decisions")).unwrap().map(|entry| read(entry.unwrap().path()));
-    let pages = files(".md").into_iter().map(|page| read(docs().join(page)));
-    pages.chain(decisions.map(|text| text.replace("](../", "]("))).collect()
+    let folders = ["docs/guides", "docs/design", "docs/reference", "docs/decisions"];
+    let of = |folder: &'static str| files(folder, ".md").into_iter().map(move |page| root(folder).join(page));
+    folders.into_iter().flat_map(of).map(|path| fs::read_to_string(path).unwrap()).collect()
 }
 
 /// Names of raw files that a text links to.
 fn linked(text: &str) -> Vec<&str> {
     let links = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
-    links.map(|(target, _)| target).filter(|target| target.ends_with(".json") && !target.contains('/')).collect()
+    links.filter_map(|(target, _)| target.strip_prefix("../../bench/results/")).collect()
 }
 
 /// Rows of the tables of a page, as cells.
@@ -63,7 +64,7 @@ fn rows(page: &str) -> Vec<Vec<String>> {
 
 #[test]
 fn every_row_of_the_evaluation_that_has_a_figure_has_its_raw_file() {
-    let page = fs::read_to_string(docs().join("evaluation.md")).unwrap();
+    let page = fs::read_to_string(root("docs/design/evaluation.md")).unwrap();
     let (mut raw, mut judged) = (None, 0);
     for cells in rows(&page) {
         if let Some(at) = cells.iter().position(|cell| cell == "raw") {
@@ -83,7 +84,7 @@ fn every_row_of_the_evaluation_that_has_a_figure_has_its_raw_file() {
         let files = linked(&cells[raw]);
         assert!(!files.is_empty() || cells[raw] == "no figure", "{} has no raw file", cells[0]);
         for file in files {
-            assert!(docs().join(file).is_file(), "{}: there is no {file}", cells[0]);
+            assert!(root(RESULTS).join(file).is_file(), "{}: there is no {file}", cells[0]);
         }
     }
     assert!(judged > 20, "{judged} rows with a verdict");
@@ -93,9 +94,9 @@ fn every_row_of_the_evaluation_that_has_a_figure_has_its_raw_file() {
 fn every_raw_file_says_of_what_it_is_and_is_named_by_a_page() {
     let pages = pages();
     let named = linked(&pages);
-    for file in files(".json") {
+    for file in files(RESULTS, ".json") {
         assert!(named.contains(&file.as_str()), "no page names {file}");
-        let found: Value = serde_json::from_str(&fs::read_to_string(docs().join(&file)).unwrap()).unwrap();
+        let found: Value = serde_json::from_str(&fs::read_to_string(root(RESULTS).join(&file)).unwrap()).unwrap();
         // Of a card that is lent, what its driver says of it is the host.
         let conditions = [("/run/commit", "/commit"), ("/run/started", "/started"), ("/run/processor", "/smi")];
         let told = conditions.iter().all(|(ours, cards)| found.pointer(ours).or(found.pointer(cards)).is_some());
@@ -105,9 +106,9 @@ fn every_raw_file_says_of_what_it_is_and_is_named_by_a_page() {
 
 #[test]
 fn every_picture_is_of_a_raw_file_and_on_a_page() {
-    let (pages, raw) = (pages(), files(".json"));
-    for picture in files(".svg") {
-        assert!(pages.contains(&format!("]({picture})")), "no page shows {picture}");
+    let (pages, raw) = (pages(), files(RESULTS, ".json"));
+    for picture in files("docs/images", ".svg") {
+        assert!(pages.contains(&format!("](../images/{picture})")), "no page shows {picture}");
         let of = raw.iter().any(|file| picture.starts_with(file.trim_end_matches(".json")));
         assert!(of || PICTURES_WITHOUT_RAW_FILE.contains(&picture.as_str()), "{picture}: of no raw file");
     }
@@ -115,9 +116,33 @@ fn every_picture_is_of_a_raw_file_and_on_a_page() {
 
 #[test]
 fn costs_of_the_model_are_told_as_they_are() {
-    let page = fs::read_to_string(docs().join("cost-model.md")).unwrap();
+    let page = fs::read_to_string(root("docs/design/cost-model.md")).unwrap();
     for Cost { name, us: [low, usual, high], source, .. } in COSTS {
         let row = format!("| `{name}` | {low} | {usual} | {high} | {source} |");
         assert!(page.contains(&row), "cost-model.md has no row {row}");
     }
+}
+
+/// Pages with their folders, from the root of the project.
+fn pages_with_folders() -> Vec<(PathBuf, String)> {
+    let folders = ["", "docs/guides", "docs/design", "docs/reference", "docs/decisions", "fleet/kubernetes"];
+    let of = |folder: &'static str| files(folder, ".md").into_iter().map(move |page| (folder, page));
+    let read = |(folder, page): (&str, String)| (root(folder), fs::read_to_string(root(folder).join(page)).unwrap());
+    folders.into_iter().flat_map(of).map(read).collect()
+}
+
+#[test]
+fn links_between_pages_and_to_files_exist() {
+    let mut links = 0;
+    for (folder, text) in pages_with_folders() {
+        for (target, _) in text.split("](").skip(1).filter_map(|rest| rest.split_once(')')) {
+            let file = target.split('#').next().unwrap_or_default();
+            let elsewhere = target.contains("://") || file.is_empty() || file.contains(char::is_whitespace);
+            if !elsewhere {
+                assert!(folder.join(file).exists(), "{} has a broken link: {target}", folder.display());
+                links += 1;
+            }
+        }
+    }
+    assert!(links > 300, "{links} links");
 }

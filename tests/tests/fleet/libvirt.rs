@@ -13,7 +13,7 @@ const CONFIG: &str = "printf 'auth_unix_rw = \"none\"\\nauth_unix_ro = \"none\"\
     []\\nremember_owner = 0\\n' >> /etc/libvirt/qemu.conf && mkdir -p /var/lib/libvirt/qemu /var/cache/libvirt/qemu && chown \
     libvirt-qemu:kvm /var/lib/libvirt/qemu";
 /// The operator's page: its commands make the domain, and start it.
-const PAGE: &str = include_str!("../../../docs/libvirt.md");
+const PAGE: &str = include_str!("../../../docs/guides/libvirt.md");
 /// Changes of the domain: no KVM, a kernel, and lines to talk to its init by.
 const CHANGES: &str = "sed -i -e \"s#type='kvm'#type='qemu'#\" -e \"s#<cpu mode=.*#<cpu mode='maximum'/>#\" -e \"s#</os>#\
     <kernel>/srv/vm/vmlinuz</kernel><initrd>/srv/vm/initrd</initrd><cmdline>console=ttyS0 no_timer_check panic=0</cmdline></os>#\" -e \
@@ -57,8 +57,8 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     host.ok(CONFIG)?;
     host.start("virt", "exec libvirtd")?;
     let shell = blocks(PAGE, "sh");
-    let [describe, run] = &shell[..] else { bail!("docs/libvirt.md has not two blocks of commands") };
-    let (define, starts) = run.trim().split_once('\n').context("docs/libvirt.md: two commands")?;
+    let [describe, run] = &shell[..] else { bail!("docs/guides/libvirt.md has not two blocks of commands") };
+    let (define, starts) = run.trim().split_once('\n').context("docs/guides/libvirt.md: two commands")?;
     host.ok(&format!("cd /srv/vm && {describe}"))?;
     host.ok(&format!("cd /srv/vm && {CHANGES}"))?;
     host.until("libvirt to answer", "virsh --quiet list", LIMIT)?;

@@ -42,7 +42,7 @@ ldconfig
 "#;
 
 /// The page whose configuration the service has.
-const PAGE: &str = include_str!("../../../docs/libvirt.md");
+const PAGE: &str = include_str!("../../../docs/guides/libvirt.md");
 
 /// The blocks of an operator's page that are of a language, without the indentation of a list around them.
 pub fn blocks(page: &str, language: &str) -> Vec<String> {
@@ -99,7 +99,7 @@ pub fn start_up(name: &str, form: Form) -> Result<Option<Debian>> {
     };
     files.copy(&package(scratch.path(), form)?, place, 0o644)?;
     files.write("root/accounts.sh", 0o755, ACCOUNTS.as_bytes());
-    let [config] = &blocks(PAGE, "toml")[..] else { bail!("docs/libvirt.md has not one configuration") };
+    let [config] = &blocks(PAGE, "toml")[..] else { bail!("docs/guides/libvirt.md has not one configuration") };
     files.write("etc/gpu-mediator.toml", 0o644, config.as_bytes());
     // The host's C library is its own, and no older than the one that they are linked to.
     for (name, place) in [

@@ -10,7 +10,7 @@ use tests::Debian;
 use crate::site::{CARD_MIB, Form, LIMIT, blocks, names, run_node, start_node, start_up};
 
 /// The operator's page.
-const PAGE: &str = include_str!("../../../docs/slurm.md");
+const PAGE: &str = include_str!("../../../docs/guides/slurm.md");
 /// The nodes.
 const NODES: [&str; 2] = ["n1", "n2"];
 /// The controller and its nodes on one host: each node has eight CPUs in name, and a card of a hundred shards.
@@ -55,7 +55,7 @@ fn start(host: &Debian) -> Result<()> {
     host.write("/etc/slurm/cgroup.conf", 0o644, "CgroupPlugin=disabled\n")?;
     // The page's way to install the plugin; then both nodes of this host get arguments of their own.
     let shell = blocks(PAGE, "sh");
-    let [install] = &shell[..] else { bail!("docs/slurm.md has not one block of commands") };
+    let [install] = &shell[..] else { bail!("docs/guides/slurm.md has not one block of commands") };
     host.ok(&format!("mkdir -p /etc/slurm/plugstack.conf.d && set -e; {install}"))?;
     let plugin = format!("required /etc/slurm/spank_gpu_mediator.so {ARGUMENTS}\n");
     host.write("/etc/slurm/plugstack.conf.d/gpu-mediator.conf", 0o644, &plugin)?;

@@ -1,4 +1,4 @@
-//! Debian's Prometheus behind the proxy that docs/operating.md describes, at a daemon whose VMs work.
+//! Debian's Prometheus behind the proxy that docs/guides/operating.md describes, at a daemon whose VMs work.
 
 use std::fs;
 use std::io::Write;
@@ -14,7 +14,7 @@ use tests::guest::{card_toml, vm_toml};
 use tests::wait::{self, Scratch};
 use tests::{Daemon, http};
 
-const PAGE_OF_OPERATORS: &str = include_str!("../../../docs/operating.md");
+const PAGE_OF_OPERATORS: &str = include_str!("../../../docs/guides/operating.md");
 /// Placeholders for the proxy's port, and for the daemon's folder.
 const PORT: &str = "127.0.0.1:9401";
 const FOLDER: &str = "/run/gpu-mediator";

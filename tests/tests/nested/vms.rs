@@ -71,7 +71,7 @@ fn vms_that_know_the_mediator_share_the_machines_card() -> Result<()> {
 
 /// As above, one with the stock driver, whose load alone is half a million exits of a VM in an emulated machine.
 #[test]
-#[ignore = "loading the stock driver there takes seven minutes on a quiet host; docs/real-cards.md has the times"]
+#[ignore = "loading the stock driver there takes seven minutes on a quiet host; docs/guides/real-cards.md has the times"]
 fn vms_of_the_machine_share_its_card() -> Result<()> {
     share(InnerSpec::new(FIRST))
 }

@@ -17,7 +17,7 @@
 //!
 //! A device cannot tell it from the vfio-user server: it is a [`crate::Device`] with its [`crate::Link`].
 //!
-//! What it does not do: migration (Xen has no word by which an ioreq server could refuse it, see docs/xen.md), PV and PVH
+//! What it does not do: migration (Xen has no word by which an ioreq server could refuse it, see docs/guides/xen.md), PV and PVH
 //! domains, stub domains, more than one segment or bus, grant references.
 //!
 //! Sources: Xen's public headers `hvm/dm_op.h`, `hvm/ioreq.h`, `memory.h`, `io/xs_wire.h`; Linux's `uapi/xen/privcmd.h` and

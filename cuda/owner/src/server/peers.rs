@@ -286,7 +286,7 @@ impl Left {
                     tracing::error!(
                         pid = self.peer.pid(), uid = self.peer.uid, %error,
                         "a program that was given up cannot be killed: it has lost its connection, its turn and its memory in \
-                         the accounts, and goes on: end it by hand, and give the daemon CAP_KILL (docs/operating.md)"
+                         the accounts, and goes on: end it by hand, and give the daemon CAP_KILL (docs/guides/operating.md)"
                     );
                     News::Signalled(self.tenant, false)
                 })

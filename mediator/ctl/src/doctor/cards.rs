@@ -44,7 +44,7 @@ pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
         findings.push(Finding::note(
             "cards",
             found,
-            "`mediatorctl card list --host` shows them; docs/real-cards.md, docs/cuda.md",
+            "`mediatorctl card list --host` shows them; docs/guides/real-cards.md, docs/guides/cuda.md",
         ));
     }
     findings

@@ -17,7 +17,7 @@ pub(super) fn configuration(patient: &Patient<'_>) -> Vec<Finding> {
         Ok(config) if config.cards.is_empty() => Finding::missing(
             "config",
             format!("{path} has no [[card]] table"),
-            "add a card: docs/operating.md has the first hour, docs/configuration.md all keys",
+            "add a card: docs/guides/operating.md has the first hour, docs/reference/configuration.md all keys",
         ),
         Ok(config) => {
             let (cards, vms, tenants) = (config.cards.len(), config.vms.len(), config.tenants.len());
@@ -26,7 +26,7 @@ pub(super) fn configuration(patient: &Patient<'_>) -> Vec<Finding> {
         Err(ConfigError::Read { source, .. }) => Finding::missing(
             "config",
             format!("{path} cannot be read: {source}"),
-            "write one (docs/configuration.md), or name it with --config",
+            "write one (docs/reference/configuration.md), or name it with --config",
         ),
         Err(ConfigError::Mistakes(lines)) => {
             let more = lines.len().saturating_sub(LINES);

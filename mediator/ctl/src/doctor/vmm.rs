@@ -85,7 +85,7 @@ fn libvirt(patient: &Patient<'_>) -> Vec<Finding> {
         false => Finding::note(
             "libvirt",
             format!("there is no hook /{HOOK}"),
-            "install the package's file there (docs/libvirt.md): it makes and removes the vGPUs of domains",
+            "install the package's file there (docs/guides/libvirt.md): it makes and removes the vGPUs of domains",
         ),
     }];
     if host.has("etc/apparmor.d/abstractions/libvirt-qemu") && !host.has(APPARMOR) {

@@ -147,9 +147,9 @@ fn all_metrics_are_well_formed_well_named_and_by_vm() {
     assert_eq!(waits.samples.iter().find(unbound).unwrap().2, 1.0);
 }
 
-/// Names and types of the metrics that docs/mediatorctl.md has in its tables.
+/// Names and types of the metrics that docs/reference/mediatorctl.md has in its tables.
 fn documented() -> BTreeMap<String, String> {
-    let page = include_str!("../../../../../docs/mediatorctl.md");
+    let page = include_str!("../../../../../docs/reference/mediatorctl.md");
     let mut documented = BTreeMap::new();
     for row in page.lines().filter(|line| line.starts_with("| `gpu_mediator_")) {
         let cells: Vec<_> = row.split('|').map(str::trim).collect();

@@ -7,7 +7,7 @@ use jsonschema::{Draft, Validator};
 use serde_json::{Value, json};
 
 /// The document as it is published.
-const PUBLISHED: &str = include_str!("../../../../../docs/api.json");
+const PUBLISHED: &str = include_str!("../../../../../docs/reference/api.json");
 
 /// Returns what a part of the document demands.
 fn validator(schema: &Value) -> Validator {
@@ -33,7 +33,7 @@ fn answer_schema(method: &str, path: &str) -> Value {
 #[test]
 fn published_document_is_that_of_the_types() {
     let published: Value = serde_json::from_str(PUBLISHED).unwrap();
-    assert_eq!(published, document(), "write it anew: mediatorctl schema > docs/api.json");
+    assert_eq!(published, document(), "write it anew: mediatorctl schema > docs/reference/api.json");
 }
 
 #[test]

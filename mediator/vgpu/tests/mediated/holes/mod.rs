@@ -1,5 +1,5 @@
 //! The nineteen holes that were found in the reference code of an earlier GPU mediator, tried one by one, and the same
-//! ideas on registers that it does not know. `docs/threat-model.md` has the list.
+//! ideas on registers that it does not know. `docs/design/threat-model.md` has the list.
 //!
 //! Each attempt is made beside two VMs: one that works, whose copies must stay right, and one that does nothing, which
 //! must not even be interrupted. After each attempt [`Scene::check`] looks at both, and at the page tables that the card
