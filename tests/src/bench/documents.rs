@@ -146,3 +146,18 @@ fn links_between_pages_and_to_files_exist() {
     }
     assert!(links > 300, "{links} links");
 }
+
+#[test]
+fn decisions_are_short_listed_and_have_a_status() {
+    let folder = root("docs/decisions");
+    let list = fs::read_to_string(folder.join("README.md")).unwrap();
+    for page in files("docs/decisions", ".md").into_iter().filter(|page| page != "README.md") {
+        let text = fs::read_to_string(folder.join(&page)).unwrap();
+        let title = text.lines().next().and_then(|line| line.strip_prefix("# ")?.split_once(": ")).unwrap();
+        assert!(list.contains(&format!("- [{}]({page}): {}\n", title.0, title.1)), "README.md does not list {page}");
+        for part in ["Status: ", "**Context.**", "**Decision.**", "**Consequences.**", "**Rejected.**"] {
+            assert!(text.contains(&format!("\n{part}")), "{page} has no part {part}");
+        }
+        assert!(text.lines().count() <= 25, "{page} has more than 25 lines");
+    }
+}
