@@ -31,89 +31,89 @@ use stock::Stock;
 pub const CHUNK_BYTES_MIN: u64 = 128 << 10;
 /// Largest chunk.
 pub const CHUNK_BYTES_MAX: u64 = 64 << 20;
-/// Size for an operator who does not choose.
+/// Default chunk size.
 pub const CHUNK_BYTES_DEFAULT: u64 = 2 << 20;
-/// Most VRAM that a VM may be told to have; its map takes memory by that.
+/// Largest VRAM size that a VM may advertise to its guest; the size of its map grows with it.
 pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
 
 /// The place of a guest chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Place of the guest address that was asked for.
+    /// Place of the requested guest address.
     pub place: Place,
-    /// The chunk got its place just now: it holds zeros, and nothing names it yet.
+    /// The chunk got its place in this call: it holds zeros, and nothing refers to it yet.
     pub new: bool,
 }
 
-/// All chunks of a card, and the slots of host memory that guests' chunks lie in when the card is full. Invariant: the VMs'
-/// maps and the moves under way say the same as the states of chunks and slots.
+/// All chunks of a card, and the slots of host memory that hold guest chunks when the card is full. Invariant: the VMs'
+/// maps and the moves in flight agree with the states of chunks and slots.
 ///
-/// # Who may take what
-/// A guest chunk gets a place at its first use ([`Self::place`]): a chunk of the card if it can have one, or a slot of host
-/// memory if its VM may swap. Chunks of the card without an owner, zeroed or not, are counted together, since scrubbing
-/// needs no one's leave; they back, in this order:
-/// - what VMs with a guarantee have not used of it yet: [`Self::place`] never fails with [`Error::Full`] for them;
-/// - what was set aside for the mediator ([`Self::set_aside`]) and is not used. A VM's chunks are of no use without page
-///   tables, instance blocks and rings, which lie in chunks of the mediator: a guarantee is worth as much as the sum
-///   set aside covers what the mediator may need for all VMs that are admitted;
-/// - what was set aside for evictions ([`Self::set_reserve`]) and is not used. The mediator may borrow it, since work stands
-///   still without page tables; what is borrowed comes back before anything is spare ([`Self::repay`]);
-/// - what the mediator claims ([`Self::claim`]): no VM gets it beyond its guarantee, but a new guarantee may;
-/// - whatever is left, the spare chunks: new guarantees, the mediator beyond what is set aside for it, and VMs beyond their
-///   guarantees. These compete, first come, first served; who has to give when nothing is spare is for
-///   [`Balancer`](crate::Balancer) to say.
+/// # Allocation order
+/// A guest chunk gets a place at its first use ([`Self::place`]): a chunk of the card if one is available, or a slot of
+/// host memory if its VM may swap. Chunks of the card without an owner, zeroed or not, are counted together, since
+/// scrubbing needs no permission; they back, in this order:
+/// - the unused part of VMs' guarantees: [`Self::place`] never fails with [`Error::Full`] for them;
+/// - the unused part of the mediator's own share ([`Self::set_aside`]). A VM's chunks are of no use without page
+///   tables, instance blocks and rings, which are in chunks of the mediator: a guarantee holds only if this share
+///   covers the mediator's needs for all admitted VMs;
+/// - the unused part of the reserve for evictions ([`Self::set_reserve`]). The mediator may borrow it, since no work
+///   runs without page tables; borrowed chunks are returned before any chunk counts as spare ([`Self::repay`]);
+/// - chunks that the mediator claims ([`Self::claim`]): no VM gets them beyond its guarantee, but a new guarantee may;
+/// - the remaining, spare chunks: for new guarantees, for the mediator beyond its share, and for VMs beyond their
+///   guarantees. These compete, first come, first served; when no chunk is spare, [`Balancer`](crate::Balancer) chooses
+///   the VM that gives one up.
 ///
-/// Numbers are promised, not chunks: a run of several chunks ([`Self::reserve_mediator`]) can fail although their number
-/// is set aside, if there is no such run. The mediator's tables fit into a single chunk unless chunks are small.
+/// The table promises a number of chunks, not contiguous runs: [`Self::reserve_mediator`] can fail for a run of several
+/// chunks although their number is set aside. The mediator's tables fit into a single chunk unless chunks are small.
 ///
 /// # Moves
-/// [`Self::begin_move`] takes the destination, the caller copies, [`Self::commit_move`] makes it the chunk's place. Until
-/// then the source is its place. A chunk on its way counts for the limits of both memories, so no limit is exceeded however
-/// moves end.
+/// [`Self::begin_move`] takes the destination, the caller copies, [`Self::commit_move`] makes it the chunk's place.
+/// Until then the chunk's place is the source. A chunk that moves counts for the limits of both memories, so no limit
+/// is exceeded however moves end.
 ///
 /// # The reserve
-/// A chunk in the reserve stays where it is on the card but counts as in host memory, so that its VM gives up a chunk
-/// without a copy and another one has it at once. It is copied to host memory later, which fills the reserve up again
+/// A chunk in the reserve stays where it is on the card but counts as in host memory, so its VM gives up a chunk
+/// without a copy and another VM has that chunk at once. It is copied to host memory later, which refills the reserve
 /// ([`Self::start`]).
 #[derive(Debug)]
 pub struct ChunkTable {
     shift: u32,
     card: Stock,
     host: Stock,
-    /// Chunks of the mediator.
+    /// Chunks that the mediator owns.
     mediator: u32,
-    /// Chunks that are for the mediator, those that it has included.
+    /// Chunks set aside for the mediator, including those that it owns already.
     set_aside: u32,
-    /// Chunks that are for evictions, those in use included.
+    /// Chunks set aside for evictions, including those in use.
     reserve: u32,
     /// VMs' chunks in the reserve.
     parked: u32,
-    /// Of these, those that are moving to host memory.
+    /// Of these, those that move to host memory now.
     draining: u32,
     /// Chunks of the reserve that the mediator has borrowed.
     borrowed: u32,
-    /// Chunks beyond those set aside that the mediator is to have as soon as they are spare.
+    /// Chunks beyond those set aside that the mediator gets as soon as they are spare.
     claimed: u32,
-    /// Sum of what VMs with a guarantee have not got yet.
+    /// Sum of the unused parts of VMs' guarantees.
     promised: u32,
     vms: BTreeMap<VmId, VmMap>,
     /// VMs whose chunks stay where they are.
     frozen: BTreeSet<VmId>,
-    /// All moves that have begun and not ended.
+    /// All moves in flight.
     flights: BTreeMap<MoveId, Flight>,
     /// The move of each guest chunk that moves.
     moving: BTreeMap<(VmId, u32), MoveId>,
     next_move: u64,
-    /// Moves that were committed, to the card and to host memory.
+    /// Committed moves, to the card and to host memory.
     moved: [u64; 2],
 }
 
 impl ChunkTable {
-    /// A table of `total_bytes` of VRAM in chunks of `chunk_bytes`, without host memory. A rest smaller than a chunk is
-    /// left alone.
+    /// Creates a table of `total_bytes` of VRAM in chunks of `chunk_bytes`, without host memory. A remainder smaller
+    /// than a chunk is not used.
     ///
     /// # Errors
-    /// When the sizes make no sense: [`Error::ChunkSize`], [`Error::CardSize`].
+    /// If the sizes are invalid: [`Error::ChunkSize`], [`Error::CardSize`].
     pub fn new(total_bytes: u64, chunk_bytes: u64, contents: Contents) -> Result<Self, Error> {
         if !chunk_bytes.is_power_of_two() || !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) {
             return Err(Error::ChunkSize(chunk_bytes));
@@ -159,30 +159,30 @@ impl ChunkTable {
         CardAddr(u64::from(chunk.0) << self.shift)
     }
 
-    /// The chunk that `address` lies in, if it is in the table.
+    /// Returns the chunk that contains `address`, if it is in the table.
     #[must_use]
     pub fn chunk_at(&self, address: CardAddr) -> Option<ChunkId> {
         let index = u32::try_from(address.0 >> self.shift).ok()?;
         (index < self.card.limit()).then_some(ChunkId(index))
     }
 
-    /// Returns what a chunk is used for.
+    /// Returns the state of a chunk.
     #[must_use]
     pub fn state(&self, chunk: ChunkId) -> ChunkState {
         self.card.state(chunk.0)
     }
 
-    /// Sets how many slots of host memory may be used; none in a new table. Slots that were never used hold zeros. With fewer
-    /// than are used nothing is taken away, but no new one is given until enough are free.
+    /// Sets how many slots of host memory may be used; a new table has none. Slots that were never used hold zeros. A
+    /// budget below the current use takes no slot away, but no new one is allocated until enough are free.
     pub fn set_host_budget(&mut self, slots: u32) {
         self.host.set_limit(slots);
     }
 
-    /// Admits a VM whose guest believes to have `bytes` of VRAM. None of it has a place until [`Self::place`] gives it
-    /// one. It may be more than the card has, but for what `limits` guarantee.
+    /// Admits a VM whose guest sees `bytes` of VRAM. None of it has a place until [`Self::place`] gives it one. The
+    /// size may exceed the card's; the guarantee in `limits` may not.
     ///
     /// # Errors
-    /// [`Error::Promise`] when the guarantee cannot be kept; chunks that are not zeroed yet do as well as others here.
+    /// [`Error::Promise`] if the guarantee cannot be kept; chunks that are not zeroed yet count as available here.
     /// [`Error::Guarantee`], [`Error::Weight`]; [`Error::Exists`]; [`Error::Empty`]; [`Error::Advertised`].
     pub fn create_vm(&mut self, vm: VmId, bytes: u64, limits: Limits) -> Result<(), Error> {
         if self.vms.contains_key(&vm) {
@@ -200,16 +200,16 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Returns what a VM may have; `None` without such a VM.
+    /// Returns the limits of a VM; `None` without such a VM.
     #[must_use]
     pub fn limits(&self, vm: VmId) -> Option<Limits> {
         self.vms.get(&vm).map(VmMap::limits)
     }
 
-    /// Changes what a VM may have. Nothing that it has is taken away: a VM above a quota or a cap just gets no more.
+    /// Changes the limits of a VM. Nothing is taken away from it: a VM above a quota or a cap just gets no more.
     ///
     /// # Errors
-    /// [`Error::Promise`] when a raised guarantee cannot be kept as things lie; [`Error::Guarantee`], [`Error::Weight`];
+    /// [`Error::Promise`] if a raised guarantee cannot be kept now; [`Error::Guarantee`], [`Error::Weight`];
     /// [`Error::NoSuchVm`]. Nothing has changed then.
     pub fn set_limits(&mut self, vm: VmId, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
@@ -218,12 +218,12 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Gives the guest chunk that `address` lies in a place, zeroed, if it has none yet: a chunk of the card, or a slot of
-    /// host memory if the card has none for it and its policy is to swap.
+    /// Gives the guest chunk that contains `address` a place, zeroed, if it has none yet: a chunk of the card, or a
+    /// slot of host memory if the card has none for it and its policy is to swap.
     ///
     /// # Errors
-    /// [`Error::NeedsScrub`]: scrub a chunk there and ask again. [`Error::Full`], not for a VM that has less than its
-    /// guarantee. [`Error::OutOfRange`]; [`Error::NoSuchVm`].
+    /// [`Error::NeedsScrub`]: scrub a chunk there and try again. [`Error::Full`], but not for a VM that has less than
+    /// its guarantee. [`Error::OutOfRange`]; [`Error::NoSuchVm`].
     pub fn place(&mut self, vm: VmId, address: GuestAddr) -> Result<Placed, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let index = map.index(address).ok_or(Error::OutOfRange { vm, address })?;
@@ -245,9 +245,9 @@ impl ChunkTable {
         Ok(Placed { place: self.within(spot, address), new: true })
     }
 
-    /// Takes the place of the guest chunk that `address` lies in away; what was its place waits to be scrubbed. False when
-    /// it had none. Nothing may name the chunk any more: what is in it is gone for the guest. A move of it ends with
-    /// [`Ended::Gone`].
+    /// Takes its place away from the guest chunk that contains `address`; the old place then waits to be scrubbed.
+    /// Returns false if the chunk had none. The caller must have dropped all references to the chunk: the guest loses
+    /// its content. A move of it ends with [`Ended::Gone`].
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
@@ -261,7 +261,7 @@ impl ChunkTable {
         Ok(true)
     }
 
-    /// As [`Self::unplace`], for all chunks of a VM; returns how many had a place. The guarantee stays.
+    /// Does [`Self::unplace`] for all chunks of a VM; returns how many had a place. The guarantee stays.
     pub fn unplace_all(&mut self, vm: VmId) -> u32 {
         self.lose_moves(vm, 0..=u32::MAX);
         self.parked -= self.vms.get(&vm).map_or(0, |map| map.parked().count() as u32);
@@ -272,8 +272,8 @@ impl ChunkTable {
         spots.len() as u32
     }
 
-    /// Takes a VM's VRAM and its guarantee away; its chunks wait to be scrubbed, those that moves under way go to when these
-    /// have ended. Returns how many had a place.
+    /// Takes a VM's VRAM and its guarantee away. Its chunks wait to be scrubbed; so do the destinations of its moves in
+    /// flight, after these have ended. Returns how many had a place.
     ///
     /// # Errors
     /// [`Error::NoSuchVm`].
@@ -286,41 +286,41 @@ impl ChunkTable {
         Ok(count)
     }
 
-    /// A piece of memory to fill with zeros, the one of the card that waits longest, or else one of the host. It stays
+    /// Takes a chunk or slot to fill with zeros: the card's chunk that has waited longest, or else a slot. It stays
     /// without an owner until [`Self::scrubbed`].
     pub fn take_scrub_work(&mut self) -> Option<ScrubWork> {
         self.take_scrub_work_in(Tier::Card).or_else(|| self.take_scrub_work_in(Tier::Host))
     }
 
-    /// As [`Self::take_scrub_work`], in one memory only: what [`Error::NeedsScrub`] asks for.
+    /// Does [`Self::take_scrub_work`] in one memory only, for [`Error::NeedsScrub`].
     pub fn take_scrub_work_in(&mut self, tier: Tier) -> Option<ScrubWork> {
         let number = self.stock_mut(tier).take_scrub()?;
         Some(ScrubWork { place: self.place_of(Spot::of(tier, number)), bytes: self.chunk_bytes() })
     }
 
-    /// Notes that what lies at `place` is full of zeros now, and so are the card's caches of it.
+    /// Notes that the chunk or slot at `place` now holds zeros, and so do the card's caches of it.
     ///
     /// # Panics
-    /// When that was not taken from [`Self::take_scrub_work`].
+    /// If it was not taken from [`Self::take_scrub_work`].
     pub fn scrubbed(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).scrubbed(spot.number());
     }
 
-    /// Keeps what lies at `place` from everybody, for the card may still reach it: at once if it has no owner, else when
-    /// it loses it. It counts as used until the table is made anew.
+    /// Takes the chunk or slot at `place` out of use, because the card may still reach it: at once if it has no owner,
+    /// else when it loses its owner. It counts as used for the lifetime of the table.
     pub fn quarantine(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).quarantine(spot.number());
     }
 
-    /// Chunks of the card without an owner: those that are zeroed, and those that wait to be.
+    /// Returns the chunks of the card without an owner: those that are zeroed, and those that wait to be.
     #[must_use]
     pub fn zeroed(&self) -> (u32, u32) {
         (self.card.free(), self.card.unscrubbed())
     }
 
-    /// The accounts.
+    /// Returns the accounts.
     #[must_use]
     pub fn summary(&self) -> Summary {
         let host = &self.host;
@@ -352,25 +352,25 @@ impl ChunkTable {
         }
     }
 
-    /// The VMs with their accounts.
+    /// Returns the VMs with their accounts.
     pub fn vms(&self) -> impl Iterator<Item = (VmId, VmSummary)> + '_ {
         self.vms.iter().map(|(&vm, map)| (vm, map.account()))
     }
 
-    /// Chunks of the card without an owner that are promised to no one.
+    /// Returns how many chunks of the card have no owner and are not promised to any VM.
     #[must_use]
     pub fn spare(&self) -> u32 {
         self.uncommitted().saturating_sub(self.wanted())
     }
 
-    /// As [`Self::spare`], those included that the mediator claims.
+    /// Does [`Self::spare`], including the chunks that the mediator claims.
     #[must_use]
     pub fn uncommitted(&self) -> u32 {
-        // What is quarantined may leave less than is promised.
+        // Quarantined chunks may leave less than is promised.
         self.card.room().saturating_sub(self.promised + self.left_aside() + self.left_reserve())
     }
 
-    /// Returns what keeps a VM from one more chunk in a memory.
+    /// Returns the limit that keeps a VM from one more chunk in a memory.
     fn limit_of(&self, map: &VmMap, tier: Tier) -> Option<Limit> {
         let limits = map.limits();
         match tier {
@@ -386,8 +386,8 @@ impl ChunkTable {
         }
     }
 
-    /// Checks that a VM may have `limits` whose guest has `advertised` chunks, and that has `used` and is `owed` so
-    /// many chunks of the card.
+    /// Checks that a VM may have `limits`, if its guest has `advertised` chunks, and the VM has `used` and is `owed`
+    /// that many chunks of the card.
     fn check_limits(&self, vm: VmId, limits: Limits, advertised: u32, used: u32, owed: u32) -> Result<(), Error> {
         let Limits { quota, guarantee, swap_cap: _, weight, on_full: _ } = limits;
         if guarantee > quota {
@@ -407,7 +407,7 @@ impl ChunkTable {
         Err(Error::Promise { vm, wanted, now, left })
     }
 
-    /// Changes a VM's map, and the sum of what is promised with it. `None` without such a VM.
+    /// Changes a VM's map, and updates the sum of promised chunks. Returns `None` without such a VM.
     fn change<T>(&mut self, vm: VmId, change: impl FnOnce(&mut VmMap) -> T) -> Option<T> {
         let map = self.vms.get_mut(&vm)?;
         let owed = map.owed();
@@ -416,13 +416,13 @@ impl ChunkTable {
         Some(result)
     }
 
-    /// A zeroed piece of a memory that has room.
+    /// Takes a zeroed chunk or slot of a memory that has room.
     fn take(&mut self, tier: Tier, to: ChunkState) -> Result<Spot, Error> {
         let number = self.stock_mut(tier).take(to).ok_or(Error::NeedsScrub { tier, short: 1 })?;
         Ok(Spot::of(tier, number))
     }
 
-    /// Takes the owner of a piece of memory away.
+    /// Takes the owner of a chunk or slot away.
     fn abandon(&mut self, spot: Spot) {
         self.stock_mut(spot.tier()).abandon(spot.number());
     }
@@ -434,7 +434,7 @@ impl ChunkTable {
         }
     }
 
-    /// Returns where a piece of memory begins.
+    /// Returns where a chunk or slot begins.
     fn place_of(&self, spot: Spot) -> Place {
         match spot {
             Spot::Card(chunk) => Place::Card(CardAddr(u64::from(chunk) << self.shift)),
@@ -442,7 +442,7 @@ impl ChunkTable {
         }
     }
 
-    /// The piece of memory that `place` lies in.
+    /// Returns the chunk or slot that contains `place`.
     fn spot_at(&self, place: Place) -> Spot {
         match place {
             Place::Card(address) => Spot::Card((address.0 >> self.shift) as u32),
@@ -450,7 +450,7 @@ impl ChunkTable {
         }
     }
 
-    /// Returns where guest `address` lies if its guest chunk lies at `spot`.
+    /// Returns the place of guest `address` if its guest chunk is at `spot`.
     fn within(&self, spot: Spot, address: GuestAddr) -> Place {
         let offset = address.0 & (self.chunk_bytes() - 1);
         match self.place_of(spot) {

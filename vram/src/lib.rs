@@ -1,26 +1,26 @@
-//! Owners of the pieces of the card's VRAM, and where each piece of a guest's VRAM lies.
+//! Ownership and placement of the card's VRAM in chunks, and where each part of a guest's VRAM is.
 //!
 //! Parts:
-//! - [`ChunkTable`]: VRAM and host memory in chunks, each with one owner and one state; the map from guest VRAM to both;
-//!   what each VM may have ([`Limits`]) and has ([`VmSummary`]); moves between the two memories;
-//! - [`PagePool`]: an allocator of 4 KiB pages and their powers of two inside chunks that the mediator owns;
+//! - [`ChunkTable`]: VRAM and host memory in chunks, each with one owner and one state; the map from guest VRAM to
+//!   both; each VM's limits ([`Limits`]) and accounts ([`VmSummary`]); moves between the two memories;
+//! - [`PagePool`]: an allocator for blocks of 4 KiB times a power of two, inside chunks that the mediator owns;
 //! - [`Balancer`]: which chunks move, and when: fair shares, victims, returns ([`balance`], [`victim`]);
-//! - [`Quanta`]: when VMs whose working sets do not fit together take turns.
+//! - [`Quanta`]: when VMs whose working sets do not fit together take turns at the card's memory.
 //!
-//! All are pure: they touch no memory, and take the time as an argument. Zeroing is work that the caller takes ([`ChunkTable::take_scrub_work`]) and
-//! reports done; until then a chunk has no next owner. A copy is the caller's work between
-//! [`ChunkTable::start`] and [`ChunkTable::commit_move`].
+//! All are pure: they touch no memory, and take the time as an argument. The caller does the zeroing
+//! ([`ChunkTable::take_scrub_work`]) and reports it done; until then a chunk has no next owner. The caller also does
+//! the copies, between [`ChunkTable::start`] and [`ChunkTable::commit_move`].
 //!
 //! # Words
-//! A *guest chunk* is a chunk of what a guest believes to be VRAM, by its index there. Its *place* is none, a chunk of the
-//! card, or a *host slot*: a piece of pinned host memory of a chunk's size. Slots are numbered; slot N begins at N times the
-//! bytes of a chunk in one linear pool ([`HostAddr`]).
+//! A *guest chunk* is a chunk of the VRAM that the guest sees, by its index there. Its *place* is none, a chunk of the
+//! card, or a *host slot*: pinned host memory of a chunk's size. Slots are numbered; slot N begins at N times the bytes
+//! of a chunk in one linear pool ([`HostAddr`]).
 //!
-//! A guest chunk gets a place at its first use ([`ChunkTable::place`]); until then it reads as zeros. What a VM is sure to
-//! get, what is left for the mediator and who competes for the rest stands at [`ChunkTable`]. Nothing outside this crate
-//! may assume that neighbours for the guest are neighbours on the card.
+//! A guest chunk gets a place at its first use ([`ChunkTable::place`]); until then it reads as zeros. [`ChunkTable`]
+//! documents the chunks that a VM is sure to get, the share of the mediator and the competition for the rest. Code
+//! outside this crate must not assume that neighbours in guest VRAM are neighbours on the card.
 //!
-//! Not here: page-table formats, which know nothing of chunks (`shadow-pt` asks for a translation).
+//! Page-table formats are elsewhere and know nothing of chunks: `shadow-pt` asks for a translation.
 
 #![forbid(unsafe_code)]
 
@@ -43,12 +43,12 @@ pub use quanta::{Change, Done, Mode, Quanta, QuantaConfig, SavedQuanta, Turn};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CardAddr(pub u64);
 
-/// Byte address in the pool of pinned host memory that chunks lie in when the card is full: a slot's number times the bytes
-/// of a chunk.
+/// Byte address in the pool of pinned host memory that holds evicted chunks: a slot's number times the bytes of a
+/// chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostAddr(pub u64);
 
-/// Byte address in the VRAM that a guest believes to have; starts at 0 for every VM.
+/// Byte address in the VRAM that a guest sees; starts at 0 for every VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GuestAddr(pub u64);
 

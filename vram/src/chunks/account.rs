@@ -16,34 +16,34 @@ pub struct Summary {
     pub free: u32,
     /// Without an owner, not zeroed yet (being scrubbed included).
     pub to_scrub: u32,
-    /// Without an owner for good: the card may still reach them for the last one.
+    /// Out of use: the card may still reach them for their last owner.
     pub quarantined: u32,
-    /// Of `free` and `to_scrub`, those that back guarantees of VMs which have not used them up.
+    /// Of `free` and `to_scrub`, those that back the unused part of VMs' guarantees.
     pub promised: u32,
-    /// Of the first two, those that are left for the mediator, within what was set aside for it.
+    /// Of the first two, those left for the mediator, within its share.
     pub set_aside: u32,
-    /// Of the first two, those that are left of the reserve.
+    /// Of the first two, those left for the reserve.
     pub reserve: u32,
     /// In the reserve: VMs' chunks that count as in host memory.
     pub parked: u32,
-    /// The mediator's.
+    /// Owned by the mediator.
     pub mediator: u32,
-    /// Destinations of moves under way, those of chunks included that have lost their owner meanwhile.
+    /// Destinations of moves in flight, including those of chunks that have lost their owner.
     pub arriving: u32,
-    /// Host memory's accounts.
+    /// Accounts of host memory.
     pub host: HostSummary,
-    /// Each VM's.
+    /// Accounts of each VM.
     pub vms: BTreeMap<VmId, VmSummary>,
     /// Chunks scrubbed since the table was made.
     pub scrubbed: u64,
-    /// Moves from the card to host memory since then, those of VMs that are gone included.
+    /// Moves from the card to host memory since then, including those of VMs that are gone.
     pub moved_out: u64,
     /// Moves from host memory to the card, likewise.
     pub moved_in: u64,
 }
 
 impl Summary {
-    /// Chunks without an owner that are promised to no one: what a new guarantee can have.
+    /// Returns the chunks without an owner that are not promised: a new guarantee can take them.
     #[must_use]
     pub fn spare(&self) -> u32 {
         (self.free + self.to_scrub).saturating_sub(self.promised + self.set_aside + self.reserve)
@@ -53,17 +53,17 @@ impl Summary {
 /// Accounts of host memory for chunks, in slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostSummary {
-    /// Most that may be used.
+    /// Largest number that may be used.
     pub budget: u32,
-    /// Used, those included that moves under way go to. More than the budget after that was lowered.
+    /// Used, including the destinations of moves in flight. Exceeds the budget after that was lowered.
     pub used: u32,
     /// Zeroed or never used, and within the budget.
     pub free: u32,
     /// Without an owner, not zeroed yet.
     pub to_scrub: u32,
-    /// Without an owner for good, within what is used: the card may still reach them for the last one.
+    /// Out of use, counted as used: the card may still reach them for their last owner.
     pub quarantined: u32,
-    /// No slot from this number on holds anything: the memory behind it can be given back.
+    /// No slot from this number on holds data: the memory from there on can be freed.
     pub end: u32,
     /// Slots scrubbed since the table was made.
     pub scrubbed: u64,
@@ -72,25 +72,25 @@ pub struct HostSummary {
 /// Accounts of a VM, in chunks. `placed + parked + host + unbacked` make `advertised`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmSummary {
-    /// Chunks that its guest believes to have.
+    /// Chunks that its guest sees.
     pub advertised: u32,
-    /// Chunks that have their place on the card, and count there.
+    /// Chunks that are on the card, and count there.
     pub placed: u32,
-    /// Chunks that have their place on the card, in the reserve, and count as in host memory.
+    /// Chunks that are on the card, in the reserve, and count as in host memory.
     pub parked: u32,
-    /// Chunks that have their place in host memory.
+    /// Chunks that are in host memory.
     pub host: u32,
     /// Chunks that have no place yet.
     pub unbacked: u32,
-    /// Chunks that are moving now, from where they count above.
+    /// Chunks that move now; the source counts above.
     pub moving: u32,
     /// Its limits.
     pub limits: Limits,
-    /// Chunks that it is sure to get on the card: its guarantee, or all of what its guest has if that is less.
+    /// Chunks that it is sure to get on the card: its guarantee, or all of its guest's VRAM if that is less.
     pub guarantee: u32,
-    /// Most that it ever had on the card at a time, with what was on the way there.
+    /// Most chunks that it ever had on the card at a time, including those on the way there.
     pub peak: u32,
-    /// Most that it ever had in host memory at a time, with what was on the way there.
+    /// Most chunks that it ever had in host memory at a time, including those on the way there.
     pub host_peak: u32,
     /// Chunks whose first place was in host memory.
     pub born_in_host: u64,

@@ -1,4 +1,4 @@
-//! Why the chunk table does not do what it was asked.
+//! Errors of the chunk table.
 
 use super::limits::OnFull;
 use super::state::Tier;
@@ -7,27 +7,27 @@ use crate::{GuestAddr, VmId};
 /// Limit that keeps a VM from a chunk of the card or a host slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// The card has none that is promised to no one.
+    /// The card has no chunk that is not promised.
     Card {
         /// Chunks free.
         free: u32,
         /// Chunks without an owner that are not zeroed yet.
         to_scrub: u32,
-        /// Of both, those that are kept for others.
+        /// Of both, those promised to others.
         promised: u32,
     },
-    /// The VM's quota of so many chunks is used up.
+    /// The VM's quota of this many chunks is used up.
     Quota(u32),
-    /// The host's budget of so many chunks is used up.
+    /// The host's budget of this many chunks is used up.
     HostBudget(u32),
-    /// The VM's swap cap of so many chunks is used up.
+    /// The VM's swap cap of this many chunks is used up.
     SwapCap(u32),
-    /// The VM's policy for a full card is another than to swap.
+    /// The VM's policy for a full card is not to swap.
     Policy(OnFull),
 }
 
 impl Limit {
-    /// Returns what is in the way, in a word.
+    /// Returns the name of the limit, in a word.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -39,8 +39,8 @@ impl Limit {
         }
     }
 
-    /// Returns which of two limits an operator has to see to: what keeps a VM from host memory, or from the card when
-    /// its policy allows no host memory.
+    /// Returns which of two limits an operator has to change: the one that keeps a VM from host memory, or the one of
+    /// the card if the VM's policy allows no host memory.
     #[must_use]
     pub const fn decisive(self, host: Option<Self>) -> Self {
         match host {
@@ -66,13 +66,13 @@ impl std::fmt::Display for Limit {
     }
 }
 
-/// Why the table does not do what it was asked.
+/// Why the table refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A chunk's size is a power of two from 128 KiB to 64 MiB.
+    /// A chunk's size must be a power of two from 128 KiB to 64 MiB.
     #[error("chunk size {0:#x} is not a power of two from 0x20000 to 0x4000000 bytes")]
     ChunkSize(u64),
-    /// The card has no whole chunk, or more than can be counted.
+    /// The card has no whole chunk, or more chunks than can be counted.
     #[error("{0:#x} bytes of VRAM are no number of chunks that can be managed")]
     CardSize(u64),
     /// A VM gets no chunk.
@@ -80,12 +80,12 @@ pub enum Error {
     Full {
         /// The VM.
         vm: VmId,
-        /// Limit that keeps it from where it should go: the card, for its first use.
+        /// Limit of the preferred memory: of the card, for a first use.
         limit: Limit,
-        /// Limit that keeps it from host memory, where that would have done instead.
+        /// Limit of host memory, where that would have done instead.
         host: Option<Limit>,
     },
-    /// There is no such amount of VRAM left for the mediator that is not promised to VMs.
+    /// The card has too little VRAM for the mediator that is not promised to VMs.
     #[error(
         "{wanted} chunks of VRAM are wanted, {free} are free and {to_scrub} more will be after scrubbing, of which {promised} are promised to others"
     )]
@@ -99,7 +99,7 @@ pub enum Error {
         /// Chunks without an owner that back the guarantees of VMs.
         promised: u32,
     },
-    /// A guarantee is more than the card can promise.
+    /// A guarantee exceeds the chunks that the card can promise.
     #[error(
         "VM {vm} cannot be guaranteed {wanted} chunks of the card: {now} can be promised at once, {left} when what others \
          have beyond their guarantees is moved; lower another VM's guarantee"
@@ -109,9 +109,9 @@ pub enum Error {
         vm: VmId,
         /// The guarantee wanted.
         wanted: u32,
-        /// Chunks that can be promised as things lie, what the VM has included.
+        /// Chunks that can be promised now, including those that the VM has.
         now: u32,
-        /// Chunks that are left of the card beside the guarantees of the other VMs and what is set aside for the mediator.
+        /// Chunks of the card left after the guarantees of the other VMs and the mediator's share.
         left: u32,
     },
     /// A guarantee is at most the quota.
@@ -127,33 +127,33 @@ pub enum Error {
     /// A weight is at least 1.
     #[error("VM {0}: weight must be at least 1")]
     Weight(VmId),
-    /// There is enough, once chunks are zeroed: take scrub work and ask again. When there is no scrub work to take,
-    /// someone else is at it.
+    /// There are enough chunks once some are zeroed: take scrub work and try again. If there is no scrub work to take,
+    /// another thread is doing it.
     #[error("{short} chunks of {} must be scrubbed first", match .tier { Tier::Card => "VRAM", Tier::Host => "host memory" })]
     NeedsScrub {
-        /// In which memory.
+        /// The memory.
         tier: Tier,
         /// Chunks that are missing.
         short: u32,
     },
-    /// A VM without VRAM is none.
+    /// A VM needs VRAM.
     #[error("a VM needs at least one byte of VRAM")]
     Empty,
-    /// More VRAM for a VM than a map is kept for.
+    /// The VM's VRAM exceeds the largest map.
     #[error("{0:#x} bytes of VRAM for a VM are more than 0x10000000000")]
     Advertised(u64),
-    /// That VM has its VRAM already.
+    /// The VM has its VRAM already.
     #[error("VM {0} has VRAM already")]
     Exists(VmId),
     /// No VM of that number has VRAM.
     #[error("VM {0} has no VRAM")]
     NoSuchVm(VmId),
-    /// The address is behind the VRAM that the VM's guest has.
+    /// The address is outside of the guest's VRAM.
     #[error("{address} is outside of the VRAM of VM {vm}")]
     OutOfRange {
         /// The VM.
         vm: VmId,
-        /// The address asked for.
+        /// The requested address.
         address: GuestAddr,
     },
     /// The guest chunk has no place, so it cannot move; or the VM's guest has no such chunk.
@@ -164,7 +164,7 @@ pub enum Error {
         /// The guest chunk.
         index: u32,
     },
-    /// The guest chunk is where it should move to, or nothing of it is to be copied.
+    /// The guest chunk is in that memory already, or does not need a copy.
     #[error("guest chunk {index} of VM {vm} is there already")]
     Settled {
         /// The VM.
@@ -172,10 +172,10 @@ pub enum Error {
         /// The guest chunk.
         index: u32,
     },
-    /// The reserve of so many chunks is used up.
+    /// The reserve of this many chunks is used up.
     #[error("the reserve of {0} chunks is used up")]
     ReserveFull(u32),
-    /// The guest chunk is moving: it can move again when that has ended.
+    /// The guest chunk is moving: it can move again after that.
     #[error("guest chunk {index} of VM {vm} is moving")]
     Moving {
         /// The VM.

@@ -3,17 +3,17 @@
 /// Behaviour when a VM needs a chunk and the card has none for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnFull {
-    /// It lies in host memory.
+    /// It goes to host memory.
     #[default]
     Swap,
-    /// It waits, as long as the caller lets it.
+    /// It waits, for as long as the caller allows.
     Queue,
     /// It is refused.
     Refuse,
 }
 
 impl OnFull {
-    /// As an operator writes it.
+    /// Returns the name in configuration files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -41,24 +41,23 @@ impl std::str::FromStr for OnFull {
     }
 }
 
-/// Limits of a VM, in chunks. They count its chunks with those that are on the way: a chunk that moves counts for both
-/// memories until it has arrived.
+/// Limits of a VM, in chunks. A chunk that moves counts for both memories until it has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most that it has on the card.
+    /// Largest number on the card.
     pub quota: u32,
-    /// Chunks that it is sure to get on the card; what its guest does not have is not kept. At most the quota.
+    /// Chunks that it is sure to get on the card; no more are kept than its guest has. At most the quota.
     pub guarantee: u32,
-    /// Most that it has in host memory, whoever wanted the room on the card.
+    /// Largest number in host memory, whatever evicted them.
     pub swap_cap: u32,
-    /// Its part of what is divided, against the others' weights. At least 1.
+    /// Its weight in divisions, relative to the others' weights. At least 1.
     pub weight: u32,
-    /// Behaviour for its own next chunk when the card has none for it.
+    /// Behaviour when its next chunk finds the card full.
     pub on_full: OnFull,
 }
 
 impl Limits {
-    /// All that the guest believes to have is kept on the card for it.
+    /// Keeps all of the guest's VRAM on the card.
     pub const RESERVED: Self = Self { guarantee: u32::MAX, swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
     /// First come, first served on the card, and nothing in host memory.
     pub const UNRESERVED: Self = Self { swap_cap: 0, on_full: OnFull::Refuse, ..Self::DEFAULT };
@@ -68,7 +67,7 @@ impl Limits {
 }
 
 impl Default for Limits {
-    /// No limit, no guarantee, weight 100.
+    /// Sets no limit, no guarantee, and weight 100.
     fn default() -> Self {
         Self::DEFAULT
     }

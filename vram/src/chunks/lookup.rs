@@ -8,32 +8,32 @@ use crate::{CardAddr, GuestAddr, VmId};
 pub struct Run {
     /// Its begin.
     pub place: Place,
-    /// Bytes from there on that belong to the VM and follow one another there as they do for the guest.
+    /// Bytes from there on that belong to the VM and are contiguous both there and for the guest.
     pub bytes: u64,
 }
 
 /// Memory behind a range of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// All of it has a place, in one piece that begins there.
+    /// All of it has a place, contiguous from there.
     Placed(Place),
     /// None of it has a place: it reads as zeros.
     Unplaced,
-    /// It spans chunks that are no neighbours, or lie in different memories, or of which only some have a place: each
-    /// piece of [`ChunkTable::pieces`] is one of the other answers.
+    /// It spans chunks that are not neighbours, are in different memories, or of which only some have a place: each
+    /// part from [`ChunkTable::pieces`] has one of the other answers.
     Split,
     /// Some of it is not the guest's, or there is no such VM.
     Outside,
 }
 
 impl ChunkTable {
-    /// Bytes of VRAM that the VM's guest believes to have; `None` without such a VM.
+    /// Returns the size of the VRAM that the VM's guest sees, in bytes; `None` without such a VM.
     #[must_use]
     pub fn vm_bytes(&self, vm: VmId) -> Option<u64> {
         self.vms.get(&vm).map(VmMap::bytes)
     }
 
-    /// The guest chunk that `address` lies in; `None` when the VM's guest has no such address.
+    /// Returns the guest chunk that contains `address`; `None` if the VM's guest has no such address.
     #[must_use]
     pub fn index(&self, vm: VmId, address: GuestAddr) -> Option<u32> {
         self.vms.get(&vm)?.index(address)
@@ -45,7 +45,7 @@ impl ChunkTable {
         GuestAddr(u64::from(index) << self.shift)
     }
 
-    /// Returns whether the guest chunk that `address` lies in has a place; `None` when the VM's guest has no such
+    /// Returns true if the guest chunk that contains `address` has a place; `None` if the VM's guest has no such
     /// address.
     #[must_use]
     pub fn is_placed(&self, vm: VmId, address: GuestAddr) -> Option<bool> {
@@ -53,7 +53,7 @@ impl ChunkTable {
         Some(map.get(map.index(address)?).is_some())
     }
 
-    /// Returns where the guest VRAM `address` of `vm` lies, and how far it goes on there in one piece. `None` when the
+    /// Returns the place of guest VRAM `address` of `vm`, and how many bytes are contiguous from there. `None` if the
     /// guest has no such address, or it has no place.
     #[must_use]
     pub fn translate(&self, vm: VmId, address: GuestAddr) -> Option<Run> {
@@ -65,8 +65,8 @@ impl ChunkTable {
         Some(Run { place: self.within(spot, address), bytes: bytes.min(map.bytes() - address.0) })
     }
 
-    /// Returns where the `len` bytes from the guest VRAM `address` of `vm` on lie, if all have a place and lie in one
-    /// piece.
+    /// Returns the place of the `len` bytes from guest VRAM `address` of `vm` on, if all have a place and are
+    /// contiguous.
     #[must_use]
     pub fn translate_range(&self, vm: VmId, address: GuestAddr, len: u64) -> Option<Place> {
         match self.lookup(vm, address, len) {
@@ -75,8 +75,7 @@ impl ChunkTable {
         }
     }
 
-    /// Returns what is behind the `len` bytes from the guest VRAM `address` of `vm` on. No bytes are looked up as one
-    /// would be.
+    /// Looks up the memory of the `len` bytes from guest VRAM `address` of `vm` on. A length of 0 is treated as 1.
     #[must_use]
     pub fn lookup(&self, vm: VmId, address: GuestAddr, len: u64) -> Lookup {
         let Some(map) = self.vms.get(&vm) else { return Lookup::Outside };
@@ -86,7 +85,7 @@ impl ChunkTable {
         if end > map.bytes() {
             return Lookup::Outside;
         }
-        // One, nearly always; at most as many as the guest has.
+        // Nearly always one; at most as many as the guest has.
         let count = ((end - 1) >> self.shift) - u64::from(index) + 1;
         match map.get(index) {
             Some(spot) if map.neighbours(index, spot, count) == count => Lookup::Placed(self.within(spot, address)),
@@ -95,7 +94,7 @@ impl ChunkTable {
         }
     }
 
-    /// The guest chunks of a VM that count in a memory and are not on their way, in order.
+    /// Returns the guest chunks of a VM that count in a memory and do not move, in order.
     pub fn resting(&self, vm: VmId, tier: Tier) -> impl Iterator<Item = u32> + '_ {
         let chunks = self.vms.get(&vm).into_iter().flat_map(move |map| {
             let counts = move |index, spot: Spot| match tier {
@@ -107,8 +106,8 @@ impl ChunkTable {
         chunks.filter(move |&index| self.moving.is_empty() || !self.is_moving(vm, index))
     }
 
-    /// Cuts the `len` bytes from `address` on where chunks end: each piece with its length. Bytes beyond the end of the
-    /// address space are left out.
+    /// Cuts the `len` bytes from `address` on at the ends of chunks. Returns each part with its length. Bytes beyond
+    /// the end of the address space are left out.
     pub fn pieces(&self, address: GuestAddr, len: u64) -> impl Iterator<Item = (GuestAddr, u64)> + use<> {
         let chunk = self.chunk_bytes();
         let (mut at, mut left) = (address.0, len.min(u64::MAX - address.0));
@@ -120,7 +119,7 @@ impl ChunkTable {
         })
     }
 
-    /// The owner of a card address and where it lies for that guest: for reports about faults.
+    /// Returns the owner of a card address and the owner's guest address, for reports about faults.
     #[must_use]
     pub fn owner(&self, address: CardAddr) -> Option<(VmId, GuestAddr)> {
         match self.state(self.chunk_at(address)?) {

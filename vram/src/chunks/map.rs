@@ -10,27 +10,27 @@ use super::state::{Spot, Tier};
 use crate::GuestAddr;
 use std::collections::BTreeSet;
 
-/// Place of each chunk of a guest's VRAM, and what that makes of each memory.
+/// Place of each chunk of a guest's VRAM, and the sums for each memory.
 #[derive(Debug)]
 pub(super) struct VmMap {
-    /// Bytes that the guest has, which the last chunk may exceed.
+    /// Size of the guest's VRAM in bytes; the last chunk may extend beyond it.
     bytes: u64,
     /// log2 of a chunk's bytes.
     shift: u32,
-    /// The place of each guest chunk, as long as it has one.
+    /// The place of each guest chunk, if it has one.
     chunks: Vec<Option<Spot>>,
-    /// Those that lie on the card, in the reserve: they count as in host memory.
+    /// Those that are on the card, in the reserve: they count as in host memory.
     parked: BTreeSet<u32>,
-    /// Sums of what counts here; `parked`, `unbacked` and `guarantee` are filled in by [`Self::account`].
+    /// Sums of the chunks that count here; [`Self::account`] fills in `parked`, `unbacked` and `guarantee`.
     sums: VmSummary,
-    /// Destinations on the card of moves under way.
+    /// Destinations on the card of moves in flight.
     arriving: u32,
-    /// Destinations in host memory of moves under way.
+    /// Destinations in host memory of moves in flight.
     leaving: u32,
 }
 
 impl VmMap {
-    /// A map of `count` chunks of `1 << shift` bytes, the last of which may be cut, without a place for any.
+    /// Creates a map of `count` chunks of `1 << shift` bytes, without a place for any. The last one may be partial.
     pub(super) fn new(bytes: u64, count: u32, shift: u32, limits: Limits) -> Self {
         let sums = VmSummary { advertised: count, limits, ..VmSummary::default() };
         let (chunks, parked) = (vec![None; count as usize], BTreeSet::new());
@@ -59,17 +59,17 @@ impl VmMap {
         self.sums.advertised
     }
 
-    /// Returns what the VM is sure to get.
+    /// Returns the chunks that the VM is sure to get.
     pub(super) fn guarantee(&self) -> u32 {
         self.sums.limits.guarantee.min(self.sums.advertised)
     }
 
-    /// Returns what the VM is sure to get and has not got.
+    /// Returns the chunks that the VM is sure to get and does not have yet.
     pub(super) fn owed(&self) -> u32 {
         self.guarantee().saturating_sub(self.used(Tier::Card))
     }
 
-    /// Returns what counts for the limits of a memory: what the VM has there and what is on the way.
+    /// Returns the chunks that count for the limits of a memory: those there and those on the way.
     pub(super) fn used(&self, tier: Tier) -> u32 {
         match tier {
             Tier::Card => self.sums.placed + self.arriving,
@@ -77,17 +77,17 @@ impl VmMap {
         }
     }
 
-    /// The guest chunk that `address` lies in, if the guest has that.
+    /// Returns the guest chunk that contains `address`, if the guest has that address.
     pub(super) fn index(&self, address: GuestAddr) -> Option<u32> {
         u32::try_from(address.0 >> self.shift).ok().filter(|_| address.0 < self.bytes)
     }
 
-    /// The place of guest chunk `index`.
+    /// Returns the place of guest chunk `index`.
     pub(super) fn get(&self, index: u32) -> Option<Spot> {
         self.chunks.get(index as usize).copied().flatten()
     }
 
-    /// Gives guest chunk `index`, which the guest has and which has no place, a place.
+    /// Gives guest chunk `index` a place. The guest has the chunk, and it has no place yet.
     pub(super) fn set(&mut self, index: u32, spot: Spot) {
         let old = self.chunks[index as usize].replace(spot);
         assert_eq!(old, None, "guest chunk {index} has a place already");
@@ -96,21 +96,21 @@ impl VmMap {
         self.note_peaks();
     }
 
-    /// Takes the place of guest chunk `index` away, and says which it was, and whether it was in the reserve.
+    /// Takes the place of guest chunk `index` away. Returns it, and whether it was in the reserve.
     pub(super) fn take(&mut self, index: u32) -> Option<(Spot, bool)> {
         let spot = self.chunks.get_mut(index as usize)?.take()?;
         let parked = self.uncount(index, spot);
         Some((spot, parked))
     }
 
-    /// Takes all places away; they come in the order of guest chunks.
+    /// Takes all places away. Returns them in the order of guest chunks.
     pub(super) fn take_all(&mut self) -> Vec<Spot> {
         (self.sums.placed, self.sums.host) = (0, 0);
         self.parked.clear();
         self.chunks.iter_mut().filter_map(Option::take).collect()
     }
 
-    /// All guest chunks that have a place, in order.
+    /// Returns all guest chunks that have a place, in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, Spot)> + '_ {
         (0u32..).zip(&self.chunks).filter_map(|(index, spot)| Some((index, (*spot)?)))
     }
@@ -123,21 +123,21 @@ impl VmMap {
         self.parked.iter().copied()
     }
 
-    /// Guest chunk `index`, which lies on the card, counts as in host memory from now on.
+    /// Counts guest chunk `index`, which is on the card, as in host memory from now on.
     pub(super) fn park(&mut self, index: u32) {
         self.sums.placed -= 1;
         self.parked.insert(index);
         self.note_peaks();
     }
 
-    /// Guest chunk `index` counts as on the card again.
+    /// Counts guest chunk `index` as on the card again.
     pub(super) fn unpark(&mut self, index: u32) {
         self.sums.placed += 1;
         self.parked.remove(&index);
         self.note_peaks();
     }
 
-    /// A move of guest chunk `index` to `tier` begins.
+    /// Begins a move of guest chunk `index` to `tier`.
     pub(super) fn begin(&mut self, index: u32, tier: Tier) {
         if !self.is_parked(index) {
             *self.on_the_way(tier) += 1;
@@ -146,13 +146,12 @@ impl VmMap {
         self.note_peaks();
     }
 
-    /// A move has lost its chunk, which has no place any more; its destination counts until it ends.
+    /// Notes that a move has lost its chunk, which has no place now; its destination counts until the move ends.
     pub(super) fn lose(&mut self) {
         self.sums.moving -= 1;
     }
 
-    /// A move to `tier`, out of the reserve or not, has ended without its chunk, or leaves that where it is if it is
-    /// `alive`.
+    /// Ends a move to `tier`, out of the reserve if `drains`. The chunk is gone, or stays where it is if it is `alive`.
     pub(super) fn end(&mut self, tier: Tier, drains: bool, alive: bool) {
         if !drains {
             *self.on_the_way(tier) -= 1;
@@ -160,7 +159,7 @@ impl VmMap {
         self.sums.moving -= u32::from(alive);
     }
 
-    /// A move is over: guest chunk `index` is at `spot`.
+    /// Completes a move: guest chunk `index` is at `spot`.
     pub(super) fn arrive(&mut self, index: u32, spot: Spot) {
         self.end(spot.tier(), self.is_parked(index), true);
         let old = self.chunks[index as usize].replace(spot).expect("what moves has a place");
@@ -172,8 +171,8 @@ impl VmMap {
         }
     }
 
-    /// Returns how many chunks from guest chunk `index`, which lies at `spot`, on follow one another there too. Never
-    /// looks at more than `limit`.
+    /// Returns how many chunks from guest chunk `index`, which is at `spot`, on are contiguous there too. Never looks
+    /// at more than `limit`.
     pub(super) fn neighbours(&self, index: u32, spot: Spot, limit: u64) -> u64 {
         let rest = self.chunks.get(index as usize..).unwrap_or(&[]);
         let follows = |&(step, at): &(u64, &Option<Spot>)| at.is_some() && *at == spot.after(step as u32);
@@ -186,7 +185,7 @@ impl VmMap {
         (0u64..count).zip(rest).filter(|(_, at)| at.is_some()).count() as u64
     }
 
-    /// Guest chunk `index` is not at `spot` any more. Says whether it was in the reserve.
+    /// Stops counting guest chunk `index` at `spot`. Returns true if it was in the reserve.
     fn uncount(&mut self, index: u32, spot: Spot) -> bool {
         let parked = self.parked.remove(&index);
         if !parked {

@@ -4,32 +4,32 @@ use super::{ChunkState, ChunkTable, Error, Limit, MoveId, Place, Spot, Tier};
 use crate::VmId;
 use std::ops::RangeInclusive;
 
-/// Goal of a guest chunk.
+/// Destination of a guest chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum To {
     /// To a chunk of the card.
     Card,
     /// To a slot of host memory.
     Host,
-    /// Nowhere yet: to the reserve, where it stays on the card and counts as in host memory.
+    /// To the reserve, where it stays on the card and counts as in host memory.
     Reserve,
 }
 
-/// One thing to do.
+/// One step of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Its owner.
     pub vm: VmId,
     /// Number of the guest's chunk.
     pub index: u32,
-    /// Goal of the chunk.
+    /// Destination of the chunk.
     pub to: To,
 }
 
-/// A guest chunk on its way.
+/// A move of a guest chunk in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// For its end.
+    /// Identifies the move when it ends.
     pub id: MoveId,
     /// Its owner.
     pub vm: VmId,
@@ -37,7 +37,7 @@ pub struct Move {
     pub index: u32,
     /// Place of the chunk, in effect until the move is committed.
     pub from: Place,
-    /// Destination: reached by no one, holding zeros before the copy.
+    /// Destination: no VM reaches it, and it holds zeros before the copy.
     pub to: Place,
     /// Bytes to copy.
     pub bytes: u64,
@@ -46,20 +46,20 @@ pub struct Move {
 /// End of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The chunk is at the destination; what was its place waits to be scrubbed.
+    /// The chunk is at the destination; its old place waits to be scrubbed.
     Committed,
-    /// The chunk had lost its place meanwhile, or its VM is gone; the destination waits to be scrubbed.
+    /// The chunk had lost its place, or its VM is gone; the destination waits to be scrubbed.
     Gone,
 }
 
-/// A move that has begun and not ended.
+/// A move in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flight {
     pub(super) vm: VmId,
     pub(super) index: u32,
     pub(super) from: Spot,
     pub(super) to: Spot,
-    /// It comes from the reserve.
+    /// The chunk comes from the reserve.
     pub(super) drains: bool,
     pub(super) fate: Fate,
 }
@@ -67,20 +67,21 @@ pub(super) struct Flight {
 /// Fate of the chunk that moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It has its place still.
+    /// It still has its place.
     Alive,
-    /// It has none any more; the destination still counts for the VM.
+    /// It has no place now; the destination still counts for the VM.
     Unplaced,
-    /// There is no such VM any more.
+    /// Its VM is gone.
     Ownerless,
 }
 
 impl ChunkTable {
-    /// Begins to move a guest chunk: takes a zeroed destination, which counts for the VM's limits from now on. The chunk
-    /// stays where it is until [`Self::commit_move`]; nothing may write to it while it is copied.
+    /// Begins to move a guest chunk: takes a zeroed destination, which counts for the VM's limits from now on. The
+    /// chunk stays where it is until [`Self::commit_move`]; nothing may write to it during the copy.
     ///
     /// # Errors
-    /// [`Error::NeedsScrub`]: scrub a chunk there and ask again. [`Error::Full`]; [`Error::Moving`]; [`Error::Settled`];
+    /// [`Error::NeedsScrub`]: scrub a chunk there and try again. [`Error::Full`]; [`Error::Moving`];
+    /// [`Error::Settled`];
     /// [`Error::NotPlaced`]; [`Error::NoSuchVm`].
     pub fn begin_move(&mut self, vm: VmId, index: u32, to: To) -> Result<Move, Error> {
         let from = self.movable(vm, index)?;
@@ -92,7 +93,7 @@ impl ChunkTable {
         if from.tier() == tier {
             return Err(Error::Settled { vm, index });
         }
-        // What is in the reserve counts as in host memory already, and is sure to get a slot.
+        // A chunk in the reserve counts as in host memory already, and is sure to get a slot.
         let drains = self.is_parked(vm, index);
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let limit = match drains {
@@ -113,8 +114,8 @@ impl ChunkTable {
         Ok(self.describe(id, &flight))
     }
 
-    /// Does what a step says. `None` when only the accounts change, into the reserve or out of it: then it is done, and the
-    /// chunk is where it was. Else as [`Self::begin_move`].
+    /// Executes a step. `None` if only the accounts change, into the reserve or out of it: the step is done, and the
+    /// chunk has not moved. Otherwise as [`Self::begin_move`].
     ///
     /// # Errors
     /// As [`Self::begin_move`]; [`Error::ReserveFull`].
@@ -128,11 +129,11 @@ impl ChunkTable {
         }
     }
 
-    /// Gives guest chunk `index`, which comes from another card, a place in a memory, zeroed: in host memory also beyond what the
-    /// VM may have there, which it has for as long as it has just come.
+    /// Gives guest chunk `index`, which arrives from another card, a place in a memory, zeroed. In host memory it may
+    /// exceed the VM's limits, which do not apply to a VM that has just arrived.
     ///
     /// # Errors
-    /// [`Error::NeedsScrub`]: scrub a chunk there and ask again. [`Error::Full`]; [`Error::Settled`] when it has a place;
+    /// [`Error::NeedsScrub`]: scrub a chunk there and try again. [`Error::Full`]; [`Error::Settled`] if it has a place;
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
     pub fn receive(&mut self, vm: VmId, index: u32, tier: Tier) -> Result<Place, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
@@ -155,21 +156,21 @@ impl ChunkTable {
         Ok(self.place_of(spot))
     }
 
-    /// Keeps the chunks of a VM where they are until it is destroyed: nobody would be told that they have moved. Moves under
-    /// way end as they would.
+    /// Keeps the chunks of a VM where they are until it is destroyed, because its users would not be notified of moves.
+    /// Moves in flight end as usual.
     pub fn freeze(&mut self, vm: VmId) {
         if self.vms.contains_key(&vm) {
             self.frozen.insert(vm);
         }
     }
 
-    /// Returns whether no chunk of a VM may begin to move.
+    /// Returns true if no chunk of a VM may begin to move.
     #[must_use]
     pub fn is_frozen(&self, vm: VmId) -> bool {
         self.frozen.contains(&vm)
     }
 
-    /// The place of a guest chunk that may begin to move.
+    /// Returns the place of a guest chunk that may begin to move.
     fn movable(&self, vm: VmId, index: u32) -> Result<Spot, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let from = map.get(index).ok_or(Error::NotPlaced { vm, index })?;
@@ -182,11 +183,11 @@ impl ChunkTable {
         Ok(from)
     }
 
-    /// The copy is done: the chunk is at the destination from now on, unless it is gone. Whoever names its place has to be
-    /// told before anything reaches it again.
+    /// Ends a move after its copy: the chunk is at the destination from now on, unless it is gone. The caller must
+    /// update all users of its place before anything reaches it again.
     ///
     /// # Panics
-    /// When there is no such move, which is the caller's mistake.
+    /// If there is no such move, which is a bug in the caller.
     pub fn commit_move(&mut self, id: MoveId) -> Ended {
         let flight = self.flights.remove(&id).expect("a move ends once");
         if flight.fate != Fate::Alive {
@@ -198,17 +199,17 @@ impl ChunkTable {
         self.draining -= u32::from(drains);
         self.parked -= u32::from(drains);
         self.stock_mut(to.tier()).go(to.number(), ChunkState::Vm { vm, index });
-        // What it gives up is there before what it may be owed again for it is promised.
+        // Frees the old place before promising it to the VM again.
         self.abandon(from);
         self.change(vm, |map| map.arrive(index, to));
         self.moved[to.tier() as usize] += 1;
         Ended::Committed
     }
 
-    /// The copy is not to be: the chunk stays where it is, the destination waits to be scrubbed.
+    /// Ends a move without its copy: the chunk stays where it is, the destination waits to be scrubbed.
     ///
     /// # Panics
-    /// When there is no such move, which is the caller's mistake.
+    /// If there is no such move, which is a bug in the caller.
     pub fn abort_move(&mut self, id: MoveId) {
         let flight = self.flights.remove(&id).expect("a move ends once");
         if flight.fate == Fate::Alive {
@@ -218,25 +219,24 @@ impl ChunkTable {
         self.give_up(&flight);
     }
 
-    /// All moves that have begun and not ended, the oldest first; those too whose chunk is gone.
+    /// Returns all moves in flight, the oldest first, including those whose chunk is gone.
     pub fn moves(&self) -> impl Iterator<Item = Move> + '_ {
         self.flights.iter().map(|(&id, flight)| self.describe(id, flight))
     }
 
-    /// Returns whether a move has lost its chunk, so that nothing needs to be copied for it any more; true as well when
-    /// it has ended.
+    /// Returns true if a move has lost its chunk, so that no copy is needed, or if it has ended.
     #[must_use]
     pub fn is_gone(&self, id: MoveId) -> bool {
         self.flights.get(&id).is_none_or(|flight| flight.fate != Fate::Alive)
     }
 
-    /// Returns whether a guest chunk is on its way.
+    /// Returns true if a guest chunk is moving.
     #[must_use]
     pub fn is_moving(&self, vm: VmId, index: u32) -> bool {
         self.moving.contains_key(&(vm, index))
     }
 
-    /// The chunks have no place any more: their moves lead nowhere.
+    /// Notes that the chunks have no place now, so that their moves have no effect.
     pub(super) fn lose_moves(&mut self, vm: VmId, indices: RangeInclusive<u32>) {
         let of_them = (vm, *indices.start())..=(vm, *indices.end());
         while let Some((&key, &id)) = self.moving.range(of_them.clone()).next() {
@@ -249,7 +249,7 @@ impl ChunkTable {
         }
     }
 
-    /// The VM is gone: what its moves go to counts for no one.
+    /// Notes that the VM is gone: the destinations of its moves count for no VM.
     pub(super) fn disown_moves(&mut self, vm: VmId) {
         for flight in self.flights.values_mut().filter(|flight| flight.vm == vm) {
             flight.fate = Fate::Ownerless;

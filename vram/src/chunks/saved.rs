@@ -1,6 +1,6 @@
-//! The chunk table as it is saved: who has which chunk, by places alone. What the chunks hold is not here.
+//! The chunk table in its saved form: the owner of each chunk, by places alone, without the chunks' contents.
 //!
-//! Owners stand in the states of chunks and slots, once; the VMs' maps, the sums and the promises are made from these.
+//! Owners are stored once, in the states of chunks and slots; the VMs' maps, the sums and the promises are derived.
 
 use super::moves::{Fate, Flight};
 use super::state::{MoveId, Spot};
@@ -15,15 +15,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use super::map::SavedVm;
 
-/// Most chunks of a card in a saved table: sums of a few such numbers are counted in 32 bits.
+/// Largest number of chunks of a card in a saved table: sums of a few such numbers are counted in 32 bits.
 const CHUNKS_MAX: u32 = 1 << 29;
-/// Most guest chunks of all VMs in a saved table: for each there is an entry of a map, whether it has a place or not.
+/// Largest number of guest chunks of all VMs in a saved table: each has an entry in a map, with or without a place.
 const GUEST_CHUNKS_MAX: u64 = 1 << 25;
-/// Largest count of what has happened.
+/// Largest value of an event counter.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
 
-/// A chunk table at rest or with moves under way. Pieces that were being scrubbed are to be scrubbed again, since who did it
-/// is gone.
+/// A chunk table with or without moves in flight. Chunks and slots that were being scrubbed must be scrubbed again,
+/// because the scrubbing process is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedChunks {
     /// log2 of a chunk's bytes.
@@ -44,7 +44,7 @@ pub struct SavedChunks {
 
 first_version!(SavedChunks, "vram");
 
-/// A move that has begun and not ended.
+/// A move in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedFlight {
     pub(crate) id: u64,
@@ -71,7 +71,7 @@ pub(crate) enum SavedSpot {
     Host(u32),
 }
 
-/// Answer when a VM needs a chunk and the card has none for it.
+/// Behaviour when a VM needs a chunk and the card has none for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedOnFull {
     Swap,
@@ -90,14 +90,14 @@ pub(crate) struct SavedLimits {
 }
 
 impl ChunkTable {
-    /// Writes the table down.
+    /// Saves the table.
     #[must_use]
     pub fn save(&self) -> SavedChunks {
         let Self {
             shift,
             card,
             host,
-            // The sums and the maps follow from the states.
+            // The sums and the maps are derived from the states.
             mediator: _,
             set_aside,
             reserve,
@@ -203,7 +203,7 @@ impl TryFrom<SavedChunks> for ChunkTable {
 }
 
 impl SavedChunks {
-    /// Checks what stands for itself.
+    /// Checks the values that do not depend on others.
     fn check_numbers(&self) -> Result<(), Invalid> {
         let Self { shift, card, host: _, set_aside, reserve, borrowed, claimed: _, vms, flights, next_move, moved } =
             self;
@@ -238,7 +238,7 @@ impl SavedChunks {
     }
 }
 
-/// Checks that the pieces that moves go to are those that say so, one for each.
+/// Checks that the states of the moves' destinations name these moves, and that each has its own.
 fn check_destinations(card: &Stock, host: &Stock, flights: &BTreeMap<MoveId, Flight>) -> Result<(), Invalid> {
     for (id, flight) in flights {
         let stock = if flight.to.tier() == Tier::Card { card } else { host };
@@ -251,7 +251,7 @@ fn check_destinations(card: &Stock, host: &Stock, flights: &BTreeMap<MoveId, Fli
     Invalid::unless(count == flights.len(), || "a piece of memory waits for a move that there is not".into())
 }
 
-/// Places of guest chunks by VM, as the states have them.
+/// Places of guest chunks by VM, from the states.
 type Places = BTreeMap<VmId, BTreeMap<u32, Spot>>;
 
 fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
@@ -266,7 +266,7 @@ fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
     Ok(places)
 }
 
-/// The moves of chunks that have their place still, by chunk.
+/// Returns the moves of chunks that still have their place, by chunk.
 fn moving(
     maps: &BTreeMap<VmId, VmMap>,
     flights: &BTreeMap<MoveId, Flight>,
@@ -283,7 +283,7 @@ fn moving(
             Fate::Ownerless => true,
         };
         let first = fate != Fate::Alive || moving.insert((vm, index), id).is_none();
-        // What drains from the reserve is on the card.
+        // A chunk that drains from the reserve is on the card.
         Invalid::unless(sound && first && (!drains || to.tier() == Tier::Host), || {
             format!("move {} is of a chunk that is not there", id.0)
         })?;
@@ -331,12 +331,12 @@ impl From<SavedLimits> for Limits {
     }
 }
 
-/// Chunks of the mediator of a restored table that nobody has named yet as its own. Each goes to one.
+/// Chunks of the mediator in a restored table that have no user yet. Each has exactly one.
 #[derive(Debug)]
 pub struct Unclaimed(BTreeSet<u32>);
 
 impl ChunkTable {
-    /// The mediator's chunks, for who restores what lies in them.
+    /// Returns the mediator's chunks, so that their users can claim them while they are restored.
     #[must_use]
     pub fn unclaimed(&self) -> Unclaimed {
         let own = self.card.states().filter(|(_, state)| *state == ChunkState::Mediator);
@@ -345,10 +345,10 @@ impl ChunkTable {
 }
 
 impl Unclaimed {
-    /// `count` chunks from `first` on have their user now.
+    /// Claims `count` chunks from `first` on for a user.
     ///
     /// # Errors
-    /// When one of them is not the mediator's, or has its user already; some may be claimed then.
+    /// If one of them is not the mediator's, or has a user already; some may be claimed then.
     pub fn claim(&mut self, first: u32, count: u32) -> Result<(), Invalid> {
         let end = first.checked_add(count).ok_or_else(|| Invalid::new("a run of chunks has no end"))?;
         for chunk in first..end {
@@ -357,10 +357,10 @@ impl Unclaimed {
         Ok(())
     }
 
-    /// Makes sure that no chunk is left without its user.
+    /// Makes sure that each chunk has a user.
     ///
     /// # Errors
-    /// When there is one.
+    /// If a chunk has none.
     pub fn finish(self) -> Result<(), Invalid> {
         let left = self.0.first();
         Invalid::unless(left.is_none(), || format!("nothing uses chunk {left:?} of the mediator"))

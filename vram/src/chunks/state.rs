@@ -1,4 +1,4 @@
-//! States of a chunk, and what it is used for.
+//! States of a chunk, and its use.
 
 use crate::{CardAddr, HostAddr, VmId};
 
@@ -16,7 +16,7 @@ impl ChunkId {
     }
 }
 
-/// One of the two memories that hold what guests have in VRAM.
+/// One of the two memories that hold guests' VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
     /// The card's VRAM.
@@ -35,7 +35,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// The address on the card, for a place there.
+    /// Returns the address on the card, if the place is there.
     #[must_use]
     pub const fn card(self) -> Option<CardAddr> {
         match self {
@@ -44,7 +44,7 @@ impl Place {
         }
     }
 
-    /// The address in the host pool, for a place there.
+    /// Returns the address in the host pool, if the place is there.
     #[must_use]
     pub const fn host(self) -> Option<HostAddr> {
         match self {
@@ -91,13 +91,13 @@ impl Spot {
         }
     }
 
-    /// The one `steps` behind it in the same memory.
+    /// Returns the chunk or slot that follows after `steps` in the same memory.
     pub(super) fn after(self, steps: u32) -> Option<Self> {
         Some(Self::of(self.tier(), self.number().checked_add(steps)?))
     }
 }
 
-/// A move of a guest chunk, from [`begin_move`](super::ChunkTable::begin_move) to its end. Numbers are not used again.
+/// A move of a guest chunk, from [`begin_move`](super::ChunkTable::begin_move) to its end. Numbers are not reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MoveId(pub(super) u64);
 
@@ -106,17 +106,17 @@ pub struct MoveId(pub(super) u64);
 pub enum ChunkState {
     /// Zeroed, without an owner.
     Free,
-    /// Without an owner, holding what the last one left.
+    /// Without an owner, with the data of the last owner.
     NeedsScrub,
-    /// Without an owner, being zeroed by who took it from [`take_scrub_work`](super::ChunkTable::take_scrub_work).
+    /// Without an owner, being zeroed by the caller of [`take_scrub_work`](super::ChunkTable::take_scrub_work).
     Scrubbing,
-    /// Without an owner for good: the card may still reach it for the last one.
+    /// Out of use: the card may still reach it for its last owner.
     Quarantined,
-    /// The mediator's own: tables, instance blocks, rings. No VM reaches it. The card's only.
+    /// Owned by the mediator: tables, instance blocks, rings. No VM reaches it. Only on the card.
     Mediator,
-    /// Destination of a move: being written, and reached by no one.
+    /// Destination of a move: being written, not reachable by any VM.
     Arriving(MoveId),
-    /// A VM's, as its guest chunk `index`.
+    /// Owned by a VM, as its guest chunk `index`.
     Vm {
         /// The owner.
         vm: VmId,
@@ -126,7 +126,7 @@ pub enum ChunkState {
 }
 
 impl ChunkState {
-    /// Returns whether a chunk may go from `self` to `to`. A chunk that had an owner reaches the next only by way of
+    /// Returns true if a chunk may change from `self` to `to`. A chunk that had an owner reaches the next only through
     /// `Scrubbing`.
     #[must_use]
     pub const fn can_go(self, to: Self) -> bool {
@@ -145,10 +145,10 @@ impl ChunkState {
     }
 }
 
-/// Content of VRAM when the table is made.
+/// Content of VRAM when the table is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
-    /// Zeros, certainly.
+    /// Zeros.
     Zeroed,
     /// Anything: every chunk is scrubbed before its first use.
     Unknown,
@@ -157,7 +157,7 @@ pub enum Contents {
 /// A chunk of the card or a host slot to fill with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrubWork {
-    /// Its begin; for [`scrubbed`](super::ChunkTable::scrubbed).
+    /// Its start; for [`scrubbed`](super::ChunkTable::scrubbed).
     pub place: Place,
     /// Bytes.
     pub bytes: u64,

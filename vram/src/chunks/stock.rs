@@ -1,4 +1,4 @@
-//! Pieces of one memory, each of a chunk's size and in one state: the card's chunks, or the host's slots.
+//! The units of one memory, each of a chunk's size and in one state: the card's chunks, or the host's slots.
 
 mod saved;
 
@@ -9,27 +9,27 @@ pub(crate) use saved::SavedStock;
 use super::state::ChunkState;
 use std::collections::{BTreeSet, VecDeque};
 
-/// All pieces of one memory, by number. Invariant: `free`, `to_scrub` and `scrubbing` say the same as `states`.
+/// All units of one memory, by number. Invariant: `free`, `to_scrub` and `scrubbing` agree with `states`.
 ///
-/// `states` grows with use up to `limit`, so that a large limit that is not used costs nothing. The limit may fall below
-/// what is owned; then nothing more is given away until enough has come back, and pieces behind it go for good when they
-/// are zeroed.
+/// `states` grows with use up to `limit`, so that a large unused limit costs nothing. The limit may fall below the
+/// number of owned units; then no more are allocated until enough are released, and units beyond the limit are dropped
+/// once they are zeroed.
 #[derive(Debug)]
 pub(super) struct Stock {
     states: Vec<ChunkState>,
     free: BTreeSet<u32>,
     to_scrub: VecDeque<u32>,
     scrubbing: u32,
-    /// Pieces that go to nobody once their owner has lost them.
+    /// Units that become quarantined once their owner has lost them.
     condemned: BTreeSet<u32>,
-    /// Pieces that went so.
+    /// Units that are quarantined.
     quarantined: u32,
     scrubbed: u64,
     limit: u32,
 }
 
 impl Stock {
-    /// A stock of up to `limit` pieces, all zeroed.
+    /// Creates a stock of up to `limit` units, all zeroed.
     pub(super) fn zeroed(limit: u32) -> Self {
         let (free, to_scrub) = (BTreeSet::new(), VecDeque::new());
         Self {
@@ -44,7 +44,7 @@ impl Stock {
         }
     }
 
-    /// A stock of `count` pieces, all to be scrubbed before their first use.
+    /// Creates a stock of `count` units, all to be scrubbed before their first use.
     pub(super) fn dirty(count: u32) -> Self {
         let states = vec![ChunkState::NeedsScrub; count as usize];
         Self { states, to_scrub: (0..count).collect(), ..Self::zeroed(count) }
@@ -59,7 +59,7 @@ impl Stock {
         self.trim();
     }
 
-    /// Behind the last piece that is or was in use and is within the limit, or still holds something.
+    /// Returns the number after the last unit that is or was in use and is within the limit, or still holds data.
     pub(super) fn end(&self) -> u32 {
         self.states.len() as u32
     }
@@ -68,34 +68,34 @@ impl Stock {
         self.states.get(number as usize).copied().unwrap_or(ChunkState::Free)
     }
 
-    /// Pieces with an owner, or that a move goes to, or that nobody gets any more.
+    /// Returns the units that have an owner, are the destination of a move, or are quarantined.
     pub(super) fn owned(&self) -> u32 {
         self.end() - self.free.len() as u32 - self.unscrubbed()
     }
 
-    /// Without an owner, not zeroed.
+    /// Returns the units without an owner that are not zeroed.
     pub(super) fn unscrubbed(&self) -> u32 {
         self.to_scrub.len() as u32 + self.scrubbing
     }
 
-    /// Pieces that can get an owner, zeroed or not.
+    /// Returns the units that can get an owner, zeroed or not.
     pub(super) fn room(&self) -> u32 {
         self.limit.saturating_sub(self.owned())
     }
 
-    /// Pieces that can get an owner now.
+    /// Returns the units that can get an owner now.
     pub(super) fn free(&self) -> u32 {
         let fresh = self.limit.saturating_sub(self.end());
         let beyond = if self.end() > self.limit { self.free.range(self.limit..).count() as u32 } else { 0 };
         (self.free.len() as u32 - beyond + fresh).min(self.room())
     }
 
-    /// Pieces that were scrubbed since the beginning.
+    /// Returns the units that were scrubbed since the table was created.
     pub(super) fn scrub_count(&self) -> u64 {
         self.scrubbed
     }
 
-    /// Gives the first free piece an owner. `None` when none is zeroed, or there is no room.
+    /// Gives the first free unit an owner. `None` if none is zeroed, or there is no room.
     pub(super) fn take(&mut self, to: ChunkState) -> Option<u32> {
         if self.room() == 0 {
             return None;
@@ -109,8 +109,8 @@ impl Stock {
         Some(number)
     }
 
-    /// Gives `count` pieces that follow one another an owner; the first is a multiple of `align`. `Err(true)` when
-    /// scrubbing could make such a run, `Err(false)` when not.
+    /// Gives `count` contiguous units an owner; the first is a multiple of `align`. `Err(true)` if scrubbing could make
+    /// such a run, `Err(false)` if not.
     pub(super) fn take_run(&mut self, count: u32, align: u32, to: ChunkState) -> Result<u32, bool> {
         let fits = |first: u32, usable: &dyn Fn(ChunkState) -> bool| {
             first.checked_add(count).is_some_and(|end| end <= self.limit)
@@ -129,12 +129,12 @@ impl Stock {
         Ok(first)
     }
 
-    /// Pieces that nobody gets any more.
+    /// Returns the units that are quarantined.
     pub(super) fn quarantined(&self) -> u32 {
         self.quarantined
     }
 
-    /// The piece goes to nobody any more: at once if it has no owner, else when it loses it.
+    /// Takes a unit out of use: at once if it has no owner, else when it loses its owner.
     pub(super) fn quarantine(&mut self, number: u32) {
         match self.state(number) {
             ChunkState::Quarantined => {}
@@ -152,7 +152,7 @@ impl Stock {
         self.quarantined += 1;
     }
 
-    /// Takes the piece's owner away.
+    /// Takes the unit's owner away.
     pub(super) fn abandon(&mut self, number: u32) {
         if self.condemned.contains(&number) {
             return self.condemn(number);
@@ -161,7 +161,7 @@ impl Stock {
         self.to_scrub.push_back(number);
     }
 
-    /// The piece that waits longest to be scrubbed.
+    /// Takes the unit that has waited longest to be scrubbed.
     pub(super) fn take_scrub(&mut self) -> Option<u32> {
         let number = self.to_scrub.pop_front()?;
         self.go(number, ChunkState::Scrubbing);
@@ -169,7 +169,7 @@ impl Stock {
         Some(number)
     }
 
-    /// The piece is zeroed.
+    /// Notes that the unit is zeroed.
     pub(super) fn scrubbed(&mut self, number: u32) {
         self.scrubbing -= 1;
         if self.condemned.contains(&number) {
@@ -192,7 +192,7 @@ impl Stock {
         self.go(number, to);
     }
 
-    /// One piece more that was never used.
+    /// Adds one unit that was never used.
     fn grow(&mut self) -> u32 {
         let number = self.end();
         self.states.push(ChunkState::Free);
@@ -200,7 +200,7 @@ impl Stock {
         number
     }
 
-    /// Forgets free pieces behind the limit.
+    /// Drops free units beyond the limit.
     fn trim(&mut self) {
         while self.end() > self.limit && self.states.last() == Some(&ChunkState::Free) {
             self.states.pop();

@@ -1,4 +1,4 @@
-//! One VM's map as it is saved: without the places, which the states of chunks and slots have.
+//! One VM's map in its saved form: without the places, which the states of chunks and slots have.
 
 use super::VmMap;
 use crate::VmId;
@@ -11,13 +11,13 @@ use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Holdings of a VM on the card and in host memory, but for where.
+/// Accounts of a VM on the card and in host memory, without places.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedVm {
     pub(crate) vm: u32,
     pub(crate) bytes: u64,
     pub(crate) limits: SavedLimits,
-    /// Guest chunks in the reserve, in their order.
+    /// Guest chunks in the reserve, in order.
     pub(crate) parked: Vec<u32>,
     pub(crate) frozen: bool,
     pub(crate) peak: u32,
@@ -31,7 +31,7 @@ impl VmMap {
     pub(in crate::chunks) fn save(&self, vm: u32, frozen: bool) -> SavedVm {
         let Self { bytes, shift: _, chunks: _, parked, sums, arriving: _, leaving: _ } = self;
         let VmSummary {
-            // These follow from the places and the moves.
+            // These are derived from the places and the moves.
             advertised: _,
             placed: _,
             parked: _,
@@ -51,7 +51,7 @@ impl VmMap {
         SavedVm { vm, bytes, limits, parked, frozen, peak, host_peak, born_in_host, moved_out, moved_in }
     }
 
-    /// A map of chunks of `1 << shift` bytes with its `places`, and with those of all moves under way that are of this VM.
+    /// Restores a map of chunks of `1 << shift` bytes from its `places` and from this VM's moves among all `flights`.
     pub(in crate::chunks) fn restored(
         saved: SavedVm,
         shift: u32,

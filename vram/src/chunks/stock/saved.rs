@@ -1,4 +1,4 @@
-//! Pieces of one memory as they are saved.
+//! The units of one memory in their saved form.
 
 use super::Stock;
 use crate::VmId;
@@ -8,19 +8,19 @@ use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// All pieces of one memory, by number.
+/// All units of one memory, by number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedStock {
     pub(crate) states: Vec<SavedPiece>,
-    /// Those that wait to be scrubbed, in their order.
+    /// Those that wait to be scrubbed, in queue order.
     pub(crate) to_scrub: Vec<u32>,
-    /// In their order.
+    /// In ascending order.
     pub(crate) condemned: Vec<u32>,
     pub(crate) scrubbed: u64,
     pub(crate) limit: u32,
 }
 
-/// Use of a piece of memory. One that was being scrubbed waits to be.
+/// State of a unit. One that was being scrubbed waits to be scrubbed again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedPiece {
     Free,
@@ -37,7 +37,7 @@ impl Stock {
         let being_scrubbed = (0u32..).zip(states).filter(|(_, state)| **state == ChunkState::Scrubbing);
         SavedStock {
             states: states.iter().map(|state| SavedPiece::from(*state)).collect(),
-            // They were first.
+            // They are first in the queue.
             to_scrub: being_scrubbed.map(|(number, _)| number).chain(to_scrub.iter().copied()).collect(),
             condemned: condemned.iter().copied().collect(),
             scrubbed: *scrubbed,
@@ -79,7 +79,7 @@ impl Stock {
         Ok(stock)
     }
 
-    /// All pieces that are or were in use, with their states.
+    /// Returns all units that are or were in use, with their states.
     pub(in crate::chunks) fn states(&self) -> impl Iterator<Item = (u32, ChunkState)> + '_ {
         (0u32..).zip(self.states.iter().copied())
     }
