@@ -1,4 +1,4 @@
-//! An allocator of pages in chunks that the mediator owns: shadow tables, instance blocks, rings.
+//! An allocator of pages in chunks that the mediator owns, for shadow tables, instance blocks and rings.
 
 mod saved;
 
@@ -8,19 +8,19 @@ use crate::chunks::CHUNK_BYTES_MAX;
 use crate::{CardAddr, ChunkId, ChunkTable, Error};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The smallest allocation.
+/// Size of the smallest allocation.
 pub const PAGE_BYTES: u64 = 4 << 10;
 const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
-/// The largest allocation is as large as the largest chunk, 64 MiB.
+/// Order of the largest allocation: as large as the largest chunk, 64 MiB.
 const ORDER_MAX: u32 = CHUNK_BYTES_MAX.trailing_zeros() - PAGE_SHIFT;
 
-/// Why a pool has no page.
+/// Why an allocation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
-    /// Allocations are of 1 byte to 64 MiB.
+    /// An allocation must be of 1 byte to 64 MiB.
     #[error("{0:#x} bytes are not an allocation that a page pool makes")]
     Size(u64),
-    /// The pool may not grow that far.
+    /// The pool has reached its limit.
     #[error("the pool holds {held:#x} bytes and may not grow beyond {limit:#x}")]
     Limit {
         /// Bytes of chunks that the pool holds.
@@ -28,7 +28,7 @@ pub enum PoolError {
         /// Bytes that it may hold.
         limit: u64,
     },
-    /// The card has no chunk for it.
+    /// The card has no chunk for the pool.
     #[error("the mediator's page pool cannot grow")]
     Chunks(#[from] Error),
 }
@@ -43,14 +43,15 @@ struct Run {
 /// An allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Its begin.
+    /// Its start.
     pub address: CardAddr,
-    /// Nobody has had any of it since the chunk was zeroed.
+    /// No part of it was allocated since the chunk was zeroed.
     pub zeroed: bool,
 }
 
-/// A buddy allocator over runs of chunks. Blocks are powers of two of 4 KiB, aligned to their size; the caller zeroes those
-/// that somebody has had before. One pool for each VM makes the VM's end one call: [`PagePool::release_all`].
+/// A buddy allocator over runs of chunks. Blocks are powers of two of 4 KiB, aligned to their size; the caller zeroes
+/// those that were allocated before. With one pool for each VM, [`PagePool::release_all`] frees everything when the VM
+/// ends.
 #[derive(Debug)]
 pub struct PagePool {
     limit: u64,
@@ -60,14 +61,14 @@ pub struct PagePool {
     used: BTreeMap<u64, u32>,
     /// Chunk runs held, by start address. Each is a power of two long and aligned to its length.
     runs: BTreeMap<u64, Run>,
-    /// Pages that were not allocated since their chunk was zeroed, the first of a row and behind its last.
+    /// Ranges of pages not allocated since their chunk was zeroed, by first page, with the end.
     zeroed: BTreeMap<u64, u64>,
     held: u64,
     used_bytes: u64,
 }
 
 impl PagePool {
-    /// A pool that holds nothing yet, and never more than `limit` bytes of chunks.
+    /// Creates an empty pool that never holds more than `limit` bytes of chunks.
     #[must_use]
     pub fn new(limit: u64) -> Self {
         Self {
@@ -82,7 +83,7 @@ impl PagePool {
     }
 
     /// Allocates at least `bytes`, aligned to the power of two that they are rounded up to; takes chunks from `table`
-    /// when none of its own has room.
+    /// if none of its own has room.
     ///
     /// # Errors
     /// See [`PoolError`].
@@ -90,7 +91,7 @@ impl PagePool {
         Ok(self.alloc_block(table, bytes)?.address)
     }
 
-    /// As [`Self::alloc`], and says whether it is zeroed.
+    /// Does [`Self::alloc`], and returns whether the block is zeroed.
     ///
     /// # Errors
     /// See [`PoolError`].
@@ -110,17 +111,17 @@ impl PagePool {
         Ok(Block { address: CardAddr(start), zeroed: self.soil(start, PAGE_BYTES << order) })
     }
 
-    /// Gives back what [`Self::alloc`] returned.
+    /// Frees the block that [`Self::alloc`] returned.
     ///
     /// # Panics
-    /// When `address` is no allocation of this pool, which is the caller's mistake.
+    /// If `address` is not an allocation of this pool, which is a bug in the caller.
     pub fn free(&mut self, address: CardAddr) {
         let order = self.used.remove(&address.0).expect("a page was given back that is not allocated");
         self.used_bytes -= PAGE_BYTES << order;
         self.insert_free(address.0, order);
     }
 
-    /// Gives back to `table` every run of chunks in which nothing is allocated. Returns how many chunks.
+    /// Returns every run of chunks without an allocation to `table`. Returns the number of chunks.
     pub fn reclaim(&mut self, table: &mut ChunkTable) -> u32 {
         let mut given = 0;
         let Self { free, used, runs, zeroed, held, .. } = self;
@@ -141,14 +142,14 @@ impl PagePool {
         given
     }
 
-    /// Gives all chunks back, whatever is allocated in them. The pool is as new.
+    /// Returns all chunks to `table`, with or without allocations. The pool is empty then.
     pub fn release_all(&mut self, table: &mut ChunkTable) {
         self.used.clear();
         self.used_bytes = 0;
         self.reclaim(table);
     }
 
-    /// The allocations as they are now, for who restores what lies in them.
+    /// Returns the current allocations, so that their users can be restored.
     #[must_use]
     pub fn allocations(&self) -> Allocations {
         Allocations(self.used.clone())
@@ -171,7 +172,7 @@ impl PagePool {
     }
 
     fn grow(&mut self, table: &mut ChunkTable, bytes: u64) -> Result<(), PoolError> {
-        // Both are powers of two, so a run is as long as it must be aligned.
+        // Both are powers of two, so a run is as long as its alignment.
         let size = bytes.max(table.chunk_bytes());
         let chunks = (size / table.chunk_bytes()) as u32;
         if self.held + size > self.limit {
@@ -187,11 +188,11 @@ impl PagePool {
         Ok(())
     }
 
-    /// Somebody gets the block at `start`; returns whether it is zeroed.
+    /// Notes that the block at `start` is allocated; returns true if it is zeroed.
     fn soil(&mut self, start: u64, bytes: u64) -> bool {
         let end = start + bytes;
         let mut zeroed = 0;
-        // What overlaps it begins before its end; of those before it only the last can reach into it.
+        // Ranges that overlap it begin before its end; of those before it only the last can reach into it.
         let before = self.zeroed.range(..start).next_back().map(|(first, _)| *first);
         let within: Vec<u64> =
             before.into_iter().chain(self.zeroed.range(start..end).map(|(first, _)| *first)).collect();
@@ -208,7 +209,7 @@ impl PagePool {
         zeroed == bytes
     }
 
-    /// Merges with the buddy as long as that is free and in the same run.
+    /// Frees a block and merges it with its buddy as long as that is free and in the same run.
     fn insert_free(&mut self, mut start: u64, mut order: u32) {
         let run = self.runs.range(..=start).next_back().map_or(0, |(_, run)| run.bytes);
         while PAGE_BYTES << order < run {
@@ -228,7 +229,7 @@ impl PagePool {
 pub struct Allocations(BTreeMap<u64, u32>);
 
 impl Allocations {
-    /// Returns whether `bytes` at `address` are one of them.
+    /// Returns true if `bytes` at `address` are one of the allocations.
     #[must_use]
     pub fn holds(&self, address: CardAddr, bytes: u64) -> bool {
         self.0.get(&address.0).is_some_and(|order| order_of(bytes) == Some(*order))

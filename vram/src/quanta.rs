@@ -1,10 +1,10 @@
 //! Thrash detection: when VMs whose working sets do not fit together move their chunks to and fro, each gets the card's
-//! memory for itself for a while, in turn.
+//! memory to itself for a quantum, in turn.
 //!
-//! This is the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with what its section 13.2 leaves to the
-//! future: it is switched on by the traffic between card and host within a sliding window, and the quantum follows from what
-//! has to be copied when the turn changes. A GPU that reaches host memory itself thrashes without a single relocation: what
-//! its work moves over the bus counts as well, where somebody can tell, and turns are [tried](trials) where nobody can.
+//! This is the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with two points that its section
+//! 13.2 leaves to the future: the traffic between card and host within a sliding window switches it on, and the quantum
+//! depends on the bytes to copy when the turn changes. A GPU that reaches host memory itself thrashes without a single
+//! relocation: its bus traffic counts as well, where a counter exists; without one, quanta are [probed](trials).
 
 mod saved;
 mod trials;
@@ -19,23 +19,23 @@ use std::fmt::{Display, Formatter};
 use std::str::FromStr;
 use trials::{Trials, Verdict};
 
-/// Slots that the sliding window is counted in.
+/// Slots of the sliding window.
 const SLOTS: u64 = 32;
 
-/// Condition under which VMs take turns.
+/// Condition under which VMs get quanta.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// They thrash.
+    /// If they thrash.
     #[default]
     Auto,
     /// Never.
     Off,
-    /// Whenever two or more are active, for comparison.
+    /// If two or more are active, for comparison.
     Forced,
 }
 
 impl Mode {
-    /// As an operator writes it.
+    /// Returns the name in configuration files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -65,15 +65,15 @@ impl FromStr for Mode {
 /// Settings of time quanta.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantaConfig {
-    /// Condition under which VMs take turns.
+    /// Condition under which VMs get quanta.
     pub mode: Mode,
-    /// Traffic is looked at over so long, in ns.
+    /// Length of the window over which traffic is summed, in ns.
     pub window_ns: u64,
-    /// VMs thrash when what goes over the bus takes this part of the window at the measured bandwidth, in permille.
+    /// VMs thrash when bus traffic takes this part of the window at the measured bandwidth, in permille.
     pub on_permille: u32,
-    /// Working sets fit together again when they leave this part of the memory free, in permille, for a window.
+    /// Hysteresis: quanta end once this permille of the memory has been free for one window.
     pub margin_permille: u32,
-    /// A quantum is so many times as long as the copies when the turn changes.
+    /// Length of a quantum as a multiple of the copies when the turn changes.
     pub factor: u32,
     /// The shortest quantum, in ns.
     pub min_ns: u64,
@@ -82,7 +82,8 @@ pub struct QuantaConfig {
 }
 
 impl Default for QuantaConfig {
-    /// Over 1 s, from a fifth of the bandwidth on; copies take a tenth of a quantum of 100 ms to 30 s, the thesis's own.
+    /// A window of 1 s, from a fifth of the bandwidth on; copies take a tenth of a quantum of 100 ms to 30 s, as in the
+    /// thesis.
     fn default() -> Self {
         Self {
             mode: Mode::default(),
@@ -96,52 +97,52 @@ impl Default for QuantaConfig {
     }
 }
 
-/// Turn of a VM, among those that take turns. While it lasts, the holder's submissions run and the other members' wait; the
-/// holder's chunks come to the card and the others' go ([`Balancer::set_turn`](crate::Balancer::set_turn)).
+/// Quantum of a VM. While it lasts, the holder's submissions run and the other members' wait; the holder's chunks are
+/// returned to the card and the others' are evicted ([`Balancer::set_turn`](crate::Balancer::set_turn)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// All who take turns, in order.
+    /// All VMs that take turns, in order.
     pub members: Vec<VmId>,
     /// The VM whose turn it is.
     pub holder: VmId,
-    /// Length from when the copies at its begin have ended, in ns.
+    /// Length in ns, from the end of the copies at its start.
     pub quantum_ns: u64,
 }
 
 /// Change of turns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// VMs take turns from now on, or others than before.
+    /// VMs take turns from now on, or the members have changed.
     On(Turn),
-    /// It is another one's turn.
+    /// The next VM's quantum begins.
     Next(Turn),
-    /// No one has to wait any more.
+    /// Quanta end: no VM has to wait.
     Off,
 }
 
-/// The detector and the turns. Pure: traffic, working sets and the time are told.
+/// The detector and the current quantum. Pure: the caller reports traffic, working sets and the time.
 #[derive(Debug)]
 pub struct Quanta {
     config: QuantaConfig,
-    /// Bytes that went over the bus, by the slot of the window in which they did.
+    /// Bytes of bus traffic, by the slot of the window.
     traffic: VecDeque<(u64, u64)>,
     /// Bytes per second of copies between card and host; 0 before the first.
     bandwidth: u64,
-    /// Bytes of the card that working sets can have.
+    /// Bytes of the card available to working sets.
     capacity: u64,
-    /// Bytes that each active VM works on.
+    /// Working set of each active VM, in bytes.
     sets: BTreeMap<VmId, u64>,
-    /// For how long each of them has had no work, in ns. Who is not here has some.
+    /// Time for which each of them has had no work, in ns. VMs with work have no entry.
     idle: BTreeMap<VmId, u64>,
-    /// The turn, and since when; `None` while memory is copied for it.
+    /// The quantum, and its start; `None` while memory is copied for it.
     turn: Option<(Turn, Option<u64>)>,
-    /// Since when working sets have fit together while VMs take turns.
+    /// Time since which working sets have fit together during quanta.
     fits_since: Option<u64>,
     trials: Trials,
 }
 
 impl Quanta {
-    /// Nothing is known yet.
+    /// Creates a detector without any measurement.
     #[must_use]
     pub fn new(config: QuantaConfig) -> Self {
         Self {
@@ -157,36 +158,36 @@ impl Quanta {
         }
     }
 
-    /// Returns what the operator has set.
+    /// Returns the operator's settings.
     #[must_use]
     pub fn config(&self) -> &QuantaConfig {
         &self.config
     }
 
-    /// Changes it; the next [`Self::tick`] says what follows.
+    /// Changes the settings; the next [`Self::tick`] applies them.
     pub fn set_config(&mut self, config: QuantaConfig) {
         self.traffic.clear();
         self.trials.end();
         self.config = config;
     }
 
-    /// Returns whose turn it is, when VMs take turns.
+    /// Returns the current quantum, if VMs take turns.
     #[must_use]
     pub fn turn(&self) -> Option<&Turn> {
         self.turn.as_ref().map(|(turn, _)| turn)
     }
 
-    /// Bytes per second of copies, as measured; 0 before the first.
+    /// Returns the measured bandwidth of copies in bytes per second; 0 before the first.
     #[must_use]
     pub fn bandwidth(&self) -> u64 {
         self.bandwidth
     }
 
-    /// `bytes` were relocated within `took_ns`, until now.
+    /// Notes that `bytes` were relocated within `took_ns`, until now.
     pub fn relocated(&mut self, now_ns: u64, bytes: u64, took_ns: u64) {
         let measured = u128::from(bytes) * 1_000_000_000 / u128::from(took_ns.max(1));
         let measured = u64::try_from(measured).unwrap_or(u64::MAX);
-        // A mean over about eight copies: a single one may have had to wait for others.
+        // A mean over about eight copies: a single one may have waited for others.
         self.bandwidth = match self.bandwidth {
             0 => measured,
             old => old - old / 8 + measured / 8,
@@ -194,7 +195,7 @@ impl Quanta {
         self.accessed(now_ns, bytes);
     }
 
-    /// `bytes` went over the bus until now, since VMs' work reached what lies in host memory.
+    /// Notes that VMs' work moved `bytes` over the bus until now, because it reached host memory.
     pub fn accessed(&mut self, now_ns: u64, bytes: u64) {
         let slot = now_ns / self.slot_ns();
         match self.traffic.back_mut() {
@@ -204,50 +205,50 @@ impl Quanta {
         self.expire(now_ns);
     }
 
-    /// The active VMs with the bytes that each works on, and the bytes of the card that there are for them.
+    /// Sets the working sets of the active VMs, and the bytes of the card available to them.
     pub fn set_working_sets(&mut self, capacity: u64, sets: BTreeMap<VmId, u64>) {
         (self.capacity, self.sets) = (capacity, sets);
     }
 
-    /// For how long VMs that are active have had no work, in ns; not of those that have some, if only in a queue.
+    /// Sets for how long active VMs have had no work, in ns; without VMs that have work, even if only in a queue.
     pub fn set_idle(&mut self, idle: BTreeMap<VmId, u64>) {
         self.idle = idle;
     }
 
-    /// Work that VMs have had done until now. Where turns are tried, it decides whether they help.
+    /// Sets the work done for VMs until now. It decides whether probed quanta help.
     pub fn set_done(&mut self, done: BTreeMap<VmId, Done>) {
         self.trials.set_done(done);
     }
 
-    /// Returns whether VMs take turns only for it to be seen whether that helps.
+    /// Returns true if VMs take turns only for a probe.
     #[must_use]
     pub fn tries(&self) -> bool {
         self.turn.is_some() && self.trials.tries()
     }
 
-    /// Returns whether what goes over the bus may decide soon whether VMs take turns.
+    /// Returns true if bus traffic may soon decide whether VMs take turns.
     #[must_use]
     pub fn watches(&self) -> bool {
         self.config.mode == Mode::Auto && self.turn.is_none()
     }
 
-    /// Returns whether what goes over the bus decides now whether VMs take turns: they do not yet, and do not fit
-    /// together.
+    /// Returns true if bus traffic decides now whether VMs take turns: they do not yet, and their working sets do not
+    /// fit together.
     #[must_use]
     pub fn detects(&self) -> bool {
         self.watches() && self.sets.len() > 1 && !self.fits(0)
     }
 
-    /// Returns whether the next decision needs to know how fast memory is copied, and nobody has copied any yet.
+    /// Returns true if the next decision needs the bandwidth of copies, and none was measured yet.
     #[must_use]
     pub fn wants_bandwidth(&self) -> bool {
         self.bandwidth == 0 && self.detects()
     }
 
-    /// Notes that what had to be copied for the turn that has begun is copied: its quantum counts from now on.
+    /// Notes that the copies for the new quantum are done: its time counts from now on.
     pub fn settled(&mut self, now_ns: u64) {
         let Some((turn, since)) = self.turn.take() else { return };
-        // Only now may it be known how fast memory is copied.
+        // The bandwidth may be known only now.
         let quantum_ns = if since.is_none() { self.quantum_ns(&turn.members) } else { turn.quantum_ns };
         if since.is_none() {
             self.trials.begins(turn.holder);
@@ -255,7 +256,7 @@ impl Quanta {
         self.turn = Some((Turn { quantum_ns, ..turn }, since.or(Some(now_ns))));
     }
 
-    /// Returns what changes now, if anything does. To be asked often compared with a quantum.
+    /// Returns the change that is due now, if any. Call it often compared with a quantum.
     pub fn tick(&mut self, now_ns: u64) -> Option<Change> {
         self.expire(now_ns);
         if self.turn.is_some() { self.go_on(now_ns) } else { self.begin(now_ns) }
@@ -273,15 +274,15 @@ impl Quanta {
         Some(Change::On(self.grant(members, holder)))
     }
 
-    /// Returns whether turns are to be tried. How long one is must be known.
+    /// Returns true if quanta should be probed. Needs the bandwidth, for their length.
     fn are_worth_a_trial(&mut self, now_ns: u64, members: &[VmId]) -> bool {
         let window_ns = self.config.window_ns;
         self.bandwidth > 0 && members.len() > 1 && self.trials.is_worth_it(now_ns, members, window_ns)
     }
 
-    /// Nobody takes turns any more.
+    /// Ends the quanta.
     fn end(&mut self) -> Change {
-        // What moved while VMs took turns says nothing about what will without.
+        // Relocations during quanta say nothing about the time without them.
         self.traffic.clear();
         self.trials.end();
         (self.turn, self.fits_since) = (None, None);
@@ -294,7 +295,7 @@ impl Quanta {
         self.fits_since = fits.then(|| self.fits_since.unwrap_or(now_ns));
         let long = self.fits_since.is_some_and(|since| now_ns.saturating_sub(since) >= self.config.window_ns);
         let (turn, since) = self.turn.clone()?;
-        // Until it is sure that they fit, it stays as it is, but for those that have gone.
+        // Until it is sure that they fit, members stay the same, except that removed VMs leave.
         let fit_now = auto && self.fits(0);
         let present = || turn.members.iter().copied().filter(|vm| self.sets.contains_key(vm)).collect();
         let members: Vec<VmId> = if fit_now { present() } else { self.members() };
@@ -304,15 +305,14 @@ impl Quanta {
         let gone = !members.contains(&turn.holder);
         let over = since.is_some_and(|since| {
             let idle = self.idle.get(&turn.holder).copied().unwrap_or(0);
-            // As in renting or buying: who waits for the holder as long as a change takes loses no more than twice as much
-            // as who knows what the holder will do.
-            // What has been allocated since the turn began has to be copied as well when it ends.
+            // As in renting or buying: waiting for an idle holder as long as a change takes costs at most twice as much
+            // as knowing the holder's future. Memory allocated during the quantum must also be copied when it ends.
             let quantum_ns = turn.quantum_ns.max(self.quantum_ns(&members));
             let had_ns = now_ns.saturating_sub(since);
             let enough = self.trials.has_seen_enough(turn.holder) || had_ns >= self.whole_quantum_ns(&members);
             (had_ns >= quantum_ns && enough) || (idle > 0 && idle >= self.change_ns(&members))
         });
-        // It does not help those without work that it is their turn.
+        // A VM without work does not benefit from a quantum.
         let next = next(&members, turn.holder, |vm| gone || !self.idle.contains_key(&vm));
         if let Some(holder) = next.filter(|_| gone || over) {
             let same = members == turn.members;
@@ -337,8 +337,8 @@ impl Quanta {
         turn
     }
 
-    /// Those whose working sets do not fit together, by number. The smallest that leave room for the largest of the others
-    /// need not wait. In forced mode all.
+    /// Returns the VMs whose working sets do not fit together, by number. The smallest that leave room for the largest
+    /// of the others need not wait. In forced mode all.
     fn members(&self) -> Vec<VmId> {
         let mut sets: Vec<(u64, VmId)> = self.sets.iter().map(|(&vm, &bytes)| (bytes, vm)).collect();
         sets.sort_unstable();
@@ -355,7 +355,7 @@ impl Quanta {
         members
     }
 
-    /// Returns how long a turn is: one that is tried as long as what it costs.
+    /// Returns the length of a quantum: a probed one is as long as its copies.
     fn quantum_ns(&self, members: &[VmId]) -> u64 {
         if self.trials.tries() { self.quantum_of(1, members) } else { self.whole_quantum_ns(members) }
     }
@@ -369,8 +369,8 @@ impl Quanta {
         quantum.clamp(self.config.min_ns, self.config.max_ns.max(self.config.min_ns))
     }
 
-    /// Returns how long memory is copied when the turn changes: no more of a working set has to come than does not fit,
-    /// and as much goes.
+    /// Returns how long copies take when the turn changes: at most the part of a working set that does not fit is
+    /// returned, and as much is evicted.
     fn change_ns(&self, members: &[VmId]) -> u64 {
         let largest = members.iter().filter_map(|vm| self.sets.get(vm)).max().copied().unwrap_or(0);
         let missing = self.sum().saturating_sub(self.capacity.into());
@@ -382,13 +382,12 @@ impl Quanta {
         self.sets.values().map(|&bytes| u128::from(bytes)).sum()
     }
 
-    /// Returns whether all working sets fit together and leave so much of the memory free.
+    /// Returns true if all working sets fit together and leave `margin_permille` of the memory free.
     fn fits(&self, margin_permille: u32) -> bool {
         self.sum() * 1000 <= u128::from(self.capacity) * u128::from(1000u32.saturating_sub(margin_permille))
     }
 
-    /// Returns whether what goes over the bus has taken too much of the window. Nobody knows before anything was
-    /// copied.
+    /// Returns true if bus traffic has taken too much of the window. False until a copy was measured.
     fn thrashes(&self) -> bool {
         let bytes: u128 = self.traffic.iter().map(|&(_, bytes)| u128::from(bytes)).sum();
         let most = u128::from(self.bandwidth) * u128::from(self.config.window_ns) / 1_000_000_000;
@@ -399,7 +398,7 @@ impl Quanta {
         (self.config.window_ns / SLOTS).max(1)
     }
 
-    /// Forgets what is older than the window.
+    /// Drops traffic older than the window.
     fn expire(&mut self, now_ns: u64) {
         let oldest = (now_ns / self.slot_ns()).saturating_sub(SLOTS - 1);
         while self.traffic.front().is_some_and(|&(slot, _)| slot < oldest) {
@@ -408,7 +407,7 @@ impl Quanta {
     }
 }
 
-/// Returns who comes after `holder`, who may be gone, of those that `may`.
+/// Returns the VM after `holder`, among those that `may`; `holder` itself may be gone.
 fn next(members: &[VmId], holder: VmId, may: impl Fn(VmId) -> bool) -> Option<VmId> {
     let others = || members.iter().copied().filter(|&vm| vm != holder && may(vm));
     others().find(|&vm| vm > holder).or_else(|| others().next())

@@ -1,31 +1,31 @@
-//! Settings of how memory is divided.
+//! Settings of the division of memory.
 
 use crate::victim::VictimPolicy;
 
-/// Settings of how memory is divided.
+/// Settings of the division of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Choice of the chunk of a VM that goes first.
+    /// Policy that chooses which chunk of a VM is evicted first.
     pub policy: VictimPolicy,
-    /// Seed of what is done at random.
+    /// Seed of random choices.
     pub seed: u64,
-    /// Chunks come back, and shares are evened out, so often, in ns.
+    /// Interval at which chunks are returned and shares are evened out, in ns.
     pub return_interval_ns: u64,
-    /// A chunk that has moved does not move the other way for so long unless a request or a limit needs it, in ns.
+    /// Time for which a chunk that has moved does not move back unless a request or a limit needs it, in ns.
     pub settle_ns: u64,
-    /// A chunk that has come to the card of a VM that is at work stays for so long, whatever other VMs request, in ns: whoever has
-    /// got its memory gets on with it. A limit, a guarantee or the mediator's own need takes it all the same.
+    /// Time for which a chunk returned to the card of a VM at work stays, whatever other VMs request, in ns: the VM can
+    /// make progress with its memory. A limit, a guarantee or the mediator's own need evicts it all the same.
     pub residency_ns: u64,
-    /// A VM without a submission for so long has to give way to others, in ns.
+    /// A VM without a submission for this time gives way to others, in ns.
     pub idle_after_ns: u64,
-    /// So many chunks of the card are left free when chunks come back, so that the next request need not wait.
+    /// Chunks of the card left free by returns, so that the next request need not wait.
     pub low_water: u32,
-    /// Most steps of one plan.
+    /// Largest number of steps of one plan.
     pub steps_max: usize,
 }
 
 impl Default for Config {
-    /// GPUswap's random victims; every 50 ms; settled after four intervals; idle after 2 s.
+    /// GPUswap's random victims; returns every 50 ms; chunks settle after four intervals; VMs are idle after 2 s.
     fn default() -> Self {
         Self {
             policy: VictimPolicy::default(),

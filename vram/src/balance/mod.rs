@@ -1,21 +1,23 @@
-//! Givers and getters: when the card is full, which VM has to give a chunk and which one, and who gets chunks back.
+//! The balancer: when the card is full, it chooses which VM gives up which chunk, and which VM gets chunks back.
 //!
 //! # Entitlement
-//! The chunks of the card that are for VMs are divided by a weighted max-min fair share: each VM is entitled to at least its
-//! guarantee and at most its quota or what it uses, on the card and elsewhere, if that is less; within that a level rises
-//! for all by their weights until the card is full. VMs without a submission for a while ([`Config::idle_after_ns`]) share
-//! what the others leave. Entitlements do not depend on where chunks are, so moving chunks does not change them.
+//! The chunks of the card that are for VMs are divided by a weighted max-min fair share: each VM is entitled to at
+//! least its guarantee and at most its quota or what it uses, on the card and elsewhere, if that is less; within that a
+//! level rises for all by their weights until the card is full. VMs without a submission for a while
+//! ([`Config::idle_after_ns`]) share the rest. Entitlements do not depend on where chunks are, so moving chunks does
+//! not change them.
 //!
 //! # Evictions
-//! A request that the card has no room for takes a chunk of the VM that is furthest above its entitlement, the request
-//! included, as in GPUswap (section 4.3). If that is the VM that asks, its new chunk is born in host memory instead. What
-//! is above a quota goes before that. The mediator's own needs and new guarantees are requests as well.
+//! A request that the card has no room for takes a chunk of the VM that is furthest above its entitlement, including
+//! the request, as in GPUswap (section 4.3). If that is the requester, its new chunk gets its first place in host
+//! memory instead. Chunks above a quota are evicted before that. The mediator's own needs and new guarantees are
+//! requests as well.
 //!
 //! # Returns
-//! Each [`Config::return_interval_ns`] what is spare is given back, to the VM first that lacks most of its entitlement,
-//! relatively. When nothing is spare, a chunk of a VM above its entitlement is exchanged for one of a VM below, but only
-//! if one of them is off by a chunk or more: so no VM ends further off than one chunk, and no exchange is ever undone by
-//! the next. [`Config::settle_ns`] keeps single chunks from going to and fro when demands change.
+//! Each [`Config::return_interval_ns`] spare chunks are returned, first to the VM that lacks the largest part of its
+//! entitlement. When none is spare, a chunk of a VM above its entitlement is exchanged for one of a VM below, but only
+//! if one of them is off by a chunk or more: so no VM ends further off than one chunk, and no exchange is ever undone
+//! by the next. [`Config::settle_ns`] keeps single chunks from moving to and fro when demands change.
 
 mod config;
 mod plan;
@@ -32,10 +34,10 @@ use plan::Round;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-/// Chunks of the card that are wanted now.
+/// A request for chunks of the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// By whom.
+    /// The requester.
     pub by: By,
     /// Number of chunks.
     pub chunks: u32,
@@ -46,13 +48,13 @@ pub struct Request {
 pub enum By {
     /// A VM, for guest chunks that get their first place.
     Vm(VmId),
-    /// The mediator, for its own structures, beyond what is set aside for it.
+    /// The mediator, for its own structures, beyond its share.
     Mediator,
-    /// A guarantee that cannot be given ([`Error::Promise`]): so many chunks more have to be spare.
+    /// A guarantee that cannot be given ([`Error::Promise`]): this many more chunks must be spare.
     Guarantee,
 }
 
-/// Entitlement of a VM, in chunks of the card; the exact share lies between the two, which differ by one at most.
+/// Entitlement of a VM, in chunks of the card; the exact share is between the two, which differ by one at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entitlement {
     /// Rounded down.
@@ -89,8 +91,8 @@ struct Known {
     pins: BTreeSet<u32>,
 }
 
-/// Decides which chunks move. It changes nothing itself: [`Self::plan`] says what to do, the caller does it with
-/// [`ChunkTable::start`], and copies. A step that fails is planned again later if it is still due.
+/// Decides which chunks move. It changes nothing itself: [`Self::plan`] returns steps, which the caller executes with
+/// [`ChunkTable::start`] and copies. A step that fails is planned again later if it is still due.
 #[derive(Debug)]
 pub struct Balancer {
     config: Config,
@@ -98,15 +100,15 @@ pub struct Balancer {
     known: BTreeMap<VmId, Known>,
     /// Time at which each VM last submitted work or asked for memory, in ns.
     active: BTreeMap<VmId, u64>,
-    /// Time at which a step was planned for a chunk last, in ns, and whereto. Forgotten when it has settled.
+    /// Time at which a step was last planned for a chunk, in ns, and its destination. Dropped when it has settled.
     moved: BTreeMap<(VmId, u32), (u64, To)>,
-    /// Time at which chunks come back next, in ns.
+    /// Time of the next returns, in ns.
     due_ns: u64,
     turn: Option<Turn>,
 }
 
 impl Balancer {
-    /// Nothing is known yet.
+    /// Creates a balancer that knows no VM.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -120,13 +122,13 @@ impl Balancer {
         }
     }
 
-    /// Returns what the operator has set.
+    /// Returns the operator's settings.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Changes it. What is known about VMs and chunks stays.
+    /// Changes the settings. Knowledge about VMs and chunks stays.
     pub fn set_config(&mut self, config: Config) {
         if (config.policy, config.seed) != (self.config.policy, self.config.seed) {
             self.policy = config.policy.build(config.seed);
@@ -135,24 +137,24 @@ impl Balancer {
         self.config = config;
     }
 
-    /// Another policy for victims.
+    /// Changes the policy for victims.
     pub fn set_policy(&mut self, policy: VictimPolicy) {
         self.set_config(Config { policy, ..self.config });
     }
 
-    /// The VM has submitted work.
+    /// Notes that the VM has submitted work.
     pub fn active(&mut self, vm: VmId, now_ns: u64) {
         self.active.insert(vm, now_ns);
     }
 
-    /// Returns when the VM has submitted work last, in ns.
+    /// Returns when the VM last submitted work, in ns.
     #[must_use]
     pub fn last_active(&self, vm: VmId) -> Option<u64> {
         self.active.get(&vm).copied()
     }
 
-    /// The members of `turn` but its holder give way as if they were idle, as soon as possible; `None` ends that. What
-    /// [`Quanta`](crate::Quanta) says.
+    /// Sets the quantum that [`Quanta`](crate::Quanta) decides: the members of `turn` except its holder give way as if
+    /// they were idle, as soon as possible. `None` ends that.
     pub fn set_turn(&mut self, turn: Option<Turn>) {
         if turn != self.turn {
             self.moved.clear();
@@ -161,12 +163,12 @@ impl Balancer {
         self.turn = turn;
     }
 
-    /// The next plan without a request does not wait for the interval's end.
+    /// Makes the next plan without a request not wait for the interval's end.
     pub fn hurry(&mut self) {
         self.due_ns = 0;
     }
 
-    /// Sets the priority of the chunks of a range of guest VRAM: the lowest are given up first.
+    /// Sets the priority of the chunks of a range of guest VRAM: the lowest are evicted first.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
@@ -183,7 +185,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Sets how often each chunk of a range of guest VRAM is accessed, in whatever unit the profile has for the VM.
+    /// Sets how often each chunk of a range of guest VRAM is accessed, in any unit that the profile uses for the VM.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
@@ -200,7 +202,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// A range of guest VRAM was used: a submission names it, or a copy.
+    /// Notes that a submission or a copy has used a range of guest VRAM.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
@@ -210,7 +212,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// The chunk of an address has got its first place, on the card.
+    /// Notes that the chunk of an address has got its first place, on the card.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
@@ -220,7 +222,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// The chunk of an address is wanted on the card, and found no place there.
+    /// Notes that the chunk of an address was needed on the card, and found no place there.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
@@ -230,8 +232,9 @@ impl Balancer {
         Ok(())
     }
 
-    /// Pins the chunks of a range of guest VRAM to the card, or not any more. Pinned chunks are never victims, and come back
-    /// first; they are part of the guarantee. If that is lowered later, the pins at the highest addresses go.
+    /// Pins the chunks of a range of guest VRAM to the card, or unpins them. Pinned chunks are never victims, and are
+    /// returned first; they are part of the guarantee. If that is lowered later, the pins at the highest addresses are
+    /// dropped.
     ///
     /// # Errors
     /// See [`PinError`]. Nothing has changed then.
@@ -265,7 +268,7 @@ impl Balancer {
         self.known.get(&vm).map_or(0, |known| known.pins.len() as u32)
     }
 
-    /// Returns what each VM is entitled to now.
+    /// Returns the current entitlement of each VM.
     #[must_use]
     pub fn entitlements(&self, table: &ChunkTable, now_ns: u64) -> BTreeMap<VmId, Entitlement> {
         let round = Round::new(table, 0);
@@ -274,14 +277,14 @@ impl Balancer {
         round.ids().enumerate().map(|(at, vm)| (vm, of(at))).collect()
     }
 
-    /// Forgets all about a VM that is destroyed: who gets its number next begins anew.
+    /// Forgets a VM that is destroyed, so that the next VM of its number starts without history.
     pub fn forget_vm(&mut self, vm: VmId) {
         self.known.remove(&vm);
         self.active.remove(&vm);
         self.moved.retain(|&(of, _), _| of != vm);
     }
 
-    /// Forgets all about VMs that are gone, and moves that have settled.
+    /// Forgets VMs that are gone, and moves that have settled.
     fn forget(&mut self, table: &ChunkTable, now_ns: u64) {
         self.known.retain(|&vm, known| {
             table.limits(vm).is_some_and(|limits| {
@@ -296,7 +299,7 @@ impl Balancer {
         self.moved.retain(|_, &mut (when, _)| now_ns.saturating_sub(when) < settle);
     }
 
-    /// Returns what is known about a VM that the table has.
+    /// Returns the knowledge about a VM that the table has.
     fn known(&mut self, table: &ChunkTable, vm: VmId) -> &mut Known {
         let advertised = table.vm_bytes(vm).unwrap_or(0).div_ceil(table.chunk_bytes()) as u32;
         let new = || Known { advertised, hints: Hints::new(advertised), pins: BTreeSet::new() };
@@ -315,7 +318,7 @@ impl Balancer {
     }
 }
 
-/// The guest chunks of a range of guest VRAM. No bytes are the chunk of one.
+/// Returns the guest chunks of a range of guest VRAM. A length of 0 is treated as 1.
 fn indices(table: &ChunkTable, vm: VmId, address: GuestAddr, len: u64) -> Result<RangeInclusive<u32>, Error> {
     let bytes = table.vm_bytes(vm).ok_or(Error::NoSuchVm(vm))?;
     let last = address.0.checked_add(len.max(1) - 1).filter(|&last| last < bytes);

@@ -1,10 +1,10 @@
-//! A plan: which chunks move now.
+//! A plan: the chunks that move now.
 
 use super::share::{Claim, Shares};
 use super::{Balancer, By, Request};
 use crate::{ChunkTable, Limits, Step, Tier, To, VmId};
 
-/// A VM while a plan is made. Moves under way and steps that are planned count as done.
+/// A VM while a plan is made. Moves in flight and planned steps count as done.
 #[derive(Debug)]
 struct Vm {
     id: VmId,
@@ -14,22 +14,22 @@ struct Vm {
     all: u32,
     /// Of these, those that count on the card.
     card: u32,
-    /// Chunks that it is sure to get on the card and has not got.
+    /// Chunks that it is sure to get on the card and does not have yet.
     owed: u32,
-    /// Chunks that may still go to host memory.
+    /// Chunks that may still be evicted to host memory.
     swap_room: u32,
-    /// Chunks in host memory, or in the reserve, that are not on their way.
+    /// Chunks in host memory, or in the reserve, that do not move.
     back_room: u32,
-    /// It has no chunk more that may go.
+    /// No further chunk of it may be evicted.
     exhausted: bool,
 }
 
-/// Chunks that stay, of those that have come to the card a short time ago.
+/// Which of the chunks that were returned a short time ago stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stays {
     /// None.
     None,
-    /// Those of a VM at work that it has had for less than [`Config::residency_ns`](super::Config::residency_ns).
+    /// Those that a VM at work has had for less than [`Config::residency_ns`](super::Config::residency_ns).
     Resident,
     /// Those that have not [settled](super::Config::settle_ns).
     Unsettled,
@@ -40,9 +40,9 @@ enum Stays {
 pub(super) struct Round<'a> {
     table: &'a ChunkTable,
     vms: Vec<Vm>,
-    /// Chunks that are spare, with those that moves under way and planned evictions will free.
+    /// Chunks that are spare, including those that moves in flight and planned evictions will free.
     spare: u32,
-    /// Chunks that may go to host memory, all together.
+    /// Chunks that may be evicted to host memory, all together.
     host_room: u32,
     /// Of these, those that the reserve takes.
     reserve: u32,
@@ -79,7 +79,7 @@ impl<'a> Round<'a> {
                 (None, true) => vm.back_room = vm.back_room.saturating_sub(1),
                 (None, false) => {
                     (vm.card, vm.swap_room) = (vm.card - 1, vm.swap_room.saturating_sub(1));
-                    // Below its guarantee, what a VM gives is kept for it.
+                    // Chunks that a VM gives up below its guarantee are kept for it.
                     spare += u32::from(vm.card >= vm.guarantee);
                 }
             }
@@ -99,23 +99,23 @@ impl<'a> Round<'a> {
         u32::try_from(self.steps_max - self.steps.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns whether the VM can give one more chunk, after `planned`.
+    /// Returns true if the VM can give up one more chunk, after `planned`.
     fn can_give(&self, at: usize, planned: u32) -> bool {
         let vm = &self.vms[at];
         !vm.exhausted && vm.swap_room > planned && vm.card > planned
     }
 }
 
-/// An exchange: one VM gives a chunk, another gets one back. Both by their place in the round.
+/// An exchange: one VM gives up a chunk, another gets one back. Both by their index in the round.
 type Exchange = (usize, usize);
 
 impl Balancer {
-    /// Returns what is to move now: for a request that is about to be made, or, without one, for limits that were
-    /// lowered and, each interval, for fairness. At most [`Config::steps_max`](super::Config::steps_max) steps, in an
-    /// order in which they can be done; a later one may need the chunk that an earlier one frees. None when nothing has
-    /// to move.
+    /// Returns the steps that are due now: for a request that is about to be made, or, without one, for limits that
+    /// were lowered and, each interval, for fairness. At most [`Config::steps_max`](super::Config::steps_max) steps, in
+    /// an order in which they can be executed; a later one may need the chunk that an earlier one frees.
     ///
-    /// A request is served when its steps are done: what it still gets no chunk of the card for is not its due.
+    /// A request is served when its steps are done: if it still gets no chunk of the card then, it is not entitled to
+    /// one.
     pub fn plan(&mut self, table: &ChunkTable, now_ns: u64, request: Option<Request>) -> Vec<Step> {
         self.forget(table, now_ns);
         let mut round = Round::new(table, self.config.steps_max);
@@ -140,7 +140,7 @@ impl Balancer {
         round.steps
     }
 
-    /// Returns what each VM is entitled to of `chunks`, if `request` is made.
+    /// Returns each VM's share of `chunks`, if `request` is made.
     pub(super) fn shares(&self, round: &Round<'_>, chunks: u32, request: Option<(VmId, u32)>, now_ns: u64) -> Shares {
         let claim = |vm: &Vm| {
             let wanted = request.filter(|(by, _)| *by == vm.id).map_or(0, |(_, wanted)| wanted);
@@ -154,24 +154,24 @@ impl Balancer {
     /// Makes room for a request.
     fn serve(&mut self, round: &mut Round<'_>, request: Request, now_ns: u64) {
         let table = round.table;
-        // How many chunks have to be spare for it, and how many the VM gets, if it is one's.
+        // The chunks that must be spare for the request, and those that the VM gets, if a VM makes it.
         let (need, requester) = match request.by {
             By::Vm(vm) => {
                 let Ok(at) = round.vms.binary_search_by_key(&vm, |vm| vm.id) else { return };
                 self.active.insert(vm, now_ns);
                 let vm = &round.vms[at];
-                // Beyond its quota it gets nothing, and what is kept for it is there.
+                // Beyond its quota it gets nothing, and the chunks owed to it are there already.
                 let gets = request.chunks.min(vm.limits.quota.saturating_sub(vm.card));
                 (gets.saturating_sub(vm.owed), Some((at, gets)))
             }
             By::Mediator => (request.chunks.saturating_sub(table.for_mediator() - table.spare()), None),
             By::Guarantee => (request.chunks, None),
         };
-        // What goes to no VM is not there for them.
+        // Chunks that go to no VM are not available to VMs.
         let taken = if requester.is_none() { need } else { 0 };
         let wanted = requester.map(|(at, gets)| (round.vms[at].id, gets));
         let shares = self.shares(round, table.for_vms().saturating_sub(taken), wanted, now_ns);
-        // Ends: each turn but the last exhausts a VM, or the steps.
+        // Terminates: each iteration except the last exhausts a VM, or the steps.
         loop {
             let missing = need.saturating_sub(round.spare);
             let mut short = false;
@@ -188,7 +188,7 @@ impl Balancer {
         }
     }
 
-    /// Plans to evict `count` chunks of a VM, because they have to go. Returns how many it finds.
+    /// Plans to evict `count` chunks of a VM. Returns how many it finds.
     fn evict(&mut self, round: &mut Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> u32 {
         let count = count.min(round.vms[at].swap_room).min(round.host_room).min(round.steps_left());
         let chosen = self.victims(round, at, count, stays, now_ns);
@@ -201,7 +201,7 @@ impl Balancer {
         chosen.len() as u32
     }
 
-    /// Chunks of a VM that may go; those that have come a short time ago may stay.
+    /// Returns victims among the chunks of a VM; chunks that were returned a short time ago may stay.
     fn victims(&mut self, round: &Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -224,7 +224,7 @@ impl Balancer {
         chosen
     }
 
-    /// Chunks of a VM to return, at most `count`: pinned ones first, then those that need no copy.
+    /// Returns the chunks of a VM to return, at most `count`: pinned ones first, then those that need no copy.
     fn returns(&mut self, round: &Round<'_>, at: usize, count: u32, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -246,7 +246,7 @@ impl Balancer {
         chosen
     }
 
-    /// Chunks of a VM that have come to a memory less than `time` ns ago, in order.
+    /// Returns the chunks of a VM that have come to a memory less than `time` ns ago, in order.
     fn came(&self, vm: VmId, tier: Tier, time: u64, now_ns: u64) -> impl Iterator<Item = u32> + '_ {
         let of_vm = self.moved.range((vm, 0)..=(vm, u32::MAX));
         let is_recent = move |when: u64| now_ns.saturating_sub(when) < time;
@@ -271,7 +271,7 @@ impl Balancer {
         round.steps.push(Step { vm, index, to });
     }
 
-    /// Moves what lies in the reserve on to host memory.
+    /// Moves chunks in the reserve on to host memory.
     fn drain(&mut self, round: &mut Round<'_>, now_ns: u64) {
         let table = round.table;
         let waiting = table.parked().filter(|&(vm, index)| !table.is_moving(vm, index) && !table.is_frozen(vm));
@@ -280,17 +280,17 @@ impl Balancer {
         }
     }
 
-    /// Gives back what is spare, and exchanges chunks of VMs above their entitlement for those of VMs below.
+    /// Returns spare chunks to VMs, and exchanges chunks of VMs above their entitlement for those of VMs below.
     fn even_out(&mut self, round: &mut Round<'_>, now_ns: u64) {
         if round.vms.iter().all(|vm| vm.back_room == 0) {
             return;
         }
-        // What moves under way will free is not there yet.
+        // Chunks that moves in flight will free are not available yet.
         let spare = round.table.spare().min(round.spare);
         let kept = spare.min(self.config.low_water);
         let shares = self.shares(round, round.table.for_vms() - kept, None, now_ns);
         let (free, exchanges) = settle_up(round, &shares, spare - kept);
-        // The chunks of both sides first: what one cannot give the other does not get.
+        // Choose the chunks of both sides first: a VM gets no chunk that the other cannot give.
         let mut getting: Vec<u32> = free.clone();
         let mut giving: Vec<u32> = vec![0; round.vms.len()];
         for &(from, to) in &exchanges {
@@ -312,7 +312,8 @@ impl Balancer {
             both.then(|| Some(((from, out[from].next()?), (to, back[to].next()?)))).flatten()
         };
         let mut pairs: Vec<_> = exchanges.into_iter().filter_map(pair).collect();
-        // Those who take turns wait anyway, and what moves together is done sooner. Else each is held up for a chunk at a time.
+        // Members of a quantum wait anyway, and moves in one direction finish sooner. Other VMs are blocked for one
+        // chunk at a time.
         let together = if self.turn.is_some() { pairs.len() } else { 1 };
         if self.turn.is_some() {
             pairs.sort_by_key(|&((from, _), _)| from);
@@ -328,9 +329,9 @@ impl Balancer {
     }
 }
 
-/// Returns how many chunks each VM has to give so that there are `need` more, as far as the round has steps for it:
-/// again and again one of the VM that is furthest above its share, the chunks included that `requester` wants. When
-/// that is the requester itself, it does without one.
+/// Returns how many chunks each VM must give up to free `need` more, within the steps of the round. Repeatedly takes
+/// one of the VM that is furthest above its share, including the chunks that `requester` wants. If that is the
+/// requester itself, it gets one chunk less.
 fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, need: u32) -> Vec<u32> {
     let mut counts = vec![0; round.vms.len()];
     let (mut need, mut wanted) = (need, requester.map_or(0, |(_, wanted)| wanted));
@@ -339,11 +340,11 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
         let excess = |at: usize| shares.excess(at, round.vms[at].card - counts[at]);
         let others = (0..counts.len()).filter(|&at| requester.is_none_or(|(own, _)| own != at));
         let givers = others.filter(|&at| excess(at) > 0 && round.can_give(at, counts[at]));
-        // Of equals, the first.
+        // The first, if several are equal.
         let Some(giver) = givers.rev().max_by_key(|&at| excess(at)) else { break };
         let own = requester.map(|(at, _)| shares.excess(at, round.vms[at].card.saturating_add(wanted)));
         if let Some(beyond) = own.map(|own| own - excess(giver)).filter(|&beyond| beyond >= 0) {
-            // As many at once as leave it no further above its share than the other.
+            // Drops enough at once that it is no further above its share than the other.
             let without = shares.chunks(beyond).saturating_add(1).min(need);
             (need, wanted) = (need - without, wanted - without);
         } else {
@@ -354,7 +355,7 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
     counts
 }
 
-/// Returns who gets back how many of `free` chunks, and of what is kept for it; and who then exchanges chunks.
+/// Returns how many of `free` chunks, and of those owed to it, each VM gets back, and the exchanges after that.
 fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Exchange>) {
     let count = round.vms.len();
     let (mut steps, mut free, mut room) = (round.steps_left(), free, round.host_room);
@@ -369,7 +370,7 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
         let card = |at: usize| round.vms[at].card + got[at] - given[at];
         let poorest = |is_poor: &dyn Fn(usize) -> bool| {
             let poor = (0..count).filter(|&at| round.vms[at].back_room > got[at] && is_poor(at));
-            // Of equals, the first.
+            // The first, if several are equal.
             poor.rev().max_by(|&a, &b| shares.lack(a, card(a)).total_cmp(&shares.lack(b, card(b))))
         };
         let is_below = |at: usize| shares.excess(at, card(at)) < 0;
@@ -380,7 +381,7 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
             (free, steps) = (free - 1, steps - 1);
             continue;
         }
-        // Who gets does not give: what it is to get may have to settle yet.
+        // A VM that gets chunks gives none up: its own may not have settled.
         let is_giver = |at: usize| got[at] == 0 && shares.excess(at, card(at)) > 0 && round.can_give(at, given[at]);
         let givers = (0..count).filter(|&at| is_giver(at));
         let Some(giver) = givers.rev().max_by_key(|&at| shares.excess(at, card(at))) else { break };
@@ -396,7 +397,7 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
     (back, exchanges)
 }
 
-/// Those of `candidates`, which ascend, that are not `blocked`.
+/// Returns those of `candidates`, in ascending order, that are not `blocked`.
 fn without(candidates: impl Iterator<Item = u32>, mut blocked: Vec<u32>) -> Vec<u32> {
     if blocked.is_empty() {
         return candidates.collect();

@@ -1,4 +1,4 @@
-//! The balancer as it is saved: what is known about VMs and chunks. Times are of the clock that it is told.
+//! The balancer in its saved form: its knowledge about VMs and chunks. Times are of the clock that its caller passes.
 
 use super::{Balancer, Config, Known};
 use crate::quanta::SavedTurn;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedBalancer {
     pub(crate) config: SavedConfig,
-    /// Position of the policy in what it does at random.
+    /// State of the policy's random generator.
     pub(crate) phase: u64,
     /// By number.
     pub(crate) known: Vec<SavedKnown>,
@@ -23,7 +23,7 @@ pub struct SavedBalancer {
     pub(crate) turn: Option<SavedTurn>,
 }
 
-/// The balancer as version 1 has it: without the policy `loops`, all else being the same.
+/// The balancer as of version 1: without the policy `loops`, otherwise the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BalancerBefore(SavedBalancer);
 
@@ -41,7 +41,7 @@ impl Part for SavedBalancer {
     fn to_before(&self) -> Result<BalancerBefore, Invalid> {
         let mut before = self.clone();
         if before.config.policy == SavedPolicy::Loops {
-            // It was the default then, and which chunk goes changes nothing for a guest but its speed.
+            // It was the default then, and the choice of victims changes nothing for a guest except its speed.
             before.config.policy = SavedPolicy::Random;
         }
         Ok(BalancerBefore(before))
@@ -54,7 +54,7 @@ pub(crate) struct SavedKnown {
     pub(crate) vm: u32,
     pub(crate) advertised: u32,
     pub(crate) hints: SavedHints,
-    /// In their order.
+    /// In ascending order.
     pub(crate) pins: Vec<u32>,
 }
 
@@ -80,7 +80,7 @@ enum SavedPolicy {
     Loops,
 }
 
-/// Move of a chunk that was planned.
+/// Planned destination of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedTo {
     Card,
@@ -89,7 +89,7 @@ pub(crate) enum SavedTo {
 }
 
 impl Balancer {
-    /// Writes the balancer down.
+    /// Saves the balancer.
     #[must_use]
     pub fn save(&self) -> SavedBalancer {
         let Self { config, policy, known, active, moved, due_ns, turn } = self;
@@ -116,10 +116,10 @@ impl Balancer {
         }
     }
 
-    /// The balancer as it was, of the chunks of `table`.
+    /// Restores a balancer for the chunks of `table`.
     ///
     /// # Errors
-    /// When it knows what there is not.
+    /// If it knows of VMs or chunks that do not exist.
     pub fn restored(saved: SavedBalancer, table: &ChunkTable) -> Result<Self, Invalid> {
         let SavedBalancer { config, phase, known, active, moved, due_ns, turn } = saved;
         let ordered = ascend(known.iter().map(|known| known.vm))
@@ -151,7 +151,7 @@ impl Balancer {
 fn restored_known(saved: SavedKnown, table: &ChunkTable) -> Result<(VmId, Known), Invalid> {
     let SavedKnown { vm, advertised, hints, pins } = saved;
     let vm = VmId(vm);
-    // Of a VM that has gone the balancer learns when it plans next.
+    // The balancer drops removed VMs at its next plan.
     let has = table.vm_bytes(vm).map(|bytes| bytes.div_ceil(table.chunk_bytes()));
     Invalid::unless(has.is_none_or(|has| has == u64::from(advertised)), || {
         format!("VM {vm} is known to have {advertised} chunks, and has {has:?}")

@@ -1,19 +1,19 @@
 //! Entitlements to the card: a weighted max-min fair share.
 
-/// Wants and dues of one VM.
+/// Minimum, maximum and weight of one VM.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
-    /// Its part of what is divided, at least 1.
+    /// Its weight in the division, at least 1.
     pub(super) weight: u32,
     /// Its guarantee.
     pub(super) least: u32,
     /// Chunks that it can use, at least the guarantee.
     pub(super) most: u32,
-    /// It is served before those that are not.
+    /// It is served before claims that are not `first`.
     pub(super) first: bool,
 }
 
-/// Shares of a card's chunks, exact: no share is rounded, so that nothing moves for a rounding.
+/// Shares of a card's chunks, exact: no share is rounded, so that rounding moves no chunk.
 #[derive(Debug)]
 pub(super) struct Shares {
     /// Each share is one of `parts` over this.
@@ -22,10 +22,10 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    /// Divides `chunks`. No one gets less than the least, nor more than the most that it claims; within that, a level
-    /// rises for all alike by their weights until all is given (water filling). Those that are not `first` share what the
-    /// others leave. Together the shares are `chunks`, or all that is claimed if that is less. With less than all `least`
-    /// together, which the chunk table does not promise, each gets that.
+    /// Divides `chunks`. Each claim gets at least its `least` and at most its `most`; within that, a level rises for
+    /// all alike by their weights until all is given (water filling). Those that are not `first` share the rest. The
+    /// shares add up to `chunks`, or to the sum of claims if that is less. If `chunks` is below the sum of all `least`,
+    /// which the chunk table rules out, each gets its `least`.
     pub(super) fn divide(chunks: u32, claims: &[Claim]) -> Self {
         let sum = |of: fn(&Claim) -> u32| claims.iter().map(|claim| i128::from(of(claim))).sum::<i128>();
         let (chunks, urgent) = (i128::from(chunks), sum(|claim| if claim.first { claim.most } else { claim.least }));
@@ -51,34 +51,34 @@ impl Shares {
         Self { whole, parts: parts.collect() }
     }
 
-    /// By how much `used` exceeds the share of claim `at`; comparable between claims.
+    /// Returns by how much `used` exceeds the share of claim `at`; comparable between claims.
     pub(super) fn excess(&self, at: usize, used: u32) -> i128 {
         i128::from(used) * self.whole - self.parts[at]
     }
 
-    /// The whole chunks in an excess that is not negative.
+    /// Returns the whole chunks in an excess that is not negative.
     pub(super) fn chunks(&self, excess: i128) -> u32 {
         u32::try_from(excess / self.whole).unwrap_or(u32::MAX)
     }
 
-    /// The part of the share of claim `at` that `used` lacks, from 0 to 1.
+    /// Returns the part of the share of claim `at` that `used` lacks, from 0 to 1.
     pub(super) fn lack(&self, at: usize, used: u32) -> f64 {
         let (part, lack) = (self.parts[at], -self.excess(at, used));
         if part > 0 { lack.max(0) as f64 / part as f64 } else { 0.0 }
     }
 
-    /// The share of claim `at`, rounded down.
+    /// Returns the share of claim `at`, rounded down.
     pub(super) fn floor(&self, at: usize) -> u32 {
         self.parts[at].div_euclid(self.whole) as u32
     }
 
-    /// The share of claim `at`, rounded up.
+    /// Returns the share of claim `at`, rounded up.
     pub(super) fn ceil(&self, at: usize) -> u32 {
         self.floor(at) + u32::from(self.parts[at].rem_euclid(self.whole) > 0)
     }
 }
 
-/// The level per weight at which the shares, each within its bounds, are together `chunks`, as a fraction.
+/// Returns the level per weight at which the shares, each within its bounds, add up to `chunks`, as a fraction.
 fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128) {
     /// At `at.0 / at.1`, the sum of shares that do not depend on the level changes by `fixed`, their growth by `slope`.
     struct Bend {
@@ -98,7 +98,7 @@ fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128
     let highest = bends.last().map_or((0, 1), |bend| bend.at);
     for bend in &bends {
         if fixed * bend.at.1 + slope * bend.at.0 >= chunks * bend.at.1 {
-            // Nothing grows here only when the least are too much already.
+            // Nothing grows here only if the sum of the least is too large already.
             return if slope > 0 { (chunks - fixed, slope) } else { (0, 1) };
         }
         fixed += bend.fixed;

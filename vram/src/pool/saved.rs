@@ -1,4 +1,4 @@
-//! A page pool as it is saved: its runs of chunks and what is allocated. What is free follows.
+//! A page pool in its saved form: its runs of chunks and its allocations. Free blocks are derived.
 
 use super::{ORDER_MAX, PAGE_BYTES, PAGE_SHIFT, PagePool, Run};
 use crate::{ChunkTable, chunks::Unclaimed};
@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedPool {
     pub(crate) limit: u64,
-    /// First chunk and chunks of each run, in their order.
+    /// First chunk and length of each run, in order.
     pub(crate) runs: Vec<(u32, u32)>,
-    /// Address and order of each allocation, in their order.
+    /// Address and order of each allocation, in ascending order.
     pub(crate) used: Vec<(u64, u32)>,
 }
 
 first_version!(SavedPool, "vram.pool");
 
 impl PagePool {
-    /// Writes the pool down.
+    /// Saves the pool.
     #[must_use]
     pub fn save(&self) -> SavedPool {
-        // What is zeroed is zeroed again.
+        // Zeroed blocks are zeroed again.
         let Self { limit, free: _, used, runs, zeroed: _, held: _, used_bytes: _ } = self;
         SavedPool {
             limit: *limit,
@@ -30,10 +30,10 @@ impl PagePool {
         }
     }
 
-    /// A pool as it was, in the chunks of `table` that it says. `unclaimed` are those that no other pool has.
+    /// Restores a pool in its chunks of `table`. `unclaimed` are those that no other pool has.
     ///
     /// # Errors
-    /// When the chunks are not the mediator's or another pool's, or allocations are not within them.
+    /// If the chunks are not the mediator's or are another pool's, or allocations are not within them.
     pub fn restored(saved: SavedPool, table: &ChunkTable, unclaimed: &mut Unclaimed) -> Result<Self, Invalid> {
         let SavedPool { limit, runs, used } = saved;
         let orders = used.iter().all(|(_, order)| *order <= ORDER_MAX);
@@ -61,13 +61,14 @@ impl PagePool {
         Ok(pool)
     }
 
-    /// Finds what is free within the block of 2^`order` pages at `start`. Returns how many allocations lie there as they may.
+    /// Finds the free blocks within the block of 2^`order` pages at `start`. Returns how many valid allocations are
+    /// there.
     fn fill(&mut self, start: u64, order: u32) -> usize {
         let end = start + (PAGE_BYTES << order);
         let first = self.used.range(start..end).next().map(|(start, order)| (*start, *order));
         match first {
             None => {
-                // Orders are at most the largest, which the caller has checked.
+                // The caller has checked that orders are at most the largest.
                 self.free[order as usize].insert(start);
                 0
             }

@@ -1,4 +1,4 @@
-//! Turns as they are saved. Times are of the clock that is told.
+//! Quanta in their saved form. Times are of the clock that the caller passes.
 
 use super::trials::Trials;
 use super::{Mode, Quanta, QuantaConfig, Turn};
@@ -22,7 +22,7 @@ pub struct SavedQuanta {
 
 first_version!(SavedQuanta, "vram.quanta");
 
-/// The turns of VMs, and whose it is.
+/// The members and the holder of a quantum.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedTurn {
     pub(crate) members: Vec<u32>,
@@ -49,10 +49,10 @@ enum SavedMode {
 }
 
 impl Quanta {
-    /// Writes the turns down.
+    /// Saves the quanta.
     #[must_use]
     pub fn save(&self) -> SavedQuanta {
-        // Turns that go on are taken for such that help; what was looked at is looked at anew.
+        // Running quanta are assumed to help; observations restart.
         let Self { config, traffic, bandwidth, capacity, sets, idle, turn, fits_since, trials: _ } = self;
         let by_number = |map: &BTreeMap<VmId, u64>| map.iter().map(|(vm, value)| (vm.0, *value)).collect();
         SavedQuanta {

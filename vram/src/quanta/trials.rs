@@ -1,31 +1,32 @@
-//! Trials: turns that are taken for a moment to find out whether they help.
+//! Probes: quanta for a short time that find out whether quanta help.
 //!
-//! What work reaches in host memory by pointers is named nowhere, and no real card counts it. But it shows in how long work takes: the
-//! engine time of a VM's submissions is compared with what it is while all of the VM's memory is on the card, which a turn brings
-//! about. Nothing is assumed of the card, the bus or the work, but that it goes on as it was.
+//! No submission names the host memory that work reaches through pointers, and no real card counts these accesses. But
+//! they lengthen the work: the probe compares the engine time of a VM's submissions with their time while all of the
+//! VM's memory is on the card, during its quantum. It assumes nothing of the card, the bus or the work, except that the
+//! work continues as it was.
 
 use crate::VmId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Submissions from which on their mean length says something.
+/// Minimum submissions for a meaningful mean.
 const ENOUGH: u64 = 8;
-/// Windows in which VMs' work is looked at before turns are tried.
+/// Windows for which VMs' work is observed before a probe.
 const WINDOWS: u64 = 2;
-/// A trial that was in vain is followed by a rest of so many times its length, and each in vain after it by one twice as long.
+/// A failed probe is followed by a pause of this many times its length; each consecutive failure doubles the pause.
 const REST: u32 = 32;
-/// The longest rest, in ns.
+/// The longest pause, in ns.
 const LONGEST_REST_NS: u64 = 3_600_000_000_000;
-/// Turns after which what a trial has found is to be found again.
+/// Quanta for which the result of a probe is valid.
 const LASTS: u32 = 64;
-/// By how much the change of one VM's submissions counts at most, as a factor: it is the VM that decides what it submits.
+/// Cap on one VM's speed-up factor: the VM controls what it submits.
 const MOST: f64 = 8.0;
 
-/// Work that a VM has had done since it came.
+/// Work done for a VM since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     /// Engine time, in ns.
     pub used_ns: u64,
-    /// Submissions that have ended.
+    /// Submissions that have completed.
     pub ended: u64,
 }
 
@@ -42,38 +43,38 @@ impl Done {
     }
 }
 
-/// State of what is found out about VMs that nobody can tell of whether they thrash.
+/// Probe state for VMs whose thrashing cannot be measured.
 #[derive(Clone, Debug, Default)]
 enum State {
-    /// Nothing yet.
+    /// No observation yet.
     #[default]
     Begins,
-    /// Nothing, until then.
+    /// No probe before this time.
     Resting { until_ns: u64 },
-    /// Their work is looked at: since when, and what they had had done then.
+    /// Their work is observed: since when, and their work until then.
     Watching { since_ns: u64, then: BTreeMap<VmId, Done> },
-    /// They take turns.
+    /// A probe runs.
     Trying(Trial),
-    /// Turns help; how many are left until that is to be found again.
+    /// Quanta help; how many are left until the next probe.
     Found { left: u32 },
 }
 
-/// A trial.
+/// A probe.
 #[derive(Clone, Debug, Default)]
 struct Trial {
     began_ns: u64,
-    /// Lengths of submissions before it, in ns, of those whose turns decide.
+    /// Lengths of submissions before it, in ns, of the VMs that decide.
     before: BTreeMap<VmId, f64>,
-    /// The same within their turns, of those of which it is known.
+    /// The same within their quanta, of the VMs for which it is known.
     within: BTreeMap<VmId, f64>,
-    /// Those that have had their turn.
+    /// VMs that have had their quantum.
     had: BTreeSet<VmId>,
-    /// The VM that has its turn, and what it had had done when that began.
+    /// The VM that has its quantum, and its work until that began.
     turn: Option<(VmId, Done)>,
 }
 
 impl Trial {
-    /// By how much submissions are shorter within turns, if that is known of two VMs or more.
+    /// Returns the factor by which submissions are shorter within quanta, if it is known for two VMs or more.
     fn gain(&self) -> Option<f64> {
         let of = |(vm, before): (&VmId, &f64)| Some((before / self.within.get(vm)?).clamp(1.0 / MOST, MOST).ln());
         let gains: Vec<f64> = self.before.iter().filter_map(of).collect();
@@ -81,49 +82,49 @@ impl Trial {
     }
 }
 
-/// Outcome of a turn's end.
+/// Result at the end of a quantum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Turns go on.
+    /// Quanta continue.
     GoOn,
-    /// They are of no use, or it is to be seen whether they still are.
+    /// Quanta are of no use, or must be probed again.
     End,
 }
 
-/// The trials.
+/// The probes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Trials {
     state: State,
     done: BTreeMap<VmId, Done>,
-    /// Trials in vain, one behind the other.
+    /// Consecutive failed probes.
     vain: u32,
 }
 
 impl Trials {
-    /// Trials of turns that were found to help by a process before this one.
+    /// Restores a positive result found by the previous daemon.
     pub(super) fn found() -> Self {
         Self { state: State::Found { left: LASTS }, ..Self::default() }
     }
 
-    /// Work that VMs have had done until now.
+    /// Sets the work done for VMs until now.
     pub(super) fn set_done(&mut self, done: BTreeMap<VmId, Done>) {
         self.done = done;
     }
 
-    /// VMs take turns no more, or for another reason.
+    /// Notes that quanta have ended, or have another reason now.
     pub(super) fn end(&mut self) {
         if !matches!(self.state, State::Resting { .. }) {
             self.state = State::Begins;
         }
     }
 
-    /// Returns whether a trial runs.
+    /// Returns true if a probe runs.
     pub(super) fn tries(&self) -> bool {
         matches!(self.state, State::Trying(_))
     }
 
-    /// Looks at the work of VMs whose memory does not fit together. Returns whether turns are worth a trial: the card has been busy for
-    /// them for half of two windows, and how long their submissions are is known of two or more.
+    /// Observes the work of VMs whose memory does not fit together. Returns true if a probe is due: the card was busy
+    /// for them for half of two windows, and the length of submissions is known for two or more of them.
     pub(super) fn is_worth_it(&mut self, now_ns: u64, members: &[VmId], window_ns: u64) -> bool {
         let of_members = || members.iter().map(|vm| (*vm, self.done.get(vm).copied().unwrap_or_default())).collect();
         let (since_ns, then): (_, &BTreeMap<VmId, Done>) = match &self.state {
@@ -151,20 +152,21 @@ impl Trials {
         true
     }
 
-    /// A VM's turn begins: its memory is on the card.
+    /// Notes that a VM's quantum begins: its memory is on the card.
     pub(super) fn begins(&mut self, holder: VmId) {
         if let State::Trying(trial) = &mut self.state {
             trial.turn = self.done.get(&holder).map(|done| (holder, *done));
         }
     }
 
-    /// Returns whether enough of a holder's work has ended in its turn to tell. Always so when nothing is tried.
+    /// Returns true if enough of a holder's work has completed in its quantum, or if no probe runs.
     pub(super) fn has_seen_enough(&self, holder: VmId) -> bool {
         let State::Trying(Trial { turn: Some((of, then)), .. }) = &self.state else { return true };
         *of != holder || self.done.get(&holder).is_none_or(|done| done.since(*then).ended >= ENOUGH)
     }
 
-    /// A VM's turn has ended, of those of `members`. `on_permille`: the part of the time that work must lose without turns.
+    /// Notes that a VM's quantum has ended, among `members`. `on_permille`: part of the time that work must lose
+    /// without quanta.
     pub(super) fn ends(&mut self, now_ns: u64, holder: VmId, members: &[VmId], on_permille: u32) -> Verdict {
         match &mut self.state {
             State::Found { left } if *left > 0 => {

@@ -45,7 +45,8 @@ fn only_the_listed_steps_are_legal() {
     }
 }
 
-/// The answer to a VM without a guarantee that may not swap, when `free` chunks are zeroed and so many kept for others.
+/// The answer to a VM without a guarantee that may not swap, when `free` chunks are zeroed and `promised` are kept for
+/// others.
 fn refused(vm: u32, free: u32, promised: u32) -> Result<Placed, Error> {
     let limit = Limit::Card { free, to_scrub: 0, promised };
     Err(Error::Full { vm: VmId(vm), limit, host: Some(Limit::Policy(OnFull::Refuse)) })
@@ -171,7 +172,7 @@ fn a_vm_without_a_reservation_gets_what_is_not_promised() {
     assert!(!table.place(VmId(2), GuestAddr(99 * CHUNK)).unwrap().new, "what it has it keeps");
     place_first(&mut table, 1, 3);
     assert_eq!(table.place(VmId(2), GuestAddr(0)), refused(2, 0, 0));
-    // What the other gives up is still promised to it, until it goes.
+    // Chunks that the other frees are still promised to it, until it is destroyed.
     assert_eq!(table.unplace_all(VmId(1)), 3);
     assert_eq!(scrub_all(&mut table), 3);
     assert_eq!(table.place(VmId(2), GuestAddr(0)), full);
@@ -228,7 +229,7 @@ fn what_is_set_aside_is_the_mediators() {
     table.create_vm(VmId(2), 8 * CHUNK, Limits::UNRESERVED).unwrap();
     place_first(&mut table, 2, 1);
     assert_eq!(table.place(VmId(2), GuestAddr(CHUNK)), refused(2, 7, 7));
-    // It comes by its own, and by no more: the rest is promised.
+    // It gets its own share, and no more: the rest is promised.
     table.reserve_mediator(1, 1).unwrap();
     let run = table.reserve_mediator(2, 1).unwrap();
     assert_eq!((table.summary().set_aside, table.summary().mediator), (0, 3));
@@ -275,7 +276,7 @@ fn what_the_mediator_claims_is_its_own_once_it_is_spare_and_a_guarantee_comes_fi
     assert!(matches!(table.place(VmId(1), GuestAddr(CHUNK)), Err(Error::Full { .. })));
     let own = table.reserve_mediator(1, 1).unwrap();
     assert_eq!((table.spare(), table.kept_for_mediator()), (0, 2), "a part of the claim is met");
-    // What is claimed is not promised: a guarantee can have it.
+    // Claimed chunks are not promised: a guarantee can have them.
     table.create_vm(VmId(2), CHUNK, Limits::RESERVED).unwrap();
     assert_eq!(table.kept_for_mediator(), 1);
     table.claim(0);

@@ -1,5 +1,5 @@
-//! Random sequences against a model that keeps, for each chunk of the card and each slot of the host, a token of who wrote
-//! into it last, and for each VM, where its chunks are. It knows nothing of the table's own states and sums.
+//! Random sequences against a model that keeps, for each chunk of the card and each slot of the host, a token of the VM
+//! that last wrote into it, and for each VM, where its chunks are. It knows nothing of the table's own states and sums.
 
 mod audit;
 mod op;
@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const CHUNKS: u32 = 12;
 const BUDGET_MAX: u32 = 10;
 
-/// A piece of memory: 0 to 11 of the card, or a slot of the host.
+/// A chunk or slot: 0 to 11 of the card, or a slot of the host.
 type Piece = (Tier, u64);
 
 fn piece(place: Place) -> Piece {
@@ -39,7 +39,7 @@ struct Vm {
     limits: Limits,
     /// Place of each guest chunk, and the token that its VM left in it.
     chunks: BTreeMap<u32, (Piece, u64)>,
-    /// Those that lie in the reserve.
+    /// Those that are in the reserve.
     parked: BTreeSet<u32>,
     peaks: [u32; 2],
     born_in_host: u64,
@@ -51,12 +51,12 @@ impl Vm {
         self.bytes.div_ceil(CHUNK) as u32
     }
 
-    /// Returns what has its place there, in the reserve or not.
+    /// Returns the chunks that have their place there, in the reserve or not.
     fn placed(&self, tier: Tier) -> u32 {
         self.chunks.values().filter(|(piece, _)| piece.0 == tier).count() as u32
     }
 
-    /// Returns what counts there.
+    /// Returns the chunks that count there.
     fn counted(&self, tier: Tier) -> u32 {
         let parked = self.parked.len() as u32;
         if tier == Tier::Card { self.placed(tier) - parked } else { self.placed(tier) + parked }
@@ -67,7 +67,7 @@ impl Vm {
     }
 }
 
-/// A move under way. `vm` is `None` when that is gone, `alive` false when the chunk has lost its place.
+/// A move in flight. `vm` is `None` if it is gone, `alive` is false if the chunk has lost its place.
 struct Flight {
     id: MoveId,
     vm: Option<u32>,
@@ -81,7 +81,7 @@ struct Flight {
 struct Model {
     table: ChunkTable,
     contents: BTreeMap<Piece, u64>,
-    /// Pieces that had an owner and have none.
+    /// Chunks and slots that had an owner and have none.
     dirty: BTreeSet<Piece>,
     vms: BTreeMap<u32, Vm>,
     flights: Vec<Flight>,
@@ -93,7 +93,7 @@ struct Model {
     budget: u32,
     scrubbing: Vec<ScrubWork>,
     scrubbed: [u64; 2],
-    /// Of all VMs, those that are gone included.
+    /// Moves of all VMs, including those that are gone.
     moved: [u64; 2],
     token: u64,
 }
@@ -123,7 +123,7 @@ impl Model {
         self.held.iter().map(|(_, count)| count).sum()
     }
 
-    /// Pieces with an owner, or that a move goes to.
+    /// Chunks and slots that have an owner or are the destination of a move.
     fn owned(&self, tier: Tier) -> BTreeSet<Piece> {
         let places = self.vms.values().flat_map(|vm| vm.chunks.values().map(|(piece, _)| *piece));
         let own = self.held.iter().flat_map(|&(first, count)| {
@@ -138,7 +138,7 @@ impl Model {
         limit.saturating_sub(self.owned(tier).len() as u32)
     }
 
-    /// Pieces that can be given away at once.
+    /// Chunks and slots that can be allocated at once.
     fn clean(&self, tier: Tier) -> u32 {
         let (limit, owned) = (if tier == Tier::Card { CHUNKS } else { self.budget }, self.owned(tier));
         let scrubbing = |at| self.scrubbing.iter().any(|work| piece(work.place) == at);
@@ -147,7 +147,7 @@ impl Model {
         clean.min(self.room(tier))
     }
 
-    /// Returns what counts for a VM's limits.
+    /// Returns the chunks that count for a VM's limits.
     fn used(&self, id: u32, tier: Tier) -> u32 {
         let to = |flight: &&Flight| flight.vm == Some(id) && flight.to.0 == tier && !flight.drains;
         self.vms[&id].counted(tier) + self.flights.iter().filter(to).count() as u32
@@ -177,7 +177,7 @@ impl Model {
         self.room(Tier::Card) - self.promised() - self.left_reserve()
     }
 
-    /// Returns what no one is sure to get.
+    /// Returns the chunks that are not promised.
     fn uncommitted(&self) -> u32 {
         self.for_mediator() - self.left_aside()
     }
@@ -186,7 +186,7 @@ impl Model {
         self.uncommitted().saturating_sub(self.claimed + self.borrowed)
     }
 
-    /// Slots that are not kept for what is in the reserve.
+    /// Slots that are not kept for chunks in the reserve.
     fn host_room(&self) -> u32 {
         let draining = self.flights.iter().filter(|flight| flight.drains && flight.alive).count() as u32;
         self.room(Tier::Host).saturating_sub(self.parked() - draining)
@@ -208,7 +208,7 @@ impl Model {
         }
     }
 
-    /// The new owner finds zeros, and leaves a token.
+    /// Checks that the new owner finds zeros, and leaves a token.
     fn write(&mut self, at: Piece) -> Result<u64, TestCaseError> {
         prop_assert_eq!(self.contents.get(&at), None, "{:?} is not clean", at);
         self.token += 1;
@@ -319,7 +319,7 @@ impl Model {
                 prop_assert_eq!(&read, &saved);
                 self.table = ChunkTable::try_from(read).map_err(|why| TestCaseError::fail(why.to_string()))?;
                 prop_assert_eq!(self.table.save(), saved);
-                // Who scrubbed is gone.
+                // The scrubbing process is gone.
                 self.dirty.extend(self.scrubbing.drain(..).map(|work| piece(work.place)));
             }
             Op::FinishScrub(which) => {
@@ -340,7 +340,7 @@ impl Model {
         self.table.scrubbed(work.place);
     }
 
-    /// Chunks lose their places, and with them their moves.
+    /// Removes the places of chunks, and with them their moves.
     fn lose(&mut self, id: u32, which: impl Fn(u32) -> bool) {
         let Some(vm) = self.vms.get_mut(&id) else { return };
         for (_, (at, _)) in vm.chunks.extract_if(.., |&index, _| which(index)) {
@@ -442,7 +442,7 @@ impl Model {
         Ok(())
     }
 
-    /// The copy engine writes the destination with whatever the source holds, though the chunk be gone.
+    /// The copy engine writes the destination with the source's content, even if the chunk is gone.
     fn copy(&mut self, which: usize) {
         if self.flights.is_empty() {
             return;
@@ -495,7 +495,7 @@ impl Model {
                 self.claimed = self.claimed.saturating_sub(beyond);
                 self.borrowed += borrowed;
             }
-            // One chunk is a run always, so it is there when it is promised.
+            // A single chunk is always a run, so a promised one is there.
             Err(error) if count == 1 => {
                 let dirty = room > 0 && self.clean(Tier::Card) == 0;
                 prop_assert_eq!(matches!(error, Error::NeedsScrub { .. }), dirty);
@@ -522,8 +522,8 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Invariant 3: one owner, one place, what a VM left stays bit for bit through moves, and no owner sees what another
-    /// left. Nobody gets what is promised to others, and no limit is exceeded by a move.
+    /// Invariant 3: each chunk has one owner and one place, its data stays bit for bit through moves, and no owner sees
+    /// another's data. No VM gets chunks promised to others, and no move exceeds a limit.
     #[test]
     fn every_chunk_has_one_owner_and_keeps_its_contents(ops in prop::collection::vec(op(), 1..200)) {
         let mut model = Model::new();
@@ -534,8 +534,8 @@ proptest! {
         model.collect()?;
     }
 
-    /// `translate`, `lookup` and `pieces` agree with a byte-wise look at the map, whatever the order of first uses and
-    /// whatever has moved to host memory.
+    /// `translate`, `lookup` and `pieces` agree with a byte-wise look at the map, for any order of first uses and any
+    /// moves to host memory.
     #[test]
     fn ranges_are_in_one_piece_as_the_runs_say(
         address in 0u64..5 * CHUNK,

@@ -87,7 +87,7 @@ fn a_chunk_that_goes_while_it_moves_leaves_a_destination_to_scrub() {
     assert!(!table.is_moving(VM, 0));
     assert_eq!(table.summary().vms[&VM].moving, 1);
     table.destroy_vm(VM).unwrap();
-    // A VM of the same number has nothing to do with what is still on its way.
+    // A new VM of the same number is independent of the old one's moves.
     table.create_vm(VM, CHUNK, Limits { swap_cap: 0, ..Limits::default() }).unwrap();
     assert_eq!((table.commit_move(unplaced.id), table.commit_move(destroyed.id)), (Ended::Gone, Ended::Gone));
     assert_eq!(scrub_all(&mut table), 6);
@@ -180,12 +180,12 @@ fn the_reserve_takes_an_eviction_without_a_copy_and_drains() {
     assert_eq!(at(&table, 1), Lookup::Placed(on_card(CHUNK)), "it stays where it is");
     let vm = table.summary().vms[&VM];
     assert_eq!((vm.placed, vm.parked, vm.host, table.is_parked(VM, 1)), (2, 1, 0, true));
-    // The only slot is its own: nothing else gets it, not into the reserve either.
+    // The only slot is reserved for it: no other chunk gets it, not through the reserve either.
     let budget = Err(Error::Full { vm: VM, limit: Limit::HostBudget(1), host: None });
     assert_eq!(table.start(step(0, To::Host)), budget.map(Some));
     assert_eq!(table.start(step(0, To::Reserve)), budget.map(Some));
     assert_eq!(table.place(VM, GuestAddr(3 * CHUNK)), Ok(Placed { place: on_card(3 * CHUNK), new: true }));
-    // Back it can come only for what is spare.
+    // It can return only into a spare chunk.
     assert!(matches!(table.start(step(1, To::Card)), Err(Error::Full { limit: Limit::Card { .. }, .. })));
     let drain = table.start(step(1, To::Host)).unwrap().unwrap();
     assert_eq!((table.commit_move(drain.id), at(&table, 1)), (Ended::Committed, Lookup::Placed(in_host(0))));
@@ -205,7 +205,7 @@ fn a_chunk_comes_back_from_the_reserve_without_a_copy() {
     assert_eq!(table.begin_move(VM, 1, To::Card), Err(Error::Settled { vm: VM, index: 1 }), "nothing is to be copied");
     assert_eq!(table.start(step(To::Card)), Ok(None));
     assert_eq!((table.is_parked(VM, 1), table.summary().parked, table.summary().reserve), (false, 0, 2));
-    // A drain that is given up leaves the chunk in the reserve; one whose chunk goes leaves nothing.
+    // An aborted drain leaves the chunk in the reserve; a drain whose chunk is gone leaves nothing.
     table.start(step(To::Reserve)).unwrap();
     let drain = table.start(step(To::Host)).unwrap().unwrap();
     table.abort_move(drain.id);
@@ -227,7 +227,7 @@ fn policies_for_a_full_card_are_known_by_name() {
 #[test]
 fn what_is_quarantined_goes_to_nobody_once_its_owner_has_lost_it() {
     let mut table = swapping(2, Limits::default());
-    // One that its owner has still, one that waits to be scrubbed.
+    // One that has an owner, one that waits to be scrubbed.
     table.quarantine(on_card(0));
     table.unplace(VM, GuestAddr(CHUNK)).unwrap();
     table.quarantine(on_card(CHUNK));

@@ -68,11 +68,11 @@ fn what_nobody_has_had_is_known_to_be_zeroed() {
     assert!(small.zeroed && large.zeroed);
     pool.free(small.address);
     pool.free(large.address);
-    // The page that was had is part of it.
+    // The page that was allocated before is part of it.
     assert!(!pool.alloc_block(&mut table, 0x2000).unwrap().zeroed);
     assert!(pool.alloc_block(&mut table, 0x1000).unwrap().zeroed, "nobody has had it");
     assert!(!pool.alloc_block(&mut table, 2 * CHUNK).unwrap().zeroed);
-    // A chunk that was given back is zeroed before the pool gets it again.
+    // A chunk that was returned is zeroed before the pool gets it again.
     pool.release_all(&mut table);
     while let Some(work) = table.take_scrub_work() {
         table.scrubbed(work.place);
@@ -89,7 +89,7 @@ fn freeing_twice_is_caught() {
     pool.free(page);
 }
 
-/// A pool with an allocation of two chunks and one of a page, as it is saved.
+/// A pool with an allocation of two chunks and one of a page, in its saved form.
 fn saved() -> (ChunkTable, SavedPool) {
     let (mut table, mut pool) = (table(8), PagePool::new(u64::MAX));
     pool.alloc(&mut table, 2 * CHUNK).unwrap();
@@ -106,7 +106,7 @@ fn saved_pools_that_cannot_be_are_refused() {
         let mut unclaimed = table.unclaimed();
         PagePool::restored(saved, &table, &mut unclaimed).expect_err("it was restored").to_string()
     };
-    // A VM's chunk, or nobody's.
+    // A VM's chunk, or one without an owner.
     assert!(refused(&|saved| saved.runs[1].0 = 5).contains("chunk 5 is used twice, or not the mediator's"));
     assert!(refused(&|saved| saved.runs[1] = saved.runs[0]).contains("used twice"));
     assert!(refused(&|saved| saved.runs[0].1 = u32::MAX).contains("used twice"));
@@ -137,14 +137,15 @@ fn chunks_of_the_mediator_have_one_user() {
 }
 
 proptest! {
-    /// Allocations never overlap, are aligned, lie in the mediator's chunks; when all are freed, all chunks go back.
+    /// Allocations never overlap, are aligned, are in the mediator's chunks; when all are freed, all chunks are
+    /// returned.
     #[test]
     fn allocations_are_disjoint_and_all_comes_back(
         ops in prop::collection::vec((any::<bool>(), 1u64..3 * CHUNK, any::<usize>()), 1..150)
     ) {
         let (mut table, mut pool) = (table(16), PagePool::new(12 * CHUNK));
         let mut live: Vec<(u64, u64)> = Vec::new();
-        // Pages that somebody has had since their chunk came to the pool.
+        // Pages that were allocated since their chunk came to the pool.
         let mut had = std::collections::BTreeSet::new();
         for (free, bytes, which) in ops {
             if free && !live.is_empty() {
@@ -171,7 +172,7 @@ proptest! {
                 prop_assert!(unclaimed.finish().is_ok());
                 prop_assert_eq!((&restored.free, &restored.used, restored.held), (&pool.free, &pool.used, pool.held));
                 prop_assert_eq!(restored.save(), saved);
-                // Of what was not written down nobody knows that it is zeroed.
+                // A restored pool does not know which pages are zeroed.
                 had.extend((0..16 * CHUNK).step_by(PAGE_BYTES as usize).filter(|page| {
                     table.chunk_at(CardAddr(*page)).is_some_and(|chunk| table.state(chunk) == crate::ChunkState::Mediator)
                 }));

@@ -20,7 +20,7 @@ fn quanta(of: &[u64]) -> Quanta {
     quanta
 }
 
-/// Copies at full speed for `permille` of the time, a copy each 10 ms, from `from` on for a second. The first change.
+/// Copies at full speed for `permille` of the time, every 10 ms, from `from` on for a second. Returns the first change.
 fn copy(quanta: &mut Quanta, from: u64, permille: u64) -> Option<(u64, Change)> {
     (0..100).find_map(|step| {
         let now = from + step * 10 * MS;
@@ -54,7 +54,7 @@ fn much_traffic_of_sets_that_do_not_fit_switches_on() {
     let turn = on(&mut quanta);
     assert_eq!((&*turn.members, turn.holder), (&[VmId(1), VmId(2)][..], VmId(1)));
     assert_eq!(quanta.bandwidth(), 1000);
-    // 500 bytes go and as many come, at 1000 bytes per second, ten times.
+    // 500 bytes are evicted and as many returned, at 1000 bytes per second, ten times.
     assert_eq!(turn.quantum_ns, 10 * SECOND);
     assert_eq!(quanta.turn(), Some(&turn));
 }
@@ -118,13 +118,13 @@ fn turns_go_round_and_skip_who_is_idle() {
         now += quantum;
         let turn = Turn { members: [1, 2, 3].map(VmId).to_vec(), holder: VmId(holder), quantum_ns: quantum };
         assert_eq!(quanta.tick(now), Some(Change::Next(turn)));
-        // However long the copies take, they are not of the quantum.
+        // The time of the copies, however long, is not part of the quantum.
         now += 2 * quantum;
         assert_eq!(quanta.tick(now), None);
         quanta.settled(now);
         assert_eq!(quanta.tick(now + quantum - 1), None);
     }
-    // The holder has nothing to do any more: the next one need not wait for the end.
+    // The holder has no more work: the next one need not wait for the end.
     quanta.set_working_sets(1000, BTreeMap::from([(VmId(1), 700), (VmId(3), 700)]));
     let Some(Change::On(turn)) = quanta.tick(now + 1) else { panic!("no change") };
     assert_eq!((turn.holder, turn.members), (VmId(3), vec![VmId(1), VmId(3)]));
@@ -144,7 +144,7 @@ fn it_goes_off_when_sets_have_fitted_for_a_window() {
     assert_eq!(quanta.tick(11 * SECOND), None, "and not any more");
     quanta.set_working_sets(1000, sets(&[400, 400]));
     assert_eq!((quanta.tick(12 * SECOND), quanta.tick(13 * SECOND)), (None, Some(Change::Off)));
-    // The copies of the last change of turn are not held against them.
+    // The copies of the last change of turn do not count as thrashing.
     quanta.set_working_sets(1000, sets(&[700, 700]));
     assert_eq!(quanta.tick(13 * SECOND), None);
     assert!(copy(&mut quanta, 14 * SECOND, 500).is_some());
@@ -203,8 +203,8 @@ fn a_holder_that_has_no_work_for_as_long_as_a_change_takes_gives_its_turn_up_to_
 }
 
 proptest! {
-    /// Whatever happens: turns are of two or more active VMs, the holder is one of them, no one waits beside the rest who
-    /// need not, each comes to its turn, and what is said once is not said again.
+    /// At any time: members are two or more active VMs, the holder is one of them, no VM waits needlessly, each gets
+    /// its quantum, and no change is reported twice.
     #[test]
     fn turns_are_fair_and_end(
         events in prop::collection::vec((0u64..3000, prop::collection::btree_map(1u32..6, 0u64..1500, 0..5), 0u64..400), 1..60),
@@ -238,7 +238,7 @@ proptest! {
             }
             quanta.settled(now);
         }
-        // With nothing changing, each member has its turn within as many quanta as there are members.
+        // While nothing changes, each member gets its quantum within as many quanta as there are members.
         if let Some(turn) = turn_of(&quanta).filter(|_| !quanta.fits(0) || mode == Mode::Forced) {
             let mut holders = vec![turn.holder];
             for _ in 1..turn.members.len() {
@@ -257,7 +257,7 @@ fn turn_of(quanta: &Quanta) -> Option<Turn> {
     quanta.turn().cloned()
 }
 
-/// Something that may be told to the detector.
+/// An event that the detector may receive.
 #[derive(Clone, Debug)]
 enum Told {
     Relocated(u64, u64),
@@ -289,7 +289,7 @@ fn tell(quanta: &mut Quanta, now: u64, told: &Told) -> Option<Change> {
 }
 
 proptest! {
-    /// A detector that was saved and restored decides as one that was not.
+    /// A detector that was saved and restored decides the same as one that was not.
     #[test]
     fn restored_turns_go_on(steps in prop::collection::vec((told(), 1..700u64, any::<bool>()), 1..60)) {
         let (mut kept, mut moved, mut now) = (Quanta::new(config()), Quanta::new(config()), 0);
@@ -305,7 +305,7 @@ proptest! {
         }
     }
 
-    /// Edited turns are refused, or do no harm.
+    /// Edited quanta are refused or harmless.
     #[test]
     fn edited_turns_never_panic(
         steps in prop::collection::vec((told(), 1..700u64), 1..20),

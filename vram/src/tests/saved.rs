@@ -1,4 +1,4 @@
-//! Saved tables that were edited: refused, or as good as any other.
+//! Edited saved tables: they are refused, or valid.
 
 use super::super::moves::To;
 use super::super::stock::SavedPiece;
@@ -9,8 +9,8 @@ use proptest::prelude::*;
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 const VM: VmId = VmId(1);
 
-/// A table of 12 chunks with a VM in both memories and in the reserve, a chunk of the mediator's, a move under way and one of
-/// the reserve, a chunk to scrub and one that is quarantined.
+/// A table of 12 chunks with a VM in both memories and in the reserve, a chunk of the mediator's, a move in flight and
+/// one of the reserve, a chunk to scrub and one that is quarantined.
 fn table() -> ChunkTable {
     let mut table = ChunkTable::new(12 * CHUNK, CHUNK, Contents::Zeroed).unwrap();
     table.set_host_budget(8);
@@ -67,7 +67,7 @@ fn owners_that_disagree_are_refused() {
         saved.card.states.iter().position(|piece| wanted(*piece)).unwrap()
     };
     let of_vm = |vm: u32| move |piece: SavedPiece| matches!(piece, SavedPiece::Vm { vm: of, .. } if of == vm);
-    // The same chunk twice, a chunk behind the guest's, a chunk of no VM, one that a move comes from.
+    // The same chunk twice, a chunk beyond the guest's VRAM, a chunk of no VM, one that is the source of a move.
     assert!(
         refused(|saved| {
             let at = piece(saved, &of_vm(2));
@@ -104,7 +104,7 @@ fn owners_that_disagree_are_refused() {
 fn pieces_that_nobody_scrubs_are_refused() {
     assert!(refused(|saved| saved.card.to_scrub.clear()).contains("to scrub are others"));
     assert!(refused(|saved| saved.card.to_scrub.push(saved.card.to_scrub[0])).contains("to scrub are others"));
-    // The VM's contents would be the next owner's.
+    // The next owner would see the VM's content.
     assert!(
         refused(|saved| {
             let at = saved.card.to_scrub[0] as usize;
@@ -163,7 +163,7 @@ fn numbers_out_of_bounds_are_refused() {
     assert!(refused(promised).contains("13 chunks of a card of 12 are guaranteed"));
 }
 
-/// Uses a table as its owner would, whatever comes of it.
+/// Uses a table as its owner would; errors are ignored.
 fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
     let mut works = Vec::new();
     for &(what, vm, index) in steps {
@@ -192,7 +192,7 @@ fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
 }
 
 proptest! {
-    /// Bytes of a saved table that were changed make no table, or one that works.
+    /// Changed bytes of a saved table give no table, or one that works.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

@@ -1,4 +1,4 @@
-//! VMs whose work nobody counts: a card of 1000 bytes that is copied at 1000 bytes per second.
+//! VMs whose bus accesses are not counted: a card of 1000 bytes that is copied at 1000 bytes per second.
 
 use super::super::{Change, Done, Quanta, QuantaConfig};
 use crate::VmId;
@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
-/// Time between two looks.
+/// Time between two polls.
 const LOOK: u64 = 50 * MS;
 
-/// Two VMs of which only one and a half fit, at work.
+/// Two VMs at work, of which only one and a half fit.
 struct Stage {
     quanta: Quanta,
     now: u64,
     done: BTreeMap<VmId, Done>,
-    /// Engine time of a submission without turns, and within one.
+    /// Engine time of a submission without quanta, and within one.
     lengths: (u64, u64),
     /// Part of the time in which the engine has work, in percent.
     busy: u64,
@@ -29,7 +29,7 @@ impl Stage {
         Self { quanta, now: 0, done, lengths, busy }
     }
 
-    /// Works until something changes, or for so long. Says when that was.
+    /// Works until a change, or for `limit`. Returns the change and its time.
     fn until_change(&mut self, limit: u64) -> Option<(u64, Change)> {
         let end = self.now + limit;
         while self.now < end {
@@ -58,7 +58,7 @@ impl Stage {
 fn turns_are_tried_where_nobody_counts_and_go_on_if_work_is_shorter_in_them() {
     let mut stage = Stage::new((5 * MS, MS), 100);
     let Some((began, Change::On(turn))) = stage.until_change(10 * SECOND) else { panic!("no trial") };
-    // Two windows of looking on; 500 bytes go and as many come.
+    // Two windows of observation; 500 bytes are evicted and as many returned.
     assert_eq!((began, turn.quantum_ns, stage.quanta.tries()), (2 * SECOND + LOOK, SECOND, true));
     let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("no turn of the other") };
     assert_eq!((at, turn.quantum_ns), (began + SECOND, SECOND));

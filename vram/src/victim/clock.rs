@@ -1,9 +1,8 @@
-//! By what was used of late: the second-chance algorithm over what the mediator sees, submissions that name buffers and
-//! copies.
+//! The second-chance algorithm over the uses that the mediator sees: submissions that name buffers, and copies.
 
 use super::{Choose, Hints, keep_least};
 
-/// Chooses what was not used since the hand last passed.
+/// Chooses chunks that were not used since the hand last passed.
 #[derive(Debug)]
 pub(super) struct Clock;
 
@@ -11,7 +10,7 @@ impl Choose for Clock {
     fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
         let start = candidates.partition_point(|&index| index < hints.hand);
         candidates.rotate_left(start);
-        // The first round passes all that was used; in the second nothing is referenced any more.
+        // The first round passes all used chunks; in the second none is referenced.
         let mut chosen: Vec<u32> = Vec::with_capacity(count.min(candidates.len()));
         let mut spared = Vec::new();
         for &index in &*candidates {

@@ -8,14 +8,14 @@ pub(crate) use saved::SavedHints;
 use comings::Comings;
 use std::ops::RangeInclusive;
 
-/// The priority of a chunk of which nothing was said.
+/// The priority of a chunk without a hint.
 pub const PRIORITY_DEFAULT: u8 = 128;
 
 /// Hints about the chunks of a VM, by guest chunk. Of each kind there is at most one entry for each chunk that the
 /// guest has, and none before the first is set.
 #[derive(Debug)]
 pub struct Hints {
-    /// Chunks that the guest has.
+    /// Number of chunks that the guest has.
     chunks: u32,
     priorities: Vec<u8>,
     accesses: Vec<u32>,
@@ -27,7 +27,7 @@ pub struct Hints {
 }
 
 impl Hints {
-    /// Nothing is known about a VM of `chunks` chunks.
+    /// Creates empty hints for a VM of `chunks` chunks.
     #[must_use]
     pub fn new(chunks: u32) -> Self {
         Self {
@@ -40,33 +40,33 @@ impl Hints {
         }
     }
 
-    /// Sets the priority of chunks: the lowest go first.
+    /// Sets the priority of chunks: the lowest are evicted first.
     pub fn set_priority(&mut self, chunks: RangeInclusive<u32>, priority: u8) {
         let range = self.within(&chunks);
         self.priorities.resize(self.chunks as usize, PRIORITY_DEFAULT);
         self.priorities[range].fill(priority);
     }
 
-    /// The priority of a chunk.
+    /// Returns the priority of a chunk.
     #[must_use]
     pub fn priority(&self, index: u32) -> u8 {
         self.priorities.get(index as usize).copied().unwrap_or(PRIORITY_DEFAULT)
     }
 
-    /// Sets how often each of `chunks` is accessed, in whatever unit the profile has for the VM.
+    /// Sets how often each of `chunks` is accessed, in any unit that the profile uses for the VM.
     pub fn set_accesses(&mut self, chunks: RangeInclusive<u32>, count: u32) {
         let range = self.within(&chunks);
         self.accesses.resize(self.chunks as usize, 0);
         self.accesses[range].fill(count);
     }
 
-    /// Returns how often a chunk is accessed; 0 if nothing was said.
+    /// Returns how often a chunk is accessed; 0 without a hint.
     #[must_use]
     pub fn accesses(&self, index: u32) -> u32 {
         self.accesses.get(index as usize).copied().unwrap_or(0)
     }
 
-    /// The chunks were used just now.
+    /// Notes that the chunks were used just now.
     pub fn touch(&mut self, chunks: RangeInclusive<u32>) {
         let range = self.within(&chunks);
         if range.is_empty() {
@@ -81,31 +81,31 @@ impl Hints {
         }
     }
 
-    /// The chunks have come to the card, together: they are used there now.
+    /// Notes that the chunks have come to the card, together, and are used there now.
     pub fn arrived(&mut self, chunks: RangeInclusive<u32>) {
         let range = self.within(&chunks);
         self.comings.arrived(range, self.chunks);
     }
 
-    /// A chunk is wanted on the card, where it has no place.
+    /// Notes that a chunk is needed on the card, where it has no place.
     pub fn wants(&mut self, index: u32) {
         self.comings.wants(index);
     }
 
-    /// Returns whether a chunk was used since the clock's hand last passed.
+    /// Returns true if a chunk was used since the clock's hand last passed.
     #[must_use]
     pub fn is_referenced(&self, index: u32) -> bool {
         self.referenced.get(index as usize / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
     }
 
-    /// The clock's hand passes a chunk.
+    /// Notes that the clock's hand passes a chunk.
     pub(super) fn pass(&mut self, index: u32) {
         if let Some(word) = self.referenced.get_mut(index as usize / 64) {
             *word &= !(1 << (index % 64));
         }
     }
 
-    /// The part of `chunks` that the guest has.
+    /// Returns the part of `chunks` that the guest has.
     fn within(&self, chunks: &RangeInclusive<u32>) -> std::ops::Range<usize> {
         let end = chunks.end().saturating_add(1).min(self.chunks) as usize;
         (*chunks.start() as usize).min(end)..end

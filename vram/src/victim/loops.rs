@@ -1,15 +1,15 @@
-//! For programs that go over more than the card has, again and again: of a loop, what was used just now is needed last, so that to
-//! give up what was used longest ago is the worst that one can do.
+//! For programs that repeatedly loop over more memory than the card has: in a loop, the most recently used chunk is
+//! needed last, so that LRU is the worst policy.
 //!
-//! It knows of a chunk only when it came to the card and when it went; a card without reference bits shows no more. First
-//! goes the chunk before one that is wanted now, since buffers are gone over in the order of addresses; then what came last. A
-//! chunk that is wanted again at once was no part of a loop but is always in use: it is spared for so many victims, and for twice as
-//! many each time that this happens again.
+//! It knows only when a chunk came to the card and when it was evicted; a card without reference bits shows nothing
+//! else. The first victim is the chunk before one that is needed now, since loops usually use buffers in the order of
+//! addresses; then the chunk that came last. A chunk that is needed again at once is not part of a loop but always in
+//! use: it is spared for a number of victims, which doubles each time that this happens again.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;
 
-/// Chooses what was used just now, but for what is always in use.
+/// Chooses the chunk used most recently, except those that are always in use.
 #[derive(Debug)]
 pub(super) struct Loops;
 
@@ -24,7 +24,7 @@ impl Choose for Loops {
     }
 
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
-        // What was wanted at once comes back before all, then what has been away longest: a loop comes to it next.
+        // Chunks needed again at once are returned first, then those away longest: a loop needs these next.
         keep_least(candidates, count, |index| (Reverse(hints.comings.allowance(index)), hints.comings.went(index)));
     }
 }

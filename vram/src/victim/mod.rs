@@ -1,8 +1,8 @@
-//! Choice of the chunk of a VM that gives way, and of the one that comes back first.
+//! Choice of the chunk of a VM that is evicted, and of the one that is returned first.
 //!
-//! A policy is one file here and a line in [`VictimPolicy`]. It chooses among chunks that may go; which VM has to give, and
-//! how many, is for the [`Balancer`](crate::Balancer). What is known about chunks ([`Hints`]) is kept apart
-//! from the policies, so that another one can be chosen while VMs run and nothing that was said is lost.
+//! A policy is one file here and a line in [`VictimPolicy`]. It chooses among candidates; the
+//! [`Balancer`](crate::Balancer) decides which VM gives up how many chunks. Knowledge about chunks ([`Hints`]) is kept
+//! apart from the policies, so that the policy can change while VMs run and no hint is lost.
 
 mod clock;
 mod hints;
@@ -19,14 +19,14 @@ use std::str::FromStr;
 
 /// Chooses chunks.
 pub trait Choose: Debug + Send {
-    /// Leaves of `candidates`, guest chunks in ascending order, those `count` that are best given up, the best first; all if
-    /// there are fewer.
+    /// Reduces `candidates`, guest chunks in ascending order, to the `count` best to evict, the best first; keeps all
+    /// if there are fewer.
     fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
-    /// As [`Self::victims`], those that are most worth to be on the card.
+    /// Does the same as [`Self::victims`] for the chunks that are best to return to the card.
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
-    /// Returns where the policy is in what it does at random: a policy that is built from that as its seed goes on as this one.
+    /// Returns the state of the random generator: a policy built with it as its seed continues as this one.
     fn phase(&self) -> u64 {
         0
     }
@@ -35,25 +35,25 @@ pub trait Choose: Debug + Send {
 /// The policies, by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VictimPolicy {
-    /// Any, as GPUswap does: a GPU keeps no reference bits.
+    /// At random, as GPUswap does: a GPU keeps no reference bits.
     #[default]
     Random,
-    /// By what the owner says of its buffers, the lowest priority first.
+    /// By the owner's priorities for its buffers, the lowest first.
     Priority,
-    /// By how often a profile says that chunks are accessed, the least first.
+    /// By the accesses in a profile, the fewest first.
     Profiled,
-    /// By what the mediator sees used: chunks that were not since the hand last passed.
+    /// By the uses that the mediator sees: chunks not used since the hand last passed.
     Clock,
-    /// By comings and goings, what was used just now first, but for what is always in use: for loops that are larger than the
-    /// card.
+    /// By arrivals and evictions, the most recently used first, except chunks that are always in use: for loops that
+    /// are larger than the card.
     Loops,
 }
 
 impl VictimPolicy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 5] = [Self::Random, Self::Priority, Self::Profiled, Self::Clock, Self::Loops];
 
-    /// As an operator writes it.
+    /// Returns the name in configuration files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -65,7 +65,7 @@ impl VictimPolicy {
         }
     }
 
-    /// The policy itself. What it does at random follows from `seed`.
+    /// Creates the policy. `seed` determines its random choices.
     #[must_use]
     pub fn build(self, seed: u64) -> Box<dyn Choose> {
         match self {

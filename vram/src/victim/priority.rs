@@ -1,4 +1,4 @@
-//! By the priority that the owner gives its buffers: the policy of GPUswap's dissertation.
+//! By the owner's priorities for its buffers: the policy of GPUswap's dissertation.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;

@@ -1,4 +1,4 @@
-//! By how often chunks are accessed, which a profile says that was taken before or is taken by the card.
+//! By accesses to chunks, from a profile that was taken before or that the card takes.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;

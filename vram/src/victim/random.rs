@@ -1,4 +1,4 @@
-//! Any chunk.
+//! Random victims.
 
 use super::{Choose, Hints};
 
@@ -11,8 +11,8 @@ impl Random {
         Self(seed)
     }
 
-    /// The next number below `bound`, which is not 0: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), cut to the range by
-    /// its upper bits.
+    /// Returns the next number below `bound`, which is not 0: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), cut to
+    /// the range by its upper bits.
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

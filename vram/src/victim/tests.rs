@@ -80,7 +80,7 @@ fn loops_keep_a_part_of_a_loop_that_is_too_large() {
         on_card.insert(wanted);
         hints.arrived(wanted..=wanted);
     }
-    // Were it what was used longest ago that goes, each would have to come back: 108. The fewest that are possible are 29.
+    // With LRU, each access would need a return: 108. The minimum is 29.
     assert!((27..=30).contains(&copies), "{copies}");
 }
 
@@ -129,7 +129,8 @@ fn what_the_guest_does_not_have_is_not_kept() {
 }
 
 proptest! {
-    /// Whatever was said, each policy chooses as many different candidates as it is asked for, and the same from one seed.
+    /// Each policy chooses the requested number of different candidates, and the same ones from one seed, for any
+    /// hints.
     #[test]
     fn each_policy_chooses_among_the_candidates(
         mut candidates in prop::collection::btree_set(0..CHUNKS, 0..60).prop_map(|set| set.into_iter().collect::<Vec<_>>()),

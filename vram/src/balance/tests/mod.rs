@@ -1,4 +1,4 @@
-//! Givers and getters: one behaviour each. Random sequences are in `random`.
+//! Evictions and returns: one behaviour each. Random sequences are in `random`.
 
 mod random;
 mod world;
@@ -9,7 +9,7 @@ use world::{MS, World};
 
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 
-/// A card of `chunks`, and VMs 1, 2, .. of 64 chunks with these limits.
+/// Creates a card of `chunks`, and VMs 1, 2, .. of 64 chunks with these limits.
 fn world(chunks: u32, vms: &[Limits]) -> World {
     let mut world = World::new(chunks, 1000, Config::default());
     for (vm, &limits) in (1..).zip(vms) {
@@ -46,7 +46,7 @@ fn a_request_for_many_chunks_is_planned_as_a_whole() {
     world.use_chunks(1, 0..60);
     world.use_chunks(2, 0..40);
     world.balancer.set_config(Config { steps_max: 8, ..Config::default() });
-    // Of 24 more it is entitled to 10: 14 will be born in host memory, and so many steps are too many for one plan.
+    // Of 24 more it is entitled to 10: 14 will get their place in host memory, and all steps are too many for one plan.
     let request = Some(Request { by: By::Vm(VmId(2)), chunks: 24 });
     assert_eq!(world.plan(request).len(), 8);
     assert_eq!(world.plan(request).len(), 2);
@@ -117,7 +117,7 @@ fn who_has_got_its_memory_keeps_it_for_a_while_whoever_requests() {
     world.use_chunks(1, 0..20);
     world.use_chunks(2, 0..20);
     world.rest(&[1, 2]);
-    // The second gives all up, and what the first had in host memory comes back.
+    // The second frees everything, and the first gets its chunks back from host memory.
     for index in 0..20 {
         world.table.unplace(VmId(2), GuestAddr(index * CHUNK)).unwrap();
     }
@@ -127,7 +127,8 @@ fn who_has_got_its_memory_keeps_it_for_a_while_whoever_requests() {
     assert_eq!(world.card(1), 20);
     let came = world.table.summary().vms[&VmId(1)].moved_in;
     assert!(came > 0);
-    // The second wants all of its part at once: it gets what the first has had all along, and the rest when its time is over.
+    // The second wants its whole share at once: it gets the chunks that the first has had all along, and the rest
+    // later.
     world.now += 5 * MS;
     let request = Some(Request { by: By::Vm(VmId(2)), chunks: 20 });
     assert_eq!(world.plan(request).len(), 5, "of 15");
@@ -141,7 +142,7 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.use_chunks(1, 0..20);
     world.use_chunks(2, 0..20);
     world.rest(&[1, 2]);
-    // One wants less and at once more again: all that came to the other goes back, but not before it has settled.
+    // One frees memory and allocates it again at once: all that the other got goes back, but not before it has settled.
     for index in 0..15 {
         world.table.unplace(VmId(2), GuestAddr(index * CHUNK)).unwrap();
     }
@@ -172,7 +173,7 @@ fn pinned_chunks_stay_and_are_part_of_the_guarantee() {
     world.rest(&[1, 2]);
     let left: Vec<u32> = world.table.resting(VmId(1), Tier::Card).collect();
     assert_eq!(left, [0, 1, 2, 3, 4]);
-    // A guarantee that falls takes pins with it.
+    // A lowered guarantee drops pins.
     world.table.set_limits(VmId(1), Limits { guarantee: 2, ..ANY }).unwrap();
     world.unsettle();
     world.rest(&[1, 2]);
@@ -229,7 +230,7 @@ fn the_reserve_is_used_first_and_drains_when_nothing_else_is_to_do() {
     world.now += 50 * MS;
     assert!(world.plan(None).iter().all(|step| step.to == To::Host), "it drains");
     assert_eq!((world.table.summary().parked, world.table.summary().reserve), (0, 2));
-    // What is freed before that comes back from the reserve, without a copy.
+    // Chunks freed before that are returned from the reserve, without a copy.
     world.use_chunks(2, 3..4);
     assert_eq!(world.table.summary().parked, 1);
     world.destroy(2).unwrap();
@@ -246,7 +247,7 @@ fn what_the_mediator_claims_of_the_free_chunks_is_nobodys_share() {
     world.table.claim(2);
     world.use_chunks(1, 0..20);
     assert_eq!((world.card(1), world.table.spare()), (8, 0));
-    // Were the two there for VMs, the first would have less than its share, and the second would wait for ever.
+    // If the two were for VMs, the first would have less than its share, and the second would wait for ever.
     for index in 0..4 {
         assert!(world.ask(2, index).is_ok(), "chunk {index}");
     }
@@ -266,7 +267,7 @@ fn the_mediator_and_a_guarantee_get_room() {
     let more = wanted - now + world.table.spare();
     assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: more })).len(), 7);
     world.table.set_limits(VmId(2), limits).unwrap();
-    // What others are guaranteed does not go for it.
+    // Chunks that others are guaranteed are not evicted for it.
     world.table.set_limits(VmId(1), Limits { guarantee: 8, ..ANY }).unwrap();
     assert_eq!(world.plan(Some(Request { by: By::Guarantee, chunks: 1 })), []);
 }
@@ -340,7 +341,7 @@ fn what_a_raised_guarantee_is_owed_comes_back() {
     let mut world = world(10, &[ANY, Limits { guarantee: 4, ..ANY }]);
     world.use_chunks(1, 0..10);
     assert_eq!(world.card(1), 6, "four are kept for the other");
-    // The other's guarantee goes over to the first, whose chunks are in host memory: nothing is spare.
+    // The other's guarantee passes to the first, whose chunks are in host memory: no chunk is spare.
     world.table.set_limits(VmId(2), ANY).unwrap();
     world.table.set_limits(VmId(1), Limits { guarantee: 10, ..ANY }).unwrap();
     assert_eq!(world.table.spare(), 0);
@@ -357,7 +358,7 @@ fn who_gets_chunks_in_a_round_gives_none_in_it() {
     world.now += 50 * MS;
     world.use_chunks(1, 0..13);
     world.use_chunks(3, 0..8);
-    // The second, idle first, gives three chunks, and is due as much when the third is idle too: they have to settle.
+    // The second, idle first, gives up three chunks, and is due as many when the third is idle too: they must settle.
     world.rest(&[1]);
     assert_eq!([1, 2, 3, 4].map(|vm| world.card(vm)), [13, 3, 5, 0], "of 13, 3.4, 4.6 and what is kept");
 }
@@ -368,7 +369,7 @@ fn a_vm_that_is_gone_is_forgotten() {
     world.use_chunks(1, 0..8);
     pin(&mut world, 1, 0, 2).unwrap();
     world.destroy(1).unwrap();
-    // Another one of the same size has the number before anything is planned.
+    // Another VM of the same size gets the number before anything is planned.
     world.table.create_vm(VmId(1), 64 * CHUNK, ANY).unwrap();
     assert_eq!((world.balancer.pinned(VmId(1)), world.balancer.known.len(), world.balancer.active.len()), (0, 0, 0));
 }

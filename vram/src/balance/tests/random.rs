@@ -63,7 +63,7 @@ fn config() -> impl Strategy<Value = Config> {
     )
 }
 
-/// Does what the mediator would do with a guarantee that is refused: have room made, and ask again.
+/// Handles a refused guarantee as the mediator does: has room made, and tries again.
 fn set_limits(world: &mut World, vm: u32, limits: Limits) {
     world.unsettle();
     if let Err(crate::Error::Promise { wanted, now, .. }) = world.table.set_limits(VmId(vm), limits) {
@@ -71,7 +71,7 @@ fn set_limits(world: &mut World, vm: u32, limits: Limits) {
         world.plan(Some(Request { by: By::Guarantee, chunks: more }));
         let _ = world.table.set_limits(VmId(vm), limits);
     }
-    // A chunk that is above a new quota goes at once.
+    // A chunk above a new quota is evicted at once.
     world.plan(None);
     world.unsettle();
 }
@@ -120,7 +120,7 @@ fn apply(world: &mut World, op: Op) {
     }
 }
 
-/// Each VM's share by bisection in floating point, from the accounts alone; those that are `busy` before the others.
+/// Each VM's share by bisection in floating point, from the accounts alone; `busy` VMs come before the others.
 fn shares(world: &World, busy: &[u32]) -> Vec<(VmId, f64)> {
     let summary = world.table.summary();
     let low_water = world.balancer.config().low_water.min(summary.spare());
@@ -161,8 +161,8 @@ fn shares(world: &World, busy: &[u32]) -> Vec<(VmId, f64)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// With host memory enough, it comes to rest with each VM within one chunk of its share, at its guarantee if it uses
-    /// that much, and within its quota.
+    /// With enough host memory, it comes to rest with each VM within one chunk of its share, at its guarantee if it
+    /// uses that much, and within its quota.
     #[test]
     fn at_rest_no_one_is_off_by_more_than_a_chunk(
         config in config(),
@@ -179,7 +179,7 @@ proptest! {
         for &(vm, share) in &shares {
             let account = accounts[&vm];
             let used = account.placed + account.parked + account.host;
-            // What is kept for it and not used counts as its.
+            // Chunks that are kept for it and not used count as its own.
             let card = f64::from(account.placed.max(account.guarantee));
             prop_assert!((card - share).abs() <= 1.0 + 1e-6, "VM {vm} has {card} of {share}: {accounts:?} {shares:?}");
             prop_assert!(account.placed >= account.guarantee.min(used), "VM {vm} is below its guarantee: {account:?}");
@@ -193,7 +193,8 @@ proptest! {
         prop_assert_eq!(summary.parked, 0, "the reserve has drained");
     }
 
-    /// A balancer that is saved and restored at any time plans what it would have planned; but for `loops`, whose knowledge is not saved.
+    /// A balancer that is saved and restored at any time plans the same as before, except with `loops`, whose knowledge
+    /// is not saved.
     #[test]
     fn restored_plans_are_the_same(
         config in config().prop_filter("a policy that is saved", |config| config.policy != VictimPolicy::Loops),
@@ -217,7 +218,7 @@ proptest! {
         }
     }
 
-    /// Knowledge about chunks, edited, is refused or does no harm.
+    /// Edited knowledge about chunks is refused or harmless.
     #[test]
     fn edited_balancers_never_panic(
         config in config(),
@@ -243,7 +244,7 @@ proptest! {
         let _ = balancer.set_priority(&world.table, VmId(1), GuestAddr(0), 3 * CHUNK, 1);
     }
 
-    /// With little host memory and small caps it still comes to rest, every step can be done, and limits hold.
+    /// With little host memory and small caps it still comes to rest, every step can be executed, and limits hold.
     #[test]
     fn it_rests_whatever_is_exhausted(
         config in config(),

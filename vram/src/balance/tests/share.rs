@@ -42,7 +42,7 @@ fn a_share_that_is_no_whole_number_lies_between_two() {
 }
 
 proptest! {
-    /// The level is found independently, by bisection, in floating point.
+    /// The test finds the level independently, by bisection, in floating point.
     #[test]
     fn shares_are_those_of_a_level_that_rises(
         chunks in 0u32..4000,

@@ -1,4 +1,4 @@
-//! A table and a balancer with an executor that does what is planned, at once, and audits each plan.
+//! A table and a balancer with an executor that executes plans at once, and audits each.
 
 use super::CHUNK;
 use crate::balance::{Balancer, By, Config, Request};
@@ -11,7 +11,7 @@ pub(super) struct World {
     pub(super) table: ChunkTable,
     pub(super) balancer: Balancer,
     pub(super) now: u64,
-    /// Time at which each chunk was sent last, and whereto.
+    /// Time at which each chunk was last moved, and its destination.
     sent: BTreeMap<(VmId, u32), (u64, To)>,
 }
 
@@ -22,7 +22,7 @@ impl World {
         Self { table, balancer: Balancer::new(config), now: 0, sent: BTreeMap::new() }
     }
 
-    /// Returns whether anything that is planned now could have a reason.
+    /// Returns true if a step that is planned now could have a reason.
     fn is_pressed(&self, request: Option<Request>) -> bool {
         let missing = request.is_some_and(|request| match request.by {
             By::Vm(vm) => {
@@ -39,7 +39,7 @@ impl World {
         missing || self.table.vms().any(|(_, vm)| vm.host + vm.parked > 0 || vm.placed > vm.limits.quota)
     }
 
-    /// Plans, and does it. What was planned.
+    /// Plans, and executes the plan. Returns the steps.
     pub(super) fn plan(&mut self, request: Option<Request>) -> Vec<Step> {
         let pressed = self.is_pressed(request);
         let (now, config) = (self.now, *self.balancer.config());
@@ -88,7 +88,7 @@ impl World {
         self.table.scrubbed(work.place);
     }
 
-    /// A VM uses a guest chunk: room is made for it, and it gets its place.
+    /// Uses a guest chunk: makes room for it, and gives it its place.
     pub(super) fn ask(&mut self, vm: u32, index: u64) -> Result<Placed, Error> {
         let (vm, address) = (VmId(vm), GuestAddr(index * CHUNK));
         if self.table.is_placed(vm, address) == Some(false) {
@@ -102,12 +102,13 @@ impl World {
         }
     }
 
-    /// A VM uses guest chunks that it has not used. How many are born in host memory.
+    /// Uses guest chunks that the VM has not used. Returns how many get their first place in host memory.
     pub(super) fn use_chunks(&mut self, vm: u32, chunks: std::ops::Range<u64>) -> usize {
         chunks.filter(|&index| matches!(self.ask(vm, index).unwrap().place, Place::Host(_))).count()
     }
 
-    /// Lets time pass, an interval at a time, until nothing moves for so long that nothing will. `busy` VMs go on submitting.
+    /// Lets time pass, an interval at a time, until no chunk moves for so long that none will. `busy` VMs keep
+    /// submitting.
     pub(super) fn rest(&mut self, busy: &[u32]) -> usize {
         let config = *self.balancer.config();
         let long = (config.settle_ns.max(config.idle_after_ns) / config.return_interval_ns) as usize + 2;
@@ -125,19 +126,19 @@ impl World {
         panic!("it never rests");
     }
 
-    /// A VM is destroyed, as the mediator does it.
+    /// Destroys a VM, as the mediator does it.
     pub(super) fn destroy(&mut self, vm: u32) -> Result<u32, Error> {
         let freed = self.table.destroy_vm(VmId(vm))?;
         self.balancer.forget_vm(VmId(vm));
         Ok(freed)
     }
 
-    /// Chunks of a VM that count on the card.
+    /// Returns the chunks of a VM that count on the card.
     pub(super) fn card(&self, vm: u32) -> u32 {
         self.table.vms().find(|(id, _)| id.0 == vm).map_or(0, |(_, vm)| vm.placed)
     }
 
-    /// Limits, or whose turn it is, have changed: what moves for it need not settle.
+    /// Notes that limits, or the quantum's holder, have changed: chunks that move for it need not settle.
     pub(super) fn unsettle(&mut self) {
         self.sent.clear();
     }

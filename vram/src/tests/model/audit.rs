@@ -1,11 +1,11 @@
-//! Checks of what must be true of a chunk table at any time, and at its end.
+//! Checks of the invariants of a chunk table at any time, and at its end.
 
 use super::{CHUNK, CHUNKS, Flight, Model, start};
 use crate::{GuestAddr, Lookup, Place, Tier, To, VmId, VmSummary};
 use proptest::prelude::*;
 
 impl Model {
-    /// One owner and one place for each chunk, which holds what its VM left; the sums are those of the parts.
+    /// Checks that each chunk has one owner and one place and holds its VM's data, and that the sums are correct.
     pub(super) fn check(&self) -> Result<(), TestCaseError> {
         let owned = self.owned(Tier::Card).len() + self.owned(Tier::Host).len();
         let held = self.mediator() as usize + self.flights.len();
@@ -84,14 +84,14 @@ impl Model {
         Ok(())
     }
 
-    /// Nothing leaks, and what is promised is kept, all of it at once, whatever others take before.
+    /// Checks that nothing leaks, and that all promises can be kept at once, whatever others take first.
     pub(super) fn collect(mut self) -> Result<(), TestCaseError> {
         while !self.flights.is_empty() {
             self.end(0, self.flights.len().is_multiple_of(2))?;
             self.note_peaks();
         }
         self.scrub()?;
-        // What is in the reserve drains, or goes back to its VM if there is no host memory for it.
+        // A chunk in the reserve drains, or goes back to its VM if there is no host memory for it.
         for (vm, index) in self.table.parked().collect::<Vec<_>>() {
             self.begin(vm.0, index, To::Host)?;
             self.end(0, true)?;

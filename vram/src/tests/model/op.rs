@@ -1,4 +1,4 @@
-//! Operations on a chunk table, at random.
+//! Random operations on a chunk table.
 
 use super::{BUDGET_MAX, CHUNK};
 use crate::{Limits, OnFull, Tier, To};
@@ -25,7 +25,7 @@ pub(super) enum Op {
     Repay,
     TakeScrub(Option<Tier>),
     FinishScrub(usize),
-    /// Saved, and restored.
+    /// Saves and restores the table.
     Restore,
 }
 

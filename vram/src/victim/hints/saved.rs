@@ -1,4 +1,4 @@
-//! Knowledge about chunks, as it is saved.
+//! Knowledge about chunks in its saved form.
 
 use super::Hints;
 use saved_state::Invalid;
@@ -15,13 +15,13 @@ pub(crate) struct SavedHints {
 
 impl Hints {
     pub(crate) fn save(&self) -> SavedHints {
-        // How chunks come and go is learnt anew, within a few of them.
+        // Arrivals and evictions are learnt again, within a few of them.
         let Self { chunks: _, priorities, accesses, referenced, hand, comings: _ } = self;
         let (priorities, accesses, referenced) = (priorities.clone(), accesses.clone(), referenced.clone());
         SavedHints { priorities, accesses, referenced, hand: *hand }
     }
 
-    /// Restores what was known about a VM of `chunks` chunks.
+    /// Restores the knowledge about a VM of `chunks` chunks.
     pub(crate) fn restored(saved: SavedHints, chunks: u32) -> Result<Self, Invalid> {
         let SavedHints { priorities, accesses, referenced, hand } = saved;
         let fits = |len: usize, wanted: usize| len == 0 || len == wanted;
