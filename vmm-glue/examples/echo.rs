@@ -1,4 +1,4 @@
-//! Serves a device of plain memory on the path given, until it is killed: the bare server of transport benchmarks.
+//! Serves a device of plain memory on the given path until it is killed: the bare server for transport benchmarks.
 
 use std::path::PathBuf;
 

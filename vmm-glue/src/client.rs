@@ -1,7 +1,7 @@
 //! A small vfio-user client for tests, benches and hostile guests.
 //!
-//! It blocks, and it trusts its server no more than a test should: lengths of replies are checked. [`Client::request`] and
-//! the calls built on it follow the protocol; [`Client::send_raw`] and [`Client::receive_message`] do not have to.
+//! It blocks, and it does not trust its server: lengths of replies are checked. [`Client::request`] and the calls built
+//! on it follow the protocol; [`Client::send_raw`] and [`Client::receive_message`] do not have to.
 
 use std::collections::VecDeque;
 use std::io;
@@ -36,13 +36,13 @@ pub const QEMU_CAPABILITIES: &str = "{\"capabilities\": {\"migration\": {\"pgsiz
 pub const CLOUD_HYPERVISOR_CAPABILITIES: &str =
     "{\"capabilities\":{\"max_msg_fds\":1,\"max_data_xfer_size\":1048576,\"migration\":{\"pgsize\":4096}}}";
 
-/// Largest message that is taken, in bytes.
+/// Largest accepted message, in bytes.
 const MAX_MESSAGE: usize = 2 << 20;
 
 /// Why a call failed.
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// The socket failed, or no reply came in the time of [`Client::set_timeout`].
+    /// The socket failed, or no reply came within the time of [`Client::set_timeout`].
     #[error("the socket failed")]
     Io(#[from] io::Error),
     /// The server closed the connection.
@@ -51,13 +51,13 @@ pub enum ClientError {
     /// The server answered with an error number.
     #[error("the server answered with errno {0}")]
     Refused(u32),
-    /// The server does not follow the protocol.
+    /// The server violates the protocol.
     #[error("the reply is wrong: {0}")]
     Protocol(String),
 }
 
 impl ClientError {
-    /// The error number that the server gave.
+    /// Returns the error number from the server.
     pub fn errno(&self) -> Option<u32> {
         match self {
             Self::Refused(errno) => Some(*errno),
@@ -68,18 +68,18 @@ impl ClientError {
 
 type Result<T> = std::result::Result<T, ClientError>;
 
-/// A message as it came.
+/// A received message.
 #[derive(Debug)]
 pub struct Message {
     /// Its header.
     pub header: Header,
-    /// Bytes behind the header.
+    /// Bytes after the header.
     pub body: Vec<u8>,
-    /// Descriptors that came along.
+    /// Descriptors that came with it.
     pub fds: Vec<OwnedFd>,
 }
 
-/// Memory of the client: what [`Client::serve_dma`] reads and writes.
+/// Memory of the client that [`Client::serve_dma`] reads and writes.
 pub trait DmaTarget {
     /// Reads; an error is the `errno` of the reply.
     fn read(&mut self, gpa: u64, data: &mut [u8]) -> std::result::Result<(), u32>;
@@ -92,19 +92,19 @@ pub trait DmaTarget {
 pub struct Client {
     stream: UnixStream,
     next_id: u16,
-    /// Requests of the server that came while a reply was awaited.
+    /// Requests of the server that came before an awaited reply.
     requests: VecDeque<Message>,
     /// Text of the server's capabilities.
     capabilities: String,
 }
 
 impl Client {
-    /// Connects without saying anything.
+    /// Connects without sending anything.
     pub fn connect_silent(path: &Path) -> Result<Self> {
         Ok(Self::from_stream(UnixStream::connect(path)?))
     }
 
-    /// Takes a connection that stands already, without saying anything.
+    /// Takes an existing connection, without sending anything.
     pub fn from_stream(stream: UnixStream) -> Self {
         Self { stream, next_id: 0, requests: VecDeque::new(), capabilities: String::new() }
     }
@@ -114,14 +114,14 @@ impl Client {
         Self::connect_as(path, QEMU_CAPABILITIES)
     }
 
-    /// Connects and negotiates with the capabilities given as JSON.
+    /// Connects and negotiates with the given capabilities, as JSON.
     pub fn connect_as(path: &Path, capabilities: &str) -> Result<Self> {
         let mut client = Self::connect_silent(path)?;
         client.negotiate(0, 1, capabilities)?;
         Ok(client)
     }
 
-    /// Proposes a version; returns the one that the server chose.
+    /// Proposes a version; returns the version that the server chose.
     pub fn negotiate(&mut self, major: u16, minor: u16, capabilities: &str) -> Result<(u16, u16)> {
         let body = [Version { major, minor }.as_bytes(), capabilities.as_bytes(), &[0]].concat();
         let reply = self.request(Command::VERSION, &body, &[])?;
@@ -131,12 +131,12 @@ impl Client {
         Ok((version.major, version.minor))
     }
 
-    /// Capabilities of the server, JSON.
+    /// Returns the server's capabilities, as JSON.
     pub fn capabilities(&self) -> &str {
         &self.capabilities
     }
 
-    /// The socket.
+    /// Returns the socket.
     pub fn stream(&self) -> &UnixStream {
         &self.stream
     }
@@ -146,7 +146,7 @@ impl Client {
         Ok(self.stream.set_read_timeout(timeout)?)
     }
 
-    /// Sends bytes as they are. Blocks until all are taken.
+    /// Sends raw bytes. Blocks until all are sent.
     pub fn send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let mut rest = bytes;
         let mut fds = fds;
@@ -166,7 +166,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a request without waiting for anything; returns its number.
+    /// Sends a request without waiting for the reply; returns its number.
     pub fn send(&mut self, command: Command, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u16> {
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
@@ -235,7 +235,7 @@ impl Client {
         Ok(())
     }
 
-    /// Answers one `DMA_READ` or `DMA_WRITE` of the server; waits for it. Returns its header.
+    /// Waits for one `DMA_READ` or `DMA_WRITE` of the server and answers it. Returns its header.
     pub fn serve_dma(&mut self, memory: &mut dyn DmaTarget) -> Result<Header> {
         let message = match self.requests.pop_front() {
             Some(message) => message,
@@ -299,12 +299,12 @@ impl Client {
         self.send(Command::REGION_WRITE, FLAG_NO_REPLY, &write_body(region, offset, data), &[]).map(drop)
     }
 
-    /// Writes of up to 8 bytes each in one message, without a reply: (region, offset, data).
+    /// Sends writes of up to 8 bytes each in one message, without a reply: (region, offset, data).
     pub fn post_many(&mut self, writes: &[(u32, u64, &[u8])]) -> Result<()> {
         self.send(Command::REGION_WRITE_MULTI, FLAG_NO_REPLY, &multi_body(writes), &[]).map(drop)
     }
 
-    /// Lends memory; `fd` with an offset, or none.
+    /// Lends memory, with a file and an offset, or without a file.
     pub fn dma_map(&mut self, gpa: u64, size: u64, writable: bool, file: Option<(BorrowedFd<'_>, u64)>) -> Result<()> {
         let flags = DMA_MAP_READ | if writable { DMA_MAP_WRITE } else { 0 };
         let offset = file.map_or(0, |(_, offset)| offset);
@@ -313,7 +313,7 @@ impl Client {
         self.request(Command::DMA_MAP, body.as_bytes(), &fds).map(drop)
     }
 
-    /// Takes memory back. Returns how many bytes the server says it has unmapped.
+    /// Takes memory back. Returns the number of unmapped bytes in the server's reply.
     pub fn dma_unmap(&mut self, gpa: u64, size: u64) -> Result<u64> {
         let body = DmaUnmap { argsz: length(size_of::<DmaUnmap>()), flags: 0, address: gpa, size };
         let reply = self.request(Command::DMA_UNMAP, body.as_bytes(), &[])?;
@@ -334,7 +334,7 @@ impl Client {
         self.irq_request(IrqSet { argsz: 20, flags, index, start, count: length(fds.len()) }, &[], fds)
     }
 
-    /// Makes `count` eventfds and attaches them to interrupts from 0 on of a type.
+    /// Creates `count` eventfds and attaches them to interrupts from 0 on of a type.
     pub fn attach_irqs(&mut self, index: u32, count: usize) -> Result<Vec<OwnedFd>> {
         let fds = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect::<std::result::Result<Vec<_>, _>>();
         let fds = fds.map_err(io::Error::from)?;
@@ -355,7 +355,7 @@ impl Client {
         self.irq_request(IrqSet { argsz: 20, flags, index: 0, start: 0, count: 1 }, &[], &[])
     }
 
-    /// Any `DEVICE_SET_IRQS`.
+    /// Sends any `DEVICE_SET_IRQS`.
     pub fn irq_request(&mut self, request: IrqSet, booleans: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         self.request(Command::DEVICE_SET_IRQS, &[request.as_bytes(), booleans].concat(), fds).map(drop)
     }
@@ -372,7 +372,7 @@ impl Client {
         Ok(parse(&reply.body)?.0)
     }
 
-    /// Asks for a region, with room for `argsz` bytes of reply: its description, capabilities, descriptors.
+    /// Asks for a region, with room for `argsz` bytes of reply. Returns its description, capabilities, descriptors.
     pub fn region_info(&mut self, index: u32, argsz: u32) -> Result<(RegionInfoBody, Vec<u8>, Vec<OwnedFd>)> {
         let body = RegionInfoBody { argsz, index, ..Default::default() };
         let reply = self.request(Command::DEVICE_GET_REGION_INFO, body.as_bytes(), &[])?;
@@ -380,7 +380,7 @@ impl Client {
         Ok((info, caps.to_vec(), reply.fds))
     }
 
-    /// Asks for a region as QEMU does: a second time if the first reply wants more room.
+    /// Asks for a region as QEMU does: again if the first reply needs more room.
     pub fn region(&mut self, index: u32) -> Result<Region> {
         let fixed = length(size_of::<RegionInfoBody>());
         let (mut info, mut caps, mut fds) = self.region_info(index, fixed)?;
@@ -394,7 +394,7 @@ impl Client {
         Ok(Region { info, areas, file: fds.pop() })
     }
 
-    /// Asks for a region and maps what can be mapped of it.
+    /// Asks for a region and maps its mappable areas.
     pub fn map_region(&mut self, index: u32) -> Result<MappedRegion> {
         let Region { info, areas, file } = self.region(index)?;
         let (Some(file), true) = (file, info.flags & REGION_MMAP != 0) else {
@@ -433,11 +433,11 @@ pub struct Region {
     pub info: RegionInfoBody,
     /// Areas of it that can be mapped.
     pub areas: Vec<SparseArea>,
-    /// The file behind the areas.
+    /// The file that backs the areas.
     pub file: Option<OwnedFd>,
 }
 
-/// The areas of a region that can be mapped, mapped. They stay so when the client disconnects.
+/// The mappable areas of a region, mapped. They stay mapped when the client disconnects.
 #[derive(Debug)]
 pub struct MappedRegion {
     /// Areas at their offsets in the region.
@@ -456,7 +456,7 @@ impl MappedRegion {
     }
 }
 
-/// The areas of the sparse-mmap capability among `caps`, which follow the description of a region.
+/// Returns the areas of the sparse-mmap capability among `caps`, which follow the description of a region.
 fn sparse_areas(info: &RegionInfoBody, caps: &[u8]) -> Result<Vec<SparseArea>> {
     let wrong = |what: &str| ClientError::Protocol(format!("capabilities of region {}: {what}", info.index));
     let mut offset = info.cap_offset;
@@ -480,7 +480,7 @@ fn sparse_areas(info: &RegionInfoBody, caps: &[u8]) -> Result<Vec<SparseArea>> {
     }
 }
 
-/// Guest memory of `size` bytes as a VMM makes it: a memfd, sealed against shrinking if asked.
+/// Creates guest memory of `size` bytes as a VMM does: a memfd, sealed against shrinking if `sealed`.
 pub fn memory_file(size: u64, sealed: bool) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("guest-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, size)?;
@@ -502,13 +502,13 @@ pub fn wait_event(fd: impl AsFd, timeout: Duration) -> io::Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// Body of a `REGION_WRITE`.
+/// Returns the body of a `REGION_WRITE`.
 pub fn write_body(region: u32, offset: u64, data: &[u8]) -> Vec<u8> {
     let access = RegionAccess { offset, region, count: length(data.len()) };
     [access.as_bytes(), data].concat()
 }
 
-/// Body of a `REGION_WRITE_MULTI`: (region, offset, data), up to 8 bytes of data each.
+/// Returns the body of a `REGION_WRITE_MULTI`: (region, offset, data), up to 8 bytes of data each.
 pub fn multi_body(writes: &[(u32, u64, &[u8])]) -> Vec<u8> {
     let mut body = u64::try_from(writes.len()).unwrap_or(0).to_ne_bytes().to_vec();
     for &(region, offset, bytes) in writes {

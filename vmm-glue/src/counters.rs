@@ -6,15 +6,15 @@ use serde::Serialize;
 
 use crate::protocol::Command;
 
-/// Commands that are counted one by one; a higher number counts as number 0.
+/// Number of commands with a count of their own; a higher number counts as number 0.
 const COMMANDS: usize = 19;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $field:ident,)*) => {
-        /// The counts. They only grow, across clients; gauges say so.
+        /// The counts. They only grow, across clients, except gauges.
         #[derive(Debug, Default)]
         pub struct Counters {
-            /// Requests by command number; place 0 holds unknown ones.
+            /// Requests by command number; index 0 counts unknown ones.
             messages: [AtomicU64; COMMANDS],
             $($(#[$doc])* pub $field: AtomicU64,)*
         }
@@ -28,7 +28,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Reads all counts; each is exact, together they may be a few messages apart.
+            /// Reads all counts; each is exact, but they may be a few messages apart.
             pub fn snapshot(&self) -> Snapshot {
                 let messages = (0u16..)
                     .zip(&self.messages)
@@ -46,25 +46,25 @@ counters! {
     clients,
     /// Connections refused because another client was connected.
     clients_refused,
-    /// Connections closed because they said nothing, or nothing that is a message.
+    /// Connections closed because they sent nothing, or no valid message.
     connections_closed,
-    /// Connections ended by the server because of what the client did.
+    /// Connections that the server ended because of an error of the client.
     clients_dropped,
     /// Messages that needed no reply (posted writes, also batched ones).
     posted,
     /// Region writes that came inside of batches.
     batched_writes,
-    /// Region reads, after batches and odd sizes were taken apart as far as the client sent them.
+    /// Region reads, counted separately for parts of batches and of odd sizes if the client sent them as such.
     region_reads,
-    /// Region writes, those in batches included.
+    /// Region writes, including those in batches.
     region_writes,
     /// Bytes received.
     bytes_in,
     /// Bytes sent.
     bytes_out,
-    /// `recvmsg` calls that brought bytes.
+    /// `recvmsg` calls that returned bytes.
     receives,
-    /// `sendmsg` calls that took bytes.
+    /// `sendmsg` calls that sent bytes.
     sends,
     /// Messages that came while the server was spinning, before it had to sleep.
     spin_hits,
@@ -72,9 +72,9 @@ counters! {
     denied,
     /// Requests answered with an error.
     errors,
-    /// Posted requests that failed; nobody was told.
+    /// Posted requests that failed without a reply.
     posted_errors,
-    /// File descriptors that came where none belongs, and were closed.
+    /// File descriptors that came with the wrong message, and were closed.
     stray_fds,
     /// Gauge: memory regions that are mapped now.
     dma_regions,
@@ -90,17 +90,18 @@ counters! {
     withdrawn,
     /// Checks for private memory that were made.
     share_checks,
-    /// Daemons that were killed under the client that is, or was last, connected: its device was reset each time, and its connection went on.
+    /// Daemons that were killed under the current or last client: its device was reset each time, and its connection
+    /// continued.
     daemon_deaths_survived,
 }
 
 impl Counters {
-    /// Requests with one command number that came so far.
+    /// Returns the number of requests with one command number.
     pub fn messages(&self, command: Command) -> u64 {
         self.slot(command).load(Relaxed)
     }
 
-    /// Requests that came so far, all commands together.
+    /// Returns the number of requests, all commands together.
     pub fn all_messages(&self) -> u64 {
         self.messages.iter().map(|count| count.load(Relaxed)).fold(0, u64::wrapping_add)
     }
@@ -115,7 +116,7 @@ impl Counters {
     }
 }
 
-/// Adds to a count; returns what it was.
+/// Adds to a count; returns its old value.
 pub(crate) fn add(count: &AtomicU64, n: u64) -> u64 {
     count.fetch_add(n, Relaxed)
 }
@@ -125,7 +126,7 @@ pub(crate) fn add_len(count: &AtomicU64, n: usize) {
     count.fetch_add(u64::try_from(n).unwrap_or(u64::MAX), Relaxed);
 }
 
-/// Returns whether the fault number `count` of a client belongs in the log: the first ones do, and then ever fewer.
+/// Returns true if fault number `count` of a client belongs in the log: the first ones do, and then fewer and fewer.
 pub fn worth_logging(count: u64) -> bool {
     count <= 16 || count.is_power_of_two()
 }

@@ -1,7 +1,7 @@
-//! Access to client memory by `DMA_READ` and `DMA_WRITE` messages: for regions without a file.
+//! Access to client memory through `DMA_READ` and `DMA_WRITE` messages: for regions without a file.
 //!
-//! A request is queued by any thread and sent by the server's thread after it has answered what the client asked. The
-//! client answers when it has time; QEMU does so in its main loop, which must not be waiting for this server. Therefore a
+//! Any thread queues a request, and the server's thread sends it after answering the client's own messages. The client
+//! answers when it has time; QEMU does so in its main loop, which must not be waiting for this server. Therefore a
 //! handler of [`crate::Device`] must not wait for a request, and [`Pending::wait`] refuses to on that thread.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -17,15 +17,15 @@ use crate::counters::{Counters, add};
 use crate::link::Wake;
 use crate::protocol::{Command, DmaAccess, FLAG_ERROR, HEADER_SIZE, Header};
 
-/// Most bytes of one request.
+/// Largest request, in bytes.
 pub const MAX_REQUEST: usize = 16 << 20;
-/// Most requests that wait or run.
+/// Largest number of requests that wait or run.
 pub const MAX_REQUESTS: usize = 256;
-/// Most bytes of all requests that wait or run.
+/// Largest sum of all requests that wait or run, in bytes.
 pub const MAX_BYTES: usize = 64 << 20;
 /// Clients that take less data per message than this get no requests.
 pub const MIN_TRANSFER: usize = 512;
-/// Most messages that the client has not answered.
+/// Largest number of unanswered messages.
 const MAX_IN_FLIGHT: usize = 16;
 
 /// Why memory could not be read or written.
@@ -50,7 +50,7 @@ pub enum DmaError {
     WouldDeadlock,
 }
 
-/// State of one request, shared with who waits for it.
+/// State of one request, shared with its waiter.
 #[derive(Debug)]
 struct Job {
     len: usize,
@@ -60,7 +60,7 @@ struct Job {
 
 #[derive(Debug)]
 struct JobState {
-    /// The bytes read or to be written.
+    /// The bytes that were read or will be written.
     data: Vec<u8>,
     /// Messages without an answer, sent or not.
     open: usize,
@@ -78,19 +78,19 @@ struct Piece {
     len: usize,
 }
 
-/// A request of which pieces are still to be sent.
+/// A request with messages left to send.
 #[derive(Debug)]
 struct Waiting {
     job: Arc<Job>,
     write: bool,
     gpa: u64,
     len: usize,
-    /// Bytes whose pieces were sent.
+    /// Bytes that are already sent as messages.
     sent: usize,
 }
 
 impl Waiting {
-    /// The next piece of at most `step` bytes, and whether it is the last.
+    /// Returns the next piece of at most `step` bytes, and true if it is the last.
     fn next_piece(&mut self, step: usize) -> (Piece, bool) {
         let len = step.min(self.len.saturating_sub(self.sent));
         let gpa = self.gpa.wrapping_add(u64::try_from(self.sent).unwrap_or(0));
@@ -116,7 +116,7 @@ struct Shared {
     bytes: usize,
 }
 
-/// The access; clones use the same client.
+/// Access to client memory; clones use the same client.
 #[derive(Clone, Debug)]
 pub struct DmaClient {
     shared: Arc<Mutex<Shared>>,
@@ -124,7 +124,7 @@ pub struct DmaClient {
     counters: Arc<Counters>,
 }
 
-/// A request under way. Dropping it does not take it back.
+/// A request in flight. Dropping it does not cancel it.
 #[derive(Debug)]
 pub struct Pending {
     job: Arc<Job>,
@@ -132,7 +132,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Waits for the end of the request: the bytes read, or those that were written.
+    /// Waits for the end of the request. Returns the bytes that were read or written.
     pub fn wait(self, timeout: Duration) -> Result<Vec<u8>, DmaError> {
         if self.shared.lock().server_thread == Some(std::thread::current().id()) {
             return self.poll().unwrap_or(Err(DmaError::WouldDeadlock));
@@ -152,7 +152,7 @@ impl Pending {
         state.result()
     }
 
-    /// The outcome if the request has ended; the bytes are given once.
+    /// Returns the result if the request has ended; the bytes are returned once.
     pub fn poll(&self) -> Option<Result<Vec<u8>, DmaError>> {
         let mut state = self.job.state.lock();
         (state.open == 0).then(|| state.result())
@@ -173,7 +173,7 @@ impl DmaClient {
         Self { shared: Arc::default(), wake, counters }
     }
 
-    /// Returns whether a client is connected that answers requests. QEMU does, cloud-hypervisor does not.
+    /// Returns true if the connected client answers requests. QEMU does, cloud-hypervisor does not.
     pub fn is_available(&self) -> bool {
         self.shared.lock().max_transfer != 0
     }
@@ -213,7 +213,7 @@ impl DmaClient {
         Ok(Pending { job, shared: Arc::clone(&self.shared) })
     }
 
-    /// A client is there, or still is; `max_transfer` is 0 if it does not take requests.
+    /// Notes that a client is connected; `max_transfer` is 0 if it does not take requests.
     pub(crate) fn connect(&self, max_transfer: usize) {
         let mut shared = self.shared.lock();
         shared.connected = true;
@@ -221,7 +221,7 @@ impl DmaClient {
         shared.server_thread = Some(std::thread::current().id());
     }
 
-    /// Numbers of the messages that the client may answer still. Who waits for that is a thread of this process.
+    /// Returns the numbers of the messages that the client may still answer, whose waiters are threads of this process.
     pub(crate) fn unanswered(&self) -> Vec<u16> {
         let shared = self.shared.lock();
         let mut numbers: Vec<u16> = shared.in_flight.keys().chain(&shared.forgotten).copied().collect();
@@ -229,22 +229,22 @@ impl DmaClient {
         numbers
     }
 
-    /// Number of the next message.
+    /// Returns the number of the next message.
     pub(crate) fn next_id(&self) -> u64 {
         self.shared.lock().next_id.into()
     }
 
-    /// Messages are numbered from there on.
+    /// Numbers messages from `next_id` on.
     pub(crate) fn go_on_from(&self, next_id: u64) {
         self.shared.lock().next_id = u16::try_from(next_id & 0xffff).unwrap_or(0);
     }
 
-    /// The client may answer these messages still, which nobody waits for any more.
+    /// Sets the messages that the client may still answer although no thread waits for them.
     pub(crate) fn forget(&self, numbers: Vec<u16>) {
         self.shared.lock().forgotten = numbers.into_iter().collect();
     }
 
-    /// The client is gone: everything under way fails.
+    /// Fails all requests, because the client has disconnected.
     pub(crate) fn disconnect(&self) {
         let Shared { queue, in_flight, .. } = {
             let mut shared = self.shared.lock();
@@ -290,7 +290,7 @@ impl DmaClient {
         }
     }
 
-    /// Takes a reply of the client. False if nothing was asked under its number.
+    /// Handles a reply of the client. Returns false if no request has its number.
     pub(crate) fn reply(&self, header: &Header, body: &[u8]) -> bool {
         let mut shared = self.shared.lock();
         let Some(piece) = shared.in_flight.remove(&header.id) else { return shared.forgotten.remove(&header.id) };
@@ -323,7 +323,7 @@ impl Job {
         self.done.notify_all();
     }
 
-    /// Ends one piece; true if it was the last.
+    /// Ends one piece; returns true if it was the last.
     fn finish(&self, outcome: Result<Option<(usize, &[u8])>, DmaError>) -> bool {
         let mut state = self.state.lock();
         state.open = state.open.saturating_sub(1);

@@ -16,11 +16,11 @@ pub struct EchoDevice {
 }
 
 impl EchoDevice {
-    /// A device with `bar0_size` bytes of BAR0, a power of two from 4 KiB, and a configuration space that names `vendor`
-    /// and `device` and sizes its BAR0.
+    /// Creates a device with `bar0_size` bytes of BAR0, a power of two from 4 KiB, and a configuration space that names
+    /// `vendor` and `device` and sizes its BAR0.
     pub fn new(bar0_size: usize, vendor: u16, device: u16) -> Self {
         let mut config = vec![0; CONFIG_SIZE];
-        // Vendor and device, then class 0xff0000 (nothing known) in the upper three bytes at 8.
+        // Vendor and device, then class 0xff0000 (unassigned) in the upper three bytes at 8.
         for (place, value) in [(0, vendor), (2, device), (10, 0xff00)] {
             for (field, byte) in config.iter_mut().skip(place).zip(value.to_le_bytes()) {
                 *field = byte;

@@ -1,13 +1,13 @@
-//! A client's event descriptor, used so that the client can hold nobody up.
+//! A client's event descriptor, used so that the client cannot block any thread here.
 //!
-//! The client shares the open file: it can fill the counter and clear `O_NONBLOCK` at any moment, so a write blocks whatever
-//! was checked before it. The kernel therefore adds the 1 itself, as the completion event (`IOCB_FLAG_RESFD`) of an
-//! asynchronous read of nothing: that never waits, a full counter stays full, and a descriptor of any other kind is refused by
-//! the kernel at each signal. Reads pass `RWF_NOWAIT`, which counts for one read, whatever the flags of the file are.
+//! The client shares the open file: it can fill the counter and clear `O_NONBLOCK` at any moment, so a write can block
+//! in spite of earlier checks. The kernel therefore adds the 1 itself, as the completion event (`IOCB_FLAG_RESFD`) of
+//! an empty asynchronous read: that never waits, a full counter stays full, and the kernel refuses a descriptor of any
+//! other kind at each signal. Reads pass `RWF_NOWAIT`, which applies to one read, for any flags of the file.
 //!
 //! Sources: `io_submit(2)`, `eventfd(2)`, `preadv2(2)`, `linux/aio_abi.h`.
 #![expect(unsafe_code, reason = "the kernel's asynchronous I/O has no safe wrapper")]
-// UNSAFETY: three system calls whose arguments are this module's own structures; they live on the stack of the call.
+// UNSAFETY: three system calls whose arguments are this module's own structures on the stack of the caller.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -18,7 +18,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 /// Requests that may run at a time; the kernel gives more room than that. Each ends before its `io_submit` returns.
 const REQUESTS: libc::c_long = 64;
-/// Completions that are taken from the ring at a time.
+/// Completions taken from the ring per call.
 const REAPED: usize = 16;
 /// Tries while the ring is full of other threads' completions: each takes some of them.
 const TRIES: u32 = 64;
@@ -27,7 +27,7 @@ const PREAD: u16 = 0;
 /// `IOCB_FLAG_RESFD` of `linux/aio_abi.h`.
 const RESFD: u32 = 1;
 
-/// `struct iocb` of `linux/aio_abi.h`, as a little-endian machine has it.
+/// `struct iocb` of `linux/aio_abi.h`, on a little-endian machine.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct Request {
@@ -52,7 +52,7 @@ struct Completion {
     words: [u64; 4],
 }
 
-/// The process's context of asynchronous I/O, which all threads use at the same time.
+/// The process's context of asynchronous I/O; all threads use it at the same time.
 #[derive(Debug)]
 struct Context {
     id: libc::c_ulong,
@@ -81,7 +81,7 @@ impl Context {
         };
         for _ in 0..TRIES {
             let mut list = [&raw mut request];
-            // SAFETY: one pointer to one request, both alive here; the request reads 0 bytes, so that no buffer is used.
+            // SAFETY: one pointer to one request, both alive here; the request reads 0 bytes, so it uses no buffer.
             let sent = unsafe { libc::syscall(libc::SYS_io_submit, self.id, 1 as libc::c_long, list.as_mut_ptr()) };
             let errno = (sent != 1).then(|| io::Error::last_os_error().raw_os_error().unwrap_or(0));
             self.reap();
@@ -94,11 +94,11 @@ impl Context {
         Err(Errno::AGAIN)
     }
 
-    /// Takes completions from the ring, without waiting for any.
+    /// Takes completions from the ring, without waiting.
     fn reap(&self) {
         let mut completions = [Completion::default(); REAPED];
         let mut no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the kernel writes at most `REAPED` completions, which there is room for, and reads the time.
+        // SAFETY: the kernel writes at most `REAPED` completions, which fit, and reads the time.
         unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,
@@ -120,7 +120,7 @@ fn context() -> Result<&'static Context, &'static io::Error> {
 /// Checks that clients' descriptors can be signalled.
 ///
 /// # Errors
-/// When the kernel has no asynchronous I/O for this process.
+/// If the kernel has no asynchronous I/O for this process.
 pub fn check() -> io::Result<()> {
     let explain = |error: &io::Error| {
         let what = format!(
@@ -137,10 +137,10 @@ pub fn check() -> io::Result<()> {
 pub struct ClientEvent(OwnedFd);
 
 impl ClientEvent {
-    /// Takes a client's descriptor, or gives back that it is no eventfd.
+    /// Takes a client's descriptor; `None` if it is not an eventfd.
     pub fn new(fd: OwnedFd) -> Option<Self> {
-        // A file's name is the client's to choose, but the link to a file begins with a slash. Without a mounted /proc the
-        // kernel still refuses to signal what is no eventfd.
+        // The client chooses a file's name, but the link to a file begins with a slash. Without a mounted /proc the
+        // kernel still refuses to signal a file that is not an eventfd.
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]").then_some(Self(fd))
     }
@@ -152,12 +152,12 @@ impl ClientEvent {
 
     /// Takes the count; false if it is 0.
     pub fn take(&self) -> bool {
-        // An offset of -1 reads at the file's own position, which an eventfd has none of.
+        // An offset of -1 reads at the file's own position, which an eventfd does not have.
         let mut count = [0u8; 8];
         rustix::io::preadv2(&self.0, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT).is_ok()
     }
 
-    /// The descriptor, to poll.
+    /// Returns the descriptor, to poll.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -208,7 +208,7 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
         let fifo = rustix::fs::open(&path, OFlags::RDWR | OFlags::NONBLOCK, Mode::empty()).unwrap();
         assert!(ClientEvent::new(fifo.try_clone().unwrap()).is_none());
-        // Whatever /proc says, the kernel does not write to it.
+        // The kernel does not write to it, even if /proc names an eventfd.
         assert!(!ClientEvent(fifo.try_clone().unwrap()).signal());
         let mut readable = [PollFd::new(&fifo, PollFlags::IN)];
         assert_eq!(poll(&mut readable, Some(&rustix::time::Timespec::default())), Ok(0));

@@ -1,9 +1,9 @@
-//! Drives a [`Connection`] by a list of steps that any bytes decode to: the body of the fuzz target, and of a test over
-//! its seeds.
+//! Drives a [`Connection`] with a list of steps that any bytes decode to: the body of the fuzz target, and of a test
+//! over its seeds.
 //!
-//! Checked on the way: every framed request gets one reply unless it asks for none; the device sees only aligned pieces
-//! inside of its regions; memory is mapped and unmapped in pairs; a descriptor goes with the reply that describes a region
-//! with its areas, and with no other; the output stays bounded; nothing is left at the end.
+//! Checks: every framed request gets one reply unless it asks for none; the device sees only aligned pieces inside its
+//! regions; memory is mapped and unmapped in pairs; a descriptor comes only with the reply that describes a region with
+//! its areas; the output stays bounded; nothing is left at the end.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -29,40 +29,40 @@ use crate::protocol::{
 };
 use crate::server::ServerOptions;
 
-/// Most steps of one input.
+/// Largest number of steps of one input.
 const MAX_STEPS: usize = 512;
-/// Most regions that the client of a run may lend.
+/// Largest number of regions that the client of a run may lend.
 const MAX_REGIONS: usize = 8;
 /// Bytes of a memory file of a run.
 const FILE_SIZE: u64 = 0x1_0000;
-/// Output that a run may gather before it is taken, in bytes.
+/// Output that a run may collect before it is taken, in bytes.
 const MAX_OUTPUT: usize = 256 << 10;
 
-/// One thing that a client, or the device's own side, does.
+/// One action of the client, or of the device's own side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Bytes as they are; the stream may lose its framing.
+    /// Raw bytes; the stream may lose its framing.
     Raw(Vec<u8>),
     /// A framed message with `fds` (0 to 3) descriptors of a kind (0 eventfd, 1 sealed memory, 2 memory, 3 a pipe).
     #[expect(missing_docs, reason = "said above")]
     Message { command: u8, flags: u8, fds: u8, kind: u8, body: Vec<u8> },
     /// The device raises an interrupt, or sets its INTx level.
     Interrupt(u8),
-    /// Another thread reads client memory by messages: (address in pages, bytes).
+    /// Another thread reads client memory through messages: (address in pages, bytes).
     Dma(u8, u16),
     /// The client answers the oldest request of the server with an error number, or with data.
     Answer(u8),
-    /// The device has the sharing of memory checked.
+    /// The device requests a check of memory sharing.
     CheckShared,
     /// The device reads memory through the mapping, at an address in pages.
     Touch(u8),
-    /// The client cuts all its unsealed memory files to so many pages.
+    /// The client cuts all its unsealed memory files to this number of pages.
     Truncate(u8),
     /// The client disconnects, and the next one negotiates.
     Reconnect,
 }
 
-/// The steps that some bytes stand for. Any bytes do; what is cut short at the end is left out.
+/// Decodes bytes to steps. Any bytes are valid; an incomplete step at the end is dropped.
 pub fn decode(bytes: &[u8]) -> Vec<Step> {
     let mut rest = bytes;
     std::iter::from_fn(|| decode_one(&mut rest)).take(MAX_STEPS).collect()
@@ -91,7 +91,7 @@ fn byte(rest: &mut &[u8]) -> Option<u8> {
     Some(*first)
 }
 
-/// A length of two bytes, and so many bytes, or as many as there are.
+/// Reads a length of two bytes, and that many bytes, or all that are left.
 fn bytes(rest: &mut &[u8]) -> Option<Vec<u8>> {
     let len = usize::from(u16::from_le_bytes([byte(rest)?, byte(rest)?]));
     let (head, tail) = rest.split_at(len.min(rest.len()));
@@ -99,7 +99,7 @@ fn bytes(rest: &mut &[u8]) -> Option<Vec<u8>> {
     Some(head.to_vec())
 }
 
-/// Bytes that decode to these steps. Bodies beyond 65535 bytes are cut.
+/// Encodes steps as bytes. Bodies beyond 65535 bytes are cut.
 pub fn encode(steps: &[Step]) -> Vec<u8> {
     let mut out = Vec::new();
     let body = |out: &mut Vec<u8>, body: &[u8]| {
@@ -132,16 +132,16 @@ pub fn encode(steps: &[Step]) -> Vec<u8> {
     out
 }
 
-/// A device that checks what it is told.
+/// A device that checks its calls.
 #[derive(Debug)]
 struct Checked {
     mapped: BTreeMap<u64, u64>,
     connected: bool,
     /// The region that clients may map.
     bar1: RegionInfo,
-    /// State of migration, as it was called for.
+    /// Migration state, as the calls set it.
     state: State,
-    /// Bytes of its state that are left to be read, or have come.
+    /// Bytes of its state that are left to be read, or have been written.
     bytes: usize,
     logs: bool,
 }
@@ -150,7 +150,7 @@ struct Checked {
 const STATE_BYTES: usize = 100;
 
 impl Checked {
-    /// It goes from one state to the next, in which it is not yet.
+    /// Goes from one state to another.
     fn goes(&mut self, from: State, to: State) {
         assert!(self.connected);
         assert_eq!(std::mem::replace(&mut self.state, to), from);
@@ -216,7 +216,7 @@ impl Migration for Checked {
 }
 
 impl Checked {
-    /// `None` when the process has no file descriptor left.
+    /// Returns `None` if the process has no file descriptor left.
     fn new() -> Option<Self> {
         let bar1 = region(RegionIndex::Bar1);
         let file = Arc::new(region_memory("fuzz", bar1.size()).ok()?);
@@ -332,7 +332,7 @@ struct Run {
     requests: Vec<(Header, DmaAccess)>,
 }
 
-/// Runs the steps that `bytes` stand for; panics if something does not hold.
+/// Runs the steps that `bytes` encode; panics if a check fails.
 pub fn run(bytes: &[u8]) {
     let Ok(link) = Link::new(IrqCounts { intx: 1, msi: 4, msix: 2, err: 1, req: 1 }) else { return };
     let Some(device) = Checked::new() else { return };
@@ -401,7 +401,7 @@ impl Run {
                 Ok(())
             }
             Step::Dma(page, len) => {
-                // The outcome is checked by the tests of `dma`; here it may come at any time or never.
+                // The tests of `dma` check the result; here it may come at any time or never.
                 let _ = self.link.dma().read(u64::from(page) << 12, usize::from(len));
                 self.feed(&[], Vec::new()).map(drop)
             }
@@ -455,7 +455,7 @@ impl Run {
         Ok(())
     }
 
-    /// Gives bytes to the connection; returns the headers of its replies.
+    /// Feeds bytes to the connection; returns the headers of its replies.
     fn feed(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<Header>, Fatal> {
         let Some(connection) = &mut self.connection else { return Ok(Vec::new()) };
         let mut fds = Some(fds);
@@ -506,7 +506,7 @@ fn request(command: Command, flags: u32, fds: u8, kind: u8, body: &[u8]) -> Step
     Step::Message { command: narrow(command.0.into()), flags: narrow(flags), fds, kind, body: body.to_vec() }
 }
 
-/// The seeds by name: short lives of clients that reach every command.
+/// Returns the seeds by name: short lives of clients that reach every command.
 pub fn seeds() -> HashMap<&'static str, Vec<u8>> {
     let map = |gpa: u64, size: u64, kind: Option<u8>| {
         let body = DmaMap { argsz: 32, flags: 3, offset: 0, address: gpa, size };
@@ -636,7 +636,7 @@ pub fn seeds() -> HashMap<&'static str, Vec<u8>> {
     seeds.into_iter().map(|(name, steps)| (name, encode(&steps))).collect()
 }
 
-/// A client that takes the device's state elsewhere, brings another, and asks what was written.
+/// A client that saves the device's state, restores another, and asks which memory was written.
 fn migration() -> Vec<Step> {
     let feature = |flags: u32, argsz: u32, data: &[u8]| {
         request(Command::DEVICE_FEATURE, 0, 0, 0, &[argsz.as_bytes(), flags.as_bytes(), data].concat())

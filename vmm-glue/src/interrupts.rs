@@ -1,10 +1,10 @@
-//! Interrupts of one device: the event file descriptors that the client gave, and what is pending.
+//! Interrupts of one device: the client's event file descriptors, and the pending interrupts.
 //!
-//! INTx is an auto-masked level: raising it signals once and masks it; when the client unmasks and the level still stands,
-//! it signals again. MSI and MSI-X are edges; an edge without a descriptor is kept until one is attached, so that none is
-//! lost while a client switches from INTx to MSI, and is dropped when the client turns the type off.
+//! INTx is an auto-masked level: raising it signals once and masks it; when the client unmasks and the level is still
+//! high, it signals again. MSI and MSI-X are edges; an edge without a descriptor is kept until one is attached, so that
+//! none is lost while a client switches from INTx to MSI, and is dropped when the client turns the type off.
 //!
-//! Nothing here waits for a client: `event` says how its descriptors are signalled.
+//! Nothing here waits for a client: `event` has the signalling of its descriptors.
 
 mod saved;
 
@@ -25,7 +25,7 @@ use crate::protocol::{
 /// Number of interrupt types of a PCI function: INTx, MSI, MSI-X, error, device request.
 pub const NUM_IRQ_TYPES: usize = 5;
 
-/// Largest number of MSI or MSI-X vectors that a device can ask for.
+/// Largest number of MSI or MSI-X vectors that a device can request.
 pub const MAX_VECTORS: u32 = 2048;
 
 const INTX: usize = 0;
@@ -69,8 +69,8 @@ pub enum IrqError {
     NotEventfd,
 }
 
-/// Delivers an interrupt to a client that has no descriptor. Called with this device's interrupts locked, by any thread; it
-/// must not wait, nor call back.
+/// Delivers an interrupt to a client without a descriptor. Any thread calls it, with this device's interrupts locked;
+/// it must not wait, nor call back.
 pub(crate) type Deliver = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// A way to signal a client.
@@ -104,7 +104,7 @@ struct Line {
 }
 
 impl Line {
-    /// Signals the client, or remembers that it must be.
+    /// Signals the client, or marks the interrupt as pending.
     fn signal(&mut self) -> bool {
         self.pending = !self.event.as_ref().is_some_and(Signal::signal);
         !self.pending
@@ -150,7 +150,7 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// Interrupts with nothing attached. Counts above the bounds of [`IrqCounts`] are lowered to them.
+    /// Creates interrupts without descriptors. Counts above the bounds of [`IrqCounts`] are lowered to them.
     pub fn new(counts: IrqCounts) -> Self {
         let counts = IrqCounts {
             intx: counts.intx.min(1),
@@ -169,7 +169,7 @@ impl Interrupts {
         self.counts
     }
 
-    /// Raises an MSI vector. Returns whether the client was signalled; if not, the edge is kept until it attaches a
+    /// Raises an MSI vector. Returns true if the client was signalled; if not, the edge is kept until it attaches a
     /// descriptor. A vector that the device does not have is ignored.
     pub fn trigger_msi(&self, vector: u32) -> bool {
         self.trigger(MSI, vector)
@@ -185,7 +185,7 @@ impl Interrupts {
         self.trigger(ERR, 0)
     }
 
-    /// Asks the client to let go of the device.
+    /// Asks the client to release the device.
     pub fn trigger_req(&self) -> bool {
         self.trigger(REQ, 0)
     }
@@ -197,17 +197,17 @@ impl Interrupts {
         state.raise_intx();
     }
 
-    /// Returns how many MSI vectors have a descriptor: 0 while the client has MSI off.
+    /// Returns the number of MSI vectors with a descriptor: 0 while the client has MSI off.
     pub fn msi_attached(&self) -> usize {
         self.attached(MSI)
     }
 
-    /// Returns how many MSI-X vectors have a descriptor.
+    /// Returns the number of MSI-X vectors with a descriptor.
     pub fn msix_attached(&self) -> usize {
         self.attached(MSIX)
     }
 
-    /// Returns whether the client takes INTx.
+    /// Returns true if the client takes INTx.
     pub fn intx_attached(&self) -> bool {
         self.attached(INTX) != 0
     }
@@ -223,7 +223,7 @@ impl Interrupts {
         line.is_some_and(Line::signal)
     }
 
-    /// `flags` and `count` of the reply to `DEVICE_GET_IRQ_INFO`, `None` for a type that does not exist.
+    /// Returns `flags` and `count` of the reply to `DEVICE_GET_IRQ_INFO`, `None` for a type that does not exist.
     pub(crate) fn info(&self, index: u32) -> Option<(u32, u32)> {
         Some(match usize::try_from(index).ok()? {
             INTX => (IRQ_INFO_EVENTFD | IRQ_INFO_MASKABLE | IRQ_INFO_AUTOMASKED, self.counts.intx),
@@ -235,7 +235,7 @@ impl Interrupts {
         })
     }
 
-    /// Carries out a `DEVICE_SET_IRQS`.
+    /// Executes a `DEVICE_SET_IRQS`.
     pub(crate) fn set(&self, request: &IrqSet, booleans: &[u8], fds: Vec<OwnedFd>) -> Result<(), IrqError> {
         let IrqSet { argsz: _, flags, index, start, count } = *request;
         let kind = usize::try_from(index).ok().filter(|&kind| kind < NUM_IRQ_TYPES).ok_or(IrqError::Type(index))?;
@@ -307,12 +307,12 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Delivers the first MSI vector by `deliver` from now on, what is pending of it at once; or turns MSI off.
+    /// Delivers the first MSI vector with `deliver` from now on, including a pending one at once; or turns MSI off.
     pub(crate) fn deliver_msi(&self, deliver: Option<Deliver>) {
         self.deliver(MSI, deliver);
     }
 
-    /// Delivers the INTx pin's rising by `deliver` from now on, once until [`Self::unmask_intx`]; or turns INTx off.
+    /// Delivers the INTx pin's rising with `deliver` from now on, once until [`Self::unmask_intx`]; or turns INTx off.
     pub(crate) fn deliver_intx(&self, deliver: Option<Deliver>) {
         self.deliver(INTX, deliver);
     }
@@ -331,14 +331,14 @@ impl Interrupts {
         }
     }
 
-    /// Lets INTx signal again; it does so at once if the level still stands.
+    /// Unmasks INTx; it signals at once if the level is still high.
     pub(crate) fn unmask_intx(&self) {
         let mut state = self.state.lock();
         state.intx_masked = false;
         state.raise_intx();
     }
 
-    /// The event by which the client unmasks INTx.
+    /// Returns the event with which the client unmasks INTx.
     pub(crate) fn unmask_source(&self) -> Option<Arc<ClientEvent>> {
         self.state.lock().unmask.clone()
     }
@@ -352,14 +352,14 @@ impl Interrupts {
         }
     }
 
-    /// Forgets what is pending; the descriptors stay.
+    /// Drops pending interrupts; the descriptors stay.
     pub(crate) fn clear_pending(&self) {
         let mut state = self.state.lock();
         state.intx_level = false;
         state.lines.iter_mut().flatten().for_each(|line| line.pending = false);
     }
 
-    /// Closes the descriptors of a client that is gone and forgets what is pending.
+    /// Closes the descriptors of a disconnected client and drops pending interrupts.
     pub(crate) fn detach_all(&self) {
         let mut state = self.state.lock();
         state.intx_level = false;

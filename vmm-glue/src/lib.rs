@@ -1,26 +1,27 @@
-//! The seam to the VMM: a vfio-user server for one virtual PCI function per UNIX socket.
+//! The interface to the VMM: a vfio-user server for one virtual PCI function per UNIX socket.
 //!
 //! Parts, from the wire inwards:
 //! - [`protocol`]: numbers and structures of the wire format, nothing else.
 //! - [`socket`]: binding a path, access rights, passing file descriptors.
 //! - [`connection`]: one client's state machine, from bytes to replies; needs no socket, so tests and fuzzers drive it.
 //! - [`server`]: the event loop of one socket: clients one after the other, a busy poll, a bounded output queue.
-//! - [`device`]: the trait that a device implements, and what it is told.
-//! - [`migration`]: the same of a device whose state a client takes elsewhere.
-//! - [`mappable`]: parts of a region that a client maps instead of accessing them by messages.
-//! - [`link`]: what a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
-//! - `parked`: a server's client at rest, for the server to go on with in this process or in another.
-//! - [`journal`]: what is kept of a client for another process, in case that this one is killed.
-//! - `event`: a client's event descriptor, which nobody is held up by.
+//! - [`device`]: the trait that a device implements.
+//! - [`migration`]: the trait of a device that can be migrated.
+//! - [`mappable`]: parts of a region that a client maps instead of accessing them through messages.
+//! - [`link`]: the parts that a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
+//! - `parked`: a server's suspended client, with which the server continues in this process or in another.
+//! - [`journal`]: state of a client for the next process, in case this one is killed.
+//! - `event`: a client's event descriptor, which cannot block any thread.
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
 //! - `client`, `fuzz` (feature `test-client`): a client for tests and benches, and the body of the fuzz target.
 //!
-//! The crate knows nothing of GPUs. It does not do: copying a device's state while the device works (`PRE_COPY`), the messages
-//! for dirty pages of older editions, I/O file descriptors of regions, the twin-socket mode, transports other than UNIX sockets.
+//! The crate knows nothing of GPUs. It does not support: copying a device's state while the device works (`PRE_COPY`),
+//! the messages for dirty pages of older editions, I/O file descriptors of regions, the twin-socket mode, transports
+//! other than UNIX sockets.
 //!
-//! All that a client sends is untrusted: sizes, counts, offsets, flags and file descriptors are checked, buffers are bounded,
-//! and a client that does not read is disconnected. A message that is wrong but framed gets an error reply; a stream that
-//! cannot be framed ends the connection.
+//! All input from a client is untrusted: sizes, counts, offsets, flags and file descriptors are checked, buffers are
+//! bounded, and a client that does not read is disconnected. A wrong but framed message gets an error reply; a stream
+//! that cannot be framed ends the connection.
 //!
 //! Lock order: `Link` state, then [`interrupts`]; the other locks are leaves. No lock is held while a device is called.
 //!

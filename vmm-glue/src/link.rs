@@ -1,4 +1,4 @@
-//! Link to a server, which a device and the rest of the daemon may use from any thread.
+//! Link to a server, usable from any thread of the device and the daemon.
 
 mod saved;
 
@@ -22,14 +22,14 @@ use crate::memory::GuestMemory;
 pub struct Wake(OwnedFd);
 
 impl Wake {
-    /// A new event, not set. Fails when the process has no file descriptor left.
+    /// Creates an event, not set. Fails if the process has no file descriptor left.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
     /// Sets the event; it stays set until the waiting thread clears it.
     pub fn wake(&self) {
-        // Fails only when the counter is full; then the event is set.
+        // Fails only if the counter is full; then the event is set.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -46,7 +46,7 @@ impl Wake {
     }
 }
 
-/// Ends a running server, or has it rest, also from another thread; clones end the same one.
+/// Ends or suspends a running server, also from another thread; clones control the same one.
 #[derive(Clone, Debug)]
 pub struct StopHandle(Arc<Stop>);
 
@@ -58,7 +58,7 @@ struct Stop {
 }
 
 impl StopHandle {
-    /// A handle for servers to come. Fails when the process has no file descriptor left.
+    /// Creates a handle for new servers. Fails if the process has no file descriptor left.
     pub fn new() -> std::io::Result<Self> {
         let (stopped, parking) = (AtomicBool::new(false), AtomicBool::new(false));
         Ok(Self(Arc::new(Stop { wake: Wake::new()?, stopped, parking })))
@@ -70,14 +70,14 @@ impl StopHandle {
         self.0.wake.wake();
     }
 
-    /// Has every [`crate::server::Server::serve`] that was given this handle return its clients as they are, as soon as none of
-    /// their requests is half done.
+    /// Makes every [`crate::server::Server::serve`] with this handle return its suspended clients, as soon as no
+    /// request of theirs is half done.
     pub fn park(&self) {
         self.0.parking.store(true, Ordering::Release);
         self.0.wake.wake();
     }
 
-    /// Servers serve again that are run from now on.
+    /// Lets servers serve again that are run from now on.
     pub fn unpark(&self) {
         self.0.parking.store(false, Ordering::Release);
         if !self.is_stopped() {
@@ -89,7 +89,7 @@ impl StopHandle {
         self.0.parking.load(Ordering::Acquire)
     }
 
-    /// Returns whether [`Self::stop`] was called.
+    /// Returns true if [`Self::stop`] was called.
     pub fn is_stopped(&self) -> bool {
         self.0.stopped.load(Ordering::Acquire)
     }
@@ -106,7 +106,7 @@ pub struct ClientInfo {
     pub pid: i32,
     /// Its user.
     pub uid: u32,
-    /// The domain that is served, which no process connected for.
+    /// The domain that is served, for a client that is not a process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain: Option<u16>,
 }
@@ -123,13 +123,14 @@ struct Inner {
     client: Mutex<Option<ClientInfo>>,
 }
 
-/// The handle of one device to its server. Made first, given to the device and to the server; clones are the same link.
+/// The handle of one device to its server. Created first, given to the device and to the server; clones are the same
+/// link.
 #[derive(Clone, Debug)]
 pub struct Link(Arc<Inner>);
 
 impl Link {
-    /// A link for a device with these interrupts. Fails when the process has no file descriptor left, or the kernel no
-    /// asynchronous I/O.
+    /// Creates a link for a device with these interrupts. Fails if the process has no file descriptor left, or the
+    /// kernel no asynchronous I/O.
     pub fn new(irqs: IrqCounts) -> std::io::Result<Self> {
         crate::event::check()?;
         let wake = Arc::new(Wake::new()?);
@@ -146,33 +147,33 @@ impl Link {
         })))
     }
 
-    /// The device's interrupts.
+    /// Returns the device's interrupts.
     pub fn interrupts(&self) -> &Arc<Interrupts> {
         &self.0.interrupts
     }
 
-    /// The memory that the client lends.
+    /// Returns the memory that the client lends.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.0.memory
     }
 
-    /// Access to client memory by messages, for regions without a file.
+    /// Returns the access to client memory through messages, for regions without a file.
     pub fn dma(&self) -> &DmaClient {
         &self.0.dma
     }
 
-    /// Returns what the server has done.
+    /// Returns the counts of the server.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.0.counters
     }
 
-    /// The client that is connected and has negotiated.
+    /// Returns the client that is connected and has negotiated.
     pub fn client(&self) -> Option<ClientInfo> {
         *self.0.client.lock()
     }
 
-    /// Asks the server to look whether the client's memory is really shared. A device calls it when the guest lets it
-    /// master the bus; the outcome is [`crate::Device::memory_not_shared`] or nothing.
+    /// Asks the server to check whether the client's memory is really shared. A device calls it when the guest enables
+    /// bus mastering; if the memory is private, the server calls [`crate::Device::memory_not_shared`].
     pub fn check_shared(&self) {
         self.0.check_shared.store(true, Ordering::Release);
         self.0.wake.wake();
@@ -204,11 +205,11 @@ impl Link {
 /// Messages of a client, for tests that drive a device without a server.
 #[cfg(feature = "test-client")]
 impl Link {
-    /// Lends memory as `DMA_MAP` does: the region to call [`crate::Device::dma_map`] with. Addresses and sizes are
-    /// multiples of 4 KiB; the file is mapped from its start.
+    /// Lends memory as `DMA_MAP` does. Returns the region to call [`crate::Device::dma_map`] with. Addresses and sizes
+    /// are multiples of 4 KiB; the file is mapped from its start.
     ///
     /// # Errors
-    /// When the region overlaps another, or the file cannot be mapped.
+    /// If the region overlaps another, or the file cannot be mapped.
     pub fn lend(
         &self,
         gpa: u64,
@@ -225,7 +226,7 @@ impl Link {
         self.memory().remove(gpa)
     }
 
-    /// Returns whether the server has been asked to end the connection, and has not done so.
+    /// Returns true if the server was asked to end the connection, and has not done so.
     pub fn is_disconnecting(&self) -> bool {
         self.0.disconnect.load(Ordering::Acquire)
     }
@@ -233,7 +234,7 @@ impl Link {
     /// Attaches an event to the first MSI vector.
     ///
     /// # Errors
-    /// When the process has no file descriptor left, or the device has no MSI.
+    /// If the process has no file descriptor left, or the device has no MSI.
     pub fn attach_msi(&self) -> std::io::Result<OwnedFd> {
         use crate::protocol::{IRQ_ACTION_TRIGGER, IRQ_DATA_EVENTFD, IrqSet};
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;

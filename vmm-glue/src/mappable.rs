@@ -1,22 +1,22 @@
-//! Parts of a region that a client maps instead of accessing them by messages.
+//! Parts of a region that a client maps instead of accessing them through messages.
 //!
 //! A [`Mappable`] is a file (a memfd) and the areas of a region that it backs; offsets in the file are offsets in the
-//! region. The reply to `DEVICE_GET_REGION_INFO` names the areas in a sparse-mmap capability, always, even where one area is
-//! the whole region: QEMU up to 11.1 at least maps nothing without it. The file's descriptor goes with the reply if the
-//! capability does, that is, if the client has said (`argsz`) that it takes that much and that it takes descriptors at all.
-//! The kernel makes the client's copy of the descriptor when the reply is sent; nothing is duplicated here.
+//! region. The reply to `DEVICE_GET_REGION_INFO` always names the areas in a sparse-mmap capability, even if one area
+//! is the whole region: QEMU up to 11.1 at least maps nothing without it. The file's descriptor goes with the reply if
+//! the capability does, that is, if the client has room for it (`argsz`) and takes descriptors at all. The kernel makes
+//! the client's copy of the descriptor when the reply is sent; nothing is duplicated here.
 //!
-//! What a device has to know:
-//! - The areas only tell an honest client what to map. The descriptor opens the whole file, so the file must hold nothing
-//!   that this client may not read and, unless it is sealed against writing, write.
-//! - A mapping cannot be taken back, not even from a client that has disconnected. The next client needs another file;
+//! Requirements for a device:
+//! - The areas only tell an honest client what to map. The descriptor opens the whole file, so the file must hold
+//!   nothing that this client may not read and, unless it is sealed against writing, write.
+//! - A mapping cannot be revoked, not even from a client that has disconnected. The next client needs another file;
 //!   [`crate::Device::regions`] is called once for each.
 //! - Data there changes at any time: copy out, check the copy, use the copy.
-//! - Accesses by messages to a mapped area stay possible and go to the device. It decides what they do.
+//! - Accesses through messages to a mapped area stay possible and go to the device, which handles them.
 //! - QEMU up to 11.1 at least stops posting writes to the whole device as soon as one region has a mappable area.
 //!
-//! The file is sealed: the client could otherwise cut it short, which is a `SIGBUS` at the device's next access, let it grow
-//! at the host's expense, or seal it against the device.
+//! The file is sealed: the client could otherwise cut it short, which causes a `SIGBUS` at the device's next access,
+//! let it grow at the host's expense, or seal it against the device.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -28,7 +28,7 @@ use thiserror::Error;
 
 use crate::memory::PAGE_SIZE;
 
-/// Most areas of a region.
+/// Largest number of areas of a region.
 pub const MAX_AREAS: usize = 64;
 
 /// Seals that every file needs.
@@ -97,7 +97,7 @@ impl Mappable {
         if !writable && !seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
             return Err(MappableError::Writable);
         }
-        // What can be sealed is on tmpfs or hugetlbfs, and those give the size of their pages as that of a block.
+        // Files that can be sealed are on tmpfs or hugetlbfs, which report the page size as the block size.
         let statfs = rustix::fs::fstatfs(&file).map_err(MappableError::Stat)?;
         let page = u64::try_from(statfs.f_bsize).unwrap_or(0).max(PAGE_SIZE);
         let mut end = 0u64;
@@ -120,18 +120,18 @@ impl Mappable {
         Ok(Self { file, areas })
     }
 
-    /// The file; a client gets a descriptor of it.
+    /// Returns the file; a client gets a descriptor of it.
     pub fn file(&self) -> &Arc<OwnedFd> {
         &self.file
     }
 
-    /// The areas, ascending and apart from each other; 1 to [`MAX_AREAS`].
+    /// Returns the areas, ascending and without overlap; 1 to [`MAX_AREAS`].
     pub fn areas(&self) -> &[MmapArea] {
         &self.areas
     }
 }
 
-/// A memfd of `size` bytes of zeros as [`crate::RegionInfo::with_mappable`] wants it. `name` shows in `/proc`.
+/// Creates a memfd of `size` zero bytes for [`crate::RegionInfo::with_mappable`]. `name` shows in `/proc`.
 pub fn region_memory(name: &str, size: u64) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, size)?;
@@ -151,7 +151,7 @@ mod tests {
         MmapArea { offset, size }
     }
 
-    /// The outcome for areas of a region of `SIZE` bytes with a file of as many.
+    /// Returns the result for areas of a region of `SIZE` bytes with a file of the same size.
     fn offer(areas: &[MmapArea]) -> Result<Mappable, MappableError> {
         Mappable::new(Arc::new(region_memory("test", SIZE).unwrap()), areas.to_vec(), SIZE, true)
     }

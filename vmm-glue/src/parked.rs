@@ -1,8 +1,8 @@
-//! A server's client at rest, for the server to go on with, in this process or in another.
+//! A server's suspended client, with which the server continues in this process or in another.
 //!
-//! What the client sees is that time passes: its connection stays, what it has said stands, and what it says meanwhile waits in
-//! the socket. In another process the descriptors stand for themselves; the rest is plain data, which is checked when it is read,
-//! as all that another process says.
+//! The client only sees that time passes: its connection and its state stay, and its messages wait in the socket.
+//! Descriptors are handed to another process directly; the rest is plain data, which is checked when it is read, like
+//! all data from another process.
 
 use std::cell::RefCell;
 use std::io;
@@ -18,25 +18,25 @@ use crate::journal::{SLOTS, Slots};
 use crate::link::{Link, SavedLink};
 use crate::server::{Keeper, ServerOptions};
 
-/// Most connections that have not said anything.
+/// Largest number of connections that have sent nothing.
 const WAITING_MAX: usize = 16;
-/// Most descriptors that a client has given or waits for: each region of memory, each interrupt.
+/// Largest number of descriptors that a client has given or waits for: each region of memory, each interrupt.
 pub(crate) const DESCRIPTORS_MAX: usize = 1 << 14;
 
-/// The clients of a server at rest. When it is dropped nothing is said to them: who has their connections goes on with them.
+/// The suspended clients of a server. Dropping it sends them nothing: the new holder of their connections continues.
 #[derive(Debug, Default)]
 pub struct Parked {
     /// The client that is served.
     pub(crate) active: Option<(UnixStream, Connection)>,
-    /// Connections that have not said anything, the oldest first.
+    /// Connections that have sent nothing, the oldest first.
     pub(crate) waiting: Vec<UnixStream>,
 }
 
-/// The clients of a server as they are saved, beside their descriptors.
+/// The clients of a server in their saved form, without their descriptors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedClients {
     active: Option<SavedClient>,
-    /// Descriptors of connections that have not said anything.
+    /// Descriptors of connections that have sent nothing.
     waiting: Vec<u32>,
 }
 
@@ -51,13 +51,13 @@ struct SavedClient {
     link: SavedLink,
 }
 
-/// Reason that a client cannot be handed over, or taken over.
+/// Why a client cannot be handed over, or taken over.
 #[derive(Debug, Error)]
 pub enum ParkError {
-    /// The saved state is none that there can be.
+    /// The saved state is invalid.
     #[error("a saved client is refused: {0}")]
     Invalid(#[from] Invalid),
-    /// The client's memory, or one of its interrupts, is none that another process could have.
+    /// The client's memory, or one of its interrupts, cannot be handed to another process.
     #[error("the client's {0} cannot be handed to another process")]
     Stays(&'static str),
     /// The operating system refuses a descriptor.
@@ -65,22 +65,22 @@ pub enum ParkError {
     Io(#[from] io::Error),
 }
 
-/// The way of descriptors that are named.
+/// Destination of named descriptors.
 #[derive(Debug)]
 pub(crate) enum Giving<'a> {
-    /// Another of each goes over, named by its place.
+    /// A duplicate of each is handed over, named by its index.
     Over(Vec<OwnedFd>),
-    /// A keeper has another of each, once, named by its slot.
+    /// A keeper gets one duplicate of each, named by its slot.
     Slots(&'a mut Slots, &'a dyn Keeper),
 }
 
 impl<'a> Giving<'a> {
-    /// To a keeper.
+    /// Hands descriptors to a keeper.
     pub(crate) fn slots(slots: &'a mut Slots, keeper: &'a dyn Keeper) -> Self {
         Self::Slots(slots, keeper)
     }
 
-    /// Gives another descriptor of a file; its name.
+    /// Hands over a duplicate of a descriptor; returns its name.
     pub(crate) fn give(&mut self, fd: impl AsFd) -> io::Result<u32> {
         match self {
             Self::Over(fds) => {
@@ -92,7 +92,7 @@ impl<'a> Giving<'a> {
         }
     }
 
-    /// Those that go over.
+    /// Returns the descriptors to hand over.
     pub(crate) fn over(self) -> Vec<OwnedFd> {
         match self {
             Self::Over(fds) => fds,
@@ -101,7 +101,7 @@ impl<'a> Giving<'a> {
     }
 }
 
-/// Descriptors that came over.
+/// Descriptors that were handed over.
 #[derive(Debug)]
 pub(crate) struct Given {
     fds: Vec<Option<OwnedFd>>,
@@ -110,22 +110,22 @@ pub(crate) struct Given {
 }
 
 impl Given {
-    /// Those of another process.
+    /// Creates the set from another process's descriptors.
     pub(crate) fn all(fds: Vec<OwnedFd>) -> Self {
         Self { fds: fds.into_iter().map(Some).collect(), taken: RefCell::default() }
     }
 
-    /// Those of a keeper's slots.
+    /// Creates the set from a keeper's slots.
     pub(crate) fn slots(slots: [Option<OwnedFd>; SLOTS as usize]) -> Self {
         Self { fds: slots.into(), taken: RefCell::default() }
     }
 
-    /// Those that were taken, in order.
+    /// Returns those that were taken, in order.
     pub(crate) fn taken(self) -> Vec<(u32, RawFd)> {
         self.taken.into_inner()
     }
 
-    /// Another descriptor of the one with that name.
+    /// Returns a duplicate of the descriptor with that name.
     pub(crate) fn take(&self, name: u32) -> Result<OwnedFd, ParkError> {
         let fd = usize::try_from(name).ok().and_then(|place| self.fds.get(place)?.as_ref());
         let fd = fd.ok_or_else(|| Invalid::new(format_args!("descriptor {name} did not come along")))?;
@@ -134,7 +134,7 @@ impl Given {
         Ok(fd)
     }
 
-    /// A connection.
+    /// Returns a connection.
     fn stream(&self, name: u32) -> Result<UnixStream, ParkError> {
         let fd = self.take(name)?;
         let kind = rustix::net::sockopt::socket_type(&fd).map_err(io::Error::from)?;
@@ -146,15 +146,15 @@ impl Given {
 }
 
 impl Parked {
-    /// Returns whether there is a client.
+    /// Returns true if there is a client.
     pub fn is_connected(&self) -> bool {
         self.active.is_some()
     }
 
-    /// Writes the clients down, with what is behind `link`, and gives another descriptor of all that they have.
+    /// Saves the clients, with the state of `link`, and duplicates all their descriptors.
     ///
     /// # Errors
-    /// When another process could not have it.
+    /// If it cannot be handed to another process.
     pub fn save(&self, link: &Link) -> Result<(SavedClients, Vec<OwnedFd>), ParkError> {
         let Self { active, waiting } = self;
         let mut giving = Giving::Over(Vec::new());
@@ -168,10 +168,10 @@ impl Parked {
         Ok((SavedClients { active, waiting }, giving.over()))
     }
 
-    /// The clients as they were, with their `descriptors`; what was behind the link is behind `link`, which is new.
+    /// Restores the clients with their `descriptors`; restores the state of their link into `link`, which is new.
     ///
     /// # Errors
-    /// When they are none that there can be, or their memory cannot be mapped.
+    /// If they are invalid, or their memory cannot be mapped.
     pub fn restored(
         saved: SavedClients,
         descriptors: Vec<OwnedFd>,

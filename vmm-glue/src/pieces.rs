@@ -3,14 +3,15 @@
 /// Largest piece in bytes that a device sees.
 const MAX_PIECE: usize = 8;
 
-/// Length of the first piece of `len` bytes at `offset`: a power of two up to 8 to which the offset is aligned.
+/// Returns the length of the first piece of `len` bytes at `offset`: a power of two up to 8 to which the offset is
+/// aligned.
 pub(crate) fn piece(offset: u64, len: usize) -> usize {
     let aligned = 1usize << offset.trailing_zeros().min(3);
     let fits = 1usize << len.max(1).ilog2();
     aligned.min(fits).min(MAX_PIECE)
 }
 
-/// The offset behind `len` bytes at `offset`.
+/// Returns the offset after `len` bytes at `offset`.
 pub(crate) fn next(offset: u64, len: usize) -> u64 {
     offset.saturating_add(u64::try_from(len).unwrap_or(0))
 }

@@ -1,7 +1,8 @@
 //! Numbers and structures of the vfio-user wire format, in the byte order of the host.
 //!
-//! Only definitions. Structures that `linux/vfio.h` shares with the wire are repeated here, because here they are parsed
-//! from untrusted bytes. `REGION_WRITE_MULTI` and the numbers from 16 on follow QEMU's edition of the specification.
+//! Only definitions. Structures that `linux/vfio.h` shares with the wire are repeated here, because here they are
+//! parsed from untrusted bytes. `REGION_WRITE_MULTI` and the numbers from 16 on follow QEMU's edition of the
+//! specification.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -22,7 +23,7 @@ macro_rules! commands {
         impl Command {
             $($(#[$doc])* pub const $name: Self = Self($value);)*
 
-            /// Name in the specification, `None` for a number that it does not know.
+            /// Returns the name in the specification, `None` for an unknown number.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some(stringify!($name)),)*
@@ -93,7 +94,7 @@ pub const FLAG_TYPE_MASK: u32 = 0xf;
 pub const FLAG_TYPE_COMMAND: u32 = 0;
 /// `flags` of [`Header`]: type of a reply.
 pub const FLAG_TYPE_REPLY: u32 = 1;
-/// `flags` of [`Header`]: the sender wants no reply (a posted write).
+/// `flags` of [`Header`]: the sender does not expect a reply (a posted write).
 pub const FLAG_NO_REPLY: u32 = 1 << 4;
 /// `flags` of [`Header`]: the reply reports an error.
 pub const FLAG_ERROR: u32 = 1 << 5;
@@ -106,7 +107,7 @@ pub struct Header {
     pub id: u16,
     /// See [`Command`].
     pub command: u16,
-    /// Bytes of the message with this header.
+    /// Size of the message in bytes, including this header.
     pub size: u32,
     /// Type and `FLAG_*` bits.
     pub flags: u32,
@@ -116,27 +117,27 @@ pub struct Header {
 const _: () = assert!(size_of::<Header>() == 16);
 
 impl Header {
-    /// The header of a request of `size` bytes with this header.
+    /// Creates the header of a request of `size` bytes, including the header.
     pub const fn request(id: u16, command: Command, size: u32, flags: u32) -> Self {
         Self { id, command: command.0, size, flags, error: 0 }
     }
 
-    /// The command number.
+    /// Returns the command number.
     pub const fn command(&self) -> Command {
         Command(self.command)
     }
 
-    /// Returns whether this is a reply.
+    /// Returns true if this is a reply.
     pub const fn is_reply(&self) -> bool {
         self.flags & FLAG_TYPE_MASK == FLAG_TYPE_REPLY
     }
 
-    /// Returns whether this is a request.
+    /// Returns true if this is a request.
     pub const fn is_request(&self) -> bool {
         self.flags & FLAG_TYPE_MASK == FLAG_TYPE_COMMAND
     }
 
-    /// Returns whether the sender wants no reply.
+    /// Returns true if the sender expects no reply.
     pub const fn no_reply(&self) -> bool {
         self.flags & FLAG_NO_REPLY != 0
     }
@@ -160,7 +161,7 @@ pub struct DmaMap {
     pub argsz: u32,
     /// `DMA_MAP_*` bits.
     pub flags: u32,
-    /// Offset in the file of the descriptor that comes along.
+    /// Offset in the file of the descriptor that comes with it.
     pub offset: u64,
     /// First guest physical address.
     pub address: u64,
@@ -191,7 +192,7 @@ const _: () = assert!(size_of::<DmaUnmap>() == 24);
 
 /// `flags` of [`DmaUnmap`]: the client wants a dirty bitmap; not supported here.
 pub const DMA_UNMAP_GET_DIRTY_BITMAP: u32 = 1;
-/// `flags` of [`DmaUnmap`]: every region goes; address and size are 0.
+/// `flags` of [`DmaUnmap`]: every region is unmapped; address and size are 0.
 pub const DMA_UNMAP_ALL: u32 = 2;
 
 /// Body of `DEVICE_GET_INFO` and of its reply.
@@ -312,9 +313,9 @@ const _: () = assert!(size_of::<IrqSet>() == 20);
 
 /// `flags` of [`IrqSet`]: no data.
 pub const IRQ_DATA_NONE: u32 = 1;
-/// `flags` of [`IrqSet`]: one byte per interrupt says whether it is meant.
+/// `flags` of [`IrqSet`]: one byte per interrupt selects it.
 pub const IRQ_DATA_BOOL: u32 = 2;
-/// `flags` of [`IrqSet`]: event file descriptors come along.
+/// `flags` of [`IrqSet`]: event file descriptors come with it.
 pub const IRQ_DATA_EVENTFD: u32 = 4;
 /// `flags` of [`IrqSet`]: mask.
 pub const IRQ_ACTION_MASK: u32 = 8;
@@ -344,7 +345,7 @@ pub struct MultiWrite {
     pub offset: u64,
     /// Number of the region.
     pub region: u32,
-    /// Bytes of `data` that count, 1 to 8.
+    /// Valid bytes of `data`, 1 to 8.
     pub count: u32,
     /// The bytes.
     pub data: [u8; 8],
@@ -382,18 +383,18 @@ pub const FEATURE_SET: u32 = 1 << 17;
 /// `flags` of [`DeviceFeature`]: the client asks whether the other two are supported.
 pub const FEATURE_PROBE: u32 = 1 << 18;
 
-/// Feature: which states of migration there are beside the two that all devices have.
+/// Feature: the migration states that are supported in addition to the two that all devices have.
 pub const FEATURE_MIGRATION: u32 = 1;
-/// Feature: the state of migration.
+/// Feature: the migration state.
 pub const FEATURE_MIG_DEVICE_STATE: u32 = 2;
-/// Feature: begins to log what the device writes of client memory.
+/// Feature: starts the log of the device's writes to client memory.
 pub const FEATURE_DMA_LOGGING_START: u32 = 6;
-/// Feature: ends that.
+/// Feature: stops the log.
 pub const FEATURE_DMA_LOGGING_STOP: u32 = 7;
-/// Feature: reports what the device has written.
+/// Feature: reports the device's writes.
 pub const FEATURE_DMA_LOGGING_REPORT: u32 = 8;
 
-/// Data of [`FEATURE_MIGRATION`]: the device can be stopped, and its state be read then.
+/// Data of [`FEATURE_MIGRATION`]: the device can be stopped, and its state can then be read.
 pub const MIGRATION_STOP_COPY: u64 = 1;
 
 /// Data of [`FEATURE_MIG_DEVICE_STATE`].
@@ -414,14 +415,14 @@ pub const STATE_STOP: u32 = 1;
 pub const STATE_RUNNING: u32 = 2;
 /// `device_state` of [`MigDeviceState`]: the device is stopped, and its state can be read.
 pub const STATE_STOP_COPY: u32 = 3;
-/// `device_state` of [`MigDeviceState`]: the device is stopped, and takes in another state.
+/// `device_state` of [`MigDeviceState`]: the device is stopped, and loads another state.
 pub const STATE_RESUMING: u32 = 4;
 
 /// Start of the data of [`FEATURE_DMA_LOGGING_START`]; [`LoggingRange`]s follow.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LoggingStart {
-    /// Request: bytes of a page, as the client would have them. Reply: as they are.
+    /// Request: page size that the client asks for, in bytes. Reply: the actual page size.
     pub page_size: u64,
     /// Number of ranges; 0 for all memory.
     pub num_ranges: u32,
@@ -430,7 +431,7 @@ pub struct LoggingStart {
 }
 const _: () = assert!(size_of::<LoggingStart>() == 16);
 
-/// A range of client memory whose writes are to be logged.
+/// A range of client memory whose writes are logged.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LoggingRange {

@@ -1,8 +1,8 @@
 //! The event loop of one socket.
 //!
-//! One client is served at a time. Connections wait, without a right to anything, until they say something: the first that
-//! does while nobody is served becomes the client, the others are refused at once. Nothing here blocks but the wait for
-//! events; a client that says nothing or reads nothing costs only its own connection.
+//! One client is served at a time. Connections wait, without any rights, until they send something: the first one that
+//! does so while no client is served becomes the client, the others are refused at once. Nothing here blocks except the
+//! wait for events; a client that sends or reads nothing costs only its own connection.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,24 +28,25 @@ use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
 use crate::socket::{self, BindError, BoundPath, SocketOptions};
 use crate::spin::Spin;
 
-/// Most connections that have not said anything; the oldest is closed for the next.
+/// Largest number of connections that have sent nothing; the oldest is closed for the next.
 const MAX_WAITING: usize = 4;
-/// Output that is gathered before it is sent, in bytes.
+/// Output that is collected before it is sent, in bytes.
 const FLUSH_AT: usize = 64 << 10;
-/// Receives after which other events are looked at, however much the client sends.
+/// Receives after which other events are checked, even if the client keeps sending.
 const MAX_ROUNDS: u32 = 64;
-/// TIMEOUT: the pause before a descriptor that the system did not take is sent again; clients ask for one when they start.
+/// TIMEOUT: the pause before a descriptor that the system did not take is sent again; clients ask for one when they
+/// start.
 const FDS_PAUSE: Duration = Duration::from_millis(10);
 
-/// Ways of a server with its clients.
+/// Options of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
     /// Memory that a client may lend.
     pub memory: MemoryLimits,
     /// Largest data of one message in bytes, 4 KiB to 1 MiB.
     pub max_transfer: usize,
-    /// Time to look for the next message before sleeping; zero for never. Halves the latency of reads; costs nothing
-    /// while the client is idle, and is given up while it does not help.
+    /// Time to poll for the next message before sleeping; zero for never. Halves the latency of reads; costs nothing
+    /// while the client is idle, and stops while it does not help.
     pub spin: Duration,
     /// Bytes of replies that may wait for a client that does not read; beyond them it is disconnected.
     pub max_queued: usize,
@@ -62,7 +63,7 @@ impl Default for ServerOptions {
     }
 }
 
-/// Why a server cannot go on.
+/// Why a server cannot continue.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ServerError {
@@ -72,37 +73,37 @@ pub enum ServerError {
     Poll(#[source] io::Error),
 }
 
-/// Holds a second copy of the client's connection, so that this process does not end it by ending; and of more, so that another
-/// process can go on with it ([`crate::journal`]).
+/// Holds a second copy of the client's connection, so that the end of this process does not end it; and copies of more
+/// descriptors, so that another process can continue it ([`crate::journal`]).
 pub trait Keeper: std::fmt::Debug + Send + Sync {
-    /// A connection has become the client's.
+    /// Notes that a connection has become the client's.
     fn keep(&self, connection: BorrowedFd<'_>);
 
-    /// Its end was told to the client: the copy is of no use any more, nor is anything else.
+    /// Drops all copies, because the client was notified of the connection's end.
     fn release(&self);
 
-    /// Returns whether it holds more than the connection.
+    /// Returns true if it holds more than the connection.
     fn keeps_more(&self) -> bool {
         false
     }
 
-    /// Holds a copy of a descriptor, in the place of one that it has there. `false` if it cannot.
+    /// Holds a copy of a descriptor, in place of the one that it has under that name. Returns `false` if it cannot.
     fn keep_more(&self, what: Kept, fd: BorrowedFd<'_>) -> bool {
         let _none = (what, fd);
         false
     }
 
-    /// A copy is of no use any more.
+    /// Drops a copy.
     fn give_up(&self, what: Kept) {
         let _none = what;
     }
 
-    /// Returns true after many changes: then a copy that is of no use now is better left, as it may be of use again.
+    /// Returns true after many changes: then an unused copy should stay, as it may be used again.
     fn is_busy(&self) -> bool {
         false
     }
 
-    /// No copy but that of the connection is of any use, whoever has asked for it.
+    /// Drops all copies except that of the connection, including those of earlier processes.
     fn give_up_more(&self) {}
 }
 
@@ -110,14 +111,14 @@ pub trait Keeper: std::fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub struct Server {
     listener: UnixListener,
-    /// Removes the path at the end.
+    /// Removes the path when it is dropped.
     _bound: Option<BoundPath>,
     options: ServerOptions,
     keeper: Option<Arc<dyn Keeper>>,
 }
 
 impl Server {
-    /// Binds `path`. A socket file that no process serves any more is replaced.
+    /// Binds `path`. Replaces a socket file that no process serves.
     pub fn bind(path: &Path, socket: &SocketOptions, options: ServerOptions) -> Result<Self, BindError> {
         let (listener, bound) = socket::bind(path, socket)?;
         Ok(Self { listener, _bound: Some(bound), options, keeper: None })
@@ -129,13 +130,14 @@ impl Server {
         Ok(Self { listener, _bound: None, options, keeper: None })
     }
 
-    /// The same, with a keeper of the client's connection, if there is one.
+    /// Sets a keeper of the client's connection, if there is one.
     #[must_use]
     pub fn kept_by(self, keeper: Option<Arc<dyn Keeper>>) -> Self {
         Self { keeper, ..self }
     }
 
-    /// Clients that another process has saved, for [`Self::serve`] to go on with; what was behind their link is behind `link`.
+    /// Restores clients that another process has saved, for [`Self::serve`]; restores the state of their link into
+    /// `link`.
     ///
     /// # Errors
     /// See [`Parked::restored`].
@@ -143,11 +145,11 @@ impl Server {
         Parked::restored(saved, descriptors, link, &self.options)
     }
 
-    /// The client of a process that was killed, for [`Self::serve`] to go on with; what was behind its link is behind `link`, and its
-    /// device is to be a new one. The keeper has what remains of it.
+    /// Restores the client of a killed process, for [`Self::serve`], from the keeper's descriptors; restores the state
+    /// of its link into `link`. Its device must be a new one.
     ///
     /// # Errors
-    /// If there is none, if its journal is none that there can be, or its memory cannot be mapped.
+    /// If there is none, if its journal is invalid, or its memory cannot be mapped.
     pub fn revived(&self, remains: Remains, link: &Link) -> Result<Parked, ParkError> {
         let Remains { connection, kept } = remains;
         let keeper = self.keeper.clone().ok_or(ParkError::Stays("connection"))?;
@@ -157,25 +159,26 @@ impl Server {
         Ok(Parked { active: Some((connection, restored)), waiting: Vec::new() })
     }
 
-    /// Another descriptor of the listening socket, for another process.
+    /// Returns a duplicate of the listening socket, for another process.
     ///
     /// # Errors
-    /// When this process may have no more descriptors.
+    /// If this process may have no more descriptors.
     pub fn listener(&self) -> io::Result<OwnedFd> {
         self.listener.as_fd().try_clone_to_owned()
     }
 
-    /// Serves clients, one after the other, until `stop`. `device` must have been made with a clone of `link`.
+    /// Serves clients, one after the other, until `stop`. `device` must have been created with a clone of `link`.
     ///
     /// Returns early only if the host fails (no client can cause it).
     pub fn run(&self, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> Result<(), ServerError> {
         self.serve(link, device, stop, None).map(drop)
     }
 
-    /// As [`Self::run`], going on with clients that were `parked`, if there are any. `device` must be as their device was.
+    /// Does [`Self::run`], continuing with `parked` clients, if there are any. `device` must be in the state of their
+    /// device.
     ///
-    /// Returns the clients as they are if it is to [rest](StopHandle::park), and serves them no more; nothing of them is half
-    /// done then.
+    /// After [`StopHandle::park`], returns the clients and stops serving them; none of their requests is half done
+    /// then.
     pub fn serve(
         &self,
         link: &Link,
@@ -220,18 +223,19 @@ struct Ready {
     listener: bool,
 }
 
-/// A connection whose end the other end is told, however it comes; unless another goes on with it.
+/// A connection that is shut down when it is dropped, so that the other end notices, unless another process continues
+/// it.
 #[derive(Debug)]
 struct Accepted<'a> {
     stream: UnixStream,
-    /// Has a copy.
+    /// Holds a copy.
     keeper: Option<&'a dyn Keeper>,
-    /// Another goes on with it, by another descriptor.
+    /// Another holder continues it, with another descriptor.
     left: bool,
 }
 
 impl Accepted<'_> {
-    /// Leaves the connection to who has the descriptor that is returned; the keeper keeps its copy.
+    /// Leaves the connection to the holder of the returned descriptor; the keeper keeps its copy.
     fn leave(mut self) -> io::Result<UnixStream> {
         let stream = self.stream.try_clone()?;
         self.left = true;
@@ -255,7 +259,7 @@ impl Drop for Accepted<'_> {
 struct Active<'a> {
     accepted: Accepted<'a>,
     connection: Connection,
-    /// Messages that have come were not handled: the process that had received them was killed.
+    /// The process that received some messages was killed before it handled them.
     unhandled: bool,
 }
 
@@ -264,12 +268,12 @@ struct Clients<'a> {
     link: &'a Link,
     device: &'a mut dyn Device,
     active: Option<Active<'a>>,
-    /// Connections that have not said anything, the oldest first.
+    /// Connections that have sent nothing, the oldest first.
     waiting: Vec<Accepted<'a>>,
 }
 
 impl Clients<'_> {
-    /// Goes on with clients.
+    /// Continues with clients.
     fn resume(&mut self, parked: Parked) {
         let Parked { active, waiting } = parked;
         if let Some((stream, mut connection)) = active {
@@ -288,7 +292,7 @@ impl Clients<'_> {
         self.waiting.extend(waiting.into_iter().map(|stream| Accepted { stream, keeper: None, left: false }));
     }
 
-    /// Takes the clients out as they are. One for which there is no descriptor left is told the end.
+    /// Takes the suspended clients out. Closes the connection of one for which there is no descriptor left.
     fn park(&mut self) -> Parked {
         let mut parked = Parked::default();
         if let Some(Active { accepted, connection, unhandled: _ }) = self.active.take() {
@@ -304,7 +308,7 @@ impl Clients<'_> {
         parked
     }
 
-    /// Handles what the client has sent, until nothing more comes for a while.
+    /// Handles the client's messages, until no more come for a while.
     fn serve(&mut self, spin: &mut Spin) {
         for _ in 0..MAX_ROUNDS {
             if self.link.take_disconnect() && self.active.is_some() {
@@ -323,7 +327,7 @@ impl Clients<'_> {
 
     fn wait(&self, stop: &StopHandle) -> Result<Ready, ServerError> {
         let unmask = self.active.as_ref().and_then(|_| self.link.interrupts().unmask_source());
-        // Places without a descriptor wait for nothing on one that is there anyway.
+        // Entries without a descriptor wait for no event, on a descriptor that is always there.
         let nothing = || PollFd::from_borrowed_fd(stop.fd(), PollFlags::empty());
         let mut fds: [PollFd<'_>; 5 + MAX_WAITING] = std::array::from_fn(|_| nothing());
         let [stopped, wake, listener, client, unmasked, waiting @ ..] = &mut fds;
@@ -370,13 +374,13 @@ impl Clients<'_> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
             Err(error) => {
                 tracing::error!(%error, "a VMM's connection cannot be accepted");
-                // Out of descriptors, most likely: without a pause this would be tried at full speed.
+                // Most likely out of descriptors: without a pause this would retry at full speed.
                 std::thread::sleep(Duration::from_millis(10));
             }
         }
     }
 
-    /// Makes the first connection that says something the client, or refuses it.
+    /// Makes the first connection that sends something the client, or refuses it.
     fn listen_to_waiting(&mut self) {
         for mut accepted in std::mem::take(&mut self.waiting) {
             let mut bytes = [0u8; HEADER_SIZE];
@@ -393,7 +397,7 @@ impl Clients<'_> {
                         connection.keep_journal(keeper, self.device);
                     }
                     self.active = Some(Active { accepted, connection, unhandled: false });
-                    // Both are meant for a client before this one.
+                    // Both were meant for the previous client.
                     self.link.take_disconnect();
                     self.link.take_check_shared();
                 }
@@ -445,11 +449,11 @@ fn input(fd: BorrowedFd<'_>) -> PollFd<'_> {
     PollFd::from_borrowed_fd(fd, PollFlags::IN)
 }
 
-/// Outcome of serving.
+/// Result of serving.
 enum Served {
-    /// Nothing more to do for now.
+    /// Nothing to do for now.
     Idle,
-    /// Something was done.
+    /// Some work was done.
     Busy,
     /// The client has closed.
     Closed,
@@ -501,7 +505,7 @@ impl Active<'_> {
         self.handle(device, counters, options)
     }
 
-    /// Handles what has come, and answers.
+    /// Handles received messages, and answers.
     fn handle(
         &mut self,
         device: &mut dyn Device,
@@ -536,13 +540,13 @@ impl Active<'_> {
                     out.advance(len);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
-                // Descriptors on their way to clients are limited for all of this process's user together; clients that
-                // do not read can use that up. The socket has room, so this would be tried at full speed.
+                // Descriptors in flight to clients are limited for all of this process's user together; clients that do
+                // not read can use that up. The socket has room, so this would retry at full speed.
                 Err(error) if error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error()) => {
                     std::thread::sleep(FDS_PAUSE);
                     break;
                 }
-                // Full: the rest goes when there is room. Broken: the next read tells.
+                // Full: the rest is sent when there is room. Broken: the next read reports it.
                 Err(_) => break,
             }
         }

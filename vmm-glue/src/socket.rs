@@ -21,13 +21,13 @@ use crate::link::ClientInfo;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 16;
-/// Most receives that empty a socket to which nothing more comes; it holds far less.
+/// Largest number of receives that empty a closed socket; it holds far less.
 const MAX_UNREAD: u32 = 1 << 16;
 
 /// Access rights of a socket's path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Permission bits; `None` leaves what the process's mask gives.
+    /// Permission bits; `None` uses the process's mask.
     pub mode: Option<u32>,
     /// Owner's user number; needs privilege.
     pub uid: Option<u32>,
@@ -75,28 +75,28 @@ impl Drop for BoundPath {
 }
 
 impl BoundPath {
-    /// The path.
+    /// Returns the path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Gives the path these rights.
+    /// Sets the access rights of the path.
     ///
     /// # Errors
-    /// When it cannot have them.
+    /// If that is not possible.
     pub fn set_rights(&self, options: &SocketOptions) -> Result<(), BindError> {
         set_rights(&self.path, options)
     }
 
-    /// Leaves the path where it is for good: another holder of the socket serves it on.
+    /// Leaves the path in place for good: another holder of the socket serves it.
     pub fn leave(mut self) {
         // No file has this number.
         self.inode = 0;
     }
 }
 
-/// Takes over the path of a socket that listens already, made by an earlier process; `None` when it has none any more.
+/// Takes over the path of a socket that listens already, from an earlier process; `None` if it has none.
 #[must_use]
 pub fn adopt(listener: &UnixListener) -> Option<BoundPath> {
     let path = listener.local_addr().ok()?.as_pathname()?.to_owned();
@@ -109,11 +109,11 @@ fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {
         let path = path.to_owned();
         move |source: io::Error| BindError::System { action, path, source }
     };
-    // By one descriptor: where another user may write to the folder, something else may take the path meanwhile.
+    // Use one descriptor: if another user may write to the folder, another file may take the path in between.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| system("open")(errno.into()))?;
     let there = rustix::fs::fstat(&file).map_err(|errno| system("look at")(errno.into()))?;
-    // One of an earlier process has its rights already.
+    // A socket of an earlier process has its rights already.
     let is_ours = there.st_uid == rustix::process::geteuid().as_raw() || Some(there.st_uid) == options.uid;
     if FileType::from_raw_mode(there.st_mode) != FileType::Socket || !is_ours {
         let source =
@@ -157,12 +157,12 @@ pub fn bind(path: &Path, options: &SocketOptions) -> Result<(UnixListener, Bound
     let metadata = std::fs::symlink_metadata(&path).map_err(system("look at"))?;
     let bound = BoundPath { path: path.clone(), device: metadata.dev(), inode: metadata.ino() };
     set_rights(&path, options)?;
-    // Only now: until a socket listens, nobody can connect.
+    // Last step: until a socket listens, no client can connect.
     rustix::net::listen(&socket, BACKLOG).map_err(|errno| system("listen on")(errno.into()))?;
     Ok((UnixListener::from(socket), bound))
 }
 
-/// Removes a socket that nobody serves.
+/// Removes a socket that no process serves.
 fn make_free(path: &Path) -> Result<(), BindError> {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
     let path = path.to_owned();
@@ -190,7 +190,7 @@ fn make_free(path: &Path) -> Result<(), BindError> {
     }
 }
 
-/// The process at the other end.
+/// Returns the process at the other end.
 pub(crate) fn peer(stream: &UnixStream) -> ClientInfo {
     match rustix::net::sockopt::socket_peercred(stream) {
         Ok(credentials) => ClientInfo {
@@ -202,15 +202,15 @@ pub(crate) fn peer(stream: &UnixStream) -> ClientInfo {
     }
 }
 
-/// Ends a connection so that the other end reads its end.
+/// Ends a connection so that the other end reads the end of the stream.
 ///
-/// Were a socket closed with something unread in it, the other end would get an error in its place (`ECONNRESET`), by which
-/// QEMU 11.1 ends with a failed assertion, virtual machine and all.
+/// If a socket is closed with unread data in it, the other end gets an error instead (`ECONNRESET`), on which QEMU 11.1
+/// ends with a failed assertion, together with the virtual machine.
 pub fn end(stream: &UnixStream) {
     if stream.shutdown(Shutdown::Both).is_err() {
         return;
     }
-    // Nothing more can come, and what a socket holds is limited.
+    // Nothing more can arrive, and a socket holds a limited amount.
     let mut buffer = [0; 4096];
     (0..MAX_UNREAD).take_while(|_| receive(stream, &mut buffer).is_ok_and(|it| it.len != 0)).count();
 }
@@ -222,11 +222,11 @@ pub struct Received {
     pub len: usize,
     /// File descriptors, at most [`MAX_FDS`] and a few.
     pub fds: Vec<OwnedFd>,
-    /// More descriptors came than there was room for, or than the process may have.
+    /// More descriptors came than fit, or than the process may have.
     pub truncated: bool,
 }
 
-/// Receives what is there, up to `buffer.len()` bytes; `WouldBlock` if nothing is.
+/// Receives the available data, up to `buffer.len()` bytes; `WouldBlock` if there is none.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -241,7 +241,7 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<Received> {
     Ok(Received { len: result.bytes, fds, truncated: result.flags.contains(ReturnFlags::CTRUNC) })
 }
 
-/// Sends what fits, with descriptors; `WouldBlock` if nothing does. Returns the number of bytes.
+/// Sends as much as fits, with descriptors; `WouldBlock` if nothing fits. Returns the number of bytes.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);

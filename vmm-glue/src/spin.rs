@@ -1,26 +1,26 @@
-//! Looking for the next message a little longer before sleeping.
+//! Polling for the next message a little longer before sleeping.
 
 use std::time::{Duration, Instant};
 
-/// Scale of the trust in spinning.
+/// Scale of the credit for spinning.
 const MAX_CREDIT: u32 = 8;
-/// Bounds on the streak of short sleeps after which spinning is tried again, twice the lower one at first.
+/// Bounds on the streak of short sleeps after which spinning is tried again; it starts at twice the lower bound.
 const MIN_STREAK: u32 = 16;
 const MAX_STREAK: u32 = 1024;
 
-/// Decides whether to look for messages a little longer before sleeping.
+/// Decides whether to poll for messages a little longer before sleeping.
 ///
-/// Spinning that brings a message earns credit; spinning in vain, or on a processor that others take away, costs some.
-/// Without credit the thread sleeps at once, until a streak of sleeps was as short as a spin; each time that spinning is
-/// given up, the streak that brings it back gets longer.
+/// Spinning that finds a message earns credit; spinning without one, or on a processor that others take away, costs
+/// some. Without credit the thread sleeps at once, until a streak of sleeps was as short as a spin; each time that
+/// spinning stops, the streak that restarts it gets longer.
 #[derive(Debug)]
 pub(crate) struct Spin {
     length: Duration,
     credit: u32,
-    /// Short sleeps one after the other, and how many it takes to spin again.
+    /// Consecutive short sleeps, and the number needed to spin again.
     streak: u32,
     needed: u32,
-    /// Begin of the present sleep, if it was not after a spin that was refused only for this message.
+    /// Start of the current sleep, if it was not after a spin that was refused only for this message.
     slept: Option<Instant>,
 }
 
@@ -30,7 +30,7 @@ impl Spin {
         Self { length, credit: MAX_CREDIT / 2, streak: 0, needed: MIN_STREAK, slept: None }
     }
 
-    /// Until when to spin from `now`, if at all.
+    /// Returns the deadline for spinning from `now`, if it should spin.
     pub(crate) fn deadline(&mut self, now: Instant) -> Option<Instant> {
         if self.length.is_zero() {
             return None;
@@ -42,7 +42,7 @@ impl Spin {
         now.checked_add(self.length)
     }
 
-    /// A message came at `now` while spinning until `deadline`.
+    /// Notes that a message came at `now` while spinning until `deadline`.
     pub(crate) fn hit(&mut self, now: Instant, deadline: Instant) {
         if now > deadline.checked_add(self.length).unwrap_or(deadline) {
             return self.lose();
@@ -53,7 +53,7 @@ impl Spin {
         }
     }
 
-    /// No message came until `now`.
+    /// Notes that no message came until `now`.
     pub(crate) fn miss(&mut self, now: Instant) {
         self.lose();
         self.slept = Some(now);
@@ -67,7 +67,7 @@ impl Spin {
         }
     }
 
-    /// A sleep has ended at `now`; `message` tells whether by a message of the client.
+    /// Notes that a sleep ended at `now`; `message` is true if a message of the client ended it.
     pub(crate) fn woke(&mut self, message: bool, now: Instant) {
         if !message {
             return;
@@ -91,7 +91,7 @@ mod tests {
 
     const LENGTH: Duration = Duration::from_millis(1);
 
-    /// Spins in vain until it is given up; returns how often.
+    /// Spins without success until spinning stops; returns how often.
     fn give_up(spin: &mut Spin) -> u32 {
         let now = Instant::now();
         let mut rounds = 0;
@@ -110,7 +110,7 @@ mod tests {
         spin.woke(true, slept.checked_add(length).unwrap());
     }
 
-    /// Short sleeps until it spins again.
+    /// Sleeps for short times until it spins again; returns how often.
     fn come_back(spin: &mut Spin) -> u32 {
         (1..10_000)
             .find(|_| {

@@ -1,4 +1,4 @@
-//! Calls of a client that takes a device's state elsewhere.
+//! Calls of a client that migrates a device.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -9,11 +9,11 @@ use crate::protocol::{
     MigDeviceState,
 };
 
-/// Bytes of a feature's answer that there is room for.
+/// Room for the answer about a feature, in bytes.
 const ROOM: u32 = 1 << 20;
 
 impl Client {
-    /// Any `DEVICE_FEATURE`; the data of the answer, and the size that it would have whole.
+    /// Sends any `DEVICE_FEATURE`. Returns the size of the full answer, and its data.
     pub fn feature(&mut self, flags: u32, argsz: u32, data: &[u8]) -> Result<(u32, Vec<u8>)> {
         let body = DeviceFeature { argsz, flags };
         let reply = self.request(Command::DEVICE_FEATURE, &[body.as_bytes(), data].concat(), &[])?;
@@ -24,25 +24,25 @@ impl Client {
         Ok((said.argsz, data.to_vec()))
     }
 
-    /// Asks which states of migration the device has.
+    /// Asks which migration states the device supports.
     pub fn migration_flags(&mut self) -> Result<u64> {
         let (_, data) = self.feature(FEATURE_MIGRATION | FEATURE_GET, ROOM, &[])?;
         parse::<u64>(&data).map(|(flags, _)| flags)
     }
 
-    /// Asks for the state of migration.
+    /// Asks for the migration state.
     pub fn device_state(&mut self) -> Result<u32> {
         let (_, data) = self.feature(FEATURE_MIG_DEVICE_STATE | FEATURE_GET, ROOM, &[])?;
         parse::<MigDeviceState>(&data).map(|(state, _)| state.device_state)
     }
 
-    /// Has the device go to a state of migration.
+    /// Sets the migration state.
     pub fn set_device_state(&mut self, device_state: u32) -> Result<()> {
         let state = MigDeviceState { device_state, data_fd: 0 };
         self.feature(FEATURE_MIG_DEVICE_STATE | FEATURE_SET, ROOM, state.as_bytes()).map(drop)
     }
 
-    /// Reads up to `size` bytes of the device's state: fewer at its end.
+    /// Reads up to `size` bytes of the device's state; fewer only at its end.
     pub fn migration_read(&mut self, size: u32) -> Result<Vec<u8>> {
         let body = MigData { argsz: size.saturating_add(8), size };
         let reply = self.request(Command::MIG_DATA_READ, body.as_bytes(), &[])?;
@@ -71,19 +71,19 @@ impl Client {
         self.request(Command::MIG_DATA_WRITE, &[body.as_bytes(), data].concat(), &[]).map(drop)
     }
 
-    /// Has the device log what it writes of all memory. Returns the bytes of its pages.
+    /// Starts the log of the device's writes to all memory. Returns the page size in bytes.
     pub fn start_logging(&mut self) -> Result<u64> {
         let start = LoggingStart { page_size: 4096, ..Default::default() };
         let (_, data) = self.feature(FEATURE_DMA_LOGGING_START | FEATURE_SET, ROOM, start.as_bytes())?;
         parse::<LoggingStart>(&data).map(|(start, _)| start.page_size)
     }
 
-    /// Ends that.
+    /// Stops the log.
     pub fn stop_logging(&mut self) -> Result<()> {
         self.feature(FEATURE_DMA_LOGGING_STOP | FEATURE_SET, ROOM, &[]).map(drop)
     }
 
-    /// Asks what was written of a range since this was asked last: a bit for each page.
+    /// Asks which pages of a range were written since the last call: a bit for each page.
     pub fn written(&mut self, iova: u64, length: u64, page_size: u64) -> Result<Vec<bool>> {
         let asked = LoggingReport { iova, length, page_size };
         let (_, data) = self.feature(FEATURE_DMA_LOGGING_REPORT | FEATURE_GET, ROOM, asked.as_bytes())?;

@@ -1,7 +1,7 @@
-//! Messages of a client that takes the device's state elsewhere, or brings one; and that asks which of its memory was written.
+//! Messages of a client that saves or restores the device's state, or asks which of its memory was written.
 //!
-//! The session has the state, so that the device is only ever called in the order of [`Migration`]'s states. What a client gets
-//! wrong is refused and changes nothing; what the device cannot do leaves the state that it says.
+//! The session keeps the state, so the device is only ever called in the order of [`Migration`]'s states. A wrong
+//! request is refused and changes nothing; if the device fails, the state is the one that the device reports.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -17,16 +17,16 @@ use crate::protocol::{
     LoggingReport, LoggingStart, MIGRATION_STOP_COPY, MigData, MigDeviceState, STATE_ERROR,
 };
 
-/// State of a device that a client may take elsewhere.
+/// Migration state of a device.
 #[derive(Debug, Default)]
 pub(super) struct Migrating {
     state: State,
-    /// The device's writes of the client's memory are logged.
+    /// The device's writes to the client's memory are logged.
     logs: bool,
 }
 
 impl Migrating {
-    /// A reset brings the device back from each state.
+    /// Notes a reset, which ends every state.
     pub(super) fn was_reset(&mut self) {
         self.state = State::Running;
     }
@@ -39,9 +39,9 @@ impl From<MigrationError> for Refusal {
     }
 }
 
-/// Returns the device as one whose state can be taken elsewhere.
+/// Returns the device as one that can be migrated.
 fn of(device: &mut dyn Device) -> Result<&mut dyn Migration, Refusal> {
-    // A kernel's answer for a feature that a device lacks; a client that asks then blocks migration.
+    // The kernel's answer for a feature that a device lacks; a client that asks then blocks migration.
     device.migration().ok_or_else(|| Refusal {
         errno: Errno::NOTTY,
         reason: "the state of this device cannot be taken elsewhere".to_owned(),
@@ -98,7 +98,7 @@ impl Session {
                 let asked = parse(data)?;
                 let bytes = self.report_bytes(&asked)?;
                 let all = size_of::<DeviceFeature>().saturating_add(size_of::<LoggingReport>()).saturating_add(bytes);
-                // Who has no room for it has not been told what was written.
+                // A client without room for the report has not received it, so the log must keep these writes.
                 if wire_len(all) > argsz {
                     return answer(header, (wire_len(all), flags), &[], out);
                 }
@@ -115,13 +115,13 @@ impl Session {
         MigDeviceState { device_state: self.migration.state.to_wire(), data_fd: 0 }
     }
 
-    /// Goes to a state, by those between.
+    /// Goes to a state, through the states between.
     fn go_to(&mut self, device: &mut dyn Migration, number: u32) -> Result<(), Refusal> {
         let Some(to) = State::from_wire(number) else {
             let what = if number == STATE_ERROR { "is no state to ask for" } else { "is not supported" };
             return refuse(Errno::INVAL, format!("state {number} of migration {what}"));
         };
-        // What is read of its configuration space may be another's behind that.
+        // The configuration space may be another device's after this.
         self.configured = true;
         while self.migration.state != to {
             let state = self.migration.state;
@@ -155,7 +155,7 @@ impl Session {
         Ok(())
     }
 
-    /// Reads of the device's state.
+    /// Reads the device's state.
     pub(super) fn migration_read(
         &mut self,
         device: &mut dyn Device,
@@ -181,7 +181,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes in a part of another device's state.
+    /// Writes a part of another device's state.
     pub(super) fn migration_write(&mut self, device: &mut dyn Device, body: &[u8]) -> Result<(), Refusal> {
         let (MigData { argsz: _, size }, data) =
             MigData::read_from_prefix(body).map_err(|_| too_short(body, size_of::<MigData>()))?;
@@ -205,7 +205,7 @@ impl Session {
         Ok(())
     }
 
-    /// Bytes of one part of a state.
+    /// Returns the bytes of one part of a state.
     fn piece(&self, size: u32) -> Result<usize, Refusal> {
         let len = usize::try_from(size).unwrap_or(usize::MAX);
         if len > self.max_transfer {
@@ -214,7 +214,7 @@ impl Session {
         Ok(len)
     }
 
-    /// Begins to log what the device writes. All memory is logged, whatever ranges are asked for.
+    /// Starts the log of the device's writes. Logs all memory, for any requested ranges.
     fn start_logging(&mut self, device: &mut dyn Migration, data: &[u8]) -> Result<Vec<u8>, Refusal> {
         let (start, rest) =
             LoggingStart::read_from_prefix(data).map_err(|_| too_short(data, size_of::<LoggingStart>()))?;
@@ -241,7 +241,7 @@ impl Session {
         Ok(answer)
     }
 
-    /// Bytes of the bitmap of a report.
+    /// Returns the size of a report's bitmap, in bytes.
     fn report_bytes(&self, asked: &LoggingReport) -> Result<usize, Refusal> {
         let LoggingReport { iova, length, page_size } = *asked;
         if !self.migration.logs {
@@ -261,7 +261,7 @@ impl Session {
         Ok(bytes)
     }
 
-    /// The bitmap of what was written in a range, of so many bytes.
+    /// Returns the bitmap of writes in a range, of `bytes` bytes.
     fn report(&self, device: &mut dyn Migration, asked: &LoggingReport, bytes: usize) -> Vec<u8> {
         let LoggingReport { iova, length, page_size } = *asked;
         let end = iova.saturating_add(length);

@@ -1,8 +1,8 @@
 //! One client's state machine: bytes and file descriptors in, replies out.
 //!
-//! [`Connection`] needs no socket. A server receives into [`Connection::space`], reports by [`Connection::received`], lets
-//! [`Connection::process`] carry the messages out and sends what [`Connection::output`] holds. Memory is bounded: one
-//! buffer for what comes in, and a caller that ends the connection when the output grows beyond its limit.
+//! [`Connection`] needs no socket. A server receives into [`Connection::space`], reports the bytes to
+//! [`Connection::received`], calls [`Connection::process`] to execute the messages, and sends [`Connection::output`].
+//! Memory is bounded: there is one input buffer, and the caller ends the connection when the output exceeds its limit.
 
 mod migration;
 mod outbox;
@@ -32,9 +32,9 @@ use crate::server::{Keeper, ServerOptions};
 use receive::Receive;
 use session::Session;
 
-/// Largest message that is skipped rather than taken as a broken stream, in bytes.
+/// Largest message that is skipped instead of treated as a broken stream, in bytes.
 pub const MAX_SKIP: u32 = 16 << 20;
-/// Most file descriptors of one message.
+/// Largest number of file descriptors in one message.
 pub const MAX_FDS: usize = 16;
 /// Output beyond which no requests to the client are added, in bytes.
 const FLUSH_AT: usize = 64 << 10;
@@ -59,12 +59,12 @@ pub enum Fatal {
     Withdrawn { gpa: u64 },
 }
 
-/// Bytes of the longest message that is taken whole.
+/// Returns the size of the longest message that is received whole.
 pub(crate) fn max_message(max_transfer: usize) -> usize {
     HEADER_SIZE.saturating_add(size_of::<RegionAccess>()).saturating_add(max_transfer)
 }
 
-/// Says whether everything that came has been handled.
+/// Progress of message handling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// All complete messages are handled.
@@ -79,14 +79,14 @@ pub struct Connection {
     receive: Receive,
     out: Outbox,
     session: Session,
-    /// For a process that goes on when this one was killed.
+    /// State for the next process, in case this one is killed.
     journal: Option<Journal>,
-    /// The client had another device, of a process that was killed.
+    /// The client had another device, in a process that was killed.
     revival: Option<Revival>,
 }
 
 impl Connection {
-    /// A client that has not said anything yet.
+    /// Creates a connection that has received nothing yet.
     pub fn new(link: Link, options: &ServerOptions, client: ClientInfo) -> Self {
         let max_transfer = options.max_transfer.clamp(4 << 10, 1 << 20);
         Self {
@@ -98,12 +98,12 @@ impl Connection {
         }
     }
 
-    /// Has a journal kept from now on, if there is none.
+    /// Keeps a journal from now on, if there is none.
     pub(crate) fn keep_journal(&mut self, keeper: &Arc<dyn Keeper>, device: &mut dyn Device) {
         if self.journal.is_some() || !keeper.keeps_more() {
             return;
         }
-        // Those of a process before this one, whose numbers nobody knows here.
+        // Drop those of the previous process, whose numbers are unknown here.
         keeper.give_up_more();
         if !device.is_renewable() {
             tracing::warn!("if this daemon is killed, the VMM has lost its device: another could not have it as it is");
@@ -120,13 +120,13 @@ impl Connection {
         }
     }
 
-    /// Goes on with a journal of a process that was killed.
+    /// Continues with the journal of a process that was killed.
     pub(crate) fn goes_on_with(&mut self, journal: Journal, revival: Revival) {
         self.journal = Some(journal);
         self.revival = Some(revival);
     }
 
-    /// Commits what has changed, and marks as handled what was: the answers are about to be sent.
+    /// Commits changes, and marks messages as handled: the answers are about to be sent.
     fn commit_journal(&mut self, device: &mut dyn Device) {
         let Some(journal) = &mut self.journal else { return };
         if std::mem::take(&mut self.session.configured) && self.session.is_negotiated() {
@@ -174,7 +174,7 @@ impl Connection {
         }
     }
 
-    /// The socket has not taken all of [`Self::output`]: the rest is committed.
+    /// Notes that the socket has not taken all of [`Self::output`]: commits the rest.
     pub(crate) fn left_unsent(&mut self) {
         if let Some(journal) = &mut self.journal {
             journal.change();
@@ -182,13 +182,13 @@ impl Connection {
         }
     }
 
-    /// Returns where the next bytes belong; not empty after [`Self::process`] returned [`Progress::Done`].
+    /// Returns the buffer for the next bytes; not empty after [`Self::process`] returned [`Progress::Done`].
     pub fn space(&mut self) -> &mut [u8] {
         self.receive.space()
     }
 
-    /// `len` bytes were put at the start of [`Self::space`], and descriptors came with them. `truncated`: more came than
-    /// there was room for.
+    /// Notes that `len` bytes are at the start of [`Self::space`], and that descriptors came with them. `truncated`:
+    /// some did not fit.
     pub fn received(&mut self, len: usize, fds: Vec<OwnedFd>, truncated: bool) {
         let descriptors = !fds.is_empty() || truncated;
         let stray = self.receive.commit(len, fds, truncated);
@@ -200,7 +200,7 @@ impl Connection {
         self.receive.mark(true);
     }
 
-    /// Carries out messages that are complete, until `limit` bytes of output or more wait.
+    /// Executes complete messages, until `limit` bytes of output or more wait.
     pub fn process(&mut self, device: &mut dyn Device, limit: usize) -> Result<Progress, Fatal> {
         let mut progress = Progress::Paused;
         while self.out.len() < limit {
@@ -214,13 +214,13 @@ impl Connection {
         Ok(progress)
     }
 
-    /// Has the device do what it has left of a write whose answer was sent. Belongs behind each sending of [`Self::output`].
+    /// Lets the device finish the deferred work of an answered write. Call it after each sending of [`Self::output`].
     pub fn settle(&mut self, device: &mut dyn Device) {
         self.session.settle(device);
     }
 
-    /// Takes bytes as they might come from a socket, and carries out what is complete. Stops early, and says so, when
-    /// output should be sent; bytes that were not taken are returned.
+    /// Takes bytes as they might come from a socket, and executes complete messages. Stops early when output should be
+    /// sent; returns the bytes that were not taken.
     pub fn handle_bytes<'a>(
         &mut self,
         device: &mut dyn Device,
@@ -244,38 +244,38 @@ impl Connection {
         }
     }
 
-    /// Returns what waits to be sent.
+    /// Returns the output that waits to be sent.
     pub fn output(&mut self) -> &mut Outbox {
         &mut self.out
     }
 
-    /// Bytes that wait to be sent.
+    /// Returns the number of bytes that wait to be sent.
     pub fn pending_output(&self) -> usize {
         self.out.len()
     }
 
-    /// Returns whether version negotiation has succeeded.
+    /// Returns true if version negotiation has succeeded.
     pub fn is_negotiated(&self) -> bool {
         self.session.is_negotiated()
     }
 
-    /// Does what the link asks for: sends requests to the client, looks for private or withdrawn memory.
+    /// Handles requests of the link: sends requests to the client, checks for private or withdrawn memory.
     pub fn work(&mut self, device: &mut dyn Device) -> Result<(), Fatal> {
         self.session.work(device, &mut self.out, FLUSH_AT)?;
         self.mark();
         Ok(())
     }
 
-    /// Goes on with a connection that was [restored](Self::restored), on the thread that serves it from now on.
+    /// Continues a [restored](Self::restored) connection, on the thread that serves it from now on.
     ///
     /// # Errors
-    /// If the device is none that the client of a process that was killed could go on with.
+    /// If the client of a killed process cannot use this device.
     pub(crate) fn resume(&mut self, device: &mut dyn Device) -> Result<(), Invalid> {
         self.session.resume(device);
         let Some(revival) = self.revival.take() else { return Ok(()) };
         if self.is_negotiated() {
             revival.carry_out(device, &self.session.link)?;
-            // With the files that the client has.
+            // Use the files that the client has.
             self.session.regions = device.regions();
             let counters = self.session.link.counters();
             add(&counters.daemon_deaths_survived, u64::from(revival.deaths));
@@ -287,7 +287,7 @@ impl Connection {
                  its driver anew"
             );
         }
-        // With this process's count of deaths, and without what was of no use.
+        // Record this process's count of deaths, and drop unused entries.
         if let Some(journal) = &mut self.journal {
             journal.change();
             self.commit();
@@ -295,22 +295,22 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends the connection: takes the client's memory and interrupts away and tells the device.
+    /// Ends the connection: drops the client's memory and interrupts and notifies the device.
     pub fn close(mut self, device: &mut dyn Device) {
         self.session.close(device);
     }
 }
 
-/// A message as it came.
+/// A received message.
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
     pub header: Header,
-    /// Without the header; empty if `oversized`.
+    /// Body without the header; empty if `oversized`.
     pub body: &'a [u8],
     pub fds: Vec<OwnedFd>,
     /// Some descriptors were lost.
     pub truncated: bool,
-    /// The body is larger than any that is taken, and is skipped.
+    /// The body exceeds the limit and is skipped.
     pub oversized: bool,
 }
 

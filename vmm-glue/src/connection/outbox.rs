@@ -15,23 +15,23 @@ use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
 #[derive(Debug, Default)]
 pub struct Outbox {
     bytes: Vec<u8>,
-    /// Bytes at the front that were sent.
+    /// Bytes at the front that are already sent.
     sent: usize,
-    /// A descriptor goes with the byte at this place of `bytes`.
+    /// A descriptor goes with the byte at this index of `bytes`.
     fds: VecDeque<(usize, Arc<OwnedFd>)>,
 }
 
-/// The messages as they are saved.
+/// The messages in their saved form.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedOutbox {
-    /// Bytes that wait.
+    /// Waiting bytes.
     bytes: Vec<u8>,
-    /// Places in them, and the descriptors that go with them.
+    /// Indices into them, and the descriptors that go with them.
     fds: Vec<(u32, u32)>,
 }
 
 impl Outbox {
-    /// Writes down what waits.
+    /// Saves the waiting messages.
     pub(super) fn save(&self, giving: &mut Giving<'_>) -> Result<SavedOutbox, ParkError> {
         let Self { bytes, sent, fds } = self;
         let mut places = Vec::new();
@@ -42,7 +42,7 @@ impl Outbox {
         Ok(SavedOutbox { bytes: bytes.get(*sent..).unwrap_or_default().to_vec(), fds: places })
     }
 
-    /// Returns what waited, of which there may be `most` bytes and a message.
+    /// Restores waiting messages, of at most `most` bytes and one message.
     pub(super) fn restored(saved: SavedOutbox, given: &Given, most: usize) -> Result<Self, ParkError> {
         let SavedOutbox { bytes, fds } = saved;
         let within = |place: u32| usize::try_from(place).is_ok_and(|place| place < bytes.len());
@@ -57,17 +57,17 @@ impl Outbox {
         Ok(Self { bytes, sent: 0, fds: places })
     }
 
-    /// Bytes that wait.
+    /// Returns the number of waiting bytes.
     pub fn len(&self) -> usize {
         self.bytes.len().saturating_sub(self.sent)
     }
 
-    /// Returns whether nothing waits.
+    /// Returns true if nothing waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes to send in the next call, and the descriptor that goes with the first of them.
+    /// Returns the bytes to send in the next call, and the descriptor that goes with the first of them.
     pub fn next(&self) -> (&[u8], Option<Arc<OwnedFd>>) {
         let mut places = self.fds.iter().map(|(place, _)| *place);
         let (fd, end) = match places.next() {
@@ -78,7 +78,7 @@ impl Outbox {
         (bytes, fd.map(|(_, fd)| Arc::clone(fd)))
     }
 
-    /// `len` bytes of [`Self::next`] were sent, with its descriptor.
+    /// Notes that `len` bytes of [`Self::next`] were sent, with its descriptor.
     pub fn advance(&mut self, len: usize) {
         if len == 0 {
             return;
@@ -98,7 +98,7 @@ impl Outbox {
         }
     }
 
-    /// Takes everything that waits; descriptors are dropped.
+    /// Takes all waiting bytes; descriptors are dropped.
     pub fn take(&mut self) -> Vec<u8> {
         let bytes = self.bytes.get(self.sent..).unwrap_or_default().to_vec();
         self.bytes.clear();
@@ -107,7 +107,7 @@ impl Outbox {
         bytes
     }
 
-    /// The bytes, to append whole messages to.
+    /// Returns the bytes, to append whole messages to.
     pub(super) fn raw(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
@@ -117,7 +117,7 @@ impl Outbox {
         self.fds.push_back((self.bytes.len(), fd));
     }
 
-    /// A successful reply; `data` follows `body`.
+    /// Appends a successful reply; `data` follows `body`.
     pub(super) fn reply(&mut self, request: &Header, body: &(impl IntoBytes + Immutable), data: &[u8]) {
         let body = body.as_bytes();
         self.header(request, body.len().saturating_add(data.len()), 0, 0);
@@ -125,7 +125,7 @@ impl Outbox {
         self.bytes.extend_from_slice(data);
     }
 
-    /// A successful reply whose last `len` bytes `fill` provides; if it fails, there is no reply.
+    /// Appends a successful reply whose last `len` bytes `fill` provides; if it fails, appends nothing.
     pub(super) fn reply_with<E>(
         &mut self,
         request: &Header,
@@ -149,7 +149,7 @@ impl Outbox {
         result
     }
 
-    /// An error reply. `body` is empty but for clients that read it regardless.
+    /// Appends an error reply. `body` is empty except for clients that read it regardless.
     pub(super) fn error(&mut self, request: &Header, errno: u32, body: &[u8]) {
         self.header(request, body.len(), FLAG_ERROR, errno);
         self.bytes.extend_from_slice(body);

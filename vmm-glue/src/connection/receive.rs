@@ -13,21 +13,21 @@ use crate::journal::{Marks, Room};
 use crate::parked::{Given, Giving, ParkError};
 use crate::protocol::{Command, HEADER_SIZE, Header, IRQ_DATA_EVENTFD, IrqSet};
 
-/// Room beyond one message, so that many small ones come in one call.
+/// Room beyond one message, so that many small ones can arrive in one call.
 pub(crate) const EXTRA: usize = 64 << 10;
-/// Most sets of descriptors that wait for their message.
+/// Largest number of descriptor sets that wait for their message.
 pub(super) const MAX_SETS: usize = 8;
 
 /// Descriptors that came in one call.
 #[derive(Debug)]
 struct FdSet {
-    /// Position in the stream behind the bytes of that call.
+    /// Position in the stream after the bytes of that call.
     end: u64,
     fds: Vec<OwnedFd>,
     truncated: bool,
 }
 
-/// A place for bytes that are received: in memory of this process, or in that of a journal.
+/// A buffer for received bytes: in memory of this process, or in that of a journal.
 #[derive(Debug)]
 enum Buffer {
     Own(Box<[u8]>),
@@ -62,11 +62,11 @@ pub(super) struct Receive {
     end: usize,
     /// Position in the stream of `start`.
     position: u64,
-    /// Bytes of an oversized message that are still to be thrown away.
+    /// Remaining bytes of an oversized message to discard.
     skip: u64,
     max_message: usize,
     sets: VecDeque<FdSet>,
-    /// A message has had its descriptors since this was asked last.
+    /// A message has had descriptors since the last [`Self::take_gave`].
     gave: bool,
 }
 
@@ -76,12 +76,12 @@ impl Receive {
         Self { buffer, start: 0, end: 0, position: 0, skip: 0, max_message, sets: VecDeque::new(), gave: false }
     }
 
-    /// Longest message that is taken whole.
+    /// Returns the size of the longest message that is received whole.
     pub fn max_message(&self) -> usize {
         self.max_message
     }
 
-    /// Receives into a journal's room from now on, with what waits.
+    /// Receives into a journal's room from now on; moves the waiting bytes there.
     pub fn move_into(&mut self, mut room: Room) {
         let waiting = self.buffer.get(self.start..self.end).unwrap_or_default();
         if let Some(place) = room.get_mut(..waiting.len()) {
@@ -92,17 +92,17 @@ impl Receive {
         self.mark(true);
     }
 
-    /// Receives into memory of this process again: there is no journal any more.
+    /// Receives into memory of this process again, because the journal has ended.
     pub fn move_out(&mut self) {
         self.buffer = Buffer::Own(self.buffer.to_vec().into_boxed_slice());
     }
 
-    /// Position in the stream behind the messages that were taken out.
+    /// Returns the position in the stream after the messages that were taken out.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Returns whether a message has had its descriptors since this was asked last.
+    /// Returns true if a message has had descriptors since the last call.
     pub fn take_gave(&mut self) -> bool {
         std::mem::take(&mut self.gave)
     }
@@ -116,7 +116,7 @@ impl Receive {
         }
     }
 
-    /// As [`Self::mark`], for what is about to be sent: the answers to all that was handled, with commit number `sent`.
+    /// Does [`Self::mark`] before the answers to all handled messages are sent, with commit number `sent`.
     pub fn mark_sent(&mut self, sent: u64, next_id: u64) {
         if let Buffer::Journal(room) = &mut self.buffer {
             let (start, end) = (length(self.start), length(self.end));
@@ -124,7 +124,8 @@ impl Receive {
         }
     }
 
-    /// The place for what is received next. That part of a journal's room is zero, so that what is received there is found without a mark.
+    /// Returns the buffer for the next bytes. In a journal's room it is zero, so that the next process finds received
+    /// bytes without a mark.
     pub fn space(&mut self) -> &mut [u8] {
         let before = self.end;
         if self.start == self.end {
@@ -147,7 +148,7 @@ impl Receive {
         }
     }
 
-    /// Takes bytes in; returns the number of descriptors that were closed because nothing can want them.
+    /// Adds received bytes; returns the number of descriptors that were closed because no message can own them.
     pub fn commit(&mut self, len: usize, fds: Vec<OwnedFd>, truncated: bool) -> usize {
         self.end = self.end.saturating_add(len).min(self.buffer.len());
         if fds.is_empty() && !truncated {
@@ -156,14 +157,14 @@ impl Receive {
         if self.sets.len() >= MAX_SETS {
             return fds.len();
         }
-        // The kernel ends a call behind the piece of the stream that carried descriptors, and a sender attaches them to the
-        // first byte of one message. So they belong to the last message that starts before `end`.
+        // The kernel ends a call after the part of the stream that carried descriptors, and a sender attaches them to
+        // the first byte of one message. So they belong to the last message that starts before `end`.
         let end = self.position.saturating_add(length(self.end.saturating_sub(self.start)));
         self.sets.push_back(FdSet { end, fds, truncated });
         0
     }
 
-    /// The next complete message, taken out of the buffer.
+    /// Takes the next complete message out of the buffer.
     pub fn next(&mut self) -> Result<Option<Message<'_>>, Fatal> {
         self.drop_skipped();
         let waiting = self.buffer.get(self.start..self.end).unwrap_or_default();
@@ -213,10 +214,10 @@ impl Receive {
     }
 }
 
-/// The input buffer as it is saved: positions are from the first byte that waits.
+/// The input buffer in its saved form: positions are from the first waiting byte.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedReceive {
-    /// Bytes of messages that have not come whole.
+    /// Bytes of incomplete messages.
     pub(super) bytes: Vec<u8>,
     pub(super) skip: u64,
     pub(super) sets: Vec<SavedSet>,
@@ -231,7 +232,7 @@ pub(super) struct SavedSet {
 }
 
 impl Receive {
-    /// Writes the buffer down.
+    /// Saves the buffer.
     pub(super) fn save(&self, giving: &mut Giving<'_>) -> Result<SavedReceive, ParkError> {
         let Self { buffer, start, end, position, skip, max_message: _, sets, gave: _ } = self;
         let mut saved = Vec::new();
@@ -243,7 +244,7 @@ impl Receive {
         Ok(SavedReceive { bytes, skip: *skip, sets: saved })
     }
 
-    /// The buffer as it was.
+    /// Restores the buffer.
     pub(super) fn restored(saved: SavedReceive, given: &Given, max_message: usize) -> Result<Self, ParkError> {
         let mut receive = Self::new(max_message);
         saved.check(receive.buffer.len())?;
@@ -258,7 +259,7 @@ impl Receive {
         Ok(receive)
     }
 
-    /// The buffer as a process has left it that was killed; what was saved was so at `position` of the stream, or behind it.
+    /// Restores the buffer of a killed process. `saved` was committed at `position` of the stream or after it.
     pub(super) fn revived(
         saved: SavedReceive,
         given: &Given,
@@ -267,7 +268,7 @@ impl Receive {
     ) -> Result<Self, ParkError> {
         saved.check(room.len())?;
         let Marks { start, end, position: answered, skip, clean, .. } = room.marks();
-        // What was committed was handled, and its answer may be with what is to be sent.
+        // The committed messages are handled, and their answers may be in the output.
         let ahead = position.saturating_sub(answered);
         let start = place(start.saturating_add(ahead));
         let end = place(end);
@@ -306,7 +307,7 @@ impl Receive {
 }
 
 impl SavedSet {
-    /// The set as it was, with positions from `position` on.
+    /// Restores the set, with positions from `position` on.
     fn given(self, position: u64, given: &Given) -> Result<FdSet, ParkError> {
         let Self { end, fds, truncated } = self;
         Invalid::unless(fds.len() <= super::MAX_FDS, || "a message has too many descriptors".into())?;
@@ -315,8 +316,8 @@ impl SavedSet {
     }
 }
 
-/// Returns where what was received ends, for a room that holds nothing behind it: beyond the mark at `end` if the process was killed
-/// before it could mark it. Messages are then taken for whole, as one call receives them.
+/// Returns the end of the received bytes, in a room that is zero after them. It is beyond the mark at `end` if the
+/// process was killed before it could mark it. Messages are then assumed whole, as one call receives them.
 fn received_until(room: &[u8], start: usize, end: usize, skip: u64) -> Result<usize, Invalid> {
     let Some(last) = room.get(end..).and_then(|rest| rest.iter().rposition(|byte| *byte != 0)) else { return Ok(end) };
     let last = end.saturating_add(last);
@@ -331,7 +332,7 @@ fn received_until(room: &[u8], start: usize, end: usize, skip: u64) -> Result<us
     Ok(at)
 }
 
-/// Returns whether one of these messages comes with descriptors, for all that can be known.
+/// Returns true if one of these messages may come with descriptors.
 fn wants_descriptors(mut messages: &[u8]) -> bool {
     while let Ok((header, body)) = Header::read_from_prefix(messages) {
         let events = || IrqSet::read_from_prefix(body).is_ok_and(|(set, _)| set.flags & IRQ_DATA_EVENTFD != 0);

@@ -1,4 +1,4 @@
-//! Region accesses: bounds, and what is done with each.
+//! Region accesses: checks and execution.
 
 use rustix::io::Errno;
 use zerocopy::FromBytes;
@@ -68,7 +68,7 @@ impl Session {
             let reason = format!("a batch of {count} writes has {} bytes", body.len());
             return refuse(Errno::INVAL, reason);
         }
-        // Each was a write of its own at the client: one that fails does not keep the others from being carried out.
+        // Each was a separate write at the client: one that fails does not stop the others.
         let mut failed = None;
         let mut done = 0u64;
         for bytes in writes {
@@ -92,7 +92,7 @@ impl Session {
         Ok(())
     }
 
-    /// Carries a write out. `awaited`: the client does nothing until it has the answer, which need not wait for all of it.
+    /// Executes a write. `awaited`: the client is blocked until it has the answer, so the device may defer work.
     fn write(
         &mut self,
         device: &mut dyn Device,

@@ -1,4 +1,4 @@
-//! One client's connection as it is saved. The client's memory and interrupts are its link's.
+//! One client's connection in its saved form. The link saves the client's memory and interrupts.
 
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ const TRANSFER: std::ops::RangeInclusive<usize> = (4 << 10)..=(1 << 20);
 pub(crate) struct SavedConnection {
     receive: SavedReceive,
     out: SavedOutbox,
-    /// Largest data of one message that the client was told.
+    /// Largest data of one message, as negotiated with the client.
     max_transfer: u32,
     /// Facts about the client, once it has negotiated.
     peer: Option<SavedPeer>,
@@ -38,33 +38,33 @@ struct SavedPeer {
 }
 
 impl SavedConnection {
-    /// Writes down the parts of a connection.
+    /// Saves the parts of a connection.
     pub(super) fn of(
         (receive, out, session): (&Receive, &Outbox, &Session),
         giving: &mut Giving<'_>,
     ) -> Result<Self, ParkError> {
         let Session {
-            // It saves itself.
+            // The link saves itself.
             link: _,
             // A setting.
             limits: _,
             max_transfer,
-            // The socket says who it is.
+            // The socket identifies the client.
             client: _,
             peer,
-            // The device says them.
+            // The device provides them.
             regions: _,
-            // It is begun anew.
+            // The check restarts.
             share: _,
-            // It counts in one process.
+            // The count is per process.
             withdrawals: _,
             refused,
-            // They are for the journal, which begins anew.
+            // They are for the journal, which starts again.
             changed: _,
             configured: _,
-            // The device is not written down while its client takes it elsewhere.
+            // The device is not saved during its migration.
             migration: _,
-            // It is done as soon as the answer is sent.
+            // It is finished as soon as the answer is sent.
             unsettled: _,
         } = session;
         let peer = peer.map(|Peer { minor, max_transfer, takes_fds, complete }| SavedPeer {
@@ -89,33 +89,33 @@ impl SavedConnection {
         Ok(max_transfer)
     }
 
-    /// Forgets what waited to be sent, which was sent.
+    /// Drops the output, which was sent.
     pub(crate) fn forget_output(&mut self) {
         self.out = SavedOutbox::default();
     }
 
-    /// Forgets the bytes that wait, which are elsewhere.
+    /// Drops the waiting bytes, which are stored elsewhere.
     pub(super) fn forget_input(&mut self) {
         self.receive.bytes.clear();
     }
 }
 
 impl Connection {
-    /// Writes the connection down.
+    /// Saves the connection.
     pub(crate) fn save(&self, giving: &mut Giving<'_>) -> Result<SavedConnection, ParkError> {
         let Self {
             receive,
             out,
             session,
-            // The next process begins another.
+            // The next process starts another.
             journal: _,
-            // It is carried out before anything else is done.
+            // It is applied before any message is handled.
             revival: _,
         } = self;
         SavedConnection::of((receive, out, session), giving)
     }
 
-    /// The connection as it was. It has no regions before [`Self::resume`].
+    /// Restores the connection. It has no regions before [`Self::resume`].
     pub(crate) fn restored(
         saved: SavedConnection,
         given: &Given,
@@ -125,7 +125,8 @@ impl Connection {
         Self::made(saved, given, (link, client), options, Receive::restored)
     }
 
-    /// The connection as its journal has it, in whose room its bytes are; `position`: how far the journal has them.
+    /// Restores the connection from its journal, whose room has its bytes. `position`: end of the part that the journal
+    /// covers.
     pub(crate) fn revived(
         saved: SavedConnection,
         given: &Given,
@@ -168,7 +169,7 @@ impl Connection {
 }
 
 impl SavedReceive {
-    /// Checks what stands for itself, for a buffer of `room` bytes.
+    /// Checks the values that do not depend on others, for a buffer of `room` bytes.
     pub(super) fn check(&self, room: usize) -> Result<(), Invalid> {
         let Self { bytes, skip, sets } = self;
         Invalid::unless(bytes.len() <= room && *skip <= u64::from(MAX_SKIP), || {

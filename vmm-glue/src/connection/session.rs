@@ -1,4 +1,4 @@
-//! Messages of a client, and what they mean: everything but the region accesses, which are in `regions`.
+//! Messages of a client, except the region accesses, which are in `regions`.
 
 use std::sync::Arc;
 
@@ -42,17 +42,17 @@ pub(super) struct Session {
     pub peer: Option<Peer>,
     pub regions: [RegionInfo; NUM_REGIONS],
     pub(super) share: ShareCheck,
-    /// Withdrawals in this process that were looked at.
+    /// Withdrawals in this process that were checked.
     pub(super) withdrawals: usize,
     /// Refused requests of this client, to keep the log short.
     pub(super) refused: u64,
-    /// Set when what the client has said of itself, lent or attached has changed, since this was looked at last.
+    /// Set when the client's negotiation, memory or interrupts have changed; cleared by the reader.
     pub(super) changed: bool,
-    /// The same of PCI configuration space.
+    /// The same for PCI configuration space.
     pub(super) configured: bool,
-    /// State of the device, for who takes it elsewhere.
+    /// Migration state of the device.
     pub(super) migration: Migrating,
-    /// A write was answered of which the device has left something.
+    /// The device has deferred work of an answered write.
     pub(super) unsettled: bool,
 }
 
@@ -75,7 +75,7 @@ impl Session {
         }
     }
 
-    /// Has the device do what it has left of a write that is answered.
+    /// Lets the device finish the deferred work of an answered write.
     pub fn settle(&mut self, device: &mut dyn Device) {
         if std::mem::take(&mut self.unsettled) {
             device.settle();
@@ -86,7 +86,7 @@ impl Session {
         self.peer.is_some()
     }
 
-    /// Goes on with a client that has negotiated with another process, or before it was parked.
+    /// Continues with a client that negotiated with another process, or before it was suspended.
     pub fn resume(&mut self, device: &dyn Device) {
         let Some(peer) = self.peer else { return };
         self.regions = device.regions();
@@ -102,7 +102,7 @@ impl Session {
         add_len(&counters.stray_fds, stray);
     }
 
-    /// Carries out one message.
+    /// Executes one message.
     pub fn handle(&mut self, device: &mut dyn Device, message: Message<'_>, out: &mut Outbox) -> Result<(), Fatal> {
         self.settle(device);
         let Message { header, body, .. } = message;
@@ -185,7 +185,7 @@ impl Session {
             Command::DEVICE_SET_IRQS => {
                 let (request, booleans) =
                     IrqSet::read_from_prefix(body).map_err(|_| too_short(body, size_of::<IrqSet>()))?;
-                // Masks are not kept: an interrupt that was masked since it was raised is not raised any more.
+                // Masks are not saved: the next process starts without raised interrupts, so none is masked.
                 self.changed |=
                     request.flags & (IRQ_ACTION_MASK | IRQ_ACTION_UNMASK) == 0 || request.flags & IRQ_DATA_EVENTFD != 0;
                 if let Err(error) = self.link.interrupts().set(&request, booleans, fds) {
@@ -283,8 +283,8 @@ impl Session {
         Ok(())
     }
 
-    /// Carries out a `DMA_UNMAP` as VFIO's type 1 (version 2) does: whole regions go, a region is never cut, and a range
-    /// in which nothing is mapped is no error. Returns how many bytes were unmapped.
+    /// Executes a `DMA_UNMAP` as VFIO's type 1 (version 2) does: only whole regions are removed, a region is never cut,
+    /// and a range without mappings is not an error. Returns the number of unmapped bytes.
     fn dma_unmap(&mut self, device: &mut dyn Device, request: DmaUnmap) -> Result<u64, Refusal> {
         let DmaUnmap { argsz: _, flags, address: gpa, size } = request;
         if flags & DMA_UNMAP_GET_DIRTY_BITMAP != 0 {
@@ -299,7 +299,7 @@ impl Session {
         if flags != 0 {
             return refuse(Errno::INVAL, format!("flags {flags:#x} are unknown"));
         }
-        // By its last byte: a range may end where the address space does.
+        // Use its last byte: a range may end where the address space does.
         let Some(last) = size.checked_sub(1).and_then(|rest| gpa.checked_add(rest)) else {
             return refuse(Errno::INVAL, format!("no range starts at {gpa:#x} and has {size:#x} bytes"));
         };
@@ -322,15 +322,15 @@ impl Session {
         Ok(self.unmap_range(device, gpa, last))
     }
 
-    /// Takes away the regions that start in `gpa..=last`. Returns their bytes.
+    /// Removes the regions that start in `gpa..=last`. Returns their bytes.
     fn unmap_range(&mut self, device: &mut dyn Device, gpa: u64, last: u64) -> u64 {
         let table = self.link.memory().snapshot();
         let there: Vec<_> = table.starting_in(gpa, last).iter().map(|region| (region.gpa, region.size)).collect();
-        // A table that somebody holds is copied when it changes.
+        // A table with other holders is copied when it changes.
         drop(table);
         let mut bytes = 0u64;
         for (gpa, size) in there {
-            // First out of the table, so that nobody finds it while the device ends its accesses.
+            // Remove it from the table first, so that no thread finds it while the device ends its accesses.
             self.link.memory().remove(gpa);
             device.dma_unmap(gpa, size);
             bytes = bytes.saturating_add(size);
@@ -366,13 +366,13 @@ impl Session {
             info.flags |= REGION_WRITE;
         }
         let mut caps = Vec::new();
-        // Whoever takes no descriptor can map nothing.
+        // A client that takes no descriptors cannot map anything.
         let takes_fds = self.peer.is_some_and(|peer| peer.takes_fds);
         let mappable = region.mappable().filter(|_| takes_fds);
         if let Some(mappable) = mappable {
-            // The offset in the file stays 0: it is that in the region.
+            // The offset in the file stays 0: it equals the offset in the region.
             info.flags |= REGION_MMAP | REGION_CAPS;
-            // Set also where the capabilities do not fit: QEMU checks it before it asks again.
+            // Set even if the capabilities do not fit: QEMU checks it before it asks again.
             info.cap_offset = fixed;
             let nr_areas = wire_len(mappable.areas().len());
             caps.extend_from_slice(
@@ -386,7 +386,7 @@ impl Session {
         if header.no_reply() {
             return Ok(());
         }
-        // The descriptor goes with the capabilities: a client that has to ask again would get it twice.
+        // The descriptor goes with the capabilities: a client that must ask again would get it twice.
         if request.argsz < info.argsz {
             caps.clear();
         } else if let Some(mappable) = mappable {
@@ -396,7 +396,7 @@ impl Session {
         Ok(())
     }
 
-    /// Answers a request that is refused.
+    /// Answers a refused request.
     fn refuse(&mut self, header: &Header, body: &[u8], refusal: Refusal, out: &mut Outbox) {
         self.log(header, &refusal.reason);
         let counters = self.link.counters();
@@ -424,7 +424,7 @@ impl Session {
         }
     }
 
-    /// Logs a fault of the client: the first ones, and then ever fewer.
+    /// Logs a fault of the client: the first ones, and then fewer and fewer.
     pub fn log(&mut self, header: &Header, reason: &str) {
         self.refused = self.refused.saturating_add(1);
         if worth_logging(self.refused) {
@@ -433,7 +433,7 @@ impl Session {
         }
     }
 
-    /// Does what other threads, or time, ask for.
+    /// Does the work that other threads, or timers, have requested.
     pub fn work(&mut self, device: &mut dyn Device, out: &mut Outbox, limit: usize) -> Result<(), Fatal> {
         let Some(peer) = self.peer else { return Ok(()) };
         let withdrawals = withdrawals();

@@ -1,10 +1,11 @@
 //! Finds out whether a client's memory is really shared.
 //!
-//! A VMM that was started without shared memory still passes the file of its memory, but works on a private copy: the file
-//! stays empty, and a device that maps it reads zeros. To find out, some pages are read twice, by a message to the client and
-//! from the file. The client's page holds something and the file's does not, two times in a row: private. Both hold the same
-//! something: shared. A client that takes no requests is judged by its file alone: without a single block in use, it is
-//! private. The file is read by `pread`, because touching a mapping would fill the file's holes.
+//! A VMM that was started without shared memory still passes the file of its memory, but works on a private copy: the
+//! file stays empty, and a device that maps it reads zeros. To find out, the check reads some pages twice, through a
+//! message to the client and from the file. The memory is private if twice in a row the client's page has data and the
+//! file's is empty. It is shared if both have the same data. A client that takes no requests is judged by its file
+//! alone: it is private if no block of the file is in use. The file is read with `pread`, because touching a mapping
+//! would fill the file's holes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,17 +14,17 @@ use crate::dma::{DmaError, Pending};
 use crate::link::Link;
 use crate::memory::{Mapping, MemoryTable, PAGE_SIZE, Sharing};
 
-/// Bytes that are compared at one place.
+/// Bytes that are compared per sample.
 const SAMPLE: usize = 4096;
 const _: () = assert!(SAMPLE as u64 == PAGE_SIZE);
-/// Most places of one check.
+/// Largest number of samples of one check.
 const MAX_SAMPLES: usize = 64;
-/// `errno` by which QEMU answers while the guest has bus mastering off.
+/// `errno` in QEMU's reply while the guest has bus mastering off.
 const ENODEV: u32 = 19;
-/// Guest physical addresses where firmware or a kernel leaves something early: the interrupt vectors, firmware data, below
-/// 1 MiB, and where kernels are loaded.
+/// Guest physical addresses where firmware or a kernel writes early: the interrupt vectors, firmware data, below 1 MiB,
+/// and where kernels are loaded.
 const LIKELY: [u64; 7] = [0, 0x7000, 0x9_f000, 0xf_f000, 0x10_0000, 0x100_0000, 0x200_0000];
-/// Parts of a region at which it is sampled, besides its last page.
+/// Parts of a region at which it is sampled, in addition to its last page.
 const PARTS: u64 = 8;
 
 #[derive(Debug)]
@@ -32,11 +33,11 @@ struct Sample {
     /// Offset in the mapping.
     offset: u64,
     mapping: Arc<Mapping>,
-    /// The client's page held something that the file's did not.
+    /// The client's page had data that the file's did not.
     struck: bool,
 }
 
-/// A check that goes on while messages are handled.
+/// A check that runs while messages are handled.
 #[derive(Debug, Default)]
 pub(super) struct ShareCheck {
     samples: VecDeque<Sample>,
@@ -46,7 +47,7 @@ pub(super) struct ShareCheck {
 }
 
 impl ShareCheck {
-    /// Begins anew with all memory of which it is not known yet.
+    /// Restarts the check with all memory whose state is unknown.
     pub fn start(&mut self, table: &MemoryTable, client_takes_requests: bool) {
         self.samples.clear();
         for region in table.regions().iter().filter(|region| region.readable) {
@@ -72,7 +73,8 @@ impl ShareCheck {
         }
     }
 
-    /// Goes on as far as answers have come; returns the memory found to be private (address, bytes the file occupies).
+    /// Continues with the answers received so far; returns the memory found to be private (address, bytes the file
+    /// occupies).
     pub fn step(&mut self, link: &Link) -> Vec<(u64, u64)> {
         let mut private = std::mem::take(&mut self.found);
         loop {
@@ -109,7 +111,7 @@ impl ShareCheck {
         report
     }
 
-    /// Judges one place; returns it if its memory is private.
+    /// Judges one sample; returns it if its memory is private.
     fn compare(&mut self, theirs: &[u8], mut sample: Sample) -> Option<(u64, Arc<Mapping>)> {
         let empty = |page: &[u8]| page.iter().all(|&byte| byte == 0);
         if empty(theirs) {

@@ -1,4 +1,4 @@
-//! Any bytes, in any pieces: no panic, one reply per request, bounded output.
+//! Any bytes, split anywhere: no panic, one reply per request, bounded output.
 
 use std::os::fd::OwnedFd;
 
@@ -34,7 +34,7 @@ impl Bench {
         bench
     }
 
-    /// Gives bytes to the connection; returns its replies.
+    /// Feeds bytes to the connection; returns its replies.
     fn feed(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<u8>, Fatal> {
         let mut out = Vec::new();
         let mut fds = Some(fds);
@@ -81,7 +81,7 @@ fn number() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// A body of numbers as they stand in most requests.
+/// A body of numbers as in most requests.
 fn body() -> impl Strategy<Value = Vec<u8>> {
     let words = prop::collection::vec(number(), 0..12)
         .prop_map(|numbers| numbers.into_iter().flat_map(u64::to_ne_bytes).collect());

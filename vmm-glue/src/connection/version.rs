@@ -7,9 +7,9 @@ use super::MAX_FDS;
 use crate::memory::PAGE_SIZE;
 use crate::protocol::{VERSION_MAJOR, VERSION_MINOR, Version};
 
-/// Longest text of capabilities that is looked at, in bytes; QEMU's has less than 300.
+/// Longest text of capabilities that is parsed, in bytes; QEMU's has less than 300.
 const MAX_TEXT: usize = 4096;
-/// Data of one message if a client does not say.
+/// Data of one message if a client names no limit.
 const DEFAULT_TRANSFER: u64 = 1 << 20;
 
 /// Facts about a client after negotiation.
@@ -22,12 +22,12 @@ pub(super) struct Peer {
     pub takes_fds: bool,
     /// The client follows the specification: it takes requests from the server, and error replies without a body.
     ///
-    /// The client of the `vfio-user` crate (cloud-hypervisor) does neither: it reads the next bytes, whatever they are, as
-    /// the full reply that it waits for. It is told by what it does not list.
+    /// The client of the `vfio-user` crate (cloud-hypervisor) does neither: it reads the next bytes, of any kind, as
+    /// the full reply that it waits for. It is recognized by the capabilities that it does not list.
     pub complete: bool,
 }
 
-/// Checks a proposal; returns what the client is and the text of the reply, with a final NUL.
+/// Checks a proposal; returns facts about the client and the text of the reply, with a final NUL.
 pub(super) fn negotiate(body: &[u8], max_transfer: usize, max_maps: usize) -> Result<(Peer, Vec<u8>), String> {
     let (version, text) = Version::read_from_prefix(body).map_err(|_| "the message is cut short".to_owned())?;
     if version.major != VERSION_MAJOR {
@@ -54,7 +54,7 @@ pub(super) fn negotiate(body: &[u8], max_transfer: usize, max_maps: usize) -> Re
     let mut ours = Map::new();
     ours.insert("max_msg_fds".into(), MAX_FDS.into());
     ours.insert("max_data_xfer_size".into(), max_transfer.into());
-    // The rest only as far as proposed.
+    // The rest only if the client proposed it.
     if known("max_dma_maps") {
         let theirs = number("max_dma_maps", u64::MAX)?;
         ours.insert("max_dma_maps".into(), theirs.min(u64::try_from(max_maps).unwrap_or(u64::MAX)).into());

@@ -1,4 +1,4 @@
-//! Interrupts as they are saved: the client's descriptors go over as such.
+//! Interrupts in their saved form: the client's descriptors are handed over themselves.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ struct SavedLine {
 }
 
 impl SavedInterrupts {
-    /// None is raised, as after a reset: one that was masked since it was is not any more, and to unmask it again does no harm.
+    /// Drops raised interrupts and masks, as after a reset. If the client unmasks again, that is harmless.
     pub(crate) fn quiet(&mut self) {
         self.lines.iter_mut().flatten().for_each(|line| line.pending = false);
         (self.level, self.masked) = (false, false);
@@ -35,7 +35,7 @@ impl SavedInterrupts {
 }
 
 impl Interrupts {
-    /// Writes the interrupts down.
+    /// Saves the interrupts.
     pub(crate) fn save(&self, giving: &mut Giving<'_>) -> Result<SavedInterrupts, ParkError> {
         let State { lines, intx_level, intx_masked, unmask } = &*self.state.lock();
         let mut line = |Line { event, pending }: &Line| {
@@ -54,7 +54,7 @@ impl Interrupts {
         Ok(SavedInterrupts { lines: saved, level: *intx_level, masked: *intx_masked, unmask })
     }
 
-    /// The interrupts are as they were. Nothing is signalled that was not before.
+    /// Restores the interrupts. Signals nothing that was not signalled before.
     pub(crate) fn restore(&self, saved: SavedInterrupts, given: &Given) -> Result<(), ParkError> {
         let SavedInterrupts { lines, level, masked, unmask } = saved;
         let event = |name: u32| {

@@ -1,13 +1,13 @@
-//! The file that a journal is in: memory that outlives this process by the descriptor that the service manager keeps.
+//! The file of a journal: memory that outlives this process because the service manager keeps its descriptor.
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
-//! | 4096 | the head: [`MAGIC`], which of two places has the marks, and these ([`Marks`]) |
-//! | 2 × [`HALF`] | what is committed, in turns: the newer whole one counts |
+//! | 4096 | the head: [`MAGIC`], which of two copies of the marks is valid, and these ([`Marks`]) |
+//! | 2 × [`HALF`] | the last commits, alternating: the newer complete one counts |
 //! | the rest | the room into which the connection is received |
 //!
-//! A process that is killed ends between two instructions, or behind a system call that it is in: what it has stored before is there,
-//! in the order of the program. So each change is made where nobody looks, and then one word says that it counts.
+//! A killed process stops between two instructions, or after its current system call: its earlier stores are in the
+//! file, in program order. So each change is first written to the unused copy, and then one word makes it valid.
 #![expect(unsafe_code, reason = "maps memory of its own file")]
 // UNSAFETY: two mappings of a sealed memory file that belongs to the daemon alone. Nothing else here is unsafe.
 
@@ -25,22 +25,22 @@ const MAGIC: u64 = u64::from_le_bytes(*b"gmjrnl\0\x01");
 const HEAD: usize = 4096;
 /// Words of the head.
 const HEAD_WORDS: usize = HEAD / size_of::<AtomicU64>();
-/// Bytes of each of the two places for what is committed, its length in front.
+/// Bytes of each of the two halves for commits, with a length in front.
 pub(super) const HALF: usize = 256 << 10;
 /// Bytes of the length.
 const LENGTH: usize = 8;
-/// Begin of the room.
+/// Start of the room.
 const ROOM_AT: usize = HEAD + 2 * HALF;
-/// Largest room that is mapped: that for messages of 1 MiB.
+/// Largest room that is mapped: for messages of 1 MiB.
 const ROOM_MAX: usize = 4 << 20;
-/// Seals without which a file could be cut under a mapping.
+/// Seals that keep the file from being cut under a mapping.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Words of the head.
 mod word {
     pub const MAGIC: usize = 0;
     pub const CURRENT: usize = 1;
-    /// Each of two places has as many words as there are marks, with room for more.
+    /// First word of a copy of the marks. Each copy has room for more words.
     pub const fn place(current: u64) -> usize {
         if current & 1 == 1 { 24 } else { 8 }
     }
@@ -49,18 +49,18 @@ mod word {
 /// Positions of a connection, which change with each message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
-    /// Bytes that wait are `start..end` of the room.
+    /// Waiting bytes are `start..end` of the room.
     pub start: u64,
     pub end: u64,
     /// Position in the stream of `start`.
     pub position: u64,
-    /// Bytes of an oversized message that are to be thrown away still.
+    /// Remaining bytes of an oversized message to discard.
     pub skip: u64,
-    /// Last commit whose part for the client has been given to the socket.
+    /// Last commit whose output for the client has been passed to the socket.
     pub sent: u64,
     /// Number of the next request to the client.
     pub next_id: u64,
-    /// Behind `end`, the room holds nothing but what was received without a mark.
+    /// After `end`, the room holds only bytes that were received without a mark.
     pub clean: bool,
 }
 
@@ -84,7 +84,7 @@ struct Mapped {
     len: usize,
 }
 
-// SAFETY: the mapping is this value's until it is dropped, and is used through its references only.
+// SAFETY: this value owns the mapping until it is dropped, and uses it through its references only.
 unsafe impl Send for Mapped {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Mapped {}
@@ -101,7 +101,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len` are what `mmap` gave; slices borrow `self`, so none is left.
+        // SAFETY: `base` and `len` are from `mmap`; slices borrow `self`, so none is left.
         if let Err(errno) = unsafe { rustix::mm::munmap(self.base.cast(), self.len) } {
             tracing::error!(%errno, "cannot unmap a journal");
         }
@@ -120,8 +120,8 @@ impl Deref for Room {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the file is sealed against being cut, and no other process that knows it writes to it: the service manager
-        // holds its descriptor, and the process before this one has ended.
+        // SAFETY: the file is sealed against being cut, and no other process that has it writes to it: the service
+        // manager only holds its descriptor, and the previous process has ended.
         unsafe { std::slice::from_raw_parts(self.room.base, self.room.len) }
     }
 }
@@ -149,12 +149,12 @@ impl Room {
         }
     }
 
-    /// The marks as they were written last.
+    /// Returns the marks as last written.
     pub fn marks(&self) -> Marks {
         self.marks
     }
 
-    /// Writes the marks: whoever reads them after a kill finds the ones before or these.
+    /// Writes the marks: a reader after a kill finds either the old ones or these.
     pub fn mark(&mut self, marks: Marks) {
         if marks == self.marks {
             return;
@@ -165,7 +165,7 @@ impl Room {
             self.set(at, value, Ordering::Relaxed);
         }
         self.set(word::CURRENT, next, Ordering::Release);
-        // What is written to the room from here on comes behind.
+        // Later writes to the room must come after this.
         compiler_fence(Ordering::SeqCst);
         self.marks = marks;
     }
@@ -180,13 +180,13 @@ impl Room {
     }
 }
 
-/// Bytes of the room for messages of that length. Twice a message: one that is moved to the front is never moved over itself,
-/// so that it is whole at one place at any time.
+/// Returns the size of the room for messages of this length. Twice a message: a message that is moved to the front
+/// never overlaps itself, so it is whole in one place at any time.
 fn room_for(message: usize, extra: usize) -> usize {
     message.saturating_mul(2).saturating_add(extra).next_multiple_of(HEAD).min(ROOM_MAX)
 }
 
-/// Makes a file with a room for messages of `message` bytes and `extra` more.
+/// Creates a file with a room for messages of `message` bytes and `extra` more.
 pub(super) fn create(message: usize, extra: usize) -> io::Result<(OwnedFd, Room)> {
     let file = rustix::fs::memfd_create("vmm-journal", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let room = room_for(message, extra);
@@ -202,7 +202,7 @@ fn map(file: &OwnedFd, room: usize) -> io::Result<Room> {
     Ok(Room { head, room, marks: Marks::default() })
 }
 
-/// Takes a file over that another process has left, whose room must be for such messages.
+/// Takes over a file that another process has left. Its room must fit such messages.
 pub(super) fn adopt(file: &OwnedFd, message: usize, extra: usize) -> io::Result<Room> {
     let other = |what: &str| io::Error::other(what.to_owned());
     if !rustix::fs::fcntl_get_seals(file)?.contains(SEALS) {
@@ -221,7 +221,7 @@ pub(super) fn adopt(file: &OwnedFd, message: usize, extra: usize) -> io::Result<
     Ok(room)
 }
 
-/// Writes what is committed to one of the two places. `false` if it is too long.
+/// Writes a commit to one of the two halves. Returns `false` if it is too long.
 pub(super) fn write_half(file: BorrowedFd<'_>, half: u64, bytes: &[u8]) -> io::Result<bool> {
     if bytes.len() > HALF.saturating_sub(LENGTH) {
         return Ok(false);
@@ -229,12 +229,12 @@ pub(super) fn write_half(file: BorrowedFd<'_>, half: u64, bytes: &[u8]) -> io::R
     let at = half_at(half);
     write_all(file, &0u64.to_le_bytes(), at)?;
     write_all(file, bytes, at.saturating_add(LENGTH as u64))?;
-    // Only now it counts.
+    // The length makes it valid.
     write_all(file, &u64::try_from(bytes.len()).unwrap_or(0).to_le_bytes(), at)?;
     Ok(true)
 }
 
-/// Reads one of the two places; nothing if nothing whole can be there.
+/// Reads one of the two halves; `None` if it cannot be complete.
 pub(super) fn read_half(file: BorrowedFd<'_>, half: u64) -> Option<Vec<u8>> {
     let at = half_at(half);
     let mut length = [0; LENGTH];

@@ -1,14 +1,15 @@
-//! A client's journal: what a next process needs to go on with the connection after this one was killed.
+//! A client's journal: the state with which the next process continues the connection after this one was killed.
 //!
-//! A journal is a memory file of which the service manager keeps a descriptor (`file`), as it does of the connection and of all that the
-//! client has given: files of memory, event descriptors. They are there before the journal names them, and are taken back after it
-//! does not any more. What changes with a message of any kind, how far the connection was received and answered, is a few words in
-//! mapped memory, and the bytes themselves are received into the file. What a client changes seldom (negotiation, memory, interrupts,
-//! PCI configuration) is committed whole: written beside what was committed before, with a sum over all of it, before the client has
-//! its answer.
+//! A journal is a memory file whose descriptor the service manager keeps (`file`), together with the descriptors of the
+//! connection and of all that the client has lent: files of memory, event descriptors. The manager has them before the
+//! journal names them, and drops them after it no longer does. State that changes with every message, such as how far
+//! the connection was received and answered, is a few words in mapped memory, and the bytes themselves are received
+//! into the file. State that changes seldom (negotiation, memory, interrupts, PCI configuration) is committed whole:
+//! written next to the previous commit, with a checksum over all of it, before the client has its answer.
 //!
-//! The next process reads it with the suspicion that any saved state is read with (`saved`), and handles again what was not answered.
-//! Its device is another one, in the state after reset. Decision 075 (`docs/decisions`) says what a client can see of it.
+//! The next process reads it with the same checks as any saved state (`saved`), and handles unanswered messages again.
+//! Its device is a new one, in the state after reset. Decision 075 (`docs/decisions`) describes the effects that a
+//! client can see.
 
 mod file;
 mod saved;
@@ -28,14 +29,15 @@ pub(crate) use saved::{Revival, Words, read_words};
 use crate::parked::{Giving, ParkError};
 use crate::server::Keeper;
 
-/// Most descriptors that one client's journal names: a file for each of its memory backends, three for interrupts.
+/// Largest number of descriptors that one client's journal names: a file for each of its memory backends, three for
+/// interrupts.
 pub const SLOTS: u8 = 12;
-/// Descriptors that one client takes in the store at most: those, the journal, and the connection.
+/// Largest number of descriptors of one client in the store: those, the journal, and the connection.
 pub const DESCRIPTORS: usize = SLOTS as usize + 2;
-/// The part's owner, in its file.
+/// Owner of the part, in its file.
 const CLIENT: u32 = 0;
 
-/// A descriptor beside the connection that a [`Keeper`] holds.
+/// A descriptor that a [`Keeper`] holds in addition to the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kept {
     /// The journal itself.
@@ -44,37 +46,37 @@ pub enum Kept {
     Slot(u8),
 }
 
-/// Remains that another process has left of a client with a [`Keeper`].
+/// A client's descriptors that another process has left with a [`Keeper`].
 #[derive(Debug)]
 pub struct Remains {
     /// Its connection.
     pub connection: UnixStream,
-    /// The descriptors beside that.
+    /// The other descriptors.
     pub kept: Vec<(Kept, OwnedFd)>,
 }
 
-/// Descriptors of this process, by what the keeper has of each.
+/// Descriptors of this process, by the keeper's slots.
 #[derive(Debug, Default)]
 pub(crate) struct Slots([Option<Slot>; SLOTS as usize]);
 
 #[derive(Debug)]
 struct Slot {
-    /// Number in this process; several of a process before this one of which all but one were closed, none of what only the keeper has.
+    /// Numbers in this process. Empty if only the keeper has it; several, of which one is open, after a restart.
     fds: Vec<RawFd>,
-    /// The file, if it is one that has an identity.
+    /// The file, if it has an identity.
     file: Option<FileId>,
-    /// Set if what is being committed names it.
+    /// Set if the current commit names it.
     named: bool,
 }
 
 impl Slot {
-    /// Returns true if only the keeper has it, and nothing names it.
+    /// Returns true if only the keeper has it, and no commit names it.
     fn is_spare(&self) -> bool {
         !self.named && self.fds.is_empty()
     }
 }
 
-/// Identity of a file, and how it was opened. As long as the keeper has it, no other file has this identity.
+/// Identity of a file, and its access mode. As long as the keeper has it, no other file has this identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileId {
     device: u64,
@@ -83,7 +85,8 @@ struct FileId {
 }
 
 impl FileId {
-    /// The identity of a file of memory. All event descriptors of a host have the same inode, and none here.
+    /// Returns the identity of a memory file. Event descriptors have none here, because all of a host have the same
+    /// inode.
     fn of(fd: BorrowedFd<'_>) -> Option<Self> {
         let stat = rustix::fs::fstat(fd).ok()?;
         let access = rustix::fs::fcntl_getfl(fd).ok()? & OFlags::ACCMODE;
@@ -93,13 +96,13 @@ impl FileId {
 }
 
 impl Slots {
-    /// The slot of a descriptor, for a journal that is about to name it.
+    /// Returns the slot of a descriptor, for a journal that is about to name it.
     pub fn give(&mut self, fd: BorrowedFd<'_>, keeper: &dyn Keeper) -> io::Result<u32> {
         let number = fd.as_raw_fd();
         let file = FileId::of(fd);
         let find = |is: &dyn Fn(&Slot) -> bool| self.0.iter().position(|slot| slot.as_ref().is_some_and(is));
         let known = find(&|slot| slot.fds.contains(&number))
-            // A file that the client has taken back, and the keeper has still.
+            // A file that the client has taken back, and the keeper still has.
             .or_else(|| find(&|slot| slot.fds.is_empty() && file.is_some() && slot.file == file));
         let place = match known {
             Some(place) => place,
@@ -133,7 +136,7 @@ impl Slots {
                 *slot = Some(Slot { fds: Vec::new(), file: None, named: false });
             }
         }
-        // The last one of a number that was closed meanwhile, and given again.
+        // If a number was closed and reused, the last descriptor counts.
         for (at, fd) in taken {
             for slot in slots.0.iter_mut().flatten() {
                 slot.fds.retain(|known| known != fd);
@@ -145,7 +148,7 @@ impl Slots {
         slots
     }
 
-    /// Takes back everything.
+    /// Drops all descriptors from the keeper.
     fn clear(&mut self, keeper: &dyn Keeper) {
         for (at, place) in (0u8..).zip(&mut self.0) {
             if place.take().is_some() {
@@ -158,8 +161,8 @@ impl Slots {
         self.0.iter_mut().flatten().for_each(|slot| slot.named = false);
     }
 
-    /// Takes back unnamed descriptors. After many changes files are left for a while: a client that maps and unmaps the same
-    /// memory again and again changes nothing then.
+    /// Drops unnamed descriptors from the keeper. After many changes files stay for a while, so that a client that
+    /// repeatedly maps and unmaps the same memory causes no more changes.
     fn sweep(&mut self, keeper: &dyn Keeper) {
         let stays = |slot: &Slot| slot.file.is_some() && keeper.is_busy();
         for (at, place) in (0u8..).zip(&mut self.0) {
@@ -185,20 +188,20 @@ pub(crate) struct Journal {
     slots: Slots,
     /// Number of the last commit.
     sequence: u64,
-    /// Processes that had this client and were killed.
+    /// Processes with this client that were killed.
     pub deaths: u32,
     /// PCI configuration space of the device, as far as the client writes it.
     pub words: Words,
-    /// Set while what was committed is not how it is.
+    /// Set while the last commit is out of date.
     changed: bool,
     /// The keeper has the file.
     kept: bool,
-    /// Something of the client's cannot be kept, so that nothing is.
+    /// The keeper cannot keep all descriptors of the client, so the journal has ended.
     void: bool,
 }
 
 impl Journal {
-    /// A new journal for messages of `message` bytes and `extra` more, with its room.
+    /// Creates a journal for messages of `message` bytes and `extra` more, with its room.
     pub fn new(keeper: Arc<dyn Keeper>, message: usize, extra: usize) -> io::Result<(Self, Room)> {
         let (file, room) = file::create(message, extra)?;
         Ok((Self::with(keeper, file, Slots::default()), room))
@@ -209,17 +212,17 @@ impl Journal {
         Self { keeper, file, slots, sequence: 0, deaths: 0, words, changed: true, kept: false, void: false }
     }
 
-    /// Says that what was committed is not how it is any more.
+    /// Notes that the last commit is out of date.
     pub fn change(&mut self) {
         self.changed = true;
     }
 
-    /// Returns whether there is something to commit.
+    /// Returns true if there are changes to commit.
     pub fn is_changed(&self) -> bool {
         self.changed && !self.void
     }
 
-    /// Returns whether there is none any more.
+    /// Returns true if the journal has ended.
     pub fn is_void(&self) -> bool {
         self.void
     }
@@ -229,7 +232,7 @@ impl Journal {
         self.sequence
     }
 
-    /// Commits what `save` writes down, with all that it gives. If that cannot be, there is no journal from then on, and the log says why.
+    /// Commits the state from `save`, with its descriptors. On failure, the journal ends, and the log has the reason.
     pub fn commit(&mut self, save: impl FnOnce(&mut Giving<'_>) -> Result<SavedJournal, ParkError>) {
         if !self.is_changed() {
             return;
@@ -271,7 +274,7 @@ impl Journal {
         Ok(())
     }
 
-    /// There is no journal any more. The keeper has the connection still, whose end the client is told by whoever comes.
+    /// Ends the journal. The keeper still has the connection, and the next process notifies the client of its end.
     fn give_up(&mut self) {
         self.void = true;
         self.keeper.give_up(Kept::Journal);

@@ -1,4 +1,4 @@
-//! The contents of a journal, and how another process reads it.
+//! The contents of a journal, and how the next process reads it.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -23,26 +23,26 @@ const COMMAND: usize = 1;
 /// Configuration space as it is read.
 pub(crate) type Words = Vec<u32>;
 
-/// State of a client that is committed.
+/// Committed state of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedJournal {
     /// Number of the commit.
     pub(crate) sequence: u64,
-    /// Position in the stream behind the last message that is part of this.
+    /// Position in the stream after the last message that is part of this.
     pub(crate) position: u64,
     /// Processes that have died with this client.
     pub(crate) deaths: u32,
-    /// PCI configuration space; nothing of a client that has not negotiated.
+    /// PCI configuration space; empty for a client that has not negotiated.
     pub(crate) words: Words,
     /// Bytes of the regions that the client knows.
     pub(crate) regions: Vec<u64>,
     pub(crate) connection: SavedConnection,
     pub(crate) link: SavedLink,
-    /// Files that the client may have mapped of regions, by number.
+    /// Files of regions that the client may have mapped, by number.
     pub(crate) files: Vec<(u8, u32)>,
 }
 
-/// State of a client as version 1 has it: one that could map nothing.
+/// State of a client as of version 1, which could map nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version1 {
     sequence: u64,
@@ -71,7 +71,7 @@ impl Part for SavedJournal {
     }
 }
 
-/// Changes that make a new device that of a client that had another one before.
+/// Changes that make a new device the device of a client that had another one before.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Revival {
     words: Words,
@@ -81,8 +81,8 @@ pub(crate) struct Revival {
 }
 
 impl Revival {
-    /// Makes the device that of a client that has negotiated: one after reset, with its configuration as it was, and the memory that
-    /// the client has lent.
+    /// Applies the changes for a client that has negotiated: the device is reset, and gets its old configuration and
+    /// the client's memory.
     pub fn carry_out(&self, device: &mut dyn Device, link: &Link) -> Result<(), Invalid> {
         let sizes: Vec<u64> = device.regions().iter().map(RegionInfo::size).collect();
         Invalid::unless(device.is_renewable() && sizes == self.regions, || "the device has other regions now".into())?;
@@ -104,7 +104,7 @@ impl Revival {
         };
         let others = self.words.iter().enumerate().filter(|(at, _)| *at != COMMAND);
         others.clone().try_for_each(|(at, word)| write(at, &word.to_le_bytes()))?;
-        // It lets the device master the bus: last. Ones in status clear bits.
+        // This enables bus mastering, so it comes last. Ones in status clear bits.
         if let Some([low, high, ..]) = self.words.get(COMMAND).map(|word| word.to_le_bytes()) {
             write(COMMAND, &[low, high])?;
         }
@@ -115,7 +115,7 @@ impl Revival {
     }
 }
 
-/// PCI configuration space as far as a client sets it.
+/// Reads PCI configuration space as far as a client sets it.
 pub(crate) fn read_words(device: &mut dyn Device) -> Words {
     let mut words = Vec::with_capacity(WORDS);
     for offset in (0..u64::MAX).step_by(size_of::<u32>()).take(WORDS) {
@@ -129,7 +129,7 @@ pub(crate) fn read_words(device: &mut dyn Device) -> Words {
 }
 
 impl SavedJournal {
-    /// The newest one of a file that is whole.
+    /// Returns the newest complete commit of a file.
     fn newest(journal: &OwnedFd) -> Result<Self, ParkError> {
         let mut newest: Option<Self> = None;
         let mut why = Invalid::new("nothing was committed");
@@ -152,7 +152,7 @@ impl SavedJournal {
 }
 
 impl Journal {
-    /// The client of a process that was killed, as its journal has it. What was behind its link is behind `link`, which is new.
+    /// Restores the client of a killed process from its journal. Its memory and interrupts go to `link`, which is new.
     pub(crate) fn restored(
         keeper: Arc<dyn Keeper>,
         kept: Vec<(Kept, OwnedFd)>,
@@ -185,7 +185,7 @@ impl Journal {
         if marks.sent >= sequence {
             connection.forget_output();
         }
-        // Those before may be answered still, by nobody knows which number of them.
+        // The client may still answer earlier messages, of unknown numbers.
         behind.renew(marks.next_id);
         let given = Given::slots(slots);
         let deaths = deaths.saturating_add(1);

@@ -1,4 +1,4 @@
-//! A journal that is cut, edited, older, or named by nothing, and one with too many descriptors.
+//! Journals that are cut, edited, older, or without descriptors, and one with too many.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -20,11 +20,11 @@ use zerocopy::IntoBytes;
 const VERSION: &[u8] = b"\0\0\x01\0{\"capabilities\":{}}\0";
 const CLIENT_INFO: ClientInfo = ClientInfo { pid: 0, uid: 0, domain: None };
 
-/// A service manager's part.
+/// A stand-in for the service manager.
 #[derive(Debug, Default)]
 struct Store {
     kept: Mutex<Vec<(Kept, OwnedFd)>>,
-    /// Changes, and whether they are too many.
+    /// Number of changes, and whether they are too many.
     changes: AtomicUsize,
     busy: AtomicBool,
 }
@@ -65,7 +65,7 @@ impl Keeper for Store {
     }
 }
 
-/// A device that is its configuration space.
+/// A device that consists of its configuration space.
 #[derive(Debug)]
 struct Words(Vec<u8>);
 
@@ -130,7 +130,7 @@ impl Process {
         process
     }
 
-    /// Receives and handles; the answers are sent.
+    /// Receives and handles messages; returns the answers.
     fn feed(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Vec<u8> {
         self.connection.handle_bytes(&mut self.device, bytes, fds).unwrap();
         self.connection.work(&mut self.device).unwrap();
@@ -142,7 +142,7 @@ impl Process {
         assert_eq!(answer.len(), HEADER_SIZE);
     }
 
-    /// The process that another makes of what was left.
+    /// Creates the next process from the remains.
     fn next(&self, kept: Vec<(Kept, OwnedFd)>) -> Result<Self, ParkError> {
         let (store, link) = (Arc::clone(&self.store), link());
         let keeper = Arc::clone(&store) as Arc<dyn Keeper>;
@@ -173,7 +173,7 @@ fn next_process_has_what_the_client_has_lent_and_the_device_its_configuration() 
         let mut next = process.next(process.store.remains()).unwrap();
         assert_eq!(next.regions(), 3);
         next.connection.resume(&mut next.device).unwrap();
-        // All but the upper half of the word with the command register.
+        // All except the upper half of the word with the command register.
         assert_eq!((next.device.0[0], next.device.0[5], next.device.0[255]), (7, 7, 7));
         assert_eq!(next.link.counters().snapshot().daemon_deaths_survived, deaths);
         let slots: Vec<_> = [Kept::Journal].into_iter().chain((0..3).map(Kept::Slot)).collect();
@@ -199,7 +199,7 @@ fn bytes_that_were_received_are_handled_by_the_next_process() {
     next.connection.process(&mut next.device, 4096).unwrap();
     assert_eq!((next.regions(), next.connection.output().take()[0]), (2, 5));
 
-    // Received, and killed before it was said how much.
+    // Received, and killed before its end was marked.
     let mut process = Process::new();
     let bytes = message(6, Command::DEVICE_GET_INFO, &[0; 16]);
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
@@ -223,7 +223,7 @@ fn answer_that_was_committed_and_not_sent_is_sent_by_the_next_process_once() {
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
     process.connection.received(bytes.len(), vec![memory_file(0x1000, true).unwrap()], false);
     process.connection.process(&mut process.device, 4096).unwrap();
-    // The socket is full: nothing of the answer was taken.
+    // The socket is full: no byte of the answer was sent.
     process.connection.left_unsent();
     let mut next = process.next(process.store.remains()).unwrap();
     next.connection.resume(&mut next.device).unwrap();
@@ -251,11 +251,11 @@ fn commit_that_was_cut_or_edited_leaves_the_one_before_it() {
         let byte = whole[newer + 8 + at];
         rustix::io::pwrite(fd, &[byte ^ 1], (newer + 8 + at) as u64).unwrap();
         let regions = process.next(process.store.remains()).map(|next| next.regions());
-        // What the one before names is there still, or the file was taken back: never anything else.
+        // The client of the older commit is there, or the file was taken back: never anything else.
         assert!(matches!(regions, Ok(1 | 2) | Err(_)), "{at}: {regions:?}");
         rustix::io::pwrite(fd, &[byte], (newer + 8 + at) as u64).unwrap();
     }
-    // Half of it is not there yet.
+    // A half that is not complete yet.
     rustix::io::pwrite(fd, &0u64.to_le_bytes(), newer as u64).unwrap();
     assert!(process.next(process.store.remains()).unwrap().regions() < 2);
     for at in lengths {
@@ -286,7 +286,7 @@ fn what_is_no_journal_or_lacks_something_is_refused() {
     let next = instead(Kept::Slot(0), eventfd(0, EventfdFlags::CLOEXEC).unwrap()).unwrap();
     let regions = next.link.memory().snapshot();
     assert!(regions.regions().len() == 1 && regions.regions()[0].is_withdrawn());
-    // Marks of no connection.
+    // Marks that fit no connection.
     let kept = process.store.remains();
     for word in 8..40u64 {
         rustix::io::pwrite(journal(&kept), &u64::MAX.to_le_bytes(), word * 8).unwrap();
@@ -312,7 +312,7 @@ fn client_with_too_many_descriptors_has_no_journal_any_more() {
     assert_eq!(process.store.names().len(), usize::from(SLOTS) + 1);
     process.lend(0x100_0000);
     assert_eq!(process.store.names(), []);
-    // It is served as ever.
+    // The client is served as before.
     process.lend(0x200_0000);
     assert_eq!((process.regions(), process.store.names()), (usize::from(SLOTS) + 2, vec![]));
 }
@@ -329,7 +329,7 @@ fn memory_that_comes_and_goes_changes_nothing_in_the_store_after_a_while() {
         process.feed(&map(1, 0), vec![file.try_clone().unwrap()]);
         process.feed(&unmap(2, 0), vec![]);
     };
-    // As long as changes are rare, an unused file goes at once.
+    // As long as changes are rare, an unused file is dropped at once.
     turn(&mut process, &file);
     assert_eq!(process.store.names(), [Kept::Journal]);
     process.store.busy.store(true, Ordering::Relaxed);
@@ -337,22 +337,22 @@ fn memory_that_comes_and_goes_changes_nothing_in_the_store_after_a_while() {
     let before = process.store.changes.load(Ordering::Relaxed);
     (0..100).for_each(|_| turn(&mut process, &file));
     assert_eq!(process.store.changes.load(Ordering::Relaxed), before);
-    // Nothing is lost: a process that is killed while it is mapped is followed by one that has it.
+    // Nothing is lost: if a process is killed while it is mapped, the next one has it.
     process.feed(&map(1, 0), vec![file.try_clone().unwrap()]);
     let next = process.next(process.store.remains()).unwrap();
     assert_eq!(next.regions(), 1);
-    // The file of another number is another one, whatever number the first had.
+    // A new file is recognized although it has the number of the first.
     process.feed(&unmap(2, 0), vec![]);
     let other = memory_file(0x1000, true).unwrap();
     process.feed(&map(1, 0), vec![other.try_clone().unwrap()]);
     assert_eq!(process.store.names().len(), 3, "{:?}", process.store.names());
     process.feed(&unmap(2, 0), vec![]);
-    // Files that are not used make room for those that are.
+    // Unused files make room for used ones.
     for file in 0..u64::from(SLOTS) {
         process.lend(file * 0x1000);
     }
     assert_eq!((process.regions(), process.store.names().len()), (usize::from(SLOTS), usize::from(SLOTS) + 1));
-    // Calm again, the next change takes back unused files.
+    // When changes are rare again, the next change drops unused files.
     process.store.busy.store(false, Ordering::Relaxed);
     for file in 1..u64::from(SLOTS) {
         process.feed(&unmap(2, file * 0x1000), vec![]);

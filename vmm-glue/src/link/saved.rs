@@ -1,4 +1,4 @@
-//! Saves what is behind a link: the client's memory and its interrupts.
+//! The client's memory and interrupts of a link in their saved form.
 
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
@@ -8,10 +8,11 @@ use crate::interrupts::SavedInterrupts;
 use crate::memory::{MemoryLimits, SavedRegion};
 use crate::parked::{Given, Giving, ParkError};
 
-/// Most messages that a client may answer still: those of a few processes, one after the other.
+/// Largest number of messages that a client may still answer: those of a few consecutive processes.
 const UNANSWERED_MAX: usize = 1024;
 
-/// Messages before the next one that a client may answer to a process that was killed: more than are on their way at a time.
+/// Number of messages before the next one that a client may still answer after a kill: more than are in flight at a
+/// time.
 const BEFORE: u16 = 64;
 
 /// The client's memory and interrupts.
@@ -19,12 +20,12 @@ const BEFORE: u16 = 64;
 pub(crate) struct SavedLink {
     memory: Vec<SavedRegion>,
     interrupts: SavedInterrupts,
-    /// Numbers of messages that the client may answer still.
+    /// Numbers of messages that the client may still answer.
     unanswered: Vec<u16>,
 }
 
 impl SavedLink {
-    /// As a new device wants it, whose process does not know how far the one before it came with messages up to `next_id`.
+    /// Adapts it to a new device. Its process does not know which of the old messages up to `next_id` are answered.
     pub(crate) fn renew(&mut self, next_id: u64) {
         let next = u16::try_from(next_id & 0xffff).unwrap_or(0);
         self.unanswered = (1..=BEFORE).map(|before| next.wrapping_sub(before)).collect();
@@ -33,13 +34,13 @@ impl SavedLink {
 }
 
 impl Link {
-    /// Writes down what the client has lent and attached.
+    /// Saves the memory and interrupts of the client.
     pub(crate) fn save(&self, giving: &mut Giving<'_>) -> Result<SavedLink, ParkError> {
         let memory = self.memory().save(giving)?;
         Ok(SavedLink { memory, interrupts: self.interrupts().save(giving)?, unanswered: self.dma().unanswered() })
     }
 
-    /// Puts what the client had lent and attached behind this link, which is new.
+    /// Restores the client's memory and interrupts into this link, which is new.
     pub(crate) fn restore(
         &self,
         saved: SavedLink,
@@ -54,7 +55,7 @@ impl Link {
         self.memory().restore(memory, given, limits, self.wake())?;
         self.interrupts().restore(interrupts, given)?;
         self.set_client(Some(client));
-        // The check that was under way is not any more.
+        // The check that was running has ended.
         self.check_shared();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! One mapped piece of a client's memory: of a file, or of pages that a hypervisor lends.
+//! One mapping of a client's memory: of a file, or of pages that a hypervisor lends.
 #![expect(unsafe_code, reason = "maps memory and hands out volatile slices of it")]
 // UNSAFETY: `mmap` and `munmap` of a client's file, and slices over the mapping. Nothing else here is unsafe.
 
@@ -45,22 +45,22 @@ pub(super) struct Backing {
     pub(super) fd: OwnedFd,
     device: u64,
     inode: u64,
-    /// The client can no longer cut the file short.
+    /// The client cannot cut the file short.
     sealed: bool,
     /// A [`Sharing`] as a number.
     sharing: AtomicU8,
 }
 
-/// Pages that are mapped into this process by other means than a file.
+/// Pages that are mapped into this process without a file.
 ///
 /// # Safety
-/// [`Self::base`] is page-aligned memory of [`Self::len`] bytes that stays mapped, readable and writable, until the value is
-/// dropped, and is only accessed by volatile means.
+/// [`Self::base`] is page-aligned memory of [`Self::len`] bytes that stays mapped, readable and writable, until the
+/// value is dropped, and is only accessed with volatile operations.
 pub unsafe trait LentPages: Send + Sync + std::fmt::Debug {
-    /// Start of the memory.
+    /// Returns the start of the memory.
     fn base(&self) -> *mut u8;
 
-    /// Bytes, whole pages.
+    /// Returns the size in bytes, whole pages.
     fn len(&self) -> usize;
 
     /// Never true; there is at least one page.
@@ -76,11 +76,11 @@ pub(super) enum Source {
         backing: Arc<Backing>,
         looked: Looked,
     },
-    /// Unmapped by being dropped.
+    /// Dropping it unmaps the pages.
     Lent(#[expect(dead_code, reason = "kept until the mapping goes")] Box<dyn LentPages>),
 }
 
-/// Says whether the client really shares a file's memory, or has a private copy of it (`share=off`).
+/// Whether the client really shares a file's memory, or has a private copy of it (`share=off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Not known yet.
@@ -91,8 +91,8 @@ pub enum Sharing {
     Private,
 }
 
-/// A client's memory, mapped and shared. Accesses never fail: if the client cuts the file short, or the host cannot bring a
-/// page in, the whole mapping turns to zeros that belong to nobody and [`Mapping::is_withdrawn`] says so.
+/// A client's memory, mapped and shared. Accesses never fail: if the client cuts the file short, or the host cannot
+/// bring a page in, anonymous zero pages replace the whole mapping and [`Mapping::is_withdrawn`] returns true.
 #[derive(Debug)]
 pub struct Mapping {
     /// Start of the mapping.
@@ -106,18 +106,18 @@ pub struct Mapping {
     /// Offset in the file of the region's first byte.
     pub(super) offset: u64,
     pub(super) writable: bool,
-    // Dropped in this order: from the first on, a fault in this range is no longer ours to repair.
+    // Dropped in this order: after the first, a fault in this range is no longer ours to repair.
     pub(super) guard: sigbus::Guard,
     pub(super) source: Source,
 }
 
-/// A part of a client's file that is to be mapped.
+/// A part of a client's file to map.
 pub(crate) struct ClientFile {
     pub fd: OwnedFd,
     pub offset: u64,
     pub size: u64,
     pub writable: bool,
-    /// Counts what this process is the first to touch.
+    /// Counts pages that this process is the first to touch.
     pub touches: Arc<FirstTouches>,
 }
 
@@ -128,7 +128,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps a part of a client's file. `known` are mappings whose files may be the same.
+    /// Maps a part of a client's file. `known` are mappings that may have the same file.
     pub(crate) fn new<'a>(
         file: ClientFile,
         any_file_system: bool,
@@ -187,7 +187,8 @@ impl Mapping {
         Ok(Self { base, mapped, skip, len, offset, writable, guard, source })
     }
 
-    /// Stands for a part of a client's file that cannot be mapped any more: zeros without an owner, withdrawn from the start.
+    /// Stands in for a part of a client's file that can no longer be mapped: anonymous zero pages, withdrawn from the
+    /// start.
     pub(crate) fn withdrawn(file: ClientFile, wake: &Arc<Wake>) -> Result<Self, MapFileError> {
         let ClientFile { fd, offset, size, writable, touches } = file;
         let stat = rustix::fs::fstat(&fd).map_err(MapFileError::Stat)?;
@@ -205,14 +206,14 @@ impl Mapping {
         Ok(Self { base, mapped, skip: 0, len: mapped, offset, writable, guard, source })
     }
 
-    /// Takes pages that somebody lends, all of them, to be read and written.
+    /// Takes all lent pages, for reading and writing.
     pub(crate) fn of_lent(pages: Box<dyn LentPages>, wake: &Arc<Wake>) -> Self {
         let (base, len) = (pages.base(), pages.len());
         let guard = sigbus::Guard::new(base.addr(), len, true, Arc::clone(wake));
         Self { base, mapped: len, skip: 0, len, offset: 0, writable: true, guard, source: Source::Lent(pages) }
     }
 
-    /// The file, of a mapping that has one.
+    /// Returns the file, if the mapping has one.
     fn backing(&self) -> Option<&Arc<Backing>> {
         match &self.source {
             Source::File { backing, .. } => Some(backing),
@@ -220,12 +221,12 @@ impl Mapping {
         }
     }
 
-    /// Returns an identity of the file, of a mapping that has one: the same for all mappings of it in one table.
+    /// Returns an identity of the file, if the mapping has one: the same for all mappings of it in one table.
     pub(super) fn file(&self) -> Option<*const ()> {
         self.backing().map(|backing| Arc::as_ptr(backing).cast())
     }
 
-    /// Bytes of the region.
+    /// Returns the bytes of the region.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -235,27 +236,27 @@ impl Mapping {
         self.len == 0
     }
 
-    /// Address in this process of the region's first byte. Memory there may change at any time.
+    /// Returns the address in this process of the region's first byte. Memory there may change at any time.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.wrapping_add(self.skip)
     }
 
-    /// Returns whether the device may write here; writing where it may not is a fault of this process.
+    /// Returns true if the device may write here; another write is a fault of this process.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Returns whether the memory was withdrawn, so that the mapping shows zeros.
+    /// Returns true if the memory was withdrawn, so that the mapping shows zeros.
     pub fn is_withdrawn(&self) -> bool {
         self.guard.is_tripped()
     }
 
-    /// Returns whether the client has sealed the file against being cut short.
+    /// Returns true if the client has sealed the file against being cut short.
     pub fn is_sealed(&self) -> bool {
         self.backing().is_none_or(|backing| backing.sealed)
     }
 
-    /// Says whether the client shares the memory of this file, as far as it is known.
+    /// Returns whether the client shares the memory of this file, as far as it is known.
     pub fn sharing(&self) -> Sharing {
         let Some(backing) = self.backing() else { return Sharing::Shared };
         match backing.sharing.load(Ordering::Relaxed) {
@@ -265,22 +266,22 @@ impl Mapping {
         }
     }
 
-    /// Returns whether `len` bytes at `offset` may be accessed: what of them nobody has touched yet is counted to this process,
-    /// as far as the operator allows. Called before each access.
+    /// Returns true if `len` bytes at `offset` may be accessed. Counts untouched pages among them, up to the operator's
+    /// limit. Called before each access.
     pub fn may_touch(&self, offset: usize, len: usize) -> bool {
         match &self.source {
             Source::File { backing, looked } => looked.may_touch(offset, len, |page| self.data_from(backing, page)),
-            // The pages are the guest's, and are counted to it already.
+            // The pages are the guest's, and are charged to it already.
             Source::Lent(_) => true,
         }
     }
 
-    /// The first page from `page` on that holds data, by the file; the last one there can be if there is none.
+    /// Returns the first page from `page` on that holds data in the file; the last possible one if there is none.
     fn data_from(&self, backing: &Backing, page: usize) -> usize {
         let page_size = super::PAGE_SIZE;
         let start = u64::try_from(page).unwrap_or(u64::MAX).saturating_mul(page_size).saturating_add(self.offset);
-        // Moves the position of the client's file, which nobody has a use for. Of a file system that knows of no holes all is
-        // data: huge pages, which no control group is charged for by `MemoryMax`.
+        // This moves the position of the client's file, which has no other use. On a file system without holes all is
+        // data: huge pages, which `MemoryMax` charges to no control group.
         match rustix::fs::seek(&backing.fd, rustix::fs::SeekFrom::Data(start)) {
             Ok(at) => usize::try_from(at.saturating_sub(self.offset) / page_size).unwrap_or(usize::MAX),
             Err(Errno::NXIO) => usize::MAX,
@@ -288,7 +289,7 @@ impl Mapping {
         }
     }
 
-    /// Records what was found out for all regions of this file.
+    /// Records the result for all regions of this file.
     pub(crate) fn set_sharing(&self, sharing: Sharing) {
         let number = match sharing {
             Sharing::Unknown => 0,
@@ -306,7 +307,7 @@ impl Mapping {
         rustix::io::pread(&backing.fd, data, self.offset.saturating_add(offset))
     }
 
-    /// 512-byte blocks that the whole file occupies.
+    /// Returns the number of 512-byte blocks that the whole file occupies.
     pub(crate) fn blocks(&self) -> Result<u64, Errno> {
         let backing = self.backing().ok_or(Errno::NOTSUP)?;
         rustix::fs::fstat(&backing.fd).map(|stat| u64::try_from(stat.st_blocks).unwrap_or(0))
@@ -322,20 +323,20 @@ impl VolatileMemory for Mapping {
 
     fn get_slice(&self, offset: usize, count: usize) -> volatile_memory::Result<VolatileSlice<'_, ()>> {
         self.compute_end_offset(offset, count)?;
-        // SAFETY: `compute_end_offset` checked the range against `len`; the memory is mapped for as long as `self` lives.
-        // It is never accessed other than by volatile means.
+        // SAFETY: `compute_end_offset` checked the range against `len`; the memory is mapped for as long as `self`
+        // lives. It is only ever accessed with volatile operations.
         Ok(unsafe { VolatileSlice::new(self.as_ptr().wrapping_add(offset), count) })
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // First: from here on, a fault in this range is no longer ours to repair.
+        // First: after this, a fault in this range is no longer ours to repair.
         self.guard.release();
         if matches!(self.source, Source::Lent(_)) {
             return;
         }
-        // SAFETY: `base` and `mapped` are what `mmap` gave; slices borrow `self`, so none is left.
+        // SAFETY: `base` and `mapped` are from `mmap`; slices borrow `self`, so none is left.
         let result = unsafe { rustix::mm::munmap(self.base.cast(), self.mapped) };
         if let Err(errno) = result {
             tracing::error!(%errno, "cannot unmap a client's memory; its address space is lost");

@@ -2,8 +2,8 @@
 //!
 //! Other threads work on a [`MemoryTable`], a snapshot that stays valid memory (but is no longer the guest's) after the
 //! client has taken a region back; a device must therefore end its accesses in [`crate::Device::dma_unmap`] and take a
-//! new snapshot afterwards. Data is only ever copied through volatile slices: the guest may change it at any time, so copy
-//! out, check the copy, use the copy.
+//! new snapshot afterwards. Data is only ever copied through volatile slices: the guest may change it at any time, so
+//! copy out, check the copy, use the copy.
 
 mod mapping;
 mod saved;
@@ -32,18 +32,18 @@ use crate::link::Wake;
 /// Granularity of addresses, sizes and file offsets of regions, in bytes.
 pub const PAGE_SIZE: u64 = 4096;
 
-/// Bounds on what a client may lend.
+/// Limits on the memory that a client may lend.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryLimits {
-    /// Most regions at one time.
+    /// Largest number of regions at one time.
     pub regions: usize,
-    /// Most different files behind regions at one time: each keeps a descriptor of this process open, of which all its devices and
-    /// its operator have one number together.
+    /// Largest number of different files of regions at one time: each keeps a descriptor of this process open, and all
+    /// its devices and its operator share one limit.
     pub files: usize,
-    /// Most bytes mapped at one time; the address space of the process is shared by all its devices.
+    /// Largest number of bytes mapped at one time; all devices share the address space of the process.
     pub mapped_bytes: u64,
-    /// Takes files of any file system. Otherwise only memory files (memfd, `/dev/shm`, hugetlbfs): a file on a network
-    /// or FUSE file system can block every thread that touches it for as long as its owner likes.
+    /// Accepts files of any file system. Otherwise only memory files (memfd, `/dev/shm`, hugetlbfs): a file on a
+    /// network or FUSE file system can block every thread that touches it for as long as its owner likes.
     pub any_file_system: bool,
 }
 
@@ -64,7 +64,7 @@ pub struct DmaRegion {
     pub readable: bool,
     /// The device may write.
     pub writable: bool,
-    /// The memory, unless the client gave no file; then only [`crate::dma::DmaClient`] reaches it.
+    /// The memory, unless the client passed no file; then only [`crate::dma::DmaClient`] reaches it.
     pub mapping: Option<Arc<Mapping>>,
 }
 
@@ -73,22 +73,22 @@ impl DmaRegion {
         Self { gpa, size, readable, writable, mapping }
     }
 
-    /// First guest physical address behind the region.
+    /// Returns the first guest physical address after the region.
     pub fn end(&self) -> u64 {
         self.gpa.saturating_add(self.size)
     }
 
-    /// Bytes that are mapped into this process.
+    /// Returns the number of bytes mapped into this process.
     fn mapped_bytes(&self) -> u64 {
         if self.mapping.is_some() { self.size } else { 0 }
     }
 
-    /// Returns whether the memory was found to be private to the client (`share=off`), so that the mapping shows zeros.
+    /// Returns true if the memory was found to be private to the client (`share=off`), so that the mapping shows zeros.
     pub fn is_not_shared(&self) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| mapping.sharing() == Sharing::Private)
     }
 
-    /// Returns whether the client withdrew the memory under the mapping.
+    /// Returns true if the client withdrew the memory under the mapping.
     pub fn is_withdrawn(&self) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| mapping.is_withdrawn())
     }
@@ -143,25 +143,25 @@ pub enum AddError {
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     regions: Vec<DmaRegion>,
-    /// Bytes of those that are mapped; the sum would be asked for at each change.
+    /// Bytes of those that are mapped; stored because each change needs the sum.
     mapped_bytes: u64,
-    /// One for all tables of a client.
+    /// Shared by all tables of a client.
     writes: Arc<WriteLog>,
 }
 
 impl MemoryTable {
-    /// The regions by ascending address.
+    /// Returns the regions by ascending address.
     pub fn regions(&self) -> &[DmaRegion] {
         &self.regions
     }
 
-    /// The region that holds a guest physical address.
+    /// Returns the region that contains a guest physical address.
     pub fn find(&self, gpa: u64) -> Option<&DmaRegion> {
         let behind = self.regions.partition_point(|region| region.gpa <= gpa);
         self.regions.get(behind.checked_sub(1)?).filter(|region| gpa < region.end())
     }
 
-    /// Copies guest memory from guest physical address `gpa` to `data`; regions that touch are crossed.
+    /// Copies guest memory from guest physical address `gpa` to `data`, also across adjacent regions.
     pub fn read(&self, gpa: u64, data: &mut [u8]) -> Result<(), MemoryError> {
         let mut at = gpa;
         let mut rest = data;
@@ -178,7 +178,7 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Copies `data` to guest memory at guest physical address `gpa`; regions that touch are crossed.
+    /// Copies `data` to guest memory at guest physical address `gpa`, also across adjacent regions.
     ///
     /// An error can come after a part has been written.
     pub fn write(&self, gpa: u64, data: &[u8]) -> Result<(), MemoryError> {
@@ -198,7 +198,7 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// The memory at guest physical address `gpa`, at least 1 and at most `len` bytes of it, with its region.
+    /// Returns the memory at guest physical address `gpa`, at least 1 and at most `len` bytes of it, with its region.
     ///
     /// Writing through the slice of a region that is not writable faults; check [`DmaRegion::writable`].
     pub fn piece(&self, gpa: u64, len: usize) -> Result<(&DmaRegion, vm_memory::VolatileSlice<'_>), MemoryError> {
@@ -229,27 +229,27 @@ pub struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// The regions of now.
+    /// Returns the current regions.
     pub fn snapshot(&self) -> Arc<MemoryTable> {
         Arc::clone(&self.table.read())
     }
 
-    /// Memory that this process was the first to touch, and how much of it may be.
+    /// Returns the count of memory that this process was the first to touch, with its limit.
     pub fn first_touches(&self) -> &FirstTouches {
         &self.touches
     }
 
-    /// The log of what this process writes.
+    /// Returns the log of this process's writes.
     pub(crate) fn writes(&self) -> Arc<WriteLog> {
         Arc::clone(&self.table.read().writes)
     }
 
-    /// Copies guest memory of now; see [`MemoryTable::read`].
+    /// Copies from current guest memory; see [`MemoryTable::read`].
     pub fn read(&self, gpa: u64, data: &mut [u8]) -> Result<(), MemoryError> {
         self.snapshot().read(gpa, data)
     }
 
-    /// Copies to guest memory of now; see [`MemoryTable::write`].
+    /// Copies to current guest memory; see [`MemoryTable::write`].
     pub fn write(&self, gpa: u64, data: &[u8]) -> Result<(), MemoryError> {
         self.snapshot().write(gpa, data)
     }
@@ -280,7 +280,7 @@ impl GuestMemory {
         self.place((gpa, size, offset), (readable, writable), limits, map)
     }
 
-    /// Adds a region whose file cannot be mapped any more, as one that was withdrawn.
+    /// Adds a region whose file can no longer be mapped, as a withdrawn one.
     pub(crate) fn add_withdrawn(
         &self,
         request: AddRegion,
@@ -311,7 +311,7 @@ impl GuestMemory {
         })
     }
 
-    /// Checks a region, has it mapped, and adds it.
+    /// Checks a region, calls its mapping function, and adds it.
     fn place(
         &self,
         (gpa, size, offset): (u64, u64, u64),
@@ -338,7 +338,7 @@ impl GuestMemory {
         Ok(region)
     }
 
-    /// Takes out the region that starts at `gpa`.
+    /// Removes the region that starts at `gpa`.
     pub(crate) fn remove(&self, gpa: u64) -> Option<DmaRegion> {
         let mut table = self.table.write();
         let place = table.regions.binary_search_by_key(&gpa, |region| region.gpa).ok()?;
@@ -347,12 +347,12 @@ impl GuestMemory {
 }
 
 impl MemoryTable {
-    /// Bytes of the regions that are mapped.
+    /// Returns the bytes of the regions that are mapped.
     pub fn mapped_bytes(&self) -> u64 {
         self.mapped_bytes
     }
 
-    /// The regions that start in `gpa..=last`.
+    /// Returns the regions that start in `gpa..=last`.
     pub(crate) fn starting_in(&self, gpa: u64, last: u64) -> &[DmaRegion] {
         let from = self.regions.partition_point(|region| region.gpa < gpa);
         let behind = self.regions.partition_point(|region| region.gpa <= last);
@@ -380,7 +380,7 @@ impl MemoryTable {
     }
 }
 
-/// A region that a client wants to lend, unchecked.
+/// A region that a client asks to lend, unchecked.
 #[derive(Debug)]
 pub(crate) struct AddRegion {
     pub gpa: u64,

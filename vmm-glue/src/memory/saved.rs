@@ -1,4 +1,4 @@
-//! Memory that a client lends, as it is saved: its files go over as descriptors.
+//! Memory that a client lends in its saved form: its files are handed over as descriptors.
 
 use std::sync::Arc;
 
@@ -25,12 +25,12 @@ pub(crate) struct SavedRegion {
 struct SavedFile {
     descriptor: u32,
     offset: u64,
-    /// The client was found to share its memory, or not to.
+    /// Whether the client shares its memory, if known.
     shared: Option<bool>,
 }
 
 impl GuestMemory {
-    /// Writes the regions down. Those of one file have one descriptor.
+    /// Saves the regions. Those of one file have one descriptor.
     pub(crate) fn save(&self, giving: &mut Giving<'_>) -> Result<Vec<SavedRegion>, ParkError> {
         let table = self.snapshot();
         let mut files: Vec<(*const (), u32)> = Vec::new();
@@ -42,8 +42,8 @@ impl GuestMemory {
         Ok(saved)
     }
 
-    /// Maps the regions again. A region whose file cannot be mapped any more, because the client has cut it short or sealed it, is
-    /// one that was withdrawn: it costs this client its device, and no other client anything.
+    /// Maps the regions again. A region whose file can no longer be mapped, because the client has cut it short or
+    /// sealed it, counts as withdrawn: only this client loses its device.
     pub(crate) fn restore(
         &self,
         saved: Vec<SavedRegion>,
@@ -51,7 +51,7 @@ impl GuestMemory {
         limits: &MemoryLimits,
         wake: &Arc<Wake>,
     ) -> Result<(), ParkError> {
-        // The client keeps the memory that it was allowed to lend, also where this process allows fewer files.
+        // The client keeps the memory that it was allowed to lend, even if this process allows fewer files.
         let limits = &MemoryLimits { files: usize::MAX, ..*limits };
         for SavedRegion { gpa, size, readable, writable, file } in saved {
             let offset = file.map_or(0, |file| file.offset);
@@ -79,7 +79,7 @@ impl GuestMemory {
     }
 }
 
-/// The file of a mapping, given once for all mappings of it.
+/// Returns the file of a mapping, handed over once for all mappings of it.
 fn file_of(
     mapping: &Mapping,
     files: &mut Vec<(*const (), u32)>,

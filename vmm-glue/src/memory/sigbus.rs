@@ -1,9 +1,9 @@
 //! Survives a client that withdraws memory which is mapped here.
 //!
-//! A client can cut its file short after it was mapped (unless it is sealed), and the host can fail to bring a page in. The
-//! next access is then a `SIGBUS`, which would end the process and with it the devices of all other clients. The handler
-//! here replaces the whole mapping by zeros that belong to nobody, marks it, and wakes its server; the access is repeated
-//! and succeeds. A `SIGBUS` elsewhere goes to the handler that was installed before.
+//! A client can cut its file short after it was mapped (unless it is sealed), and the host can fail to bring a page in.
+//! The next access then raises a `SIGBUS`, which would end the process and with it the devices of all other clients.
+//! The handler here replaces the whole mapping with anonymous zero pages, marks it, and wakes its server; the access is
+//! repeated and succeeds. A `SIGBUS` elsewhere goes to the handler that was installed before.
 #![expect(unsafe_code, reason = "installs a signal handler that repairs mappings")]
 // UNSAFETY: the handler runs in any thread at any access to a mapping. It only uses atomics, `mmap` and `write`, which are
 // safe in a signal handler.
@@ -37,7 +37,7 @@ struct Block {
 /// Mappings of this process that were replaced so far.
 static TRIPS: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns how many mappings of this process were withdrawn so far; a cheap look at whether to search for one.
+/// Returns how many mappings of this process were withdrawn so far; a cheap check before a search.
 pub(crate) fn withdrawals() -> usize {
     TRIPS.load(Ordering::Acquire)
 }
@@ -45,14 +45,14 @@ pub(crate) fn withdrawals() -> usize {
 static BLOCKS: AtomicPtr<Block> = AtomicPtr::new(ptr::null_mut());
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
 static INSTALL: Once = Once::new();
-/// The handler from before, written once before ours is installed.
+/// The previous handler, stored once before ours is installed.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
 /// Keeps a range of addresses repairable.
 #[derive(Debug)]
 pub(super) struct Guard {
     slot: &'static Slot,
-    /// Its descriptor stands in the slot.
+    /// Its descriptor is in the slot.
     _wake: Arc<Wake>,
     released: bool,
 }
@@ -77,17 +77,17 @@ impl Guard {
         Self { slot, _wake: wake, released: false }
     }
 
-    /// Returns whether the mapping has been replaced.
+    /// Returns true if the mapping has been replaced.
     pub(super) fn is_tripped(&self) -> bool {
         self.slot.tripped.load(Ordering::Relaxed)
     }
 
-    /// Marks the mapping as replaced, and wakes its server: it was made in place of one that cannot be.
+    /// Marks the mapping as replaced, and wakes its server, because its file could not be mapped.
     pub(super) fn trip(&self) {
         trip(self.slot);
     }
 
-    /// Unregisters the mapping; must come before it is unmapped.
+    /// Unregisters the mapping; must be called before it is unmapped.
     pub(super) fn release(&mut self) {
         if !std::mem::replace(&mut self.released, true) {
             self.slot.version.fetch_add(1, Ordering::AcqRel);
@@ -121,7 +121,7 @@ fn free_slot() -> &'static Slot {
     let block: &'static mut Block = Box::leak(Box::new(Block { slots: std::array::from_fn(|_| empty()), next }));
     let raw: *mut Block = block;
     BLOCKS.store(raw, Ordering::Release);
-    // SAFETY: the block was leaked just now and is never freed or borrowed mutably again.
+    // SAFETY: the block was just leaked and is never freed or borrowed mutably again.
     let block: &'static Block = unsafe { &*raw };
     let [first, rest @ ..] = &block.slots;
     free.extend(rest);
@@ -129,14 +129,14 @@ fn free_slot() -> &'static Slot {
 }
 
 fn install() {
-    // SAFETY: `sigaction` is plain data for which all zeros is a value.
+    // SAFETY: `sigaction` is plain data for which all zeros is a valid value.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handle as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
     // SAFETY: as above.
     let previous = Box::leak(Box::new(unsafe { std::mem::zeroed::<libc::sigaction>() }));
-    // SAFETY: both pointers are valid; the old action is read before the new one is installed, so that the handler finds
-    // it; `handle` has the signature that `SA_SIGINFO` asks for.
+    // SAFETY: both pointers are valid; the old action is read before the new one is installed, so that the handler
+    // finds it; `handle` has the signature that `SA_SIGINFO` requires.
     let installed = unsafe {
         libc::sigemptyset(&raw mut action.sa_mask);
         let read = libc::sigaction(libc::SIGBUS, ptr::null(), previous);
@@ -150,9 +150,9 @@ fn install() {
 }
 
 extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel gives a valid `siginfo_t` to a handler with `SA_SIGINFO`, and `SIGBUS` has an address.
+    // SAFETY: the kernel passes a valid `siginfo_t` to a handler with `SA_SIGINFO`, and `SIGBUS` has an address.
     let address = unsafe { (*info).si_addr() }.addr();
-    // SAFETY: `errno` of this thread; the interrupted code must find it as it was.
+    // SAFETY: `errno` of this thread; the interrupted code must find it unchanged.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let saved = unsafe { *errno };
@@ -164,7 +164,7 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     }
 }
 
-/// Replaces the mapping that holds `address`.
+/// Replaces the mapping that contains `address`.
 fn repair(address: usize) -> bool {
     let mut block = BLOCKS.load(Ordering::Acquire);
     // SAFETY: blocks are never freed; the pointer is null or one of them.
@@ -176,8 +176,8 @@ fn repair(address: usize) -> bool {
                 continue;
             }
             std::sync::atomic::fence(Ordering::Acquire);
-            // An odd version, or one that changed: the slot is not that of the mapping being accessed, because that one
-            // is kept alive by whoever accesses it.
+            // An odd or changed version: the slot is not that of the accessed mapping, because its user keeps that one
+            // alive.
             if version % 2 != 0 || slot.version.load(Ordering::Relaxed) != version {
                 continue;
             }
@@ -208,7 +208,7 @@ fn replace(slot: &Slot, start: usize, len: usize) -> bool {
     true
 }
 
-/// Marks a mapping as replaced, and wakes its server. Only calls that a signal handler may make.
+/// Marks a mapping as replaced, and wakes its server. Uses only calls that a signal handler may make.
 fn trip(slot: &Slot) {
     slot.tripped.store(true, Ordering::Relaxed);
     TRIPS.fetch_add(1, Ordering::Release);
@@ -217,7 +217,7 @@ fn trip(slot: &Slot) {
     let _ = unsafe { libc::write(slot.wake.load(Ordering::Relaxed), (&raw const one).cast(), 8) };
 }
 
-/// Does what would have happened without us.
+/// Forwards the signal to the previous handler.
 fn forward(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     type Handler = extern "C" fn(libc::c_int);
     type InfoHandler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);

@@ -23,7 +23,7 @@ proptest! {
         let memory = GuestMemory::default();
         let wake = Arc::new(Wake::new().unwrap());
         let limits = MemoryLimits { regions: 12, ..Default::default() };
-        // Of each page: the region that holds it.
+        // For each page, the region that contains it.
         let mut pages: Vec<Option<u64>> = vec![None; 80];
         for step in steps {
             match step {
@@ -92,10 +92,10 @@ fn files_are_bounded_and_parts_of_one_count_once() {
         add(gpa, fd, page).unwrap();
     }
     assert!(matches!(add(9, &files[2], 0), Err(AddError::TooManyFiles(2))));
-    // Memory without a file takes none.
+    // Memory without a file needs none.
     let none = AddRegion { gpa: 9 * PAGE_SIZE, size: PAGE_SIZE, offset: 0, readable: true, writable: true, fd: None };
     memory.add(none, &limits, &wake).unwrap();
-    // The last part of a file gives it back.
+    // Removing the last part of a file releases it.
     memory.remove(PAGE_SIZE);
     assert!(add(10, &files[2], 0).is_err());
     memory.remove(3 * PAGE_SIZE);
@@ -120,7 +120,7 @@ fn memory_that_cannot_be_mapped_again_was_withdrawn_and_the_rest_is_as_it_was() 
     let given = crate::parked::Given::all(giving.over());
     let next = GuestMemory::default();
     let before = withdrawals();
-    // Lent memory stays lent, whatever is allowed now.
+    // Lent memory stays lent under lower limits.
     let fewer = MemoryLimits { files: 1, ..limits };
     next.restore(saved, &given, &fewer, &wake).unwrap();
     assert!(withdrawals() >= before + 2, "its server looks for it");

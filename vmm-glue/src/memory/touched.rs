@@ -1,10 +1,10 @@
 //! Pages of a client's memory that this process is the first to touch.
 //!
-//! The kernel charges a page to the control group of the process that touches it first. A client that lends memory which it
-//! has not touched yet (a sparse file) would have this process charged for as much as it lends, so such pages are counted, and
-//! no more of them are touched than the operator allows. Each page of a mapping is looked at once, before the first access.
+//! The kernel charges a page to the control group of the process that touches it first. A client that lends untouched
+//! memory (a sparse file) would have all of it charged to this process, so such pages are counted, and no more of them
+//! are touched than the operator allows. Each page of a mapping is checked once, before the first access.
 //!
-//! What it does not see: a page that the client punches out of its file after it was looked at.
+//! It does not see a page that the client punches out of its file after the check.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::PAGE_SIZE;
 
-/// The size of a page as a length in memory.
+/// The size of a page, as `usize`.
 const PAGE: usize = 4096;
 const _: () = assert!(PAGE as u64 == PAGE_SIZE);
 
-/// The count of one client's memory, with its bound.
+/// The count of one client's memory, with its limit.
 #[derive(Debug)]
 pub struct FirstTouches {
     bytes: AtomicU64,
@@ -31,27 +31,27 @@ impl Default for FirstTouches {
 }
 
 impl FirstTouches {
-    /// Bytes that this process was the first to touch since the client connected.
+    /// Returns the bytes that this process was the first to touch since the client connected.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Accesses that were refused since they would have touched more than is allowed.
+    /// Returns the accesses that were refused because they would have exceeded the limit.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Allows so many bytes from now on.
+    /// Sets the limit in bytes from now on.
     pub fn set_limit(&self, bytes: u64) {
         self.limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Begins anew: the client has gone, and its memory with it.
+    /// Resets the count, because the client and its memory are gone.
     pub(crate) fn forget(&self) {
         self.bytes.store(0, Ordering::Relaxed);
     }
 
-    /// Counts a page. Returns whether it may be touched.
+    /// Counts a page. Returns true if it may be touched.
     fn add(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let more = |bytes: u64| bytes.checked_add(PAGE_SIZE).filter(|sum| *sum <= limit);
@@ -66,14 +66,14 @@ impl FirstTouches {
         added
     }
 
-    /// Takes a page back that another thread has counted as well.
+    /// Uncounts a page that another thread has counted as well.
     fn take_back(&self) {
         let less = |bytes: u64| Some(bytes.saturating_sub(PAGE_SIZE));
         let _ = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 }
 
-/// Pages of one mapping that were looked at.
+/// Pages of one mapping that were checked.
 #[derive(Debug)]
 pub(super) struct Looked {
     /// A bit for each page.
@@ -82,14 +82,14 @@ pub(super) struct Looked {
 }
 
 impl Looked {
-    /// A mapping of `len` bytes.
+    /// Creates the set for a mapping of `len` bytes.
     pub fn new(len: usize, touches: Arc<FirstTouches>) -> Self {
         let pages = len.div_ceil(PAGE);
         Self { words: (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(), touches }
     }
 
-    /// Returns whether `len` bytes at `offset` may be accessed. `data` finds the first page from one on that holds data, or a
-    /// page behind the last.
+    /// Returns true if `len` bytes at `offset` may be accessed. `data` returns the first page from a given one on that
+    /// holds data, or a page after the last.
     pub fn may_touch(&self, offset: usize, len: usize, data: impl Fn(usize) -> usize) -> bool {
         let pages = offset / PAGE..offset.saturating_add(len).div_ceil(PAGE);
         let mut page = pages.start;
@@ -130,14 +130,14 @@ impl Looked {
         self.words.get(page / 64).is_none_or(|word| word.load(Ordering::Relaxed) & bit(page) != 0)
     }
 
-    /// Returns whether it was known before.
+    /// Marks a page as known; returns true if it already was.
     fn set(&self, page: usize) -> bool {
         let bit = bit(page);
         self.words.get(page / 64).is_none_or(|word| word.fetch_or(bit, Ordering::Relaxed) & bit != 0)
     }
 }
 
-/// A page's bit in its word.
+/// Returns a page's bit in its word.
 fn bit(page: usize) -> u64 {
     u32::try_from(page % 64).map_or(0, |bit| 1u64.rotate_left(bit))
 }

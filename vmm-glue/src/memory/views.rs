@@ -1,4 +1,4 @@
-//! A client's memory as rust-vmm's crates take it.
+//! A client's memory as rust-vmm's crates expect it.
 
 use vm_memory::guest_memory::{Error, GuestMemorySliceIterator, Result};
 use vm_memory::{GuestAddress, GuestMemory, GuestMemoryMmap, Permissions, VolatileSlice};
@@ -38,7 +38,7 @@ impl<'a> Iterator for Pieces<'a> {
             return Some(Err(Error::InvalidGuestAddress(GuestAddress(self.at))));
         };
         if matches!(self.access, Permissions::Write | Permissions::ReadWrite) {
-            // It is written at once, by the thread that serves the client: nobody takes the note before.
+            // The thread that serves the client writes at once, before the log can be taken.
             self.table.writes.note(self.at, slice.len());
         }
         self.at = self.at.saturating_add(super::len64(slice.len()));
@@ -51,7 +51,7 @@ impl std::iter::FusedIterator for Pieces<'_> {}
 
 impl<'a> GuestMemorySliceIterator<'a, ()> for Pieces<'a> {}
 
-/// Memory that is private to the client, or withdrawn, or has no file, is none here.
+/// Memory that is private to the client, or withdrawn, or has no file, is missing here.
 impl GuestMemory for MemoryTable {
     type PhysicalMemory = GuestMemoryMmap<()>;
     type Bitmap = ();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-/// Bytes that are one for the log, so that it is small however much is written.
+/// Granularity of the log in bytes, which keeps it small.
 pub const LOG_BLOCK: u64 = 2 << 20;
 
 /// The log of one client's memory.
@@ -17,14 +17,14 @@ pub struct WriteLog {
 }
 
 impl WriteLog {
-    /// Begins anew, or ends.
+    /// Restarts or stops the log.
     pub(crate) fn set(&self, on: bool) {
         let mut blocks = self.blocks.lock();
         blocks.clear();
         self.on.store(on, Ordering::SeqCst);
     }
 
-    /// Notes that so many bytes were written: behind the write, so that who takes the note finds what was written.
+    /// Notes that `len` bytes were written. Call it after the write, so that a reader of the log finds the data.
     pub(super) fn note(&self, gpa: u64, len: usize) {
         if !self.on.load(Ordering::SeqCst) {
             return;
@@ -34,7 +34,7 @@ impl WriteLog {
         blocks.extend(gpa / LOG_BLOCK..=last / LOG_BLOCK);
     }
 
-    /// Calls `each` with the blocks that were written and touch `range`; those that lie in it are forgotten.
+    /// Calls `each` with the written blocks that overlap `range`; forgets those that are inside it.
     pub(crate) fn take(&self, range: &Range<u64>, mut each: impl FnMut(Range<u64>)) {
         let first = range.start / LOG_BLOCK;
         let last = range.end.saturating_sub(1) / LOG_BLOCK;
