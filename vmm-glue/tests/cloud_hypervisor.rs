@@ -1,5 +1,5 @@
-//! cloud-hypervisor's own client, the crate `vfio_user`, against the server: what it asks for in the order in which the VMM does,
-//! and that it stays in step when it is refused, of which it takes no notice.
+//! cloud-hypervisor's own client, the crate `vfio_user`, against the server: its requests in the order of the VMM. It
+//! must also stay in step when it is refused, because it ignores refusals.
 
 mod support;
 
@@ -31,7 +31,7 @@ fn regions_are_listed_and_those_that_can_be_mapped_come_with_their_file() {
     let bar1 = RegionInfo::read_write(BAR1_BYTES).with_mappable(Arc::clone(&file), vec![AREA]).unwrap();
     let host = Host::start_with(ServerOptions::default(), |device| device.bar1 = bar1);
     let client = client(&host);
-    // The crate has this the wrong way round: whoever can be reset is not, and the other way about.
+    // The crate inverts this: it reports a resettable device as not resettable, and the reverse.
     assert!(!client.resettable());
     let size = |index: RegionIndex| client.region(index as u32).map(|region| region.size);
     assert_eq!((size(RegionIndex::Bar0), size(RegionIndex::Bar1)), (Some(BAR0_SIZE), Some(BAR1_BYTES)));
@@ -53,7 +53,7 @@ fn registers_are_written_and_read_and_a_refusal_leaves_the_client_in_step() {
     let mut client = client(&host);
     for round in 0..3_u32 {
         client.region_write(0, 0x10, &round.to_le_bytes()).unwrap();
-        // Neither is told to it: its next request would read the rest of an answer that is too short or too long.
+        // It ignores both errors: its next request would read the rest of an answer that is too short or too long.
         client.region_write(0, DENIED, &[1, 2, 3, 4]).unwrap();
         client.region_write(0, BAR0_SIZE, &[0; 4]).unwrap();
         let mut data = [0; 4];
@@ -80,7 +80,7 @@ fn memory_is_lent_taken_back_and_refused() {
     let mut byte = [0];
     host.link.memory().read(0x10_0000, &mut byte).unwrap();
     assert_eq!(byte, [5]);
-    // More than the file has, a part of what is lent, what is not lent: the client goes on.
+    // More than the file has, a part of the lent memory, memory that is not lent: the client continues.
     client.dma_map(0x3000, 0x20_0000, 0x2000, fd).unwrap();
     client.dma_unmap(0x10_0000, 0x1000).unwrap();
     client.dma_unmap(0x30_0000, 0x1000).unwrap();

@@ -1,4 +1,4 @@
-//! Clients that come, go, hang, or come twice; sockets that are taken, stale or forbidden.
+//! Clients that come, disconnect, hang, or come twice; sockets that are taken, stale or forbidden.
 
 mod support;
 
@@ -178,13 +178,13 @@ fn client_reads_the_end_of_its_connection_whatever_is_still_in_it() {
     }
     host.link.disconnect();
     let_go.send(()).unwrap();
-    // What was not read is not carried out.
+    // Messages that were not read are not executed.
     host.expect(Event::Disconnected);
     assert_eq!(client.receive_message().unwrap().header.command, Command::DMA_UNMAP.0, "what was read is replied to");
     assert!(matches!(client.receive_message(), Err(ClientError::Closed)));
 }
 
-/// Keeps copies of connections, and tells of both calls.
+/// Keeps copies of connections, and reports both calls.
 #[derive(Debug)]
 struct Copies(Sender<Option<OwnedFd>>);
 
@@ -202,7 +202,7 @@ impl Keeper for Copies {
 fn copy_of_a_connection_does_not_hide_its_end() {
     let (sender, copies) = std::sync::mpsc::channel();
     let host = Host::kept_by(std::sync::Arc::new(Copies(sender)));
-    // One that says nothing is nobody's client.
+    // A connection that sends nothing is not a client.
     let _silent = Client::connect_silent(&host.path).unwrap();
     let mut client = host.client();
     let copy = copies.recv_timeout(PATIENCE).unwrap().expect("it is kept first");

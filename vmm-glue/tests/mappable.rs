@@ -1,4 +1,4 @@
-//! Regions that a client can map: what it is told, what it gets, what it sees.
+//! Regions that a client can map: their descriptions, descriptors and contents.
 
 mod support;
 
@@ -15,10 +15,10 @@ use vmm_glue::{MmapArea, RegionIndex, RegionInfo, ServerOptions};
 
 const BAR1: u32 = 1;
 const SIZE: u64 = 0x8000;
-/// Bytes of a reply's body that describes a region and two areas.
+/// Size of a reply's body with a region and two areas.
 const FULL: u32 = 32 + 16 + 2 * 16;
 
-/// A server whose BAR1 has `areas` (offset, size) that can be mapped, and the device's own descriptor of the file.
+/// Creates a server whose BAR1 has mappable `areas` (offset, size), with the device's own descriptor of the file.
 fn host_with(areas: &[(u64, u64)]) -> (Host, Arc<OwnedFd>) {
     let file = Arc::new(region_memory("bar1", SIZE).unwrap());
     let areas = areas.iter().map(|&(offset, size)| MmapArea { offset, size }).collect();
@@ -26,12 +26,12 @@ fn host_with(areas: &[(u64, u64)]) -> (Host, Arc<OwnedFd>) {
     (Host::start_with(ServerOptions::default(), |device| device.bar1 = bar1), file)
 }
 
-/// One that can be mapped at 0x1000 and 0x4000.
+/// Creates one that can be mapped at 0x1000 and 0x4000.
 fn host() -> (Host, Arc<OwnedFd>) {
     host_with(&[(0x1000, 0x2000), (0x4000, 0x1000)])
 }
 
-/// A request as the specification lays it out, with only the fields that must be set.
+/// Returns a request in the layout of the specification, with only the required fields.
 fn request(argsz: u32, index: u32) -> Vec<u8> {
     let mut body = vec![0; 32];
     body[0..4].copy_from_slice(&argsz.to_ne_bytes());
@@ -39,7 +39,7 @@ fn request(argsz: u32, index: u32) -> Vec<u8> {
     body
 }
 
-/// The reply to that, its body's numbers by hand: 32 bits each, and the descriptors that came.
+/// Returns the reply to that, its body parsed by hand as 32-bit numbers, and its descriptors.
 fn ask(client: &mut Client, argsz: u32, index: u32) -> (Vec<u32>, Vec<OwnedFd>) {
     let reply = client.request(Command::DEVICE_GET_REGION_INFO, &request(argsz, index), &[]).unwrap();
     assert_eq!(reply.header.size as usize, 16 + reply.body.len());

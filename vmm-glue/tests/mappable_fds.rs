@@ -1,4 +1,4 @@
-//! Descriptors of mappable regions do not pile up. Alone in its file: it counts those of the whole process.
+//! Descriptors of mappable regions do not accumulate. Alone in its file: it counts those of the whole process.
 
 mod support;
 
@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 
 const BAR1: u32 = 1;
 
-/// Open descriptors of this process, the one that lists them included.
+/// Returns the number of open descriptors of this process, including the one that lists them.
 fn open() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -24,7 +24,7 @@ fn descriptors_do_not_pile_up() {
     let bar1 = RegionInfo::read_write(0x4000).with_mappable(file.clone(), areas).unwrap();
     let host = Host::start_with(ServerOptions::default(), |device| device.bar1 = bar1);
 
-    // A reply that came: the server is done with the client before and with this one's request.
+    // After a reply, the server has finished with the previous client and with this one's request.
     let mut client = host.client();
     client.device_info().unwrap();
     let (fds, owners) = (open(), Arc::strong_count(&file));
@@ -52,7 +52,8 @@ fn descriptors_do_not_pile_up() {
     client.device_info().unwrap();
     check("100 connections");
 
-    // More than the socket holds: replies with their descriptors wait in the socket and in the server when the client goes.
+    // More than the socket holds: replies with their descriptors wait in the socket and in the server when the client
+    // disconnects.
     let body = RegionInfoBody { argsz: 64, index: BAR1, ..Default::default() };
     for _ in 0..5 {
         for _ in 0..2000 {

@@ -1,4 +1,4 @@
-//! Guest memory: lending, taking back, withdrawing, and access by messages.
+//! Guest memory: lending, taking back, withdrawing, and access through messages.
 
 mod support;
 
@@ -142,7 +142,7 @@ fn range_in_which_nothing_is_mapped_is_unmapped_with_size_0() {
     lend(&mut client, MIB, MIB);
     assert_eq!(client.dma_unmap(2 * MIB, MIB).unwrap(), 0);
     assert_eq!(client.dma_unmap(0, MIB).unwrap(), 0);
-    // An IOMMU of the VMM that covers the address space by powers of two ends where the space does.
+    // An IOMMU of the VMM that covers the address space with powers of two ends where the space does.
     assert_eq!(client.dma_unmap(1 << 63, 1 << 63).unwrap(), 0);
     assert_eq!(host.link.memory().snapshot().regions().len(), 1, "what is beside the range stays");
     assert_eq!(host.link.counters().snapshot().errors, 0);
@@ -413,7 +413,7 @@ fn client_that_takes_no_requests_is_judged_by_its_file() {
     host.link.memory().read(0, &mut [0]).unwrap();
 }
 
-/// Has the server check the sharing of memory and answers its requests.
+/// Makes the server check the sharing of memory and answers its requests.
 fn check_shared(client: &mut Client, mut memory: Memory, requests: usize) {
     client.write32(0, CHECK_SHARED, 1).unwrap();
     for _ in 0..requests {
@@ -453,7 +453,7 @@ fn memory_that_the_client_never_touched_is_counted_and_bounded() {
     );
     assert_eq!((touches.bytes(), touches.refused()), (0x4000, 2));
 
-    // The next client's memory is another's.
+    // The next client has other memory.
     drop(client);
     host.wait_for(&Event::Disconnected);
     assert_eq!(touches.bytes(), 0);

@@ -1,4 +1,4 @@
-//! A client that takes a device's state elsewhere, by messages over a real socket.
+//! A client that migrates a device, with messages over a real socket.
 
 mod support;
 
@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 
 const MIB: u64 = 1 << 20;
 
-/// A device whose state is its BAR0, and that says in which order it was called.
+/// A device whose state is its BAR0, and that records the order of its calls.
 #[derive(Default)]
 struct Movable {
     bar0: Vec<u8>,
@@ -107,7 +107,7 @@ impl Device for Movable {
 
     fn region_write(&mut self, _: RegionIndex, offset: u64, data: &[u8]) -> Result<(), AccessError> {
         self.bar0[offset as usize..][..data.len()].copy_from_slice(data);
-        // It writes client memory there, by itself or by this process.
+        // It writes client memory there, by itself or through this process.
         match offset {
             0x100 => self.written.push(4 * MIB..6 * MIB),
             0x108 => drop(self.link.as_ref().map(|link| link.memory().write(9 * MIB, data))),
@@ -181,7 +181,7 @@ fn every_state_is_reached_from_every_other_by_the_shortest_way() {
     let calls = Arc::<Mutex<Vec<_>>>::default();
     let (_host, mut client) = movable(&calls);
     let all = [STATE_STOP, STATE_RUNNING, STATE_STOP_COPY, STATE_RESUMING];
-    // What it is to be comes as soon as it is wanted.
+    // Its new state follows as soon as it waits for it.
     let go = |client: &mut Client, from, to| {
         client.set_device_state(to).unwrap();
         if from != to && to == STATE_RESUMING {
@@ -230,7 +230,7 @@ fn what_is_out_of_order_or_too_large_is_refused_and_changes_nothing() {
         }
     }
     let mut ask = |command, body: &[u8]| errno(client.request(command, body, &[]));
-    // Sizes that lie, and parts that are larger than any message.
+    // Wrong sizes, and parts that are larger than any message.
     let part = |argsz: u32, size: u32| MigData { argsz, size };
     assert_eq!(ask(Command::MIG_DATA_WRITE, part(8, 4).as_bytes()), EINVAL);
     assert_eq!(ask(Command::MIG_DATA_WRITE, &[part(8, 4).as_bytes(), &[0; 8]].concat()), EINVAL);
@@ -270,7 +270,7 @@ fn features_are_probed_got_and_set_as_a_kernel_has_it() {
         assert_eq!(errno(feature(number | FEATURE_GET)), ENOTTY);
         assert_eq!(errno(feature(number | FEATURE_PROBE)), ENOTTY);
     }
-    // Who has too little room is told how much there must be.
+    // If the client's room is too small, the answer has the size that it needs.
     assert_eq!(client.feature(FEATURE_MIGRATION | FEATURE_GET, 8, &[]).unwrap(), (16, Vec::new()));
     assert_eq!(client.feature(FEATURE_MIGRATION | FEATURE_GET, 16, &[]).unwrap().0, 16);
     assert_eq!(errno(client.request(Command::DEVICE_FEATURE, &[0; 7], &[])), EINVAL);
@@ -294,7 +294,7 @@ fn device_that_cannot_be_what_came_has_failed_until_it_is_reset() {
     assert_eq!(errno(client.migration_read(8)), EINVAL);
     client.reset().unwrap();
     assert_eq!((client.device_state().unwrap(), client.read32(0, 0x40).unwrap()), (STATE_RUNNING, 0));
-    // One that cannot say what it is stays stopped, and goes on.
+    // A device that cannot save its state stays stopped, and can continue.
     client.write32(0, 0, 0xee).unwrap();
     assert_eq!(errno(client.set_device_state(STATE_STOP_COPY)), Some(rustix::io::Errno::IO.raw_os_error() as u32));
     assert_eq!(client.device_state().unwrap(), STATE_STOP);
@@ -320,7 +320,7 @@ fn what_was_written_is_reported_once() {
     assert_eq!(set(&mut client.written(0, 16 * MIB, MIB).unwrap()), [4, 5, 8, 9]);
     assert_eq!(set(&mut client.written(0, 16 * MIB, MIB).unwrap()), [0usize; 0]);
     client.write32(0, 0x108, 1).unwrap();
-    // Whoever has no room for the bits has not been told.
+    // A client without room for the bits has not received them.
     let asked = LoggingReport { iova: 8 * MIB, length: 8 * MIB, page_size: 4096 };
     let report = FEATURE_DMA_LOGGING_REPORT | FEATURE_GET;
     assert_eq!(client.feature(report, 40, asked.as_bytes()).unwrap(), (8 + 24 + 256, Vec::new()));

@@ -22,12 +22,12 @@ thread_local! {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.with(|calls| calls.set(calls.get() + 1));
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller keeps the contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller keeps the contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

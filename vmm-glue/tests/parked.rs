@@ -1,4 +1,4 @@
-//! Clients of a server that rests, and goes on here or as in another process.
+//! Clients of a server that is suspended, and continues here or as in another process.
 
 mod support;
 
@@ -14,7 +14,7 @@ use vmm_glue::protocol::{Command, Header, RegionAccess};
 use vmm_glue::{Link, Parked, SavedClients, Server, ServerOptions, SocketOptions, StopHandle};
 use zerocopy::IntoBytes;
 
-/// A server that is served by a thread, until it is to rest.
+/// A server that a thread serves, until it is suspended.
 struct Served {
     link: Link,
     stop: StopHandle,
@@ -50,13 +50,13 @@ impl Served {
         (server, self.link, device, parked.expect("it rests"))
     }
 
-    /// Rests, and goes on in this process.
+    /// Suspends it, and continues in this process.
     fn pause(self) -> Self {
         let (server, link, device, parked) = self.rest();
         Self::with(server, link, device.bar0, Some(parked))
     }
 
-    /// Rests, and goes on with what came over as in another process.
+    /// Suspends it, and continues with the state that was handed over, as in another process.
     fn hand_over(self) -> Self {
         let (server, link, device, parked) = self.rest();
         let (file, descriptors) = written(&parked, &link);
@@ -99,7 +99,7 @@ fn connected(served: &Served, path: &std::path::Path) -> Client {
     client
 }
 
-/// A write of `data` to BAR0, as bytes.
+/// Returns a write of `data` to BAR0, as bytes.
 fn write(id: u16, offset: u64, data: &[u8]) -> Vec<u8> {
     let access = RegionAccess { offset, region: 0, count: u32::try_from(data.len()).unwrap() };
     let size = u32::try_from(16 + access.as_bytes().len() + data.len()).unwrap();
@@ -117,7 +117,7 @@ fn goes_on(next: impl Fn(Served) -> Served) {
     let irqs = client.attach_irqs(1, 4).unwrap();
     client.write32(0, 0x10, 0x1234_5678).unwrap();
     for round in 0..4u32 {
-        // A request that has come in part, with the whole of a posted one before it.
+        // A request of which only a part has come, after a whole posted one.
         client.post(0, 0x40, &round.to_le_bytes()).unwrap();
         let request = write(100, 0x20, &round.to_le_bytes());
         let cut = [3, 15, 20, request.len() - 1][round as usize];
@@ -138,7 +138,7 @@ fn goes_on(next: impl Fn(Served) -> Served) {
         assert_eq!(wait_event(irqs[2].as_fd(), PATIENCE).unwrap(), 1);
         assert_eq!(served.link.client().unwrap().pid, std::process::id().cast_signed());
     }
-    // What it lent it takes back.
+    // It takes back the memory that it lent.
     assert_eq!(client.dma_unmap(0x1000, 0x2000).unwrap(), 0x2000);
     assert!(client.dma_unmap(0x8000, 0x2000).is_err() || served.link.memory().snapshot().regions().len() == 1);
     drop(client);
@@ -199,7 +199,7 @@ fn server_that_is_not_taken_over_goes_on_and_nobody_was_told_an_end() {
     for _ in 0..5 {
         let (server, link, device, parked) = served.rest();
         let (saved, descriptors) = written(&parked, &link);
-        // The other has restored it all, and goes.
+        // The other has restored all of it, and is dropped.
         let other = Link::new(IRQS).unwrap();
         drop(Parked::restored(read(&saved), descriptors, &other, &ServerOptions::default()).unwrap());
         served = Served::with(server, link, device.bar0, Some(parked));
@@ -228,7 +228,7 @@ fn what_did_not_come_along_or_is_something_else_is_refused() {
         let said = refused(all()[..missing].iter().map(another).collect(), IRQS);
         assert!(said.contains("did not come along"), "{said}");
     }
-    // Each in the place of another.
+    // Each descriptor swapped with another.
     for place in 1..descriptors.len() {
         let mut changed = all();
         changed.swap(0, place);

@@ -70,13 +70,13 @@ fn what_a_device_leaves_of_a_write_is_done_behind_its_answer_and_before_all_else
     client.write32(BAR0, LATE, 1).unwrap();
     assert!(host.quiet(), "it is answered, and not done");
     let_go.send(()).unwrap();
-    // Of a write that is not waited for nothing is left.
+    // A posted write leaves no deferred work.
     client.post(BAR0, LATE, &2u32.to_le_bytes()).unwrap();
     assert_eq!(client.read32(BAR0, 0x40).unwrap(), 0);
     host.expect(write(1));
     host.expect(write(2));
     host.expect(Event::Read(RegionIndex::Bar0, 0x40, 4));
-    // One behind the other, and one of a client that goes.
+    // Consecutive ones, and one of a client that disconnects.
     for value in 3..6 {
         let_go.send(()).unwrap();
         client.write32(BAR0, LATE, value).unwrap();

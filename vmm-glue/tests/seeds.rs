@@ -1,6 +1,6 @@
-//! The seed corpus of the fuzz target is what `fuzz::seeds` makes, and every seed runs.
+//! The seed corpus of the fuzz target equals the output of `fuzz::seeds`, and every seed runs.
 //!
-//! `UPDATE_SEEDS=1 cargo test -p vmm-glue --test seeds` writes it anew.
+//! `UPDATE_SEEDS=1 cargo test -p vmm-glue --test seeds` writes it again.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

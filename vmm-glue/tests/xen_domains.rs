@@ -1,4 +1,4 @@
-//! Domains of a hypervisor that is none: what Xen may send, in any order and of any size, and domains that come and go.
+//! Domains of a fake hypervisor: any requests of Xen, in any order and of any size, and domains that come and go.
 
 #[path = "xen_domains/beneath.rs"]
 mod beneath;
@@ -15,11 +15,11 @@ use vmm_glue::xen::requests::{Request, kind};
 use vmm_glue::xen::{XenOptions, XenServer, fuzz};
 use vmm_glue::{IrqCounts, Link, RegionIndex, StopHandle};
 
-/// Places of BARs in the tests: side by side.
+/// Addresses of BARs in the tests, adjacent.
 const PLACE0: u64 = 0xf100_2000;
 const PLACE1: u64 = PLACE0 + BAR0;
 const PAGE: u64 = 4096;
-/// TIMEOUT: far more than any of it takes.
+/// TIMEOUT: far longer than any of the tests takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
 struct Rig {
@@ -43,7 +43,7 @@ impl Rig {
         Self { xen, link, seen, stop, thread: Some(thread) }
     }
 
-    /// A domain that is served, its BARs where they belong.
+    /// Creates a domain that is served, with its BARs in place.
     fn domain(&self, spec: FakeSpec) -> FakeDomain {
         let domain = self.xen.create(spec);
         domain.wait_served();
@@ -111,7 +111,7 @@ fn bars_answer_where_the_guest_puts_them() {
     assert_eq!(domain.ranges(), [range(PLACE0, BAR0), range(PLACE1, BAR1)]);
     domain.write(0, PLACE1 + 8, 4, 0x1234_5678);
     assert_eq!(domain.read(0, PLACE1 + 8, 4), 0x1234_5678);
-    // One moves above 4 GiB, as firmware does with what does not fit below.
+    // One moves above 4 GiB, as firmware does with BARs that do not fit below.
     domain.config_write(0x18, 0x10);
     assert_eq!(domain.ranges(), [range(PLACE0, BAR0), range(0x10_0000_0000 + PLACE1, BAR1)]);
     assert_eq!(domain.read(0, 0x10_0000_0000 + PLACE1 + 8, 4), 0x1234_5678, "the contents move with it");
@@ -172,7 +172,7 @@ fn repeated_accesses_go_both_ways_and_through_memory() {
     // Without memory the same value is stored each time.
     domain.memory(0, Request { address: PLACE1 + 0x100, data: 0x55, count: 3, size: 1, ..Request::default() });
     assert_eq!(domain.read(0, PLACE1 + 0x100, 4), 0x0055_5555);
-    // Memory that is not there reads as ones, and takes nothing.
+    // Missing memory reads as ones, and ignores writes.
     domain.memory(0, Request { address: PLACE1, data: 1 << 40, count: 1, ..base });
     assert_eq!(domain.read(0, PLACE1, 4), 0xffff_ffff);
     domain.memory(0, Request { address: PLACE1, data: 1 << 40, count: 1, read: true, ..base });
@@ -188,7 +188,7 @@ fn access_that_straddles_bars_reaches_both() {
     let expected = [(RegionIndex::Bar0, BAR0 - 4, 4, true), (RegionIndex::Bar1, 0, 4, true)];
     assert_eq!(rig.take_accesses(), expected);
     assert_eq!(domain.read(0, PLACE1 - 2, 4), 0x6655_4433);
-    // Xen passes on what lies in ranges that touch; a server must not rest on it.
+    // Xen passes on accesses across adjacent ranges; a server must not rely on that.
     let beyond = Request { address: PLACE1 + BAR1 - 2, size: 8, count: 1, kind: kind::MEMORY, ..Request::default() };
     let read = Request { read: true, ..beyond };
     domain.request(0, &Request { data: 0x2211, ..beyond }).unwrap();
@@ -218,7 +218,8 @@ fn malformed_requests_are_answered_and_go_nowhere() {
         assert_eq!(domain.request(0, &request), Some(u64::MAX), "{request:?}");
     }
     assert_eq!(rig.counter("errors"), bad.len() as u64);
-    // What is not ours: ports, another function, what no version of Xen sends, and configuration space beyond what is there.
+    // Requests for others: ports, another function, kinds that no version of Xen sends, and configuration space beyond
+    // the device's.
     let slot = u64::from(XenOptions::SLOT) << 35;
     for (kind, address) in [
         (kind::PORT, 0xcfc),
@@ -245,14 +246,14 @@ fn junk_in_the_pages_harms_nobody() {
     for state in 0..=255u8 {
         // A slot without a processor, in any state.
         domain.junk(false, 5 * 32 + 30, &[state, state]);
-        // A state of our own processor's slot that is no request.
+        // A state of our own processor's slot that is not a request.
         if state & 0xf != 1 {
             domain.junk(false, 30, &[state, 1]);
         }
         assert_eq!(rig.link.client().unwrap().domain, Some(1));
     }
     domain.junk(false, 30, &[0, 0]);
-    // A ring that holds more than it has room for, then half of a long entry.
+    // A ring that holds more than its size, then half of a long entry.
     domain.junk(true, 0, &[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
     until("the ring to be dropped", || rig.counter("errors") == 1);
     domain.junk(true, 0, &[0; 8]);
@@ -309,7 +310,7 @@ fn interrupts_are_the_message_or_the_pin() {
     let (message, pin) = (PLACE0 + register::MESSAGE, PLACE0 + register::PIN);
     domain.write(0, pin, 8, 1);
     assert_eq!(domain.pin(), (true, 1));
-    // Whatever the guest does next may have taken the cause away; it stands.
+    // The guest's next access may have removed the cause; it remains.
     assert_eq!(domain.read(0, PLACE1, 4), 0);
     assert_eq!(domain.pin(), (true, 2));
     domain.write(0, pin, 8, 0);
@@ -332,7 +333,7 @@ fn interrupts_are_the_message_or_the_pin() {
     domain.write(0, pin, 8, 1);
     assert!(!domain.pin().0, "with messages on, the pin is quiet");
     domain.write(0, pin, 8, 0);
-    // The guest sends it elsewhere.
+    // The guest changes its address.
     domain.config_write(MSI + 4, 0xfee0_2000);
     domain.write(0, message, 8, 1);
     assert_eq!(domain.messages().last(), Some(&(0x1_fee0_2000, 0x4041)));
@@ -342,10 +343,10 @@ fn interrupts_are_the_message_or_the_pin() {
     rig.end();
 }
 
-/// Bytes below 1 MiB that are no memory.
+/// Bytes below 1 MiB that are not memory.
 const VGA: u64 = 0x20 * PAGE;
 
-/// Has the device read 8 bytes of the guest's memory.
+/// Makes the device read 8 bytes of the guest's memory.
 fn fetch(domain: &FakeDomain, cpu: usize, at: u64) -> u64 {
     domain.write(cpu, PLACE0 + register::FETCH, 8, at);
     domain.read(cpu, PLACE0 + register::DATA, 8)
@@ -366,7 +367,7 @@ fn memory_goes_from_the_device_before_it_is_given_back_also_under_load() {
     let domain = rig.domain(FakeSpec { cpus: 2, ..FakeSpec::new(1, "guest") });
     let frames = (16 << 20) / PAGE;
     let asked = domain.asked();
-    // What is asked of the places of BARs is that there is no memory.
+    // The server asks about the BARs' places only to check that there is no memory.
     let bars = [PLACE0, PLACE1].map(|place| (place + AREA.offset) / PAGE);
     assert!(
         asked.iter().all(|first| *first >= (4 << 30) / PAGE || bars.contains(first)),
@@ -387,7 +388,7 @@ fn memory_goes_from_the_device_before_it_is_given_back_also_under_load() {
                 assert!(fetched == frame + 1 || fetched == u64::MAX, "{fetched:#x} at frame {frame}");
             }
         });
-        // Also where something is not as it should be: the load ends with it.
+        // Also after a failure, so that the load ends with the test.
         let _ended = Ends(&done);
         for first in [0, 600, 511, 1024, 3000, 4090] {
             let gone = first..first + 5;
@@ -402,7 +403,7 @@ fn memory_goes_from_the_device_before_it_is_given_back_also_under_load() {
     assert_eq!(fetch(&domain, 0, 605 * PAGE), 606, "what is beside it stays");
     let left = rig.counter("dma_bytes");
     assert_eq!(left, whole - 30 * PAGE);
-    // The guest takes some of it again, and tells nobody.
+    // The guest takes some of it again, without a notification.
     domain.populate(600..605);
     until("the memory to come back", || rig.counter("dma_bytes") == left + 5 * PAGE);
     assert_eq!(fetch(&domain, 0, 602 * PAGE), 603);
@@ -427,7 +428,7 @@ fn processor_that_dies_in_flight_leaves_a_clean_device() {
     let rig = Rig::new();
     let domain = rig.guest();
     domain.write(0, PLACE1, 4, 7);
-    // Destroyed with a request on its way, which may be answered or not.
+    // Destroyed with a request in flight, which may be answered or not.
     domain.put(0, &Request { address: PLACE1, size: 4, count: 1, kind: kind::MEMORY, ..Request::default() }).unwrap();
     domain.destroy();
     domain.wait_left();
@@ -442,7 +443,7 @@ fn processor_that_dies_in_flight_leaves_a_clean_device() {
 fn old_domain_that_lingers_while_the_new_one_is_there_is_left() {
     let rig = Rig::new();
     let old = rig.guest();
-    // Both are there for a moment, as when a toolstack reboots one.
+    // Both exist for a moment, as when a toolstack reboots one.
     let new = rig.xen.create(FakeSpec::new(9, "guest"));
     assert_eq!(old.read(0, PLACE1, 4), 0);
     old.destroy();
@@ -458,7 +459,7 @@ fn domains_that_cannot_be_served_are_left_alone() {
     let pv = rig.xen.create(FakeSpec { hvm: false, ..FakeSpec::new(2, "guest") });
     pv.wait_seen();
     pv.destroy();
-    // Pages that were never used would be taken from those that the domain may still have.
+    // Mapping pages that were never used would reduce those that the domain may still have.
     let sparse = rig.xen.create(FakeSpec { target_kib: Some(8 << 10), ..FakeSpec::new(3, "guest") });
     sparse.wait_seen();
     sparse.destroy();
@@ -476,7 +477,7 @@ fn operator_disconnects_a_domain_for_good() {
     rig.link.disconnect();
     domain.wait_left();
     assert_eq!(rig.link.client(), None);
-    // Others that come do not bring it back.
+    // Other new domains do not bring it back.
     rig.xen.create(FakeSpec::new(5, "other")).destroy();
     domain.destroy();
     let again = rig.domain(FakeSpec::new(6, "guest"));

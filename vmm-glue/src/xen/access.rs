@@ -1,7 +1,7 @@
-//! From a request to calls of the device.
+//! Translates requests to calls of the device.
 //!
-//! An item that lies in two BARs, or half in one, is cut where the BAR ends; bytes that belong to none read as ones. What is
-//! malformed is answered as if nothing were there: the virtual CPU goes on.
+//! An item in two BARs, or half in one, is cut where the BAR ends; bytes outside all BARs read as ones. A malformed
+//! request is answered as if no device were there, so that the virtual CPU continues.
 
 use super::function::Function;
 use super::requests::{Request, kind};
@@ -11,11 +11,11 @@ use crate::link::Link;
 use crate::pieces::{next, piece};
 use crate::protocol::Command;
 
-/// Most items of one request; Xen sends no more than a page of them.
+/// Largest number of items of one request; Xen sends at most a page of them.
 const MAX_ITEMS: u32 = 4096;
-/// Bytes of configuration space that can be reached.
+/// Reachable bytes of configuration space.
 const CONFIG_BYTES: u64 = 256;
-/// The value of a read of nothing.
+/// The value of a read without a target.
 const NOTHING: u64 = u64::MAX;
 
 /// The target of an access.
@@ -41,7 +41,7 @@ pub(super) struct Accesses<'a> {
 }
 
 impl Accesses<'_> {
-    /// Serves a request that is an access. Returns what is read.
+    /// Serves a request that is an access. Returns the value of a read.
     pub fn serve(&mut self, request: &Request) -> Option<u64> {
         let (space, address) = self.place(request);
         if !matches!(request.size, 1 | 2 | 4 | 8) || request.count == 0 || request.count > MAX_ITEMS {
@@ -71,7 +71,7 @@ impl Accesses<'_> {
         (request.read && !request.data_is_address).then_some(read)
     }
 
-    /// The space and the address in it of the first item.
+    /// Returns the space and the address in it of the first item.
     fn place(&self, request: &Request) -> (Space, u64) {
         match request.kind {
             kind::MEMORY => (Space::Memory, request.address),
@@ -82,17 +82,17 @@ impl Accesses<'_> {
         }
     }
 
-    /// Serves an item. Returns what is read.
+    /// Serves an item. Returns the value of a read.
     fn item(&mut self, request: &Request, space: Space, address: u64, data: u64) -> u64 {
         let mut bytes = [0; 8];
         let size = usize::try_from(request.size).unwrap_or(0).min(bytes.len());
         let Some(place) = bytes.get_mut(..size) else { return NOTHING };
-        // What nobody answers reads as ones.
+        // Bytes without a device read as ones.
         place.fill(0xff);
         if request.read {
             self.access(space, address, Data::Read(place));
             if request.data_is_address {
-                // Of memory that is not there, as a page that the guest gave back, nothing is written.
+                // Missing memory, such as a page that the guest gave back, is not written.
                 let _ = self.link.memory().write(data, place);
             }
         } else {
@@ -146,7 +146,7 @@ impl Accesses<'_> {
         }
     }
 
-    /// Cuts an access within a region as a device takes it.
+    /// Cuts an access within a region into pieces that a device takes.
     fn device(&mut self, region: RegionIndex, offset: u64, mut data: Data<'_>) {
         let mut offset = offset;
         while !data.is_empty() {
@@ -194,7 +194,7 @@ fn data_bytes(data: u64) -> [u8; 8] {
     data.to_le_bytes()
 }
 
-/// Bytes that go one way or the other.
+/// Bytes to read or to write.
 enum Data<'a> {
     Read(&'a mut [u8]),
     Write(&'a [u8]),
@@ -212,7 +212,7 @@ impl<'a> Data<'a> {
         self.len() == 0
     }
 
-    /// The first bytes, and the others.
+    /// Splits off the first `len` bytes.
     fn split(self, len: usize) -> (Self, Self) {
         let len = len.min(self.len());
         match self {

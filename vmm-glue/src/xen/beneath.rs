@@ -1,10 +1,11 @@
-//! Pages of the domain beneath its BARs, where the device has memory that a client can map.
+//! Pages of the domain under its BARs, where the device has memory that a client can map.
 //!
-//! A client of vfio-user maps a file there. A domain cannot: what it accesses without an exit is memory of its own. So it is given as many
-//! pages as the device's area has, at the addresses that the guest gives the BAR, and the device has its memory in them. An access that
-//! does not find them, for whatever reason, comes as a request and goes to the same memory: they make accesses quick, and decide nothing.
+//! A client of vfio-user maps a file there. A domain cannot: it can access only its own memory without an exit. So it
+//! gets as many pages as the device's area has, at the addresses that the guest assigns to the BAR, and the device
+//! keeps its memory in them. An access that misses them for any reason arrives as a request and reaches the same
+//! memory: they only make accesses faster.
 //!
-//! They come when the BAR answers for the first time, and follow it. While it does not answer they stay where they were.
+//! They are added when the BAR first answers, and follow it. While it does not answer they stay in place.
 
 use std::io;
 use std::ops::Range;
@@ -23,11 +24,11 @@ enum Pages {
     Wanted,
     /// From this frame on.
     At(u64),
-    /// Accesses come as requests until the domain goes.
+    /// Accesses arrive as requests until the domain is gone.
     Without,
 }
 
-/// A part of a region beneath which pages are to be.
+/// A part of a region that should have pages under it.
 #[derive(Debug)]
 struct Area {
     region: RegionIndex,
@@ -40,7 +41,7 @@ impl Area {
         self.area.size / PAGE_SIZE
     }
 
-    /// Its frames, wherever they are.
+    /// Returns its frames, wherever they are.
     fn frames(&self) -> Option<Range<u64>> {
         match self.pages {
             Pages::At(first) => Some(first..first.saturating_add(self.count())),
@@ -48,7 +49,7 @@ impl Area {
         }
     }
 
-    /// The frames that it is to have, if its BAR answers.
+    /// Returns the frames that it should have, if its BAR answers.
     fn wanted(&self, windows: &[Window]) -> Option<Range<u64>> {
         let window = windows.iter().find(|window| window.region == self.region)?;
         let first = window.range.first.checked_add(self.area.offset)?;
@@ -57,12 +58,12 @@ impl Area {
     }
 }
 
-/// Areas beneath the BARs of one function.
+/// Areas under the BARs of one function.
 #[derive(Debug)]
 pub(super) struct Beneath(Vec<Area>);
 
 impl Beneath {
-    /// Nothing yet, for the areas of `regions`.
+    /// Creates the areas of `regions`, without pages.
     pub fn new(regions: &[RegionInfo; NUM_REGIONS]) -> Self {
         let areas = RegionIndex::ALL.into_iter().zip(regions).flat_map(|(region, info)| {
             let areas = info.mappable().map(|mappable| mappable.areas().to_vec()).unwrap_or_default();
@@ -71,10 +72,11 @@ impl Beneath {
         Self(areas.collect())
     }
 
-    /// Brings pages to where the BARs that answer are.
+    /// Moves pages to the BARs that answer.
     pub fn follow(&mut self, windows: &[Window], target: &dyn Target, device: &mut dyn Device) {
         let wanted: Vec<_> = self.0.iter().map(|area| area.wanted(windows)).collect();
-        // Of pages that lie where others are to be, which a guest makes that exchanges BARs, only one can be there.
+        // If a guest exchanges BARs, the old pages of one are in the way of the other's new ones; only one can be
+        // there.
         for (at, area) in self.0.iter_mut().enumerate() {
             let in_the_way = |frames: &Range<u64>| {
                 let others = wanted.iter().enumerate().filter(|(other, _)| *other != at);
@@ -109,7 +111,7 @@ impl Beneath {
         }
     }
 
-    /// Takes all from the domain. The device has them for as long as it likes.
+    /// Takes all pages from the domain. The device may keep them.
     pub fn leave(&mut self, target: &dyn Target) {
         for area in &mut self.0 {
             take(area, target);
@@ -122,7 +124,7 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// Checks that the guest has no memory there: of a guest that puts a BAR over its own, Xen would take that from it.
+/// Checks that the guest has no memory there: if it puts a BAR over its own memory, Xen would remove that.
 fn room(frames: &Range<u64>, target: &dyn Target) -> io::Result<()> {
     let count = usize::try_from(frames.end.saturating_sub(frames.start)).unwrap_or(usize::MAX);
     match target.present(frames.start, count)?.contains(&true) {
@@ -131,7 +133,7 @@ fn room(frames: &Range<u64>, target: &dyn Target) -> io::Result<()> {
     }
 }
 
-/// Gives the domain pages and the device the same.
+/// Adds pages to the domain and gives the same to the device.
 fn lend(area: &Area, frames: &Range<u64>, target: &dyn Target, device: &mut dyn Device) -> Result<(), String> {
     let count = area.count();
     let refused = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
@@ -145,11 +147,11 @@ fn lend(area: &Area, frames: &Range<u64>, target: &dyn Target, device: &mut dyn 
             let lent = device.lend_area(area.region, area.area, &Arc::new(mapping));
             lent.map_err(|error| refused("the device does not take them", &error))
         });
-    // A guest that wrote to pages that the device does not have would lose what it wrote.
+    // If the device does not have the pages, guest writes to them would be lost.
     lent.inspect_err(|_| report(target.take_frames(frames.start, count)))
 }
 
-/// Does without pages from now on: they may be anywhere, or in part.
+/// Stops using pages: they may be anywhere, or incomplete.
 fn give_up(area: &mut Area, target: &dyn Target, error: &dyn std::fmt::Display) {
     tracing::warn!(%error, region = ?area.region, "memory beneath a BAR cannot follow it: each access there is a request from now on");
     take(area, target);

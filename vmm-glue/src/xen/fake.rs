@@ -1,7 +1,8 @@
-//! A hypervisor that is none, for tests on any host, and stricter than Xen: what Xen would let pass, as a port that is bound
-//! twice, a range that is given up in part, or an answer to nothing, is noted as a [`FakeXen::breaches`].
+//! A fake hypervisor for tests on any host, stricter than Xen: it records as [`FakeXen::breaches`] errors that Xen
+//! would let pass, such as a port that is bound twice, a range that is partly released, or an answer without a request.
 //!
-//! The other side is [`FakeDomain`]: its virtual CPUs make accesses as Xen does for them, its memory comes and goes.
+//! The guest's side is [`FakeDomain`]: its virtual CPUs make accesses as Xen does for them, its memory is added and
+//! removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -21,12 +22,12 @@ use super::store::{DomainName, Found, Store};
 use crate::link::Wake;
 use crate::memory::{ClientFile, FirstTouches, Mapping, PAGE_SIZE};
 
-/// TIMEOUT: an access is answered in far less on any host; after that the server hangs.
+/// TIMEOUT: an access is answered in far less on any host; after this time the server hangs.
 const ANSWER: Duration = Duration::from_secs(60);
 /// The first port of a virtual CPU, and of buffered requests.
 const FIRST_PORT: u32 = 11;
 const BUFFERED_PORT: u32 = 7;
-/// Our ports are theirs plus this.
+/// Offset of our ports from the domain's.
 const OURS: u32 = 1000;
 
 /// The hypervisor, with its domains.
@@ -46,13 +47,13 @@ struct Domain {
     id: DomainId,
     name: String,
     cpus: usize,
-    /// Its memory, and behind it pages that it may be given.
+    /// Its memory, followed by pages that it may get.
     memory: File,
     kib: u64,
     hvm: bool,
     target_kib: u64,
     state: Mutex<State>,
-    /// A server has found it, and was done with what it did at once.
+    /// A server has found it, and has finished its first steps.
     seen: AtomicBool,
     xen: FakeXen,
 }
@@ -60,13 +61,13 @@ struct Domain {
 #[derive(Debug, Default)]
 struct State {
     frames: BTreeSet<u64>,
-    /// Pages that it was given beside its memory: their number in the file.
+    /// Pages that it got in addition to its memory: their number in the file.
     given: BTreeMap<u64, u64>,
-    /// Pages of the file that it may be given.
+    /// Pages of the file that it may get.
     spare: BTreeSet<u64>,
     stuck: bool,
     server: Option<Arc<Server>>,
-    /// Levels of the pin and messages, in the order in which they came.
+    /// Levels of the pin and messages, in order.
     pin: bool,
     messages: Vec<(u64, u32)>,
     raised: u64,
@@ -88,7 +89,7 @@ struct ServerState {
     enabled: bool,
     bound: BTreeSet<u32>,
     ranges: Vec<Range>,
-    /// Ports that have fired and nobody has taken, and those that are silent.
+    /// Ports that have fired and are not yet taken, and those that are silent.
     fired: BTreeSet<u32>,
     silent: BTreeSet<u32>,
     pending: BTreeSet<u32>,
@@ -114,7 +115,7 @@ impl Signal {
     }
 }
 
-/// The parts of a domain.
+/// Properties of a domain.
 #[derive(Clone, Debug)]
 pub struct FakeSpec {
     /// Its number.
@@ -123,18 +124,18 @@ pub struct FakeSpec {
     pub name: String,
     /// Virtual CPUs.
     pub cpus: usize,
-    /// Memory in KiB, from address 0 on, but where a PC has its VGA.
+    /// Memory in KiB, from address 0 on, except where a PC has its VGA.
     pub kib: u64,
-    /// Memory that it is to have in KiB, if that is less.
+    /// Target size of its memory in KiB, if that is less.
     pub target_kib: Option<u64>,
     /// It is an HVM domain.
     pub hvm: bool,
-    /// Pages that the host has for it beside its memory.
+    /// Pages that the host has for it in addition to its memory.
     pub spare: u64,
 }
 
 impl FakeSpec {
-    /// An HVM domain with one virtual CPU and 16 MiB.
+    /// Describes an HVM domain with one virtual CPU and 16 MiB.
     #[must_use]
     pub fn new(id: DomainId, name: &str) -> Self {
         Self { id, name: name.to_owned(), cpus: 1, kib: 16 << 10, target_kib: None, hvm: true, spare: 0 }
@@ -142,10 +143,10 @@ impl FakeSpec {
 }
 
 impl FakeXen {
-    /// Makes a domain.
+    /// Creates a domain.
     ///
     /// # Panics
-    /// When this host has no memory file for it.
+    /// If this host cannot create a memory file for it.
     #[must_use]
     pub fn create(&self, spec: FakeSpec) -> FakeDomain {
         let FakeSpec { id, name, cpus, kib, target_kib, hvm, spare } = spec;
@@ -170,7 +171,7 @@ impl FakeXen {
         FakeDomain(domain)
     }
 
-    /// A list of the domains, for one server.
+    /// Returns a list of the domains, for one server.
     #[must_use]
     pub fn store(&self) -> Box<dyn Store> {
         let signal = Arc::new(Signal::new());
@@ -178,13 +179,13 @@ impl FakeXen {
         Box::new(FakeStore { xen: self.clone(), signal, found: None })
     }
 
-    /// The hypervisor, for one server.
+    /// Returns the hypervisor, for one server.
     #[must_use]
     pub fn hypervisor(&self) -> Box<dyn Hypervisor> {
         Box::new(self.clone())
     }
 
-    /// Breaches of a server so far, in words.
+    /// Returns the breaches of a server so far, in words.
     #[must_use]
     pub fn breaches(&self) -> Vec<String> {
         self.0.lock().breaches.clone()
@@ -236,7 +237,7 @@ impl Hypervisor for FakeXen {
 struct FakeStore {
     xen: FakeXen,
     signal: Arc<Signal>,
-    /// The domain that the server has found last and has not asked for changes since.
+    /// The domain that the server found last, before it asks for changes again.
     found: Option<Arc<Domain>>,
 }
 
@@ -275,7 +276,7 @@ impl Store for FakeStore {
     }
 }
 
-/// A domain as its server has it.
+/// A domain as its server sees it.
 #[derive(Debug)]
 struct FakeTarget {
     domain: Arc<Domain>,
@@ -413,7 +414,7 @@ impl Target for FakeTarget {
         let end = first.saturating_add(u64::try_from(count).unwrap_or(u64::MAX));
         let state = self.domain.state.lock();
         let pages: Option<Vec<u64>> = (first..end).map(|frame| state.page(frame)).collect();
-        // Here they are mapped as one piece of a file, which what is given at once lies in.
+        // Here they are mapped from one contiguous part of a file; pages allocated together are contiguous.
         let start = pages.as_deref().and_then(|pages| pages.first()).copied();
         let is_run = |start: &u64| pages.iter().flatten().zip(*start..).all(|(page, at)| *page == at);
         let Some(start) = start.filter(is_run) else { return Err(io::Error::from_raw_os_error(libc::EINVAL)) };
@@ -491,7 +492,7 @@ impl Target for FakeTarget {
 }
 
 impl State {
-    /// The page of the file that a frame is.
+    /// Returns the page of the file for a frame.
     fn page(&self, frame: u64) -> Option<u64> {
         let own = self.frames.contains(&frame).then_some(frame);
         own.or_else(|| self.given.get(&frame).copied())
@@ -510,7 +511,7 @@ impl FakeDomain {
     /// Waits until the domain is served.
     ///
     /// # Panics
-    /// When that takes too long.
+    /// If that takes too long.
     pub fn wait_served(&self) {
         self.until("the domain to be served", || {
             self.server().filter(|server| server.state.lock().bound.len() > self.0.cpus).map(drop)
@@ -520,15 +521,15 @@ impl FakeDomain {
     /// Waits until a server has found the domain and has decided about it.
     ///
     /// # Panics
-    /// When that takes too long.
+    /// If that takes too long.
     pub fn wait_seen(&self) {
         self.until("the domain to be seen", || self.0.seen.load(Ordering::Acquire).then_some(()));
     }
 
-    /// Waits until nobody serves the domain.
+    /// Waits until no server serves the domain.
     ///
     /// # Panics
-    /// When that takes too long.
+    /// If that takes too long.
     pub fn wait_left(&self) {
         self.until("the server to go", || self.0.state.lock().server.is_none().then_some(()));
     }
@@ -544,7 +545,8 @@ impl FakeDomain {
         }
     }
 
-    /// Puts a request into the slot of a virtual CPU and wakes the server; does not wait. `None` if nobody serves the domain.
+    /// Puts a request into the slot of a virtual CPU and wakes the server; does not wait. `None` if no server serves
+    /// the domain.
     pub fn put(&self, cpu: usize, request: &Request) -> Option<()> {
         let server = self.server()?;
         writer::put(&server.requests, cpu, request);
@@ -552,26 +554,26 @@ impl FakeDomain {
         Some(())
     }
 
-    /// The answer to what was put, if it is there.
+    /// Returns the answer to a request, if it is there.
     #[must_use]
     pub fn answer(&self, cpu: usize) -> Option<u64> {
         let server = self.server()?;
         (writer::state(&server.requests, cpu) == state::ANSWERED).then(|| writer::finish(&server.requests, cpu))
     }
 
-    /// Makes a request and waits for its answer. `None` if the server has gone meanwhile.
+    /// Makes a request and waits for its answer. `None` if the server has gone.
     ///
     /// # Panics
-    /// When no answer comes.
+    /// If no answer comes.
     pub fn request(&self, cpu: usize, request: &Request) -> Option<u64> {
         self.put(cpu, request)?;
         self.wait_answer(cpu)
     }
 
-    /// Waits for the answer to what was put. `None` if the server has gone meanwhile.
+    /// Waits for the answer to a request. `None` if the server has gone.
     ///
     /// # Panics
-    /// When no answer comes.
+    /// If no answer comes.
     #[must_use]
     pub fn wait_answer(&self, cpu: usize) -> Option<u64> {
         self.until("an answer", || match self.server() {
@@ -580,11 +582,11 @@ impl FakeDomain {
         })
     }
 
-    /// Makes an access as Xen does: one of memory goes there, one that is not inside of what the server claimed reads as ones, others are
-    /// passed on.
+    /// Makes an access as Xen does: an access to memory goes there, one outside of the server's claims reads as ones,
+    /// others are passed on.
     ///
     /// # Panics
-    /// When the memory file cannot be read or written.
+    /// If the memory file cannot be read or written.
     pub fn memory(&self, cpu: usize, mut request: Request) -> u64 {
         request.kind = kind::MEMORY;
         if let Some(page) = self.given(request.address / PAGE_SIZE) {
@@ -600,7 +602,7 @@ impl FakeDomain {
             return u64::from_le_bytes(bytes);
         }
         let last = request.address.saturating_add(request.size.into()).saturating_sub(1);
-        // Ranges that touch are one for Xen.
+        // Xen treats adjacent ranges as one.
         let claimed = |at: u64| {
             let ranges = self.server().map(|server| server.state.lock().ranges.clone()).unwrap_or_default();
             ranges.iter().any(|range| (range.first..=range.last).contains(&at))
@@ -649,7 +651,7 @@ impl FakeDomain {
         self.config(offset, 4, Some(data.into()));
     }
 
-    /// Buffers a write, as Xen does for legacy VGA. False if there is no room, or no server.
+    /// Buffers a write, as Xen does for legacy VGA. Returns false if there is no room, or no server.
     #[must_use]
     pub fn buffer(&self, request: &Request) -> bool {
         let Some(server) = self.server() else { return false };
@@ -661,7 +663,7 @@ impl FakeDomain {
     /// Puts bytes anywhere into one of the server's pages, and wakes it.
     ///
     /// # Panics
-    /// When they lie outside.
+    /// If they are outside.
     pub fn junk(&self, buffered: bool, at: usize, bytes: &[u8]) {
         use vm_memory::VolatileMemory;
         let Some(server) = self.server() else { return };
@@ -670,8 +672,8 @@ impl FakeDomain {
         fire(&server, port);
     }
 
-    /// Takes frames from the domain and tells the server, as Xen does for a guest that gives them back, by its last processor;
-    /// waits for the answer.
+    /// Takes frames from the domain and notifies the server through its last processor, as Xen does when a guest gives
+    /// them back; waits for the answer.
     pub fn give_back(&self, frames: std::ops::Range<u64>) {
         self.take(frames);
         self.request(
@@ -680,17 +682,17 @@ impl FakeDomain {
         );
     }
 
-    /// Takes frames from the domain and tells nobody.
+    /// Takes frames from the domain without a notification.
     pub fn take(&self, frames: std::ops::Range<u64>) {
         self.0.state.lock().frames.retain(|frame| !frames.contains(frame));
     }
 
-    /// Gives the domain frames, and tells nobody.
+    /// Adds frames to the domain without a notification.
     pub fn populate(&self, frames: std::ops::Range<u64>) {
         self.0.state.lock().frames.extend(frames);
     }
 
-    /// Pages that the domain was given beside its memory, by frame.
+    /// Returns the pages that the domain got in addition to its memory, by frame.
     #[must_use]
     pub fn all_given(&self) -> Vec<u64> {
         self.0.state.lock().given.keys().copied().collect()
@@ -700,50 +702,50 @@ impl FakeDomain {
         self.0.state.lock().given.get(&frame).copied()
     }
 
-    /// Has Xen move no frames any more.
+    /// Makes Xen refuse to move frames from now on.
     pub fn stick(&self) {
         self.0.state.lock().stuck = true;
     }
 
-    /// Has the guest give a page back that it was given.
+    /// Makes the guest give back a page that it got.
     pub fn drop_given(&self, frame: u64) {
         let mut state = self.0.state.lock();
         state.stuck = true;
         state.given.remove(&frame);
     }
 
-    /// The file that is the domain's memory.
+    /// Returns the file that is the domain's memory.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.0.memory
     }
 
-    /// Messages that were delivered.
+    /// Returns the delivered messages.
     #[must_use]
     pub fn messages(&self) -> Vec<(u64, u32)> {
         self.0.state.lock().messages.clone()
     }
 
-    /// The pin's level, and how often it has risen.
+    /// Returns the pin's level, and how often it has risen.
     #[must_use]
     pub fn pin(&self) -> (bool, u64) {
         let state = self.0.state.lock();
         (state.pin, state.raised)
     }
 
-    /// Returns whether the toolstack would refuse to save the domain.
+    /// Returns true if the toolstack would refuse to save the domain.
     #[must_use]
     pub fn saves_refused(&self) -> bool {
         self.0.state.lock().saves_refused
     }
 
-    /// First frames of the parts of memory of which the server has asked what is there.
+    /// Returns the first frames of the parts of memory that the server has asked about.
     #[must_use]
     pub fn asked(&self) -> Vec<u64> {
         self.0.state.lock().asked.clone()
     }
 
-    /// Ranges that the server claims, by address.
+    /// Returns the ranges that the server claims, by address.
     #[must_use]
     pub fn ranges(&self) -> Vec<Range> {
         let mut ranges = self.server().map(|server| server.state.lock().ranges.clone()).unwrap_or_default();
@@ -751,14 +753,14 @@ impl FakeDomain {
         ranges
     }
 
-    /// Notifications of a virtual CPU so far.
+    /// Returns the number of notifications of a virtual CPU so far.
     #[must_use]
     pub fn notified(&self, cpu: u32) -> u64 {
         let port = FIRST_PORT.saturating_add(cpu);
         self.server().and_then(|server| server.state.lock().notified.get(&port).copied()).unwrap_or(0)
     }
 
-    /// Has what tells of events fail from now on.
+    /// Makes the event device fail from now on.
     pub fn break_events(&self) {
         if let Some(server) = self.server() {
             server.state.lock().fails = true;
@@ -773,7 +775,7 @@ impl FakeDomain {
     }
 }
 
-/// Fires a port at a server, as Xen does: a silent one is pending.
+/// Fires a port at a server, as Xen does: a silent one becomes pending.
 fn fire(server: &Server, port: u32) {
     let mut state = server.state.lock();
     if state.silent.contains(&port) {
@@ -782,7 +784,7 @@ fn fire(server: &Server, port: u32) {
         state.fired.insert(port);
         server.signal.set();
     } else {
-        // Bound later; then it is pending.
+        // It may be bound later; then it is pending.
         state.pending.insert(port);
     }
 }

@@ -1,6 +1,6 @@
-//! The PCI function as the domain sees it: which addresses its BARs answer at, and how it interrupts.
+//! The PCI function as the domain sees it: the addresses of its BARs, and its interrupts.
 //!
-//! The device keeps configuration space; this looks at what the guest has made of it after each write.
+//! The device keeps configuration space; this module reads it after each write of the guest.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ const MSI_ENABLE: u32 = 1 << 16;
 const MSI_64: u32 = 1 << 23;
 /// BARs of a function.
 const BARS: usize = 6;
-/// Capabilities that are looked at: more do not fit.
+/// Largest number of capabilities that are read: more do not fit.
 const MAX_CAPABILITIES: usize = 48;
 
 /// A BAR that answers.
@@ -50,12 +50,12 @@ pub(super) struct Function {
     link: Link,
     target: Arc<dyn Target>,
     regions: [RegionInfo; NUM_REGIONS],
-    /// Offset of the capability of message-signalled interrupts is.
+    /// Offset of the capability of message-signalled interrupts.
     msi: Option<u64>,
     message: Message,
     by_message: bool,
     by_pin: bool,
-    /// The pin is up in the domain.
+    /// The pin's level in the domain.
     pin: Arc<Mutex<bool>>,
     /// BARs that answer, and are claimed, by address.
     windows: Vec<Window>,
@@ -86,17 +86,17 @@ impl Function {
         this
     }
 
-    /// The region of a BAR, or of configuration space.
+    /// Returns the region of a BAR, or of configuration space.
     pub fn region(&self, region: RegionIndex) -> Option<&RegionInfo> {
         self.regions.get(usize::from(region as u8))
     }
 
-    /// BARs that answer, by address.
+    /// Returns the BARs that answer, by address.
     pub fn windows(&self) -> &[Window] {
         &self.windows
     }
 
-    /// Looks at configuration space after it was written to.
+    /// Reads configuration space after a write.
     pub fn look(&mut self, device: &mut dyn Device) {
         let command = word(device, config::COMMAND);
         self.bus_master = command & COMMAND_MASTER != 0;
@@ -111,22 +111,22 @@ impl Function {
         self.route(by_message, !by_message && command & COMMAND_INTX_OFF == 0);
     }
 
-    /// Returns whether the pin is up.
+    /// Returns true if the pin is up.
     pub fn is_up(&self) -> bool {
         *self.pin.lock()
     }
 
-    /// Lowers the pin, as an access of the guest does that may have taken its cause away; it rises again if that stands.
+    /// Lowers the pin at an access of the guest that may have removed its cause; it rises again if the cause remains.
     pub fn acknowledge(&self) {
         let was_up = std::mem::take(&mut *self.pin.lock());
         if was_up {
-            // Fails when the domain has gone.
+            // Fails if the domain has gone.
             let _ = self.target.set_intx(false);
             self.link.interrupts().unmask_intx();
         }
     }
 
-    /// Gives all up.
+    /// Releases everything.
     pub fn leave(&mut self) {
         self.move_to(Vec::new());
         self.beneath.leave(&*self.target);
@@ -152,7 +152,7 @@ impl Function {
         None
     }
 
-    /// Reads the capability: messages are on, their address, and the data of the first.
+    /// Reads the capability: whether messages are on, their address, and the data of the first.
     fn read_message(&self, device: &mut dyn Device, at: u64) -> (bool, u64, u32) {
         let of = |device: &mut dyn Device, offset: u64| word(device, at.saturating_add(offset));
         let control = of(device, 0);
@@ -164,7 +164,7 @@ impl Function {
         (control & MSI_ENABLE != 0, high << 32 | low, data & 0xffff)
     }
 
-    /// The BARs as the guest has placed them.
+    /// Returns the BARs at the guest's addresses.
     fn placed(&self, device: &mut dyn Device) -> Vec<Window> {
         let mut windows = Vec::new();
         let mut number = 0;
@@ -177,14 +177,14 @@ impl Function {
             let region = RegionIndex::ALL.get(number).copied().filter(|_| low & BAR_IO == 0);
             let size = region.and_then(|region| self.region(region)).map_or(0, RegionInfo::size);
             let last = size.checked_sub(1).and_then(|rest| first.checked_add(rest));
-            // What a guest that probes for the size leaves there for a moment is no address, nor is 0.
+            // The value while a guest probes the size is not an address; neither is 0.
             if let (Some(region), Some(last), true) = (region, last, first != 0) {
                 windows.push(Window { region, range: Range { first, last } });
             }
             number = number.saturating_add(if wide { 2 } else { 1 });
         }
         windows.sort_unstable_by_key(|window| window.range.first);
-        // Xen takes each address once. Of BARs that lie on each other the one at the lower address answers.
+        // Xen accepts each address once. If BARs overlap, the one at the lower address answers.
         let mut free = 0;
         windows.retain(|window| {
             let fits = window.range.first >= free;
@@ -194,7 +194,7 @@ impl Function {
         windows
     }
 
-    /// Claims what is new, after giving up what is no more.
+    /// Claims new windows, after releasing old ones.
     fn move_to(&mut self, windows: Vec<Window>) {
         for window in self.windows.iter().filter(|window| !windows.contains(window)) {
             if let Err(error) = self.target.disclaim(window.range) {
@@ -244,7 +244,7 @@ impl Function {
         }
     }
 
-    /// Counts an access that the device refuses; the guest sees what hardware answers.
+    /// Counts an access that the device refuses; the guest sees the answer of hardware.
     pub fn denied(&self, error: AccessError) {
         let before = add(&self.link.counters().denied, 1);
         if worth_logging(before.saturating_add(1)) {
@@ -253,7 +253,7 @@ impl Function {
     }
 }
 
-/// A word of configuration space.
+/// Returns a word of configuration space.
 fn word(device: &mut dyn Device, offset: u64) -> u32 {
     let mut bytes = [0; 4];
     match device.region_read(RegionIndex::Config, offset & !3, &mut bytes) {

@@ -1,9 +1,9 @@
-//! Drives a server on the fake hypervisor by a list of steps that any bytes decode to: the body of the fuzz target, and of a
-//! test over its seeds.
+//! Drives a server on the fake hypervisor with a list of steps that any bytes decode to: the body of the fuzz target,
+//! and of a test over its seeds.
 //!
-//! Checked on the way: every request is answered, once; the device sees only aligned pieces inside of its regions; its memory
-//! comes and goes in pairs, and nothing of a frame that was given back is left when that is answered; the hypervisor has
-//! nothing to complain of; at the end nothing is left.
+//! Checks: every request is answered, once; the device sees only aligned pieces inside its regions; its memory is
+//! mapped and unmapped in pairs, and all mappings of a returned frame are gone before the answer; the hypervisor
+//! reports no breach; at the end nothing is left.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use crate::interrupts::IrqCounts;
 use crate::link::{Link, StopHandle};
 use crate::memory::PAGE_SIZE;
 
-/// Most steps of one input.
+/// Largest number of steps of one input.
 const MAX_STEPS: usize = 96;
 /// Memory of a domain, in KiB.
 const KIB: u64 = 4096;
-/// Addresses of the BARs at first: side by side.
+/// First addresses of the BARs, adjacent.
 const PLACES: [u64; 2] = [0xf100_1000, 0xf100_2000];
 
-/// Bytes that are taken one after the other; zeros behind the end.
+/// Bytes that are taken one after the other; zeros after the end.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -40,7 +40,7 @@ impl Bytes<'_> {
         byte
     }
 
-    /// An address that is often near something.
+    /// Returns an address that is often near something.
     fn address(&mut self) -> u64 {
         let [near, offset, high, low] = self.next();
         let base = match near % 8 {
@@ -82,7 +82,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Stops a server when this is dropped, also by a panic: who waits for its thread would wait for ever.
+/// Stops a server when it is dropped, also during a panic: otherwise joining its thread would wait for ever.
 struct Stops<'a>(&'a StopHandle);
 
 impl Drop for Stops<'_> {
@@ -94,7 +94,7 @@ impl Drop for Stops<'_> {
 /// Runs an input to its end.
 ///
 /// # Panics
-/// When something is not as it must be.
+/// If a check fails.
 pub fn run(bytes: &[u8]) {
     let xen = FakeXen::default();
     let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
@@ -109,7 +109,7 @@ pub fn run(bytes: &[u8]) {
         let mut number = 1;
         let mut domain = begin(&xen, number);
         for _ in 0..MAX_STEPS {
-            // A server that is gone would be waited for in vain.
+            // If the server is gone, waiting for it would fail.
             if bytes.0.is_empty() || thread.is_finished() {
                 break;
             }
@@ -130,7 +130,7 @@ pub fn run(bytes: &[u8]) {
     assert_eq!(xen.breaches(), [""; 0]);
 }
 
-/// The next thing to do.
+/// The next step.
 enum Next {
     Step,
     /// Another domain.
@@ -152,7 +152,7 @@ fn step(bytes: &mut Bytes<'_>, domain: &FakeDomain, link: &Link) -> Next {
             let cpu = usize::from(bytes.byte() % 2);
             let request = bytes.request();
             let answer = domain.request(cpu, &request).expect("an answer");
-            // Nobody looks at the answer to one that is no access.
+            // The answer to a request that is not an access is ignored.
             let is_access = !matches!(request.kind, kind::INVALIDATE | kind::TIME_OFFSET);
             if is_access && request.read && !request.data_is_address && request.count > 4096 {
                 assert_eq!(answer, u64::MAX, "{request:?}");
@@ -177,13 +177,13 @@ fn step(bytes: &mut Bytes<'_>, domain: &FakeDomain, link: &Link) -> Next {
         }
         160..190 => {
             let request = Request { address: u64::from(bytes.byte()) << 10, kind: kind::MEMORY, ..bytes.request() };
-            // Xen buffers what has one of these sizes.
+            // Xen buffers writes of these sizes.
             if matches!(request.size, 1 | 2 | 4 | 8) {
                 let _ = domain.buffer(&request);
             }
         }
         190..200 => domain.config_write(MSI, u32::from(bytes.byte() & 1) << 16),
-        // Both processors at once.
+        // Both processors at the same time.
         200..225 => {
             let requests = [bytes.request(), bytes.request()];
             for (cpu, request) in requests.iter().enumerate() {
@@ -198,7 +198,7 @@ fn step(bytes: &mut Bytes<'_>, domain: &FakeDomain, link: &Link) -> Next {
             domain.junk(true, at, &bytes.next::<8>());
         }
         240..250 => {
-            // Behind the slots of the domain's processors.
+            // After the slots of the domain's processors.
             let at = usize::from(bytes.byte() % 126).saturating_mul(32).saturating_add(64);
             domain.junk(false, at, &bytes.next::<32>());
         }

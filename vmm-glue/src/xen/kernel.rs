@@ -1,10 +1,11 @@
-//! The hypervisor by Linux's devices: `/dev/xen/privcmd` for its calls and its memory, `/dev/xen/evtchn` for events.
+//! The hypervisor through Linux's devices: `/dev/xen/privcmd` for its calls and its memory, `/dev/xen/evtchn` for
+//! events.
 //!
-//! Of Xen's interfaces only those are used that are the same in every version since 4.11 (the calls of a device model, the mapping of its
-//! pages as a resource, `frames`), but for one call, which says so. No library of Xen's is needed.
+//! It uses only interfaces that are the same in every Xen version since 4.11 (the calls of a device model, the mapping
+//! of its pages as a resource, `frames`), except one call, which is documented there. It needs no library of Xen's.
 #![expect(unsafe_code, reason = "ioctls of Xen's devices, and memory that they map")]
-// UNSAFETY: each ioctl is given a structure of the layout that its number names, which outlives the call, and which names only
-// memory of this module; a mapping is owned by one value, which unmaps it when it goes.
+// UNSAFETY: each ioctl gets a structure of the layout for its number, which outlives the call and points only to memory
+// of this module; one value owns a mapping and unmaps it when it is dropped.
 
 mod frames;
 
@@ -28,10 +29,10 @@ const PRIVCMD: &str = "/dev/xen/privcmd";
 const EVTCHN: &str = "/dev/xen/evtchn";
 const PAGE: usize = 4096;
 const _: () = assert!(PAGE as u64 == PAGE_SIZE);
-/// Most frames of one call.
+/// Largest number of frames of one call.
 const MAX_FRAMES: usize = 1 << 16;
 
-/// The number of an ioctl without direction, as all of Xen's are.
+/// Returns the number of an ioctl without direction; all of Xen's are so.
 const fn ioctl_number(kind: u8, number: u8, size: usize) -> libc::c_ulong {
     (size as libc::c_ulong) << 16 | (kind as libc::c_ulong) << 8 | number as libc::c_ulong
 }
@@ -100,7 +101,7 @@ mod op {
 
 /// The ring is read with atomic additions.
 const BUFFERED_ATOMIC: u64 = 2;
-/// The pages are not wanted in the domain's memory.
+/// Keeps the pages out of the domain's memory.
 const NO_FRAMES: u64 = 1;
 const RANGE_MEMORY: u64 = 1;
 const RANGE_PCI: u64 = 2;
@@ -116,7 +117,7 @@ impl KernelHypervisor {
     /// Opens the kernel's device.
     ///
     /// # Errors
-    /// When this is no domain 0, or the process may not speak to the hypervisor.
+    /// If this is not domain 0, or the process may not call the hypervisor.
     pub fn open() -> Result<Self, AttachError> {
         let advice = "domains are served from domain 0 of a Xen host, by root, with the kernel's module xen-privcmd";
         Ok(Self { privcmd: Arc::new(device(PRIVCMD, 0, advice)?) })
@@ -139,7 +140,7 @@ impl Hypervisor for KernelHypervisor {
             .dm_op([op::CREATE_SERVER, BUFFERED_ATOMIC, 0, 0])
             .map_err(refused("make a server for a PCI function", "; is it an HVM domain?"))?;
         let id = answer[1] >> 32 & 0xffff;
-        // From here on it is destroyed again whatever happens.
+        // From here on, dropping it destroys it.
         let server = Server { calls, id };
         answer = server
             .calls
@@ -170,7 +171,7 @@ impl Hypervisor for KernelHypervisor {
     }
 }
 
-/// Calls that concern one domain.
+/// Calls about one domain.
 #[derive(Clone, Debug)]
 struct Calls {
     privcmd: Arc<File>,
@@ -178,7 +179,8 @@ struct Calls {
 }
 
 impl Calls {
-    /// Makes a call of a device model: its number, and the words of its argument. Returns them as Xen leaves them.
+    /// Makes a call of a device model with its number and the words of its argument. Returns the words as Xen leaves
+    /// them.
     fn dm_op(&self, mut words: [u64; 4]) -> io::Result<[u64; 4]> {
         let buffers = [DmOpBuffer { address: words.as_mut_ptr().cast(), size: size_of_val(&words) }];
         let call = DmOp { domain: self.domain, count: 1, buffers: buffers.as_ptr() };
@@ -187,7 +189,7 @@ impl Calls {
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(words) }
     }
 
-    /// Memory of `count` pages that nothing is mapped in yet.
+    /// Returns address space for `count` pages, with nothing mapped in it.
     fn area(&self, count: usize) -> io::Result<Foreign> {
         let len = count.checked_mul(PAGE).filter(|_| (1..=MAX_FRAMES).contains(&count));
         let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -220,7 +222,7 @@ impl Calls {
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(area) }
     }
 
-    /// Maps frames, and says of each whether that was possible. Those that it was not are not to be touched.
+    /// Maps frames, and returns an error number for each. Those that failed must not be touched.
     fn map_frames(&self, first: u64, count: usize) -> io::Result<(Foreign, Vec<i32>)> {
         let area = self.area(count)?;
         let frames: Vec<u64> = (first..=u64::MAX).take(count).collect();
@@ -238,7 +240,7 @@ impl Calls {
         // SAFETY: maps `count` pages over those that `area` owns; both lists have `count` entries.
         let done = unsafe { libc::ioctl(self.privcmd.as_raw_fd(), MMAP_BATCH, &raw const call) };
         let error = io::Error::last_os_error();
-        // ENOENT: a frame is paged out, which is in the list as well.
+        // ENOENT: a frame is paged out, which the list contains as well.
         if done < 0 && error.raw_os_error() != Some(libc::ENOENT) {
             return Err(error);
         }
@@ -255,7 +257,7 @@ struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Fails when the domain has gone, and the server with it.
+        // Fails if the domain has gone, and the server with it.
         let _ = self.calls.dm_op([op::DESTROY_SERVER, self.id, 0, 0]);
     }
 }
@@ -267,12 +269,12 @@ struct Foreign {
     len: usize,
 }
 
-// SAFETY: memory that this value owns; it is only used by volatile accesses, which any thread may do.
+// SAFETY: memory that this value owns; it is only used with volatile accesses, which any thread may do.
 unsafe impl Send for Foreign {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Foreign {}
 
-// SAFETY: `base` is a mapping of `len` bytes, whole pages, which goes when the value is dropped.
+// SAFETY: `base` is a mapping of `len` bytes, whole pages, that exists until the value is dropped.
 unsafe impl LentPages for Foreign {
     fn base(&self) -> *mut u8 {
         self.base
@@ -285,7 +287,7 @@ unsafe impl LentPages for Foreign {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len` are what `mmap` gave.
+        // SAFETY: `base` and `len` are from `mmap`.
         if let Err(errno) = unsafe { rustix::mm::munmap(self.base.cast(), self.len) } {
             tracing::error!(%errno, "cannot unmap a domain's memory: the hypervisor keeps it for this process");
         }
@@ -295,7 +297,7 @@ impl Drop for Foreign {
 /// A domain that is served.
 #[derive(Debug)]
 struct KernelTarget {
-    // In the order in which they go: the server first, so that no access comes while its pages go.
+    // Dropped in this order: the server first, so that no access comes while its pages are dropped.
     server: Server,
     requests: Mapping,
     buffered: Mapping,
@@ -333,7 +335,7 @@ impl Target for KernelTarget {
 
     fn bind(&self, port: u32) -> io::Result<u32> {
         let call = BindInterdomain { domain: self.server.calls.domain.into(), port };
-        // SAFETY: the structure is the one that the number names.
+        // SAFETY: the structure is the one for this number.
         let bound = unsafe { libc::ioctl(self.events.as_raw_fd(), BIND_INTERDOMAIN, &raw const call) };
         u32::try_from(bound).map_err(|_| io::Error::last_os_error())
     }
@@ -351,7 +353,7 @@ impl Target for KernelTarget {
     }
 
     fn notify(&self, port: u32) -> io::Result<()> {
-        // SAFETY: the number names a port, and nothing else.
+        // SAFETY: the structure names a port, and nothing else.
         let done = unsafe { libc::ioctl(self.events.as_raw_fd(), NOTIFY, &raw const port) };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }

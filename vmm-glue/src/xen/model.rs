@@ -1,6 +1,7 @@
-//! A small device for tests of this front: two BARs, one message, one pin, and memory of the guest that it reads.
+//! A small device for tests of this endpoint: two BARs, one message, one pin, and memory of the guest that it reads.
 //!
-//! It minds what a server owes a device: aligned pieces inside of regions, memory in pairs of map and unmap, none after the end.
+//! It checks the server's obligations to a device: aligned pieces inside regions, map and unmap in pairs, no call after
+//! the end.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -14,16 +15,16 @@ use crate::link::Link;
 use crate::mappable::{MmapArea, region_memory};
 use crate::memory::{DmaRegion, Mapping};
 
-/// Bytes of BAR0, which is 32 bits wide; the mask in its configuration space has the same.
+/// Bytes of BAR0, which is 32 bits wide; the mask in its configuration space must match.
 pub const BAR0: u64 = 0x2000;
 /// Bytes of BAR1, which is 64 bits wide.
 pub const BAR1: u64 = 0x2000;
-/// The part of each that a client can map.
+/// The mappable part of each BAR.
 pub const AREA: MmapArea = MmapArea { offset: 0x1000, size: 0x1000 };
-/// Offset of the capability of message-signalled interrupts is.
+/// Offset of the capability of message-signalled interrupts.
 pub const MSI: u64 = 0x40;
 
-/// Registers of BAR0 that do something; the rest is memory.
+/// Registers of BAR0 with an effect; the rest is memory.
 pub mod register {
     /// A write triggers the message.
     pub const MESSAGE: u64 = 0x00;
@@ -31,20 +32,20 @@ pub mod register {
     pub const PIN: u64 = 0x08;
     /// A write of an address reads 8 bytes of the guest's memory there into [`DATA`].
     pub const FETCH: u64 = 0x10;
-    /// The bytes that were fetched; all ones if there is nothing.
+    /// The fetched bytes; all ones if there is no memory.
     pub const DATA: u64 = 0x18;
 }
 
-/// All that a device was told.
+/// Record of all calls of a device.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// Accesses: the region, the offset, the bytes, and whether it was a write.
     pub accesses: Vec<(RegionIndex, u64, usize, bool)>,
     /// Memory that is mapped now: sizes by address.
     pub mapped: BTreeMap<u64, u64>,
-    /// Domains that came, and that went.
+    /// Domains that were connected.
     pub came: u64,
-    /// As above.
+    /// Domains that were disconnected.
     pub went: u64,
     /// It takes no pages for its regions.
     pub refuses: bool,
@@ -57,14 +58,14 @@ pub struct Model {
     bars: [Vec<u8>; 2],
     config: [u8; 256],
     writable: [u8; 256],
-    /// File that a client maps, and pages that it has lent in its place.
+    /// File that a client maps, and pages that it has lent instead.
     file: Arc<OwnedFd>,
     lent: [Option<Arc<Mapping>>; 2],
     seen: Arc<Mutex<Seen>>,
 }
 
 impl Model {
-    /// A device with what it is told.
+    /// Creates a device, with the record of its calls.
     #[must_use]
     pub fn new(link: &Link) -> (Self, Arc<Mutex<Seen>>) {
         let seen = Arc::<Mutex<Seen>>::default();
@@ -109,7 +110,7 @@ impl Model {
         Some(memory.get_mut(start..start.checked_add(len)?).expect("inside of the region"))
     }
 
-    /// The pages that were lent for an offset, and where in them it is.
+    /// Returns the pages that were lent for an offset, and the position in them.
     fn lent(&self, region: RegionIndex, offset: u64) -> Option<(VolatileSlice<'_>, usize)> {
         let at = offset.checked_sub(AREA.offset).filter(|at| *at < AREA.size)?;
         let pages = self.lent.get(usize::from(region as u8))?.as_ref()?;

@@ -1,9 +1,9 @@
 //! The domain's memory, lent to the device in pieces of bounded size.
 //!
-//! A piece that is all there is one region. One with holes has a region for each run of frames, and is looked at again and
-//! again, since a guest that takes memory back says nothing. When Xen says that frames may have gone, each piece is compared
-//! with what is there; the regions of what has gone go from the device first, and only then the mapping, by which the
-//! hypervisor still holds the frames.
+//! A complete piece is one region. A piece with holes has a region for each run of frames, and is checked periodically,
+//! since a guest that takes memory back does not report it. When Xen reports that frames may have gone, each piece is
+//! compared with the present frames; the regions of missing frames are first unmapped from the device, and only then
+//! from this process, whose mapping still keeps the frames in the hypervisor.
 
 use std::io;
 use std::ops::Range;
@@ -16,16 +16,18 @@ use crate::memory::{MemoryLimits, PAGE_SIZE};
 
 /// Frames of the smallest piece: 2 MiB.
 const MIN_PIECE: u64 = 512;
-/// Pieces that are aimed at; the regions of a client are bounded.
+/// Number of pieces to aim for; the regions of a client are bounded.
 const PIECES: u64 = 1024;
-/// Frames of a PC's VGA, which are never memory. A piece with them in it would have a hole for ever, and be looked at again and again.
+/// Frames of a PC's VGA, which are never memory. A piece that contained them would always have a hole, and be checked
+/// forever.
 pub(super) const VGA: Range<u64> = 0xa0..0xc0;
-/// The first frame that is never memory of the domain: the guest's firmware and Xen keep what is from here to 4 GiB.
+/// The first frame that is never memory of the domain: the guest's firmware and Xen use the addresses from here to 4
+/// GiB.
 const LOW_END: u64 = 0xf_0000;
 /// The frame at 4 GiB.
 const HIGH: u64 = 0x10_0000;
 
-/// A run of frames that the device has.
+/// A run of frames that are lent to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     first: u64,
@@ -56,27 +58,27 @@ impl Piece {
     }
 }
 
-/// The part of the domain's memory that the device has.
+/// The part of the domain's memory that is lent to the device.
 #[derive(Debug)]
 pub(super) struct Ram {
     pieces: Vec<Piece>,
     limits: MemoryLimits,
-    /// Runs that the device, or a bound, refused.
+    /// Runs that the device, or a limit, refused.
     refused: u64,
 }
 
 impl Ram {
-    /// Nothing, of a domain that may have `kib` of memory.
+    /// Creates the pieces of a domain that may have `kib` of memory, with nothing lent.
     pub fn new(kib: u64, limits: MemoryLimits) -> Self {
         let frames = kib.div_ceil(4).min(limits.mapped_bytes / PAGE_SIZE);
         let piece = (frames / PIECES).next_power_of_two().max(MIN_PIECE);
-        // Below 4 GiB there is as much as there is room for; where the rest begins to be above is the toolstack's choice.
+        // Below 4 GiB there is as much as fits; the toolstack chooses where the rest begins above.
         let low = [0..frames.min(VGA.start), VGA.end..frames.min(LOW_END)];
         let all = low.into_iter().chain(std::iter::once(HIGH..HIGH.saturating_add(frames)));
         Self { pieces: all.flat_map(|range| cut(range, piece)).collect(), limits, refused: 0 }
     }
 
-    /// Lends all that is there.
+    /// Lends all present memory.
     pub fn lend_all(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) {
         let mut met_end = false;
         for place in 0..self.pieces.len() {
@@ -84,8 +86,8 @@ impl Ram {
             if piece.first == HIGH {
                 met_end = false;
             }
-            // Memory is contiguous when a domain begins: behind a piece without any there is none. Such pieces are forgotten
-            // rather than looked at again and again.
+            // Memory is contiguous when a domain begins: after a piece without any there is none. Such pieces are
+            // dropped instead of checked periodically.
             if !met_end {
                 self.fill(place, target, link, device);
                 met_end = self.pieces.get(place).is_some_and(|piece| piece.runs.is_empty());
@@ -95,7 +97,7 @@ impl Ram {
         gauge(link);
     }
 
-    /// Looks again at pieces with holes. Returns whether there are any.
+    /// Checks pieces with holes again. Returns true if there are any.
     pub fn look_at_holes(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) -> bool {
         let holes: Vec<_> = (0..).zip(&self.pieces).filter(|(_, piece)| !piece.is_whole()).map(|(at, _)| at).collect();
         for &place in &holes {
@@ -105,16 +107,16 @@ impl Ram {
         !holes.is_empty()
     }
 
-    /// Returns whether a piece has a hole.
+    /// Returns true if a piece has a hole.
     pub fn has_holes(&self) -> bool {
         self.pieces.iter().any(|piece| !piece.is_whole())
     }
 
-    /// Takes away what has gone. When this returns, the device and this process have nothing of it any more.
+    /// Withdraws missing frames. After this, neither the device nor this process has any of them.
     pub fn invalidate(&mut self, target: &dyn Target, link: &Link, device: &mut dyn Device) {
         for piece in &mut self.pieces {
             let count = usize::try_from(piece.count).unwrap_or(0);
-            // What cannot be asked has gone.
+            // Frames that cannot be queried have gone.
             let present = target.present(piece.first, count).unwrap_or_default();
             let first = piece.first;
             piece.runs.retain(|run| {
@@ -135,7 +137,7 @@ impl Ram {
         gauge(link);
     }
 
-    /// Takes all away.
+    /// Withdraws everything.
     pub fn withdraw_all(&mut self, link: &Link, device: &mut dyn Device) {
         for run in self.pieces.drain(..).flat_map(|piece| piece.runs) {
             withdraw(run, link, device);
@@ -143,11 +145,11 @@ impl Ram {
         gauge(link);
     }
 
-    /// Lends the frames of a piece that are there and are not lent.
+    /// Lends the frames of a piece that are present and not yet lent.
     fn fill(&mut self, place: usize, target: &dyn Target, link: &Link, device: &mut dyn Device) {
         let Some(piece) = self.pieces.get_mut(place) else { return };
         let whole = Run { first: piece.first, count: piece.count };
-        // In most pieces all is there: then one call does.
+        // Most pieces are complete: then one call is enough.
         let runs = match piece.runs.is_empty().then(|| lend(whole, target, &self.limits, link, device)) {
             Some(Ok(())) => {
                 piece.runs.push(whole);
@@ -182,7 +184,7 @@ fn cut(range: Range<u64>, most: u64) -> impl Iterator<Item = Piece> {
     })
 }
 
-/// Runs of a piece that are there and are not lent.
+/// Returns runs of a piece that are present and not yet lent.
 fn missing(piece: &Piece, target: &dyn Target) -> Vec<Run> {
     let present = target.present(piece.first, usize::try_from(piece.count).unwrap_or(0)).unwrap_or_default();
     let lent =
@@ -217,7 +219,7 @@ fn lend(
 }
 
 fn withdraw(run: Run, link: &Link, device: &mut dyn Device) {
-    // First out of the table, so that nobody finds it while the device ends its accesses.
+    // Remove it from the table first, so that no thread finds it while the device ends its accesses.
     let region = link.memory().remove(run.gpa());
     device.dma_unmap(run.gpa(), run.size());
     drop(region);

@@ -1,6 +1,7 @@
-//! The pages in which accesses come: layouts, and how a request is taken and answered.
+//! The pages that carry accesses: layouts, and how a request is taken and answered.
 //!
-//! Xen writes them, not the guest, but nothing here rests on that: each field is copied once and checked by who uses it.
+//! Xen writes them, not the guest, but this module does not rely on that: each field is copied once, and its user
+//! checks it.
 //!
 //! Source: `hvm/ioreq.h`.
 
@@ -39,11 +40,11 @@ mod ring {
 pub mod state {
     /// Nothing to do.
     pub const NONE: u8 = 0;
-    /// A request is there.
+    /// A request is ready.
     pub const READY: u8 = 1;
     /// The server has taken it.
     pub const IN_PROCESS: u8 = 2;
-    /// The answer is there.
+    /// The answer is ready.
     pub const ANSWERED: u8 = 3;
 }
 
@@ -66,14 +67,14 @@ pub mod kind {
     pub const INVALIDATE: u8 = 8;
 }
 
-/// A request as it was copied; nothing of it is checked.
+/// A request as copied, unchecked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// Address of the first item.
     pub address: u64,
     /// Data to write, or the guest physical address of it.
     pub data: u64,
-    /// Items, of a repeated instruction.
+    /// Number of items, for a repeated instruction.
     pub count: u32,
     /// Bytes of an item.
     pub size: u32,
@@ -88,7 +89,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// The bytes of a slot with this request, without its port.
+    /// Returns the bytes of a slot with this request, without its port.
     #[cfg(feature = "test-client")]
     pub(super) fn bytes(&self, state: u8) -> [u8; SLOT] {
         let mut bytes = [0; SLOT];
@@ -105,7 +106,7 @@ impl Request {
     }
 }
 
-/// The place of a field of a slot.
+/// Returns the offset of a field of a slot.
 fn place(number: usize, field: usize) -> Option<usize> {
     (number < SLOTS).then(|| number.saturating_mul(SLOT).saturating_add(field))
 }
@@ -114,14 +115,14 @@ fn state_of(page: &Mapping, number: usize) -> Option<&AtomicU8> {
     page.get_atomic_ref::<AtomicU8>(place(number, slot::STATE)?).ok()
 }
 
-/// The port of a slot; 0 if there is no such virtual CPU.
+/// Returns the port of a slot; 0 if there is no such virtual CPU.
 #[must_use]
 pub fn port(page: &Mapping, number: usize) -> u32 {
     let port = place(number, slot::PORT).and_then(|at| page.get_atomic_ref::<AtomicU32>(at).ok());
     port.map_or(0, |port| u32::from_le(port.load(Ordering::Relaxed)))
 }
 
-/// Returns whether a slot holds a request that nobody has taken.
+/// Returns true if a slot holds a request that was not taken yet.
 #[must_use]
 pub fn is_ready(page: &Mapping, number: usize) -> bool {
     state_of(page, number).is_some_and(|state| state.load(Ordering::Relaxed) & STATE_MASK == state::READY)
@@ -149,7 +150,7 @@ pub fn take(page: &Mapping, number: usize) -> Option<Request> {
     })
 }
 
-/// Answers the request of a slot; `data` is what is read.
+/// Answers the request of a slot; `data` is the value of a read.
 pub fn answer(page: &Mapping, number: usize, data: Option<u64>) {
     let Some(state) = state_of(page, number) else { return };
     if let Some(data) = data
@@ -161,7 +162,7 @@ pub fn answer(page: &Mapping, number: usize, data: Option<u64>) {
     state.store(flags & !STATE_MASK | state::ANSWERED, Ordering::Release);
 }
 
-/// Takes the oldest buffered request, if there is one. `Err` if the ring makes no sense: then all of it is dropped.
+/// Takes the oldest buffered request, if there is one. Returns `Err` if the ring is invalid: then all of it is dropped.
 pub fn take_buffered(page: &Mapping) -> Result<Option<Request>, BadRing> {
     let pointer = |at| page.get_atomic_ref::<AtomicU32>(at).map_err(|_| BadRing { filled: 0 });
     let (read, write) = (pointer(ring::READ)?, pointer(ring::WRITE)?);
@@ -203,7 +204,7 @@ pub fn take_buffered(page: &Mapping) -> Result<Option<Request>, BadRing> {
     }))
 }
 
-/// A ring of buffered requests that says it holds more than it has room for, or half of an entry.
+/// A ring of buffered requests whose pointers exceed its size, or that ends with half of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the ring of buffered requests says that it holds {filled} entries")]
 pub struct BadRing {
@@ -214,7 +215,7 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
-/// Xen's side of the pages, for a hypervisor that is none.
+/// Xen's side of the pages, for the fake hypervisor.
 #[cfg(feature = "test-client")]
 pub(super) mod writer {
     use super::*;
@@ -237,7 +238,7 @@ pub(super) mod writer {
         state.store(state.load(Ordering::Relaxed) | state::READY, Ordering::Release);
     }
 
-    /// The state of a slot.
+    /// Returns the state of a slot.
     pub fn state(page: &Mapping, number: usize) -> u8 {
         state_of(page, number).expect("a slot").load(Ordering::Acquire) & STATE_MASK
     }
@@ -251,7 +252,7 @@ pub(super) mod writer {
         u64::from_le_bytes(data)
     }
 
-    /// Puts a write into the ring. False if there is no room.
+    /// Puts a write into the ring. Returns false if there is no room.
     pub fn buffer(page: &Mapping, request: &Request) -> bool {
         let pointer = |at| page.get_atomic_ref::<AtomicU32>(at).expect("a page");
         let (read, write) = (pointer(ring::READ), pointer(ring::WRITE));

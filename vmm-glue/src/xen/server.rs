@@ -1,4 +1,4 @@
-//! The server of one virtual machine: one domain after the other, by its name.
+//! The server of one virtual machine: one domain after the other, with its name.
 
 use std::io;
 use std::sync::Arc;
@@ -15,24 +15,24 @@ use crate::link::{Link, StopHandle};
 use crate::memory::MemoryLimits;
 use crate::server::ServerError;
 
-/// Ways of a server with its domain.
+/// Options of a server for its domain.
 #[derive(Clone, Debug)]
 pub struct XenOptions {
     /// The domain.
     pub domain: DomainName,
     /// The function's slot on bus 0 of the domain.
     pub slot: u8,
-    /// Bounds on what is mapped of its memory.
+    /// Limits on the mapped memory of the domain.
     pub memory: MemoryLimits,
-    /// Time to look for the next request before sleeping; zero for never.
+    /// Time to poll for the next request before sleeping; zero for never.
     pub spin: Duration,
 }
 
 impl XenOptions {
-    /// The slot that no device of an ordinary domain is in.
+    /// The slot that ordinary domains leave free.
     pub const SLOT: u8 = 0x10;
 
-    /// The usual options for a domain.
+    /// Returns the usual options for a domain.
     #[must_use]
     pub fn new(domain: DomainName) -> Self {
         Self { domain, slot: Self::SLOT, memory: MemoryLimits::default(), spin: Duration::from_micros(100) }
@@ -45,15 +45,15 @@ pub struct XenServer {
     options: XenOptions,
     hypervisor: Box<dyn Hypervisor>,
     store: Box<dyn Store>,
-    /// The domain that is not to be served again: it was, or it cannot be.
+    /// The domain that must not be served again: it was served, or it cannot be.
     done: Option<DomainId>,
 }
 
 impl XenServer {
-    /// A server by this host's kernel.
+    /// Creates a server that uses this host's kernel.
     ///
     /// # Errors
-    /// When this is no domain 0 of a Xen host.
+    /// If this is not domain 0 of a Xen host.
     pub fn open(options: XenOptions) -> Result<Self, AttachError> {
         let hypervisor = super::kernel::KernelHypervisor::open()?;
         let store = super::store::XenStore::open().map_err(|error| AttachError::Device {
@@ -64,16 +64,17 @@ impl XenServer {
         Ok(Self::with(options, Box::new(hypervisor), Box::new(store)))
     }
 
-    /// A server by what is given.
+    /// Creates a server that uses the given interfaces.
     #[must_use]
     pub fn with(options: XenOptions, hypervisor: Box<dyn Hypervisor>, store: Box<dyn Store>) -> Self {
         Self { options, hypervisor, store, done: None }
     }
 
-    /// Serves the domain, each time that there is one, until `stop`. `device` must have been made with a clone of `link`.
+    /// Serves the domain, each time that it exists, until `stop`. `device` must have been created with a clone of
+    /// `link`.
     ///
     /// # Errors
-    /// When the host fails; no guest can cause it.
+    /// If the host fails; no guest can cause it.
     pub fn run(&mut self, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> Result<(), ServerError> {
         while !stop.is_stopped() {
             match self.find().map_err(ServerError::Poll)? {
@@ -84,7 +85,7 @@ impl XenServer {
         Ok(())
     }
 
-    /// The domain, if it is there and was not served yet.
+    /// Returns the domain, if it exists and was not served yet.
     fn find(&mut self) -> io::Result<Option<Found>> {
         self.store.changed()?;
         if let Some(done) = self.done
@@ -99,7 +100,7 @@ impl XenServer {
     fn serve(&mut self, found: Found, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> io::Result<()> {
         let (domain, name) = (found.id, self.options.domain.to_string());
         self.done = Some(domain);
-        // Mapping a page that such a domain has not used yet takes it from those that it may still use.
+        // Mapping a page that such a domain has not used yet reduces the pages that it may still use.
         if found.target_kib < found.most_kib {
             let Found { most_kib, target_kib, .. } = found;
             tracing::error!(
@@ -114,9 +115,9 @@ impl XenServer {
         let slot = self.options.slot;
         let session = match self.hypervisor.attach(domain, slot, link.wake()) {
             Ok(target) => {
-                // What is meant for a domain before this one.
+                // These were meant for the previous domain.
                 link.take_disconnect();
-                // The ports of virtual CPUs are there from now on, and so are accesses, which wait.
+                // The ports of virtual CPUs exist from now on, and so do accesses, which wait.
                 target.enable().and_then(|()| Session::begin(found, Arc::clone(&target), link, device, &self.options))
             }
             Err(error) => {
@@ -139,7 +140,7 @@ impl XenServer {
         let ended = session.run(&mut *self.store, stop);
         session.end();
         if !matches!(ended, Ok(Ended::Gone)) {
-            // Fails when the domain goes just now.
+            // Fails if the domain has just gone.
             let _ = self.store.refuse_saves(domain, false);
         }
         match ended? {
@@ -150,7 +151,7 @@ impl XenServer {
     }
 
     fn wait(&mut self, link: &Link, stop: &StopHandle) -> Result<(), ServerError> {
-        // What came while it was asked for something else is not waited for.
+        // Events that came during another request end the wait at once.
         if self.store.changed().map_err(ServerError::Poll)? {
             return Ok(());
         }

@@ -19,27 +19,27 @@ use crate::device::Device;
 use crate::link::{ClientInfo, Link, StopHandle};
 use crate::spin::Spin;
 
-/// TIMEOUT: the time between two looks at memory with holes; a guest that takes memory back has other things to do meanwhile.
+/// TIMEOUT: the time between two checks of memory with holes; a guest that takes memory back does not need it at once.
 const HOLES: Duration = Duration::from_millis(500);
-/// Requests after which other events are looked at, however many come.
+/// Requests after which other events are checked, even if more come.
 const MAX_ROUNDS: u32 = 256;
-/// Looks for a request between two looks at the clock.
+/// Polls for a request between two readings of the clock.
 const LOOKS: u32 = 64;
 /// Buffered requests that are taken one after the other.
 const MAX_BUFFERED: u32 = requests::RING;
 
-/// Reasons why a domain is no longer served.
+/// Why a domain is no longer served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     /// It has gone.
     Gone,
-    /// The operator wants no more of it.
+    /// The operator has disconnected it.
     Disconnected,
     /// The server stops.
     Stopped,
 }
 
-/// A slot of the page of requests, with the ports by which it is told of.
+/// A slot of the page of requests, with the port that signals it.
 #[derive(Clone, Copy, Debug)]
 struct Cpu {
     number: usize,
@@ -70,7 +70,7 @@ impl<'a> Session<'a> {
     /// Begins to serve a domain.
     ///
     /// # Errors
-    /// When its ports cannot be bound, or Xen refuses to pass accesses on. The device was not told of it then.
+    /// If its ports cannot be bound, or Xen refuses to pass accesses on. The device was not notified then.
     pub fn begin(
         found: Found,
         target: Arc<dyn Target>,
@@ -116,7 +116,7 @@ impl<'a> Session<'a> {
     /// Serves until the end.
     ///
     /// # Errors
-    /// When the host fails: what tells of events or of domains can no longer be read.
+    /// If the host fails: the source of events or of domains can no longer be read.
     pub fn run(&mut self, store: &mut dyn Store, stop: &StopHandle) -> io::Result<Ended> {
         loop {
             if stop.is_stopped() {
@@ -126,7 +126,7 @@ impl<'a> Session<'a> {
                 tracing::info!(domain = self.id, "the domain is no longer served, as asked");
                 return Ok(Ended::Disconnected);
             }
-            // There is no file of the domain's that could be private to somebody.
+            // A domain has no file that could be private.
             self.link.take_check_shared();
             if self.serve() {
                 continue;
@@ -145,7 +145,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Ends: takes memory and interrupts away and tells the device. What a virtual CPU waits for gets no answer any more.
+    /// Ends the session: withdraws memory and interrupts and notifies the device. Outstanding requests get no answer.
     pub fn end(mut self) {
         self.function.leave();
         self.ram.withdraw_all(self.link, self.device);
@@ -154,7 +154,7 @@ impl<'a> Session<'a> {
         self.device.disconnected();
     }
 
-    /// Serves requests until none comes for a while. Returns whether there is more to do at once.
+    /// Serves requests until none comes for a while. Returns true if there is more to do at once.
     fn serve(&mut self) -> bool {
         let mut spinning = None;
         let mut served = 0;
@@ -174,7 +174,7 @@ impl<'a> Session<'a> {
                 self.spin.miss(now);
                 return false;
             }
-            // The clock is a call of the hypervisor in domain 0: it is asked now and then only.
+            // In domain 0 the clock is a call of the hypervisor, so it is read only now and then.
             let _ = (0..LOOKS).any(|_| {
                 std::hint::spin_loop();
                 self.is_ready()
@@ -183,23 +183,23 @@ impl<'a> Session<'a> {
         true
     }
 
-    /// Returns whether a virtual CPU waits.
+    /// Returns true if a virtual CPU waits.
     fn is_ready(&self) -> bool {
         self.cpus.iter().any(|cpu| requests::is_ready(self.target.requests(), cpu.number))
     }
 
-    /// Serves what is there: a request of each virtual CPU, and the buffered ones before them. Returns whether there was any.
+    /// Serves a request of each virtual CPU, and the buffered ones before them. Returns true if there was any.
     fn serve_once(&mut self) -> bool {
         let mut any = self.serve_buffered();
         for at in 0..self.cpus.len() {
             let Some(Cpu { number, port, .. }) = self.cpus.get(at).copied() else { break };
             let Some(request) = requests::take(self.target.requests(), number) else { continue };
             any = true;
-            // It may have come, with writes before it, since the ring was looked at.
+            // The request may have come, with writes before it, after the ring was checked.
             self.serve_buffered();
             let read = self.request(&request);
             requests::answer(self.target.requests(), number, read);
-            // Fails when the domain has gone, which xenstore tells.
+            // Fails if the domain has gone, which xenstore reports.
             let _ = self.target.notify(port);
         }
         any
@@ -252,7 +252,7 @@ impl<'a> Session<'a> {
         read
     }
 
-    /// Lets ports that have fired do so again, before a sleep.
+    /// Unmasks ports that have fired, before a sleep.
     fn listen(&mut self) -> io::Result<()> {
         let silent = |(port, silent): (u32, &mut bool)| std::mem::take(silent).then_some(port);
         let ports = self.cpus.iter_mut().filter_map(|cpu| silent((cpu.port, &mut cpu.silent)));
@@ -261,9 +261,9 @@ impl<'a> Session<'a> {
         if ports.is_empty() { Ok(()) } else { self.target.unmask(&ports) }
     }
 
-    /// Sleeps until something happens. Returns whether domains have come or gone.
+    /// Sleeps until an event. Returns true if domains have come or gone.
     fn wait(&mut self, store: &mut dyn Store, stop: &StopHandle) -> io::Result<bool> {
-        // What came while it was asked for something else is not waited for.
+        // Events that came during another request end the wait at once.
         if store.changed()? {
             return Ok(true);
         }

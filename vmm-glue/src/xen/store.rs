@@ -12,14 +12,15 @@ use super::wire::{Connection, DEVICE, kind};
 
 /// Longest name of a domain.
 const MAX_NAME: usize = 255;
-/// The first number that is no domain's.
+/// The first reserved number, above all domains.
 const RESERVED: DomainId = 0x7ff0;
 
-/// The port of an event channel that is never there. Before it asks a domain to suspend, libxl binds the port that the domain has named for
+/// The port of an event channel that never exists. Before it asks a domain to suspend, libxl binds the port that the
+/// domain has set for this purpose, and stops if that fails.
 /// this, and does nothing more if that fails.
 const NO_PORT: &str = "0";
 
-/// The domain that is meant: by its number, or by its name, which it keeps when it is rebooted.
+/// The domain to serve: its number, or its name, which it keeps when it is rebooted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DomainName {
     /// Its number.
@@ -28,7 +29,7 @@ pub enum DomainName {
     Name(String),
 }
 
-/// Text that names no domain.
+/// Text that is not the name of a domain.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("`{0}` names no domain, expected its name or a number from 1 to {max}", max = RESERVED - 1)]
 pub struct BadDomainName(String);
@@ -61,39 +62,40 @@ impl fmt::Display for DomainName {
 pub struct Found {
     /// Its number.
     pub id: DomainId,
-    /// Most memory that it can have, in KiB.
+    /// Largest memory that it can have, in KiB.
     pub most_kib: u64,
-    /// Memory that it is to have now, in KiB.
+    /// Current target of its memory, in KiB.
     pub target_kib: u64,
 }
 
-/// A list of domains that tells of changes.
+/// A list of domains that reports changes.
 pub trait Store: Send + fmt::Debug {
     /// Finds a domain that exists.
     ///
     /// # Errors
-    /// When the list cannot be read.
+    /// If the list cannot be read.
     fn find(&mut self, name: &DomainName) -> io::Result<Option<Found>>;
 
-    /// Returns whether a domain exists and is not going.
+    /// Returns true if a domain exists and is not being destroyed.
     ///
     /// # Errors
-    /// When the list cannot be read.
+    /// If the list cannot be read.
     fn exists(&mut self, id: DomainId) -> io::Result<bool>;
 
-    /// Has the toolstack refuse to save or migrate a domain, before it asks the domain for anything; or no more.
+    /// Makes the toolstack refuse to save or migrate a domain, before it asks the domain for anything; or allows it
+    /// again.
     ///
     /// # Errors
-    /// When xenstore refuses, or the domain has gone.
+    /// If xenstore refuses, or the domain has gone.
     fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()>;
 
-    /// Takes what tells of changes. Returns whether there were any.
+    /// Takes the reported changes. Returns true if there were any.
     ///
     /// # Errors
-    /// When the list cannot be read.
+    /// If the list cannot be read.
     fn changed(&mut self) -> io::Result<bool>;
 
-    /// Readable when something changes.
+    /// Returns a descriptor that is readable after a change.
     fn events(&self) -> BorrowedFd<'_>;
 }
 
@@ -102,10 +104,10 @@ pub trait Store: Send + fmt::Debug {
 pub struct XenStore(Connection);
 
 impl XenStore {
-    /// Opens the kernel's device and asks to be told of domains that come and go.
+    /// Opens the kernel's device and subscribes to the creation and end of domains.
     ///
     /// # Errors
-    /// When this is no Xen host, or xenstored does not run.
+    /// If this is not a Xen host, or xenstored does not run.
     pub fn open() -> io::Result<Self> {
         let explain = |error: io::Error| {
             io::Error::new(error.kind(), format!("{DEVICE}: {error}; is this domain 0 of a Xen host, with xenstored?"))
@@ -144,7 +146,7 @@ impl Store for XenStore {
         let list = self.0.ask(kind::DIRECTORY, &["/local/domain"])?.unwrap_or_default();
         let ids = list.split(|byte| *byte == 0).filter_map(|id| std::str::from_utf8(id).ok()?.parse().ok());
         let mut ids: Vec<DomainId> = ids.filter(|id| *id != 0).collect();
-        // Of a domain that reboots both the old and the new one can be there for a while.
+        // While a domain reboots, both the old and the new one can exist for a while.
         ids.sort_unstable_by(|a, b| b.cmp(a));
         for id in ids {
             if self.text(&format!("/local/domain/{id}/name"))?.as_ref() == Some(wanted)
@@ -163,7 +165,7 @@ impl Store for XenStore {
 
     fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()> {
         let path = format!("/local/domain/{id}/device/suspend/event-channel");
-        // A node of the domain's, until nobody but domain 0 may write to it.
+        // The domain owns this node, until only domain 0 may write to it.
         let (value, permissions) = match refused {
             true => (NO_PORT, ["n0".to_owned(), format!("r{id}")].to_vec()),
             false => ("", [format!("n{id}")].to_vec()),

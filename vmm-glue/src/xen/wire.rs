@@ -48,7 +48,7 @@ pub(super) struct Connection {
     device: File,
     received: VecDeque<u8>,
     next: u32,
-    /// Events of watches that nobody has looked at.
+    /// Watch events that were not handled yet.
     events: bool,
 }
 
@@ -58,17 +58,17 @@ impl Connection {
         Ok(Self { device, received: VecDeque::new(), next: 1, events: false })
     }
 
-    /// Readable when an event has come.
+    /// Returns a descriptor that is readable when an event has come.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.device.as_fd()
     }
 
-    /// Asks, and waits for the answer. `Ok(None)`: there is no such thing.
+    /// Asks, and waits for the answer. `Ok(None)`: the node does not exist.
     pub fn ask(&mut self, kind: u32, words: &[&str]) -> io::Result<Option<Vec<u8>>> {
         self.ask_with(kind, words, "")
     }
 
-    /// The same with a last word that no zero ends.
+    /// Does the same with a last word that has no final zero.
     pub fn ask_with(&mut self, kind: u32, words: &[&str], last: &str) -> io::Result<Option<Vec<u8>>> {
         let words = words.iter().flat_map(|word| word.bytes().chain([0]));
         let payload: Vec<u8> = words.chain(last.bytes()).collect();
@@ -95,7 +95,7 @@ impl Connection {
         }
     }
 
-    /// Takes the events that have come. Returns whether there were any.
+    /// Takes the events that have come. Returns true if there were any.
     pub fn changed(&mut self) -> io::Result<bool> {
         self.receive()?;
         while let Some((header, _)) = self.message()? {
@@ -118,7 +118,7 @@ impl Connection {
     fn receive(&mut self) -> io::Result<()> {
         let mut bytes = [0; MAX_PAYLOAD];
         loop {
-            // Nothing is left to receive that was not looked at: what is kept is bounded by a message and a read.
+            // All received messages are handled: at most a message and a read are kept.
             if self.received.len() > MAX_PAYLOAD.saturating_mul(4) {
                 return Ok(());
             }
@@ -132,7 +132,7 @@ impl Connection {
         }
     }
 
-    /// Takes one whole message out of what was received.
+    /// Takes one complete message out of the received bytes.
     fn message(&mut self) -> io::Result<Option<(Header, Vec<u8>)>> {
         let bytes = self.received.make_contiguous();
         let Ok((header, rest)) = Header::read_from_prefix(bytes) else { return Ok(None) };

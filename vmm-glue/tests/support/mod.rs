@@ -1,4 +1,4 @@
-//! A device that reports what it is told, and a server that runs for one test.
+//! A device that reports its calls, and a server that runs for one test.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::path::{Path, PathBuf};
@@ -15,19 +15,19 @@ use vmm_glue::{
     SocketOptions, StopHandle,
 };
 
-/// Time that a test waits for what must come; only a test that fails waits that long.
+/// Longest wait for an expected event; only a failing test waits that long.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Bytes of BAR0.
 pub const BAR0_SIZE: u64 = 0x2000;
 /// A write here is refused.
 pub const DENIED: u64 = 0x1000;
-/// A write here that somebody waits for is told of when it is answered.
+/// An awaited write here is reported when it is answered.
 pub const LATE: u64 = 0x1010;
-/// A write here asks for a check of the sharing of memory.
+/// A write here requests a check of memory sharing.
 pub const CHECK_SHARED: u64 = 0x1008;
 
-/// Events that a device was told of.
+/// Events that a device received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Connected,
@@ -47,9 +47,9 @@ pub struct TestDevice {
     pub bar1: RegionInfo,
     /// Maps of this address are refused.
     pub refused_map: Option<u64>,
-    /// Every unmap waits for a word from here, after it was told of.
+    /// Every unmap waits for a message from here, after it was reported.
     pub held_unmap: Option<Receiver<()>>,
-    /// A write that is done behind its answer, and a word for which it waits before.
+    /// A write whose work is done after its answer, and a message for which that waits.
     pub late: Option<Vec<u8>>,
     pub held_late: Option<Receiver<()>>,
 }
@@ -191,7 +191,7 @@ impl Host {
         Self::serve(make, bind)
     }
 
-    /// Serves any device, which tells of nothing.
+    /// Serves any device, which reports nothing.
     pub fn start_device(make: impl FnOnce(Link) -> Box<dyn Device>) -> Self {
         let server = |path: &Path| Server::bind(path, &SocketOptions::default(), ServerOptions::default()).unwrap();
         let make = |link, sender: Sender<Event>| {
@@ -227,7 +227,7 @@ impl Host {
         client
     }
 
-    /// The next thing that the device is told.
+    /// Returns the next event of the device.
     #[track_caller]
     pub fn next(&self) -> Event {
         self.events.recv_timeout(PATIENCE).expect("the device is told something")

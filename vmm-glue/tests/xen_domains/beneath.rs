@@ -1,4 +1,5 @@
-//! Pages of the domain beneath its BARs: what a guest finds there is what the device has, with them, without them, and after a move.
+//! Pages of the domain under its BARs: a guest finds the device's data there, with pages, without them, and after a
+//! move.
 
 use super::*;
 
@@ -6,7 +7,7 @@ use super::*;
 const HERE: [u64; 2] = [PLACE0 + AREA.offset, PLACE1 + AREA.offset];
 const ABOVE: u64 = 0x10_0000_0000;
 
-/// A domain that the host has two pages for.
+/// Creates a domain that the host has two pages for.
 fn roomy(rig: &Rig) -> FakeDomain {
     rig.domain(FakeSpec { spare: 2, ..FakeSpec::new(1, "guest") })
 }
@@ -15,7 +16,7 @@ fn frames(places: &[u64]) -> Vec<u64> {
     places.iter().map(|place| place / PAGE).collect()
 }
 
-/// Reads by a request, as the guest does where it has no page.
+/// Reads with a request, as the guest does where it has no page.
 fn ask(domain: &FakeDomain, address: u64) -> u64 {
     let request = Request { kind: kind::MEMORY, address, size: 8, count: 1, read: true, ..Request::default() };
     domain.request(0, &request).unwrap()
@@ -77,7 +78,7 @@ fn host_without_memory_and_device_that_wants_none_have_requests() {
             domain.write(0, place, 8, place);
             assert_eq!(domain.read(0, place, 8), place);
         }
-        // It is not tried again and again.
+        // It is not retried.
         domain.config_write(0x04, 0);
         domain.config_write(0x04, 6);
         assert_eq!(domain.all_given().len(), given);
@@ -111,7 +112,7 @@ fn domain_that_is_no_longer_served_keeps_none() {
     domain.wait_left();
     assert!(domain.all_given().is_empty());
     domain.destroy();
-    // The next of that name begins anew.
+    // The next domain of that name starts again.
     let next = rig.domain(FakeSpec { spare: 2, ..FakeSpec::new(2, "guest") });
     assert_eq!(next.all_given(), frames(&HERE));
     next.destroy();
@@ -125,7 +126,7 @@ fn bar_that_a_guest_puts_over_its_own_memory_takes_none_of_it() {
     let domain = rig.xen.create(FakeSpec { spare: 2, ..FakeSpec::new(1, "guest") });
     domain.wait_served();
     write_memory(&domain, RAM + AREA.offset, b"still here");
-    // One lies there from the start, the other moves there.
+    // One is there from the start, the other moves there.
     domain.config_write(0x10, RAM as u32);
     domain.config_write(0x14, PLACE1 as u32);
     domain.config_write(0x04, 6);

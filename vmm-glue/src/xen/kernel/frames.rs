@@ -1,8 +1,8 @@
-//! Memory that a domain is given, and that is taken from it: calls that the kernel passes on as they are.
+//! Adding memory to a domain and taking it away: calls that the kernel passes through unchanged.
 //!
-//! `memory_op` is the same in every Xen. A domain may have no more memory than its toolstack has set; to raise that is a call of
-//! `domctl`, whose layout Xen may change with each version of that interface. The one that is made here has been the same in all of
-//! [`DOMCTL_VERSIONS`]; Xen refuses any other version than its own before it looks at anything else.
+//! `memory_op` is the same in every Xen. A domain may have no more memory than its toolstack has set; raising that
+//! limit is a call of `domctl`, whose layout Xen may change with each version of that interface. The call used here is
+//! the same in all of [`DOMCTL_VERSIONS`]; Xen checks the version first and refuses any other than its own.
 //!
 //! Sources: Xen's public headers `memory.h`, `domctl.h`, `xen.h`; Linux's `uapi/xen/privcmd.h` (both devices).
 
@@ -18,7 +18,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::{PAGE, ioctl_number};
 use crate::xen::hypervisor::DomainId;
 
-/// The kernel's device whose memory the hypervisor may read while a call is made.
+/// The kernel's device for memory that the hypervisor may read during a call.
 pub(super) const BUFFERS: &str = "/dev/xen/hypercall";
 const HYPERCALL: libc::c_ulong = ioctl_number(b'P', 0, size_of::<Hypercall>());
 
@@ -43,7 +43,7 @@ mod memory {
 const DOMCTL_MAX_MEM: u32 = 11;
 /// Versions of the interface from Xen 4.11 to 4.22.
 const DOMCTL_VERSIONS: RangeInclusive<u32> = 0x10..=0x18;
-/// Memory that a toolstack leaves a domain beside its memory, in KiB, as `libxl` does.
+/// Extra memory limit that `libxl` allows each domain, in KiB.
 const SLACK_KIB: u64 = 1024;
 
 /// Frames of one call: as many as fit into a page, and those of a large page.
@@ -72,18 +72,18 @@ struct Domctl {
     rest: [u64; 31],
 }
 
-/// Two pages, made with the first call, that the hypervisor may read and write during one: the argument, and frames that it names.
+/// Two pages, allocated at the first call, that the hypervisor may read and write: the argument, and a list of frames.
 #[derive(Debug)]
 pub(super) struct Buffer {
     base: *mut u8,
 }
 
-// SAFETY: memory that this value owns; who has the value may use it from any thread.
+// SAFETY: memory that this value owns; its holder may use it from any thread.
 unsafe impl Send for Buffer {}
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: `base` is what `mmap` gave, of two pages.
+        // SAFETY: `base` is from `mmap`, two pages.
         if let Err(errno) = unsafe { rustix::mm::munmap(self.base.cast(), 2 * PAGE) } {
             tracing::error!(%errno, "cannot unmap memory for calls of the hypervisor");
         }
@@ -106,7 +106,7 @@ impl Buffer {
         Ok(Self { base: base.cast() })
     }
 
-    /// Puts a call's argument into the first page. Returns its address.
+    /// Writes a call's argument into the first page. Returns its address.
     fn argument<T>(&mut self, value: T) -> u64 {
         const { assert!(size_of::<T>() <= PAGE && align_of::<T>() <= PAGE) };
         // SAFETY: the page is ours, aligned, and large enough.
@@ -114,7 +114,7 @@ impl Buffer {
         self.base.addr() as u64
     }
 
-    /// Puts frames into the second page. Returns its address.
+    /// Writes frames into the second page. Returns its address.
     fn frames(&mut self, frames: impl Iterator<Item = u64>) -> u64 {
         let list = self.base.wrapping_add(PAGE);
         for (at, frame) in (0..LIST).zip(frames) {
@@ -134,7 +134,7 @@ pub(super) struct Frames<'a> {
 }
 
 impl Frames<'_> {
-    /// Gives the domain `count` frames from `first` on: all or none.
+    /// Adds `count` frames from `first` on to the domain: all or none.
     pub fn add(&self, first: u64, count: u64) -> io::Result<()> {
         let end = first.checked_add(count).ok_or(io::ErrorKind::InvalidInput)?;
         self.make_room(count)?;
@@ -143,7 +143,7 @@ impl Frames<'_> {
             let there = self.populate(at..end.min(at.saturating_add(MAX_FRAMES)))?;
             at = at.saturating_add(there);
             if there == 0 {
-                // What is there goes again; if it does not, the domain has it for as long as it lives.
+                // Remove the added ones; if that fails, the domain has them for as long as it lives.
                 let taken = self.take(first, at.saturating_sub(first));
                 let out = io::Error::from(io::ErrorKind::OutOfMemory);
                 return Err(taken.err().unwrap_or(out));
@@ -162,7 +162,7 @@ impl Frames<'_> {
             let wanted = piece.end.saturating_sub(piece.start);
             let taken = self.reserve(memory::DECREASE_RESERVATION, piece.clone(), 0)?;
             missing = missing.saturating_add(wanted.saturating_sub(taken));
-            // Xen ends at the first that is not there.
+            // Xen stops at the first missing one.
             at = if taken < wanted { at.saturating_add(taken).saturating_add(1) } else { piece.end };
         }
         match missing {
@@ -171,7 +171,7 @@ impl Frames<'_> {
         }
     }
 
-    /// Gives the domain frames, as one large page if they are one. Returns how many.
+    /// Adds frames to the domain, as one large page if they form one. Returns how many.
     fn populate(&self, frames: Range<u64>) -> io::Result<u64> {
         let count = frames.end.saturating_sub(frames.start);
         let is_large = count == 1 << LARGE_ORDER && frames.start.is_multiple_of(count);
@@ -193,7 +193,7 @@ impl Frames<'_> {
         })
     }
 
-    /// Lets the domain have `count` frames more than it has, if it may not yet.
+    /// Raises the domain's limit to `count` frames more than it has, if needed.
     fn make_room(&self, count: u64) -> io::Result<()> {
         let ask = |command| {
             self.with(|buffer, privcmd| {
@@ -214,7 +214,7 @@ impl Frames<'_> {
                 call(privcmd, DOMCTL, [argument, 0])
             });
             match set {
-                // Another version is the one.
+                // Try the next version.
                 Err(error) if error.raw_os_error() == Some(libc::EACCES) => {}
                 other => return other.map(drop),
             }
@@ -236,10 +236,10 @@ impl Frames<'_> {
     }
 }
 
-/// Makes a call. The memory that its arguments name is the buffer's, which is locked.
+/// Makes a call. The memory for its arguments is the buffer's, which is locked.
 fn call(privcmd: &File, number: u64, [first, second]: [u64; 2]) -> io::Result<u64> {
     let call = Hypercall { number, arguments: [first, second, 0, 0, 0] };
-    // SAFETY: the structure is the one that the number names; the calls that are made here write to their argument at most.
+    // SAFETY: the structure is the one for this number; the calls made here write at most to their argument.
     let done = unsafe { libc::ioctl(privcmd.as_raw_fd(), HYPERCALL, &raw const call) };
     u64::try_from(done).map_err(|_| io::Error::last_os_error())
 }
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!((size_of::<Hypercall>(), HYPERCALL), (48, 0x0030_5000));
         assert_eq!(size_of::<Reservation>(), 32);
         assert_eq!((std::mem::offset_of!(Reservation, order), std::mem::offset_of!(Reservation, domain)), (16, 24));
-        // The union begins at 16, and no version's is larger than 128 bytes.
+        // The union begins at 16, and it has at most 128 bytes in every version.
         assert_eq!(std::mem::offset_of!(Domctl, max_kib), 16);
         assert!(size_of::<Domctl>() >= 16 + 128);
     }
