@@ -77,7 +77,7 @@ mod fuzz;
     clippy::indexing_slicing,
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
-    reason = "a harness of tests: what does not hold is to panic, and the fuzz target uses a part of it"
+    reason = "a test harness: failed checks must panic, and the fuzz target uses a part of it"
 )]
 mod tests {
     pub(crate) mod fake;

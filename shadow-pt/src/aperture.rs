@@ -1,18 +1,18 @@
-//! The guest's view through BAR1 and BAR3, walked by us.
+//! The guest's view through BAR1 and BAR3, translated with a page walk in software.
 
 use crate::{GuestMemory, Place};
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, Target};
 use nvspec::instance::vm;
 use nvspec::mmu::{ENTRY_BYTES, LPT_ENTRIES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAperture, SPT_ENTRIES, TableTarget};
 
-/// Cached translations for each aperture; a power of two. 2 MiB of pages, which is more than a driver touches in turn.
+/// Cached translations for each aperture; a power of two. 2 MiB of pages, more than a driver uses alternately.
 const SLOTS: usize = 512;
 const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 
-/// The place behind an aperture offset.
+/// Target of an aperture offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// The byte, in the guest's own terms: not checked against what the guest owns.
+    /// The byte, in the guest's own terms: not checked against the guest's memory.
     pub place: Place,
     /// Bytes from there to the end of the 4 KiB page.
     pub bytes: u64,
@@ -20,7 +20,7 @@ pub struct Mapping {
     pub writable: bool,
 }
 
-/// Why an aperture access goes nowhere; the numbers are the hardware's fault reasons (`nvspec::mmu::fault`).
+/// Why an aperture access faults; the numbers are the hardware's fault reasons (`nvspec::mmu::fault`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkFault {
     /// The aperture has no instance block, or one that cannot be read.
@@ -31,7 +31,7 @@ pub enum WalkFault {
     Pde,
     /// The offset is beyond a shortened table.
     PdeSize,
-    /// The entry is not valid, or names what no guest has.
+    /// The entry is not valid, or names memory that no guest has.
     Pte,
 }
 
@@ -43,7 +43,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// Returns what lies at byte `offset` of the aperture, which is in the slot's page.
+    /// Returns the mapping of byte `offset` of the aperture, which is in the slot's page.
     fn mapping(&self, offset: u64) -> Option<Mapping> {
         let within = offset & SMALL_PAGE.wrapping_sub(1);
         let place = self.place.checked_add(within)?;
@@ -51,12 +51,12 @@ impl Slot {
     }
 }
 
-/// Returns the slot in the cache of the page of byte `offset`.
+/// Returns the cache index for the page of byte `offset`.
 fn index(offset: u64) -> usize {
     usize::try_from(offset >> PAGE_SHIFT).unwrap_or(usize::MAX) & SLOTS.wrapping_sub(1)
 }
 
-/// An address space, as an instance block says.
+/// An address space, from an instance block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Space {
     directory: Place,
@@ -67,7 +67,7 @@ struct Space {
 #[derive(Debug)]
 pub struct ApertureTlb {
     instance: Option<Place>,
-    /// The directory, whatever the instance block says.
+    /// The directory, in place of the one in the instance block.
     named: Option<Place>,
     space: Option<Space>,
     slots: Box<[Option<Slot>]>,
@@ -80,40 +80,39 @@ impl Default for ApertureTlb {
 }
 
 impl ApertureTlb {
-    /// An aperture without an instance block.
+    /// Creates an aperture without an instance block.
     #[must_use]
     pub fn new() -> Self {
         Self { instance: None, named: None, space: None, slots: vec![None; SLOTS].into() }
     }
 
-    /// The guest has named an instance block, or taken it away. With `directory`, that is its directory, whatever the block
-    /// says.
+    /// Sets or removes the guest's instance block. `directory` overrides the directory in the block.
     pub fn bind(&mut self, instance: Option<Place>, directory: Option<Place>) {
         (self.instance, self.named) = (instance, directory);
         self.flush();
     }
 
-    /// The instance block that the guest has named.
+    /// Returns the guest's instance block.
     #[must_use]
     pub fn instance(&self) -> Option<Place> {
         self.instance
     }
 
-    /// Forgets all translations: the guest has flushed its TLB.
+    /// Drops all translations, because the guest has flushed its TLB.
     pub fn flush(&mut self) {
         self.space = None;
         self.slots.fill(None);
     }
 
-    /// The guest's directory for this aperture, if its instance block can be read.
+    /// Returns the guest's directory for this aperture, if its instance block can be read.
     pub fn directory(&mut self, guest: &mut impl GuestMemory) -> Option<Place> {
         self.space(guest).ok().map(|space| space.directory)
     }
 
-    /// Returns what lies at byte `offset` of the aperture.
+    /// Translates byte `offset` of the aperture.
     ///
     /// # Errors
-    /// As the hardware would fault. Failures are not cached.
+    /// The fault that the hardware would raise. Failures are not cached.
     pub fn translate(&mut self, offset: u64, guest: &mut impl GuestMemory) -> Result<Mapping, WalkFault> {
         if let Some(mapping) = self.cached(offset) {
             return Ok(mapping);
@@ -128,16 +127,16 @@ impl ApertureTlb {
         slot.mapping(offset).ok_or(WalkFault::Pte)
     }
 
-    /// Returns what lies at byte `offset` of the aperture if that was translated before and not forgotten since.
+    /// Returns the cached translation of byte `offset` of the aperture.
     #[must_use]
     pub fn cached(&self, offset: u64) -> Option<Mapping> {
         let page = offset >> PAGE_SHIFT;
         self.slots.get(index(offset)).copied().flatten().filter(|slot| slot.page == page)?.mapping(offset)
     }
 
-    /// Visits the `pages` pages from byte `start` of the aperture on, in order, with what lies behind each by the guest's
-    /// tables now; `None` where an access faults. `start` is a multiple of 2 MiB. Reads the tables in pieces of up to
-    /// 4 KiB, two for each 2 MiB, and nothing from or to the cache.
+    /// Visits the `pages` pages from byte `start` of the aperture on, in order, with the place of each in the guest's
+    /// current tables; `None` if an access faults. `start` is a multiple of 2 MiB. Reads the tables in parts of up to 4
+    /// KiB, two for each 2 MiB, and neither reads nor fills the cache.
     pub fn survey(
         &mut self,
         start: u64,
@@ -171,9 +170,9 @@ impl ApertureTlb {
 
 /// Pages of 4 KiB whose small entries fill a page.
 const BLOCK_PAGES: u64 = BLOCK_SMALLS as u64;
-/// The same, as a length.
+/// The same, as `usize`.
 const BLOCK_SMALLS: usize = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
-/// Large entries for as much.
+/// Number of large entries for the same range.
 const BLOCK_LARGES: usize = BLOCK_SMALLS >> LARGE_SHIFT;
 /// Small pages in a large one, as a shift.
 const LARGE_SHIFT: u32 = LARGE_PAGE.trailing_zeros() - PAGE_SHIFT;
@@ -196,7 +195,7 @@ impl Block {
         let Some(space) = space.filter(|space| va.0 <= space.limit) else { return };
         let Ok(pde) = read_entry(space.directory, va.0 >> PDE_SHIFT, guest) else { return };
         let pde = Pde::from(pde);
-        // Tables are shortened by powers of two that leave whole blocks.
+        // Tables are shortened by powers of two, which leave whole blocks.
         let within = va.0 & PDE_SPAN.wrapping_sub(1);
         let (large, small) = (within >> LARGE_PAGE.trailing_zeros(), within >> PAGE_SHIFT);
         if large >= u64::from(pde.large_entries()) {
@@ -212,7 +211,7 @@ impl Block {
         fill(table(pde.small_target(), pde.small_address()), small, self.small.as_flattened_mut());
     }
 
-    /// Returns what lies behind a page of the 2 MiB.
+    /// Returns the place of a page of the 2 MiB.
     fn page(&self, number: u64) -> Option<Place> {
         let at = usize::try_from(number % BLOCK_PAGES).ok()?;
         let entry =
@@ -240,7 +239,7 @@ fn read_space(instance: Place, named: Option<Place>, guest: &mut impl GuestMemor
     Some(Space { directory, limit: limit & 0xff_ffff_ffff })
 }
 
-/// The page of the guest's at `va`, as the hardware walks: a valid entry in the large-page table wins, else the
+/// Returns the guest's page at `va`, walking as the hardware does: a valid entry in the large-page table wins, else the
 /// small-page table decides.
 fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place, bool), WalkFault> {
     if va.0 > space.limit {
@@ -257,7 +256,7 @@ fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place,
             // A table that cannot be read has no valid entries, as in a shadow.
             let pte = Pte::from(read_entry(table, index, guest).unwrap_or(0));
             if pte.valid() {
-                // The page's address is a multiple of its size; the 4 KiB within come from the virtual address.
+                // The page's address is a multiple of its size; the 4 KiB page within comes from the virtual address.
                 const WITHIN: u64 = 0x1_f000;
                 return page(pte, (pte.address() & !0x1_ffff) | (va.0 & WITHIN));
             }

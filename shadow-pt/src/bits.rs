@@ -6,17 +6,17 @@ pub(crate) const WORDS: usize = 8;
 /// One bit for each entry, or each page, of 512.
 pub(crate) type Set512 = [u64; WORDS];
 
-/// The set of `index` alone. `index` is below 64.
+/// Returns the set of `index` alone. `index` is below 64.
 pub(crate) const fn bit(index: u32) -> u64 {
     1u64.wrapping_shl(index)
 }
 
-/// The set of the numbers below `count`, at most 64.
+/// Returns the set of the numbers below `count`, at most 64.
 pub(crate) const fn below(count: u32) -> u64 {
     if count >= u64::BITS { u64::MAX } else { bit(count).wrapping_sub(1) }
 }
 
-/// The members of a set, in ascending order.
+/// Returns the members of a set, in ascending order.
 pub(crate) fn members(mut set: u64) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         let index = set.trailing_zeros();
@@ -25,12 +25,12 @@ pub(crate) fn members(mut set: u64) -> impl Iterator<Item = u32> {
     })
 }
 
-/// The members of a larger set, in ascending order.
+/// Returns the members of a larger set, in ascending order.
 pub(crate) fn members512(set: &Set512) -> impl Iterator<Item = u32> {
     (0u32..).zip(*set).flat_map(|(word, set)| members(set).map(move |index| word.wrapping_mul(u64::BITS) | index))
 }
 
-/// Returns whether `index` is in the set.
+/// Returns true if `index` is in the set.
 pub(crate) fn has(set: &Set512, index: u32) -> bool {
     set.get((index >> 6) as usize).is_some_and(|word| word & bit(index & 63) != 0)
 }
@@ -42,14 +42,14 @@ pub(crate) fn insert(set: &mut Set512, index: u32) {
     }
 }
 
-/// Takes `index` out of the set.
+/// Removes `index` from the set.
 pub(crate) fn remove(set: &mut Set512, index: u32) {
     if let Some(word) = set.get_mut((index >> 6) as usize) {
         *word &= !bit(index & 63);
     }
 }
 
-/// The set of the numbers below `count`, at most 512.
+/// Returns the set of the numbers below `count`, at most 512.
 pub(crate) fn below512(count: usize) -> Set512 {
     let mut set = [0; WORDS];
     for (word, set) in set.iter_mut().enumerate() {

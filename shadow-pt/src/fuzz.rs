@@ -1,10 +1,10 @@
-//! Bytes as a sequence of operations of a guest, a GPU and a host, checked against the model.
+//! Interprets bytes as a sequence of operations of a guest, a GPU and a host, checked against the model.
 
 use crate::Mode;
 use crate::model::machine::Machine;
 
-/// Runs what `data` says; panics when an invariant does not hold. The first byte chooses the mode (two bits) and whether
-/// there is little room for tables (the third bit), then each operation takes eight bytes.
+/// Runs the operations in `data`; panics if an invariant does not hold. The first byte selects the mode (two bits) and
+/// whether there is little room for tables (the third bit), then each operation takes eight bytes.
 pub fn fuzz(data: &[u8]) {
     let Some((first, ops)) = data.split_first() else { return };
     let mode = Mode::ALL.into_iter().nth(usize::from(first & 3)).unwrap_or_default();

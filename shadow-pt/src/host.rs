@@ -1,26 +1,26 @@
 //! The mediator's own pages in a guest's address space.
 //!
-//! They are in the spans of the last two directory entries, which are never the guest's. What channels need of the
-//! mediator is in the last, in a short table that every address space with a channel has. The other is for memory that
-//! several address spaces share; its table is made when the first such page is mapped.
+//! They are in the spans of the last two directory entries, which are never the guest's. The last has the mediator's
+//! pages for channels, in a short table that every address space with a channel has. The other is for memory that
+//! several address spaces share; its table is created when the first such page is mapped.
 
 use crate::ShadowMemory;
 use crate::space::frame;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
 use nvspec::mmu::{ENTRY_BYTES, PD_ENTRIES, PDE_SPAN, Pde, Pte, PteAperture, Rights, SPT_ENTRIES, TableTarget, kind};
 
-/// Begin of the mediator's own pages for channels in each address space: the span of the last directory entry.
+/// Start of the mediator's own pages for channels in each address space: the span of the last directory entry.
 pub const HOST_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) * PDE_SPAN);
-/// Number of those at most: as many as the shortest table has.
+/// Largest number of those pages: as many as the shortest table has.
 pub const HOST_PAGES: u32 = SPT_ENTRIES >> SIZE_CODE;
 /// The size code of the shortest table.
 const SIZE_CODE: u8 = 3;
-/// Begin of the pages of shared memory in each address space: the span of the directory entry before.
+/// Start of the pages of shared memory in each address space: the span of the directory entry before.
 pub const SHARED_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 2) * PDE_SPAN);
-/// Number of those at most.
+/// Largest number of those pages.
 pub const SHARED_PAGES: u32 = SPT_ENTRIES;
 
-/// The first directory entry that is the mediator's; all behind it are, too.
+/// The first directory entry that is the mediator's; all later ones are, too.
 pub(crate) const FIRST_ENTRY: u32 = PD_ENTRIES - 2;
 
 /// A page of the mediator's own in an address space.
@@ -33,7 +33,7 @@ pub enum HostPage {
 }
 
 impl HostPage {
-    /// Returns which of a space's tables it is in, and its place there.
+    /// Returns the page's area and its index there.
     pub(crate) fn split(self) -> Option<(Area, u32)> {
         let (area, index) = match self {
             Self::Own(index) => (Area::Own, index),
@@ -51,7 +51,7 @@ pub(crate) enum Area {
 }
 
 impl Area {
-    /// Its directory entry.
+    /// Returns its directory entry.
     pub(crate) const fn entry(self) -> u32 {
         match self {
             Self::Own => FIRST_ENTRY.wrapping_add(1),
@@ -73,7 +73,7 @@ impl Area {
         }
     }
 
-    /// Bytes of its table.
+    /// Returns the bytes of its table.
     pub(crate) const fn table_bytes(self) -> u64 {
         (self.pages() as u64).wrapping_mul(ENTRY_BYTES)
     }
@@ -87,12 +87,12 @@ pub(crate) struct HostTable {
 }
 
 impl HostTable {
-    /// An empty one. `None` without memory.
+    /// Allocates an empty table. `None` without memory.
     pub(crate) fn new(area: Area, memory: &mut impl ShadowMemory) -> Option<Self> {
         Some(Self { card: memory.alloc(area.table_bytes())?, area })
     }
 
-    /// One that is at `card` already.
+    /// Wraps a table that is at `card` already.
     pub(crate) fn at(area: Area, card: VramAddr) -> Self {
         Self { card, area }
     }
@@ -101,18 +101,18 @@ impl HostTable {
         self.card
     }
 
-    /// Bytes of it.
+    /// Returns its size in bytes.
     pub(crate) fn bytes(self) -> u64 {
         self.area.table_bytes()
     }
 
-    /// The directory entry for it.
+    /// Returns the directory entry for it.
     pub(crate) fn pde(self) -> Option<u64> {
         let pde = Pde::new().with_large_size(self.area.size_code()).with_small_target(TableTarget::Vram);
         Some(pde.with_small_frame(frame(self.card)?).into())
     }
 
-    /// The entry for a page. `None` for an address that no entry can hold.
+    /// Returns the entry for a page. `None` for an address that no entry can hold.
     pub(crate) fn pte(page: VramAddr, rights: Rights) -> Option<u64> {
         let pte = Pte::granting(rights).with_aperture(PteAperture::Vram);
         Some(pte.with_kind(kind::PITCH).with_frame(frame(page)?).into())

@@ -1,15 +1,15 @@
-//! Names of address spaces, and ranges of what the guest calls memory.
+//! Names of address spaces, and ranges of guest memory.
 
 use nvspec::addr::{Gpa, GuestVramAddr};
 
-/// Address spaces that a VM may have at once: one for each channel of the chip, and two apertures.
+/// Largest number of address spaces of a VM at a time: one for each channel of the chip, and two apertures.
 pub const MAX_SPACES: usize = 130;
-/// Bits of a [`SpaceId`] that are the index; the others tell a space from those that had its index before.
+/// Bits of a [`SpaceId`] for the index; the others distinguish a space from earlier ones with its index.
 const INDEX_BITS: u32 = 8;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const _: () = assert!(MAX_SPACES <= 1 << INDEX_BITS);
 
-/// A range of what the guest calls memory.
+/// A range of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestRange {
     /// VRAM: first byte, bytes.
@@ -19,7 +19,7 @@ pub enum GuestRange {
 }
 
 impl GuestRange {
-    /// Returns whether it is RAM, the first byte, bytes.
+    /// Returns true for RAM, the first byte, and the length in bytes.
     pub(crate) const fn parts(self) -> (bool, u64, u64) {
         match self {
             Self::Vram(start, len) => (false, start.0, len),
@@ -28,22 +28,22 @@ impl GuestRange {
     }
 }
 
-/// Names an address space of a VM. Once the space is closed it names none.
+/// Identifies an address space of a VM. After the space is closed, it identifies none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId(u32);
 
 impl SpaceId {
-    /// The space at an index, which is below [`MAX_SPACES`], of a [generation](Self::generation_of).
+    /// Returns the space at an index, which is below [`MAX_SPACES`], of a [generation](Self::generation_of).
     pub(crate) const fn new(generation: u32, index: u32) -> Self {
         Self(generation | index)
     }
 
-    /// The generation of the space that is made as the `count`-th.
+    /// Returns the generation of the `count`-th space that is created.
     pub(crate) const fn generation_of(count: u32) -> u32 {
         count.wrapping_shl(INDEX_BITS)
     }
 
-    /// Tells the space from others that had its index.
+    /// Distinguishes the space from others that had its index.
     pub(crate) const fn generation(self) -> u32 {
         self.0 & !INDEX_MASK
     }

@@ -1,41 +1,44 @@
-//! Guest page tables in, validated shadow page tables out.
+//! Translates guest page tables to validated shadow page tables.
 //!
 //! The invariant: **no entry that the card can reach from a shadow directory names a frame that [`Frames`] has not
 //! granted**, for each 4 KiB of it. The guest's tables are read once for each synchronisation, into memory of our own;
-//! what is checked is what is written.
+//! the checked entries are the written ones.
 //!
 //! Parts:
 //! - [`AddressSpaces`]: all guest address spaces of a VM and their shadows on the card (`spaces`, `space`, `table`,
-//!   `mirror`, `split`, and `shared`, what the spaces of a VM have in common);
+//!   `mirror`, `split`, and `shared`, the common state of a VM's spaces);
 //! - `pages`: which pages of guest VRAM hold tables, and which of those the GPU itself can write;
 //! - `reverse`: which table pages name which guest memory;
 //! - [`ApertureTlb`]: the walk of the guest's own tables for trapped accesses to BAR1 and BAR3, with a cache;
 //! - `translate`: one guest entry in, its shadow or a [`Denial`] out;
 //! - the traits that a user implements: [`GuestMemory`], [`Frames`], [`ShadowMemory`], together [`World`].
 //!
-//! What is looked at again is a page (4 KiB) of a directory or table. A page is *pending* when it may differ from what was
-//! read last: it was never read, the CPU has written it ([`AddressSpaces::written`]), the GPU can write it because a live
-//! entry of any space of the VM maps it writable, or could until just now, the CPU can write it without our seeing it
-//! ([`AddressSpaces::unseen`]), or it lies in guest RAM, where nobody sees writes. A page counts as writable for the GPU until the card's TLBs have been flushed after the last such entry went.
+//! The unit of reading is a page (4 KiB) of a directory or table. A page is *pending* when it may differ from its last
+//! read: it was never read, the CPU has written it ([`AddressSpaces::written`]), the GPU can write it because a live
+//! entry of any space of the VM maps it writable, or could until just now, the CPU can write it unseen
+//! ([`AddressSpaces::unseen`]), or it is in guest RAM, where writes are not trapped. A page counts as writable for the
+//! GPU until the card's TLBs have been flushed after the last such entry was removed.
 //!
-//! A space is *settled* when nothing that its guest has announced is still to be read; then nobody looks at its pages for work. A flush
-//! announces, a write that is seen, and what the user knows of ([`AddressSpaces::announced`]); what changes unseen and is not announced is not
-//! looked for.
+//! A space is *settled* when everything that its guest has announced was read; then its pages are not checked before
+//! work runs. A flush announces changes, and so does a write that is trapped or reported by the user
+//! ([`AddressSpaces::announced`]); changes that are unseen and unannounced are not searched for.
 //!
-//! A flush must take effect at once only where something can be lost: on pending pages with live shadow entries. In
-//! [`Mode::LazyAdd`] the others wait for [`AddressSpaces::prepare`], unless work runs already. A new entry in a large-page
-//! table hides what the small-page table has there; that is not a loss, for the guest still names what is hidden.
+//! A flush must take effect at once only where permissions can be lost: on pending pages with live shadow entries. In
+//! [`Mode::LazyAdd`] the others wait for [`AddressSpaces::prepare`], unless work runs already. A new entry in a
+//! large-page table hides the entries of the small-page table there; that is not a loss, for the guest still maps the
+//! hidden pages.
 //!
-//! A large page whose 4 KiB pages lie apart for the card (some of them in host memory, or RAM in pieces) cannot be one
-//! entry. The large entry is left out then, and 32 small ones stand in for it, in a small-page table of ours (`split`) that
-//! the directory entry names instead of the shadow of the guest's small-page table, whether that exists or not: the
-//! hardware looks there when there is no large entry.
+//! A large page whose 4 KiB pages are not contiguous for the card (some of them in host memory, or RAM in several
+//! parts) cannot be one entry. It is *split*: the large entry is left out, and 32 small ones stand in for it, in a
+//! small-page table of ours (`split`). The directory entry names this table instead of the shadow of the guest's
+//! small-page table, with or without one: the hardware looks there when there is no large entry.
 //!
-//! Not here: comptags (every compressed kind becomes its counterpart without), 64 KiB large pages.
+//! Not supported: comptags (every compressed kind is replaced by its uncompressed counterpart), 64 KiB large pages.
 //!
-//! Bounds, whatever the guest writes: a directory has 8192 entries; a space scans a table once however many entries name
-//! it; tables beyond [`Limits::table_bytes`] are not made; there are [`MAX_SPACES`] spaces. A directory that is its own
-//! table, or tables in guest RAM, are tables like any other: what counts is what their bytes mean as entries.
+//! Limits that hold for any guest: a directory has 8192 entries; a space scans a table once, for any number of entries
+//! that name it; tables beyond [`Limits::table_bytes`] are not created; there are [`MAX_SPACES`] spaces. A directory
+//! that is its own table, or tables in guest RAM, are tables like any other: only the meaning of their bytes as entries
+//! counts.
 //!
 //! No locks, no threads, no time.
 
@@ -88,7 +91,7 @@ pub use world::{Parts, World};
 
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, VramAddr};
 
-/// The guest's memory cannot be read there: outside of what the guest has.
+/// The guest's memory cannot be read there, because the guest has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no such guest memory")]
 pub struct Unreadable;
@@ -98,7 +101,7 @@ pub trait GuestMemory {
     /// Fills `data` from `place` on.
     ///
     /// # Errors
-    /// When any byte lies outside of what the guest has; `data` may then hold anything.
+    /// If any byte is outside of the guest's memory; `data` may then hold anything.
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
 }
 
@@ -107,32 +110,32 @@ pub trait GuestMemory {
 pub enum Frame {
     /// In the card's memory.
     Vram(VramAddr),
-    /// In host memory that is mapped for the card, to read and to write, at this I/O address.
+    /// In host memory that is mapped for the card, readable and writable, at this I/O address.
     Host(Iova),
 }
 
-/// Grants frames: what the VM owns, and where it lies for the card now.
+/// Grants frames: the VM's memory, and its current place for the card.
 pub trait Frames {
-    /// Returns where the `len` bytes of guest VRAM at `address` lie: all of them the VM's, in one piece, on one side.
-    /// `len` is 4 KiB or 128 KiB. A large page that is not in one piece, or not aligned for the card, is asked for by 4
-    /// KiB.
+    /// Returns the frame of the `len` bytes of guest VRAM at `address`: all of them the VM's, contiguous, on one side.
+    /// `len` is 4 KiB or 128 KiB. A large page that is not contiguous, or not aligned for the card, is requested in
+    /// parts of 4 KiB.
     fn vram(&mut self, address: GuestVramAddr, len: u64) -> Option<Frame>;
 
-    /// The I/O address of the `len` bytes of guest RAM at `address`: all of them registered (for writing, if `write`), in
-    /// one piece. `len` is 4 KiB or 128 KiB. A region's I/O address should equal its guest address modulo 128 KiB, else its
-    /// large pages cost 32 entries each.
+    /// Returns the I/O address of the `len` bytes of guest RAM at `address`: all of them registered (for writing, if
+    /// `write`), and contiguous. `len` is 4 KiB or 128 KiB. A region's I/O address should equal its guest address
+    /// modulo 128 KiB, else its large pages cost 32 entries each.
     fn ram(&mut self, address: Gpa, len: u64, write: bool) -> Option<Iova>;
 }
 
-/// The card's memory for shadow tables. Nothing here may be reachable by any guest. A failure of the card is the
-/// implementer's to remember; the shadow goes on as if the write had happened.
+/// The card's memory for shadow tables. Nothing here may be reachable by any guest. The implementer must record a
+/// failure of the card; the shadow continues as if the write had happened.
 pub trait ShadowMemory {
-    /// Allocates `bytes`, zeroed and aligned to 4 KiB. `None` when there is none.
+    /// Allocates `bytes`, zeroed and aligned to 4 KiB. `None` if there is no memory.
     fn alloc(&mut self, bytes: u64) -> Option<VramAddr>;
 
-    /// Frees what [`Self::alloc`] returned for `bytes`.
+    /// Frees the memory that [`Self::alloc`] returned for `bytes`.
     fn free(&mut self, address: VramAddr, bytes: u64);
 
-    /// Writes. `data` is whole entries.
+    /// Writes whole entries.
     fn write(&mut self, address: VramAddr, data: &[u8]);
 }

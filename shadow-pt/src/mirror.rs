@@ -1,4 +1,4 @@
-//! Arrays of entries that are kept on the card and mirrored here: what the guest's were, and what the card's are.
+//! Arrays of entries on the card, with a copy here of the guest's and the card's entries.
 
 use crate::bits::{Set512, WORDS, below, bit};
 use crate::translate::{Pieces, Shadow};
@@ -8,16 +8,16 @@ use nvspec::mmu::{ENTRY_BYTES, Pte};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Changed entries this far apart are written together with what is between them.
+/// Changed entries up to this far apart are written together with those between them.
 const GAP: usize = 8;
-/// Bytes of a page of entries: what is read at once.
+/// Bytes of a page of entries, the unit of reading.
 pub(crate) const PAGE_BYTES: usize = 1 << SMALL_PAGE.trailing_zeros();
 /// Entries of a page.
 pub(crate) const PAGE_ENTRIES: u32 = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
 /// Entries that are compared at once.
 const GROUP: u32 = 8;
 
-/// An entry as it lies in memory.
+/// An entry as in memory.
 pub(crate) type RawEntry = [u8; size_of::<Pte>()];
 
 /// Entries that changed, and whether any of them lost a permission.
@@ -47,12 +47,12 @@ impl Runs {
         self.0.is_empty()
     }
 
-    /// The entries from the first to the last that changed, run by run.
+    /// Returns the entries from the first to the last changed one, run by run.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.0.iter().map(|run| run.range.clone())
     }
 
-    /// Writes the runs that lose something, or those that do not, from `entries` to the array of the card at `card`.
+    /// Writes the runs that lose permissions, or those that do not, from `entries` to the array of the card at `card`.
     pub(crate) fn write(
         &self,
         losing: bool,
@@ -71,28 +71,28 @@ impl Runs {
 /// An array of entries: a directory or a table.
 #[derive(Debug)]
 pub(crate) struct Mirror {
-    /// Place of the guest's, at a multiple of 4 KiB.
+    /// Place of the guest's array, at a multiple of 4 KiB.
     pub(crate) place: Place,
     /// Place of the shadow on the card.
     pub(crate) card: VramAddr,
-    /// The guest's entries when they were read last.
+    /// The guest's entries at the last read.
     pub(crate) guest: Box<[RawEntry]>,
-    /// The card's entries, once the runs are written.
+    /// The card's entries, after the runs are written.
     pub(crate) shadow: Box<[u64]>,
     /// Pages that may differ from `guest`.
     pub(crate) dirty: u64,
-    /// Pages that may change unseen at any time: the GPU can write them, or they lie in guest RAM.
+    /// Pages that may change unseen at any time: the GPU can write them, or they are in guest RAM.
     pub(crate) watched: u64,
     /// Pages that could not be read; their entries count as 0.
     unreadable: u64,
-    /// Large entries whose pages lie apart, and the small ones that stand in for them. The card's entry is 0.
+    /// Split large entries, and the small ones that stand in for them. The card's entry is 0.
     pub(crate) splits: BTreeMap<usize, Box<Pieces>>,
-    /// For each page, entries that map something.
+    /// For each page, the number of entries that map memory.
     pub(crate) live: Box<[u16]>,
 }
 
 impl Mirror {
-    /// A mirror of `entries` entries at `place`, all to be read, whose shadow at `card` is all zero.
+    /// Creates a mirror of `entries` entries at `place`, all pending, whose shadow at `card` is all zero.
     pub(crate) fn new(place: Place, card: VramAddr, entries: u32) -> Self {
         let pages = entries.div_ceil(PAGE_ENTRIES);
         let all = below(pages);
@@ -109,35 +109,35 @@ impl Mirror {
         }
     }
 
-    /// All pages.
+    /// Returns all pages.
     pub(crate) fn all(&self) -> u64 {
         below(u32::try_from(self.live.len()).unwrap_or(u64::BITS))
     }
 
-    /// Pages that are to be read, whatever waits for it.
+    /// Returns the pages that must be read.
     pub(crate) fn pending(&self) -> u64 {
         self.dirty | self.watched
     }
 
-    /// Of `pages`, those with shadow entries: they have something to lose.
+    /// Returns those of `pages` with shadow entries, which can lose permissions.
     pub(crate) fn losing(&self, pages: u64) -> u64 {
         crate::bits::members(pages)
             .filter(|page| self.live.get(*page as usize).is_some_and(|live| *live != 0))
             .fold(0, |set, page| set | bit(page))
     }
 
-    /// The pages that could not be read are to be read again.
+    /// Marks the pages that could not be read for another try.
     pub(crate) fn retry(&mut self) -> bool {
         self.dirty |= self.unreadable;
         self.unreadable != 0
     }
 
-    /// Returns whether nothing of it could be read.
+    /// Returns true if no page could be read.
     pub(crate) fn is_lost(&self) -> bool {
         self.unreadable == self.all()
     }
 
-    /// The number of the page of guest VRAM that `page` lies in, if an entry can name it.
+    /// Returns the number of the page of guest VRAM of `page`, if an entry can name it.
     pub(crate) fn frame(&self, page: u32) -> Option<u32> {
         match self.page_place(page)? {
             Place::Vram(address) => crate::pages::PageIndex::frame(address.0),
@@ -149,14 +149,14 @@ impl Mirror {
         self.place.checked_add(u64::from(page).saturating_mul(SMALL_PAGE))
     }
 
-    /// The entries of a page, as indices.
+    /// Returns the entries of a page, as indices.
     pub(crate) fn range(&self, page: u32) -> Range<usize> {
         let start = page.saturating_mul(PAGE_ENTRIES) as usize;
         start.min(self.guest.len())..start.saturating_add(PAGE_ENTRIES as usize).min(self.guest.len())
     }
 
-    /// Reads a page of the guest's into `buffer`, as 0 where there is no memory. Returns the entries of the page that
-    /// differ from the mirror, `None` if none does. The mirror stays as it is.
+    /// Reads a page of the guest's array into `buffer`, as 0 where there is no memory. Returns the entries of the page
+    /// that differ from the mirror, `None` if none does. The mirror does not change.
     pub(crate) fn read(
         &mut self,
         page: u32,
@@ -179,17 +179,17 @@ impl Mirror {
         difference(known, buffer)
     }
 
-    /// The guest's entry as it was read last.
+    /// Returns the guest's entry at the last read.
     pub(crate) fn raw(&self, index: usize) -> u64 {
         self.guest.get(index).map_or(0, |raw| u64::from_le_bytes(*raw))
     }
 
-    /// The card's entry.
+    /// Returns the card's entry.
     pub(crate) fn entry(&self, index: usize) -> u64 {
         self.shadow.get(index).copied().unwrap_or(0)
     }
 
-    /// An entry by which the card reaches what the guest's names, or the first page of it; 0 for none.
+    /// Returns an entry with which the card reaches the memory of the guest's entry, or its first page; 0 for none.
     pub(crate) fn effective(&self, index: usize) -> u64 {
         match self.entry(index) {
             0 => self.splits.get(&index).and_then(|pieces| pieces.first()).copied().unwrap_or(0),
@@ -197,7 +197,7 @@ impl Mirror {
         }
     }
 
-    /// Returns whether the card has, or is to have, exactly that.
+    /// Returns true if the card has exactly this, or will after the pending writes.
     pub(crate) fn is(&self, index: usize, shadow: &Shadow) -> bool {
         match (shadow, self.splits.get(&index)) {
             (Shadow::Entry(entry), None) => *entry == self.entry(index),
@@ -206,14 +206,14 @@ impl Mirror {
         }
     }
 
-    /// Has an entry, by which the card reached something, reach something else.
+    /// Replaces a valid entry by one to another place.
     pub(crate) fn relocate(&mut self, index: usize, shadow: u64) {
         if let Some(known) = self.shadow.get_mut(index) {
             *known = shadow;
         }
     }
 
-    /// Sets both; counts live entries.
+    /// Sets both entries; counts live ones.
     pub(crate) fn set(&mut self, index: usize, raw: u64, shadow: Shadow) {
         if let Some(known) = self.guest.get_mut(index) {
             *known = raw.to_le_bytes();
@@ -233,7 +233,7 @@ impl Mirror {
         }
     }
 
-    /// Writes the runs that lose something, or those that do not, from the mirror to the card.
+    /// Writes the runs that lose permissions, or those that do not, from the mirror to the card.
     pub(crate) fn write(&self, runs: &Runs, losing: bool, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
         runs.write(losing, self.card, &self.shadow, memory, report);
     }
@@ -266,7 +266,7 @@ pub(crate) fn write_range(
     report.entries_written = report.entries_written.saturating_add(entries.len() as u64);
 }
 
-/// The entries that differ between two pages of the same length; `None` for none.
+/// Returns the entries that differ between two pages of the same length; `None` for none.
 fn difference(old: &[u8], new: &[u8]) -> Option<Set512> {
     if old == new {
         return None;

@@ -1,26 +1,26 @@
-//! Work that a flush does at once, and work that waits.
+//! Division of work between a flush and later calls.
 
 use std::str::FromStr;
 
-/// Work that a flush does, for use and for measurement.
+/// Mode of flushes, for use and for measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// Each flush reads every table, translates and writes every entry again.
     Naive,
     /// A flush only marks the space, unless work of it runs; before the next work runs, everything is done as in
-    /// [`Self::Naive`]. Permissions that the guest took away stay until then: only for comparison.
+    /// [`Self::Naive`]. Permissions that the guest removed remain until then: only for comparison.
     Lazy,
-    /// Each flush looks only at table pages that may have changed, and writes only entries that changed.
+    /// Each flush reads only table pages that may have changed, and writes only entries that changed.
     Incremental,
-    /// As [`Self::Incremental`], but table pages that can only gain wait until work needs them.
+    /// As [`Self::Incremental`], but table pages that can only gain permissions wait until work needs them.
     #[default]
     LazyAdd,
 }
 
-/// Part that is looked at of what may have changed.
+/// Which of the possibly changed pages are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// Pages that have something to lose.
+    /// Pages that can lose permissions.
     Losing,
     /// All pages that may have changed.
     Pending,
@@ -37,7 +37,7 @@ impl Mode {
     /// All modes.
     pub const ALL: [Self; 4] = [Self::Naive, Self::Lazy, Self::Incremental, Self::LazyAdd];
 
-    /// Its name in configurations and reports.
+    /// Returns its name in configurations and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,19 +1,19 @@
-//! Entries whose VRAM lies elsewhere than before, where nothing else of them changes: what a chunk that moves costs for each page.
+//! Entries whose VRAM has moved while nothing else of them changed: the cost of a chunk's move for each page.
 
 use crate::translate::FRAME_BITS;
 use crate::{Frame, Frames, GuestRange};
 use nvspec::addr::{GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
 use nvspec::mmu::{Pte, PteAperture};
 
-/// A block of guest VRAM of the size of a large page: small entries name its pages one behind the other.
+/// A block of guest VRAM of the size of a large page: small entries name its pages consecutively.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     start: u64,
-    /// Its place, if it lies in one piece.
+    /// Its place, if it is contiguous.
     place: Option<Frame>,
 }
 
-/// Small entries that name VRAM in a range, and where that lies now.
+/// Small entries that name VRAM in a range, and the current place of that VRAM.
 #[derive(Debug)]
 pub(crate) struct Moved {
     start: u64,
@@ -22,20 +22,20 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// Of a range; `None` if that is RAM.
+    /// Creates the state for a range; `None` if that is RAM.
     pub(crate) fn of(range: GuestRange) -> Option<Self> {
         let (system, start, len) = range.parts();
         (!system).then(|| Self { start, end: start.saturating_add(len), last: None })
     }
 
-    /// Returns whether the guest entry `raw` is a small one that names no byte of the range.
+    /// Returns true if the guest entry `raw` is a small one that names no byte of the range.
     pub(crate) fn is_elsewhere(&self, raw: Pte) -> bool {
         let address = raw.address();
         raw.aperture() == PteAperture::Vram && (address >= self.end || address.saturating_add(SMALL_PAGE) <= self.start)
     }
 
-    /// The card's entry for the small guest entry `raw`, of which the card has `old`: that with another place. `None` where more has to be
-    /// looked at.
+    /// Returns the card's entry for the small guest entry `raw`: `old`, the current one, with the new place. `None` if
+    /// a full translation is needed.
     pub(crate) fn entry(&mut self, raw: Pte, old: Pte, frames: &mut impl Frames) -> Option<Pte> {
         if !old.valid() || !raw.valid() || raw.aperture() != PteAperture::Vram {
             return None;

@@ -1,4 +1,4 @@
-//! The pages of guest VRAM that hold tables: who uses them, and whether the GPU itself can write them.
+//! The pages of guest VRAM that hold tables, with their users and whether the GPU itself can write them.
 
 use crate::bits::{self, Set512, bit, members};
 use crate::reverse::BLOCK_PAGES_SHIFT;
@@ -12,7 +12,7 @@ const LARGES: usize = (PAGES / LARGE_PAGES) as usize;
 /// Bits of a 4 KiB page's number that an entry can name.
 const FRAME_BITS: u32 = 28;
 
-/// Reader of a page of guest VRAM as entries.
+/// A user that reads a page of guest VRAM as entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum User {
     /// A page of a space's directory: the space's index, the page's number in the directory.
@@ -47,11 +47,12 @@ impl FrameRun {
 struct Block {
     /// Pages that hold tables.
     tables: Set512,
-    /// Those of them that all their users know to have changed.
+    /// Those that are marked as changed for all their users.
     marked: Set512,
     /// For each large page, how many large entries make it writable.
     large: [u32; LARGES],
-    /// For each page, how many small entries make it writable. Entries are bounded by the limit on tables; 32 bits do.
+    /// For each page, how many small entries make it writable. The limit on tables bounds the number of entries, so 32
+    /// bits suffice.
     small: Option<Box<[u32; PAGES as usize]>>,
     /// Counters that are not 0.
     counted: u32,
@@ -70,7 +71,7 @@ impl Block {
         self.large(page) != 0 || self.small(page) != 0
     }
 
-    /// Counts up or down; `true` when that makes it something or nothing.
+    /// Counts up or down; returns `true` if that changes between zero and non-zero.
     fn count(&mut self, page: u32, large: bool, up: bool) -> bool {
         let counter = if large {
             self.large.get_mut((page / LARGE_PAGES) as usize)
@@ -99,7 +100,7 @@ fn split(frame: u32) -> (usize, u32) {
 /// All of a VM's table pages in guest VRAM.
 #[derive(Debug, Default)]
 pub(crate) struct PageIndex {
-    /// By number of the block; at most 4 MiB, when a guest names a table at the end of what an entry can hold.
+    /// By number of the block; at most 4 MiB, if a guest names a table at the end of the range of entries.
     blocks: Vec<Option<Box<Block>>>,
     users: HashMap<u32, Vec<User>>,
 }
@@ -135,48 +136,48 @@ impl PageIndex {
         }
     }
 
-    /// A table page at `address`: its number, if an entry can name it.
+    /// Returns the number of a table page at `address`, if an entry can name it.
     pub(crate) fn frame(address: u64) -> Option<u32> {
         u32::try_from(address >> nvspec::addr::SMALL_PAGE.trailing_zeros())
             .ok()
             .filter(|frame| frame >> FRAME_BITS == 0)
     }
 
-    /// Pages below this number may hold tables.
+    /// Returns the number below which pages may hold tables.
     pub(crate) fn end(&self) -> u64 {
         (self.blocks.len() as u64) << BLOCK_PAGES_SHIFT
     }
 
-    /// Returns whether the page holds a table.
+    /// Returns true if the page holds a table.
     pub(crate) fn is_table(&self, frame: u32) -> bool {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page))
     }
 
-    /// Returns whether the page holds a table and not all of its users know that it has changed.
+    /// Returns true if the page holds a table and not all of its users know that it has changed.
     pub(crate) fn news(&self, frame: u32) -> bool {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page) && !bits::has(&block.marked, page))
     }
 
-    /// All users know now that the page has changed.
+    /// Notes that all users know that the page has changed.
     pub(crate) fn set_marked(&mut self, frame: u32) {
         if let Some((block, page)) = self.block_mut(frame) {
             bits::insert(&mut block.marked, page);
         }
     }
 
-    /// A user has read the page.
+    /// Notes that a user has read the page.
     pub(crate) fn clear_marked(&mut self, frame: u32) {
         if let Some((block, page)) = self.block_mut(frame) {
             bits::remove(&mut block.marked, page);
         }
     }
 
-    /// The users of a page.
+    /// Returns the users of a page.
     pub(crate) fn users(&self, frame: u32) -> &[User] {
         self.users.get(&frame).map_or(&[], Vec::as_slice)
     }
 
-    /// The table pages from `first` to `last` that are known.
+    /// Returns the known table pages from `first` to `last`.
     pub(crate) fn tables_in(&self, first: u32, last: u32) -> Vec<u32> {
         let (start, end) = (split(first).0, split(last).0);
         let blocks = (0u32..).zip(&self.blocks).take(end.saturating_add(1)).skip(start);
@@ -187,7 +188,7 @@ impl PageIndex {
             .collect()
     }
 
-    /// The page holds a table of `user`'s, who knows nothing of it yet. `true` if the GPU can write it.
+    /// Notes that the page holds a table of `user`, which has not read it yet. Returns `true` if the GPU can write it.
     pub(crate) fn register(&mut self, frame: u32, user: User) -> bool {
         let Some((block, page)) = self.make_block(frame) else { return false };
         if !bits::has(&block.tables, page) {
@@ -199,7 +200,7 @@ impl PageIndex {
         exposed
     }
 
-    /// The page is not `user`'s any more.
+    /// Notes that `user` no longer uses the page.
     pub(crate) fn unregister(&mut self, frame: u32, user: User) {
         let Some(users) = self.users.get_mut(&frame) else { return };
         if let Some(position) = users.iter().position(|known| *known == user) {
@@ -216,8 +217,8 @@ impl PageIndex {
         self.drop_empty(frame);
     }
 
-    /// Shadow entries make the pages of `run` writable (`up`), or do not any more. Adds to `turned` the table pages that
-    /// the GPU can write since then, or cannot any more.
+    /// Counts shadow entries that make the pages of `run` writable (`up`), or no longer do. Adds the table pages that
+    /// have become writable for the GPU, or no longer are, to `turned`.
     pub(crate) fn count(&mut self, run: FrameRun, up: bool, turned: &mut Vec<u32>) {
         let step = if run.large { LARGE_PAGES } else { 1 };
         let end = run.first.saturating_add(run.pages);
@@ -243,13 +244,13 @@ impl PageIndex {
         }
     }
 
-    /// Returns how many entries make a page writable: large ones, small ones. For tests.
+    /// Returns how many large and small entries make a page writable. For tests.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn counts(&self, frame: u32) -> (u32, u32) {
         self.block(frame).map_or((0, 0), |(block, page)| (block.large(page), block.small(page)))
     }
 
-    /// Nothing is known of any page. For tests.
+    /// Returns true if no page is known. For tests.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn is_empty(&self) -> bool {
         self.users.is_empty() && self.blocks.iter().all(Option::is_none)

@@ -1,19 +1,19 @@
-//! Reports of a synchronisation: what it did, and what it refused.
+//! Reports of a synchronisation: its work and its denials.
 
 /// Why an entry of the guest has no counterpart in the shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Denial {
-    /// A page of VRAM that is not the VM's, in full.
+    /// A page of VRAM that is not wholly the VM's.
     Vram,
-    /// A page of RAM that is not registered, in full.
+    /// A page of RAM that is not wholly registered.
     Ram,
     /// Another card's memory.
     Peer,
     /// A storage kind that the chip does not have.
     Kind,
-    /// A large page whose address is no multiple of 128 KiB, for the guest or for the card.
+    /// A large page whose address is not a multiple of 128 KiB, for the guest or for the card.
     Unaligned,
-    /// A directory or table that the guest's memory does not hold.
+    /// A directory or table outside of the guest's memory.
     Table,
     /// A directory entry that is the host's.
     Reserved,
@@ -28,7 +28,7 @@ impl Denial {
     pub const ALL: [Self; Self::COUNT] =
         [Self::Vram, Self::Ram, Self::Peer, Self::Kind, Self::Unaligned, Self::Table, Self::Reserved, Self::Limit];
 
-    /// A word for metrics and logs.
+    /// Returns a word for metrics and logs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -51,13 +51,13 @@ pub struct Denials {
 }
 
 impl Denials {
-    /// Returns how many for one reason.
+    /// Returns the count for one reason.
     #[must_use]
     pub fn of(&self, reason: Denial) -> u64 {
         self.counts.get(reason as usize).copied().unwrap_or(0)
     }
 
-    /// Returns how many in all.
+    /// Returns the total count.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
@@ -80,7 +80,7 @@ impl Denials {
 /// Report of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SyncReport {
-    /// Guest tables of which something was read, the directory included.
+    /// Guest tables that were read at least in part, including the directory.
     pub tables_scanned: u64,
     /// Pages (4 KiB, or as much as a shorter table has) of guest tables that were read.
     pub pages: u64,
@@ -88,24 +88,24 @@ pub struct SyncReport {
     pub bytes_scanned: u64,
     /// Entries of tables (not of directories) that were checked and translated.
     pub translated: u64,
-    /// Shadow entries that were written, those between two that differ included.
+    /// Shadow entries that were written, including unchanged ones between changed ones.
     pub entries_written: u64,
-    /// Writes that it took.
+    /// Number of writes for these.
     pub writes: u64,
     /// Pages of guest tables that may have changed and that wait for [`crate::AddressSpaces::prepare`].
     pub deferred: u64,
-    /// Tables for which there is no card memory now. They are tried again by each call that may make tables; until then what
-    /// they would map is not mapped, and work that needs it must not begin.
+    /// Tables for which there is no card memory now. Each call that may create tables retries them; until then their
+    /// pages are not mapped, and work that needs these must not begin.
     pub waiting: u64,
-    /// Entries that are denied and were not when they were last looked at, by reason.
+    /// Entries that are denied and were not when they were last read, by reason.
     pub denied: Denials,
-    /// Some entry lost a permission or names another frame than before: the card's TLBs must be flushed before the guest
-    /// goes on, or what was taken away can still be reached.
+    /// Some entry lost a permission or names another frame than before: the card's TLBs must be flushed before the
+    /// guest continues, or the withdrawn memory stays reachable.
     pub lost_permission: bool,
 }
 
 impl SyncReport {
-    /// Returns whether anything was written: the card's TLBs must be flushed before anything relies on it.
+    /// Returns true if any entry was written: the card's TLBs must be flushed before the new state is used.
     #[must_use]
     pub const fn changed(&self) -> bool {
         self.entries_written != 0

@@ -40,28 +40,28 @@ fn key(block: u32, piece: u32) -> u64 {
     u64::from(block) << 32 | u64::from(piece)
 }
 
-/// The blocks that touch a range of RAM.
+/// Returns the blocks that overlap a range of RAM.
 fn blocks(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
     let block = |at: u64| u32::try_from((at >> BLOCK_SHIFT).min(LAST)).unwrap_or(0);
     let first = block(range.start);
     first..=block(range.end.saturating_sub(1)).max(first)
 }
 
-/// For each block, the table pages with entries that name something in it, granted or not. Takes host memory for at most
+/// For each block, the table pages with entries that name memory in it, granted or not. Takes host memory for at most
 /// one record for each entry of all tables.
 #[derive(Debug, Default)]
 pub(crate) struct ReverseMap {
-    /// Block and piece to how many entries.
+    /// Block and piece to the number of entries.
     counts: BTreeMap<u64, u32>,
-    /// Counts that are yet to be added and to be taken off: consecutive entries mostly name the same block.
+    /// Counts to add and to subtract later: consecutive entries mostly name the same block.
     added: (u64, u32),
     removed: (u64, u32),
-    /// Blocks of RAM that entries have named since somebody asked, if anybody does.
+    /// Blocks of RAM that entries have named since the last report, if they are logged.
     log: Option<BTreeSet<u32>>,
 }
 
 impl ReverseMap {
-    /// An entry of `piece` names `named` instead of `before`.
+    /// Notes that an entry of `piece` names `named` instead of `before`.
     pub(crate) fn change(&mut self, piece: Piece, before: Option<Named>, named: Option<Named>) {
         let (before, named) = (before.map(block), named.map(block));
         if before == named {
@@ -90,7 +90,7 @@ impl ReverseMap {
         }
     }
 
-    /// Begins to note which blocks of RAM entries name, or notes those that they name now as well; or ends that.
+    /// Starts the log of the blocks of RAM that entries name, including those that they name now; or ends it.
     pub(crate) fn log(&mut self, on: bool) {
         self.flush();
         let named: Vec<u32> = self.named(0..u64::MAX).collect();
@@ -100,8 +100,8 @@ impl ReverseMap {
         }
     }
 
-    /// The blocks of RAM that were named since this was asked last and touch `range`. Those that lie in it are forgotten, but for
-    /// those that are named still if what they name `goes_on` being used.
+    /// Returns the blocks of RAM that were named since the last call and overlap `range`. Forgets those inside the
+    /// range, except those that are still named if their memory stays in use (`goes_on`).
     pub(crate) fn take_named(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.flush();
         let still: BTreeSet<u32> = if goes_on { self.named(range.clone()).collect() } else { BTreeSet::new() };
@@ -120,14 +120,14 @@ impl ReverseMap {
         touched.into_iter().map(bytes).collect()
     }
 
-    /// The blocks of RAM that entries name now and that touch `range`.
+    /// Returns the blocks of RAM that entries name now and that overlap `range`.
     fn named(&self, range: Range<u64>) -> impl Iterator<Item = u32> + '_ {
         let (first, last) = blocks(&range).into_inner();
         let keys = key(first | SYSTEM, 0)..=key(last | SYSTEM, u32::MAX);
         self.counts.range(keys).map(|(key, _)| u32::try_from(key >> 32).unwrap_or(0) & !SYSTEM)
     }
 
-    /// Takes in what is held back. Call it after the last entry of a piece.
+    /// Applies the deferred counts. Call it after the last entry of a piece.
     pub(crate) fn flush(&mut self) {
         self.flush_added();
         self.flush_removed();
@@ -146,7 +146,7 @@ impl ReverseMap {
         if count == 0 {
             return;
         }
-        // Entries that came to the same block in this round count before those that left it.
+        // Count additions to the same block before removals from it.
         if self.added.0 == key {
             self.flush_added();
         }
@@ -158,7 +158,7 @@ impl ReverseMap {
         }
     }
 
-    /// The pieces that may name a byte of `range`, in ascending order.
+    /// Returns the pieces that may name a byte of `range`, in ascending order.
     pub(crate) fn pieces(&self, range: GuestRange) -> Vec<Piece> {
         let (system, start, len) = range.parts();
         let (first, last) = (start >> BLOCK_SHIFT, start.saturating_add(len.saturating_sub(1)) >> BLOCK_SHIFT);
@@ -174,7 +174,7 @@ impl ReverseMap {
         pieces
     }
 
-    /// Records, for tests.
+    /// Returns the records, for tests.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn records(&self) -> &BTreeMap<u64, u32> {
         &self.counts

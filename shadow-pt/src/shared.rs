@@ -7,9 +7,9 @@ use crate::table::Tables;
 /// Bounds that a guest cannot exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of shadow tables in card memory, over all spaces of the VM, directories excluded. The mirrors take twice as
-    /// much host memory, what is known of the pages that they name about three times as much at the most. What stands in
-    /// for large pages that lie apart takes as much again.
+    /// Bytes of shadow tables in card memory, over all spaces of the VM, without directories. The mirrors take twice as
+    /// much host memory, the state of the pages that they name at most about three times as much. Tables for split
+    /// large pages take as much again.
     pub table_bytes: u64,
 }
 
@@ -26,10 +26,10 @@ pub(crate) struct Shared {
     pub(crate) table_bytes: u64,
     /// Counts writes of the guest's CPU to pages that hold tables.
     pub(crate) writes: u64,
-    /// Counts what may make room for a table that was refused.
+    /// Counts events that may make room for a refused table.
     pub(crate) rooms: u64,
     /// Large entries that may still be split.
     pub(crate) splits_left: u64,
-    /// The card may reach no RAM of the VM: tables that map any are not linked.
+    /// The card may not reach RAM of the VM: tables that map any are not linked.
     pub(crate) ram_barred: bool,
 }

@@ -15,7 +15,7 @@ use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::mmu::{PD_BYTES, PD_ENTRIES, Pde, TableTarget};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Directory entries that name a table, and what became of it.
+/// Number of directory entries that name a table, and the state of the table.
 #[derive(Clone, Copy, Debug)]
 struct Reference {
     count: u32,
@@ -26,7 +26,7 @@ struct Reference {
 enum Made {
     /// Not tried yet.
     Wanted,
-    /// Tried, and not made: it is beyond the limit and counted as denied, or waits for card memory.
+    /// Tried, and not created: it is beyond the limit and counted as denied, or waits for card memory.
     Refused,
     /// The table's number.
     Yes(u32),
@@ -35,28 +35,28 @@ enum Made {
 /// One guest address space and its shadow.
 #[derive(Debug)]
 pub(crate) struct Space {
-    /// Tells a space from others that had its index.
+    /// Distinguishes a space from others that had its index.
     pub(crate) generation: u32,
     index: u32,
     pub(crate) directory: Mirror,
     references: BTreeMap<TableKey, Reference>,
-    /// Tables that are named but not made.
+    /// Tables that are named but not created.
     missing: BTreeSet<TableKey>,
-    /// [`Shared::rooms`] when they were tried last.
+    /// [`Shared::rooms`] at the last try.
     rooms: u64,
-    /// Tables that have something to do, each once after a pass.
+    /// Tables with work to do, each once after a pass.
     pub(crate) queue: Vec<u32>,
-    /// Tables of ours for large pages that lie apart.
+    /// Tables of ours for split large pages.
     pub(crate) splits: Splits,
-    /// Shadow tables that nothing names any more, but that the card's TLBs may still know.
+    /// Shadow tables that are no longer linked, but may still be in the card's TLBs.
     unlinked: Vec<(VramAddr, u64)>,
-    /// Pages that are not writable any more, once the card's TLBs are flushed.
+    /// Pages that stop being writable when the card's TLBs are flushed.
     pub(crate) released: Vec<FrameRun>,
-    /// [`Shared::writes`] when the guest flushed last.
+    /// [`Shared::writes`] at the guest's last flush.
     pub(crate) flushed_at: u64,
-    /// The guest has flushed and nothing was done about it.
+    /// The guest has flushed and the flush was not processed.
     pub(crate) marked: bool,
-    /// The guest has said that there is something new in its tables since all that may have changed was read.
+    /// The guest has announced changes since all pending pages were last read.
     pub(crate) announced: bool,
     /// By span.
     pub(crate) host: [Option<HostTable>; 2],
@@ -65,7 +65,7 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// An empty shadow for the directory at `place`, everything pending.
+    /// Creates an empty shadow for the directory at `place`, everything pending.
     pub(crate) fn new(index: u32, generation: u32, place: Place, card: VramAddr, shared: &mut Shared) -> Self {
         let mut directory = Mirror::new(place, card, PD_ENTRIES);
         for page in members(directory.all()) {
@@ -94,31 +94,31 @@ impl Space {
         }
     }
 
-    /// Card memory that it takes, in bytes.
+    /// Returns its card memory, in bytes.
     pub(crate) fn card_bytes(&self) -> u64 {
         let unlinked = self.unlinked.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
         let host = self.host.iter().flatten().fold(0u64, |sum, table| sum.saturating_add(table.bytes()));
         PD_BYTES.saturating_add(self.table_bytes).saturating_add(unlinked).saturating_add(host)
     }
 
-    /// Card memory of tables of ours that are not in [`Shared::tables`]: start and bytes.
+    /// Returns the card memory of tables of ours that are not in [`Shared::tables`]: start and bytes.
     pub(crate) fn old_tables(&self) -> impl Iterator<Item = (VramAddr, u64)> + '_ {
         self.splits.cards().chain(self.unlinked.iter().copied())
     }
 
-    /// The table that a key stands for, if it is made.
+    /// Returns the table of a key, if it is created.
     pub(crate) fn table(&self, key: &TableKey) -> Option<u32> {
         made(&self.references, key)
     }
 
-    /// Pages of guest tables that wait to be looked at.
+    /// Returns the number of pages of guest tables that wait to be read.
     pub(crate) fn waiting(&self, tables: &Tables) -> u64 {
         let own = u64::from(self.directory.dirty.count_ones());
         let tables = self.queue.iter().filter_map(|number| tables.get(*number));
         tables.fold(own, |sum, table| sum.saturating_add(u64::from((table.mirror.dirty | table.recheck).count_ones())))
     }
 
-    /// The tables that are made.
+    /// Returns the tables that are created.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
         self.references.values().filter_map(|reference| match reference.table {
             Made::Yes(number) => Some(number),
@@ -126,7 +126,7 @@ impl Space {
         })
     }
 
-    /// Returns whether the shadow is what the guest's tables were when it last said that they had changed.
+    /// Returns true if the shadow matches the guest's tables as of the last announced change.
     pub(crate) fn is_settled(&self, tables: &Tables) -> bool {
         let known = !self.marked && !self.announced && self.waiting(tables) == 0;
         known && self.missing.is_empty() && self.splits.is_idle()
@@ -136,8 +136,8 @@ impl Space {
         self.directory.pending() == 0 && self.queue.is_empty() && self.missing.is_empty() && self.splits.is_idle()
     }
 
-    /// Makes the shadow what the guest's tables say now, as far as `scope` goes and `world` grants it. `unflushed`: it is
-    /// not for a flush of the guest's, who may be in the middle of writing entries.
+    /// Brings the shadow up to date with the guest's current tables, within `scope` and the grants of `world`.
+    /// `unflushed`: the call is not for a flush of the guest's, so the guest may be in the middle of writing entries.
     pub(crate) fn sync(
         &mut self,
         shared: &mut Shared,
@@ -170,11 +170,11 @@ impl Space {
         report
     }
 
-    /// Writes to the card what has changed in the mirrors of `work`, and links the directory's pages `relink` again.
+    /// Writes the changes in the mirrors of `work` to the card, and links the directory's pages `relink` again.
     ///
-    /// In this order: small entries that stand in for large ones, and the links to them; what loses a permission, new
-    /// tables, what gains one; other small entries of the tables that stand in. So a large page that comes to lie apart,
-    /// or in one piece again, can be reached all the time.
+    /// In this order: small entries that stand in for large ones, and the links to them; changes that lose a
+    /// permission, new tables, changes that gain one; other small entries of the tables that stand in. So a large page
+    /// that becomes split, or contiguous again, can be reached all the time.
     pub(crate) fn commit(
         &mut self,
         shared: &mut Shared,
@@ -211,13 +211,13 @@ impl Space {
         self.splits.write(&writes, false, memory, report);
         self.unsplit(shared, memory, report);
         if shared.ram_barred && self.bar_tables(shared) {
-            // What they mapped of RAM is off the card by now.
+            // Their mappings of RAM are off the card by now.
             self.relink(self.directory.all(), shared, memory, report);
         }
     }
 
-    /// Has the directory link the tables that map no RAM while that is barred, and all when it is not. Says whether
-    /// [`Self::relink`] has something to do.
+    /// Makes the directory link only the tables that map no RAM while RAM is barred, and all when it is not. Returns
+    /// true if [`Self::relink`] has work to do.
     pub(crate) fn bar_tables(&self, shared: &mut Shared) -> bool {
         let mut changed = false;
         for number in self.numbers() {
@@ -242,8 +242,8 @@ impl Space {
         }
     }
 
-    /// Brings the tables that stand in for large pages to what the mirrors say, in our memory, and makes those that are
-    /// missing. Returns what is to be written, and whether the directory names others than before.
+    /// Updates the tables that stand in for large pages from the mirrors, in our memory, and creates missing ones.
+    /// Returns the entries to write, and whether the directory must name other tables.
     fn split(
         &mut self,
         shared: &mut Shared,
@@ -280,7 +280,7 @@ impl Space {
         (writes, made.changes || !made.fresh.is_empty())
     }
 
-    /// Drops the tables that stand in for nothing any more.
+    /// Drops the tables that stand in for no page.
     fn unsplit(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
         if self.splits.is_empty() {
             return;
@@ -296,14 +296,14 @@ impl Space {
         self.relink(self.directory.all(), shared, memory, report);
     }
 
-    /// Card memory of tables is not used any more.
+    /// Releases card memory of tables.
     fn give_back(&mut self, shared: &mut Shared, bytes: u64) {
         self.table_bytes = self.table_bytes.saturating_sub(bytes);
         shared.table_bytes = shared.table_bytes.saturating_sub(bytes);
         shared.rooms = shared.rooms.wrapping_add(1);
     }
 
-    /// Takes in what the guest's directory says. Returns the pages whose entries are to be linked again.
+    /// Reads changes of the guest's directory. Returns the pages whose entries must be linked again.
     fn read_directory(
         &mut self,
         shared: &mut Shared,
@@ -350,7 +350,7 @@ impl Space {
         relink
     }
 
-    /// A directory entry of the guest's has become `raw`. Adds the tables that it named before to `orphans`.
+    /// Notes that a directory entry of the guest's is `raw` now. Adds the tables that it named before to `orphans`.
     fn take_entry(&mut self, index: u32, raw: u64, orphans: &mut Vec<TableKey>, report: &mut SyncReport) {
         let at = index as usize;
         let pdes = [Pde::from(self.directory.raw(at)), Pde::from(raw)];
@@ -380,7 +380,7 @@ impl Space {
         }
     }
 
-    /// Nothing names the table any more.
+    /// Drops a table that is no longer named.
     fn drop_table(&mut self, shared: &mut Shared, key: &TableKey) {
         let Some(reference) = self.references.remove(key) else { return };
         self.missing.remove(key);
@@ -393,13 +393,13 @@ impl Space {
         self.give_back(shared, key.bytes());
     }
 
-    /// Makes the tables that are missing, as far as there is room. `true` if any was made.
+    /// Creates the missing tables, as far as there is room. Returns `true` if any was created.
     fn make_tables(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) -> bool {
         if self.missing.is_empty() {
             return false;
         }
         let Self { index, references, missing, rooms, queue, table_bytes, .. } = self;
-        // Without more room, of those that were refused before only the first is tried: it may have been the card's memory.
+        // Without more room, only the first of the refused ones is retried: the card's memory may have been the limit.
         let mut again = *rooms != shared.rooms;
         *rooms = shared.rooms;
         let mut tried = false;
@@ -438,7 +438,7 @@ impl Space {
         made
     }
 
-    /// Brings the tables' mirrors to what the guest's tables say. Returns what is to be written to each.
+    /// Updates the tables' mirrors from the guest's tables. Returns the entries to write to each.
     fn read_tables(
         &mut self,
         shared: &mut Shared,
@@ -496,7 +496,7 @@ impl Space {
         work
     }
 
-    /// Keeps in the queue, once each, the tables that still have something to do.
+    /// Keeps in the queue, once each, the tables that still have work to do.
     fn requeue(&mut self, tables: &mut Tables) {
         let index = self.index;
         for number in &self.queue {
@@ -514,7 +514,7 @@ impl Space {
         });
     }
 
-    /// Brings the shadow of the directory's `pages` to what the guest's names and is made.
+    /// Links the shadow of the directory's `pages` to the created tables that the guest's names.
     fn link(&mut self, pages: u64, tables: &Tables) -> Runs {
         let mut runs = Runs::default();
         for page in members(pages) {
@@ -533,7 +533,7 @@ impl Space {
         runs
     }
 
-    /// The shadow of a directory entry: the same size code, and our tables in the place of the guest's.
+    /// Returns the shadow of a directory entry: the same size code, with our tables in place of the guest's.
     fn shadow_pde(&self, guest: Pde, tables: &Tables) -> u64 {
         let [large_table, small_table] = TableKey::both(guest).map(|key| tables.get(self.table(&key?)?));
         if [large_table, small_table].into_iter().flatten().any(|table| table.barred) {
@@ -555,13 +555,12 @@ impl Space {
         pde.into()
     }
 
-    /// Something was granted.
+    /// Notes that memory was granted.
     pub(crate) fn granted(&mut self) {
         self.directory.retry();
     }
 
-    /// The card's TLBs hold nothing older: frees what nothing names any more. Returns the pages that are not writable any
-    /// more.
+    /// Frees unlinked tables after a flush of the card's TLBs. Returns the pages that have stopped being writable.
     pub(crate) fn flushed(&mut self, memory: &mut impl ShadowMemory) -> Vec<FrameRun> {
         for (address, bytes) in self.unlinked.drain(..) {
             memory.free(address, bytes);
@@ -569,7 +568,7 @@ impl Space {
         std::mem::take(&mut self.released)
     }
 
-    /// Frees everything. Nothing of the card uses the directory any more. Returns as [`Self::flushed`].
+    /// Frees everything. The card must no longer use the directory. Returns as [`Self::flushed`].
     pub(crate) fn close(mut self, shared: &mut Shared, memory: &mut impl ShadowMemory) -> Vec<FrameRun> {
         let keys: Vec<TableKey> = self.references.keys().copied().collect();
         for key in &keys {
@@ -591,7 +590,7 @@ impl Space {
     }
 }
 
-/// The number of the table that a key stands for, if it is made.
+/// Returns the number of the table for a key, if it is created.
 fn made(references: &BTreeMap<TableKey, Reference>, key: &TableKey) -> Option<u32> {
     match references.get(key)?.table {
         Made::Yes(number) => Some(number),
@@ -599,7 +598,7 @@ fn made(references: &BTreeMap<TableKey, Reference>, key: &TableKey) -> Option<u3
     }
 }
 
-/// Returns whether a table that `old` names is not reached by `new`, or another is.
+/// Returns true if a table that `old` names is not reached by `new`, or another is.
 fn loses_pde(old: u64, new: u64) -> bool {
     let (old, new) = (Pde::from(old), Pde::from(new));
     let large = (old.large_target(), old.large_frame()) != (new.large_target(), new.large_frame());
@@ -608,7 +607,7 @@ fn loses_pde(old: u64, new: u64) -> bool {
     (old.large_target() != TableTarget::None && large) || (old.small_target() != TableTarget::None && small) || size
 }
 
-/// The 28-bit frame number of a card address; `None` for one that no entry can hold.
+/// Returns the 28-bit frame number of a card address; `None` for one that no entry can hold.
 pub(crate) fn frame(address: VramAddr) -> Option<u32> {
     u32::try_from(address.0 >> SMALL_PAGE.trailing_zeros()).ok().filter(|frame| frame >> 28 == 0)
 }

@@ -21,7 +21,7 @@ use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, Rights};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Pieces in which a directory is linked again.
+/// Number of parts in which a directory is linked again.
 pub const RELINK_PIECES: u32 = 8;
 
 /// The card has no memory for a shadow directory, or the VM has too many.
@@ -29,7 +29,7 @@ pub const RELINK_PIECES: u32 = 8;
 #[error("there is no memory left for another shadow page directory or table of the mediator's, or the VM has too many")]
 pub struct NoMemory;
 
-/// News for a user of a page.
+/// A change to report to the users of a page.
 #[derive(Clone, Copy)]
 enum News {
     /// The page may have changed.
@@ -49,21 +49,21 @@ pub struct AddressSpaces {
     pub(crate) shared: Shared,
 }
 
-/// A range that is taken out of all spaces, in steps.
+/// A range that is being removed from all spaces, in steps.
 #[derive(Debug)]
 pub struct Withdrawal {
     range: GuestRange,
-    /// Pages of tables that are left, with entries that may map into it.
+    /// Remaining pages of tables, with entries that may map into it.
     pieces: Vec<Piece>,
 }
 
 impl Withdrawal {
-    /// Pages of tables of a step, each of 512 entries: what is done with the card's lock held once.
+    /// Pages of tables per step, each of 512 entries: the work for which the card's lock is held once.
     pub(crate) const STEP: usize = 2;
 }
 
 impl AddressSpaces {
-    /// No address space yet.
+    /// Creates the state of a VM, without address spaces.
     #[must_use]
     pub fn new(mode: Mode, limits: Limits) -> Self {
         let shared = Shared {
@@ -81,14 +81,14 @@ impl AddressSpaces {
         Self { mode, spaces: Vec::new(), generations: 0, shared }
     }
 
-    /// Returns how much a flush does.
+    /// Returns the mode of flushes.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// The space of the guest directory at `directory`, made if there is none. A new one maps nothing before the first
-    /// [`Self::prepare`] or [`Self::flush`]. Directories lie at multiples of 4 KiB; lower bits do not count.
+    /// Returns the space of the guest directory at `directory`, creating it if needed. A new one maps nothing before
+    /// the first [`Self::prepare`] or [`Self::flush`]. Directories are at multiples of 4 KiB; lower bits are ignored.
     ///
     /// # Errors
     /// [`NoMemory`].
@@ -113,56 +113,56 @@ impl AddressSpaces {
         Ok(SpaceId::new(generation, index))
     }
 
-    /// The space of the guest directory at `directory`.
+    /// Returns the space of the guest directory at `directory`.
     #[must_use]
     pub fn find(&self, directory: Place) -> Option<SpaceId> {
         let directory = aligned(directory);
         self.each().find(|(_, space)| space.directory.place == directory).map(|(id, _)| id)
     }
 
-    /// All spaces.
+    /// Returns all spaces.
     pub fn ids(&self) -> impl Iterator<Item = SpaceId> + '_ {
         self.each().map(|(id, _)| id)
     }
 
-    /// Returns where the shadow directory lies on the card: for instance blocks and for flushing the card's TLBs.
+    /// Returns the shadow directory's address on the card, for instance blocks and for flushing the card's TLBs.
     #[must_use]
     pub fn directory(&self, id: SpaceId) -> Option<VramAddr> {
         self.space(id).map(|space| space.directory.card)
     }
 
-    /// Returns where the guest's directory lies.
+    /// Returns the place of the guest's directory.
     #[must_use]
     pub fn guest_directory(&self, id: SpaceId) -> Option<Place> {
         self.space(id).map(|space| space.directory.place)
     }
 
-    /// Spaces.
+    /// Returns the number of spaces.
     #[must_use]
     pub fn count(&self) -> usize {
         self.each().count()
     }
 
-    /// Tables of all spaces that have a shadow, directories excluded.
+    /// Returns the number of tables of all spaces that have a shadow, without directories.
     #[must_use]
     pub fn tables(&self) -> usize {
         self.shared.tables.count()
     }
 
-    /// Bytes of card memory in use, directories included.
+    /// Returns the bytes of card memory in use, including directories.
     #[must_use]
     pub fn card_bytes(&self) -> u64 {
         self.each().fold(0, |sum, (_, space)| sum.saturating_add(space.card_bytes()))
     }
 
-    /// Pages of guest tables of this space that may have changed since they were read.
+    /// Returns the number of pages of guest tables of this space that may have changed since they were read.
     #[must_use]
     pub fn waiting(&self, id: SpaceId) -> u64 {
         self.space(id).map_or(0, |space| space.waiting(&self.shared.tables))
     }
 
-    /// The guest's CPU writes `len` bytes of guest VRAM. To be called for each such write, and for each that the mediator
-    /// does on behalf of the guest, with no flush between the store and this.
+    /// Notes that the guest's CPU writes `len` bytes of guest VRAM. Call it for each such write, and for each that the
+    /// mediator does on behalf of the guest, with no flush between the store and this.
     pub fn written(&mut self, address: GuestVramAddr, len: u64) {
         const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
         let Some(more) = len.checked_sub(1) else { return };
@@ -181,8 +181,8 @@ impl AddressSpaces {
         }
     }
 
-    /// The guest's CPU can write the page of guest VRAM at `address` from now on (or not any more) without our being told:
-    /// no call of [`Self::written`] is needed for it. Counts: as often with `false` as with `true`.
+    /// Notes that the guest's CPU can write the page of guest VRAM at `address` from now on (or no longer) unseen: it
+    /// then needs no call of [`Self::written`]. Calls are counted: as many with `false` as with `true`.
     pub fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         let Some(frame) = PageIndex::frame(address.0) else { return };
         let mut run = Vec::new();
@@ -195,9 +195,10 @@ impl AddressSpaces {
         }
     }
 
-    /// The guest has flushed the TLB of this space. `busy`: work of a channel of this space is with the card, so nothing
-    /// may wait. When this returns, what the guest took away before is off the card's tables (not in [`Mode::Lazy`]); flush
-    /// the card's TLBs for [`Self::directory`] if the report says so, and then call [`Self::flushed`].
+    /// Handles a guest's flush of the TLB of this space. `busy`: work of a channel of this space is with the card, so
+    /// nothing may wait. Afterwards everything that the guest removed before is off the card's tables (not in
+    /// [`Mode::Lazy`]); flush the card's TLBs for [`Self::directory`] if the report says so, and then call
+    /// [`Self::flushed`].
     pub fn flush(&mut self, id: SpaceId, busy: bool, world: &mut impl World) -> SyncReport {
         if let Some((space, shared)) = self.space_mut(id) {
             space.flushed_at = shared.writes;
@@ -219,26 +220,28 @@ impl AddressSpaces {
         self.sync(id, scope, false, world)
     }
 
-    /// The guest has said that what it has written before can be read by its GPU, as it has to behind writes through an aperture:
-    /// pages that change unseen are worth another look.
+    /// Notes that the guest has announced its earlier writes to its GPU, as it must after writes through an aperture:
+    /// pages that change unseen must be read again.
     pub fn announced(&mut self) {
         for space in self.spaces.iter_mut().flatten() {
             space.announced = true;
         }
     }
 
-    /// Returns whether [`Self::prepare`] has nothing to do for what the guest has announced: by a flush, by [`Self::announced`], or by
-    /// [`Self::written`]. What it has written unseen and not announced, a card may or may not see, nor need anybody look for.
+    /// Returns true if [`Self::prepare`] has nothing to do for the guest's announcements: through a flush,
+    /// [`Self::announced`], or [`Self::written`]. A card may or may not see unseen, unannounced writes, so they need
+    /// not be searched for.
     #[must_use]
     pub fn is_settled(&self, id: SpaceId) -> bool {
         self.space(id).is_none_or(|space| space.is_settled(&self.shared.tables))
     }
 
-    /// Work of a channel of this space is about to be given to the card: what waited is done. Afterwards the shadow is what
-    /// the guest's tables say, as far as that is granted. As for [`Self::flush`], the card's TLBs are to be flushed.
+    /// Does all deferred work before work of a channel of this space goes to the card. Afterwards the shadow matches
+    /// the guest's tables, as far as they are granted. As for [`Self::flush`], the card's TLBs must be flushed.
     ///
-    /// Another CPU of the guest may be in the middle of writing an entry meanwhile. What cannot be granted is not mapped, and
-    /// counts as denied once it is found again, or at once if nothing was written since the last flush of the space.
+    /// Another CPU of the guest may be in the middle of writing an entry. An entry that cannot be granted is not
+    /// mapped, and counts as denied when it is found again, or at once if nothing was written since the last flush of
+    /// the space.
     pub fn prepare(&mut self, id: SpaceId, world: &mut impl World) -> SyncReport {
         let marked = self.space(id).is_some_and(|space| space.marked);
         self.sync(id, if marked { Scope::Everything } else { Scope::Pending }, true, world)
@@ -247,31 +250,31 @@ impl AddressSpaces {
     fn sync(&mut self, id: SpaceId, scope: Scope, unflushed: bool, world: &mut impl World) -> SyncReport {
         let Some((space, shared)) = self.space_mut(id) else { return SyncReport::default() };
         space.marked = false;
-        // What has nothing to lose is still to be read.
+        // Pages that have nothing to lose are still unread.
         space.announced &= scope == Scope::Losing;
         let report = space.sync(shared, scope, unflushed, world);
         self.count_gained();
         report
     }
 
-    /// The card's TLBs hold nothing of this space that is older than the last call: tables that nothing names any more are
-    /// freed, and pages that only old entries made writable count as such no more.
+    /// Notes that the card's TLBs hold nothing of this space that is older than the last call: frees unlinked tables,
+    /// and stops counting pages as writable that only old entries made writable.
     pub fn flushed(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
         let Some((space, _)) = self.space_mut(id) else { return };
         let released = space.flushed(memory);
         self.release(released);
     }
 
-    /// Begins to take a range out of all spaces that is no longer the guest's. [`Frames`] must not grant it any more.
+    /// Begins to remove a range that is no longer the guest's from all spaces. [`Frames`] must already deny it.
     pub fn withdraw(&mut self, range: GuestRange) -> Withdrawal {
         self.mark_range(range);
         Withdrawal { range, pieces: self.shared.reverse.pieces(range) }
     }
 
-    /// Drops the entries that map into the range from a few pages of tables; `None` when there are no
-    /// more. Nothing else of the spaces may change in between. Then flush the card's TLBs for the spaces that were returned,
-    /// and call [`Self::flushed`] for each. What is dropped comes back with [`Self::granted`] or [`Self::retranslate`], if it
-    /// is granted then.
+    /// Drops the entries that map into the range from a few pages of tables; `None` if no pages are left. Nothing else
+    /// of the spaces may change in between. Then flush the card's TLBs for the returned spaces, and call
+    /// [`Self::flushed`] for each. [`Self::granted`] or [`Self::retranslate`] restores dropped entries, if they are
+    /// granted then.
     pub fn invalidate(
         &mut self,
         withdrawal: &mut Withdrawal,
@@ -287,10 +290,10 @@ impl AddressSpaces {
         (!step.is_empty()).then(|| self.visit(&step, memory, invalidate))
     }
 
-    /// Keeps the card from all of the guest's RAM, or lets it again. Tables that map any are not linked meanwhile, so that
-    /// the cost is that of the directories, whatever the tables hold; what else those tables map cannot be reached either.
-    /// While it is barred [`Frames`] must grant no RAM. Returns the spaces to call [`Self::relink`] for, piece by piece; then
-    /// flush the card's TLBs for them.
+    /// Bars the card from all of the guest's RAM, or lets it again. Tables that map any are not linked meanwhile, so
+    /// that the cost is that of the directories, for any content of the tables; other pages of those tables cannot be
+    /// reached either. While it is barred [`Frames`] must grant no RAM. Returns the spaces to call [`Self::relink`]
+    /// for, piece by piece; then flush the card's TLBs for them.
     #[must_use]
     pub fn bar_ram(&mut self, barred: bool) -> Vec<SpaceId> {
         let Self { spaces, shared, .. } = self;
@@ -300,8 +303,8 @@ impl AddressSpaces {
             .collect()
     }
 
-    /// Writes one of the [`RELINK_PIECES`] pieces of a space's directory, after [`Self::bar_ram`]. The caller may do
-    /// anything between two pieces but tell the guest that it is done.
+    /// Writes one of the [`RELINK_PIECES`] parts of a space's directory, after [`Self::bar_ram`]. Between two parts the
+    /// caller may do anything except report to the guest that it is done.
     pub fn relink(&mut self, id: SpaceId, piece: u32, memory: &mut impl ShadowMemory) -> SyncReport {
         let mut report = SyncReport::default();
         if let Some((space, shared)) = self.space_mut(id) {
@@ -312,8 +315,8 @@ impl AddressSpaces {
         report
     }
 
-    /// The range lies elsewhere for the card than it did, or has just become the guest's: entries that map into it are
-    /// translated again, and tables in it are read again when their turn comes. Then do as for [`Self::invalidate`].
+    /// Handles a range that has moved for the card, or has just become the guest's: translates entries that map into it
+    /// again, and marks tables in it to be read. Then do as for [`Self::invalidate`].
     pub fn retranslate(
         &mut self,
         range: GuestRange,
@@ -326,25 +329,25 @@ impl AddressSpaces {
         })
     }
 
-    /// Returns whether an entry of any space may name a byte of the range: never `false` when one does.
+    /// Returns true if an entry of any space may name a byte of the range: never `false` if one does.
     #[must_use]
     pub fn names(&self, range: GuestRange) -> bool {
         !self.shared.reverse.pieces(range).is_empty()
     }
 
-    /// Begins to note which RAM entries name, or notes what they name now as well, or ends that.
+    /// Starts the log of RAM that entries name, including the current entries, or ends it.
     pub fn log_ram(&mut self, on: bool) {
         self.shared.reverse.log(on);
     }
 
-    /// Ranges of RAM that entries have named since this was asked last and that touch `range`, as blocks: never too few. What lies in
-    /// `range` is not said again, unless entries name it still and the card `goes_on` using them, or name it anew.
+    /// Returns ranges of RAM, as blocks, that contain all RAM in `range` that entries have named since the last call.
+    /// Blocks inside `range` are not reported again, unless entries still name them and the card `goes_on` using them,
+    /// or entries name them again.
     pub fn take_named_ram(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.shared.reverse.take_named(range, goes_on)
     }
 
-    /// Something was granted that was not before: entries that were denied and tables that could not be read are looked
-    /// at again when their turn comes.
+    /// Notes that memory was granted: marks denied entries and unreadable tables to be read again.
     pub fn granted(&mut self) {
         let Self { spaces, shared, .. } = self;
         spaces.iter_mut().flatten().for_each(|space| space.granted());
@@ -358,8 +361,8 @@ impl AddressSpaces {
         shared.rooms = shared.rooms.wrapping_add(1);
     }
 
-    /// Returns where a GPU virtual address leads by what the shadow maps now, in the guest's terms. `None` where
-    /// nothing is mapped, and for the mediator's own pages.
+    /// Returns the target of a GPU virtual address in the current shadow, in the guest's terms. `None` if nothing is
+    /// mapped, and for the mediator's own pages.
     #[must_use]
     pub fn resolve(&self, id: SpaceId, va: GpuVa) -> Option<Mapping> {
         let space = self.space(id)?;
@@ -379,7 +382,8 @@ impl AddressSpaces {
                     let page = usize::try_from(offset.wrapping_shr(PageSize::Small.shift())).ok()?;
                     space.splits.piece(pair, page, large).unwrap_or(0)
                 }
-                // The guest's small-page table is not linked while what has to stand in for it has no room.
+                // The guest's small-page table is not linked while there is no room for the table that stands in for
+                // it.
                 (PageSize::Small, Some((pair, large))) if space.splits.stand_in(pair, large) == Some(None) => 0,
                 _ => table.mirror.entry(at),
             };
@@ -399,8 +403,8 @@ impl AddressSpaces {
         })
     }
 
-    /// Maps a page of the mediator's own, in the place of what was there. The card's TLBs are to be flushed before anything
-    /// relies on it.
+    /// Maps a page of the mediator's own, replacing any page there. The card's TLBs must be flushed before the page is
+    /// used.
     ///
     /// # Errors
     /// [`NoMemory`], also for a page beyond the span, an address that no entry can hold and a space that is closed.
@@ -435,7 +439,7 @@ impl AddressSpaces {
         Ok(())
     }
 
-    /// Takes such a page away. The card's TLBs are to be flushed before the page is used otherwise.
+    /// Unmaps such a page. The card's TLBs must be flushed before the page is reused.
     pub fn unmap_host(&mut self, id: SpaceId, page: HostPage, memory: &mut impl ShadowMemory) {
         if let Some((space, _)) = self.space_mut(id)
             && let Some((area, index)) = page.split()
@@ -445,7 +449,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Frees the space. Nothing of the card uses it any more.
+    /// Frees the space. The card must no longer use it.
     pub fn close(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
         if self.space(id).is_none() {
             return;
@@ -456,7 +460,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Applies `visit` to each table page that may name a byte of `range`, and writes what changed.
+    /// Applies `visit` to each table page that may name a byte of `range`, and writes the changes.
     fn visit<M: ShadowMemory>(
         &mut self,
         pieces: &[Piece],
@@ -497,7 +501,7 @@ impl AddressSpaces {
         (touched, report)
     }
 
-    /// The table pages in a range of guest VRAM may have changed.
+    /// Notes that the table pages in a range of guest VRAM may have changed.
     fn mark_range(&mut self, range: GuestRange) {
         let (system, start, len) = range.parts();
         if system || len == 0 {
@@ -515,7 +519,7 @@ impl AddressSpaces {
         }
     }
 
-    /// The page may have changed.
+    /// Notes that the page may have changed.
     fn mark(&mut self, frame: u32) {
         self.shared.pages.set_marked(frame);
         self.tell(frame, News::Dirty);
@@ -552,7 +556,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Counts off the pages that the GPU cannot write any more by some entries. It may have written until now.
+    /// Uncounts entries that made pages writable for the GPU, which may have written until now.
     fn release(&mut self, released: Vec<FrameRun>) {
         let mut turned = Vec::new();
         for run in released {
@@ -598,7 +602,7 @@ fn enqueue(number: u32, table: &mut Table, space: &mut Space) {
     }
 }
 
-/// The start of the 4 KiB page that a directory begins at.
+/// Returns the start of the 4 KiB page that a directory begins at.
 fn aligned(place: Place) -> Place {
     match place {
         Place::Vram(address) => Place::Vram(address.page()),

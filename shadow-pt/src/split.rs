@@ -1,8 +1,8 @@
-//! Small-page tables of ours, where the pages of a guest's large pages lie apart.
+//! Small-page tables of ours, for split large pages: those whose 4 KiB pages are not contiguous for the card.
 //!
-//! One stands for a pair: a large-page table, and the small-page table (or none) that some directory entry names beside
-//! it. It has the small entries that stand in for large ones, and what the shadow of the guest's small-page table has
-//! everywhere else.
+//! Each is for a pair: a large-page table, and the small-page table (or none) that some directory entry names next to
+//! it. It has the small entries that stand in for large ones, and elsewhere the entries of the shadow of the guest's
+//! small-page table.
 
 use crate::mirror::{Mirror, Runs, write_range};
 use crate::table::TableKey;
@@ -15,7 +15,7 @@ use nvspec::mmu::{ENTRY_BYTES, Pde};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Entries of a page, as a step in writing all of a table.
+/// Entries of a page, the step size for writing a whole table.
 const STEP: usize = (SMALL_PAGE / ENTRY_BYTES) as usize;
 
 /// Tables that a directory entry with a large-page table names.
@@ -28,7 +28,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// The pair that a directory entry names, if it names a large-page table.
+    /// Returns the pair that a directory entry names, if it names a large-page table.
     pub(crate) fn of(pde: Pde) -> Option<Self> {
         let [large, small] = TableKey::both(pde);
         Some(Self { large: large?, small, entries: pde.small_entries() })
@@ -43,12 +43,12 @@ impl Pair {
 #[derive(Debug)]
 struct SplitTable {
     card: VramAddr,
-    /// The card's entries, once everything is written.
+    /// The card's entries, after everything is written.
     shadow: Box<[u64]>,
 }
 
 impl SplitTable {
-    /// Brings the entries of `range` to what `large` and `small` say; adds what that changes to `runs`.
+    /// Updates the entries of `range` from `large` and `small`; adds the changes to `runs`.
     fn update(&mut self, range: Range<usize>, large: &Mirror, small: Option<&Mirror>, runs: &mut Runs) {
         let Some(entries) = self.shadow.get_mut(range.clone()) else { return };
         for (index, entry) in range.zip(entries) {
@@ -64,26 +64,26 @@ impl SplitTable {
     }
 }
 
-/// Bits of a small entry's index that tell the pages of a large one apart.
+/// Returns the bits of a small entry's index that select a page of a large one.
 const fn within() -> usize {
     (LARGE_PAGES as usize).wrapping_sub(1)
 }
 
-/// The small entries that stand in for a large one.
+/// Returns the small entries that stand in for a large one.
 fn covered(index: usize) -> Range<usize> {
     let start = index.wrapping_shl(LARGE_PAGES.trailing_zeros());
     start..start.saturating_add(LARGE_PAGES as usize)
 }
 
-/// Entries that are to be written to one table.
+/// Entries to write to one table.
 #[derive(Debug)]
 struct Writes {
     pair: Pair,
     runs: Vec<Runs>,
 }
 
-/// Entries that are to be written to the tables of a space: those that stand in for large ones before those go, all others after
-/// the large ones that hide them have come.
+/// Entries to write to the tables of a space: those that stand in for large ones before the large ones are removed, all
+/// others after the large ones that hide them are written.
 #[derive(Debug, Default)]
 pub(crate) struct SplitWrites {
     before: Vec<Writes>,
@@ -96,30 +96,30 @@ pub(crate) struct Splits {
     /// Pair to how many directory entries name it.
     pairs: BTreeMap<Pair, u32>,
     made: BTreeMap<Pair, SplitTable>,
-    /// Pairs that may need a table and have none, and whether one was tried and not made.
+    /// Pairs that may need a table and have none, with true if creating one has failed.
     wanted: BTreeMap<Pair, bool>,
-    /// Pairs that may be named no more.
+    /// Pairs that may be no longer named.
     orphans: Vec<Pair>,
 }
 
-/// Outcome of making tables.
+/// Result of creating tables.
 #[derive(Debug, Default)]
 pub(crate) struct Made {
     /// Pairs that have one now.
     pub(crate) fresh: Vec<Pair>,
-    /// Another thing stands in for some pair than before, if only nothing.
+    /// The stand-in of some pair has changed, or a refused one is no longer needed.
     pub(crate) changes: bool,
     /// One is beyond the limit that was not before.
     pub(crate) denied: bool,
-    /// Those for which there is no card memory now.
+    /// Number of tables for which there is no card memory now.
     pub(crate) waiting: u64,
 }
 
-/// Card memory that is not used any more once the TLBs are flushed: start, bytes.
+/// Card memory that becomes unused when the TLBs are flushed: start, bytes.
 pub(crate) type Unlinked = Vec<(VramAddr, u64)>;
 
 impl Splits {
-    /// A directory entry has become another one.
+    /// Notes that a directory entry has changed.
     pub(crate) fn relink(&mut self, before: Pde, after: Pde) {
         if let Some(pair) = Pair::of(before)
             && let Some(count) = self.pairs.get_mut(&pair)
@@ -138,7 +138,7 @@ impl Splits {
         }
     }
 
-    /// Drops the tables of pairs that nothing names any more. Returns their bytes.
+    /// Drops the tables of pairs that are no longer named. Returns their bytes.
     pub(crate) fn drop_orphans(&mut self, unlinked: &mut Unlinked) -> u64 {
         let mut bytes = 0u64;
         for pair in std::mem::take(&mut self.orphans) {
@@ -157,7 +157,7 @@ impl Splits {
         pair.bytes()
     }
 
-    /// Forgets everything. Returns the bytes of the tables.
+    /// Drops everything. Returns the bytes of the tables.
     pub(crate) fn clear(&mut self, unlinked: &mut Unlinked) -> u64 {
         let bytes = self.made.keys().fold(0u64, |sum, pair| sum.saturating_add(pair.bytes()));
         unlinked.extend(std::mem::take(&mut self.made).into_iter().map(|(pair, table)| (table.card, pair.bytes())));
@@ -165,17 +165,17 @@ impl Splits {
         bytes
     }
 
-    /// Card memory of the tables: start and bytes.
+    /// Returns the card memory of the tables: start and bytes.
     pub(crate) fn cards(&self) -> impl Iterator<Item = (VramAddr, u64)> + '_ {
         self.made.iter().map(|(pair, table)| (table.card, pair.bytes()))
     }
 
-    /// Nothing waits.
+    /// Returns true if nothing waits.
     pub(crate) fn is_idle(&self) -> bool {
         self.wanted.is_empty()
     }
 
-    /// The large-page table of `key` has pages that lie apart, which it had not, or had: its pairs are to be looked at.
+    /// Notes that the large-page table of `key` has become split, or contiguous: its pairs must be checked.
     pub(crate) fn touch(&mut self, key: &TableKey) {
         let first = Pair { large: *key, small: None, entries: 0 };
         for (pair, _) in self.pairs.range(first..).take_while(|(pair, _)| pair.large == *key) {
@@ -185,7 +185,7 @@ impl Splits {
         }
     }
 
-    /// Makes the tables that are needed, empty, as far as `room` (bytes) goes.
+    /// Creates the tables that are needed, empty, as far as `room` (bytes) allows.
     pub(crate) fn make<'a>(
         &mut self,
         mut room: u64,
@@ -197,7 +197,7 @@ impl Splits {
         let Self { made, wanted, .. } = self;
         wanted.retain(|pair, known| {
             if large(&pair.large).is_none_or(|large| large.splits.is_empty()) {
-                // What was refused has to be linked again as if nothing had been wanted.
+                // Link the pair again as if no table had been needed.
                 done.changes |= *known;
                 return false;
             }
@@ -219,12 +219,12 @@ impl Splits {
         done
     }
 
-    /// Bytes of tables.
+    /// Returns the bytes of tables.
     pub(crate) fn bytes_of(pairs: &[Pair]) -> u64 {
         pairs.iter().fold(0, |sum, pair| sum.saturating_add(pair.bytes()))
     }
 
-    /// Drops the tables that are needed no more. Returns their bytes.
+    /// Drops tables that are no longer needed. Returns their bytes.
     pub(crate) fn drop_unneeded<'a>(
         &mut self,
         large: impl Fn(&TableKey) -> Option<&'a Mirror>,
@@ -235,7 +235,7 @@ impl Splits {
         unneeded.iter().fold(0u64, |sum, pair| sum.saturating_add(self.drop_table(pair, unlinked)))
     }
 
-    /// Takes in everything, for tables that were just made.
+    /// Fills tables that were just created.
     pub(crate) fn fill<'a>(
         &mut self,
         fresh: &[Pair],
@@ -251,7 +251,7 @@ impl Splits {
         }
     }
 
-    /// Takes in that entries of the large-page table `key` have other ones standing in for them, or none.
+    /// Applies changes of split entries in the large-page table `key`.
     pub(crate) fn large_changed<'a>(
         &mut self,
         key: &TableKey,
@@ -272,7 +272,7 @@ impl Splits {
         }
     }
 
-    /// Takes in that entries of the small-page table `key` have changed.
+    /// Applies changed entries of the small-page table `key`.
     pub(crate) fn small_changed<'a>(
         &mut self,
         key: &TableKey,
@@ -291,7 +291,7 @@ impl Splits {
         }
     }
 
-    /// Returns whether there are any tables.
+    /// Returns true if there are no tables.
     pub(crate) fn is_empty(&self) -> bool {
         self.made.is_empty()
     }
@@ -322,8 +322,8 @@ impl Splits {
         }
     }
 
-    /// The small-page table that a directory entry of `pair` is to name instead of the guest's, if not that one. `large`
-    /// is the pair's large-page table. `Some(None)` for none at all: what stands in has no room.
+    /// Returns the small-page table that a directory entry of `pair` must name instead of the guest's, if not that one.
+    /// `large` is the pair's large-page table. `Some(None)` for no table: there is no room for the stand-in.
     pub(crate) fn stand_in(&self, pair: &Pair, large: &Mirror) -> Option<Option<VramAddr>> {
         if large.splits.is_empty() {
             return None;
@@ -331,14 +331,14 @@ impl Splits {
         Some(self.made.get(pair).map(|table| table.card))
     }
 
-    /// The entry by which the card reaches page number `index` of 4 KiB behind a directory entry of `pair`, of which a
-    /// large page lies apart: `None` if it is not that one.
+    /// Returns the entry with which the card reaches 4 KiB page number `index` of a directory entry of `pair`, in a
+    /// split large page; `None` if that large page is not split.
     pub(crate) fn piece(&self, pair: &Pair, index: usize, large: &Mirror) -> Option<u64> {
         let pieces = large.splits.get(&(index >> LARGE_PAGES.trailing_zeros()))?;
         if self.made.contains_key(pair) { pieces.get(index & within()).copied() } else { Some(0) }
     }
 
-    /// For tests: pairs that have a table are named, need it, and have what they must.
+    /// Checks, for tests, that pairs with a table are named, need it, and have the correct entries.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn audit(&self, tables: &Tables, number: impl Fn(&TableKey) -> Option<u32>) {
         assert!(self.orphans.is_empty());

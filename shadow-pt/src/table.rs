@@ -19,7 +19,7 @@ pub(crate) struct TableKey {
 }
 
 impl TableKey {
-    /// The large-page and the small-page table that a directory entry names.
+    /// Returns the large-page and the small-page table that a directory entry names.
     pub(crate) fn both(pde: Pde) -> [Option<Self>; 2] {
         let large = place(pde.large_target(), pde.large_address());
         let small = place(pde.small_target(), pde.small_address());
@@ -29,7 +29,7 @@ impl TableKey {
         ]
     }
 
-    /// Bytes of its shadow on the card.
+    /// Returns the bytes of its shadow on the card.
     pub(crate) fn bytes(&self) -> u64 {
         u64::from(self.entries).saturating_mul(ENTRY_BYTES).next_multiple_of(SMALL_PAGE)
     }
@@ -43,16 +43,16 @@ fn place(target: TableTarget, address: u64) -> Option<Place> {
     }
 }
 
-/// Books of changes of entries.
+/// Accounts of changes of entries.
 pub(crate) struct Books<'a> {
     pub(crate) reverse: &'a mut ReverseMap,
     /// Pages of VRAM that have become writable for the GPU.
     pub(crate) gained: &'a mut Vec<FrameRun>,
-    /// Pages that are not any more, once the card's TLBs are flushed.
+    /// Pages that stop being writable when the card's TLBs are flushed.
     pub(crate) released: &'a mut Vec<FrameRun>,
     /// Large entries that may still be split.
     pub(crate) splits_left: &'a mut u64,
-    /// Set when what was read may have entries of which the guest has written a half so far.
+    /// Set if the entries that were read may be half written by the guest.
     pub(crate) half_written: bool,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Books<'a> {
 pub(crate) struct Changes {
     /// The card's entries.
     pub(crate) runs: Runs,
-    /// Large entries for which other small ones stand in than before, or none any more.
+    /// Large entries whose stand-ins have changed or were removed.
     pub(crate) splits: Vec<usize>,
 }
 
@@ -71,8 +71,8 @@ impl Changes {
     }
 }
 
-/// Entries of a table that are looked at twice before they count as denied. What a driver is in the middle of writing is
-/// one for each of the guest's CPUs.
+/// Largest number of entries of a table that are read twice before they count as denied. Each of the guest's CPUs can
+/// be in the middle of writing one.
 const MAX_DOUBTED: usize = 16;
 
 /// The shadow of one guest table.
@@ -82,15 +82,15 @@ pub(crate) struct Table {
     /// The index of its space.
     pub(crate) space: u32,
     pub(crate) mirror: Mirror,
-    /// For each page, entries that name something but have no shadow: a grant may change that.
+    /// For each page, the number of entries that name memory but have no shadow: a grant may change that.
     absent: Box<[u16]>,
-    /// Entries that could not be granted when they were seen first, by index and value: a driver writes the two halves of
-    /// an entry one after the other, so that work of another CPU can find one that is half written. The mirror has 0 for
-    /// them, and their pages are read again.
+    /// Entries that could not be granted when first seen, by index and value: a driver writes the two halves of an
+    /// entry separately, so another CPU's work can find a half-written one. The mirror has 0 for them, and their pages
+    /// are read again.
     doubted: Vec<(usize, u64)>,
-    /// Pages whose absent entries are to be looked at again.
+    /// Pages whose absent entries must be checked again.
     pub(crate) recheck: u64,
-    /// It is in its space's list of those with something to do.
+    /// It is in its space's list of tables with work to do.
     pub(crate) queued: bool,
     /// Entries that map RAM for the card.
     pub(crate) ram: u32,
@@ -99,19 +99,19 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table whose shadow at `card` is all zero.
+    /// Creates a table whose shadow at `card` is all zero.
     pub(crate) fn new(key: TableKey, space: u32, card: VramAddr) -> Self {
         let mirror = Mirror::new(key.place, card, key.entries);
         let absent = vec![0; mirror.live.len()].into();
         Self { key, space, mirror, absent, doubted: Vec::new(), recheck: 0, queued: false, ram: 0, barred: false }
     }
 
-    /// Returns whether there is something to do at the next [`crate::AddressSpaces::prepare`].
+    /// Returns true if there is work for the next [`crate::AddressSpaces::prepare`].
     pub(crate) fn is_pending(&self) -> bool {
         (self.mirror.pending() | self.recheck) != 0
     }
 
-    /// Brings the number `own` table's pages to the index.
+    /// Adds the pages of table number `own` to the index.
     pub(crate) fn register(&mut self, own: u32, pages: &mut PageIndex) {
         for page in bits::members(self.mirror.all()) {
             if let Some(frame) = self.mirror.frame(page)
@@ -122,7 +122,7 @@ impl Table {
         }
     }
 
-    /// Takes everything that it books out of the books and the index. Its entries on the card stay.
+    /// Removes its entries from the accounts and the index. Its entries on the card stay.
     pub(crate) fn retire(&mut self, own: u32, pages: &mut PageIndex, books: &mut Books<'_>) {
         for page in bits::members(self.mirror.all()) {
             if let Some(frame) = self.mirror.frame(page) {
@@ -139,7 +139,7 @@ impl Table {
         }
     }
 
-    /// An entry becomes `raw` for the guest and `shadow` for the card.
+    /// Sets an entry to `raw` for the guest and `shadow` for the card.
     fn set(
         &mut self,
         index: usize,
@@ -193,15 +193,15 @@ impl Table {
         }
     }
 
-    /// Returns what the guest entry `raw` becomes, as far as there is room for it.
+    /// Returns the shadow of the guest entry `raw`, as far as there is room for it.
     fn shadow(&self, index: usize, raw: u64, frames: &mut impl Frames, books: &Books<'_>) -> Result<Shadow, Denial> {
         let shadow = translate(raw, self.key.size, frames)?;
         let room = *books.splits_left > 0 || self.mirror.splits.contains_key(&index);
         if matches!(shadow, Shadow::Split(_)) && !room { Err(Denial::Limit) } else { Ok(shadow) }
     }
 
-    /// Looks at the entries `changed` of a page, which are now what `fresh` says, or what they were. With `recheck` also
-    /// at those that are absent.
+    /// Processes the entries `changed` of a page, with their values in `fresh`, or their old ones. With `recheck` also
+    /// the absent ones.
     #[expect(clippy::too_many_arguments, reason = "the state of a pass, in parts that are borrowed apart")]
     pub(crate) fn take(
         &mut self,
@@ -255,7 +255,7 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Returns whether an entry that is not granted is to be looked at once more: it is seen for the first time.
+    /// Returns true if an entry that is not granted must be read again, because it is seen for the first time.
     fn doubt(&mut self, index: usize, raw: u64) -> bool {
         if let Some(known) = self.doubted.iter().position(|(doubted, _)| *doubted == index) {
             let (_, seen) = self.doubted.swap_remove(known);
@@ -281,8 +281,8 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Translates the entries of a page that map into `range` again. A page that is yet to be read may say something else
-    /// by now: what it would gain by this waits until it has been read.
+    /// Translates the entries of a page that map into `range` again. A page that is still pending may have changed:
+    /// gains wait until it was read.
     pub(crate) fn retranslate(
         &mut self,
         piece: Piece,
@@ -293,7 +293,7 @@ impl Table {
         report: &mut SyncReport,
     ) {
         let settled = self.mirror.pending() & bit(piece.page()) == 0;
-        // Most of what moves is mapped by small entries, which keep all but their place: what is counted of them stays.
+        // Most moved memory is mapped with small entries, of which only the place changes: their counts stay.
         let mut moved = if self.key.size == PageSize::Small { Moved::of(range) } else { None };
         for index in self.mirror.range(piece.page()) {
             let raw = self.mirror.raw(index);
@@ -330,7 +330,7 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Something was granted: what is absent or could not be read is to be looked at again. `true` if there is any.
+    /// Notes a grant: marks absent entries and unreadable pages to be read again. Returns `true` if there are any.
     pub(crate) fn granted(&mut self) -> bool {
         let absent = (0u32..).zip(&self.absent).filter(|(_, absent)| **absent != 0);
         self.recheck |= absent.fold(0, |set, (page, _)| set | bit(page));
@@ -338,18 +338,18 @@ impl Table {
     }
 }
 
-/// Returns whether an entry maps RAM for the card.
+/// Returns true if an entry maps RAM for the card.
 fn is_ram(named: Option<Named>, shadow: u64) -> bool {
     shadow != 0 && named.is_some_and(|named| named.system)
 }
 
-/// The page of guest VRAM that an entry makes writable for the GPU.
+/// Returns the page of guest VRAM that an entry makes writable for the GPU.
 fn exposes(named: Option<Named>, shadow: u64) -> Option<u32> {
     let named = named.filter(|named| !named.system && shadow != 0 && !Pte::from(shadow).read_only())?;
     Some(named.frame)
 }
 
-/// Returns whether a guest entry names a byte in `range`.
+/// Returns true if a guest entry names a byte in `range`.
 fn names(raw: u64, size: PageSize, range: GuestRange) -> bool {
     let (system, start, len) = range.parts();
     let Some(named) = named(raw, size) else { return false };
@@ -401,7 +401,7 @@ impl Tables {
         (0u32..).zip(&mut self.list).filter_map(|(number, table)| Some((number, table.as_deref_mut()?)))
     }
 
-    /// Returns how many there are.
+    /// Returns the number of tables.
     pub(crate) fn count(&self) -> usize {
         self.list.len().saturating_sub(self.free.len())
     }

@@ -1,4 +1,4 @@
-//! One guest entry in, one shadow entry or a denial out.
+//! Translates one guest entry to one shadow entry or a denial.
 
 use crate::{Denial, Frame, Frames};
 use nvspec::addr::{Gpa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE};
@@ -18,12 +18,12 @@ pub(crate) enum PageSize {
 }
 
 impl PageSize {
-    /// Bytes of a page, as a shift.
+    /// Returns the bytes of a page, as a shift.
     pub(crate) const fn shift(self) -> u32 {
         self.bytes().trailing_zeros()
     }
 
-    /// Bytes of a page.
+    /// Returns the bytes of a page.
     pub(crate) const fn bytes(self) -> u64 {
         match self {
             Self::Small => SMALL_PAGE,
@@ -34,20 +34,20 @@ impl PageSize {
 
 /// The small entries that stand in for a large one.
 pub(crate) type Pieces = [u64; LARGE_PAGES as usize];
-/// Bytes of them.
+/// Size of them in bytes.
 pub(crate) const PIECES_BYTES: u64 = size_of::<Pieces>() as u64;
 
 /// Shadow of a guest entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Shadow {
-    /// An entry in its place.
+    /// One entry at the same index.
     Entry(u64),
-    /// Small entries for the pages of a large one, which lie apart. All are valid. There is none in its place.
+    /// Small entries for the pages of a split large one. All are valid. The large entry itself is 0.
     Split(Box<Pieces>),
 }
 
 impl Shadow {
-    /// Returns what the card has in its place.
+    /// Returns the card's entry at the same index.
     pub(crate) const fn entry(&self) -> u64 {
         match self {
             Self::Entry(entry) => *entry,
@@ -56,8 +56,8 @@ impl Shadow {
     }
 }
 
-/// The shadow of the guest entry `raw` in a table of pages of `size`: one entry, or one for each 4 KiB where the pages of
-/// a large one lie apart. A large page of which any 4 KiB is not granted is denied as a whole.
+/// Returns the shadow of the guest entry `raw` in a table of pages of `size`: one entry, or one for each 4 KiB if the
+/// large page is split. A large page of which any 4 KiB is not granted is denied as a whole.
 pub(crate) fn translate(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<Shadow, Denial> {
     match whole(raw, size, frames) {
         Ok(entry) => Ok(Shadow::Entry(entry)),
@@ -70,7 +70,7 @@ pub(crate) fn translate(raw: u64, size: PageSize, frames: &mut impl Frames) -> R
     }
 }
 
-/// The entries of the pages of a large entry, one by one.
+/// Returns separate entries for the pages of a large entry.
 fn pieces(raw: u64, frames: &mut impl Frames) -> Result<Box<Pieces>, Denial> {
     let guest = Pte::from(raw);
     let mut pieces: Box<Pieces> = Box::new([0; LARGE_PAGES as usize]);
@@ -81,12 +81,12 @@ fn pieces(raw: u64, frames: &mut impl Frames) -> Result<Box<Pieces>, Denial> {
     Ok(pieces)
 }
 
-/// The shadow of the guest entry `raw` as one entry; 0 for an entry that is not valid.
+/// Returns the shadow of the guest entry `raw` as one entry; 0 for an entry that is not valid.
 ///
-/// What is kept: validity, privilege, read-only, volatile, the kind's layout. What is not: encryption and compression
-/// tags, whose keys and memory are the card's, and bits that mean nothing. RAM that is registered for reading only becomes
-/// read-only. VRAM that lies in host memory is snooped there.
-// GUESS: that the card lays a kind without compression out alike in host memory and in its own.
+/// Kept are: validity, privilege, read-only, volatile, the kind's layout. Dropped are: encryption and compression tags,
+/// whose keys and memory are the card's, and bits without a meaning. RAM that is registered for reading only becomes
+/// read-only. VRAM in host memory is snooped there.
+// GUESS: that the card uses the same layout for a kind without compression in host memory and in its own.
 fn whole(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<u64, Denial> {
     let guest = Pte::from(raw);
     if !guest.valid() {
@@ -148,7 +148,8 @@ pub(crate) struct Named {
     pub(crate) frame: u32,
 }
 
-/// Returns what the guest entry `raw` names. `None` for one that [`translate`] makes 0, or denies whatever is granted.
+/// Returns the memory that the guest entry `raw` names. `None` for one that [`translate`] makes 0, or denies for any
+/// grants.
 pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     let guest = Pte::from(raw);
     let possible = guest.valid()
@@ -158,7 +159,7 @@ pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     possible.then(|| Named { system: guest.aperture().is_system(), frame: guest.frame() })
 }
 
-/// Returns whether something that was possible by `old` is not by `new`, or reaches another frame.
+/// Returns true if `old` allows something that `new` does not, or reaches another frame.
 pub(crate) fn loses(old: u64, new: u64) -> bool {
     let (old, new) = (Pte::from(old), Pte::from(new));
     let same_frame = || {

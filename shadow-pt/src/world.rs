@@ -1,9 +1,9 @@
-//! All that a synchronisation needs of its user, as one object: who implements it has the card's memory once.
+//! All interfaces of a synchronisation as one object, so that its implementer needs the card's memory only once.
 
 use crate::{Frame, Frames, GuestMemory, ShadowMemory, Unreadable};
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, Place, VramAddr};
 
-/// The guest's memory, what of it is granted, and the card's memory for shadows.
+/// The guest's memory, its grants, and the card's memory for shadows.
 pub trait World: GuestMemory + Frames + ShadowMemory {}
 
 impl<T: GuestMemory + Frames + ShadowMemory> World for T {}

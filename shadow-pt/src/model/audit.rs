@@ -1,4 +1,4 @@
-//! All that is kept for speed, computed again from the mirrors.
+//! Computes all cached state again from the mirrors.
 
 use super::world::PAGE;
 use crate::AddressSpaces;
@@ -11,7 +11,7 @@ use nvspec::mmu::Pte;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl AddressSpaces {
-    /// Fails if counts, the reverse map, the index of table pages or the queues are not what the mirrors say. To be called
+    /// Panics if counts, the reverse map, the index of table pages or the queues disagree with the mirrors. Call it
     /// when all spaces are flushed. `unseen`: addresses of pages that the CPU can write unseen.
     pub(crate) fn audit(&self, unseen: &BTreeSet<u64>) {
         let mut records: BTreeMap<u64, u32> = BTreeMap::new();

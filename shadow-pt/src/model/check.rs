@@ -10,21 +10,21 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The directory entries that are the host's: shared pages, and its own.
 const HOST_ENTRIES: [u64; 2] = [8190, 8191];
 
-/// Fit of a shadow to the guest's present tables.
+/// Required agreement of a shadow with the guest's present tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     /// It maps nothing that is not granted.
     Isolated,
-    /// Besides, each entry is what the guest's says now, or absent.
+    /// In addition, each entry is the translation of the guest's current one, or absent.
     Sound,
-    /// Each entry is what the guest's says.
+    /// Each entry is the translation of the guest's.
     Exact,
 }
 
 /// The mediator's own pages in a space: index to card address and rights.
 pub(crate) type HostPages = BTreeMap<HostPage, (u64, Rights)>;
 
-/// One space as the card sees it, and what it should be.
+/// One space as the card sees it, and the expected state.
 pub(crate) struct View<'a> {
     pub(crate) guest: &'a Guest,
     pub(crate) grants: &'a Grants,
@@ -34,10 +34,10 @@ pub(crate) struct View<'a> {
     pub(crate) host: &'a HostPages,
 }
 
-/// A table of a directory entry: target, address, entries, whether it is of large pages.
+/// A table of a directory entry: target, address, entries, true for large pages.
 type Half = (u64, u64, usize, bool);
 
-/// The two tables of a directory entry.
+/// Returns the two tables of a directory entry.
 fn halves(pde: u64) -> [Half; 2] {
     let size = (pde >> 2) & 3;
     [
@@ -57,10 +57,10 @@ impl View<'_> {
         (card, matches!(guest, Place::Ram(_)), guest.address())
     }
 
-    /// Checks everything that can be reached.
+    /// Checks everything that the card can reach.
     pub(crate) fn check(&self, fit: Fit) {
         let (card, ram, guest) = self.directories();
-        // A directory that is filled has the same entry hundreds of times: each pair of tables is looked at once.
+        // A filled directory has the same entry hundreds of times: each pair of tables is checked once.
         let mut seen = BTreeSet::new();
         for (index, shadow) in (0u64..).zip(self.card.entries(card, 8192)) {
             if HOST_ENTRIES.contains(&index) {
@@ -86,7 +86,7 @@ impl View<'_> {
         }
     }
 
-    /// Entry `at` of one of the guest's tables, 0 where it names none.
+    /// Returns entry `at` of one of the guest's tables, 0 if there is no such table.
     fn raw(&self, (target, table, count, _): Half, at: u64) -> u64 {
         if target == 0 || at >= count as u64 { 0 } else { self.guest64(target != 1, table + at * 8) }
     }
@@ -115,7 +115,7 @@ impl View<'_> {
                 continue;
             }
             let wanted = wanted(at);
-            // What a large page hides for the guest may show until that is looked at.
+            // Entries that a large page hides for the guest may show until the page is read.
             let hidden = || !large && raw == spec::entry(self.raw(theirs[1], at), false, self.grants);
             assert!(
                 raw == wanted || (fit == Fit::Sound && (raw == 0 || hidden())),
@@ -159,7 +159,7 @@ impl View<'_> {
         assert!(pde != 0 || none);
     }
 
-    /// Returns where the card ends up.
+    /// Returns the page that the card reaches.
     pub(crate) fn shadow_page(&self, va: u64) -> Option<world::Page> {
         world::walk((false, self.directories().0), va, &|ram, at| {
             assert!(!ram, "the card walks host memory");
@@ -182,7 +182,7 @@ impl View<'_> {
         }
     }
 
-    /// Returns where the guest's entry must lead: aperture, address, read-only, privileged.
+    /// Returns the target of the guest's entry: aperture, address, read-only, privileged.
     fn wanted(&self, pde: u64, offset: u64) -> Option<(u64, u64, bool, bool)> {
         let [large, small] = halves(pde);
         let page = |raw: u64, within: u64| {
@@ -199,7 +199,7 @@ impl View<'_> {
         })
     }
 
-    /// The mirrors say the same as the card.
+    /// Checks that the mirrors agree with the card.
     fn check_resolved(&self, va: u64, found: Option<world::Page>) {
         let resolved = self.spaces.resolve(self.id, GpuVa(va + 0x123));
         let resolved = resolved.map(|mapping| {

@@ -1,4 +1,4 @@
-//! A guest, a GPU and a host that do what bytes say, and the checks after each step.
+//! A guest, a GPU and a host that execute operations decoded from bytes, with checks after each step.
 
 use super::check::{Fit, HostPages, View};
 use super::world::{Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, reachable};
@@ -11,11 +11,11 @@ use std::collections::BTreeSet;
 
 /// Bytes of an operation.
 pub(crate) const OP_BYTES: usize = 8;
-/// Operations that are looked at.
+/// Largest number of operations that are decoded.
 pub(crate) const MAX_OPS: usize = 96;
-/// Place of the mediator's own pages on the card.
+/// Address of the mediator's own pages on the card.
 const HOST_PAGE: u64 = 0x5_0000_0000;
-/// I/O page from which on pages of guest VRAM lie in host memory; a multiple of a large page.
+/// First I/O page for pages of guest VRAM in host memory; a multiple of a large page.
 const HOSTED: u64 = 0x2_0000;
 
 const DIRECTORY: u64 = 0x1_0000;
@@ -24,7 +24,7 @@ const SPT: u64 = 0x3_0000;
 const RAM: u64 = 0x1000 * PAGE;
 const OTHER_RAM: u64 = 0x2000 * PAGE;
 
-/// Directories: two of their own, one that is a table too, one in RAM, one that is not there in full.
+/// Directories: two separate ones, one that is a table too, one in RAM, one that is partly missing.
 const DIRECTORIES: [Place; 5] = [
     Place::Vram(GuestVramAddr(DIRECTORY)),
     Place::Vram(GuestVramAddr(0x9_0000)),
@@ -33,7 +33,7 @@ const DIRECTORIES: [Place; 5] = [
     Place::Vram(GuestVramAddr(GUEST_VRAM - PAGE)),
 ];
 
-/// Tables: some overlap, are a directory, lie half or wholly outside, or in RAM.
+/// Tables: some overlap, are a directory, are half or wholly outside, or in RAM.
 const TABLES: [Place; 8] = [
     Place::Vram(GuestVramAddr(LPT)),
     Place::Vram(GuestVramAddr(SPT)),
@@ -74,7 +74,7 @@ impl Operands<'_> {
             (if system { 2 + (shape >> 7) } else { 1 }, place.address() >> 12)
         };
         let (large, small) = (half(self.of(&TABLES)), half(self.of(&TABLES)));
-        // A full table takes long to look through: most are an eighth.
+        // A full table takes long to check: most are an eighth.
         let size = if shape & 0x70 == 0 { (shape >> 2) & 3 } else { 3 };
         let large = if shape & 1 != 0 { large.0 | large.1 << 4 } else { 0 };
         let small = if shape & 2 != 0 { small.0 << 32 | small.1 << 36 } else { 0 };
@@ -90,7 +90,7 @@ impl Operands<'_> {
         match shape & 15 {
             0 => 0,
             1 => u64::from_le_bytes([shape as u8, which as u8, 0x5a, which as u8, 1, 0, shape as u8, which as u8]),
-            // A page that is a table, more often than not.
+            // Usually a page that is a table.
             2..=5 => vram([DIRECTORY, LPT, SPT, SPT + PAGE, 0x9_0000, GUEST_VRAM - PAGE][which as usize % 6]),
             6..=8 => vram(which * PAGE),
             9 | 10 => vram(which % 9 * LARGE),
@@ -110,18 +110,18 @@ struct Opened {
 /// The world and the code under test.
 pub(crate) struct Machine {
     mode: Mode,
-    /// Tables may be missing for want of room.
+    /// Tables may be missing for lack of room.
     tight: bool,
     guest: Guest,
     grants: Grants,
     card: Card,
     spaces: AddressSpaces,
     open: Vec<Opened>,
-    /// Card chunks that are nobody's.
+    /// Card chunks without an owner.
     spare: Vec<u64>,
     /// Pages of guest VRAM that the CPU can write unseen.
     unseen: BTreeSet<u64>,
-    /// Spaces that were not flushed or prepared since something was written that nobody told of.
+    /// Spaces that were not flushed or prepared since an unreported write.
     untold: BTreeSet<SpaceId>,
 }
 
@@ -152,16 +152,16 @@ impl Machine {
         machine
     }
 
-    /// Does what `bytes` say, and ends with everything prepared, checked, and freed.
+    /// Executes the operations in `bytes`, and ends with everything prepared, checked, and freed.
     pub(crate) fn run(mut self, bytes: &[u8]) {
         for op in bytes.chunks(OP_BYTES).take(MAX_OPS) {
             self.step(op);
         }
         for index in 0..self.open.len() {
             self.prepare(index);
-            // Entries that are not granted are looked at twice.
+            // Entries that are not granted are read twice.
             self.prepare(index);
-            // Nothing has changed since: nothing is to be done.
+            // Nothing has changed since, so there is nothing to do.
             let again = self.prepare(index);
             assert_eq!((again.translated, again.entries_written, again.denied.total()), (0, 0, 0));
         }
@@ -177,7 +177,7 @@ impl Machine {
         assert_eq!((self.spaces.card_bytes(), self.spaces.tables()), (0, 0));
     }
 
-    /// As [`Self::run`], with the spaces saved and restored behind each `every`-th operation.
+    /// Does [`Self::run`], saving and restoring the spaces after each `every`-th operation.
     #[cfg(test)]
     pub(crate) fn run_restored(mut self, bytes: &[u8], every: usize) {
         for (nth, op) in (1..).zip(bytes.chunks(OP_BYTES).take(MAX_OPS)) {
@@ -190,7 +190,7 @@ impl Machine {
         self.run(&[]);
     }
 
-    /// Saves the spaces, and goes on with what is restored of them, as a mediator does that has taken all work off the card.
+    /// Saves the spaces, and continues with restored ones, as a mediator does that has taken all work off the card.
     #[cfg(test)]
     fn restore(&mut self) {
         let ids: Vec<_> = self.spaces.ids().collect();
@@ -328,7 +328,7 @@ impl Machine {
                 self.spaces.unseen(GuestVramAddr(page), unseen);
             }
             35 => {
-                // By the CPU, and nobody tells.
+                // The CPU writes, without a report.
                 let pages: Vec<u64> = self.unseen.iter().copied().collect();
                 let (nth, at) = (of.byte() as usize, of.below(40) * 8);
                 let value = if nth & 1 == 0 { of.pte() } else { of.pde() };
@@ -338,7 +338,7 @@ impl Machine {
                 }
             }
             _ => {
-                // What is still the guest's is taken away all the same, and given back.
+                // Memory that is still the guest's is withdrawn all the same, and granted again.
                 let range = GuestRange::Vram(GuestVramAddr(of.byte() * PAGE), (1 + of.below(64)) * PAGE);
                 self.invalidate(range);
                 self.given(range, of.byte() & 1 != 0);
@@ -355,12 +355,12 @@ impl Machine {
         }
     }
 
-    /// Something was written, and nobody has told the spaces.
+    /// Notes a write that was not reported to the spaces.
     fn write_untold(&mut self) {
         self.untold.extend(self.spaces.ids());
     }
 
-    /// The guest maps a page of a table, for the GPU to write.
+    /// The guest maps a page of a table as writable for the GPU.
     fn expose(&mut self, index: usize, table: u64, at: u64, frame: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 1 | 3 << 2 | (LPT >> 12) << 4 | 1 << 32 | (SPT >> 12) << 36);
@@ -373,8 +373,8 @@ impl Machine {
         self.prepare(index);
     }
 
-    /// RAM goes, then the guest unmaps it or not, flushes or not, then the RAM comes back. `at` is the entry, in a page that
-    /// has few others, so that it may have nothing to lose.
+    /// RAM is withdrawn, then the guest unmaps it or not, flushes or not, then the RAM is granted again. `at` is the
+    /// entry, in a page that has few others, so that the page may have nothing to lose.
     fn withdraw_and_give(&mut self, index: usize, at: u64, shape: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 3 << 2 | 1 << 32 | (SPT >> 12) << 36);
@@ -400,14 +400,14 @@ impl Machine {
 
     fn fill(&mut self, start: u64, len: u64, value: u64) {
         for at in (start..start + len).step_by(8) {
-            // Every entry a page further, as a driver fills tables.
+            // Each entry names the next page, as when a driver fills tables.
             let value = if value & 1 == 0 { 0 } else { value.wrapping_add(((at / 8) % 64) << 4) };
             self.guest.write64(Place::Vram(GuestVramAddr(at)), value);
         }
         self.spaces.written(GuestVramAddr(start), len);
     }
 
-    /// Pages that the GPU can write through a space, as the card's tables say.
+    /// Returns the pages that the GPU can write through a space, from the card's tables.
     fn writable(&self, index: usize) -> Vec<Place> {
         let directory = self.spaces.directory(self.open[index].id).unwrap().0;
         let pages = reachable(&self.card, directory).into_iter().filter(|page| !page.read_only);
@@ -419,7 +419,7 @@ impl Machine {
             }
         });
         let mut places: Vec<Place> = places.collect();
-        // Pages that hold tables first: those matter.
+        // Pages that hold tables first, because those matter.
         places.sort_by_key(|place| {
             let table = TABLES.iter().chain(&DIRECTORIES).any(|table| table == place);
             (!table, *place)
@@ -428,7 +428,7 @@ impl Machine {
         places
     }
 
-    /// The GPU writes where the shadow lets it. Nobody tells.
+    /// The GPU writes where the shadow lets it, without a report.
     fn gpu(&mut self, index: usize, nth: usize, at: u64, value: u64) {
         let places = self.writable(index);
         if let Some(place) = pick(&places, nth) {
@@ -456,7 +456,7 @@ impl Machine {
         };
         self.check(index, fit);
         if late.is_some_and(|(nth, ..)| nth & 32 != 0) {
-            // Nobody has flushed the card's TLBs between.
+            // The card's TLBs were not flushed in between.
             self.spaces.flush(
                 id,
                 busy,
@@ -467,7 +467,7 @@ impl Machine {
         if let Some((nth, at, value)) = late
             && let Some(place) = pick(&before, nth).filter(|_| nth & 1 == 1)
         {
-            // By what its TLBs still hold.
+            // Through stale entries of its TLBs.
             self.guest.write64(place.checked_add(at).unwrap(), value);
             self.write_untold();
         }
@@ -477,7 +477,7 @@ impl Machine {
     fn prepare(&mut self, index: usize) -> crate::SyncReport {
         let id = self.open[index].id;
         if self.spaces.is_settled(id) && !self.untold.remove(&id) {
-            // Nobody would prepare it.
+            // No caller would prepare it.
             self.check(index, Fit::Exact);
         }
         self.untold.remove(&id);
@@ -502,7 +502,7 @@ impl Machine {
         }
     }
 
-    /// The range is the guest's from now on.
+    /// Notes that the range is the guest's from now on.
     fn given(&mut self, range: GuestRange, exactly: bool) {
         if exactly {
             self.retranslate(range);
@@ -530,7 +530,7 @@ impl Machine {
         self.invalidate(GuestRange::Ram(Gpa(first * PAGE), pages * PAGE));
     }
 
-    /// A chunk moves to another place on the card.
+    /// Moves a chunk to another place on the card.
     fn relocate(&mut self, chunk: usize) {
         let Some(old) = self.grants.chunks[chunk] else { return };
         let new = self.spare.remove(0);
@@ -539,11 +539,11 @@ impl Machine {
         self.retranslate(GuestRange::Vram(GuestVramAddr(chunk as u64 * LARGE), LARGE));
     }
 
-    /// Pages move to host memory from the I/O page `to` on, or back.
+    /// Moves pages to host memory from the I/O page `to` on, or back.
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) {
         let pages = first..(first + pages).min(GUEST_VRAM / PAGE);
         let places = to.map(|to| to..to + (pages.end - pages.start));
-        // What lives there now goes first.
+        // Pages that are there now are moved away first.
         let others =
             self.grants.hosted.iter().filter(|(page, at)| {
                 !pages.contains(page) && places.as_ref().is_some_and(|places| places.contains(at))
@@ -608,7 +608,7 @@ impl Machine {
     }
 }
 
-/// One of the places; the first half of the choices is among the first four.
+/// Picks one of the places; half of the choices are among the first four.
 fn pick(places: &[Place], nth: usize) -> Option<Place> {
     let among = if nth & 2 == 0 { places.len().min(4) } else { places.len() };
     (nth / 4).checked_rem(among).map(|index| places[index])

@@ -1,12 +1,12 @@
-//! Specification of what an entry must become, said once more, with shifts and masks and page by page.
+//! A second specification of shadow entries, with shifts and masks and page by page.
 
 use super::world::{Grants, LARGE, PAGE};
 
 /// Pages of a large page.
 const PAGES: u64 = LARGE / PAGE;
 
-/// Returns what each 4 KiB of the guest entry `raw` must become, as an entry of its own; `None` when any of it is not
-/// granted or the entry is not legal.
+/// Returns the shadow of each 4 KiB of the guest entry `raw`, as separate entries; `None` if any of it is not granted
+/// or the entry is not legal.
 fn pages(raw: u64, large: bool, grants: &Grants) -> Option<Vec<u64>> {
     let bytes = if large { LARGE } else { PAGE };
     let (aperture, address) = ((raw >> 33) & 3, ((raw >> 4) & 0xfff_ffff) * PAGE);
@@ -30,7 +30,7 @@ fn pages(raw: u64, large: bool, grants: &Grants) -> Option<Vec<u64>> {
     (0..bytes / PAGE).map(page).collect()
 }
 
-/// The shadow of the guest entry `raw` as one entry; 0 when it is not granted, or not in one piece.
+/// Returns the shadow of the guest entry `raw` as one entry; 0 if it is not granted, or not contiguous.
 pub(crate) fn entry(raw: u64, large: bool, grants: &Grants) -> u64 {
     let Some(pages) = pages(raw, large, grants) else { return 0 };
     let first = pages[0];
@@ -43,13 +43,13 @@ pub(crate) fn entry(raw: u64, large: bool, grants: &Grants) -> u64 {
     if pages.iter().zip(0..).all(follows) { first | read_only } else { 0 }
 }
 
-/// The small entries that must stand in for a large one that is granted and not in one piece.
+/// Returns the small entries that must stand in for a large one that is granted and not contiguous.
 pub(crate) fn pieces(raw: u64, grants: &Grants) -> Option<Vec<u64>> {
     pages(raw, true, grants).filter(|_| entry(raw, true, grants) == 0)
 }
 
-/// Entry `index` of the small-page table that the card has behind a directory entry whose tables have `large` and
-/// `small` there for the guest.
+/// Returns entry `index` of the card's small-page table for a directory entry whose guest tables have `large` and
+/// `small` there.
 pub(crate) fn small(index: u64, large: u64, small: u64, grants: &Grants) -> u64 {
     match pieces(large, grants) {
         Some(pieces) => pieces[(index % PAGES) as usize],

@@ -1,5 +1,5 @@
-//! A small world: a guest's memory, what it is granted, the card's memory; and a page walker that shares nothing with the
-//! code under test but the hardware's documentation.
+//! A small world: a guest's memory, its grants, the card's memory; and a page walker that shares nothing with the code
+//! under test except the hardware's documentation.
 
 use crate::{Frame, Frames, GuestMemory, Place, ShadowMemory, Unreadable};
 use nvspec::addr::{Gpa, GuestVramAddr, Iova, VramAddr};
@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 pub(crate) const PAGE: u64 = 0x1000;
 pub(crate) const LARGE: u64 = 0x2_0000;
-/// The guest's VRAM: the card's chunks of 128 KiB in an order that is not the guest's, the last not in full.
+/// The guest's VRAM: the card's chunks of 128 KiB in another order than the guest's, the last one partial.
 pub(crate) const GUEST_VRAM: u64 = 8 * LARGE - 0x4000;
 const CARD_CHUNKS: [u64; 8] = [40, 41, 7, 90, 12, 13, 3, 55];
-/// Begin of shadow tables: far from any guest's chunk.
+/// Start of shadow tables: far from any guest's chunk.
 const SHADOW_BASE: u64 = 0x1_0000_0000;
 
 pub(crate) struct Guest {
@@ -89,7 +89,7 @@ impl GuestMemory for Guest {
 pub(crate) struct Grants {
     /// Places of the chunks of VRAM, in chunks of the card.
     pub(crate) chunks: [Option<u64>; 8],
-    /// Pages of guest VRAM that lie in host memory, to I/O pages.
+    /// Pages of guest VRAM that are in host memory, to I/O pages.
     pub(crate) hosted: BTreeMap<u64, u64>,
     /// Guest RAM page to I/O page and whether it may be written.
     pub(crate) ram: BTreeMap<u64, (u64, bool)>,
@@ -107,7 +107,7 @@ impl Grants {
         self.ram.extend((0..pages).map(|page| (gpa + page, (iova + page, writable))));
     }
 
-    /// Returns whether a byte of guest VRAM lies in host memory, and its address for the card.
+    /// Returns true if a byte of guest VRAM is in host memory, and its address for the card.
     pub(crate) fn home(&self, address: u64) -> Option<(bool, u64)> {
         let card = self.vram_page(address)?;
         Some(match self.hosted.get(&(address / PAGE)) {
@@ -116,20 +116,20 @@ impl Grants {
         })
     }
 
-    /// Returns where a byte of guest VRAM lies on the card, whether or not it lies in host memory for the time being.
+    /// Returns the card address of a byte of guest VRAM, even if it is currently in host memory.
     pub(crate) fn vram_page(&self, address: u64) -> Option<u64> {
         let chunk = self.chunks.get((address / LARGE) as usize).filter(|_| address < GUEST_VRAM)?;
         Some((*chunk)? * LARGE + address % LARGE)
     }
 
-    /// The guest address of a byte of the card, if it is the guest's and in use.
+    /// Returns the guest address of a byte of the card, if it is the guest's and in use.
     pub(crate) fn guest_vram(&self, card: u64) -> Option<u64> {
         let index = self.chunks.iter().position(|chunk| *chunk == Some(card / LARGE))?;
         let at = index as u64 * LARGE + card % LARGE;
         Some(at).filter(|at| *at < GUEST_VRAM && !self.hosted.contains_key(&(at / PAGE)))
     }
 
-    /// The address in guest VRAM of a byte of host memory, if it is that.
+    /// Returns the address in guest VRAM of a byte of host memory, if it holds guest VRAM.
     pub(crate) fn hosted_vram(&self, iova: u64) -> Option<u64> {
         let (page, _) = self.hosted.iter().find(|(_, host)| **host == iova / PAGE)?;
         Some(page * PAGE + iova % PAGE).filter(|at| self.vram_page(*at).is_some())
@@ -139,7 +139,7 @@ impl Grants {
         self.guest_vram(card).is_some()
     }
 
-    /// The guest address of a byte of host memory, if it is the guest's.
+    /// Returns the guest address of a byte of host memory, if it is the guest's.
     pub(crate) fn guest_ram(&self, iova: u64) -> Option<u64> {
         let (gpa, _) = self.ram.iter().find(|(_, (page, _))| *page == iova / PAGE)?;
         Some(gpa * PAGE + iova % PAGE)
@@ -171,26 +171,26 @@ impl Frames for Grants {
     }
 }
 
-/// The card's memory for shadows, and a record of what was written when.
+/// The card's memory for shadows, and a record of its writes in order.
 #[derive(Default)]
 pub(crate) struct Card {
     pub(crate) next: u64,
     /// Start to bytes.
     pub(crate) allocated: BTreeMap<u64, Vec<u8>>,
     pub(crate) freed: Vec<u64>,
-    /// Allocations that still succeed; `None` for no limit.
+    /// Number of allocations that still succeed; `None` for no limit.
     pub(crate) room: Option<u32>,
     pub(crate) writes: Vec<(u64, Vec<u8>)>,
 }
 
 impl Card {
-    /// The bytes of one allocation from `at` on.
+    /// Returns the bytes of one allocation from `at` on.
     pub(crate) fn bytes(&self, at: u64) -> &[u8] {
         let (start, bytes) = self.allocated.range(..=at).next_back().expect("the card follows a pointer to nowhere");
         bytes.get((at - start) as usize..).expect("the card follows a pointer to nowhere")
     }
 
-    /// `count` entries from `at` on.
+    /// Returns `count` entries from `at` on.
     pub(crate) fn entries(&self, at: u64, count: usize) -> impl Iterator<Item = u64> + '_ {
         let bytes = &self.bytes(at)[..count * 8];
         bytes.chunks_exact(8).map(|entry| u64::from_le_bytes(entry.try_into().unwrap()))
@@ -229,7 +229,7 @@ impl ShadowMemory for Card {
     }
 }
 
-/// End of a page walk.
+/// Result of a page walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Page {
     /// The aperture's two bits.
@@ -254,8 +254,8 @@ fn page(raw: u64, va: u64, large: bool) -> Page {
     }
 }
 
-/// Walks tables with shifts and masks of its own. `read` gets whether it is host memory and the address. An entry that
-/// cannot be read is not valid.
+/// Walks tables with shifts and masks of its own. The arguments of `read` are true for host memory, and the address. An
+/// entry that cannot be read is not valid.
 pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> Option<u64>) -> Option<Page> {
     let pde = read(directory.0, directory.1 + (va >> 27) * 8)?;
     let size = (pde >> 2) & 3;
@@ -280,7 +280,7 @@ pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> 
     None
 }
 
-/// Every valid entry that the card can reach from a directory, each 4 KiB of it.
+/// Returns every valid entry that the card can reach from a directory, each 4 KiB of it.
 pub(crate) fn reachable(card: &Card, directory: u64) -> Vec<Page> {
     let mut pages = Vec::new();
     for pde in card.entries(directory, 8192) {

@@ -1,8 +1,9 @@
-//! Address spaces as they are saved: the directories, the guest's and ours, and nothing of what the guest's tables say.
+//! Address spaces in their saved form: the directories, the guest's and ours, without the content of the guest's
+//! tables.
 //!
 //! The guest's tables are in the guest's memory, and are read again. A restored shadow maps nothing of the guest's: its
-//! directories are empty on the card, but for the mediator's own pages, and everything is pending. The first
-//! [`AddressSpaces::prepare`] of a space brings it back; no work of it may be with the card before.
+//! directories are empty on the card, except for the mediator's own pages, and everything is pending. The first
+//! [`AddressSpaces::prepare`] of a space restores it; no work of the space may be with the card before.
 
 use super::AddressSpaces;
 use crate::host::{Area, FIRST_ENTRY, HostTable};
@@ -23,7 +24,7 @@ pub struct SavedSpaces {
     /// By index.
     pub(crate) spaces: Vec<Option<SavedSpace>>,
     generations: u32,
-    /// Card memory of shadow tables that are made anew: start and bytes.
+    /// Card memory of shadow tables that are created again: start and bytes.
     pub(crate) old: Vec<(u64, u64)>,
     ram_barred: bool,
 }
@@ -50,11 +51,11 @@ pub(crate) enum SavedPlace {
 }
 
 impl AddressSpaces {
-    /// Writes the spaces down. No work of theirs may be with the card from now on.
+    /// Saves the spaces. No work of theirs may be with the card from now on.
     #[must_use]
     pub fn save(&self) -> SavedSpaces {
         let Self {
-            // Both are settings of who restores it.
+            // Both are settings of the restoring process.
             mode: _,
             spaces,
             generations,
@@ -63,13 +64,13 @@ impl AddressSpaces {
         let Shared {
             limits: _,
             tables,
-            // What follows from the guest's tables.
+            // These are derived from the guest's tables.
             pages: _,
             reverse: _,
             gained: _,
             table_bytes: _,
             rooms: _,
-            // What is read anew may be half written.
+            // Entries that are read again may be half written.
             writes: _,
             splits_left: _,
             ram_barred,
@@ -84,12 +85,12 @@ impl AddressSpaces {
         }
     }
 
-    /// The spaces as they were, with nothing of the guest's mapped. `owns` says whether so many bytes of card memory are
-    /// this VM's for tables, and not used by anyone else. Pages of the guest's that its CPU can write unseen are to be told
-    /// again ([`Self::unseen`]). The card's TLBs are to be flushed for all of them.
+    /// Restores the spaces, with nothing of the guest's mapped. `owns` returns true if a range of card memory is this
+    /// VM's for tables, and has no other use. Report again the pages that the guest's CPU can write unseen
+    /// ([`Self::unseen`]). The card's TLBs must be flushed for all spaces.
     ///
     /// # Errors
-    /// When they are none that there can be; nothing was written then.
+    /// If they are invalid; nothing was written then.
     pub fn restored(
         saved: SavedSpaces,
         mode: Mode,
@@ -106,7 +107,7 @@ impl AddressSpaces {
             let space = space.map(|space| space.restored(index, &mut restored.shared, memory)).transpose()?;
             restored.spaces.push(space.map(Box::new));
         }
-        // Nothing names them any more.
+        // They are no longer linked.
         for (card, bytes) in old {
             memory.free(VramAddr(card), bytes);
         }
@@ -115,14 +116,14 @@ impl AddressSpaces {
 }
 
 impl SavedSpaces {
-    /// The same spaces for another card: their directories have memory there, which nothing is in, and the mediator's own pages
-    /// are to be mapped anew. Returns as well which directory takes the place of which.
+    /// Adapts the spaces to another card: allocates empty directories there; the mediator's own pages must be mapped
+    /// again. Returns also the old and new address of each directory.
     ///
     /// # Errors
-    /// [`NoMemory`]; what was allocated is to be freed as a whole then.
+    /// [`NoMemory`]; the caller must then free all allocations.
     pub fn moved(self, memory: &mut impl ShadowMemory) -> Result<(Self, Vec<(VramAddr, VramAddr)>), NoMemory> {
         let Self { mut spaces, generations, old: _, ram_barred } = self;
-        // More are refused when they are restored, and need no memory for that.
+        // More are refused on restoring, and need no memory for that.
         spaces.truncate(MAX_SPACES.saturating_add(1));
         let mut places = Vec::new();
         let mut moved = Vec::new();
@@ -137,7 +138,7 @@ impl SavedSpaces {
         Ok((Self { spaces: moved, generations, old: Vec::new(), ram_barred }, places))
     }
 
-    /// Checks that each piece of card memory is the VM's, and used once.
+    /// Checks that each range of card memory is the VM's, and used once.
     fn check(&self, owns: &mut impl FnMut(VramAddr, u64) -> bool) -> Result<(), Invalid> {
         let Self { spaces, generations: _, old, ram_barred: _ } = self;
         Invalid::unless(spaces.len() <= MAX_SPACES, || format!("{} address spaces are too many", spaces.len()))?;
@@ -179,7 +180,7 @@ impl Space {
 }
 
 impl SavedSpace {
-    /// The space, with a directory in which there is nothing of the guest's.
+    /// Restores the space, with a directory without entries of the guest's.
     fn restored(self, index: u32, shared: &mut Shared, memory: &mut impl ShadowMemory) -> Result<Space, Invalid> {
         let Self { generation, directory, card, own, common } = self;
         let mut space = Space::new(index, generation, directory.into(), VramAddr(card), shared);

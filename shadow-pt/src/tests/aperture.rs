@@ -12,7 +12,7 @@ fn vram(at: u64) -> Place {
     Place::Vram(GuestVramAddr(at))
 }
 
-/// BAR of 16 MiB: an instance block, a directory with both tables.
+/// Creates a BAR of 16 MiB: an instance block, a directory with both tables.
 fn guest() -> Guest {
     let mut guest = Guest::new();
     guest.write64(vram(INSTANCE + vm::PDB_LO), DIRECTORY);
@@ -108,8 +108,8 @@ fn hits_are_cached_until_a_flush_and_misses_are_not() {
 }
 
 proptest! {
-    /// Whatever stands in the tables, the walk ends where an independent walker ends; pages that share a cache slot do
-    /// not disturb one another.
+    /// For any content of the tables, the walk has the same result as an independent walker; pages that share a cache
+    /// slot do not affect one another.
     #[test]
     fn the_walk_is_the_walkers(
         pde in any::<u64>(),
@@ -124,7 +124,7 @@ proptest! {
             guest.write64(vram(DIRECTORY), pde);
         }
         for (index, large, raw) in entries {
-            // Frames and targets as they come; large pages aligned, which the walker takes for granted.
+            // Any frames and targets; large pages are aligned, which the walker assumes.
             let raw = if large { raw & !(0x1f << 4) } else { raw };
             let at = if large { LPT + (index % 128) * 8 } else { SPT + index * 8 };
             guest.write64(vram(at), raw);
@@ -146,7 +146,7 @@ proptest! {
                 prop_assert_eq!(found, expected);
             }
         }
-        // And the survey sees what each single walk does, whatever part of the aperture it is of.
+        // The survey has the same results as single walks, for any part of the aperture.
         let blocks = probes[0] % 6;
         let mut seen = Vec::new();
         tlb.survey(blocks << 21, 16 * 256 - (blocks << 9), &mut guest, |page, place| seen.push((page, place)));

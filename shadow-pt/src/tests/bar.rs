@@ -14,7 +14,7 @@ impl World {
         report
     }
 
-    /// A second directory entry, with a table of VRAM alone, beside one full of RAM.
+    /// Adds a second directory entry, with a table of VRAM alone, next to one full of RAM.
     fn both() -> Self {
         let mut world = Self::mapped();
         world.write(vram(DIRECTORY + 8), pde(None, Some(SPT + 0x8000), EIGHTH));
@@ -56,7 +56,7 @@ fn no_change_of_a_guests_tables_brings_barred_ram_back() {
     world.sync();
     world.prepare();
     assert!(reachable(&world.card, world.directory()).iter().all(|page| page.aperture == 0));
-    // The last entry of RAM goes: the table is linked again.
+    // The last entry of RAM is removed: the table is linked again.
     for page in 0..=65 {
         if page != 64 {
             world.write(vram(SPT + page * 8), 0);
@@ -65,7 +65,7 @@ fn no_change_of_a_guests_tables_brings_barred_ram_back() {
     world.sync();
     assert!(world.at(64 * PAGE).is_some(), "a table that maps no RAM any more stays unlinked");
     assert!(reachable(&world.card, world.directory()).iter().all(|page| page.aperture == 0));
-    // What was denied meanwhile comes with the grant.
+    // Entries that were denied in between are mapped with the grant.
     world.grants.ram = ram;
     world.bar(false);
     world.spaces.granted();

@@ -49,15 +49,15 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Spaces that are saved and restored on the way map what they would map without, and nothing else.
+    /// Spaces that are saved and restored in between map the same memory as without.
     #[test]
     fn restored_spaces_go_on(mode in 0usize..4, tight: bool, ops in ops(), every in 1usize..12) {
         Machine::new(Mode::ALL[mode], tight).run_restored(ops.as_flattened(), every);
     }
 }
 
-/// The seed corpus of the fuzz target. Files called `found_*` are inputs that have failed once, or nearly; the others are
-/// what [`seeds::seeds`] makes, and `UPDATE_SEEDS=1 cargo test -p shadow-pt seeds` writes those anew.
+/// The seed corpus of the fuzz target. Files called `found_*` are inputs that have failed once, or nearly; the others
+/// are the output of [`seeds::seeds`], and `UPDATE_SEEDS=1 cargo test -p shadow-pt seeds` writes those again.
 fn corpus() -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| {
         let entry = entry.unwrap();

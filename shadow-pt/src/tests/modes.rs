@@ -1,4 +1,4 @@
-//! Modes, one by one, and what is looked at: the GPU's own writes, shared pages, withdrawal and relocation.
+//! Modes, one by one, and the pages that they read: the GPU's own writes, shared pages, withdrawal and relocation.
 
 use super::*;
 use crate::{HOST_PAGES, HostPage, SHARED_PAGES};
@@ -32,11 +32,11 @@ fn a_flush_after_one_change_reads_one_page_and_without_change_none() {
         assert_eq!(report, wanted, "{mode}");
         assert_eq!(world.guest.reads, reads + 1);
 
-        // One directory entry more: one page of the directory.
+        // One more directory entry: one page of the directory.
         world.write(vram(DIRECTORY + 16), pde(Some(LPT), None, EIGHTH));
         let report = world.flush(false);
         assert_eq!((report.pages, report.entries_written, report.lost_permission), (1, 1, false));
-        // What holds no table is not looked at.
+        // Pages without tables are not read.
         world.write(vram(0x9_0000), 1);
         assert_eq!(world.flush(false), SyncReport::default());
     }
@@ -80,7 +80,7 @@ fn what_can_only_gain_waits_and_what_can_lose_does_not() {
     world.prepare();
     assert!(world.at(0).is_some());
 
-    // A page without entries gains: it waits. One with entries loses: it does not.
+    // A page without entries gains one: it waits. A page with entries loses one: it does not wait.
     world.write(vram(SPT + 512 * 8), pte(0, PAGE));
     world.write(vram(SPT), 0);
     let report = world.flush(false);
@@ -112,15 +112,15 @@ fn the_gpu_writes_tables_that_it_maps_and_is_seen() {
         world.write(vram(SPT), pte(0, SPT));
         world.write(vram(SPT + 8), pte(0, 0));
         world.prepare();
-        // Nobody tells: the first page of the small table is looked at each time.
+        // Unreported: the first page of the small table is read each time.
         assert_eq!((world.flush(false).pages, world.prepare().pages), (1, 1));
         world.guest.write64(vram(SPT + 8), pte(0, PAGE));
         assert!(world.flush(false).lost_permission);
         assert_eq!(world.at(PAGE), Some((0, 40 * LARGE + PAGE)));
-        // To read only: it is looked at once more, for what was written until then.
+        // Read-only: it is read once more, for earlier writes.
         world.write(vram(SPT), pte(0, SPT) | 4);
         assert_eq!(world.flush_only(false).pages, 1);
-        // By what the card's TLBs still hold.
+        // Through stale entries of the card's TLBs.
         world.guest.write64(vram(SPT + 8), 0);
         world.spaces.flushed(world.id, &mut world.card);
         assert_eq!((world.flush(false).pages, world.at(PAGE)), (1, None));
@@ -168,7 +168,7 @@ fn another_space_that_exposes_a_table_counts() {
     let second = std::mem::replace(&mut world.id, first);
     world.guest.write64(vram(SPT), pte(0, 0));
     assert_eq!((world.sync().pages, world.at(0).is_some()), (1, true));
-    // The other space goes.
+    // The other space is closed.
     world.guest.write64(vram(SPT), 0);
     world.spaces.close(second, &mut world.card);
     assert_eq!((world.sync().pages, world.at(0)), (1, None));

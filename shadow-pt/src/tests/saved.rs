@@ -1,4 +1,4 @@
-//! Saved address spaces that were edited, or name what is not theirs.
+//! Saved address spaces that were edited, or name memory that is not theirs.
 
 use super::*;
 use crate::model::world::Card;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const LIMITS: Limits = Limits { table_bytes: 1 << 20 };
 
-/// Two spaces, one with pages of the mediator's own of both kinds.
+/// Creates two spaces, one with pages of the mediator's own of both kinds.
 fn spaces(card: &mut Card) -> AddressSpaces {
     let mut spaces = AddressSpaces::new(Mode::Incremental, LIMITS);
     for directory in [Place::Vram(GuestVramAddr(0x1_0000)), Place::Ram(Gpa(0x5000))] {
@@ -57,7 +57,7 @@ fn spaces_that_go_to_another_card_have_directories_there_and_map_nothing() {
     let mut here = Card::default();
     let before = spaces(&mut here);
     let mut there = Card::default();
-    // Addresses there mean something else.
+    // Addresses have another meaning there.
     let occupied = crate::ShadowMemory::alloc(&mut there, 0x3000).unwrap();
     let (saved, places) = before.save().moved(&mut there).unwrap();
     let after = restored(saved, &mut there).unwrap();
@@ -88,7 +88,7 @@ fn card_memory_of_others_is_refused() {
         })
         .contains("are not for this use")
     );
-    // One that is used already, as a directory and as a table to give back.
+    // One that is used already, as a directory and as a table to free.
     assert!(
         refused(|saved| {
             let card = first(saved).card;

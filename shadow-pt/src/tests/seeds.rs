@@ -1,5 +1,5 @@
-//! Inputs for the fuzz target to begin with, by name: lives of address spaces, hand-written. The first number of an
-//! operation says which it is, the others are its operands, as `Machine::step` reads them.
+//! First inputs for the fuzz target, by name: hand-written lives of address spaces. The first number of an operation
+//! selects it, the others are its operands, as `Machine::step` reads them.
 
 use crate::model::machine::OP_BYTES;
 use std::collections::BTreeMap;
@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 /// Operations, the rest of each zero.
 type Ops<'a> = &'a [&'a [u8]];
 
-/// The mode byte of all: the default mode with room enough. The test runs them in each mode.
+/// The mode byte of all: the default mode with enough room. The test runs them in each mode.
 const MODE: u8 = 3;
 
 /// The first directory's first entry names an eighth of a large and of a small table.
 const TABLES: &[u8] = &[0, 0, 0, 0x13, 0, 1];
 /// The small table's entries 0 to 7 become VRAM pages 0x40 to 0x47, and entry 8 RAM that is granted.
 const SMALL: Ops<'_> = &[&[7, 1, 0, 6, 0x40], &[7, 1, 1, 7, 0x41], &[7, 1, 7, 8, 0x47], &[7, 1, 8, 11, 0x14]];
-/// The large table's entries: VRAM, a table's page, RAM in one piece.
+/// The large table's entries: VRAM, a table's page, contiguous RAM.
 const LARGE: Ops<'_> = &[&[8, 0, 1, 9, 3], &[8, 0, 2, 10, 1], &[8, 0, 3, 13, 2], &[8, 0, 4, 13, 4]];
 const FLUSH_IDLE: &[u8] = &[16, 0, 0, 0];
 const FLUSH_BUSY: &[u8] = &[17, 0, 1, 0];
@@ -30,11 +30,11 @@ fn encode(parts: &[Ops<'_>]) -> Vec<u8> {
     out
 }
 
-/// The inputs. Each begins with tables, entries of both sizes, and their shadow.
+/// Returns the inputs. Each begins with tables, entries of both sizes, and their shadow.
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Ops<'_>| encode(&[&[TABLES], SMALL, LARGE, &[PREPARE], rest]);
     BTreeMap::from([
-        // Mapped, unmapped, remapped read-only, with the flush in each way.
+        // Mapped, unmapped, remapped read-only, with each kind of flush.
         (
             "unmap",
             seed(&[&[7, 1, 0], FLUSH_IDLE, &[8, 0, 1], FLUSH_BUSY, &[7, 1, 1, 0x36, 0x41], &[18, 0, 32], &[21, 0]]),
@@ -54,7 +54,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 FLUSH_IDLE,
             ]),
         ),
-        // Pages beyond the guest's VRAM, RAM that is not granted or to be read only, a peer, a kind that is none.
+        // Pages beyond the guest's VRAM, RAM that is not granted or only readable, a peer, an invalid kind.
         (
             "denied",
             seed(&[
@@ -69,7 +69,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // The GPU maps the table and the directory that map it, and writes both, also by what its TLBs still hold.
+        // The GPU maps the table and the directory that map it, and writes both, also through stale TLB entries.
         (
             "gpu_writes",
             seed(&[
@@ -86,7 +86,8 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // RAM is withdrawn in the middle of large pages and comes back, here and elsewhere, for reading and for writing.
+        // RAM is withdrawn in the middle of large pages and granted again, here and elsewhere, for reading and for
+        // writing.
         (
             "ram",
             seed(&[
@@ -102,7 +103,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // Tables and a directory in RAM, and the RAM goes.
+        // Tables and a directory in RAM, and the RAM is withdrawn.
         (
             "tables_in_ram",
             encode(&[
@@ -110,7 +111,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[&[25, 0], &[16, 1], &[25, 0], &[7, 6, 0, 9, 2], &[20, 1], &[23, 0x10, 0], &[29, 1]],
             ]),
         ),
-        // Chunks of VRAM move, go, and come back; so do ranges that stay the guest's.
+        // Chunks of VRAM move, are withdrawn, and are granted again; so are ranges that stay the guest's.
         (
             "chunks",
             seed(&[
@@ -127,7 +128,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[31, 0x20, 63, 0],
             ]),
         ),
-        // Two directories share tables, one of them is a table too, and both go.
+        // Two directories share tables, one of them is a table too, and both are closed.
         (
             "spaces",
             seed(&[
@@ -161,7 +162,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[30, 0, 2, 3, 7],
             ]),
         ),
-        // Whole pages of entries at once, in tables that are one behind the other.
+        // Whole pages of entries at once, in consecutive tables.
         (
             "fills",
             seed(&[

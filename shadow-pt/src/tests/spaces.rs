@@ -42,7 +42,7 @@ impl World {
     fn with(mode: Mode, table_bytes: u64) -> Self {
         let mut card = Card::default();
         let mut grants = Grants::default();
-        // Writable, writable but in two pieces, to read only.
+        // Writable, writable but in two parts, read-only.
         grants.map(0x1000, 0x8000, 64, true);
         grants.map(0x1040, 0x9000, 32, true);
         grants.map(0x2000, 0xb000, 32, false);
@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    /// The guest flushes; the card's TLBs are yet to be flushed.
+    /// The guest flushes; the card's TLBs are not flushed yet.
     fn flush_only(&mut self, busy: bool) -> SyncReport {
         self.spaces.flush(
             self.id,
@@ -112,7 +112,7 @@ impl World {
         report
     }
 
-    /// Returns where the card ends up at `va`: aperture and address.
+    /// Returns the card's target at `va`: aperture and address.
     fn at(&self, va: u64) -> Option<(u64, u64)> {
         self.page(va).map(|page| (page.aperture, page.address))
     }
@@ -271,7 +271,7 @@ fn an_entry_that_is_half_written_is_not_denied() {
     assert_eq!((world.prepare().denied.total(), world.at(0)), (0, None));
     world.write(vram(SPT), whole);
     assert_eq!((world.sync().denied.total(), world.at(0)), (0, Some((2, 0x8000 * PAGE))));
-    // What stays so is what the guest means.
+    // If it stays so, the guest means it.
     world.write(vram(SPT), half);
     assert_eq!((world.prepare().denied.total(), world.at(0)), (0, None));
     assert_eq!((world.prepare().denied.of(Denial::Vram), world.at(0)), (1, None));
@@ -299,7 +299,7 @@ fn a_large_page_of_ram_needs_every_piece() {
     let mut world = World::mapped();
     world.write(vram(LPT), pte(2, 0x1020 * PAGE));
     world.write(vram(LPT + 8), pte(2, 0x1000 * PAGE));
-    // 32 pages of which the last 16 lie elsewhere for the card, and 32 of which the last is not granted.
+    // 32 pages of which the last 16 are elsewhere for the card, and 32 of which the last is not granted.
     world.grants.map(0x1050, 0xc000, 16, true);
     world.write(vram(LPT + 16), pte(2, 0x1040 * PAGE));
     world.grants.ram.remove(&0x201f);
@@ -352,7 +352,7 @@ fn withdrawn_ram_is_taken_out_in_steps_however_often_it_is_mapped() {
     while let Some((_, step)) = world.spaces.invalidate(&mut withdrawal, &mut world.card) {
         written.push(step.entries_written);
     }
-    // The lock that others wait for is free between two steps.
+    // The lock is free between two steps, for other waiters.
     assert!(written.len() > 2 && written.iter().all(|entries| *entries <= 1024), "{written:?}");
     assert!(before > 1024 && mapped(&world) == 0, "{before} entries were mapped");
 }
@@ -424,7 +424,7 @@ fn tables_in_ram_are_tables() {
     world.write(Place::Ram(Gpa(at + 8)), pte(2, at));
     world.sync();
     assert_eq!(world.at(PAGE), Some((2, 0x8000 * PAGE)));
-    // The RAM goes: the table is no more.
+    // The RAM is withdrawn: the table is gone.
     world.guest.ram.clear();
     let report = world.sync();
     assert_eq!((report.denied.of(Denial::Table), report.lost_permission), (1, true));
@@ -497,7 +497,7 @@ fn tables_wait_for_card_memory_and_are_made_when_there_is_some() {
         let report = world.sync();
         assert_eq!((report.waiting, report.denied.total()), (1, 0), "it is not denied, and not forgotten");
     }
-    // Keys are taken in the order of their places: the large table has got the memory.
+    // Keys are processed in the order of their places: the large table has got the memory.
     assert_eq!((world.at(0), world.at(LARGE).is_some()), (None, true));
     world.card.room = None;
     assert_eq!(world.sync().waiting, 0);

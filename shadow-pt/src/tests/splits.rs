@@ -1,13 +1,13 @@
-//! Large pages that lie apart for the card.
+//! Split large pages: not contiguous for the card.
 
 use super::*;
 use crate::model::world::walk;
 
-/// I/O page from which on guest VRAM lies in host memory.
+/// First I/O page for guest VRAM in host memory.
 const HOST: u64 = 0x2_0000;
 
 impl World {
-    /// Pages of guest VRAM move to host memory, to the I/O page `to` and those behind it; or back to the card.
+    /// Moves pages of guest VRAM to host memory, from the I/O page `to` on; or back to the card.
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) -> SyncReport {
         for page in first..first + pages {
             self.grants.hosted.remove(&page);
@@ -30,7 +30,7 @@ fn a_page_that_goes_to_the_host_leaves_the_others_of_its_large_page_where_they_a
         let mut world = World::with(Mode::LazyAdd, 4 << 20);
         world.write(vram(DIRECTORY), pde(Some(LPT), small, EIGHTH));
         world.write(vram(LPT + 8), pte(0, 2 * LARGE));
-        // Hidden by the large page; and beside it.
+        // Hidden by the large page; and next to it.
         world.write(vram(SPT + 37 * 8), pte(0, 3 * LARGE));
         world.write(vram(SPT + 5 * 8), pte(0, 3 * LARGE));
         world.prepare();
@@ -43,9 +43,9 @@ fn a_page_that_goes_to_the_host_leaves_the_others_of_its_large_page_where_they_a
         assert_eq!(world.at(5 * PAGE), small.map(|_| (0, 90 * LARGE)));
         let found = world.spaces.resolve(world.id, GpuVa(LARGE + 5 * PAGE + 8)).unwrap();
         assert_eq!((found.place, found.writable), (vram(2 * LARGE + 5 * PAGE + 8), true));
-        // What stands in is as long as the guest's table is, and counted.
+        // The stand-in is as long as the guest's table, and counted.
         assert_eq!((world.spaces.tables(), world.spaces.card_bytes()), (tables, bytes + 0x8000));
-        // A small entry beside it changes, and one behind it.
+        // A small entry next to it changes, and a hidden one.
         world.write(vram(SPT + 5 * 8), pte(0, 4 * LARGE));
         world.write(vram(SPT + 37 * 8), pte(0, 4 * LARGE));
         world.prepare();
@@ -71,7 +71,7 @@ fn a_large_page_that_is_all_in_the_host_is_one_entry_there() {
     }
     world.host(64 + 31, 1, Some(HOST + 31));
     assert_eq!(world.page(LARGE).map(|page| (page.large, page.aperture, page.address)), Some((true, 2, HOST * PAGE)));
-    // In the host, but unaligned there: small entries again.
+    // In host memory, but unaligned there: small entries again.
     world.host(64, 32, Some(HOST + 33));
     assert_eq!(world.page(LARGE).map(|page| (page.large, page.aperture)), Some((false, 2)));
     assert_eq!(world.at(LARGE + 31 * PAGE), Some((2, (HOST + 64) * PAGE)));
@@ -99,7 +99,7 @@ fn each_pair_of_tables_has_its_own() {
     ] {
         assert_eq!((world.at(base), world.at(base + 40 * PAGE)), (head, rest), "{base:#x}");
     }
-    // The guest takes one away; the table goes with it.
+    // The guest removes one; the table is dropped with it.
     world.write(vram(DIRECTORY + 8), 0);
     assert!(world.sync().lost_permission);
     assert_eq!(world.spaces.card_bytes(), before + 0x8000);
@@ -110,7 +110,7 @@ fn each_pair_of_tables_has_its_own() {
 
 #[test]
 fn without_room_for_what_stands_in_nothing_else_shows() {
-    // The two tables fit, and no third.
+    // The two tables fit, a third does not.
     let mut world = World::with(Mode::Incremental, 0x8000 + PAGE);
     world.write(vram(DIRECTORY), pde(Some(LPT), Some(SPT), EIGHTH));
     world.write(vram(LPT), pte(0, 2 * LARGE));
@@ -145,7 +145,7 @@ fn what_stands_in_waits_for_card_memory() {
 
 #[test]
 fn entries_that_are_reached_stay_reachable_while_they_change() {
-    // The card's tables after each single write: never a moment without the page, nor with another.
+    // The card's tables after each single write: the page is always reachable, and never another.
     let mut world = World::mapped();
     world.write(vram(LPT), pte(0, 2 * LARGE));
     world.write(vram(SPT + 3 * 8), pte(0, LARGE));
@@ -196,11 +196,11 @@ fn a_page_that_changes_unseen_is_read_for_work_when_its_guest_has_announced_some
         world.guest.write64(vram(SPT + PAGE), pte(0, 2 * LARGE));
         world.spaces.unseen(GuestVramAddr(SPT + PAGE), true);
         world.flush(false);
-        // Where it did not at once, it is to be read for work.
+        // If it did not at once, the page must be read before work.
         assert_eq!(world.spaces.is_settled(world.id), mode == Mode::Incremental);
         world.prepare();
         assert_eq!(world.at(512 * PAGE), Some((0, 7 * LARGE)));
-        // Each write that is seen is announced.
+        // Each trapped write is an announcement.
         world.write(vram(SPT), 0);
         assert!(!world.spaces.is_settled(world.id));
     }
@@ -215,7 +215,7 @@ fn a_table_page_that_the_cpu_can_write_unseen_is_read_at_each_flush() {
     world.guest.write64(vram(SPT), pte(0, 2 * LARGE));
     assert!(world.flush(false).lost_permission);
     assert_eq!(world.at(0), Some((0, 7 * LARGE)));
-    // Written just before it ends to be.
+    // Written just before writes are seen again.
     world.guest.write64(vram(SPT), pte(0, LARGE));
     world.spaces.unseen(GuestVramAddr(SPT), false);
     world.flush(false);

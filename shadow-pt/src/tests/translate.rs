@@ -1,6 +1,6 @@
 use super::*;
 
-/// The shadow as one entry.
+/// Returns the shadow as one entry.
 fn one(raw: u64, size: PageSize, grants: &Grants) -> Result<u64, Denial> {
     translate(raw, size, &mut grants.clone()).map(|shadow| match shadow {
         Shadow::Entry(entry) => entry,
@@ -12,7 +12,7 @@ use nvspec::addr::{Iova, VramAddr};
 
 fn grants() -> Grants {
     let mut grants = Grants::default();
-    // 128 KiB writable in one piece, the same not in one piece, one page to read.
+    // 128 KiB writable and contiguous, the same not contiguous, one page read-only.
     grants.map(0x1000, 0x8000, 32, true);
     grants.map(0x1020, 0x9000, 31, true);
     grants.map(0x103f, 0xa000, 1, true);
@@ -70,7 +70,7 @@ fn ram_that_may_only_be_read_becomes_read_only() {
     assert_eq!(one(raw(3, 0x1000 * PAGE), PageSize::Small, &grants()), Ok(raw(3, 0x8000 * PAGE)));
 }
 
-/// The small entries that stand in for a large one: aperture and page of each.
+/// Returns the small entries that stand in for a large one: aperture and page of each.
 fn split(entry: u64, grants: &Grants) -> Vec<(u64, u64)> {
     match translate(entry, PageSize::Large, &mut grants.clone()) {
         Ok(Shadow::Split(pieces)) => pieces.iter().map(|piece| (piece >> 33 & 3, piece >> 4 & 0xfff_ffff)).collect(),
@@ -86,7 +86,7 @@ fn a_large_page_that_lies_apart_or_unaligned_becomes_small_entries() {
     grants.map(0x1000, 0x8001, 32, true);
     let shifted: Vec<_> = (0..32).map(|page| (3, 0x8001 + page)).collect();
     assert_eq!(split(raw(3, 0x1000 * PAGE), &grants), shifted);
-    // One page of VRAM is in host memory; then all are, in one piece; then all, unaligned.
+    // One page of VRAM is in host memory; then all are, contiguous; then all, unaligned.
     grants.hosted.insert(64 + 5, 0xf005);
     let mixed: Vec<_> = (0..32).map(|page| if page == 5 { (2, 0xf005) } else { (0, 7 * 32 + page) }).collect();
     assert_eq!(split(raw(0, 2 * LARGE), &grants), mixed);
@@ -157,12 +157,12 @@ fn losing_is_told_from_gaining() {
     }
 }
 
-/// Everything that an entry can say, against the specification: all flags, apertures, page sizes; addresses around every
-/// boundary (chunks, the end of VRAM, RAM regions, their pieces, read-only RAM, what entries can hold); kinds.
+/// All possible entries against the specification: all flags, apertures, page sizes; addresses around every boundary
+/// (chunks, the end of VRAM, RAM regions, their parts, read-only RAM, the range of entries); kinds.
 #[test]
 fn exhaustive_small_world() {
     let mut grants = grants();
-    // Misaligned for the card; partly to read only; beyond what an entry can hold.
+    // Misaligned for the card; partly read-only; beyond the range of an entry.
     grants.map(0x3000, 0xc001, 32, true);
     grants.map(0x3020, 0xd000, 16, true);
     grants.map(0x3030, 0xd010, 16, false);
@@ -182,14 +182,14 @@ fn exhaustive_small_world() {
     let (mut granted, mut denied, mut split) = (0u32, 0u32, 0u32);
     for (page, kind) in few.chain(all_kinds) {
         for bits in 0..256u64 {
-            // Valid, privileged, read-only, encrypted; volatile, aperture; a comptag and what means nothing.
+            // Valid, privileged, read-only, encrypted; volatile, aperture; a comptag and unused bits.
             let guest =
                 bits & 15 | (bits >> 4 & 7) << 32 | page << 4 | kind << 36 | ((bits >> 7) * (0x5_5555 << 43 | 1 << 35));
             for (size, large) in [(PageSize::Small, false), (PageSize::Large, true)] {
                 let wanted = crate::model::spec::entry(guest, large, &grants);
                 let pieces = crate::model::spec::pieces(guest, &grants).filter(|_| large);
                 let found = translate(guest, size, &mut grants);
-                // What can be granted at all is told apart without asking.
+                // Entries that could ever be granted are recognized without a request.
                 assert!(named(guest, size).is_some() || (wanted == 0 && pieces.is_none()));
                 granted += u32::from(wanted != 0);
                 denied += u32::from(found.is_err());
@@ -209,7 +209,7 @@ fn exhaustive_small_world() {
     );
 }
 
-/// All memory is the guest's and lies where the guest believes, but for one page.
+/// All memory is the guest's and at its guest address, except for one page.
 struct AllBut(u64);
 
 impl AllBut {

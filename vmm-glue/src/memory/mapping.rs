@@ -77,7 +77,7 @@ pub(super) enum Source {
         looked: Looked,
     },
     /// Dropping it unmaps the pages.
-    Lent(#[expect(dead_code, reason = "kept until the mapping goes")] Box<dyn LentPages>),
+    Lent(#[expect(dead_code, reason = "kept until the mapping is dropped")] Box<dyn LentPages>),
 }
 
 /// Whether the client really shares a file's memory, or has a private copy of it (`share=off`).
