@@ -1,4 +1,4 @@
-//! Words to the card: one function for each step of a channel's life. Nothing is waited for.
+//! Commands to the card: one function for each step of a channel's life. Nothing here waits.
 
 use crate::Host;
 use crate::image::{self, Golden, image_vas};
@@ -10,22 +10,23 @@ use nvspec::fifo::{ChannelId, RunlistEntry};
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::regs::pfifo;
 
-/// Looks whether a channel that was told to leave its engines has. A register read takes about a microsecond on hardware, and
-/// a channel without work in hand leaves within a few; one with work is not waited for, since others wait meanwhile.
+/// Polls after a channel was told to leave its engines. A register read takes about a microsecond on hardware, and a
+/// channel without work in progress leaves within a few; a channel with work is not waited for, since others would be
+/// blocked.
 const LOOKS: u32 = 16;
 /// Flags of a runlist entry, as drivers write them.
 const RUNLIST_FLAGS: u32 = 4;
-/// Tries to read both words of a USERD address at rest. The high word changes once in 4 GiB.
+/// Tries to read both words of a USERD address consistently. The high word changes once in 4 GiB.
 const WIDE_READS: u32 = 4;
 
 impl Layout {
-    /// The card's instance block of a physical channel.
+    /// Returns the card's instance block of a physical channel.
     #[must_use]
     pub fn instance(&self, channel: ChannelId) -> VramAddr {
         self.instances.offset(u64::from(channel.0).wrapping_mul(INSTANCE_BYTES))
     }
 
-    /// The card's USERD page of a physical channel.
+    /// Returns the card's USERD page of a physical channel.
     #[must_use]
     pub fn userd(&self, channel: ChannelId) -> VramAddr {
         self.userd.offset(u64::from(channel.0).wrapping_mul(userd::BYTES))
@@ -43,7 +44,7 @@ pub(crate) fn bind(host: &mut impl Host, layout: &Layout, channel: ChannelId, bl
     make_known(host, layout, channel);
 }
 
-/// Makes a channel known to the card, stopped: its structures are in VRAM.
+/// Makes a channel known to the card, stopped. Its structures must be in VRAM.
 pub(crate) fn make_known(host: &mut impl Host, layout: &Layout, channel: ChannelId) {
     let instance = layout.instance(channel);
     host.write32(
@@ -55,12 +56,12 @@ pub(crate) fn make_known(host: &mut impl Host, layout: &Layout, channel: Channel
     );
 }
 
-/// Makes a channel unknown to the card. Nothing of the card's uses its memory any more.
+/// Makes a channel unknown to the card. The card must no longer use its memory.
 pub(crate) fn unbind(host: &mut impl Host, channel: ChannelId) {
     host.write32(pfifo::CHANNEL::at(channel.0.into()), 0);
 }
 
-/// Clears what a channel left in the host's memory.
+/// Clears a channel's data in the host's memory.
 pub(crate) fn clear(host: &mut impl Host, layout: &Layout, channel: ChannelId) {
     host.vram_write(layout.instance(channel), &[0; BLOCK]);
     host.vram_write(layout.userd(channel), &[0; BLOCK]);
@@ -73,7 +74,7 @@ pub(crate) fn start(host: &mut impl Host, channel: ChannelId) {
     host.write32(pfifo::CHANNEL_STATE::at(channel.0.into()), value);
 }
 
-/// Keeps the card from scheduling a channel anew.
+/// Keeps the card from scheduling a channel again.
 pub(crate) fn stop(host: &mut impl Host, channel: ChannelId) {
     let register = pfifo::CHANNEL_STATE::at(channel.0.into());
     let state = host.read32(register);
@@ -85,22 +86,22 @@ pub(crate) fn ask_kick(host: &mut impl Host, channel: ChannelId) {
     host.write32(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.of(channel.0.into()));
 }
 
-/// The channel that the card was asked for last, and whether that is still under way.
+/// Returns the last channel that the card was asked to take off, and true if that is still pending.
 pub(crate) fn kicked(host: &mut impl Host) -> (ChannelId, bool) {
     let state = host.read32(pfifo::PREEMPT::OFFSET);
     let channel = u8::try_from(pfifo::PREEMPT::CHANNEL.get(state)).unwrap_or(u8::MAX);
     (ChannelId(channel), pfifo::PREEMPT::PENDING.is_set(state))
 }
 
-/// Asks the card to take a channel off its engines, and looks a few times whether it is.
+/// Asks the card to take a channel off its engines, and polls a few times for that.
 pub(crate) fn kick(host: &mut impl Host, channel: ChannelId) -> Result<(), Stuck> {
     ask_kick(host, channel);
     if (0..LOOKS).any(|_| !kicked(host).1) { Ok(()) } else { Err(Stuck { channel }) }
 }
 
-/// Writes a runlist into `page` and submits it. The card says that it is pending while a channel that is not on it any more
-/// works still, which nobody waits for here.
-// GUESS: the card fetches a list when it is submitted, also while the one before is pending; the software card does.
+/// Writes a runlist into `page` and submits it. The card reports it as pending while a channel that was removed from it
+/// still works; nothing here waits for that.
+// GUESS: the card fetches a list when it is submitted, even while the previous one is pending; the software card does.
 pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId]) {
     let bytes: Vec<u8> = channels
         .iter()
@@ -119,8 +120,8 @@ pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId
     host.write32(pfifo::RUNLIST::OFFSET, pfifo::RUNLIST::ENGINES.mask() | pfifo::RUNLIST::LENGTH.of(length));
 }
 
-/// Writes what a channel's guest has changed of its context pointers into the channel's block: which contexts there are. One
-/// at another place than before is a new one.
+/// Writes the guest's changes of its context pointers into the channel's block: which contexts exist. A context at
+/// another place than before is a new one.
 pub(crate) fn set_contexts(
     host: &mut impl Host,
     layout: &Layout,
@@ -141,24 +142,25 @@ pub(crate) fn set_contexts(
     host.vram_flush();
 }
 
-/// The channel that an engine works for now, as the engine says; it need not be bound.
+/// Returns the channel that an engine works for now, as the engine reports; it need not be bound.
 pub(crate) fn working_for(host: &mut impl Host, unit: u32) -> Option<ChannelId> {
     let status = host.read32(pfifo::ENGINE_STATUS::at(unit));
     let channel = u8::try_from(pfifo::ENGINE_STATUS::CHANNEL.get(status)).ok()?;
     pfifo::ENGINE_STATUS::BUSY.is_set(status).then_some(ChannelId(channel))
 }
 
-/// Returns whether a PBDMA has a channel.
+/// Returns true if a PBDMA has a channel.
 pub(crate) fn is_loaded(host: &mut impl Host, channel: ChannelId) -> bool {
     pfifo::CHANNEL_STATE::LOADED.is_set(state(host, channel))
 }
 
-/// The state register of a channel.
+/// Returns the state register of a channel.
 pub(crate) fn state(host: &mut impl Host, channel: ChannelId) -> u32 {
     host.read32(pfifo::CHANNEL_STATE::at(channel.0.into()))
 }
 
-/// An address that the card keeps in two words of a channel's USERD. The card may move between the two reads.
+/// Returns an address that the card keeps in two words of a channel's USERD. The card may change it between the two
+/// reads.
 pub(crate) fn userd_wide(host: &mut impl Host, channel: ChannelId, low: u64, high: u64) -> u64 {
     let mut above = host.userd_read(channel, high);
     let mut below = 0;

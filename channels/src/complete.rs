@@ -1,11 +1,11 @@
-//! Completion: which submissions have ended, and who is told.
+//! Completion: which submissions have ended, and which VMs are notified.
 //!
-//! A submission has ended when the card has fetched its record (its own GP_GET, which no guest can write, says so) and
-//! the record's semaphore holds the submission's sequence. Both, because the card's GP_GET is ahead of its work, and
-//! because a guest's work can write the semaphore: it lies in the guest's address space. For the same reason the last one
-//! that the card has of a channel has not ended while an engine works for the channel, if the caller doubts it. What a
-//! guest can gain still is that one of its submissions seems to end within another. Nothing that protects others' memory
-//! may rest on a completion.
+//! A submission has ended when the card has fetched its record (according to the card's own GP_GET, which no guest can
+//! write) and the record's semaphore holds the submission's sequence. Both are needed, because the card's GP_GET is
+//! ahead of its work, and because a guest's work can write the semaphore, which is in the guest's address space. For
+//! the same reason the last submission of a channel does not count as ended while an engine works for the channel, if
+//! the caller doubts it. A guest can still make one of its submissions seem to end within another. The protection of
+//! others' memory must not rely on a completion.
 
 use crate::card;
 use crate::pool::{Slot, Vm};
@@ -18,21 +18,21 @@ use nvspec::instance::userd;
 use nvspec::regs::pfifo::CHANNEL_STATE;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Channels of one VM that are looked at for one interrupt. Who has more with work in flight has them looked at in turns, so that
-/// the others do not wait for all of them.
+/// Channels of one VM that are polled for one interrupt. If more have work in flight, they are polled in turns, so that
+/// other VMs do not wait for all of them.
 pub(crate) const LOOKS: usize = 32;
 /// All engines, one bit each.
 const ENGINES: u32 = (1 << engine::COUNT) - 1;
 
 impl Channels {
-    /// Submissions that have ended since the last call, in the order of each channel. Channels with nothing in flight
-    /// cost nothing; of a VM with many, some are looked at, and the others by later calls ([`Self::is_deferred`]). `doubt`: engines
-    /// are asked, too.
+    /// Returns the submissions that have ended since the last call, in the order of each channel. Channels with nothing
+    /// in flight cost nothing; of a VM with many channels, some are polled now, and the others by later calls
+    /// ([`Self::is_deferred`]). `doubt`: engines are polled, too.
     pub fn completed(&mut self, host: &mut impl Host, now: u64, doubt: bool) -> Vec<Completion> {
         let Self { layout, slots, vms, deferred, .. } = self;
         *deferred = false;
         for vm in vms.values_mut().filter(|vm| vm.told) {
-            // What was told once is old news for the engines that raised nothing.
+            // The VM was notified of these completions: drop them for the engines that raised no interrupt.
             (vm.news, vm.told) = (0, false);
         }
         let mut completions = Vec::new();
@@ -84,16 +84,16 @@ impl Channels {
         completions
     }
 
-    /// Returns whether the last call of [`Self::completed`] left channels out, or found a submission whose record says that it has
-    /// ended while an engine works for its channel: it is to be called again, soon, without an interrupt.
+    /// Returns true if the last call of [`Self::completed`] left channels out, or found a record that reports the end
+    /// of a submission while an engine works for its channel: call it again soon, without an interrupt.
     #[must_use]
     pub fn is_deferred(&self) -> bool {
         self.deferred
     }
 
-    /// VMs with work in flight that has moved since the last call, or that a PBDMA or an engine holds now: such a VM may have raised a
-    /// non-stall interrupt of the engine, in mid submission. What begins later has not, so it is to be called before [`Self::completed`] has
-    /// anything started.
+    /// Returns the VMs with work in flight that has moved since the last call, or that a PBDMA or an engine holds now:
+    /// such a VM may have raised a non-stall interrupt of the engine in the middle of a submission. Work that begins
+    /// later has not, so call this before [`Self::completed`] causes new work to start.
     pub fn at_work(&mut self, host: &mut impl Host, engine: u32) -> BTreeSet<VmId> {
         let mut working = BTreeSet::new();
         if 1u32.checked_shl(engine).unwrap_or(0) & ENGINES != 0
@@ -103,7 +103,7 @@ impl Channels {
         {
             working.insert(vm);
         }
-        // What is left out is found with the next interrupt, or the next look for what has ended.
+        // Channels left out here are found with the next interrupt, or the next poll for completions.
         for physical in due(&self.vms, &self.slots).0 {
             let Some(Slot::Bound(bound)) = self.slots.get_mut(usize::from(physical.0)) else { continue };
             let moved = moved(host, physical, &mut bound.ring);
@@ -114,8 +114,8 @@ impl Channels {
         working
     }
 
-    /// VMs of which work has ended that they were not told of: an interrupt of the engine may be for them as well. Call it behind
-    /// [`Self::completed`].
+    /// Returns VMs whose work has ended without a notification: an interrupt of the engine may be for them as well.
+    /// Call it after [`Self::completed`].
     pub fn news(&mut self, engine: u32) -> BTreeSet<VmId> {
         let bit = 1u32.checked_shl(engine).unwrap_or(0) & ENGINES;
         let mut told = BTreeSet::new();
@@ -127,15 +127,15 @@ impl Channels {
         told
     }
 
-    /// Submissions of a channel that were taken and have not ended, whether the card has got them or not.
+    /// Returns the number of submissions of a channel that were pulled and have not ended, started or not.
     #[must_use]
     pub fn in_flight(&self, vm: VmId, channel: VirtualChannelId) -> u32 {
         let bound = self.physical(vm, channel).and_then(|physical| self.bound(physical));
         bound.and_then(|bound| u32::try_from(bound.ring.records.len()).ok()).unwrap_or(0)
     }
 
-    /// Returns whether a channel of the shadow `directory` has work that is in flight or to be pulled. The card is
-    /// asked only when something is in flight. As for completions: a guest can make this false too early for itself.
+    /// Returns true if a channel of the shadow `directory` has work that is in flight or waits to be pulled. The card
+    /// is read only if something is in flight. As with completions, a guest can make this false too early for itself.
     pub fn busy_directory(&self, host: &mut impl Host, directory: VramAddr) -> bool {
         let bounds = self.slots.iter().zip(0..).filter_map(|(slot, number)| match slot {
             Slot::Bound(bound) if bound.directory == directory => Some((bound, ChannelId(number))),
@@ -156,8 +156,8 @@ impl Channels {
     }
 }
 
-/// Returns the channels with work in flight whose turn it is to be looked at: of each VM at most [`LOOKS`], from the first on that
-/// was left out the last time. And the VMs of which some are left out, each with the first.
+/// Returns the channels with work in flight that are due for a poll: of each VM at most [`LOOKS`], beginning with the
+/// first that was left out the last time. Also returns the VMs with left-out channels, each with the first of these.
 fn due(vms: &BTreeMap<VmId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(VmId, u8)>) {
     let is_busy = |physical: &ChannelId| {
         let slot = slots.get(usize::from(physical.0));
@@ -174,8 +174,8 @@ fn due(vms: &BTreeMap<VmId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(VmId, 
     (due, left_out)
 }
 
-/// Returns how many of the oldest records have ended for sure: those up to the newest whose semaphore was released. The
-/// card executes a channel's methods in their order, so those before it have ended, even if their own release was
+/// Returns how many of the oldest records have certainly ended: those up to the newest whose semaphore was released.
+/// The card executes a channel's methods in order, so the earlier ones have ended, even if their own release was
 /// swallowed.
 fn released(host: &mut impl Host, layout: &Layout, physical: ChannelId, ring: &Ring) -> usize {
     let fetched = ring.fetched();
@@ -184,15 +184,15 @@ fn released(host: &mut impl Host, layout: &Layout, physical: ChannelId, ring: &R
     found.map_or(0, |(index, _)| index.saturating_add(1))
 }
 
-/// A record's semaphore: payload, and time in ns.
+/// Returns a record's semaphore: payload, and time in ns.
 fn look(host: &mut impl Host, layout: &Layout, physical: ChannelId, record: &Record) -> (u32, u64) {
     let mut bytes = [0; SEMAPHORE_BYTES];
     host.vram_read(layout.work_area(physical).offset(semaphore_offset(record.slot)), &mut bytes);
     semaphore(&bytes)
 }
 
-/// Returns whether the card has nothing left to do for a channel that it may schedule. The guest can make the last record's
-/// methods data of one of its own; they are never executed then.
+/// Returns true if the card has no work left for a channel that it may schedule. The guest can turn the last record's
+/// methods into data of one of its own methods; they are never executed then.
 // GUESS: that GET at the end of the last range means that all before it was executed or handed to an engine.
 fn at_rest(host: &mut impl Host, (physical, span): (ChannelId, Span), ring: &Ring) -> bool {
     let last = ring.with_card().checked_sub(1).and_then(|last| ring.records.get(last));
@@ -203,12 +203,12 @@ fn at_rest(host: &mut impl Host, (physical, span): (ChannelId, Span), ring: &Rin
         && !is_worked_for(host, physical)
 }
 
-/// Returns whether an engine works for a channel.
+/// Returns true if an engine works for a channel.
 pub(crate) fn is_worked_for(host: &mut impl Host, physical: ChannelId) -> bool {
     (0..engine::COUNT).any(|unit| card::working_for(host, unit) == Some(physical))
 }
 
-/// Returns whether a channel with work in flight has moved since it was last looked at.
+/// Returns true if a channel with work in flight has moved since the last poll.
 fn moved(host: &mut impl Host, physical: ChannelId, ring: &mut Ring) -> bool {
     ring.observe(host.userd_read(physical, userd::GP_GET));
     let (before, get_before) = ring.seen;

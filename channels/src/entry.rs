@@ -1,4 +1,4 @@
-//! GPFIFO entries of a guest: what of each reaches the card.
+//! GPFIFO entries of a guest: which parts reach the card.
 
 use nvspec::fifo::{GpEntry, gp_opcode};
 use nvspec::mmu::HOST_VA_BASE;
@@ -6,16 +6,16 @@ use nvspec::mmu::HOST_VA_BASE;
 /// An entry that the card may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// As the card gets it.
+    /// The entry for the card.
     pub(crate) raw: u64,
-    /// Virtual address behind the last dword of its range; `None` when it has no range.
+    /// Virtual address after the last dword of its range; `None` if it has no range.
     pub(crate) end: Option<u64>,
 }
 
 impl Entry {
-    /// Takes over address, length, level and sync; all other bits are cleared: no privilege, no condition, no hold on the
-    /// engine. `None` for what cannot be honoured: a range that reaches the host's addresses, a control entry that is not
-    /// a NOP (sums would be wrong on the host's ring).
+    /// Takes over address, length, level and sync; all other bits are cleared: no privilege, no condition, no hold on
+    /// the engine. `None` for unsupported entries: a range that reaches the host's addresses, a control entry that is
+    /// not a NOP (sums would be wrong on the host's ring).
     pub(crate) fn check(raw: u64) -> Option<Self> {
         let entry = GpEntry::from(raw);
         if entry.dwords() == 0 {

@@ -9,14 +9,14 @@
 
 use crate::tests::model::{Op, Rig};
 
-/// Most operations of an input.
+/// Largest number of operations of an input.
 const OPS: usize = 256;
 
-/// Reads `data` as a sequence of what two guests (instance blocks, ring contents, runlists, doorbells), the card and the
-/// host do, and checks after each what must always hold, and at the end that everything comes to rest.
+/// Decodes `data` as a sequence of actions of two guests (instance blocks, ring contents, runlists, doorbells), the
+/// card and the host. Checks the invariants after each action, and at the end that everything comes to rest.
 ///
 /// # Panics
-/// When something does not hold.
+/// If a check fails.
 pub fn fuzz(data: &[u8]) {
     let mut rig = Rig::new();
     let mut bytes = Bytes(data);
@@ -30,7 +30,7 @@ pub fn fuzz(data: &[u8]) {
     rig.drain();
 }
 
-/// The rest of the input; zeros behind its end.
+/// The rest of the input; zeros after its end.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -52,12 +52,12 @@ impl Bytes<'_> {
         u64::from(self.word()) | u64::from(self.word()) << 32
     }
 
-    /// Three times out of four.
+    /// Returns true three times out of four.
     fn more(&mut self) -> bool {
         self.byte() & 3 != 0
     }
 
-    /// Up to `max` bytes.
+    /// Returns up to `max` bytes.
     fn some(&mut self, max: usize) -> Vec<u8> {
         let len = usize::from(self.half()) % (max + 1);
         let (some, rest) = self.0.split_at(len.min(self.0.len()));
@@ -67,7 +67,7 @@ impl Bytes<'_> {
 
     fn op(&mut self) -> Op {
         let what = self.byte();
-        // Few channels, so that operations meet; all numbers now and then.
+        // Few channels, so that operations meet; occasionally any number.
         let who = self.byte();
         let (second, channel) = (who & 0x80 != 0, if who & 0x40 == 0 { who % 6 } else { self.byte() });
         match what % 24 {
@@ -93,7 +93,7 @@ impl Bytes<'_> {
             21 => Op::NonStall(self.byte() % 8),
             22 => Op::Look(self.wide()),
             _ => match self.byte() % 16 {
-                // Outside of tests a card that hangs is waited for too long.
+                // Outside of tests, waiting for a hung card takes too long.
                 0 if cfg!(test) => Op::Hang(second, channel),
                 1 => Op::LetGo,
                 2 => Op::Destroy(second),

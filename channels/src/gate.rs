@@ -1,33 +1,34 @@
 //! Admission to PGRAPH: all, or one VM at a time.
 //!
-//! Its multiprocessors keep what a kernel leaves in them, so a host that mends that lets channels of another VM on it only in
-//! between. A channel that has no PGRAPH context runs whoever is admitted.
+//! Its multiprocessors keep data that a kernel leaves in them, so a host that prevents that residue admits channels of
+//! another VM only after it was cleared. A channel without a PGRAPH context always runs.
 
 use crate::card;
 use crate::pool::Bound;
 use crate::{Channels, Host, RunState, VmId};
 use nvspec::fifo::ChannelId;
 
-/// VMs whose channels with a PGRAPH context the card may schedule. The host's own are always among them.
+/// VMs whose channels with a PGRAPH context the card may schedule. The host's own are always included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Gate {
-    /// Everybody's.
+    /// All VMs.
     #[default]
     Open,
-    /// One VM's, or nobody's.
+    /// One VM, or none.
     Only(Option<VmId>),
 }
 
 impl Gate {
-    /// Returns whether a channel that is to run has to wait until its VM is admitted. `trusted`: its VM is the host's own.
+    /// Returns true if a channel that wants to run must wait until its VM is admitted. `trusted`: its VM is the host's
+    /// own.
     pub(crate) fn bars(self, bound: &Bound, trusted: bool) -> bool {
         self != Self::Open && self != Self::Only(Some(bound.vm)) && !trusted && uses_graphics(bound)
     }
 }
 
 impl Channels {
-    /// From now on the card schedules channels with a PGRAPH context of `vm` only, or of nobody. What it works for stays until
-    /// it has ended or is [asked to leave](Self::ask_to_leave).
+    /// Makes the card schedule only the channels with a PGRAPH context of `vm`, or of none. Running work stays until it
+    /// has ended or is [asked to leave](Self::ask_to_leave).
     pub fn admit(&mut self, host: &mut impl Host, vm: Option<VmId>) {
         self.gate = Gate::Only(vm);
         let all: Vec<ChannelId> = self.vms.values().flat_map(|vm| vm.channels.values().copied()).collect();
@@ -36,7 +37,7 @@ impl Channels {
         }
     }
 
-    /// From now on the card schedules everybody's channels.
+    /// Makes the card schedule the channels of all VMs from now on.
     pub fn admit_all(&mut self, host: &mut impl Host) {
         self.gate = Gate::Open;
         let all: Vec<ChannelId> = self.vms.values().flat_map(|vm| vm.channels.values().copied()).collect();
@@ -45,13 +46,13 @@ impl Channels {
         }
     }
 
-    /// The VM that is admitted, if one is.
+    /// Returns the VM that is admitted, if only one is.
     #[must_use]
     pub fn admitted(&self) -> Option<VmId> {
         if let Gate::Only(vm) = self.gate { vm } else { None }
     }
 
-    /// A VM's channels that have a PGRAPH context.
+    /// Returns a VM's channels that have a PGRAPH context.
     #[must_use]
     pub fn on_graphics(&self, vm: VmId) -> Vec<ChannelId> {
         let record = self.vms.get(&vm);
@@ -59,18 +60,18 @@ impl Channels {
         channels.filter(|physical| self.bound(*physical).is_some_and(uses_graphics)).collect()
     }
 
-    /// Returns whether a channel waits until its VM is admitted.
+    /// Returns true if a channel waits until its VM is admitted.
     #[must_use]
     pub fn is_shut_out(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| self.is_barred(bound))
     }
 
-    /// Returns whether a channel that is to run has to wait until its VM is admitted.
+    /// Returns true if a channel that wants to run must wait until its VM is admitted.
     pub(crate) fn is_barred(&self, bound: &Bound) -> bool {
         self.gate.bars(bound, self.vms.get(&bound.vm).is_some_and(|vm| vm.trusted))
     }
 
-    /// Has the card schedule a channel that is to run, or not, as the gate says.
+    /// Starts or stops the scheduling of a channel that wants to run, according to the gate.
     pub(crate) fn bring_to_gate(&self, host: &mut impl Host, physical: ChannelId) {
         let Some(bound) = self.bound(physical).filter(|bound| bound.told == RunState::Running) else {
             return;

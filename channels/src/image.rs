@@ -1,8 +1,9 @@
-//! Context images: what an engine's firmware keeps of a channel while another has the engine.
+//! Context images: a channel's state that an engine's firmware saves while another channel has the engine.
 //!
-//! PGRAPH's firmware writes registers that an image names, anywhere in BAR0, whenever it loads the context. So images are the
-//! host's: a guest's pointer only says that there is a context, and the card gets one to the channel's image in memory of the
-//! mediator, mapped behind the channel's work area for privileged accesses alone, which a channel's work does not make.
+//! PGRAPH's firmware writes registers that an image names, anywhere in BAR0, whenever it loads the context. So images
+//! are the host's: a guest's pointer only states that there is a context, and the card gets a pointer to the channel's
+//! image in memory of the mediator, mapped after the channel's work area for privileged accesses alone, which a
+//! channel's work does not make.
 
 use crate::instance::{BLOCK, CONTEXTS};
 use crate::work::{PAGE_STRIDE, Span, WORK_BYTES};
@@ -12,9 +13,9 @@ use nvspec::fifo::ChannelId;
 use nvspec::instance::graph_image;
 use nvspec::mmu::Rights;
 
-/// Most bytes of PGRAPH's image: what the span of a channel has room for.
+/// Largest size of PGRAPH's image: the room in the span of a channel.
 pub const GRAPH_IMAGE_MAX: u64 = (PAGE_STRIDE as u64 - GRAPH_PAGE as u64) * SMALL_PAGE;
-/// The first small page of PGRAPH's image in a channel's span. It is last, since its length is the card's.
+/// The first small page of PGRAPH's image in a channel's span. It is last, since the card determines its length.
 const GRAPH_PAGE: u32 = 6;
 /// The first small page of each engine's image, in the order of [`CONTEXTS`].
 const PAGES: [u32; CONTEXTS.len()] = [GRAPH_PAGE, 4, 5];
@@ -27,11 +28,11 @@ const _: () = assert!(WORK_BYTES == 4 * SMALL_PAGE && COPY_IMAGE == BLOCK as u64
 pub(crate) struct Golden(Vec<u8>);
 
 impl Golden {
-    /// `graph` is what PGRAPH's firmware has saved of a context in which nothing was done.
+    /// Creates the contents from `graph`, the image that PGRAPH's firmware has saved of an unused context.
     pub(crate) fn new(graph: &[u8], layout: &Layout) -> Self {
         let mut bytes = graph.to_vec();
         bytes.resize(usize::try_from(layout.graph_image_bytes()).unwrap_or(0), 0);
-        // No image of the host's names registers.
+        // The host's images never name registers.
         bytes.iter_mut().zip(0..graph_image::HEAD_BYTES).for_each(|(byte, _)| *byte = 0);
         Self(bytes)
     }
@@ -40,7 +41,7 @@ impl Golden {
         &self.0
     }
 
-    /// As it was; `None` if it names registers, which no image of the host's does.
+    /// Restores the contents; `None` if they name registers, which the host's images never do.
     pub(crate) fn restored(bytes: Vec<u8>) -> Option<Self> {
         let named = bytes.iter().zip(0..graph_image::HEAD_BYTES).any(|(byte, _)| *byte != 0);
         (!named).then_some(Self(bytes))
@@ -48,7 +49,7 @@ impl Golden {
 }
 
 impl Layout {
-    /// Bytes from one channel's images to the next one's.
+    /// Returns the bytes from one channel's images to the next one's.
     #[must_use]
     pub fn images_stride(&self) -> u64 {
         self.graph_image_bytes().saturating_add(COPY_IMAGE.saturating_mul(2))
@@ -58,14 +59,15 @@ impl Layout {
         self.graph_image.min(GRAPH_IMAGE_MAX).next_multiple_of(SMALL_PAGE)
     }
 
-    /// Returns the places of the images of PGRAPH, CE0 and CE1 for a physical channel, and their bytes.
+    /// Returns the places of the images of PGRAPH, CE0 and CE1 for a physical channel, and their sizes.
     pub(crate) fn images_of(&self, channel: ChannelId) -> [(VramAddr, u64); CONTEXTS.len()] {
         let ce0 = self.images.offset(u64::from(channel.0).wrapping_mul(self.images_stride()));
         let ce1 = ce0.offset(COPY_IMAGE);
         [(ce1.offset(COPY_IMAGE), self.graph_image_bytes()), (ce0, COPY_IMAGE), (ce1, COPY_IMAGE)]
     }
 
-    /// Returns what else the address space of a physical channel must map, for as long: as [`Self::work_pages`] has it.
+    /// Returns further pages that the address space of a physical channel must map, for as long as
+    /// [`Self::work_pages`].
     pub fn image_pages(&self, channel: ChannelId, span: Span) -> impl Iterator<Item = (u32, VramAddr, Rights)> {
         let first = span.first_page();
         PAGES.into_iter().zip(self.images_of(channel)).flat_map(move |(page, (image, bytes))| {
@@ -81,7 +83,7 @@ pub(crate) fn image_vas(span: impl Into<Span>) -> [GpuVa; CONTEXTS.len()] {
     PAGES.map(|page| base.offset(u64::from(page).wrapping_mul(SMALL_PAGE)))
 }
 
-/// Makes the images of contexts that `fresh` says new ones'.
+/// Resets the images of the contexts that are `fresh`.
 pub(crate) fn renew(
     host: &mut impl Host,
     layout: &Layout,

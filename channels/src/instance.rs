@@ -1,4 +1,4 @@
-//! Instance blocks: what is taken from a guest's, and what the card gets.
+//! Instance blocks: the fields taken from a guest's, and the block for the card.
 
 use crate::Place;
 use crate::image::image_vas;
@@ -11,14 +11,14 @@ pub(crate) const BLOCK: usize = 4096;
 const _: () = assert!(INSTANCE_BYTES == BLOCK as u64);
 /// Bits that an address of a GPU address space can have.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
-/// Bits of an address that a page begins at.
+/// Bits of a page-aligned address.
 const PAGE_MASK: u64 = VA_MASK & !(userd::BYTES - 1);
 /// Low bits of an instance block's directory and USERD words that name the target.
 const TARGET_BITS: u32 = 3;
 
-/// Engine context pointers that are taken over: PGRAPH, CE0, CE1.
+/// Engine context pointers that are used: PGRAPH, CE0, CE1.
 pub(crate) const CONTEXTS: [u64; 3] = [context::GR, context::CE0, context::CE1];
-/// First byte of the range that holds them all.
+/// First byte of the range that contains them all.
 pub(crate) const CONTEXTS_FIRST: u64 = context::GR;
 /// Bytes of that range.
 pub(crate) const CONTEXTS_BYTES: usize = 0x38;
@@ -30,33 +30,33 @@ pub enum InstanceError {
     /// Fewer bytes than an instance block has.
     #[error("an instance block has 4096 bytes")]
     Short,
-    /// USERD in host memory or in no memory.
+    /// USERD is in host memory or in no memory.
     #[error("the channel's USERD is not in VRAM")]
     Userd,
-    /// A GPFIFO ring larger than the host takes.
+    /// The GPFIFO ring exceeds the host's limit.
     #[error("the channel's GPFIFO ring has 2^{0} entries, more than 2^{max}", max = ramfc::GP_ENTRIES_LOG2_MAX)]
     RingSize(u32),
-    /// The directory's target means nothing.
+    /// The directory's target is invalid.
     #[error("the channel's page directory is in no memory")]
     Directory,
 }
 
-/// The fields of a guest's instance block that the host honours, decoded and checked. All else is the host's.
+/// The fields of a guest's instance block that the host uses, decoded and checked. The host sets all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestInstance {
-    /// USERD, where the guest believes it to be; a multiple of 4 KiB.
+    /// USERD, at its guest address; a multiple of 4 KiB.
     pub userd: GuestVramAddr,
     /// The GPFIFO ring, a multiple of 8, below 2^40.
     pub gp_base: GpuVa,
     /// Log2 of the ring's entries.
     pub gp_entries_log2: u32,
-    /// Saved state: consumed entries. Not checked.
+    /// Saved state: index after the consumed entries. Not checked.
     pub gp_get: u32,
-    /// Saved state: entries that are known to be written. Not checked.
+    /// Saved state: index after the entries known to be written. Not checked.
     pub gp_put: u32,
     /// The guest's page directory.
     pub directory: Place,
-    /// Engine context pointers: PGRAPH, CE0, CE1; below 2^40. The card gets others, to images of the host's.
+    /// Engine context pointers: PGRAPH, CE0, CE1; below 2^40. The card gets others, to the host's images.
     pub contexts: [Option<GpuVa>; 3],
 }
 
@@ -96,15 +96,15 @@ impl GuestInstance {
         })
     }
 
-    /// Entries of the GPFIFO ring.
+    /// Returns the number of entries of the GPFIFO ring.
     #[must_use]
     pub const fn gp_entries(&self) -> u32 {
         1 << self.gp_entries_log2
     }
 
-    /// The instance block that the card gets: constants, and the host's own USERD, ring and directory, and for each engine that
-    /// the guest has a context for the host's image. All virtual addresses are valid, for the host's lie at their end. Saved
-    /// PBDMA state is zero.
+    /// Returns the instance block for the card: constants, the host's own USERD, ring and directory, and the host's
+    /// image for each engine that the guest has a context for. All virtual addresses are valid, for the host's are at
+    /// their end. Saved PBDMA state is zero.
     pub(crate) fn block(&self, span: Span, userd: VramAddr, directory: VramAddr) -> [u8; BLOCK] {
         let mut block = constants(span);
         put_wide(&mut block, ramfc::USERD_LO, userd.0);
@@ -116,7 +116,7 @@ impl GuestInstance {
     }
 }
 
-/// An instance block with what all have that are the host's, and the host's ring.
+/// Returns an instance block with the fields common to all, and the host's ring.
 pub(crate) fn constants(span: Span) -> [u8; BLOCK] {
     let mut block = [0; BLOCK];
     for (offset, value) in ramfc::DEFAULTS {
@@ -127,12 +127,12 @@ pub(crate) fn constants(span: Span) -> [u8; BLOCK] {
     block
 }
 
-/// The two words of a context pointer, low word first.
+/// Returns the two words of a context pointer, low word first.
 pub(crate) fn context_words(pointer: Option<GpuVa>) -> u64 {
     pointer.map_or(0, |va| va.0 | u64::from(context::VALID))
 }
 
-/// The context pointers in `bytes`, which begin at [`CONTEXTS_FIRST`] of an instance block.
+/// Returns the context pointers in `bytes`, which begin at [`CONTEXTS_FIRST`] of an instance block.
 pub(crate) fn contexts_in(bytes: &[u8; CONTEXTS_BYTES]) -> [Option<GpuVa>; 3] {
     CONTEXTS.map(|at| context_at(bytes, at.wrapping_sub(CONTEXTS_FIRST)))
 }
@@ -155,7 +155,7 @@ pub(crate) fn put(block: &mut [u8; BLOCK], offset: u64, value: u32) {
     }
 }
 
-/// Two words, the low one first, as every pair in an instance block stands.
+/// Writes two words, low word first, as all pairs in an instance block.
 pub(crate) fn put_wide(block: &mut [u8; BLOCK], offset: u64, value: u64) {
     if let Some(words) = usize::try_from(offset).ok().and_then(|at| block.get_mut(at..)?.first_chunk_mut()) {
         *words = value.to_le_bytes();

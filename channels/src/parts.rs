@@ -1,10 +1,10 @@
-//! A card and a guest that have nothing in common.
+//! A card and a guest as separate objects.
 
 use crate::{GuestMemory, GuestRing, Host, Place, Unmapped, Unreadable};
 use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::ChannelId;
 
-/// A card, and beside it whose structures or ring are read.
+/// A card, and next to it the guest whose structures or ring are read.
 #[derive(Debug)]
 pub struct Parts<'a, H, G> {
     /// The card.

@@ -1,4 +1,4 @@
-//! The card's channels and who has them.
+//! The card's channels and their owners.
 
 mod moving;
 mod saved;
@@ -26,18 +26,18 @@ use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId, engine};
 use nvspec::instance::INSTANCE_BYTES;
 use std::collections::BTreeMap;
 
-/// A physical channel. What is of use to the card is in [`Bound::block`]'s fields and on the card itself.
+/// A physical channel. The state for the card is in [`Bound::block`]'s fields and on the card itself.
 #[derive(Debug)]
 pub(crate) enum Slot {
     Free,
     Bound(Box<Bound>),
-    /// The card may still use the directory, which is that of a VM.
+    /// The card may still use the directory, which is a VM's.
     Stuck {
         vm: VmId,
         directory: VramAddr,
-        /// Its addresses in that.
+        /// Its addresses in the directory.
         span: Span,
-        /// Its work area may be reached from that directory still, also when no engine works for it.
+        /// Its work area may still be reachable from that directory, even if no engine works for it.
         stranded: bool,
     },
 }
@@ -47,24 +47,24 @@ pub(crate) enum Slot {
 pub(crate) struct Bound {
     pub(crate) vm: VmId,
     pub(crate) channel: VirtualChannelId,
-    /// Tells this binding from an earlier one of the same channel.
+    /// Distinguishes this binding from an earlier one of the same channel.
     pub(crate) serial: u64,
     pub(crate) instance: Place,
     pub(crate) directory: VramAddr,
-    /// Addresses of what is the host's, in the address space of the directory.
+    /// Addresses of the host's structures, in the address space of the directory.
     pub(crate) span: Span,
     pub(crate) userd: GuestVramAddr,
-    /// The guest's pointers of the contexts that the card's block has.
+    /// The guest's pointers of the contexts in the card's block.
     pub(crate) contexts: [Option<GpuVa>; 3],
-    /// Contexts that it is to have once nothing is in flight.
+    /// New contexts, to be set once nothing is in flight.
     pub(crate) next_contexts: Option<[Option<GpuVa>; 3]>,
     pub(crate) wish: Wish,
     pub(crate) permit: Permit,
-    /// State that the card was told: [`RunState::Running`] or [`RunState::Stopped`].
+    /// State on the card: [`RunState::Running`] or [`RunState::Stopped`].
     pub(crate) told: RunState,
-    /// Its number goes to nobody when it ends.
+    /// Its number is not reused when it ends.
     pub(crate) stranded: bool,
-    /// Since when it stands still while nothing keeps it from moving.
+    /// Since when it has stood still although nothing keeps it from moving.
     pub(crate) still: Option<Episode>,
     pub(crate) ring: Ring,
 }
@@ -72,27 +72,27 @@ pub(crate) struct Bound {
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub(crate) cap: u32,
-    /// Why its channels do not run, one bit for each [`Pause`].
+    /// Why its channels are paused, one bit for each [`Pause`].
     pub(crate) paused: u8,
-    /// Its word about its own work is taken as it is.
+    /// Its reports of its own completions are not doubted.
     pub(crate) trusted: bool,
     /// Physical channels by the guest's number.
     pub(crate) channels: BTreeMap<u8, ChannelId>,
     /// The VM's part of the runlist, in the guest's order; bound channels only.
     pub(crate) list: Vec<u8>,
-    /// Channels that the guest has taken off its list and that have not left their engines.
+    /// Channels that the guest has removed from its list and that have not left their engines.
     pub(crate) unlisted: Vec<ChannelId>,
     /// Channels whose bind was refused, by the guest's number.
     pub(crate) refused: BTreeMap<u8, Refused>,
-    /// Words that unbound channels had saved, by the guest's number.
+    /// Saved words of unbound channels, by the guest's number.
     pub(crate) saved: BTreeMap<u8, SavedWords>,
-    /// Engines of which the VM is not told yet that work has ended, one bit each.
+    /// Engines for which the VM was not notified of ended work, one bit each.
     pub(crate) news: u32,
-    /// It was told of some since work last ended.
+    /// It was notified for some engine since work last ended.
     pub(crate) told: bool,
-    /// Time for which its channels may keep an engine busy and get nowhere.
+    /// Time for which its channels may keep an engine busy without progress.
     pub(crate) hang_limit: Option<u64>,
-    /// The physical channel from which on its channels are looked at next for what has ended.
+    /// The physical channel that is polled first for completions.
     pub(crate) next_look: u8,
 }
 
@@ -105,12 +105,12 @@ pub struct Channels {
     pub(crate) vms: BTreeMap<VmId, Vm>,
     /// Runlist page that is written next, of two.
     next_page: usize,
-    /// Begin of the search for a free channel: a number that was just given back is reused last.
+    /// Start of the search for a free channel: a number that was just released is reused last.
     next_slot: usize,
     serial: u64,
     /// Number of the next submission.
     pub(crate) submissions: u64,
-    /// Something seems to have ended, and an engine works for its channel.
+    /// A submission seems to have ended while an engine works for its channel.
     pub(crate) deferred: bool,
     pub(crate) watchdog: Watchdog,
     pub(crate) preemptions: Preemptions,
@@ -118,7 +118,7 @@ pub struct Channels {
 }
 
 impl Channels {
-    /// All channels free. `golden` is what PGRAPH's firmware has saved of a context in which nothing was done.
+    /// Creates the channels, all free. `golden` is the image that PGRAPH's firmware has saved of an unused context.
     #[must_use]
     pub fn new(layout: Layout, golden: &[u8]) -> Self {
         let slots = (0..CHANNELS).map(|_| Slot::Free).collect();
@@ -138,7 +138,7 @@ impl Channels {
         }
     }
 
-    /// A VM that may have up to `cap` channels at once.
+    /// Adds a VM that may have up to `cap` channels at once.
     pub fn add_vm(&mut self, vm: VmId, cap: u32) {
         let record = Vm {
             cap,
@@ -157,8 +157,8 @@ impl Channels {
         self.vms.insert(vm, record);
     }
 
-    /// Ends all of a VM's channels and forgets the VM. Returns the channels that have not left their engines yet: while there
-    /// are any, neither the VM's memory nor its shadow tables may be given to anyone.
+    /// Ends all of a VM's channels and forgets the VM. Returns the channels that have not left their engines yet: while
+    /// there are any, neither the VM's memory nor its shadow tables may be reused.
     pub fn destroy_vm(&mut self, host: &mut impl Host, vm: VmId) -> Vec<Stuck> {
         let Some(record) = self.vms.remove(&vm) else { return Vec::new() };
         for channel in record.channels.values() {
@@ -176,7 +176,7 @@ impl Channels {
     }
 
     /// Binds a guest's channel to a free physical one, with an instance block of the host's. A channel that is bound
-    /// already is unbound first. It is stopped and in no runlist.
+    /// already is unbound first. The new one is stopped and in no runlist.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -227,12 +227,12 @@ impl Channels {
         Ok(physical)
     }
 
-    /// Stops the channel, takes it off its engines and the runlist, and frees it. Nothing when it is not bound. What was
-    /// in flight ends without a [`Completion`](crate::Completion); how far it was is in [`Self::saved_words`].
+    /// Stops the channel, takes it off its engines and the runlist, and frees it. Does nothing if it is not bound. Work
+    /// in flight ends without a [`Completion`](crate::Completion); its position is in [`Self::saved_words`].
     ///
     /// # Errors
-    /// [`Stuck`] when it has not left its engines yet: the channel is not the VM's any more, but no one else's either until
-    /// [`Self::let_go`].
+    /// [`Stuck`] if it has not left its engines yet: the channel is no longer the VM's, but stays unusable for others
+    /// until [`Self::let_go`].
     pub fn unbind(&mut self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(record) = self.vms.get_mut(&vm) else { return Ok(()) };
         record.refused.remove(&channel.0);
@@ -241,7 +241,7 @@ impl Channels {
         let listed = record.list.contains(&channel.0);
         record.list.retain(|entry| *entry != channel.0);
         self.halt(host, physical);
-        // Off its engines first: the card takes a runlist when what has left it is off.
+        // Off its engines first: the card takes a runlist when the channels that were removed from it are off.
         let kicked = card::kick(host, physical);
         if listed {
             self.submit(host);
@@ -253,7 +253,7 @@ impl Channels {
         kicked
     }
 
-    /// Lets the card schedule the channel, or not. `false` when it is not bound.
+    /// Lets the card schedule the channel, or not. Returns `false` if it is not bound.
     pub fn enable(
         &mut self,
         card: &mut (impl Host + GuestMemory),
@@ -270,9 +270,9 @@ impl Channels {
         true
     }
 
-    /// Makes `list` the VM's part of the runlist, and submits the union of all VMs' parts to the card. Channels that are on it
-    /// no more leave their engines when the card has them leave; [`Self::runlists_taken`] says when all have, unless the
-    /// answer does.
+    /// Makes `list` the VM's part of the runlist, and submits the union of all VMs' parts to the card. Channels that
+    /// were removed from the list leave their engines when the card takes them off; the answer states if all have left,
+    /// and else [`Self::runlists_taken`] does later.
     pub fn submit_runlist(
         &mut self,
         card: &mut (impl Host + GuestMemory),
@@ -305,21 +305,21 @@ impl Channels {
         Submitted { listed: u32::try_from(listed.len()).unwrap_or(u32::MAX), ignored, taken }
     }
 
-    /// Returns where the host's structures lie.
+    /// Returns the places of the host's structures.
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// A VM does not forge the ends of its own work: it is the host itself. [`Self::completed`] never doubts them.
+    /// Trusts a VM's completions, because it is the host itself: [`Self::completed`] never doubts them.
     pub fn trust(&mut self, vm: VmId) {
         if let Some(record) = self.vms.get_mut(&vm) {
             record.trusted = true;
         }
     }
 
-    /// Keeps all of a VM's channels from being scheduled, whatever the guest enables, or lets them again, if no one else
-    /// has a reason not to. Those on an engine stay there until [`Self::preempt`] or the end of their work.
+    /// Keeps all of a VM's channels from being scheduled, even if the guest enables them, or lets them again if no
+    /// other reason remains. Those on an engine stay there until [`Self::preempt`] or the end of their work.
     pub fn pause(&mut self, host: &mut impl Host, vm: VmId, why: Pause, paused: bool) {
         let Some(record) = self.vms.get_mut(&vm) else { return };
         record.paused = if paused { record.paused | why.bit() } else { record.paused & !why.bit() };
@@ -329,8 +329,8 @@ impl Channels {
         }
     }
 
-    /// Keeps a physical channel off the card, whatever its guest enables, or lets it back. What it has begun stays as it is,
-    /// and it leaves its engine as if its guest had asked for that.
+    /// Deschedules a physical channel, even if its guest enables it, or lets it run again. Its started work stays as it
+    /// is, and it leaves its engine as if its guest had asked for that.
     pub fn withhold(&mut self, host: &mut impl Host, physical: ChannelId, withheld: bool) {
         let permit = if withheld { Permit::Withheld } else { Permit::Granted };
         let Some(bound) = self.bound_mut(physical) else { return };
@@ -343,19 +343,20 @@ impl Channels {
         }
     }
 
-    /// The physical channel of a guest's.
+    /// Returns the physical channel of a guest's.
     #[must_use]
     pub fn physical(&self, vm: VmId, channel: VirtualChannelId) -> Option<ChannelId> {
         self.vms.get(&vm)?.channels.get(&channel.0).copied()
     }
 
-    /// The guest's channel of a physical one: for engine status, PBDMA errors.
+    /// Returns the guest's channel of a physical one: for engine status, PBDMA errors.
     #[must_use]
     pub fn by_physical(&self, channel: ChannelId) -> Option<(VmId, VirtualChannelId)> {
         self.bound(channel).map(|bound| (bound.vm, bound.channel))
     }
 
-    /// Returns whose instance block lies at a card address, and where the guest believes it to be: for MMU faults.
+    /// Returns the channel whose instance block is at a card address, and the block's place for the guest: for MMU
+    /// faults.
     #[must_use]
     pub fn by_instance(&self, address: VramAddr) -> Option<(VmId, VirtualChannelId, Place)> {
         let index = address.0.checked_sub(self.layout.instances.0)?.checked_div(INSTANCE_BYTES)?;
@@ -363,7 +364,7 @@ impl Channels {
         Some((bound.vm, bound.channel, bound.instance))
     }
 
-    /// The guest's channel whose instance block the guest believes to be at `instance`; of a refused one, too.
+    /// Returns the guest's channel whose instance block is at `instance` for the guest, also if its bind was refused.
     #[must_use]
     pub fn by_guest_instance(&self, vm: VmId, instance: Place) -> Option<VirtualChannelId> {
         let bound = self.bounds_of(vm).find(|bound| bound.instance == instance).map(|bound| bound.channel);
@@ -372,8 +373,7 @@ impl Channels {
         })
     }
 
-    /// Returns whether the card may use the shadow `directory`, for any channel, those included that it did not let go
-    /// of.
+    /// Returns true if the card may use the shadow `directory`, for any channel, including stuck ones.
     #[must_use]
     pub fn uses_directory(&self, directory: VramAddr) -> bool {
         self.slots.iter().any(|slot| match slot {
@@ -383,20 +383,20 @@ impl Channels {
         })
     }
 
-    /// The state of a physical channel.
+    /// Returns the state of a physical channel.
     #[must_use]
     pub fn run_state(&self, channel: ChannelId) -> RunState {
         self.slots.get(usize::from(channel.0)).map_or(RunState::Free, state)
     }
 
-    /// Channels that a VM has in use.
+    /// Returns the number of channels that a VM has in use.
     #[must_use]
     pub fn in_use(&self, vm: VmId) -> u32 {
         self.vms.get(&vm).and_then(|vm| u32::try_from(vm.channels.len()).ok()).unwrap_or(0)
     }
 
-    /// The card has let go of a stuck channel ([`Self::kick`] says so): it is free. `false` when it was not stuck, or is for
-    /// another reason as well ([`Self::strand`]).
+    /// Frees a stuck channel after the card has let go of it ([`Self::kick`] reports that). Returns `false` if it was
+    /// not stuck, or is for another reason as well ([`Self::strand`]).
     pub fn let_go(&mut self, host: &mut impl Host, channel: ChannelId) -> bool {
         if !matches!(self.slots.get(usize::from(channel.0)), Some(Slot::Stuck { stranded: false, .. })) {
             return false;
@@ -406,8 +406,8 @@ impl Channels {
         true
     }
 
-    /// Keeps the number of a bound channel from others when it ends, until [`Self::card_reset`]: the card's TLBs may hold
-    /// what the channel's work area was reached by. [`Self::has_stuck`] says so from its end on.
+    /// Keeps the number of a bound channel from reuse when it ends, until [`Self::card_reset`]: the card's TLBs may
+    /// still translate the addresses of its work area. From its end on, [`Self::has_stuck`] reports it.
     pub fn strand(&mut self, vm: VmId, channel: VirtualChannelId) {
         let physical = self.physical(vm, channel);
         if let Some(bound) = physical.and_then(|physical| self.bound_mut(physical)) {
@@ -415,21 +415,21 @@ impl Channels {
         }
     }
 
-    /// Nothing reaches the work area of a stuck channel any more that was [stranded](Self::strand).
+    /// Notes that the work area of a [stranded](Self::strand) stuck channel is no longer reachable.
     pub fn unstrand(&mut self, channel: ChannelId) {
         if let Some(Slot::Stuck { stranded, .. }) = self.slots.get_mut(usize::from(channel.0)) {
             *stranded = false;
         }
     }
 
-    /// Channels whose numbers go to nobody, since the card may still use what they had.
+    /// Returns the number of channels that cannot be reused, since the card may still use their memory.
     #[must_use]
     pub fn stuck(&self) -> u32 {
         let stuck = self.slots.iter().filter(|slot| matches!(slot, Slot::Stuck { .. })).count();
         u32::try_from(stuck).unwrap_or(u32::MAX)
     }
 
-    /// The card was reset: every channel is free, those included that were stuck. Guests must bind theirs anew.
+    /// Handles a reset of the card: every channel is free, including stuck ones. Guests must bind theirs again.
     pub fn card_reset(&mut self) {
         self.preemptions.clear();
         for slot in &mut self.slots {
@@ -462,12 +462,12 @@ impl Channels {
         self.vms.get(&vm).into_iter().flat_map(|vm| vm.channels.values()).filter_map(|physical| self.bound(*physical))
     }
 
-    /// Reads the guest's engine context pointers again, and says in the card's block which contexts there are now. The guest
-    /// may do this to a channel that runs, as it may on hardware: the card sees it when it loads the context next. What
-    /// they point to is never looked at: images are the host's.
+    /// Reads the guest's engine context pointers again, and writes to the card's block which contexts exist now. The
+    /// guest may do this to a channel that runs, as it may on hardware: the card sees it when it loads the context
+    /// next. The guest's images are never read: images are the host's.
     ///
-    /// Not while the channel has work in flight, which is charged to the engine that its contexts named when it was
-    /// submitted: then it is done when that has ended, and before anything else is pulled.
+    /// Deferred while the channel has work in flight, which is charged to the engine of its contexts at submission:
+    /// then it is done after the work has ended, and before the next pull.
     pub(crate) fn refresh(&mut self, card: &mut (impl Host + GuestMemory), physical: ChannelId) {
         let Some(bound) = self.bound_mut(physical) else { return };
         let mut bytes = [0; CONTEXTS_BYTES];
@@ -480,7 +480,7 @@ impl Channels {
         self.renew_contexts(card, physical);
     }
 
-    /// Gives the card the context pointers that have changed, unless work is in flight. False in that case.
+    /// Writes changed context pointers to the card, unless work is in flight. Returns false in that case.
     pub(crate) fn renew_contexts(&mut self, host: &mut impl Host, physical: ChannelId) -> bool {
         let Some(bound) = self.bound(physical) else { return true };
         let Some(contexts) = bound.next_contexts else { return true };
@@ -495,13 +495,13 @@ impl Channels {
         true
     }
 
-    /// Brings what the card may schedule to what the guest wants and the host allows.
+    /// Updates the card's scheduling from the guest's wish and the host's permit.
     fn apply(&mut self, host: &mut impl Host, physical: ChannelId) {
         let Some(bound) = self.bound(physical) else { return };
         let paused = self.vms.get(&bound.vm).is_some_and(|vm| vm.paused != 0);
         let run = bound.wish == Wish::Enabled && !paused && bound.permit == Permit::Granted;
         if run {
-            // Also when it runs already: a guest that starts a channel again wants what a start does.
+            // Also if it runs already: a guest that starts a channel again wants the effect of a start.
             self.set_running(physical, true);
             self.bring_to_gate(host, physical);
         } else if bound.told == RunState::Running {
@@ -521,7 +521,7 @@ impl Channels {
     fn release(&mut self, host: &mut impl Host, physical: ChannelId, kicked: Result<(), Stuck>) {
         self.preemptions.forget(physical);
         card::unbind(host, physical);
-        // It is bound: only bound channels are released.
+        // Only bound channels are released.
         let Some(&Bound { vm, directory, span, stranded, .. }) = self.bound(physical) else { return };
         if kicked.is_ok() && !stranded {
             card::clear(host, &self.layout, physical);
@@ -531,19 +531,19 @@ impl Channels {
         }
     }
 
-    /// VMs whose last runlist has come into force since [`Self::submit_runlist`] said that it had not: what was taken off it
-    /// is on no engine any more. Called now and then, and when the card says that a runlist was taken.
+    /// Returns the VMs whose last runlist has come into force after [`Self::submit_runlist`] had reported otherwise: no
+    /// removed channel is on an engine. Call it now and then, and when the card reports that it took a runlist.
     pub fn runlists_taken(&mut self, host: &mut impl Host) -> Vec<VmId> {
         let waiting: Vec<VmId> =
             self.vms.iter().filter(|(_, record)| !record.unlisted.is_empty()).map(|(vm, _)| *vm).collect();
         waiting.into_iter().filter(|vm| !self.is_unlisting(host, *vm)).collect()
     }
 
-    /// Returns whether a channel that the VM has taken off its runlist is still to leave its engines.
+    /// Returns true if a channel that the VM has removed from its runlist has not left its engines.
     fn is_unlisting(&mut self, host: &mut impl Host, vm: VmId) -> bool {
         let Some(record) = self.vms.get_mut(&vm).filter(|record| !record.unlisted.is_empty()) else { return false };
         let at_work: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
-        // One that was unbound meanwhile is off the card, and its number may be another's.
+        // One that was unbound since is off the card, and its number may be another's.
         record.unlisted.retain(|physical| {
             record.channels.values().any(|bound| bound == physical)
                 && (at_work.contains(physical) || card::is_loaded(host, *physical))
@@ -551,7 +551,7 @@ impl Channels {
         !record.unlisted.is_empty()
     }
 
-    /// Submits the union of all VMs' parts, in turn on two pages: the card may still read the other.
+    /// Submits the union of all VMs' parts, alternating between two pages: the card may still read the other.
     pub(crate) fn submit(&mut self, host: &mut impl Host) {
         let list: Vec<ChannelId> = self
             .vms
@@ -591,7 +591,7 @@ impl Channels {
     }
 }
 
-/// An illegal step is a mistake of this crate, which no guest can bring about.
+/// Checks a step. An illegal one is a bug in this crate, which no guest can cause.
 fn check(channel: ChannelId, from: RunState, to: RunState) {
     assert!(from.can_go(to), "channel {} cannot go from {from:?} to {to:?}", channel.0);
 }

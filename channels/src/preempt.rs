@@ -1,32 +1,32 @@
-//! Preemption that a guest asks for: begun at once, and over when the card says so.
+//! Preemption requested by a guest: begun at once, and complete when the card reports it.
 //!
-//! What runs on an engine may not be interruptible, so that a channel leaves only when its work ends. Nobody waits for
-//! that here. The card has one register for it, so requests of several VMs take turns: [`Channels::preempting`] looks how
-//! far the card is and asks for the next. Meanwhile the host may use the register for a channel that it ends; what was
-//! asked for before is asked for again.
+//! Running work may not be interruptible, so that a channel leaves only when its work ends. Nothing here waits for
+//! that. The card has one register for it, so requests of several VMs take turns: [`Channels::preempting`] polls the
+//! card and starts the next request. Meanwhile the host may use the register for a channel that it ends; the earlier
+//! request is then repeated.
 
 use crate::card;
 use crate::{Channels, GuestMemory, Host, Stuck, VmId};
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
 use std::collections::VecDeque;
 
-/// Looks that the card has for one channel while others wait.
-// TIMEOUT: a guest that looks again and again does so every 20 us; a channel without work in hand leaves in less than
-// the millisecond that this makes, and one that hangs holds up the others for no longer at a time.
+/// Polls for one channel while others wait.
+// TIMEOUT: a polling guest polls every 20 us; a channel without work in progress leaves in less than the millisecond
+// that this makes, and one that hangs blocks the others for no longer at a time.
 const TURN: u32 = 64;
 
-/// Channels that are to leave their engines. None stands there twice.
+/// Channels that must leave their engines, without duplicates.
 #[derive(Debug, Default)]
 pub(crate) struct Preemptions {
     pub(crate) waiting: VecDeque<ChannelId>,
     /// The card was asked for the first.
     pub(crate) asked: bool,
-    /// Looks that the first has had.
+    /// Number of polls for the first.
     pub(crate) looks: u32,
 }
 
 impl Preemptions {
-    /// The channel was ended.
+    /// Notes that the channel was ended.
     pub(crate) fn forget(&mut self, channel: ChannelId) {
         self.asked &= self.waiting.front() != Some(&channel);
         self.waiting.retain(|waiting| *waiting != channel);
@@ -42,9 +42,9 @@ impl Preemptions {
         }
     }
 
-    /// Sees how far the card is, and asks it for the next that waits.
+    /// Polls the card, and requests the next that waits.
     fn advance(&mut self, host: &mut impl Host) {
-        // Nothing that the card says makes this longer.
+        // No answer of the card makes this loop longer.
         for _ in 0..=2 * CHANNELS {
             let Some(first) = self.waiting.front().copied() else { return };
             if !self.asked {
@@ -52,7 +52,7 @@ impl Preemptions {
                 (self.asked, self.looks) = (true, 0);
             }
             let (channel, pending) = card::kicked(host);
-            // The register may have been used for another channel since.
+            // The register may have been used for another channel since then.
             self.asked = channel == first && pending;
             if channel == first && !pending {
                 self.waiting.pop_front();
@@ -69,7 +69,7 @@ impl Preemptions {
 
 impl Channels {
     /// Begins to take the channel off its engines; it may be scheduled again at once if it is enabled and listed.
-    /// [`Self::preempting`] says whether it is still under way. Nothing when it is not bound.
+    /// [`Self::preempting`] returns whether it is pending. Does nothing if the channel is not bound.
     pub fn preempt(&mut self, card: &mut (impl Host + GuestMemory), vm: VmId, channel: VirtualChannelId) {
         let Some(physical) = self.physical(vm, channel) else { return };
         self.refresh(card, physical);
@@ -82,28 +82,29 @@ impl Channels {
         self.preemptions.advance(host);
     }
 
-    /// Asks the card to take a physical channel off its engines, bound or [stuck](crate::RunState::Stuck), and looks a few times
-    /// whether it is. It may be scheduled again at once if it is bound, enabled and listed.
+    /// Asks the card to take a physical channel off its engines, bound or [stuck](crate::RunState::Stuck), and polls a
+    /// few times for that. It may be scheduled again at once if it is bound, enabled and listed.
     ///
     /// # Errors
-    /// [`Stuck`] when it is not off yet.
+    /// [`Stuck`] if it is not off yet.
     pub fn kick(&mut self, host: &mut impl Host, physical: ChannelId) -> Result<(), Stuck> {
         card::kick(host, physical)
     }
 
-    /// Begins to take all of a VM's channels off the engines. It is paused: none comes back. [`Self::vacating`] says
-    /// whether one is left.
+    /// Begins to take all of a VM's channels off the engines. The VM is paused, so none is scheduled again.
+    /// [`Self::vacating`] returns those that are left.
     pub fn vacate(&mut self, host: &mut impl Host, vm: VmId) {
         let Some(record) = self.vms.get(&vm) else { return };
-        // One that no PBDMA holds may have its context on an engine still, which saves it when another channel needs the
-        // engine: to where the channel's memory was. The card does not say so, and asking for one that is nowhere costs little.
+        // A channel without a PBDMA may still have its context on an engine, which saves it when another channel needs
+        // the engine: to the old place of the channel's memory. The card does not report that, and an unneeded request
+        // costs little.
         for physical in record.channels.values().copied().collect::<Vec<_>>() {
             self.preemptions.push(physical);
         }
         self.preemptions.advance(host);
     }
 
-    /// The channels of a VM that are still to leave their engines; to be asked again until there are none, as
+    /// Returns the channels of a VM that have not left their engines; call it again until there are none, as
     /// [`Self::preempting`].
     pub fn vacating(&mut self, host: &mut impl Host, vm: VmId) -> Vec<VirtualChannelId> {
         self.preemptions.advance(host);
@@ -115,8 +116,8 @@ impl Channels {
             .collect()
     }
 
-    /// Returns whether the channel is still to leave its engines. The caller asks again and again until it is not:
-    /// nothing else moves the preemptions that wait for the card.
+    /// Returns true if the channel has not left its engines. The caller must repeat the call until it has: nothing else
+    /// advances the preemptions that wait for the card.
     pub fn preempting(&mut self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> bool {
         self.preemptions.advance(host);
         self.physical(vm, channel).is_some_and(|physical| self.preemptions.waiting.contains(&physical))

@@ -16,16 +16,17 @@ use nvspec::mmu::HOST_VA_BASE;
 
 /// Entries of the guest's that are read at once.
 const CHUNK: usize = 64;
-/// Room that is worth a pull when more is left than fits.
+/// Room that makes a pull worthwhile if not all entries fit.
 const WORTHWHILE: u32 = RING_ENTRIES / 4;
 
 impl Channels {
-    /// Takes what the guest's ring holds up to a doorbell, as far as there is room, into the host's ring as one submission,
-    /// with a completion record behind it. The card does not get it before [`Self::start`]. `now` is the time in ns. Takes
-    /// nothing when a later doorbell was pulled before, or the channel was unbound since the doorbell was checked.
+    /// Pulls the guest's ring entries up to a doorbell, as far as there is room, into the host's ring as one
+    /// submission, followed by a completion record. The card does not get it before [`Self::start`]. `now` is the time
+    /// in ns. Pulls nothing if a later doorbell was pulled before, or the channel was unbound since the doorbell was
+    /// checked.
     ///
     /// # Errors
-    /// See [`PullError`]. The same fault comes again until the channel is bound anew.
+    /// See [`PullError`]. The same fault is returned until the channel is bound again.
     pub fn pull(
         &mut self,
         card: &mut (impl Host + GuestRing),
@@ -74,9 +75,9 @@ impl Channels {
         fault.map_or(Ok(pulled), |fault| Err(PullError { fault, pulled }))
     }
 
-    /// Has the record of a submission raise no interrupt: its end is looked for, or found with that of the next one. The card may have
-    /// fetched the record of one that was started; then it raises its interrupt all the same. `false` when there is no such submission any
-    /// more.
+    /// Keeps the record of a submission from raising an interrupt: its end is found with a poll, or with that of the
+    /// next one. If the submission was started, the card may have fetched the record, which then still raises its
+    /// interrupt. Returns `false` if there is no such submission.
     pub fn hush(&mut self, host: &mut impl Host, physical: ChannelId, submission: Submission) -> bool {
         let area = self.layout.work_area(physical);
         let Some(bound) = self.bound(physical) else { return false };
@@ -87,14 +88,14 @@ impl Channels {
         true
     }
 
-    /// Returns whether a channel's ring is far from full, and nothing waits for room in it: nobody needs its ends at once.
+    /// Returns true if a channel's ring is far from full, and nothing waits for room in it: completions are not urgent.
     #[must_use]
     pub fn is_shallow(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| bound.ring.is_shallow())
     }
 
-    /// Lets the card fetch a submission of a physical channel, with those of the channel that came before. `false` when it
-    /// may already, or there is no such submission any more.
+    /// Lets the card fetch a submission of a physical channel, with the earlier ones of the channel. Returns `false` if
+    /// it may already, or there is no such submission.
     pub fn start(&mut self, host: &mut impl Host, physical: ChannelId, submission: Submission) -> bool {
         let Some(bound) = self.bound_mut(physical).filter(|bound| bound.permit != Permit::Ended) else { return false };
         let Some(put) = bound.ring.start(submission) else { return false };
@@ -103,8 +104,8 @@ impl Channels {
         true
     }
 
-    /// Tells the card how far it may fetch in each ring, as it was told before: another owner that was still there may have
-    /// given it more since this one's state was written down.
+    /// Repeats to the card how far it may fetch in each ring: an earlier owner that was still running may have allowed
+    /// more after this one's state was saved.
     pub fn allow_again(&self, host: &mut impl Host) {
         for physical in self.vms.values().flat_map(|vm| vm.channels.values().copied()) {
             if let Some(bound) = self.bound(physical) {
@@ -113,9 +114,9 @@ impl Channels {
         }
     }
 
-    /// Channels with entries that may be pulled and for which there is room: after completions, and after a channel was
-    /// enabled that had work when its guest unbound it. Those that the card does not schedule are not among them, nor
-    /// those with room for a few of many entries only, for each pull has a record and an interrupt.
+    /// Returns the channels with entries that may be pulled and for which there is room: after completions, and after a
+    /// channel was enabled that had work when its guest unbound it. Excluded are channels that the card does not
+    /// schedule, and those with room for only a few of many entries, for each pull has a record and an interrupt.
     #[must_use]
     pub fn pending_pull(&self) -> Vec<Doorbell> {
         let bounds = self.vms.values().flat_map(|vm| vm.channels.values());
@@ -132,7 +133,7 @@ impl Channels {
             .collect()
     }
 
-    /// Entries that were to be pulled and found no room.
+    /// Returns the number of entries that were due for a pull and found no room.
     #[must_use]
     pub fn backlog(&self, vm: VmId, channel: VirtualChannelId) -> u32 {
         let bound = self.physical(vm, channel).and_then(|physical| self.bound(physical));
@@ -151,7 +152,7 @@ fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Opt
         let run = chunk(va, wanted, ring.entries.saturating_sub(index) as usize);
         let unmapped = Some(RingFault::Unmapped { va });
         let Some(data) = bytes.get_mut(..run.saturating_mul(ENTRY_BYTES)) else { return (entries, unmapped) };
-        // Entries are aligned, so that a run that begins below the host's addresses ends there at most.
+        // Entries are aligned, so a run that begins below the host's addresses ends at or before them.
         if va >= HOST_VA_BASE || guest.read(va, data).is_err() {
             return (entries, unmapped);
         }

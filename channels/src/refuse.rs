@@ -1,4 +1,4 @@
-//! Channels that a guest has bound and the host has not: the guest learns of it at the first doorbell.
+//! Channels whose bind the host has refused: the guest is notified at the first doorbell.
 
 use crate::{Channels, Place, VmId};
 use nvspec::addr::GuestVramAddr;
@@ -9,15 +9,15 @@ use nvspec::fifo::{CHANNELS, VirtualChannelId};
 pub(crate) struct Refused {
     /// The guest's instance block.
     pub(crate) instance: Place,
-    /// USERD, where the guest believes it to be, if its instance block could be read.
+    /// USERD at its guest address, if the instance block could be read.
     pub(crate) userd: Option<GuestVramAddr>,
-    /// A doorbell has said so.
+    /// The guest was notified at a doorbell.
     pub(crate) told: bool,
 }
 
 impl Channels {
-    /// Remembers that a guest's bind was refused, until it binds or unbinds that channel again. Nothing when there is no
-    /// such VM or channel number, or the channel is bound.
+    /// Records that a guest's bind was refused, until it binds or unbinds that channel again. Does nothing if there is
+    /// no such VM or channel number, or the channel is bound.
     pub fn refuse(&mut self, vm: VmId, channel: VirtualChannelId, instance: Place, userd: Option<GuestVramAddr>) {
         let Some(record) = self.vms.get_mut(&vm) else { return };
         if u32::from(channel.0) < CHANNELS && !record.channels.contains_key(&channel.0) {
@@ -26,7 +26,7 @@ impl Channels {
         }
     }
 
-    /// Returns where the instance block of a channel lies whose bind was refused: for the fault that its guest gets.
+    /// Returns the place of the instance block of a channel whose bind was refused, for the fault that its guest gets.
     #[must_use]
     pub fn refused(&self, vm: VmId, channel: VirtualChannelId) -> Option<Place> {
         self.vms.get(&vm)?.refused.get(&channel.0).map(|refused| refused.instance)
@@ -37,7 +37,7 @@ impl Channels {
         refused.map(|(channel, refused)| (VirtualChannelId(*channel), refused))
     }
 
-    /// Returns whether a doorbell of the channel is the first since its bind was refused.
+    /// Returns true if a doorbell of the channel is the first since its bind was refused.
     pub(crate) fn tell_refused(&mut self, vm: VmId, channel: VirtualChannelId) -> bool {
         let refused = self.vms.get_mut(&vm).and_then(|record| record.refused.get_mut(&channel.0));
         refused.is_some_and(|refused| !std::mem::replace(&mut refused.told, true))

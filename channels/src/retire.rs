@@ -1,7 +1,7 @@
-//! The first half of an end: a channel that does nothing any more, but whose number no one else gets yet.
+//! The first half of an end: a channel that does no more work, but whose number is not reused yet.
 //!
-//! Between the two halves its work area is taken out of its address space; a channel that got the same number earlier
-//! would have semaphores that the old address space's other channels could write.
+//! Between the two halves its work area is removed from its address space; if its number were reused earlier, the new
+//! channel would have semaphores that other channels of the old address space could write.
 
 use crate::card;
 use crate::state::Permit;
@@ -9,11 +9,11 @@ use crate::{Channels, Host, Stuck, VmId};
 use nvspec::fifo::VirtualChannelId;
 
 impl Channels {
-    /// Takes the channel off its engines and the runlist for good. It stays bound, takes no doorbell, and neither enabling
-    /// nor listing it brings it back; [`Self::unbind`] frees it. Nothing when it is not bound.
+    /// Takes the channel off its engines and the runlist for good. It stays bound, accepts no doorbell, and neither
+    /// enabling nor listing it restores it; [`Self::unbind`] frees it. Does nothing if it is not bound.
     ///
     /// # Errors
-    /// [`Stuck`] when it has not left its engines yet; it does nothing new there.
+    /// [`Stuck`] if it has not left its engines yet; it starts no work there.
     pub fn retire(&mut self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(physical) = self.physical(vm, channel) else { return Ok(()) };
         let listed = self.vms.get_mut(&vm).is_some_and(|record| {
@@ -32,8 +32,8 @@ impl Channels {
         kicked
     }
 
-    /// Returns whether a channel was retired and not unbound since. What is known of it then is of this binding, not of
-    /// a later one with the same number.
+    /// Returns true if a channel was retired and not unbound since. Its state is then of this binding, not of a later
+    /// one with the same number.
     #[must_use]
     pub fn is_retired(&self, vm: VmId, channel: VirtualChannelId) -> bool {
         self.physical(vm, channel)
@@ -41,7 +41,7 @@ impl Channels {
             .is_some_and(|bound| bound.permit == Permit::Ended)
     }
 
-    /// Returns whether the card holds on to a channel that was this VM's: what it reaches must not be given to anyone.
+    /// Returns true if a channel of this VM is stuck on the card: its memory must not be reused.
     #[must_use]
     pub fn has_stuck(&self, vm: VmId) -> bool {
         self.slots.iter().any(|slot| matches!(slot, crate::pool::Slot::Stuck { vm: owner, .. } if *owner == vm))

@@ -1,4 +1,4 @@
-//! Positions of a channel: in the guest's ring, in the host's, and what is in flight. Pure bookkeeping.
+//! Positions of a channel in the guest's ring and in the host's, and its submissions in flight. Pure bookkeeping.
 //!
 //! Positions count entries of the host's ring since bind and never wrap; an index is a position modulo the ring's size.
 //! The guest's ring is counted by indices, as the guest does.
@@ -15,17 +15,17 @@ use std::collections::VecDeque;
 
 /// Entries that a host ring can hold: a full one would look empty.
 const CAPACITY: u64 = RING_ENTRIES as u64 - 1;
-/// Submissions in flight that are few.
+/// Number of submissions in flight that counts as few.
 const SHALLOW: usize = 8;
 /// Bits of a position that are the index.
 const INDEX: u64 = RING_ENTRIES as u64 - 1;
 /// Bits of a submission's number that are the record slot.
 const SLOT: u64 = RECORDS as u64 - 1;
 
-/// A submission: entries of the guest's with a completion record behind them.
+/// A submission: entries of the guest's, followed by a completion record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
-    /// Its number among all of the card's.
+    /// Its number among all submissions of the card.
     pub(crate) submission: Submission,
     /// Payload of its semaphore, never 0.
     pub(crate) sequence: u32,
@@ -37,12 +37,12 @@ pub(crate) struct Record {
     guest_first: u32,
     /// Entries of the guest's.
     pub(crate) entries: u32,
-    /// Time at which it was taken from the guest's ring.
+    /// Time at which it was pulled from the guest's ring.
     pub(crate) submitted_at: u64,
 }
 
 impl Record {
-    /// Host position behind its completion entry.
+    /// Returns the host position after its completion entry.
     pub(crate) fn end(&self) -> u64 {
         self.first.wrapping_add(self.entries.into()).wrapping_add(1)
     }
@@ -55,21 +55,21 @@ pub(crate) struct Ring {
     pub(crate) gp_base: GpuVa,
     /// Its entries, a power of two.
     pub(crate) entries: u32,
-    /// Last doorbell that was accepted, or what the guest had saved.
+    /// Last accepted doorbell, or the guest's saved value.
     pub(crate) gp_put: u32,
-    /// Index of the next entry that is taken from the guest's ring.
+    /// Index of the next entry to pull from the guest's ring.
     pub(crate) next: u32,
-    /// Index up to which entries may be taken, and the doorbell that said so.
+    /// Index up to which entries may be pulled, and the number of the doorbell that allowed it.
     target: (u32, u64),
     /// Doorbells that were accepted.
     doorbells: u64,
-    /// Host position behind the last entry that was written.
+    /// Host position after the last entry that was written.
     put: u64,
     /// Host position up to which the card may fetch.
     started: u64,
-    /// Host position that the card had reached when it was last asked.
+    /// Host position that the card had reached at the last poll.
     get: u64,
-    /// Submissions that were taken and have not ended, oldest first. The first of them may be with the card.
+    /// Submissions that were pulled and have not ended, oldest first. The first of them may be with the card.
     pub(crate) records: VecDeque<Record>,
     /// Submissions so far.
     submitted: u64,
@@ -79,14 +79,15 @@ pub(crate) struct Ring {
     /// For each record slot the end of the last range before it; 0 for none.
     ends: Box<[u64]>,
     last_end: u64,
-    /// The guest's ring cannot be read on.
+    /// The guest's ring cannot be read further.
     pub(crate) fault: Option<RingFault>,
-    /// Position and GET when they were last compared; no GET since the card was at rest.
+    /// Position and GET at the last comparison; no GET since the card was at rest.
     pub(crate) seen: (u64, Option<u32>),
 }
 
 impl Ring {
-    /// The rings of a channel that was just bound: the host's is empty, the guest's goes on where it was.
+    /// Creates the rings of a channel that was just bound: the host's is empty, the guest's continues at its saved
+    /// position.
     pub(crate) fn new(guest: &GuestInstance) -> Self {
         let entries = guest.gp_entries();
         let next = if guest.gp_get < entries { guest.gp_get } else { 0 };
@@ -112,31 +113,31 @@ impl Ring {
         }
     }
 
-    /// A doorbell was accepted. Returns its number.
+    /// Accepts a doorbell. Returns its number.
     pub(crate) fn ring(&mut self, gp_put: u32) -> u64 {
         self.gp_put = gp_put;
         self.doorbells = self.doorbells.wrapping_add(1);
         self.doorbells
     }
 
-    /// Entries may be taken up to `gp_put`, unless a later doorbell was allowed already.
+    /// Allows entries to be pulled up to `gp_put`, unless a later doorbell was allowed already.
     pub(crate) fn allow(&mut self, gp_put: u32, doorbell: u64) {
         if doorbell > self.target.1 {
             self.target = (gp_put, doorbell);
         }
     }
 
-    /// The doorbell up to which entries may be taken: index and number.
+    /// Returns the doorbell up to which entries may be pulled: index and number.
     pub(crate) fn allowed(&self) -> (u32, u64) {
         self.target
     }
 
-    /// Entries that may be taken and are not yet.
+    /// Returns the number of entries that may be pulled and are not yet.
     pub(crate) fn left(&self) -> u32 {
         self.distance(self.next, self.target.0)
     }
 
-    /// Entries of the guest's that a submission may have now.
+    /// Returns the number of the guest's entries that fit into a submission now.
     pub(crate) fn room(&self) -> u32 {
         if self.records.len() >= RECORDS {
             return 0;
@@ -145,40 +146,40 @@ impl Ring {
         u32::try_from(free.saturating_sub(1)).unwrap_or(0)
     }
 
-    /// The card's GP_GET is `index`.
+    /// Notes that the card's GP_GET is `index`.
     pub(crate) fn observe(&mut self, index: u32) {
         self.get = self.position(index);
     }
 
-    /// The host position of the card's GP_GET. What cannot be is where it was before.
+    /// Returns the host position of the card's GP_GET. An impossible value counts as the previous one.
     pub(crate) fn position(&self, index: u32) -> u64 {
         let ahead = u64::from(index).wrapping_sub(self.get) & INDEX;
         let position = self.get.wrapping_add(ahead);
         if index < RING_ENTRIES && position <= self.started { position } else { self.get }
     }
 
-    /// Host position that the card had reached when it was last asked.
+    /// Returns the host position that the card had reached at the last poll.
     pub(crate) fn reached(&self) -> u64 {
         self.get
     }
 
-    /// Returns whether the card has fetched all that it was given, when it was last asked.
+    /// Returns true if the card had fetched all that it was given at the last poll.
     pub(crate) fn drained(&self) -> bool {
         self.get == self.started
     }
 
-    /// Returns whether little is in flight and nothing of the guest's waits for room: no end of it is waited for.
+    /// Returns true if little is in flight and no entry of the guest's waits for room, so that no end is urgent.
     pub(crate) fn is_shallow(&self) -> bool {
         self.left() == 0 && self.records.len() <= SHALLOW
     }
 
-    /// Records that the card may fetch or has fetched.
+    /// Returns the number of records that the card may fetch or has fetched.
     pub(crate) fn with_card(&self) -> usize {
         self.records.partition_point(|record| record.end() <= self.started)
     }
 
-    /// The card may fetch a submission, and what came before it. `None` when it may already, or there is none of that
-    /// number; else the index that it is given.
+    /// Allows the card to fetch a submission and the earlier ones. Returns the new index; `None` if it may already, or
+    /// there is no submission of that number.
     pub(crate) fn start(&mut self, submission: Submission) -> Option<u32> {
         let record = self.records.iter().find(|record| record.submission == submission)?;
         let end = record.end();
@@ -192,17 +193,17 @@ impl Ring {
         u32::try_from(end & INDEX).ok()
     }
 
-    /// Index up to which the card may fetch.
+    /// Returns the index up to which the card may fetch.
     pub(crate) fn allowed_index(&self) -> u32 {
         u32::try_from(self.started & INDEX).unwrap_or(0)
     }
 
-    /// Records of which the card has fetched all.
+    /// Returns the number of records that the card has fetched completely.
     pub(crate) fn fetched(&self) -> usize {
         self.records.partition_point(|record| record.end() <= self.get)
     }
 
-    /// The guest's GP_GET when the card's stands for host `position`: the next entry of the guest's that is not fetched.
+    /// Returns the guest's GP_GET for host `position` of the card's: the next entry of the guest's that is not fetched.
     pub(crate) fn virtual_get(&self, position: u64) -> u32 {
         let past = self.records.partition_point(|record| record.end() <= position);
         let Some(record) = self.records.get(past) else { return self.next };
@@ -210,12 +211,12 @@ impl Ring {
         self.wrap(record.guest_first, u32::try_from(within).unwrap_or(0))
     }
 
-    /// Index in the host's ring of the next entry that is written.
+    /// Returns the index in the host's ring of the next entry that is written.
     pub(crate) fn host_index(&self) -> u32 {
         u32::try_from(self.put & INDEX).unwrap_or(0)
     }
 
-    /// Takes `entries` (not empty, at most [`Self::room`]) as the next submission.
+    /// Adds `entries` (not empty, at most [`Self::room`]) as the next submission.
     pub(crate) fn submit(&mut self, submission: Submission, entries: &[Entry], now: u64) -> Record {
         let slot = usize::try_from(self.submitted & SLOT).unwrap_or(0);
         self.sequence = self.sequence.checked_add(1).unwrap_or(1);
@@ -242,24 +243,24 @@ impl Ring {
         record
     }
 
-    /// The oldest record, which has ended.
+    /// Removes the oldest record, which has ended.
     pub(crate) fn complete(&mut self) -> Option<Record> {
         let record = self.records.pop_front()?;
         self.completed = record.sequence;
         Some(record)
     }
 
-    /// End of the last range of the guest's before a record; 0 for none.
+    /// Returns the end of the last range of the guest's before a record; 0 for none.
     pub(crate) fn end_before(&self, slot: usize) -> u64 {
         self.ends.get(slot).copied().unwrap_or(0)
     }
 
-    /// The index `by` entries behind `index` in the guest's ring.
+    /// Returns the index `by` entries after `index` in the guest's ring.
     pub(crate) fn wrap(&self, index: u32, by: u32) -> u32 {
         index.wrapping_add(by) & self.entries.wrapping_sub(1)
     }
 
-    /// Index in the host's ring of each entry of the guest's that is in flight, oldest first.
+    /// Returns the index in the host's ring of each entry of the guest's that is in flight, oldest first.
     pub(crate) fn guests_entries(&self) -> impl Iterator<Item = u32> + '_ {
         self.records.iter().flat_map(|record| {
             let entries = (0..u64::from(record.entries)).map(|entry| record.first.wrapping_add(entry) & INDEX);
@@ -267,7 +268,7 @@ impl Ring {
         })
     }
 
-    /// Slot of the record that has ended last.
+    /// Returns the slot of the record that ended last.
     pub(crate) fn last_ended(&self) -> Option<usize> {
         let number = self.submitted.checked_sub(self.records.len() as u64)?.checked_sub(1)?;
         usize::try_from(number & SLOT).ok()

@@ -11,33 +11,33 @@ pub(crate) enum Wish {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Permit {
     Granted,
-    /// Not before its turn.
+    /// Not before its slice.
     Withheld,
-    /// Never, until it is bound anew.
+    /// Never, until it is bound again.
     Ended,
 }
 
-/// Presence of a channel on the card, as the card says.
+/// Presence of a channel on the card, as the card reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// An engine works for it, or the unit that fetches has it and takes its methods.
     Works,
     /// It waits for a semaphore, and no engine works for it.
     Acquires,
-    /// It has nothing of the card.
+    /// It uses no unit of the card.
     Off,
 }
 
 /// State of a physical channel, as far as the host knows and allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RunState {
-    /// Nobody's.
+    /// Without an owner.
     Free,
     /// Bound to a VM's channel; the card does not schedule it.
     Stopped,
     /// Bound, and the card may schedule it when it is in the runlist.
     Running,
-    /// It is nobody's any more, and the card has not let go of it: it stays out of use until it has, or the card is reset.
+    /// Without an owner, but the card has not let go of it: it stays out of use until it has, or the card is reset.
     Stuck,
 }
 
@@ -45,7 +45,7 @@ impl RunState {
     /// All states.
     pub const ALL: [Self; 4] = [Self::Free, Self::Stopped, Self::Running, Self::Stuck];
 
-    /// Returns whether a channel may go from `self` to `to`.
+    /// Returns true if a channel may change from `self` to `to`.
     #[must_use]
     pub const fn can_go(self, to: Self) -> bool {
         matches!(

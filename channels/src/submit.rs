@@ -11,12 +11,12 @@ use nvspec::instance::{ramfc, userd};
 use nvspec::mmu::HOST_VA_BASE;
 use nvspec::regs::pfifo;
 
-/// Words of a guest's instance block that say how far its ring is: byte offset and value.
+/// Words of a guest's instance block for the progress of its ring: byte offset and value.
 pub type SavedWords = [(u64, u32); 3];
 
 impl Channels {
-    /// Checks a guest's write of GP_PUT, and takes over engine context pointers that it has set. [`Self::pull`] gives the
-    /// work to the card.
+    /// Checks a guest's write of GP_PUT, and takes over engine context pointers that it has set. [`Self::pull`] then
+    /// copies the work.
     ///
     /// # Errors
     /// See [`DoorbellError`].
@@ -42,9 +42,9 @@ impl Channels {
         Ok(Doorbell { vm, virtual_channel: channel, channel: physical, gp_put, serial, order })
     }
 
-    /// Returns which channel's USERD lies at a guest VRAM address, and the byte offset in it: for every trapped access
-    /// to guest VRAM, however the guest got there. Of channels with the same page the lowest that is bound answers,
-    /// then the lowest that was refused.
+    /// Returns the channel whose USERD is at a guest VRAM address, and the byte offset in it: for every trapped access
+    /// to guest VRAM, through any path. Of channels with the same page the lowest that is bound answers, then the
+    /// lowest that was refused.
     #[must_use]
     pub fn userd_at(&self, vm: VmId, address: GuestVramAddr) -> Option<(VirtualChannelId, u64)> {
         let page = address.page();
@@ -54,9 +54,9 @@ impl Channels {
         Some((bound.or_else(refused)?, address.0.checked_sub(page.0)?))
     }
 
-    /// A guest's read of its USERD: the word at byte `offset`, 0 for a channel that is not bound. GP_PUT reads as the
-    /// guest has written it, GP_GET as an index of the guest's ring, and where the card is in a completion record of the
-    /// host's, GET is the end of the guest's range before that.
+    /// Handles a guest's read of its USERD: the word at byte `offset`, 0 for a channel that is not bound. GP_PUT reads
+    /// as the guest has written it, GP_GET as an index of the guest's ring. If the card is in a completion record of
+    /// the host's, GET is the end of the guest's range before that.
     pub fn userd_read(&self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId, offset: u64) -> u32 {
         let physical = self.physical(vm, channel);
         let Some((physical, bound)) = physical.and_then(|physical| Some((physical, self.bound(physical)?))) else {
@@ -84,11 +84,11 @@ impl Channels {
         }
     }
 
-    /// Returns what the host would have saved of a channel in the guest's instance block: with these words there, a
-    /// later bind goes on where the channel was. Of a channel that is bound they are true once it was preempted and not
-    /// enabled; of one that was unbound they stay until it is bound or unbound again. `None` for others.
+    /// Returns the words that the host would have saved of a channel in the guest's instance block: with these there, a
+    /// later bind continues at the channel's position. For a bound channel they are valid once it was preempted and not
+    /// enabled; for an unbound one they stay until it is bound or unbound again. `None` for others.
     ///
-    /// What the card has fetched counts as done: the rest of a range that it was in is lost.
+    /// Everything that the card has fetched counts as done: the rest of a range in progress is lost.
     pub fn saved_words(&self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> Option<SavedWords> {
         match self.physical(vm, channel) {
             Some(physical) => self.words_of(host, physical),
@@ -102,14 +102,14 @@ impl Channels {
         Some([(ramfc::GP_GET, get), (ramfc::GP_FETCH, get), (ramfc::GP_PUT, ring.gp_put)])
     }
 
-    /// Returns whether a physical channel is to run, now or when its turn comes: its guest has enabled and listed it,
-    /// and the host does not pause its VM.
+    /// Returns true if a physical channel should run, now or in its slice: its guest has enabled and listed it, and the
+    /// host does not pause its VM.
     #[must_use]
     pub fn wants(&self, physical: ChannelId) -> bool {
         self.hindrance(physical).is_none()
     }
 
-    /// Returns what keeps a physical channel from running, other than that its turn has not come.
+    /// Returns the reason that keeps a physical channel from running, other than waiting for its slice.
     #[must_use]
     pub fn hindrance(&self, physical: ChannelId) -> Option<Hindrance> {
         let bound = self.bound(physical).filter(|bound| bound.permit != Permit::Ended);
@@ -123,8 +123,8 @@ impl Channels {
         (!runs).then_some(Hindrance::Guest)
     }
 
-    /// Returns where a physical channel is. What the guest has told the card of it does not matter: work that an engine
-    /// has begun goes on when its channel is stopped, or taken out of the runlist.
+    /// Returns the presence of a physical channel on the card. The guest's settings do not matter: begun work of an
+    /// engine continues when its channel is stopped, or removed from the runlist.
     #[must_use]
     pub fn presence(&self, host: &mut impl Host, physical: ChannelId) -> Presence {
         if is_worked_for(host, physical) {
@@ -140,34 +140,34 @@ impl Channels {
         }
     }
 
-    /// Returns whether a physical channel waits for a semaphore and is on the card meanwhile: others that need the unit
-    /// that takes its methods may not have it.
+    /// Returns true if a physical channel waits for a semaphore and is on the card meanwhile: it may block others from
+    /// the unit that takes its methods.
     #[must_use]
     pub fn holds(&self, host: &mut impl Host, physical: ChannelId) -> bool {
         let both = pfifo::CHANNEL_STATE::ACQUIRE_PENDING.mask() | pfifo::CHANNEL_STATE::LOADED.mask();
         self.wants(physical) && card::state(host, physical) & both == both
     }
 
-    /// The channel that an engine works for; it need not be bound.
+    /// Returns the channel that an engine works for; it need not be bound.
     #[must_use]
     pub fn occupant(&self, host: &mut impl Host, unit: u32) -> Option<ChannelId> {
         card::working_for(host, unit)
     }
 
-    /// Returns what of a physical channel moves while it gets on: the same for as long as it stands still.
+    /// Returns a value that changes while a physical channel makes progress.
     #[must_use]
     pub fn progress(&self, host: &mut impl Host, physical: ChannelId) -> u64 {
         let (entry, at) = (host.userd_read(physical, userd::GP_GET), host.userd_read(physical, userd::GET));
         u64::from(entry) << 32 | u64::from(at)
     }
 
-    /// Returns which of PGRAPH and the two copy engines a physical channel has a context for.
+    /// Returns for PGRAPH and the two copy engines whether a physical channel has a context.
     #[must_use]
     pub fn contexts(&self, physical: ChannelId) -> [bool; 3] {
         self.bound(physical).map_or([false; 3], |bound| bound.contexts.map(|context| context.is_some()))
     }
 
-    /// Returns what the card says about a channel; all false when it is not bound.
+    /// Returns the card's state of a channel; all false if it is not bound.
     pub fn hardware_state(&self, host: &mut impl Host, vm: VmId, channel: VirtualChannelId) -> HardwareState {
         use pfifo::CHANNEL_STATE;
         let physical = self.physical(vm, channel);

@@ -1,4 +1,4 @@
-//! Types that go in and out of [`Channels`](crate::Channels).
+//! Argument and result types of [`Channels`](crate::Channels).
 
 use crate::{GuestInstance, Place, VmId};
 use nvspec::addr::{GpuVa, VramAddr};
@@ -7,17 +7,17 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 /// Layout of the host's structures in VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Instance blocks of the 128 physical channels, one behind the other; a multiple of 4 KiB.
+    /// Instance blocks of the 128 physical channels, consecutive; a multiple of 4 KiB.
     pub instances: VramAddr,
     /// USERD pages of the 128 physical channels; a multiple of 4 KiB.
     pub userd: VramAddr,
-    /// Two pages for runlists, used in turn; multiples of 4 KiB.
+    /// Two pages for runlists, used alternately; multiples of 4 KiB.
     pub runlists: [VramAddr; 2],
     /// Work areas of the 128 physical channels, [`WORK_BYTES`](crate::WORK_BYTES) each; a multiple of 4 KiB.
     pub work: VramAddr,
     /// Context images of the 128 physical channels, [`Self::images_stride`] each; a multiple of 4 KiB.
     pub images: VramAddr,
-    /// Bytes of PGRAPH's context image, as its firmware says; at most [`GRAPH_IMAGE_MAX`](crate::GRAPH_IMAGE_MAX).
+    /// Size of PGRAPH's context image in bytes, from its firmware; at most [`GRAPH_IMAGE_MAX`](crate::GRAPH_IMAGE_MAX).
     pub graph_image: u64,
 }
 
@@ -35,39 +35,39 @@ pub struct Bind<'a> {
 /// Reasons to keep a VM's channels from running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
-    /// The guest holds engines back.
+    /// The guest pauses engines.
     Guest,
     /// The host moves memory that the channels may use.
     Memory,
-    /// It is another VM's turn to have the card's memory.
+    /// Another VM has its quantum of the card's memory.
     Turn,
-    /// The VM has caused more interrupts than it may.
+    /// The VM has exceeded its interrupt rate limit.
     Noise,
-    /// The card stands still, for all VMs.
+    /// The card is paused, for all VMs.
     Standstill,
 }
 
-/// Cause that keeps a channel from running.
+/// Reason that keeps a channel from running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hindrance {
     /// Its guest has not enabled or listed it.
     Guest,
-    /// Somebody keeps its VM's channels from running.
+    /// Its VM's channels are paused.
     Paused(Pause),
     /// It has ended, or was never bound.
     Ended,
 }
 
 impl Pause {
-    /// All of them.
+    /// All reasons.
     const ALL: [Self; 5] = [Self::Guest, Self::Memory, Self::Turn, Self::Noise, Self::Standstill];
 
-    /// The first of the reasons in a VM's set.
+    /// Returns the first of the reasons in a VM's set.
     pub(crate) fn first(paused: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|why| paused & why.bit() != 0)
     }
 
-    /// All reasons.
+    /// Returns the set of all reasons.
     pub(crate) fn all() -> u8 {
         Self::ALL.into_iter().fold(0, |all, why| all | why.bit())
     }
@@ -86,10 +86,10 @@ impl Pause {
 /// Why a channel is not bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindError {
-    /// No VM of that number.
+    /// There is no VM of that number.
     #[error("the VM is not known")]
     NoSuchVm,
-    /// No channel of that number.
+    /// There is no channel of that number.
     #[error("a card has 128 channels")]
     NoSuchChannel,
     /// The VM has as many channels as it may.
@@ -101,7 +101,7 @@ pub enum BindError {
     /// All of the card's channels are in use.
     #[error("all channels of the card are in use")]
     Full,
-    /// The channel that was bound there before does not end.
+    /// The channel that was bound there before cannot be ended.
     #[error(transparent)]
     Stuck(#[from] Stuck),
 }
@@ -121,7 +121,7 @@ pub struct Submitted {
     pub listed: u32,
     /// Entries that name no bound channel, or one twice.
     pub ignored: u32,
-    /// Nothing that was taken off the list is on an engine. Else `Channels::runlists_taken` says when that is so.
+    /// No removed channel is on an engine. If false, `Channels::runlists_taken` reports it later.
     pub taken: bool,
 }
 
@@ -134,7 +134,7 @@ pub struct Doorbell {
     pub virtual_channel: VirtualChannelId,
     /// Its number for the card.
     pub channel: ChannelId,
-    /// Index behind the last entry of the ring that the guest has written.
+    /// Index after the last entry of the ring that the guest has written.
     pub gp_put: u32,
     /// The binding that it was checked for.
     pub(crate) serial: u64,
@@ -142,16 +142,16 @@ pub struct Doorbell {
     pub(crate) order: u64,
 }
 
-/// A submission's number: unlike those of all others on the card since the mediator took it over.
+/// A submission's number, unique on the card since the mediator took it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Submission(pub u64);
 
-/// Entries that were taken from a guest's ring.
+/// Entries that were pulled from a guest's ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
-    /// The submission that it makes; none when nothing was taken.
+    /// Their submission; none if nothing was pulled.
     pub submission: Option<Submission>,
-    /// Entries of it.
+    /// Number of its entries.
     pub taken: u32,
     /// Words of their push buffers.
     pub words: u32,
@@ -159,16 +159,16 @@ pub struct Pulled {
     pub left: u32,
 }
 
-/// A guest's ring cannot be read on. The channel takes no more.
+/// A guest's ring cannot be read further. The channel pulls no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PullError {
-    /// Why.
+    /// The reason.
     pub fault: RingFault,
     /// Entries before that point.
     pub pulled: Pulled,
 }
 
-/// Why a guest's ring cannot be read on.
+/// Why a guest's ring cannot be read further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
     /// The ring is not mapped there.
@@ -177,7 +177,7 @@ pub enum RingFault {
         /// First entry that cannot be read.
         va: GpuVa,
     },
-    /// An entry that cannot be honoured.
+    /// An entry is not supported.
     #[error("GPFIFO entry {index} ({raw:#018x}) names the host's addresses or an operation that is not supported")]
     Entry {
         /// Its index in the guest's ring.
@@ -202,16 +202,16 @@ pub struct Completion {
     pub sequence: u32,
     /// Entries of the guest's in it.
     pub entries: u32,
-    /// Time at which it was taken from the guest's ring.
+    /// Time at which it was pulled from the guest's ring.
     pub submitted_at: u64,
-    /// Time at which that was seen.
+    /// Time at which its end was seen.
     pub completed_at: u64,
-    /// The card's time when it ended, in ns. `None` when the guest's own methods have swallowed the record. A guest can
+    /// The card's time when it ended, in ns. `None` if the guest's own methods have swallowed the record. A guest can
     /// forge it.
     pub card_time_ns: Option<u64>,
 }
 
-/// A channel that keeps an engine busy and gets nowhere.
+/// A channel that keeps an engine busy without progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hang {
     /// The engine, `nvspec::fifo::engine`.
@@ -222,28 +222,28 @@ pub struct Hang {
     pub channel: VirtualChannelId,
     /// The card's channel.
     pub physical: ChannelId,
-    /// Time for which nothing has moved.
+    /// Time without progress.
     pub for_ns: u64,
 }
 
-/// A channel that stands still though nothing keeps it from moving.
+/// A channel that stands still although nothing keeps it from moving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
     /// The VM that it belongs to.
     pub vm: VmId,
     /// The guest's channel.
     pub channel: VirtualChannelId,
-    /// Address that the card was about to fetch.
+    /// Address that the card would fetch next.
     pub at: GpuVa,
 }
 
-/// Why a doorbell is not rung.
+/// Why a doorbell is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DoorbellError {
-    /// Nothing is bound there.
+    /// No channel is bound there.
     #[error("the channel is not bound")]
     Unbound,
-    /// The channel's bind was refused. Said at the first doorbell; those after it find the channel unbound.
+    /// The channel's bind was refused. Returned for the first doorbell; later ones find the channel unbound.
     #[error("the channel's bind was refused")]
     Refused,
     /// The index is beyond the ring: PBDMA error GP_PTR on hardware.
@@ -256,7 +256,7 @@ pub enum DoorbellError {
     },
 }
 
-/// The card's word about a channel.
+/// The card's state of a channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardwareState {
     /// The guest wants it scheduled.

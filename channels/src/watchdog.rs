@@ -1,4 +1,4 @@
-//! Channels that get nowhere: that keep an engine busy, or that stand still while no engine is.
+//! Channels without progress: those that keep an engine busy, or that stand still while no engine is busy.
 
 mod saved;
 
@@ -12,19 +12,19 @@ use nvspec::fifo::{ChannelId, engine};
 use nvspec::instance::userd;
 use nvspec::regs::pfifo::CHANNEL_STATE;
 
-/// Time for which a channel may keep an engine busy and get nowhere, unless its VM has another limit.
-// TIMEOUT: nouveau gives its own work up after 15 seconds; the guest is to see the fault before that.
+/// Time for which a channel may keep an engine busy without progress, unless its VM has another limit.
+// TIMEOUT: nouveau gives its own work up after 15 seconds; the guest should see the fault before that.
 pub const HANG_LIMIT_NS: u64 = 10_000_000_000;
 
-/// Signature of a channel: it moves while the channel gets on.
+/// Signature of a channel, which changes while the channel makes progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Signature {
     pub(crate) channel: ChannelId,
     /// Serial number of the binding.
     pub(crate) serial: u64,
-    /// The card's own.
+    /// The card's own value.
     pub(crate) gp_get: u32,
-    /// Low word of the card's own.
+    /// Low word of the card's own value.
     pub(crate) get: u32,
     /// Last submission that has ended.
     pub(crate) completed: u32,
@@ -37,7 +37,7 @@ pub(crate) struct Episode {
     reported: bool,
 }
 
-/// For each engine, since when what it works for has not moved.
+/// For each engine, the time since which its current work has made no progress.
 #[derive(Debug)]
 pub struct Watchdog {
     limit_ns: u64,
@@ -45,20 +45,20 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// A watchdog that has seen nothing yet. `limit_ns` is what VMs without a limit of their own have.
+    /// Creates a watchdog without observations. `limit_ns` applies to VMs without a limit of their own.
     #[must_use]
     pub const fn new(limit_ns: u64) -> Self {
         Self { limit_ns, episodes: [None; engine::COUNT as usize] }
     }
 
-    /// The limit of VMs without one of their own.
+    /// Returns the limit of VMs without one of their own.
     #[must_use]
     pub const fn limit_ns(&self) -> u64 {
         self.limit_ns
     }
 
-    /// Engine `unit` works for `signature` at `now_ns`, or for nothing that counts. Returns since how long it has, once
-    /// that is longer than `limit_ns`; once for each time that it stands still.
+    /// Notes that engine `unit` works for `signature` at `now_ns`, or for none. Returns the time without progress when
+    /// that exceeds `limit_ns`, once per standstill.
     pub(crate) fn sample(
         &mut self,
         unit: u32,
@@ -72,7 +72,7 @@ impl Watchdog {
 }
 
 impl Episode {
-    /// As [`Watchdog::sample`].
+    /// Does the same as [`Watchdog::sample`] for one episode.
     fn sample(
         episode: &mut Option<Self>,
         signature: Option<Signature>,
@@ -99,16 +99,16 @@ impl Episode {
 }
 
 impl Channels {
-    /// Sets for how long a VM's channels may keep an engine busy and get nowhere, in ns; `None` for as long as they like.
+    /// Sets for how long a VM's channels may keep an engine busy without progress, in ns; `None` for no limit.
     pub fn set_hang_limit(&mut self, vm: VmId, limit_ns: Option<u64>) {
         if let Some(record) = self.vms.get_mut(&vm) {
             record.hang_limit = limit_ns;
         }
     }
 
-    /// Looks at each engine, and returns the channels that have kept one busy for longer than they may without getting
-    /// on; each once. Whether the channel waits for a semaphore does not matter: the host interface runs ahead of the engine,
-    /// which works all the same. To be called several times within a limit.
+    /// Polls each engine, and returns the channels that have kept one busy for longer than allowed without progress;
+    /// each once. It does not matter if the channel waits for a semaphore: the host interface runs ahead of the engine,
+    /// which may still be working. Call it several times within a limit.
     pub fn look(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Hang> {
         (0..engine::COUNT).filter_map(|unit| self.look_at(host, unit, now_ns)).collect()
     }
@@ -124,9 +124,9 @@ impl Channels {
         Some(Hang { engine: unit, vm, channel, physical, for_ns })
     }
 
-    /// Channels that have work in flight, may run, wait for no semaphore and have stood still for longer than a channel may
-    /// hang, though no engine worked for another; each once. The card has room for one fault of the unit that fetches;
-    /// this is how a channel is found whose fault came while another's was there. To be called as [`Self::look`] is.
+    /// Returns channels that have work in flight, may run, wait for no semaphore and have stood still for longer than
+    /// the hang limit, though no engine worked for another; each once. The card has room for one fault of the unit that
+    /// fetches; this finds a channel whose fault came while another's was there. Call it as [`Self::look`].
     pub fn stalled(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Stall> {
         let working: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
         let Self { slots, vms, gate, .. } = self;

@@ -1,5 +1,5 @@
 //! The host's work area of a physical channel: its GPFIFO ring, and for each submission in flight a completion record,
-//! which is a piece of push buffer and the semaphore that it releases.
+//! which is a part of a push buffer and the semaphore that it releases.
 
 use crate::Layout;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
@@ -9,7 +9,7 @@ use nvspec::mmu::{HOST_VA_BASE, Rights};
 
 /// Bytes of a channel's work area in VRAM.
 pub const WORK_BYTES: u64 = 4 * SMALL_PAGE;
-/// Bytes of virtual address from one channel's work area to the next one's.
+/// Bytes of virtual addresses from one channel's work area to the next one's.
 pub(crate) const VA_STRIDE: u64 = 128 << 10;
 /// The same in small pages.
 pub(crate) const PAGE_STRIDE: u32 = 32;
@@ -22,11 +22,11 @@ pub(crate) const RING_ENTRIES: u32 = 1 << RING_LOG2;
 pub(crate) const ENTRY_BYTES: usize = 8;
 /// Completion records of a channel.
 pub(crate) const RECORDS: usize = 256;
-/// Begin of the records' push buffers in the work area.
+/// Start of the records' push buffers in the work area.
 const PUSH: u64 = SMALL_PAGE;
 /// Bytes from one push buffer to the next.
 const PUSH_STRIDE: u64 = 32;
-/// Begin of the records' semaphores.
+/// Start of the records' semaphores.
 const SEMAPHORES: u64 = 3 * SMALL_PAGE;
 /// Bytes of a semaphore: payload, zero, time in ns as 64 bits.
 pub(crate) const SEMAPHORE_BYTES: usize = 16;
@@ -36,7 +36,7 @@ const SEMAPHORE_TIME: usize = 8;
 const PUSH_WORDS: u32 = 6;
 /// Bytes of a record's push buffer.
 const PUSH_BYTES: usize = 24;
-/// Subchannel that the records' methods name; the host executes them on any.
+/// Subchannel of the records' methods; the host interface executes them on any.
 const SUBCHANNEL: u8 = 0;
 
 const _: () = assert!(
@@ -49,8 +49,9 @@ const _: () = assert!(
         && WORK_BYTES <= VA_STRIDE
 );
 
-/// Number of the virtual addresses that a bound channel has for its work area and its images, behind the guest's: no other channel
-/// of its VM has it. It is the physical channel's number where that is free, and goes with the channel to another card.
+/// Number of a bound channel's virtual addresses for its work area and its images, after the guest's; unique among the
+/// channels of its VM. It is the physical channel's number where that is free, and moves with the channel to another
+/// card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(pub(crate) u8);
 
@@ -61,28 +62,28 @@ impl From<ChannelId> for Span {
 }
 
 impl Span {
-    /// Its first small page, from [`HOST_VA_BASE`] on.
+    /// Returns its first small page, from [`HOST_VA_BASE`] on.
     pub(crate) fn first_page(self) -> u32 {
         u32::from(self.0).wrapping_mul(PAGE_STRIDE)
     }
 }
 
-/// First virtual address of a channel's work area, in the address space that the channel uses.
+/// Returns the first virtual address of a channel's work area, in the address space that the channel uses.
 #[must_use]
 pub fn work_va(span: impl Into<Span>) -> GpuVa {
     HOST_VA_BASE.offset(u64::from(span.into().0).wrapping_mul(VA_STRIDE))
 }
 
 impl Layout {
-    /// The work area of a physical channel.
+    /// Returns the work area of a physical channel.
     #[must_use]
     pub fn work_area(&self, channel: ChannelId) -> VramAddr {
         self.work.offset(u64::from(channel.0).wrapping_mul(WORK_BYTES))
     }
 
-    /// Returns what the address space of a physical channel must map in its `span`, before the channel is enabled and for as long as
-    /// it is bound, beside [`Self::image_pages`]: index of the small page from [`HOST_VA_BASE`] on, the page in VRAM, and
-    /// the rights to it.
+    /// Returns the pages that the address space of a physical channel must map in its `span`, before the channel is
+    /// enabled and for as long as it is bound, in addition to [`Self::image_pages`]: index of the small page from
+    /// [`HOST_VA_BASE`] on, the page in VRAM, and the rights to it.
     #[must_use]
     pub fn work_pages(&self, channel: ChannelId, span: Span) -> [(u32, VramAddr, Rights); 4] {
         let first = span.first_page();
@@ -95,30 +96,30 @@ impl Layout {
     }
 }
 
-/// Byte offset in the work area of a ring entry.
+/// Returns the byte offset in the work area of a ring entry.
 pub(crate) fn entry_offset(index: u32) -> u64 {
     u64::from(index).wrapping_mul(ENTRY_BYTES as u64)
 }
 
-/// Byte offset in the work area of a record's push buffer.
+/// Returns the byte offset in the work area of a record's push buffer.
 pub(crate) fn push_offset(slot: usize) -> u64 {
     PUSH.wrapping_add((slot as u64).wrapping_mul(PUSH_STRIDE))
 }
 
-/// Byte offset in the work area of a record's semaphore.
+/// Returns the byte offset in the work area of a record's semaphore.
 pub(crate) fn semaphore_offset(slot: usize) -> u64 {
     SEMAPHORES.wrapping_add((slot as u64).wrapping_mul(SEMAPHORE_BYTES as u64))
 }
 
-/// The ring entry that has the card fetch a record's push buffer. Not the main one: what the guest sees of its own
-/// top level stays.
+/// Returns the ring entry that makes the card fetch a record's push buffer. It is not a main one, so the guest's view
+/// of its own top level does not change.
 pub(crate) fn record_entry(span: Span, slot: usize) -> u64 {
     let va = work_va(span).offset(push_offset(slot));
     GpEntry::new().with_address_dwords(va.0 >> 2).with_not_main(true).with_dwords(PUSH_WORDS).into()
 }
 
-/// A record's push buffer: when all before it has ended, release the semaphore with `sequence` and the time, then raise
-/// the non-stall interrupt.
+/// Returns a record's push buffer: when all before it has ended, release the semaphore with `sequence` and the time,
+/// then raise the non-stall interrupt.
 pub(crate) fn record_push(span: Span, slot: usize, sequence: u32) -> [u8; PUSH_BYTES] {
     let va = work_va(span).offset(semaphore_offset(slot));
     let [b0, b1, b2, b3, b4, ..] = va.0.to_le_bytes();
@@ -137,25 +138,25 @@ pub(crate) fn record_push(span: Span, slot: usize, sequence: u32) -> [u8; PUSH_B
     bytes
 }
 
-/// Offset in a record's push buffer of the word that raises the interrupt, and a word in its stead that does nothing.
+/// Offset in a record's push buffer of the word that raises the interrupt, and a no-op word to replace it.
 pub(crate) const RAISES: u64 = PUSH_BYTES as u64 - 4;
 pub(crate) fn raises_nothing() -> [u8; 4] {
     u32::from(MethodHeader::to(HeaderOp::Immediate, SUBCHANNEL, NOP, 0)).to_le_bytes()
 }
 
-/// Returns where the card's GET stands once it has read a record's push buffer to the end.
+/// Returns the card's GET after it has read a record's push buffer to the end.
 pub(crate) fn record_end(span: Span, slot: usize) -> u64 {
     work_va(span).offset(push_offset(slot)).offset(PUSH_BYTES as u64).0
 }
 
-/// The record in whose push buffer (or behind its last word) `va` lies.
+/// Returns the record whose push buffer contains `va`, or ends there.
 pub(crate) fn record_at(span: Span, va: u64) -> Option<usize> {
     let within = va.checked_sub(work_va(span).offset(PUSH).0)?;
     let slot = usize::try_from(within / PUSH_STRIDE).ok()?;
     (slot < RECORDS && within % PUSH_STRIDE <= PUSH_BYTES as u64).then_some(slot)
 }
 
-/// Returns what a semaphore holds: payload, and time in ns.
+/// Returns the content of a semaphore: payload, and time in ns.
 pub(crate) fn semaphore(bytes: &[u8; SEMAPHORE_BYTES]) -> (u32, u64) {
     let payload = bytes.first_chunk().map_or(0, |payload| u32::from_le_bytes(*payload));
     let time = bytes.get(SEMAPHORE_TIME..).and_then(<[u8]>::first_chunk).map_or(0, |time| u64::from_le_bytes(*time));

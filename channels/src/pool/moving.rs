@@ -1,7 +1,7 @@
-//! A VM's channels on their way to another card, with what this one holds of them: instance blocks, rings, records, images.
+//! A VM's channels in migration to another card, with the card's data of them: instance blocks, rings, records, images.
 //!
-//! A channel keeps its [`Span`] there, since its own structures name addresses in that; everything else that is the card's is
-//! made anew: its physical number, its place, the numbers of its submissions.
+//! A channel keeps its [`Span`] there, since its own structures contain addresses in that; all other properties of the
+//! card are new: its physical number, its place, the numbers of its submissions.
 
 mod saved;
 
@@ -26,7 +26,7 @@ pub struct Moving {
     channels: Vec<Channel>,
 }
 
-/// A channel with what the card holds of it.
+/// A channel with the card's data of it.
 #[derive(Debug)]
 struct Channel {
     bound: SavedBound,
@@ -36,31 +36,31 @@ struct Channel {
     images: [Vec<u8>; 3],
 }
 
-/// A channel that has come.
+/// A channel that has arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arrived {
     /// Its number for the guest.
     pub channel: VirtualChannelId,
     /// Its number for the card.
     pub physical: ChannelId,
-    /// Its submissions in flight, oldest first, and which of them it may have fetched: they have begun.
+    /// Its submissions in flight, oldest first; true for those that the card may have fetched, which have begun.
     pub flights: Vec<(Submission, bool)>,
 }
 
-/// Reasons for which channels cannot come.
+/// Why channels cannot arrive.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
     /// There are too few channels.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// They are none that this card can have.
+    /// They are not valid on this card.
     #[error(transparent)]
     Invalid(#[from] Invalid),
 }
 
 impl Channels {
-    /// Copies a VM's channels, for another card, with what this one holds of them. Nothing changes here. The VM is paused, and off
-    /// the engines; `None` while a channel is still to leave them, or the guest's runlist is not in force.
+    /// Copies a VM's channels with the card's data of them, for another card. Nothing changes here. The VM must be
+    /// paused, and off the engines; `None` while a channel has not left them, or the guest's runlist is not in force.
     pub fn moving(&self, host: &mut impl Host, vm: VmId) -> Option<Moving> {
         let record = self.vms.get(&vm)?;
         let leaves = |physical: &ChannelId| self.preemptions.waiting.contains(physical);
@@ -82,9 +82,9 @@ impl Channels {
         Some(Channel { bound: bound.save(), block, userd, work, images })
     }
 
-    /// Binds the channels that come from another card, for a VM that has none here and is [paused](crate::Pause). `directory` says which
-    /// directory here takes the place of one there. Their address spaces must map their own pages before the VM goes on. Those that
-    /// had begun something are [withheld](Self::withhold).
+    /// Binds channels from another card, for a VM that has none here and is [paused](crate::Pause). `directory` returns
+    /// the directory here for one there. Their address spaces must map their own pages before the VM resumes. Channels
+    /// whose work had begun are [withheld](Self::withhold).
     ///
     /// # Errors
     /// [`MoveError`]; nothing has changed then.
@@ -128,7 +128,7 @@ impl Channels {
         Ok(arrived)
     }
 
-    /// Gives a channel that comes a number, and writes what the card is to hold of it.
+    /// Gives an arriving channel a number, and writes its data to the card.
     fn settle(
         &mut self,
         host: &mut impl Host,
@@ -171,15 +171,15 @@ impl Channels {
         Ok(Arrived { channel: number, physical, flights })
     }
 
-    /// Checks that contexts are as long here as where they come from.
+    /// Checks that contexts have the same size on both cards.
     fn check_images(&self, channel: &Channel) -> Result<(), Invalid> {
         let here = self.layout.images_of(ChannelId(0)).map(|(_, bytes)| bytes);
         let same = here.into_iter().eq(channel.images.iter().map(|image| image.len() as u64));
         Invalid::unless(same, || "contexts of PGRAPH are of another length on this card".into())
     }
 
-    /// A span for a VM's next channel: that of its physical number, unless another channel of the VM has it, which has come from
-    /// another card, or was bound before such a one was gone.
+    /// Returns a span for a VM's next channel: that of its physical number, unless another channel of the VM has it
+    /// because of a migration.
     pub(super) fn take_span(&self, vm: VmId, physical: ChannelId) -> Result<Span, BindError> {
         let taken = self.slots.iter().filter_map(|slot| match slot {
             Slot::Bound(bound) => (bound.vm == vm).then_some(bound.span),
@@ -191,14 +191,14 @@ impl Channels {
         [physical.into()].into_iter().chain(all).find(|span| !taken.contains(span)).ok_or(BindError::Full)
     }
 
-    /// The span of a physical channel that is bound.
+    /// Returns the span of a physical channel that is bound.
     #[must_use]
     pub fn span(&self, physical: ChannelId) -> Option<Span> {
         self.bound(physical).map(|bound| bound.span)
     }
 }
 
-/// Reads VRAM page by page: `bytes` bytes from `at` on, which is at a page.
+/// Reads VRAM page by page: `bytes` bytes from `at` on, which is page-aligned.
 fn read_pages(host: &mut impl Host, at: VramAddr, bytes: u64) -> Vec<u8> {
     let mut data = vec![0; usize::try_from(bytes).unwrap_or(0)];
     for (page, offset) in data.chunks_mut(BLOCK).zip((0..).step_by(BLOCK)) {
@@ -207,7 +207,7 @@ fn read_pages(host: &mut impl Host, at: VramAddr, bytes: u64) -> Vec<u8> {
     data
 }
 
-/// Writes VRAM page by page from `at` on, which is at a page.
+/// Writes VRAM page by page from `at` on, which is page-aligned.
 fn write_pages(host: &mut impl Host, at: VramAddr, data: &[u8]) {
     for (page, offset) in data.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
         host.vram_write(at.offset(offset), page);
@@ -226,7 +226,7 @@ fn check_distinct(channels: &[Channel]) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// State of the VM beside its channels, checked against them.
+/// Restores the VM's state other than its channels, checked against them.
 fn record_of(saved: SavedVm, channels: &[(Bound, Channel)]) -> Result<Vm, Invalid> {
     let numbered = || (0u8..).map(ChannelId).zip(channels);
     let by_guest = numbered().map(|(number, (bound, _))| (bound.channel.0, number)).collect();

@@ -1,4 +1,4 @@
-//! The channels as they are saved. What the card holds of them (instance blocks, rings, records, images) stays where it is.
+//! The channels in their saved form. The card's data of them (instance blocks, rings, records, images) stays in place.
 
 mod before;
 
@@ -20,7 +20,7 @@ use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Largest count of what has happened.
+/// Largest value of an event counter.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
 
 /// The physical channels of one card.
@@ -45,7 +45,7 @@ pub struct SavedChannels {
     gate: SavedGate,
 }
 
-/// VMs that PGRAPH is open to.
+/// VMs that may use PGRAPH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum SavedGate {
     Open,
@@ -71,7 +71,7 @@ pub(crate) enum SavedSlot {
     Stuck { vm: u32, directory: u64, stranded: bool, span: u8 },
 }
 
-/// Binding of a channel. Whether the card may schedule it follows from what its guest and the host want.
+/// Binding of a channel. Whether the card may schedule it is derived from the wishes of its guest and the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedBound {
     pub(crate) vm: u32,
@@ -91,7 +91,7 @@ pub(crate) struct SavedBound {
     pub(crate) span: u8,
 }
 
-/// Leave of the host for a channel to run.
+/// Permit of the host for a channel to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedPermit {
     Granted,
@@ -108,7 +108,7 @@ pub enum SavedPlace {
     Ram(u64),
 }
 
-/// A VM, but for its bound channels, which say so themselves.
+/// A VM, without its bound channels, which are in the slots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedVm {
     pub(crate) vm: u32,
@@ -135,7 +135,7 @@ pub(crate) struct SavedRefused {
     told: bool,
 }
 
-/// Channels that are to leave their engines.
+/// Channels that must leave their engines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedPreemptions {
     pub(crate) waiting: Vec<u8>,
@@ -144,7 +144,7 @@ pub(crate) struct SavedPreemptions {
 }
 
 impl Channels {
-    /// Writes the channels down. What the card has begun for them goes on meanwhile, unless their VMs are paused and off the
+    /// Saves the channels. Work that the card has begun continues meanwhile, unless their VMs are paused and off the
     /// engines.
     #[must_use]
     pub fn save(&self) -> SavedChannels {
@@ -183,13 +183,13 @@ impl Channels {
         }
     }
 
-    /// The VMs that may have channels, by number.
+    /// Returns the VMs that may have channels, by number.
     pub fn vms(&self) -> impl Iterator<Item = VmId> {
         self.vms.keys().copied()
     }
 
-    /// The shadow directories that channels have, bound or stuck, with their VMs: for who restores the shadows, which must be
-    /// these VMs'.
+    /// Returns the shadow directories of channels, bound or stuck, with their VMs. When shadows are restored, they must
+    /// be these VMs'.
     pub fn directories(&self) -> impl Iterator<Item = (VmId, VramAddr)> {
         self.slots.iter().filter_map(|slot| match slot {
             Slot::Free => None,
@@ -198,24 +198,24 @@ impl Channels {
         })
     }
 
-    /// The physical channels that a VM has bound.
+    /// Returns the physical channels that a VM has bound.
     pub fn bound_of(&self, vm: VmId) -> impl Iterator<Item = ChannelId> {
         self.vms.get(&vm).into_iter().flat_map(|vm| vm.channels.values().copied())
     }
 
-    /// The shadow directory of a VM's channel that is bound.
+    /// Returns the shadow directory of a VM's channel that is bound.
     #[must_use]
     pub fn directory_of(&self, vm: VmId, channel: VirtualChannelId) -> Option<VramAddr> {
         self.bound(self.physical(vm, channel)?).map(|bound| bound.directory)
     }
 
-    /// Returns whether a VM's channels are kept from running for that reason.
+    /// Returns true if a VM's channels are paused for that reason.
     #[must_use]
     pub fn is_paused(&self, vm: VmId, why: Pause) -> bool {
         self.vms.get(&vm).is_some_and(|vm| vm.paused & why.bit() != 0)
     }
 
-    /// The submissions in flight, with the channels that they are of.
+    /// Returns the submissions in flight, with their channels.
     pub fn flights(&self) -> impl Iterator<Item = (VmId, ChannelId, Submission)> {
         let bounds = (0..).zip(&self.slots).filter_map(|(number, slot)| match slot {
             Slot::Bound(bound) => Some((ChannelId(number), bound)),
@@ -226,11 +226,11 @@ impl Channels {
         })
     }
 
-    /// The channels as they were, of a card on which the host's structures lie as `layout` says. Whether the directories
-    /// are shadows of their VMs' is for the caller to check ([`Self::directories`]).
+    /// Restores the channels of a card whose host structures are at `layout`. The caller must check that the
+    /// directories are shadows of their VMs' ([`Self::directories`]).
     ///
     /// # Errors
-    /// When they are none that there can be.
+    /// If they are invalid.
     pub fn restored(saved: SavedChannels, layout: Layout) -> Result<Self, Invalid> {
         let SavedChannels {
             layout: at,
@@ -275,7 +275,7 @@ impl Channels {
             "channels are to leave their engines that there are not".into()
         })?;
         let waiting = waiting.into_iter().map(ChannelId).collect();
-        // It may be a VM's that has gone.
+        // The VM may be gone.
         let gate = match gate {
             SavedGate::Open => Gate::Open,
             SavedGate::Only(vm) => Gate::Only(vm.map(VmId)),
@@ -297,7 +297,7 @@ impl Channels {
     }
 }
 
-/// The bound channels of each VM, by the guest's number.
+/// Returns the bound channels of each VM, by the guest's number.
 fn of_vms(slots: &[SavedSlot]) -> Result<BTreeMap<VmId, BTreeMap<u8, ChannelId>>, Invalid> {
     let mut own = BTreeMap::<VmId, BTreeMap<u8, ChannelId>>::new();
     for (slot, number) in slots.iter().zip(0..) {
@@ -480,7 +480,7 @@ impl Vm {
             cap,
             paused,
             trusted,
-            // They say it themselves.
+            // The slots have them.
             channels: _,
             list,
             unlisted,

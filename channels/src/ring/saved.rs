@@ -1,4 +1,5 @@
-//! A bound channel's rings as they are saved. Positions, record slots and sequences of what is in flight follow from the last.
+//! A bound channel's rings in their saved form. Positions, record slots and sequences of submissions in flight are
+//! derived from the last.
 
 use super::{CAPACITY, Record, Ring, SLOT};
 use crate::pool::COUNT_MAX;
@@ -42,7 +43,7 @@ pub(crate) struct SavedRecord {
     submitted_at: u64,
 }
 
-/// Why a guest's ring cannot be read on.
+/// Why a guest's ring cannot be read further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum SavedFault {
     Unmapped { va: u64 },
@@ -153,8 +154,8 @@ impl Ring {
     }
 }
 
-/// Finds where the submissions in flight began, from where the last one ended: host position, index in the guest's ring,
-/// number and sequence.
+/// Computes the starts of the submissions in flight, back from the end of the last one: host position, index in the
+/// guest's ring, number and sequence.
 fn unwind(
     saved: &[SavedRecord],
     (put, next, submitted, sequence): (u64, u32, u64, u32),
@@ -176,7 +177,7 @@ fn unwind(
             entries: record.entries,
             submitted_at: record.submitted_at,
         });
-        // Without 0 when it wraps.
+        // Skips 0 when it wraps.
         sequence = sequence.checked_sub(1).filter(|before| *before != 0).unwrap_or(u32::MAX);
         (end, guest_end) = (first, guest_first);
     }
@@ -184,7 +185,7 @@ fn unwind(
 }
 
 impl SavedRing {
-    /// Checks what stands for itself.
+    /// Checks the values that do not depend on others.
     fn check(&self) -> Result<(), Invalid> {
         let Self { gp_base, entries, gp_put, next, target, doorbells, put, started, records, .. } = self;
         let Self { submitted, sequence, ends, last_end, seen, .. } = self;

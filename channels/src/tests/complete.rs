@@ -54,7 +54,7 @@ fn several_are_in_flight_and_end_in_order() {
     for gp_put in 1..=4 {
         world.ring(A, 0, gp_put).unwrap();
     }
-    // Entry and record of each are begun and ended.
+    // Begin and end of the entry and the record of each.
     for _ in 0..2 {
         while world.card.fetch(physical) {}
         for _ in 0..8 {
@@ -109,7 +109,7 @@ fn a_channel_that_has_not_read_its_last_record_is_not_at_rest() {
     world.ring(A, 0, 2).unwrap();
     world.card.units.get_mut(&physical.0).unwrap().swallow = true;
     while world.card.fetch(physical) {}
-    // Two ranges and the record are begun and ended.
+    // Begin and end of two ranges and the record.
     for _ in 0..6 {
         assert_eq!(world.completed(), []);
         assert!(world.card.execute(physical));
@@ -315,7 +315,7 @@ fn what_was_not_started_does_not_end_with_what_was() {
     world.ring(A, 0, 1).unwrap();
     let doorbell = world.check(A, 0, 3).unwrap();
     let submission = world.stage(doorbell).unwrap().submission.unwrap();
-    // The first one's record is swallowed, so that only the card's rest says that it has ended.
+    // The first one's record is swallowed, so only the card's idle state shows that it has ended.
     world.card.units.get_mut(&physical.0).unwrap().swallow = true;
     world.card.run(physical);
     assert_eq!(world.completed().len(), 1);
@@ -357,7 +357,7 @@ fn who_has_many_channels_has_them_looked_at_in_turns() {
     for channel in &many {
         world.ring(A, *channel, 1).unwrap();
     }
-    // The work of the first half goes on.
+    // The work of the first half continues.
     physical.iter().skip(50).for_each(|channel| world.card.run(*channel));
     let mut ended = 0;
     for call in 0..4 {

@@ -1,4 +1,4 @@
-//! A card that does as it is told, remembers in which order, and walks the host's rings; and a guest's memory and rings.
+//! A card that executes commands, records their order, and reads the host's rings; and a guest's memory and rings.
 
 use crate::{
     Bind, Channels, DoorbellError, GuestInstance, GuestMemory, GuestRing, Host, Layout, Parts, Place, Pulled,
@@ -18,11 +18,11 @@ pub(crate) const LAYOUT: Layout = Layout {
     images: VramAddr(0x4000_0000),
     graph_image: GOLDEN.len() as u64,
 };
-/// Contents of a new PGRAPH context's image behind the first words.
+/// Contents of a new PGRAPH context's image after the first words.
 pub(crate) const GOLDEN: [u8; 0x1800] = [0x60; 0x1800];
 pub(crate) const A: VmId = VmId(1);
 pub(crate) const B: VmId = VmId(2);
-/// First of the addresses that are the host's.
+/// First of the host's addresses.
 const HOST: u64 = 0xff_f800_0000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(crate) struct Unit {
     gp_get: u32,
     /// Fetched and not executed.
     queue: VecDeque<u64>,
-    /// In work.
+    /// In progress.
     current: Option<u64>,
     /// Entries of the guest's that were fetched, in order.
     pub(crate) given: Vec<u64>,
@@ -57,12 +57,12 @@ pub(crate) struct Card {
     /// By page.
     pub(crate) vram: BTreeMap<u64, Box<[u8; 4096]>>,
     pub(crate) units: BTreeMap<u8, Unit>,
-    /// In a PBDMA, whether there is work or not.
+    /// In a PBDMA, with or without work.
     pub(crate) loaded: BTreeSet<u8>,
-    /// It does not say of a channel that work is pending once all is fetched.
+    /// It does not report pending work of a channel once all is fetched.
     pub(crate) coy: bool,
     pub(crate) did: Vec<Did>,
-    /// Channels that are never let go of.
+    /// Channels that never leave.
     pub(crate) hung: BTreeSet<u8>,
     pub(crate) reads: u32,
     /// Card time; each release takes one.
@@ -94,7 +94,7 @@ impl Card {
         self.put_word(LAYOUT.userd(channel).0 + offset, value);
     }
 
-    /// The runlist that the card has now: channel numbers.
+    /// Returns the card's current runlist: channel numbers.
     pub(crate) fn runlist(&self) -> Vec<u32> {
         let Some(base) = self.registers.get(&pfifo::RUNLIST_BASE::OFFSET) else { return Vec::new() };
         let base = u64::from(base & 0xfff_ffff) << 12;
@@ -110,7 +110,7 @@ impl Card {
         self.registers.get(&pfifo::CHANNEL::at(channel.0.into())).copied().unwrap_or(0)
     }
 
-    /// Returns where in the record the register was first written with `value`.
+    /// Returns the position in the record of the first write of `value` to the register.
     pub(crate) fn when(&self, offset: u32, value: u32) -> usize {
         let wanted = Did::Register(offset, value);
         self.did.iter().position(|did| *did == wanted).unwrap_or_else(|| panic!("no {wanted:x?} in {:x?}", self.did))
@@ -127,14 +127,14 @@ impl Card {
         })
     }
 
-    /// A word at one of the channel's virtual addresses that are the host's.
+    /// Returns a word at one of the host's virtual addresses of the channel.
     fn host_word(&self, channel: ChannelId, va: u64) -> u32 {
         let within = va - work_va(channel).0;
         assert!(within < 0x4000, "channel {} has only its own work area mapped", channel.0);
         self.word(LAYOUT.work.0 + u64::from(channel.0) * 0x4000 + within)
     }
 
-    /// Entry `index` of the channel's ring.
+    /// Returns entry `index` of the channel's ring.
     pub(crate) fn ring_entry(&self, channel: ChannelId, index: u32) -> u64 {
         let high = self.block_word(channel, ramfc::GP_BASE_HI);
         assert_eq!(high >> 16, 9, "the host's ring has 512 entries");
@@ -143,14 +143,14 @@ impl Card {
         u64::from(self.host_word(channel, at)) | u64::from(self.host_word(channel, at + 4)) << 32
     }
 
-    /// Indices of the ring entries that the card may still fetch.
+    /// Returns the indices of the ring entries that the card may still fetch.
     pub(crate) fn unfetched(&self, channel: ChannelId) -> Vec<u32> {
         let put = self.userd(channel, userd::GP_PUT);
         let get = self.units.get(&channel.0).map_or(0, |unit| unit.gp_get);
         (get..get + (put + 512 - get) % 512).map(|index| index % 512).collect()
     }
 
-    /// Fetches one entry. `false` when there is none.
+    /// Fetches one entry. Returns `false` if there is none.
     pub(crate) fn fetch(&mut self, channel: ChannelId) -> bool {
         let put = self.userd(channel, userd::GP_PUT);
         assert!(put < 512, "GP_PUT {put} is beyond the ring");
@@ -173,7 +173,7 @@ impl Card {
         true
     }
 
-    /// Begins a range that was fetched, or ends the one that was begun. `false` when there is none.
+    /// Begins a fetched range, or ends the current one. Returns `false` if there is none.
     pub(crate) fn execute(&mut self, channel: ChannelId) -> bool {
         if !self.runnable(channel) {
             return false;
@@ -193,7 +193,7 @@ impl Card {
         true
     }
 
-    /// Fetches and executes all that there is.
+    /// Fetches and executes all entries.
     pub(crate) fn run(&mut self, channel: ChannelId) {
         while self.fetch(channel) || self.execute(channel) {}
     }
@@ -203,8 +203,8 @@ impl Card {
         self.set_userd(channel, userd::GET_HI, (va >> 32) as u32);
     }
 
-    /// Executes a record by the numbers of the class: SEMAPHORE_A to D as a release of 16 bytes that waits, then the
-    /// interrupt, or NOP in its stead.
+    /// Executes a record with the numbers of the class: SEMAPHORE_A to D as a release of 16 bytes that waits, then the
+    /// interrupt, or NOP instead of it.
     fn record(&mut self, channel: ChannelId, address: u64, dwords: u64) {
         let words: Vec<u32> = (0..dwords).map(|word| self.host_word(channel, address + 4 * word)).collect();
         let [0x2004_0004, high, low, payload, 0x0000_0002, last @ (0x8000_0008 | 0x8000_0002)] = words[..] else {
@@ -229,7 +229,7 @@ impl Card {
         self.put_word(at + 8, 0xdead);
     }
 
-    /// The card is reset.
+    /// Resets the card.
     pub(crate) fn reset(&mut self) {
         self.registers.clear();
         self.units.clear();
@@ -306,9 +306,9 @@ impl Host for Card {
 #[derive(Default)]
 pub(crate) struct Guest {
     words: BTreeMap<u64, [u8; 4]>,
-    /// Entries that are not as [`Self::entry`] says.
+    /// Entries that differ from [`Self::entry`].
     pub(crate) entries: BTreeMap<u64, u64>,
-    /// Pages of virtual addresses with nothing there.
+    /// Pages of virtual addresses without a mapping.
     pub(crate) unmapped: BTreeSet<u64>,
 }
 
@@ -317,7 +317,7 @@ impl Guest {
         self.words.insert(at / 4, value.to_le_bytes());
     }
 
-    /// An instance block at `at` as a driver writes it before it binds the channel.
+    /// Writes an instance block at `at` as a driver does before it binds the channel.
     pub(crate) fn instance(&mut self, at: u64, userd: u64) -> GuestInstance {
         for (offset, value) in ramfc::DEFAULTS {
             self.put(at + offset, value);
@@ -341,7 +341,7 @@ impl Guest {
         GuestInstance::parse(&self.bytes(at)).unwrap()
     }
 
-    /// The ring entry at `va`: if nothing else was put there, four dwords at an address of its own.
+    /// Returns the ring entry at `va`: if no other was put there, four dwords at an address of its own.
     pub(crate) fn entry(&self, va: u64) -> u64 {
         self.entries.get(&va).copied().unwrap_or(4 << 42 | (va & 0x7f_ffff_fff8) >> 1)
     }
@@ -391,7 +391,7 @@ impl World {
         Self { channels, card: Card::default(), guest: Guest::default(), now: 0 }
     }
 
-    /// Returns where the instance block of a channel lies for its guest.
+    /// Returns the address of the instance block of a channel for its guest.
     pub(crate) fn instance_of(channel: u8) -> u64 {
         0x1_0000 + u64::from(channel) * 0x1000
     }
@@ -400,7 +400,7 @@ impl World {
         0x20_0000 + u64::from(channel) * 0x1000
     }
 
-    /// Returns where the ring of a channel, of 1024 entries, lies for its guest.
+    /// Returns the address of the ring of a channel, of 1024 entries, for its guest.
     pub(crate) fn ring_of(vm: VmId, channel: u8) -> u64 {
         0x12_2000_0000 + (u64::from(vm.0) * 256 + u64::from(channel)) * 0x2000
     }
@@ -409,7 +409,7 @@ impl World {
         VramAddr(0x80_0000 + u64::from(vm.0) * 0x1_0000)
     }
 
-    /// Binds with what the guest's block has now, once the words that differ for each channel are there.
+    /// Binds with the current content of the guest's block, after writing the words that differ for each channel.
     pub(crate) fn bind_block(&mut self, vm: VmId, channel: u8) -> Result<ChannelId, crate::BindError> {
         let at = Self::instance_of(channel);
         let guest = self.guest.parse(at);
@@ -446,7 +446,7 @@ impl World {
         self.channels.submit_runlist(&mut Parts { card: &mut self.card, guest: &mut self.guest }, vm, &list)
     }
 
-    /// As a driver does it: bind, start, list.
+    /// Binds, starts and lists a channel, as a driver does.
     pub(crate) fn run(&mut self, vm: VmId, channel: u8) -> ChannelId {
         let physical = self.bind(vm, channel);
         self.start(vm, channel);
@@ -470,7 +470,7 @@ impl World {
         self.channels.pull(&mut Parts { card: &mut self.card, guest: &mut self.guest }, doorbell, self.now)
     }
 
-    /// Pulls, and starts what was pulled. Without the submission's number and its words, so that results compare.
+    /// Pulls, and starts the submission. Leaves out its number and its words, so that results compare.
     pub(crate) fn pull(&mut self, doorbell: crate::Doorbell) -> Result<Pulled, RingFault> {
         let result = self.stage(doorbell);
         let pulled = result.unwrap_or_else(|error| error.pulled);
@@ -481,7 +481,7 @@ impl World {
         result.map(|pulled| Pulled { submission: None, words: 0, ..pulled }).map_err(|error| error.fault)
     }
 
-    /// A doorbell that is pulled at once.
+    /// Rings a doorbell and pulls it at once.
     pub(crate) fn ring(&mut self, vm: VmId, channel: u8, gp_put: u32) -> Result<Pulled, DoorbellError> {
         let doorbell = self.check(vm, channel, gp_put)?;
         Ok(self.pull(doorbell).expect("the ring is good"))

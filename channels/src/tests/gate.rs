@@ -22,10 +22,10 @@ fn only_the_admitted_vms_channels_with_a_graphics_context_are_scheduled() {
         assert_eq!((scheduled(&world, a), scheduled(&world, b)), (admitted == Some(A), admitted == Some(B)));
         assert_eq!(world.channels.admitted(), admitted);
     }
-    // One that has no such context runs whoever is admitted.
+    // A channel without such a context runs even if another VM is admitted.
     let copies = world.run(B, 2);
     assert!(scheduled(&world, copies));
-    // What begins to run later finds the gate as it is.
+    // The gate also applies to channels that begin to run later.
     let later = world.run(B, 1);
     assert!(!scheduled(&world, later));
     world.channels.pause(&mut world.card, A, crate::Pause::Memory, true);

@@ -66,12 +66,11 @@ fn the_block_names_the_hosts_userd_ring_and_directory() {
 }
 
 proptest! {
-    /// Whatever 4096 bytes a guest has in its instance block: all that reaches the card are the whitelisted fields, in
-    /// their ranges.
+    /// For any 4096 bytes in a guest's instance block, only the whitelisted fields reach the card, in their ranges.
     #[test]
     fn nothing_but_the_whitelist_reaches_the_card(mut bytes in prop::collection::vec(any::<u8>(), BLOCK), sane in any::<bool>()) {
         if sane {
-            // Else nearly every block is refused.
+            // Otherwise nearly every block is refused.
             bytes[0x08] &= !3;
             bytes[0x4e] %= 21;
             bytes[0x4f] = 0;
@@ -94,7 +93,7 @@ proptest! {
         put(0x48, RING.0 | 9 << 48, 8);
         put(0x200, DIRECTORY.0, 8);
         put(0x208, 0xff_ffff_ffff, 8);
-        // Whether there is a context; where its image is, is the host's.
+        // The guest chooses whether there is a context, the host where its image is.
         for (at, image) in [0x210, 0x230, 0x240].into_iter().zip(IMAGES) {
             if wide(at) & 4 != 0 {
                 put(at, image | 4, 8);

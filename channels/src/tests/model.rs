@@ -1,5 +1,5 @@
-//! Rules that hold after any sequence of operations, checked against a model of its own: the guest's rings, what was taken
-//! from them and when, and what the test's card has seen. For the property tests and the fuzz target.
+//! Rules that hold after any sequence of operations, checked against a separate model: the guest's rings, the entries
+//! pulled from them and when, and the observations of the test's card. For the property tests and the fuzz target.
 
 mod audit;
 
@@ -13,7 +13,7 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 use nvspec::instance::{ramfc, userd};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Something that a guest, the card or the host does. `bool` says which VM, the first `u8` which channel.
+/// An action of a guest, the card or the host. `bool` selects the VM, the first `u8` the channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     /// With these words in the guest's block: ring size, GP_GET, GP_PUT.
@@ -28,18 +28,18 @@ pub(crate) enum Op {
     Refuse(bool, u8),
     /// GP_PUT, which is pulled at once or later.
     Ring(bool, u8, u32, bool),
-    /// A doorbell that was kept, in any order.
+    /// A kept doorbell, in any order.
     Pull(u8),
     /// Submissions wait from now on until they are started, or do not.
     Gate(bool),
-    /// One that waits is started, in any order, and with it those of its channel before it.
+    /// Starts one that waits, in any order, and with it the earlier ones of its channel.
     Start(u8),
-    /// Pulls that are pending.
+    /// Runs the pending pulls.
     Pending,
-    /// An entry of the guest's ring: which, and what.
+    /// Writes an entry of the guest's ring: index and value.
     Write(bool, u8, u16, u64),
     Unmap(bool, u8, bool),
-    /// The card fetches and executes so many entries.
+    /// The card fetches and executes this many entries.
     Fetch(bool, u8, u8),
     Execute(bool, u8, u8),
     Forge(bool, u8, u8, u32),
@@ -51,7 +51,7 @@ pub(crate) enum Op {
     LetGo,
     Destroy(bool),
     Reset,
-    /// Saved, and restored.
+    /// Saves and restores the channels.
     Restore,
 }
 
@@ -65,22 +65,22 @@ struct Track {
     gp_put: u32,
     /// Doorbells so far.
     rung: u64,
-    /// Index up to which entries may be taken, and by which doorbell.
+    /// Index up to which entries may be pulled, and the doorbell that allowed it.
     allowed: (u32, u64),
-    /// Entries that the card was to get, in order.
+    /// Entries that the card should get, in order.
     taken: Vec<u64>,
-    /// Entries of each submission, and the position in `taken` behind it.
+    /// Entries of each submission, and the position in `taken` after it.
     submissions: Vec<(u32, usize)>,
     /// Number of those that the card may fetch.
     started: usize,
     completed: u32,
     faulted: bool,
-    /// The guest has meddled with records.
+    /// Cleared when the guest has tampered with records.
     honest: bool,
 }
 
 impl Track {
-    /// Index in the host's ring behind the first so many submissions.
+    /// Returns the index in the host's ring after this many submissions.
     fn index(&self, submissions: usize) -> u32 {
         let taken = self.submissions.get(submissions.wrapping_sub(1)).map_or(0, |(_, taken)| *taken);
         ((taken + submissions) % 512) as u32
@@ -90,16 +90,16 @@ impl Track {
 pub(crate) struct Rig {
     world: World,
     tracks: BTreeMap<(VmId, u8), Track>,
-    /// Doorbells that are to be pulled, each with its number for its channel.
+    /// Doorbells to pull, each with its number for its channel.
     kept: Vec<(Doorbell, u64)>,
     gated: bool,
-    /// Submissions that wait: whose, of which binding, the how many-th of it.
+    /// Waiting submissions: channel, binding, number within the binding.
     waiting: Vec<((VmId, u8), u64, usize, Submission)>,
     stuck: BTreeSet<ChannelId>,
-    /// The binding of each channel, as its doorbells say it.
+    /// The binding of each channel, from its doorbells.
     serials: BTreeMap<(VmId, u8), u64>,
     refused: BTreeMap<(VmId, u8), bool>,
-    /// VMs that may be told of something: work was in flight, or has ended, since they were told.
+    /// VMs that may be notified: work was in flight, or has ended, since the last notification.
     worked: BTreeSet<VmId>,
 }
 
@@ -109,7 +109,7 @@ fn vm_of(second: bool) -> VmId {
     if second { B } else { A }
 }
 
-/// Returns what may reach the card of an entry, by the bits of the class header.
+/// Returns the part of an entry that may reach the card, using the bits of the class header.
 fn clean(raw: u64) -> Option<u64> {
     let (address, dwords) = (raw & 0xff_ffff_fffc, raw >> 42 & 0x1f_ffff);
     match dwords {
@@ -169,7 +169,7 @@ impl Rig {
             Op::Preempt(second, channel) => {
                 let id = VirtualChannelId(channel);
                 channels.preempt(&mut Parts { card, guest }, vm_of(second), id);
-                // While one hangs, the others have to wait for their turn.
+                // While one hangs, the others must wait.
                 let under_way = channels.preempting(card, vm_of(second), id);
                 assert!(!under_way || !self.world.card.hung.is_empty());
                 assert!(under_way || self.hung(vm_of(second), channel).is_none());
@@ -221,7 +221,7 @@ impl Rig {
             Op::Forge(second, channel, slot, payload) => {
                 if let Some(track) = self.tracks.get_mut(&(vm_of(second), channel)) {
                     track.honest = false;
-                    // Half of them what the host waits for.
+                    // Half of them are values that the host waits for.
                     let likely = track.completed + 1 + payload % 4;
                     let (slot, payload) = if slot & 1 == 0 { (slot, payload) } else { ((likely - 1) as u8, likely) };
                     card.forge(track.physical, slot, payload);
@@ -322,7 +322,7 @@ impl Rig {
         self.world.card.hung.contains(&physical.0).then_some(Stuck { channel: physical })
     }
 
-    /// The channel is not bound any more.
+    /// Notes that the channel is no longer bound.
     fn forget(&mut self, vm: VmId, channel: u8, as_expected: bool) {
         self.refused.remove(&(vm, channel));
         if let Some(stuck) = self.hung(vm, channel) {
@@ -397,7 +397,7 @@ impl Rig {
         }
     }
 
-    /// `None` when the channel's ring is at fault.
+    /// Pulls; returns `None` if the channel's ring is at fault.
     fn pull(&mut self, doorbell: Doorbell, number: u64) -> Option<Pulled> {
         let key = (doorbell.vm, doorbell.virtual_channel.0);
         let before = self.world.channels.in_flight(doorbell.vm, doorbell.virtual_channel);
@@ -423,7 +423,7 @@ impl Rig {
         let next = track.start + track.taken.len() as u32;
         let wanted = track.allowed.0.wrapping_sub(next) & (track.entries - 1);
         let room = if before >= 256 { 0 } else { 510u32.saturating_sub(unfetched) };
-        // What was taken now, by the host's own ring.
+        // The entries pulled now, from the host's own ring.
         let end = self.world.channels.bound(track.physical).unwrap().ring.host_index();
         let given: Vec<u64> = (put..put + (end + 512 - put) % 512)
             .map(|index| self.world.card.ring_entry(track.physical, index % 512))
@@ -482,7 +482,7 @@ impl Rig {
         outcome
     }
 
-    /// Starts one that waits.
+    /// Starts a waiting submission.
     fn start(&mut self, at: usize) {
         let (key, serial, number, submission) = self.waiting.swap_remove(at);
         let World { channels, card, .. } = &mut self.world;
@@ -537,7 +537,7 @@ impl Rig {
                 self.worked.remove(vm);
             }
         }
-        // Who has ended work and was not told yet.
+        // VMs whose work has ended without a notification.
         let news = self.world.channels.vms.iter().filter(|(_, vm)| vm.news == 0x3f).count();
         assert!(engine >= 6 || news == 0, "nobody waits for an interrupt that was raised");
         // The round is over.

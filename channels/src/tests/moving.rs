@@ -1,4 +1,4 @@
-//! Channels of a VM that goes to another card.
+//! Channels of a VM that migrates to another card.
 
 use crate::tests::fake::{A, B, World};
 use crate::{BindError, MoveError, Pause, Place, Presence, RunState, SavedChannels, SavedMoving, Span, work_va};
@@ -11,7 +11,7 @@ const CH: VirtualChannelId = VirtualChannelId(0);
 /// Its shadow directory on the other card.
 const THERE: VramAddr = VramAddr(0x77_0000);
 
-/// Two channels of A, one with work that the card has and work that it has not; a third whose bind was refused.
+/// Two channels of A, one with work that the card has and work that it does not have; a third whose bind was refused.
 fn here() -> World {
     let mut world = World::new();
     for channel in [0, 1] {
@@ -26,7 +26,7 @@ fn here() -> World {
     world
 }
 
-/// A card on which the first numbers are another VM's, and A is held.
+/// A card on which the first numbers are another VM's, and A is paused.
 fn there() -> World {
     let mut world = World::new();
     for channel in [0, 1, 2] {
@@ -51,7 +51,7 @@ fn channels_keep_their_addresses_and_have_new_numbers_and_places() {
     let [first, second] = &all[..] else { panic!("two channels: {all:?}") };
     assert_eq!((first.channel, first.physical, second.physical), (CH, ChannelId(3), ChannelId(4)));
     assert_eq!(there.channels.span(first.physical), Some(Span::from(before)));
-    // The submissions are the next of this card, and the card may have begun with the first.
+    // The submissions get the next numbers of this card, and the card may have begun the first.
     assert_eq!(
         first.flights.iter().map(|(number, began)| (number.0, *began)).collect::<Vec<_>>(),
         [(0, true), (1, false)]
@@ -62,7 +62,7 @@ fn channels_keep_their_addresses_and_have_new_numbers_and_places() {
     let userd = there.channels.layout().userd(first.physical);
     assert_eq!((word(ramfc::USERD_LO), word(vm::PDB_LO)), (userd.0 as u32, THERE.0 as u32));
     assert_eq!(there.channels.refused(A, VirtualChannelId(5)), Some(Place::Vram(GuestVramAddr(0x1000))));
-    // Nothing runs before it is let go on, and what had begun not before its turn.
+    // Nothing runs before the VM is resumed, and begun work not before its slice.
     assert_eq!(there.channels.run_state(first.physical), RunState::Stopped);
     there.channels.pause(&mut there.card, A, Pause::Standstill, false);
     let states = [first, second].map(|one| there.channels.run_state(one.physical));
@@ -82,7 +82,7 @@ fn a_channel_that_is_bound_later_has_addresses_that_none_of_its_vm_has() {
     for channel in [0, 1, 2] {
         there.channels.unbind(&mut there.card, B, VirtualChannelId(channel)).unwrap();
     }
-    // All numbers have their turn, those of the addresses among them.
+    // All numbers are used, including those of the addresses.
     let mut numbers = std::collections::BTreeSet::new();
     for _ in 0..130 {
         let physical = there.bind(A, 3);
@@ -102,7 +102,7 @@ fn program_of_the_version_before_has_no_words_for_a_channel_that_has_moved() {
     arrived(&mut here, &mut there);
     let refused = there.channels.save().to_before().unwrap_err().to_string();
     assert!(refused.contains("a channel of VM 1 has come from another card"), "{refused}");
-    // Once it is bound anew it is like any other.
+    // When it is bound again it is like any other.
     let layout = there.channels.layout();
     let restored = crate::Channels::restored(there.channels.save(), layout).unwrap();
     assert_eq!(restored.save(), there.channels.save());
@@ -131,12 +131,12 @@ fn channels_that_cannot_come_change_nothing() {
     assert!(refused.contains("does not stand still"), "{refused}");
     there.channels.pause(&mut there.card, A, Pause::Standstill, true);
     assert_eq!(there.channels.save(), saved);
-    // One that is not off the engines does not go.
+    // A channel that is not off the engines does not migrate.
     here.channels.pause(&mut here.card, A, Pause::Standstill, false);
     assert!(here.channels.moving(&mut here.card, A).is_none());
 }
 
-/// Words that a card holds of a channel, but for the GP_PUT that it keeps: it asks for another in USERD.
+/// Returns the words of a channel on a card, except the GP_PUT that the card keeps, because USERD has another one.
 fn held(world: &World, channel: ChannelId) -> Vec<u32> {
     let layout = world.channels.layout();
     let areas =

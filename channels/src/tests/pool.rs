@@ -121,7 +121,7 @@ fn unbinding_goes_stop_kick_list_forget_clear() {
     assert!(stopped < kicked && kicked < listed && listed < forgotten && forgotten < cleared);
     assert_eq!(world.channels.run_state(physical), RunState::Free);
     assert_eq!(world.channels.physical(A, VirtualChannelId(0)), None);
-    // Once more is nothing.
+    // A second unbind does nothing.
     world.card.did.clear();
     assert_eq!(world.channels.unbind(&mut world.card, A, VirtualChannelId(0)), Ok(()));
     assert_eq!(world.card.did, []);
@@ -166,8 +166,8 @@ fn a_vm_cannot_list_enable_or_kick_what_it_has_not_bound() {
     assert_eq!(world.card.did, []);
 }
 
-/// Linux 6.1: the context pointer is written into the block of a channel that runs, and the next the host hears of it
-/// is a doorbell.
+/// Linux 6.1: the context pointer is written into the block of a channel that runs, and the next event for the host is
+/// a doorbell.
 #[test]
 fn context_pointers_written_before_a_doorbell_are_taken_over() {
     let mut world = World::new();
@@ -202,7 +202,7 @@ fn context_pointers_written_to_a_stopped_channel_are_taken_over_at_the_start() {
     let started = world.card.when(pfifo::CHANNEL_STATE::at(physical.0.into()), 0x001f_0001);
     let written = Did::Vram(LAYOUT.instance(physical).0 + context::CE0, 8);
     assert!(world.card.did.iter().position(|did| *did == written).unwrap() < started);
-    // And taken away again: kick, zero, then the list without it.
+    // And removed again: kick, zero, then the list without it.
     world.preempt(A, 0);
     world.guest.put(World::instance_of(0) + context::CE0, 0);
     world.list(A, &[0]);
@@ -348,8 +348,8 @@ fn op() -> impl Strategy<Value = Op> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
-    /// After any sequence: each physical channel has one owner, the card's registers say what the model says, the
-    /// runlist holds bound channels once each, and a step of one VM changes nothing of the other's.
+    /// After any sequence: each physical channel has one owner, the card's registers agree with the model, the runlist
+    /// holds bound channels once each, and a step of one VM changes nothing of the other's.
     #[test]
     fn any_sequence_keeps_vms_apart(ops in prop::collection::vec((any::<bool>(), op()), 1..60)) {
         let mut world = World::new();

@@ -38,10 +38,10 @@ fn a_channel_that_hangs_is_waited_for_by_nobody_and_holds_up_nobody() {
     preempt(&mut world, B);
     let looks = (0..10 * TURN).take_while(|_| preempting(&mut world, B)).count();
     assert!(looks <= TURN as usize, "{looks} looks");
-    // What each look costs has a bound.
+    // The cost of each poll is bounded.
     assert!(world.card.reads - reads < 24 * (looks as u32 + 8));
     assert!(preempting(&mut world, A));
-    // Both hang: each is asked for again and again, so that whichever ends is seen.
+    // Both hang: each is requested repeatedly, so that the end of either is seen.
     world.card.hung.insert(b.0);
     preempt(&mut world, B);
     assert!((0..3 * TURN).all(|_| preempting(&mut world, B)));

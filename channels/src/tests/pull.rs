@@ -5,7 +5,7 @@ use nvspec::addr::VramAddr;
 
 const CH: VirtualChannelId = VirtualChannelId(0);
 
-/// Runs the card and pulls until nothing is left, and returns how many entries were taken.
+/// Runs the card and pulls until nothing is left, and returns how many entries were pulled.
 fn drain(world: &mut World, physical: ChannelId) -> u32 {
     let mut taken = 0;
     for _ in 0..100 {
@@ -74,7 +74,7 @@ fn submissions_are_in_flight_until_records_run_out() {
         "511 entries are the most"
     );
     assert_eq!(world.channels.in_flight(A, CH), 255);
-    // All fetched, none executed: the ring has room, the records have not but for one.
+    // All fetched, none executed: the ring has room, but there is only one free record.
     while world.card.fetch(physical) {}
     assert_eq!(world.ring(A, 0, gp_put + 2), Ok(Pulled { submission: None, taken: 2, words: 0, left: 0 }));
     assert_eq!(world.ring(A, 0, gp_put + 3), Ok(Pulled { submission: None, taken: 0, words: 0, left: 1 }));
@@ -133,7 +133,7 @@ fn an_unmapped_page_of_the_ring_stops_there() {
     let page = World::ring_of(A, 0) + 0x1000;
     world.guest.unmapped.insert(page / 0x1000);
     let doorbell = world.check(A, 0, 600).unwrap();
-    // 510 entries have room.
+    // 510 entries fit.
     assert_eq!(world.pull(doorbell), Ok(Pulled { submission: None, taken: 510, words: 0, left: 90 }));
     let physical = doorbell.channel;
     world.card.run(physical);

@@ -29,7 +29,7 @@ fn its_number_is_no_one_elses_until_it_is_unbound() {
     assert!(world.channels.is_retired(A, CH) && !world.channels.is_retired(B, CH));
     world.channels.unbind(&mut world.card, A, CH).unwrap();
     assert_eq!(world.channels.run_state(physical), RunState::Free);
-    // Bound anew, it is as good as any.
+    // Bound again, it works like any other.
     let again = world.run(A, 0);
     assert!(world.card.enabled(again));
     assert!(!world.channels.is_retired(A, CH));
@@ -60,7 +60,7 @@ fn the_number_of_a_stranded_channel_is_no_one_elses_even_when_the_card_lets_go()
     assert!(world.channels.has_stuck(A) && world.channels.stuck() == 1);
     assert!(!world.channels.let_go(&mut world.card, physical));
     assert_ne!(world.run(B, 0), physical);
-    // Its work area is out of the address space at last.
+    // Its work area is removed from the address space at last.
     world.channels.unstrand(physical);
     assert!(world.channels.let_go(&mut world.card, physical));
     assert_eq!(world.channels.run_state(physical), RunState::Free);

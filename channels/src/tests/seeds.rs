@@ -1,17 +1,18 @@
-//! The fuzz target's inputs to begin with: bytes that decode to operations that are written by hand, and a test that all
-//! inputs of the corpus run.
+//! First inputs for the fuzz target: bytes that decode to hand-written operations, and a test that all inputs of the
+//! corpus run.
 //!
-//! `UPDATE_SEEDS=1 cargo test -p channels seeds` writes them anew. Files called `found_*` are inputs that have failed once.
+//! `UPDATE_SEEDS=1 cargo test -p channels seeds` writes them again. Files called `found_*` are inputs that have failed
+//! once.
 
 use super::*;
 use crate::tests::fake::World;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Bytes of an instance block that hold all that is taken from one.
+/// Bytes of an instance block that contain all used fields.
 const BLOCK_HEAD: usize = 0x290;
 
-/// Bytes that decode to `ops`.
+/// Encodes `ops` as bytes.
 fn encode(ops: &[Op]) -> Vec<u8> {
     let mut out = Vec::new();
     ops.iter().for_each(|op| encode_one(op, &mut out));
@@ -108,7 +109,7 @@ fn encode_one(op: &Op, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends an operation, by whom, with which channel: one of few in the short form.
+/// Appends the head of an operation with its VM and channel: in the short form if possible.
 fn head(out: &mut Vec<u8>, what: u8, second: bool, channel: u8) {
     let vm = u8::from(second) << 7;
     match (0..6).map(|low| vm | low).find(|who| who % 6 == channel) {
@@ -117,7 +118,7 @@ fn head(out: &mut Vec<u8>, what: u8, second: bool, channel: u8) {
     }
 }
 
-/// One of what is seldom done.
+/// Appends one of the rare operations.
 fn rare(out: &mut Vec<u8>, what: u8, second: bool, channel: u8) {
     head(out, 23, second, channel);
     out.push(what);
@@ -133,17 +134,17 @@ fn decode(bytes: &[u8]) -> Vec<Op> {
     std::iter::from_fn(|| (!bytes.0.is_empty()).then(|| bytes.op())).collect()
 }
 
-/// A range of `dwords` dwords at `address`, as a ring has it.
+/// Returns a ring entry for a range of `dwords` dwords at `address`.
 fn range(address: u64, dwords: u64) -> u64 {
     address | dwords << 42
 }
 
-/// The channel is bound with a ring of 2^`log2` entries, and enabled.
+/// Binds the channel with a ring of 2^`log2` entries, and enables it.
 fn bound(second: bool, channel: u8, log2: u8) -> [Op; 2] {
     [Op::Bind(second, channel, log2, 0, 0), Op::Enable(second, channel, true)]
 }
 
-/// An instance block as a driver writes it, with these words besides.
+/// Returns an instance block as a driver writes it, with these words in addition.
 fn block(words: &[(u64, u32)]) -> Vec<u8> {
     let mut world = World::new();
     let at = World::instance_of(1);
@@ -169,7 +170,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
     };
     BTreeMap::from([
         ("submit", [&listed[..], &fill(false, 1, 8), &work(false, 1, 3, 4), &work(false, 1, 8, 6)].concat()),
-        // Around the guest's ring and around the host's, which is larger.
+        // The guest's ring wraps, and the host's, which is larger.
         (
             "wrap",
             [
@@ -181,7 +182,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Doorbells of two VMs, kept and pulled in another order, one after its channel was bound anew.
+        // Doorbells of two VMs, kept and pulled in another order, one after its channel was bound again.
         (
             "two_vms",
             [
@@ -219,7 +220,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             for (index, raw) in (0..).zip(raws) {
                 ops.extend([Op::Write(false, 1, index, raw), Op::Ring(false, 1, u32::from(index) + 1, true)]);
                 ops.extend([Op::Fetch(false, 1, 4), Op::Execute(false, 1, 9)]);
-                // A ring at fault takes no more until it is bound again, behind that entry.
+                // A ring at fault takes no more until it is bound again, after that entry.
                 ops.extend([Op::Bind(false, 1, 4, index + 1, index + 1), Op::Enable(false, 1, true)]);
                 ops.push(Op::List(false, vec![1]));
             }
@@ -235,7 +236,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Blocks that are refused, with a ring at the end of all addresses, with strange saved words.
+        // Blocks that are refused, with a ring at the end of all addresses, with unusual saved words.
         ("blocks", {
             let blocks = [
                 block(&[]),
@@ -269,7 +270,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // What the guest does to completion records: forged, swallowed as data of a method of its own.
+        // A guest's attacks on completion records: forged, or swallowed as data of its own method.
         (
             "records",
             [
@@ -283,7 +284,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Unbound with work in the ring, and bound again where it was.
+        // Unbound with work in the ring, and bound again at its position.
         (
             "rebind",
             [
@@ -295,7 +296,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Submissions that wait for their turn, some of a channel that has gone by then.
+        // Submissions that wait for a slice, some of a channel that is gone by then.
         (
             "gated",
             [
@@ -308,7 +309,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Channels that no engine lets go of, given back, then the card's reset.
+        // Channels that no engine releases, freed, then the card's reset.
         (
             "stuck",
             [

@@ -35,7 +35,7 @@ fn a_doorbell_of_an_earlier_binding_is_not_rung() {
     let mut world = World::new();
     world.run(A, 0);
     let doorbell = world.check(A, 0, 5).unwrap();
-    // All others are taken, so that the same physical channel is bound again.
+    // All others are in use, so that the same physical channel is bound again.
     world.channels.add_vm(VmId(3), 128);
     for channel in 0..127 {
         world.bind(VmId(3), channel);
@@ -84,7 +84,7 @@ fn gp_get_is_the_guests_index_entry_by_entry() {
             break;
         }
     }
-    // A record behind the second and behind the fifth.
+    // A record after the second and after the fifth.
     assert_eq!(seen, [0, 1, 2, 2, 3, 4, 5, 5]);
 }
 
@@ -116,7 +116,7 @@ fn get_in_a_record_is_the_end_of_the_range_before() {
     assert_eq!(get(&mut world), (0xab, 0xcdef_0000));
     world.card.execute(physical);
     assert_eq!(get(&mut world), (0xab, 0xcdef_000c));
-    // The entry without a range, then the record: begun and ended.
+    // Begin and end of the entry without a range, then of the record.
     world.card.execute(physical);
     world.card.execute(physical);
     for _ in 0..2 {

@@ -52,7 +52,7 @@ fn progress_of_any_kind_begins_anew() {
     while world.card.fetch(physical) {}
     work(&mut world, 0, Some(physical));
     for now in 0..20 {
-        // Each half of the limit something happens: the ring, a range, a completion.
+        // Something happens each half of the limit: the ring, a range, a completion.
         match now % 3 {
             0 => world.card.set_userd(physical, userd::GET, now as u32),
             1 => world.card.set_userd(physical, userd::GP_GET, now as u32 % 2 + 2),
@@ -154,17 +154,17 @@ fn a_channel_that_waits_for_something_does_not_stand_still() {
         now += 2 * LIMIT;
         stalled(world, now).len()
     };
-    // For an engine.
+    // It waits for an engine.
     work(&mut world, 4, Some(b));
     assert_eq!((wait(&mut world), wait(&mut world)), (0, 0));
     work(&mut world, 4, None);
     assert_eq!(wait(&mut world), 0);
-    // For a semaphore.
+    // It waits for a semaphore.
     world.card.registers.insert(pfifo::CHANNEL_STATE::at(a.0.into()), CHANNEL_STATE::ACQUIRE_PENDING.mask() | 1);
     assert_eq!((wait(&mut world), wait(&mut world)), (0, 0));
     world.card.registers.insert(pfifo::CHANNEL_STATE::at(a.0.into()), 1);
     assert_eq!(wait(&mut world), 0);
-    // For its guest to list it, and to enable it.
+    // It waits for its guest to list it, and to enable it.
     world.list(A, &[]);
     assert_eq!((wait(&mut world), wait(&mut world)), (0, 0));
     world.list(A, &[0]);

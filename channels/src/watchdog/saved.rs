@@ -1,11 +1,11 @@
-//! The watchdog as it is saved. Times are of the clock that it is told.
+//! The watchdog in its saved form. Times are of the clock that the caller passes.
 
 use super::{Episode, Signature, Watchdog};
 use nvspec::fifo::{CHANNELS, ChannelId, engine};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Since when something has not moved.
+/// Time since which a channel has made no progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedEpisode {
     pub(crate) channel: u8,

@@ -1,5 +1,6 @@
-//! Channels on their way as they are saved: of what the card holds of them only what a channel's own work has put there. All else
-//! is made anew, so that a file cannot say otherwise: constants, addresses, records and their push buffers, words of completion.
+//! Channels in migration in their saved form: of the card's data only the parts that a channel's own work has written.
+//! All else is created again, so that a file cannot change it: constants, addresses, records and their push buffers,
+//! words of completion.
 
 use super::{Channel, Moving};
 use crate::entry::Entry;
@@ -16,7 +17,7 @@ use nvspec::instance::{graph_image, ramfc, userd};
 use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
 
-/// Words of RAMFC that the card keeps a channel's state in.
+/// Words of RAMFC in which the card keeps a channel's state.
 const STATE: [u64; 18] = [
     ramfc::GP_GET,
     ramfc::GP_FETCH,
@@ -39,11 +40,11 @@ const STATE: [u64; 18] = [
 ];
 /// Subchannels, each with an object.
 const SUBCHANNELS: u64 = 8;
-/// Words of USERD in which the card says how far it is.
+/// Words of USERD in which the card reports its progress.
 const PROGRESS: [u64; 6] =
     [userd::GET, userd::REF, userd::TOP_LEVEL_GET, userd::TOP_LEVEL_GET_HI, userd::GET_HI, userd::GP_GET];
 
-/// The channels of a VM that goes elsewhere.
+/// The channels of a VM in migration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedMoving {
     vm: SavedVm,
@@ -56,13 +57,13 @@ first_version!(SavedMoving, "channels.moving");
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedChannel {
     bound: SavedBound,
-    /// Words of [`STATE`], and the objects behind them.
+    /// Words of [`STATE`], and the objects after them.
     state: Vec<u32>,
     /// Words of [`PROGRESS`].
     progress: Vec<u32>,
-    /// Entries of the guest's that are in flight, oldest first.
+    /// Entries of the guest's in flight, oldest first.
     entries: Vec<u64>,
-    /// For each submission in flight what its semaphore holds.
+    /// Content of the semaphore of each submission in flight.
     released: Vec<[u32; SEMAPHORE_BYTES / 4]>,
     /// Images of PGRAPH, CE0 and CE1.
     images: [Vec<u8>; 3],
@@ -74,10 +75,10 @@ fn state_words() -> impl Iterator<Item = u64> {
 }
 
 impl Moving {
-    /// Writes the channels down.
+    /// Saves the channels.
     ///
     /// # Errors
-    /// When they are none that could come anywhere.
+    /// If they are not valid on any card.
     pub fn save(&self) -> Result<SavedMoving, Invalid> {
         let Self { vm, channels } = self;
         let channels = channels.iter().map(Channel::save).collect::<Result<_, _>>()?;
@@ -112,10 +113,10 @@ impl Channel {
 }
 
 impl SavedMoving {
-    /// The channels as they were.
+    /// Restores the channels.
     ///
     /// # Errors
-    /// When they are none that there can be.
+    /// If they are invalid.
     pub fn restored(self) -> Result<Moving, Invalid> {
         let Self { vm, channels } = self;
         let few = channels.len() <= CHANNELS as usize;
@@ -159,7 +160,7 @@ impl SavedChannel {
     }
 }
 
-/// The work area of a channel with these entries of its guest's in flight.
+/// Returns the work area of a channel with these entries of its guest's in flight.
 fn work_area(
     ring: &Ring,
     span: Span,
@@ -183,7 +184,7 @@ fn work_area(
         let bytes: Vec<u8> = semaphore.iter().flat_map(|word| word.to_le_bytes()).collect();
         write(&mut work, semaphore_offset(record.slot), &bytes);
     }
-    // The card may be behind the release of the one that has ended last.
+    // The card may be after the release of the last ended one.
     if let Some(slot) = ring.last_ended() {
         write(&mut work, push_offset(slot), &record_push(span, slot, ring.completed));
     }

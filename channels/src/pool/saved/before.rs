@@ -1,4 +1,4 @@
-//! Version 1 of what is saved of channels: each had the addresses of its physical number.
+//! Version 1 of saved channels: each had the addresses of its physical number.
 
 use super::{
     SavedBound, SavedChannels, SavedGate, SavedLayout, SavedPermit, SavedPlace, SavedPreemptions, SavedSlot, SavedVm,
@@ -8,7 +8,7 @@ use crate::watchdog::SavedEpisode;
 use saved_state::{Invalid, Part};
 use serde::{Deserialize, Serialize};
 
-/// The physical channels of one card, as version 1 has them.
+/// The physical channels of one card, as of version 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version1 {
     layout: SavedLayout,

@@ -1,4 +1,4 @@
-//! Checks of what holds at any time, and of what is left when everything has come to rest.
+//! Checks of the invariants at any time, and of the remaining state when everything has come to rest.
 
 use super::super::fake::{A, B, LAYOUT, World};
 use super::{Rig, Track, clean};
@@ -10,7 +10,7 @@ use nvspec::regs::pfifo;
 use std::collections::BTreeSet;
 
 impl Rig {
-    /// Checks what holds at any time.
+    /// Checks the invariants that hold at any time.
     pub(crate) fn check(&mut self) {
         for ((vm, channel), track) in &self.tracks {
             let (vm, channel, physical) = (*vm, VirtualChannelId(*channel), track.physical);
@@ -34,7 +34,7 @@ impl Rig {
             let running = world.channels.run_state(physical) == RunState::Running;
             assert_eq!(world.card.enabled(physical), running);
             assert_eq!(world.card.userd(physical, userd::GP_PUT), track.index(track.started), "what was started");
-            // The card has had what the guest's ring held, in order, and the guest sees how far it is.
+            // The card has got the content of the guest's ring, in order, and the guest sees its progress.
             let given = &world.card.units[&physical.0].given;
             assert_eq!(given[..], track.taken[..given.len()]);
             let get = (track.start + given.len() as u32) & (track.entries - 1);
@@ -68,7 +68,7 @@ impl Rig {
         assert!(list.iter().all(|id| self.tracks.values().any(|track| u32::from(track.physical.0) == *id)));
     }
 
-    /// Lets everything come to rest: all that was submitted ends, once.
+    /// Lets everything come to rest: each submission ends, once.
     pub(crate) fn drain(&mut self) {
         self.world.card.hung.clear();
         for vm in [A, B] {
@@ -79,7 +79,7 @@ impl Rig {
             }
             self.world.list(vm, &list);
         }
-        // The largest ring is of 1024 entries unless a block said otherwise, the host's of 512.
+        // The largest ring has 1024 entries unless a block names another size, the host's has 512.
         self.gated = false;
         for _ in 0..16 {
             while !self.waiting.is_empty() {
