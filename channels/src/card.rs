@@ -10,7 +10,7 @@ use nvspec::fifo::{ChannelId, RunlistEntry};
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::regs::pfifo;
 
-/// Polls after a channel was told to leave its engines. A register read takes about a microsecond on hardware, and a
+/// Polls after a channel was asked to leave its engines. A register read takes about a microsecond on hardware, and a
 /// channel without work in progress leaves within a few; a channel with work is not waited for, since others would be
 /// blocked.
 const LOOKS: u32 = 16;

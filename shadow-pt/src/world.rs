@@ -8,7 +8,7 @@ pub trait World: GuestMemory + Frames + ShadowMemory {}
 
 impl<T: GuestMemory + Frames + ShadowMemory> World for T {}
 
-/// A world of three objects that have nothing in common.
+/// A world of three separate objects.
 #[derive(Debug)]
 pub struct Parts<'a, G, F, M> {
     /// The guest's memory.

@@ -300,7 +300,7 @@ impl Device for Checked {
 /// Bytes of a region's description without areas, with its header.
 const PLAIN_REGION: usize = HEADER_SIZE.saturating_add(size_of::<RegionInfoBody>());
 
-/// Takes the output, whole messages; checks that descriptors and descriptions of areas come together.
+/// Takes the output, which is whole messages; checks that descriptors and descriptions of areas come together.
 fn take(out: &mut Outbox) -> Vec<u8> {
     let mut all = Vec::new();
     while !out.is_empty() {

@@ -49,7 +49,7 @@ fn of(device: &mut dyn Device) -> Result<&mut dyn Migration, Refusal> {
 }
 
 impl Session {
-    /// Carries out a `DEVICE_FEATURE`.
+    /// Executes a `DEVICE_FEATURE`.
     pub(super) fn feature(
         &mut self,
         device: &mut dyn Device,

@@ -17,7 +17,6 @@ const RESERVED: DomainId = 0x7ff0;
 
 /// The port of an event channel that never exists. Before it asks a domain to suspend, libxl binds the port that the
 /// domain has set for this purpose, and stops if that fails.
-/// this, and does nothing more if that fails.
 const NO_PORT: &str = "0";
 
 /// The domain to serve: its number, or its name, which it keeps when it is rebooted.

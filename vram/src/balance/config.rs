@@ -13,8 +13,8 @@ pub struct Config {
     pub return_interval_ns: u64,
     /// Time for which a chunk that has moved does not move back unless a request or a limit needs it, in ns.
     pub settle_ns: u64,
-    /// Time for which a chunk returned to the card of a VM at work stays, whatever other VMs request, in ns: the VM can
-    /// make progress with its memory. A limit, a guarantee or the mediator's own need evicts it all the same.
+    /// Time for which a chunk returned to the card of a VM at work stays, even if other VMs request memory, in ns: the
+    /// VM can make progress with its memory. A limit, a guarantee or the mediator's own need evicts it all the same.
     pub residency_ns: u64,
     /// A VM without a submission for this time gives way to others, in ns.
     pub idle_after_ns: u64,

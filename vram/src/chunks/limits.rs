@@ -48,7 +48,7 @@ pub struct Limits {
     pub quota: u32,
     /// Chunks that it is sure to get on the card; no more are kept than its guest has. At most the quota.
     pub guarantee: u32,
-    /// Largest number in host memory, whatever evicted them.
+    /// Largest number in host memory, for any reason of eviction.
     pub swap_cap: u32,
     /// Its weight in divisions, relative to the others' weights. At least 1.
     pub weight: u32,

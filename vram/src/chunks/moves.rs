@@ -81,8 +81,7 @@ impl ChunkTable {
     ///
     /// # Errors
     /// [`Error::NeedsScrub`]: scrub a chunk there and try again. [`Error::Full`]; [`Error::Moving`];
-    /// [`Error::Settled`];
-    /// [`Error::NotPlaced`]; [`Error::NoSuchVm`].
+    /// [`Error::Settled`]; [`Error::NotPlaced`]; [`Error::NoSuchVm`].
     pub fn begin_move(&mut self, vm: VmId, index: u32, to: To) -> Result<Move, Error> {
         let from = self.movable(vm, index)?;
         let tier = match to {

@@ -84,7 +84,7 @@ impl Model {
         Ok(())
     }
 
-    /// Checks that nothing leaks, and that all promises can be kept at once, whatever others take first.
+    /// Checks that nothing leaks, and that all promises can be kept at once, even after others have taken their chunks.
     pub(super) fn collect(mut self) -> Result<(), TestCaseError> {
         while !self.flights.is_empty() {
             self.end(0, self.flights.len().is_multiple_of(2))?;
