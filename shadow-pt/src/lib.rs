@@ -31,7 +31,7 @@
 //! A large page whose 4 KiB pages are not contiguous for the card (some of them in host memory, or RAM in several
 //! parts) cannot be one entry. It is *split*: the large entry is left out, and 32 small ones stand in for it, in a
 //! small-page table of ours (`split`). The directory entry names this table instead of the shadow of the guest's
-//! small-page table, with or without one: the hardware looks there when there is no large entry.
+//! small-page table, if any: the hardware looks there when there is no large entry.
 //!
 //! Not supported: comptags (every compressed kind is replaced by its uncompressed counterpart), 64 KiB large pages.
 //!

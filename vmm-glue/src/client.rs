@@ -176,7 +176,7 @@ impl Client {
         Ok(id)
     }
 
-    /// Sends a request and waits for its reply. Requests of the server that come first are kept for [`Self::serve_dma`].
+    /// Sends a request and waits for its reply. Earlier requests of the server are kept for [`Self::serve_dma`].
     pub fn request(&mut self, command: Command, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Message> {
         let id = self.send(command, 0, body, fds)?;
         self.reply(id)

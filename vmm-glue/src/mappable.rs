@@ -75,7 +75,7 @@ pub struct Mappable {
 }
 
 impl Mappable {
-    /// Checks `areas` against a region of `region` bytes and against `file`. `writable`: clients may write to the region.
+    /// Checks `areas` against `file` and a region of `region` bytes. `writable`: clients may write to the region.
     pub(crate) fn new(
         file: Arc<OwnedFd>,
         areas: Vec<MmapArea>,

@@ -203,8 +203,8 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             let strange = [Op::Ring(false, 3, 1, true), Op::Ring(true, 200, 1, true), Op::Ring(false, 1, 1, false)];
             [&listed[..], &rings, &strange, &[Op::Unbind(false, 1), Op::Pull(0), Op::Ring(false, 1, 1, true)]].concat()
         }),
-        // Ranges at and beyond the end of the guest's addresses, privilege, levels, control entries, and then the host's
-        // own records.
+        // Ranges at and beyond the end of the guest's addresses, privilege, levels, control entries, and then the
+        // host's own records.
         ("entries", {
             let last = 0xff_f7ff_fff0;
             let raws = [

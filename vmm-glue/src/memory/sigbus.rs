@@ -5,8 +5,8 @@
 //! The handler here replaces the whole mapping with anonymous zero pages, marks it, and wakes its server; the access is
 //! repeated and succeeds. A `SIGBUS` elsewhere goes to the handler that was installed before.
 #![expect(unsafe_code, reason = "installs a signal handler that repairs mappings")]
-// UNSAFETY: the handler runs in any thread at any access to a mapping. It only uses atomics, `mmap` and `write`, which are
-// safe in a signal handler.
+// UNSAFETY: the handler runs in any thread at any access to a mapping. It only uses atomics, `mmap` and `write`, which
+// are safe in a signal handler.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};

@@ -50,7 +50,8 @@ pub enum AttachError {
 
 /// A way to serve domains.
 pub trait Hypervisor: Send + std::fmt::Debug {
-    /// Becomes the server of the PCI function in `slot` of bus 0 of a domain. No access comes before [`Target::enable`].
+    /// Becomes the server of the PCI function in `slot` of bus 0 of a domain. Accesses come only after
+    /// [`Target::enable`].
     ///
     /// # Errors
     /// If Xen or the kernel refuses.

@@ -20,8 +20,8 @@
 //! It does not support: migration (an ioreq server cannot refuse it in Xen's interface, see docs/xen.md), PV and PVH
 //! domains, stub domains, more than one segment or bus, grant references.
 //!
-//! Sources: Xen's public headers `hvm/dm_op.h`, `hvm/ioreq.h`, `memory.h`, `io/xs_wire.h`; Linux's `uapi/xen/privcmd.h` and
-//! `uapi/xen/evtchn.h`; `docs/misc/xenstore.txt` and `docs/designs/` of Xen.
+//! Sources: Xen's public headers `hvm/dm_op.h`, `hvm/ioreq.h`, `memory.h`, `io/xs_wire.h`; Linux's `uapi/xen/privcmd.h`
+//! and `uapi/xen/evtchn.h`; `docs/misc/xenstore.txt` and `docs/designs/` of Xen.
 
 mod access;
 mod beneath;

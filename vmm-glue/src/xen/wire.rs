@@ -1,6 +1,6 @@
 //! The protocol of xenstore, on the kernel's device.
 //!
-//! A request and its answer have the same number; events of watches come in between. Answers are bounded by the protocol.
+//! A request and its answer have the same number; events of watches come in between. The protocol bounds answers.
 //!
 //! Source: `io/xs_wire.h`, `docs/misc/xenstore.txt`.
 
