@@ -6,7 +6,7 @@ use vmm_glue::socket::SocketOptions;
 use super::DaemonError;
 use config::SocketMode;
 
-/// The rights of a socket, with names looked up on this host.
+/// Returns the options of a socket, with the names of its users and groups looked up on this host.
 ///
 /// # Errors
 /// When a user or a group does not exist.

@@ -1,4 +1,4 @@
-//! The seam between the daemon and what a virtual machine's device is: mediated, passed through, or a test's.
+//! The interface between the daemon and a virtual machine's device: mediated, passed through, or of a test.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) struct BackendStatus {
     pub vram_mib: u64,
     /// Channels that the guest has on the card.
     pub channels_used: u32,
-    /// State of the guest's driver, by what it has made of the device.
+    /// State of the guest's driver, derived from how it has set up the device.
     pub driver: Driver,
     /// Accesses that were denied, by place and reason.
     pub denied: Vec<Denied>,
@@ -32,29 +32,29 @@ pub(crate) struct BackendStatus {
 
 /// A virtual machine's side of a card, as the daemon sees it while the device is with its thread.
 pub trait VmBackend: Send + Sync {
-    /// Returns how it does; called from any thread, must not wait for a guest.
+    /// Returns its status; called from any thread, must not wait for a guest.
     fn status(&self) -> BackendStatus;
 
-    /// Its number in the scheduler of its card; `None` when nothing stands between its guest and the card.
+    /// Returns its number in the scheduler of its card; `None` if its guest has the card directly.
     fn scheduled_as(&self) -> Option<VmId> {
         None
     }
 
-    /// The mediated virtual machine, which another daemon can go on with; `None` when it is none.
+    /// Returns the mediated virtual machine, which another daemon can take over; `None` for other kinds.
     fn mediated(&self) -> Option<&MediatedVm> {
         None
     }
 
-    /// Does `act` while the virtual machine is at work for long.
+    /// Calls `act` while the virtual machine's lock is held.
     #[cfg(test)]
     fn while_locked(&self, act: &mut (dyn FnMut() + Send)) {
         act();
     }
 
-    /// Gives back all that the virtual machine has on the card. Called once, when its device has been dropped.
+    /// Returns all resources that the virtual machine has on the card. Called once, when its device has been dropped.
     ///
     /// # Errors
-    /// When the card keeps something; the operator is told.
+    /// When resources stay on the card; the operator is told.
     fn release(&self) -> Result<(), BackendError> {
         Ok(())
     }
@@ -62,29 +62,29 @@ pub trait VmBackend: Send + Sync {
 
 /// A device and its status.
 pub struct Built {
-    /// The side that the vfio-user server calls.
+    /// The part that the vfio-user server calls.
     pub device: Box<dyn Device>,
-    /// The side that the daemon asks.
+    /// The part that the daemon asks.
     pub backend: Arc<dyn VmBackend>,
 }
 
-/// Why a device or a card could not be made.
+/// Why a device or a card could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub(crate) struct BackendError {
     /// The error.
     pub what: String,
-    /// Remedy for the operator, when it is for want of memory.
+    /// Remedy for the operator, when memory is short.
     pub lacks: Option<String>,
 }
 
 impl BackendError {
-    /// A failure of any other kind.
+    /// Creates a failure of any other kind.
     pub fn failed(what: impl ToString) -> Self {
         Self { what: what.to_string(), lacks: None }
     }
 
-    /// A lack of memory.
+    /// Creates a lack of memory.
     #[must_use]
     pub fn lacking(Shortage { what, what_to_do }: Shortage) -> Self {
         Self { what, lacks: Some(what_to_do) }
@@ -94,31 +94,31 @@ impl BackendError {
 /// Status of a card, for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CardStatus {
-    /// Why it is out of service with all that use it, if it is.
+    /// Reason why it is out of service with all its users, if it is.
     pub failed: Option<String>,
-    /// Reason why it does not serve for now, if it is expected back by itself.
+    /// Reason why it does not serve for now, if it is expected to recover by itself.
     pub trouble: Option<String>,
     /// PCI vendor and device, as `10de:06d8`.
     pub pci_id: String,
-    /// Chip or model, where that is known.
+    /// Chip or model, if known.
     pub model: String,
-    /// MiB of BAR1 and BAR3, if they are not what the configuration says.
+    /// MiB of BAR1 and BAR3, if they differ from the configuration.
     pub apertures_mib: Option<[u64; 2]>,
     /// Channels of the card that virtual machines can have.
     pub channels: u32,
-    /// MiB of VRAM that have no owner, if the mediator has the card. What the configuration promises may be less.
+    /// MiB of VRAM that no VM has, if the mediator has the card. The configuration may promise less.
     pub vram_free_mib: Option<u64>,
-    /// MiB of VRAM in which memory of virtual machines lies; what a guest has never used lies nowhere.
+    /// MiB of VRAM that back memory of virtual machines; memory that a guest never used has no backing.
     pub vram_placed_mib: u64,
     /// MiB of VRAM that the mediator uses itself.
     pub vram_mediator_mib: u64,
-    /// Processes that use the card past its owner.
+    /// Processes that use the card without its owner.
     pub strangers: Vec<api::Stranger>,
     /// Bytes of the card in use for which neither a process nor a tenant can be charged.
     pub unexplained_bytes: u64,
 }
 
-/// A card that another daemon can go on with.
+/// A card that another daemon can take over.
 pub(crate) struct Movable {
     /// The mediator's side of it.
     pub host: Arc<HostCard>,
@@ -128,9 +128,9 @@ pub(crate) struct Movable {
     pub next_vm: u32,
 }
 
-/// A virtual machine that was made on a card to become one that comes from another.
+/// A virtual machine that was created on a card to receive one from another card.
 pub(crate) struct Awaiting {
-    /// The side that the vfio-user server is to call.
+    /// The part that the vfio-user server will call.
     pub device: Box<dyn Device>,
     /// The virtual machine.
     pub vm: Arc<MediatedVm>,
@@ -138,12 +138,12 @@ pub(crate) struct Awaiting {
     pub settings: Settings,
 }
 
-/// A card that is there, and makes the devices of its virtual machines.
+/// A card that is present, and creates the devices of its virtual machines.
 pub(crate) trait CardBackend: Send + Sync {
-    /// Returns how it does.
+    /// Returns its status.
     fn status(&self) -> CardStatus;
 
-    /// The interrupts of a virtual machine's device.
+    /// Returns the interrupts of a virtual machine's device.
     fn irqs(&self) -> IrqCounts {
         IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }
     }
@@ -153,44 +153,44 @@ pub(crate) trait CardBackend: Send + Sync {
         None
     }
 
-    /// Changes how its time is shared, from now on; the settings are within their bounds. What waits and what runs
-    /// goes on.
+    /// Changes how its time is shared, from now on; the settings are within their bounds. Waiting and running work is
+    /// not interrupted.
     fn set_scheduler(&self, _config: sched::Config) {}
 
-    /// Changes what a virtual machine may have of its time, from now on; it is within its bounds.
+    /// Changes a virtual machine's share of its time, from now on; the share is within its bounds.
     fn set_share(&self, _vm: VmId, _params: VgpuParams) {}
 
-    /// Lets a virtual machine out of quarantine, and forgets its strikes.
+    /// Releases a virtual machine from quarantine, and forgets its strikes.
     fn release_vm(&self, _vm: VmId) {}
 
-    /// Begins a record of its scheduler of at most `limit` bytes, with the names of its virtual machines. `false` when it has
-    /// no scheduler now, or one is being made already.
+    /// Starts a record of its scheduler of at most `limit` bytes, with the names of its virtual machines. Returns
+    /// `false` if it has no scheduler now, or a record is already running.
     fn start_record(&self, _names: &BTreeMap<VmId, String>, _limit: usize) -> bool {
         false
     }
 
-    /// Ends the record and returns it; `None` when none is being made.
+    /// Ends the record and returns it; `None` if no record is running.
     fn end_record(&self) -> Option<Vec<u8>> {
         None
     }
 
-    /// The card as the mediator has it, if it has; what is done with its memory is done there.
+    /// Returns the mediator's side of the card, through which its memory is managed, if the mediator has the card.
     fn mediated(&self) -> Option<Arc<HostCard>> {
         None
     }
 
-    /// The card, for another daemon to go on with; `None` when the mediator does not have it, so that there is nothing to go on with.
+    /// Returns the card for another daemon to take over; `None` if the mediator does not have it.
     ///
     /// # Errors
-    /// When it cannot go over.
+    /// When it cannot be handed over.
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
         Err(BackendError::failed(
             "a card of this kind cannot go over to another daemon yet; stop its VMs, and restart the daemon",
         ))
     }
 
-    /// Makes a virtual machine that is to become one from another card, whose guest sees `vram_bytes` bytes of VRAM. As
-    /// [`Self::build`] otherwise.
+    /// Creates a virtual machine that will receive one from another card, whose guest sees `vram_bytes` bytes of VRAM.
+    /// Otherwise like [`Self::build`].
     ///
     /// # Errors
     /// When the card cannot serve it.
@@ -206,8 +206,8 @@ pub(crate) trait CardBackend: Send + Sync {
         Ok(())
     }
 
-    /// Makes the device of a virtual machine. The daemon calls it for one machine at a time and has made sure that names
-    /// are unique, that memory suffices by the configuration, and that passthrough excludes others.
+    /// Creates the device of a virtual machine. The daemon calls it for one machine at a time and has checked that
+    /// names are unique, that the configured memory suffices, and that passthrough excludes others.
     ///
     /// # Errors
     /// When the card cannot serve it.
@@ -216,9 +216,9 @@ pub(crate) trait CardBackend: Send + Sync {
 
 /// Opens the cards of a configuration.
 pub(crate) trait OpenCard: Send + Sync {
-    /// Opens one.
+    /// Opens one card.
     ///
     /// # Errors
-    /// When it cannot be had.
+    /// When it is not available.
     fn open(&self, card: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError>;
 }

@@ -1,4 +1,4 @@
-//! The cards of a configuration, opened, and what they make of virtual machines.
+//! The cards of a configuration, opened, and the devices that they create for virtual machines.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -28,13 +28,14 @@ use vgpu::{MediatedVm, PvSettings, SavedSide, Settings};
 /// Opens real and software cards.
 #[derive(Clone, Debug, Default)]
 pub struct Cards {
-    /// Places where the firmware of real cards' falcons is, and that of guests goes; nowhere without.
+    /// Folders of the firmware for real cards' falcons and of the firmware that guests load; `None` without a state
+    /// folder.
     store: Option<Store>,
     inbox: Option<Inbox>,
 }
 
 impl Cards {
-    /// Those of a daemon that keeps its state in a folder, if it does.
+    /// Returns the cards of a daemon; `state_dir` is the folder of its state, if it keeps any.
     #[must_use]
     pub fn of(state_dir: Option<&Path>) -> Self {
         let store = state_dir.map(Store::within);
@@ -46,7 +47,7 @@ impl Cards {
         Self { store, inbox }
     }
 
-    /// Firmware that the falcons of a card are to run.
+    /// Returns the firmware that the falcons of a card will run.
     fn firmware(&self, kind: CardKind) -> Result<Set, BackendError> {
         if kind == CardKind::Simgpu {
             return Ok(Set::stand_in());
@@ -61,7 +62,7 @@ impl Cards {
 impl OpenCard for Cards {
     fn open(&self, spec: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError> {
         let card = Physical::open(spec).map_err(BackendError::failed)?;
-        // It is asked for when the mediator takes the card, and may come until then.
+        // It is needed when the mediator takes the card, and may be installed until then.
         if let Err(error) = self.firmware(spec.kind) {
             tracing::warn!(card = spec.name, %error, "virtual machines cannot share the card yet");
         }
@@ -104,14 +105,14 @@ struct OwnedCard {
     spec: CardSpec,
     cards: Cards,
     card: Physical,
-    /// The mediator's side of the card, from the first mediated virtual machine until one wants passthrough.
+    /// The mediator's side of the card, from the first mediated virtual machine until one needs passthrough.
     host: Mutex<rank::Ownership, Option<Arc<HostCard>>>,
     /// Settings of its time, whether or not the mediator has it now.
     scheduler: Mutex<rank::SchedulerSettings, sched::Config>,
     /// Settings of its memory.
     memory: Mutex<rank::MemorySettings, CardMemory>,
     next_vm: AtomicU32,
-    /// A virtual machine had the card by passthrough, and what it left in VRAM is still there.
+    /// A virtual machine had the card by passthrough, and its data is still in VRAM.
     left_over: AtomicBool,
 }
 
@@ -123,7 +124,7 @@ impl OwnedCard {
         Self { spec, cards, card, host, scheduler, memory, next_vm, left_over }
     }
 
-    /// Settings of the card's owner, as they are now.
+    /// Returns the current settings of the card's owner.
     fn sharing(&self) -> Sharing {
         Sharing {
             chunk_bytes: self.spec.chunk_kib << 10,
@@ -137,7 +138,8 @@ impl OwnedCard {
         }
     }
 
-    /// Settings of a virtual machine whose guest sees so much VRAM, of which all is kept for it if that is how it is.
+    /// Returns the settings of a virtual machine whose guest sees `vram_bytes` of VRAM. All of it is guaranteed if the
+    /// configuration says so.
     fn settings(&self, vm: &VmSpec, vram_bytes: u64) -> Settings {
         let mut memory = vm.memory.limits(vm.vram_mib.unwrap_or(0), &self.spec);
         if memory.on_full == OnFull::Refuse {
@@ -164,9 +166,10 @@ impl OwnedCard {
         Settings { share, shadow: vm.shadow, apertures, queue_limit: vm.memory.queue_limit(), paravirtual }
     }
 
-    /// Takes the card from the mediator, for passthrough. What another virtual machine left in VRAM is zeroed.
+    /// Takes the card from the mediator, for passthrough. Zeroes the data that another virtual machine left in VRAM.
     fn hand_over(&self) -> Result<(), BackendError> {
-        // The mediator scrubs what its virtual machines had when they go, so this is for passthrough after passthrough.
+        // The mediator scrubs the memory of its own virtual machines when they leave, so this is for passthrough after
+        // passthrough.
         if self.left_over.swap(true, Ordering::Relaxed) {
             let host = self.host()?;
             while host.lock().vram_mut().scrub_piece().map_err(BackendError::failed)? {}
@@ -177,7 +180,7 @@ impl OwnedCard {
         Ok(())
     }
 
-    /// The mediator's side of the card, if there is one that has not failed.
+    /// Returns the mediator's side of the card, if there is one that has not failed.
     fn working(&self) -> Option<Arc<HostCard>> {
         self.host.lock().clone().filter(|host| host.failure().is_none())
     }
@@ -214,7 +217,7 @@ impl CardBackend for OwnedCard {
             chunks.as_ref().map(|chunks| u64::from(count(chunks)).saturating_mul(chunks.chunk_bytes) >> 20)
         };
         let own = self.working().map_or(0, |host| host.own_channels());
-        // Of one that is not taken over yet, by what its configuration space says.
+        // For a card that is not taken over yet, the configuration space identifies the chip.
         let known = || nvspec::chip::CHIPS.iter().find(|chip| chip.pci_device == id.device);
         let chip = self.working().map(|host| host.info().chip).or_else(known);
         let placed = |chunks: &Summary| chunks.vms.values().map(|vm| vm.placed).fold(0, u32::saturating_add);
@@ -271,7 +274,7 @@ impl CardBackend for OwnedCard {
     }
 
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
-        // Also one that nobody uses: this process has it open.
+        // Also hand over an unused card: this process has it open.
         let card = self.card.going().map_err(BackendError::failed)?;
         let Some(host) = self.working() else { return Ok(None) };
         let next_vm = self.next_vm.load(Ordering::Relaxed);
@@ -316,7 +319,7 @@ impl CardBackend for OwnedCard {
         let memory = vm.memory.limits(vram, &self.spec);
         let mut vram_bytes = vram_bytes;
         if memory.on_full == OnFull::Refuse {
-            // The guest sees what can be kept for it, and that is kept.
+            // The guest sees as much as can be guaranteed to it, and that is guaranteed.
             let state = host.lock();
             let chunk = state.vram().chunks.chunk_bytes();
             let most = memory.guarantee.max(state.vram().chunks.spare()).min(memory.quota);
@@ -338,7 +341,7 @@ impl CardBackend for OwnedCard {
     }
 }
 
-/// The parts of a card that another daemon has given.
+/// The parts of a card that another daemon has handed over.
 pub(crate) struct GivenCard {
     /// The card's memory.
     pub vram: File,
@@ -350,7 +353,7 @@ pub(crate) struct GivenCard {
     pub vms: BTreeMap<VmId, (VmSpec, u64)>,
 }
 
-/// A card that is made of what another daemon gave, and is the other's still.
+/// A card that is built from another daemon's state, and still belongs to that daemon.
 pub(crate) struct ReopenedCard {
     owned: OwnedCard,
     card: GoingCard,
@@ -360,10 +363,10 @@ pub(crate) struct ReopenedCard {
 }
 
 impl Cards {
-    /// Makes a card of what another daemon has written down in `file`, and does nothing to it.
+    /// Builds a card from the state that another daemon has written to `file`, without touching the card.
     ///
     /// # Errors
-    /// When it does not go with the configuration, or is none that there can be.
+    /// When the state does not match the configuration, or is not valid.
     pub(crate) fn reopen(
         &self,
         spec: &CardSpec,
@@ -389,20 +392,20 @@ impl Cards {
 }
 
 impl ReopenedCard {
-    /// Its table of the configuration.
+    /// Returns its table of the configuration.
     pub(crate) fn spec(&self) -> &CardSpec {
         &self.owned.spec
     }
 
-    /// The interrupts of a virtual machine's device.
+    /// Returns the interrupts of a virtual machine's device.
     pub(crate) fn irqs(&self) -> IrqCounts {
         self.owned.irqs()
     }
 
-    /// Makes the device of a virtual machine that was saved, whose client is behind `link`.
+    /// Creates the device of a virtual machine that was saved, whose client is behind `link`.
     ///
     /// # Errors
-    /// When it is none that there can be.
+    /// When its state is not valid.
     pub(crate) fn vm(&mut self, vm: VmId, side: SavedSide, link: &Link) -> Result<Built, BackendError> {
         let settings = self.settings.get(&vm).ok_or_else(|| BackendError::failed("it was not saved"))?;
         let (device, made) = MediatedVm::reopen(&mut self.reopened, vm, side, settings, link)?;
@@ -410,7 +413,7 @@ impl ReopenedCard {
         Ok(Built { device: Box::new(device), backend: made })
     }
 
-    /// Takes the card over, which the other daemon has given away.
+    /// Takes over the card, which the other daemon has given up.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -421,7 +424,7 @@ impl ReopenedCard {
         if let Some(inbox) = &owned.cards.inbox {
             host.collect_firmware(inbox.clone());
         }
-        // What the configuration has otherwise now.
+        // Settings that the configuration has changed since.
         for (vm, Settings { share, .. }) in settings {
             let mut state = host.lock();
             state.set_share(vm, share.time);

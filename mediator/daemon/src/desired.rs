@@ -1,7 +1,8 @@
-//! A state that is desired: compared with the one that is, and made.
+//! A desired state: compared with the current one, and applied.
 //!
-//! A document names virtual machines and cards with those keys that matter to it; what it leaves out stays as it is. All of it
-//! is checked before anything is done. What cannot be changed while it is there is an obstacle, told with what to do.
+//! A document names virtual machines and cards with the keys that it sets; other keys stay unchanged. All of it is
+//! checked before anything is changed. A setting that cannot be changed while its object exists is an obstacle,
+//! reported with a remedy.
 
 use std::fmt;
 
@@ -18,10 +19,10 @@ use config::profile::Of;
 use config::{CardKind, CardSpec, TenantSpec, VmSpec, live};
 use kept::Tuning;
 
-/// The key of a card that takes nobody new.
+/// The key of a card that takes no new tenants.
 const DRAINED: &str = "drained";
 
-/// Why a part of a desired state cannot be had.
+/// Why a part of a desired state is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
     /// The kind of trouble.
@@ -38,12 +39,12 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// One thing that a document names, and what there is to do.
+/// One object of a document, and the step that it needs.
 struct Item {
     step: Step,
-    /// A virtual machine as it is to be.
+    /// The desired virtual machine.
     vm: Option<VmSpec>,
-    /// A tenant as it is to be.
+    /// The desired tenant.
     tenant: Option<TenantSpec>,
 }
 
@@ -61,7 +62,7 @@ struct Plan {
 }
 
 impl Daemon {
-    /// All that operators can change.
+    /// Returns all that operators can change.
     #[must_use]
     pub fn export(&self) -> Exported {
         let state = self.state.lock();
@@ -77,7 +78,7 @@ impl Daemon {
         }
     }
 
-    /// Returns what is not as `desired`; with `exact`, also what it does not name.
+    /// Returns the differences from `desired`; with `exact`, also objects that it does not name.
     ///
     /// # Errors
     /// When `desired` has keys or values that cannot be.
@@ -91,12 +92,12 @@ impl Daemon {
         Ok(Comparison { revision: state.revision.to_string(), differences: differences.collect() })
     }
 
-    /// Makes things as `desired`; with `prune`, virtual machines and tenants that it does not name are removed. With `dry_run`, only what
-    /// would be done is found out.
+    /// Applies `desired`; with `prune`, removes virtual machines and tenants that it does not name. With `dry_run`,
+    /// only reports the steps.
     ///
     /// # Errors
-    /// When a part of it cannot be had; nothing is done then, unless the card or the host failed on the way, which is told
-    /// together with what was done.
+    /// When a part of it is refused; nothing is changed then, unless the card or the host failed on the way. In that
+    /// case the error also names the completed steps.
     pub fn apply(
         &self,
         desired: &Desired,
@@ -128,7 +129,7 @@ impl Daemon {
                 plan.items.into_iter().partition(|item| self.is_of_owner(&item.step));
             (self.carry_out(items, &mut done), of_owners)
         };
-        // Who changes something else does not wait for the owners of CUDA cards.
+        // Other changes do not wait for the owners of CUDA cards.
         drop(one_at_a_time);
         let carried_out = carried_out.and_then(|()| self.carry_out(of_owners, &mut done));
         self.keep()?;
@@ -136,7 +137,7 @@ impl Daemon {
         Ok(Applied { revision: self.revision(), dry_run, steps: done })
     }
 
-    /// Returns what `desired` comes to, without regard to whether it can be had.
+    /// Returns the steps to `desired`, without a check that they are possible.
     fn plan(&self, state: &State, desired: &Desired, all: bool) -> Plan {
         let mut plan = Plan::default();
         if let Some(patch) = &desired.daemon {
@@ -208,7 +209,7 @@ impl Daemon {
         plan
     }
 
-    /// The same of tenants.
+    /// The same for tenants.
     fn plan_tenants(&self, plan: &mut Plan, state: &State, desired: &Desired) {
         for (index, patch) in desired.tenant.iter().enumerate() {
             let Some(name) = plan.name(Kind::Tenant, index, patch) else { continue };
@@ -235,7 +236,7 @@ impl Daemon {
         }
     }
 
-    /// Returns what stands against the tenants of a plan, beside the virtual machines that are to be there.
+    /// Returns the obstacles to the tenants of a plan, given the virtual machines that it results in.
     fn judge_tenants(&self, state: &State, plan: &Plan, vms: &[&VmSpec]) -> Vec<Obstacle> {
         let vms: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
         let changed =
@@ -275,14 +276,14 @@ impl Daemon {
         obstacles
     }
 
-    /// Notes what stands against a plan.
+    /// Adds the obstacles to a plan.
     fn judge(&self, state: &State, plan: &mut Plan) {
         let mut obstacles = Vec::new();
         for Item { step, .. } in &plan.items {
             let fixed = step.changes.iter().filter(|change| !changeable(step.kind, &change.key));
             obstacles.extend(fixed.map(|change| fixed_key(step, change)));
         }
-        // What is to be there in the end, those that stay first: they need not yield.
+        // The resulting virtual machines, those that stay first: they have priority.
         let changed =
             |name: &String| plan.items.iter().find(|item| item.step.kind == Kind::Vm && item.step.name == *name);
         let staying = state.vms.iter().filter_map(|(name, entry)| match changed(name) {
@@ -302,7 +303,7 @@ impl Daemon {
             let mut refusals = check::vm(&vm, &self.spec, &cards, &there);
             refusals.extend(arrival.refused(&vm.card, &cards));
             obstacles.extend(refusals.into_iter().filter_map(|refusal| {
-                // What is invalid was found already.
+                // Invalid values were found already.
                 let told = refusal.kind != RefusalKind::Invalid;
                 told.then(|| say(code_of(refusal.kind), format!("{}: {}", refusal.field, refusal.what)))
             }));
@@ -329,14 +330,14 @@ impl Daemon {
         plan.obstacles.append(&mut obstacles);
     }
 
-    /// Says whether the owner of a CUDA card does a step.
+    /// Returns true if the owner of a CUDA card does a step.
     fn is_of_owner(&self, step: &Step) -> bool {
         let cuda = |card: &String| self.cards.get(card).is_some_and(|card| card.cuda.is_some());
         step.kind == Kind::Tenant || (step.kind == Kind::Card && cuda(&step.name))
     }
 
-    /// Does what is to be done, in order, and adds it to `done`. Needs `changing` and `tuning` for all but what owners of CUDA cards
-    /// do, and for that none of both.
+    /// Carries out steps in order, and adds each to `done`. Needs `changing` and `tuning`, except for steps of the
+    /// owners of CUDA cards, which need neither.
     fn carry_out(&self, items: Vec<Item>, done: &mut Vec<Step>) -> Result<(), DaemonError> {
         for Item { step, vm, tenant } in items {
             let result = match (step.action, step.kind) {
@@ -365,7 +366,7 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Changes tables of a card, as far as a step names them. One that is drained so keeps what it has.
+    /// Changes the tables of a card that a step names. A card that is drained this way keeps its tenants.
     fn change_card(&self, step: &Step) -> Result<(), DaemonError> {
         let [scheduler, memory] = ["scheduler", "memory"].map(|table| within(step, table));
         if let Some(drained) = drained_by(step) {
@@ -386,14 +387,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// The same of a tenant.
+    /// The same for a tenant.
     fn change_tenant(&self, step: &Step) -> Result<(), DaemonError> {
         let changes = step.changes.iter().map(|change| (change.key.clone(), change.to.clone()));
         let patch = with(&Map::new(), &changes.collect()).unwrap_or_default();
         self.tune_tenant(&step.name, &patch, None)
     }
 
-    /// The same of a virtual machine.
+    /// The same for a virtual machine.
     fn change_vm(&self, step: &Step) -> Result<(), DaemonError> {
         let [time, memory] = ["time", "memory"].map(|table| within(step, table));
         if !time.is_empty() {
@@ -407,7 +408,7 @@ impl Daemon {
 }
 
 impl Plan {
-    /// Marks the cards that are to be drained, or not.
+    /// Marks the cards that the plan drains or undrains.
     fn marked(&self, mut cards: Vec<CardSpec>) -> Vec<CardSpec> {
         let steps = || self.items.iter().map(|item| &item.step).filter(|step| step.kind == Kind::Card);
         for card in &mut cards {
@@ -421,7 +422,7 @@ impl Plan {
         self.obstacles.push(Obstacle { code, of, what });
     }
 
-    /// The name that a table has, which no other of its kind has.
+    /// Returns the name that a table has, if no other table of its kind has it.
     fn name(&mut self, kind: Kind, index: usize, table: &Map<String, Value>) -> Option<String> {
         let Some(name) = table.get("name").and_then(Value::as_str) else {
             let table = match kind {
@@ -441,8 +442,8 @@ impl Plan {
         Some(name.to_owned())
     }
 
-    /// Returns what a table changes of what is `now`, and what that is then. Keys that were left out count as what they
-    /// stand for.
+    /// Returns the changes that a table makes to `now`, and the result. Keys that were left out count as their
+    /// defaults.
     fn compared<T: Serialize + DeserializeOwned>(
         &mut self,
         kind: Kind,
@@ -470,7 +471,7 @@ impl Plan {
     }
 }
 
-/// Returns what is done first: room is made before it is used.
+/// Returns the order of a step: room is freed before it is used.
 fn turn(step: &Step) -> u8 {
     match (step.action, step.kind) {
         (Action::Remove, _) => 0,
@@ -499,7 +500,7 @@ fn code_of(kind: RefusalKind) -> ErrorCode {
     }
 }
 
-/// Returns what is wrong with what can be changed of a card.
+/// Returns the mistakes in the changeable settings of a card.
 fn card_mistakes(card: &CardSpec) -> Vec<String> {
     let told = |(key, what): (&str, String)| format!("{key}: {what}");
     if card.kind == CardKind::Cuda {
@@ -511,7 +512,7 @@ fn card_mistakes(card: &CardSpec) -> Vec<String> {
     scheduler.into_iter().chain(memory).collect()
 }
 
-/// Returns whether a step has a card drained or not, if it says so.
+/// Returns whether a step drains or undrains a card, if it does either.
 fn drained_by(step: &Step) -> Option<bool> {
     step.changes.iter().find(|change| change.key == DRAINED)?.to.as_bool()
 }
@@ -546,7 +547,7 @@ fn fixed_key(step: &Step, change: &KeyChange) -> Obstacle {
     Obstacle { code: ErrorCode::Conflict, of: described(step.kind, &step.name), what }
 }
 
-/// The changes of a step within one of its tables, as a patch of that table.
+/// Returns the changes of a step within one of its tables, as a patch of that table.
 fn within(step: &Step, table: &str) -> Map<String, Value> {
     let inner =
         |change: &KeyChange| Some((change.key.strip_prefix(table)?.strip_prefix('.')?.to_owned(), change.to.clone()));

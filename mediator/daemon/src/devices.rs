@@ -1,4 +1,5 @@
-//! The devices of crates `vgpu` and `passthrough` behind the daemon's seam, with what they tell in the words of the admin API.
+//! The devices of crates `vgpu` and `passthrough` as backends of the daemon, with their status in terms of the admin
+//! API.
 
 use api::{Denied, Driver};
 use passthrough::PassthroughVm;

@@ -1,24 +1,24 @@
-//! Cards that are emptied: the mark that keeps new virtual machines and tenants away, and moves of those that are there.
+//! Cards that are drained: the mark that keeps new virtual machines and tenants away, and moves of the present ones.
 //!
-//! The mark comes first, so that whoever arrives while virtual machines leave goes elsewhere or is refused. Each of them leaves by
-//! itself: in between, others change what they like.
+//! The mark comes first, so that a virtual machine that arrives during the drain goes elsewhere or is refused. Each
+//! virtual machine is moved separately: in between, other changes are possible.
 
 use super::{Daemon, DaemonError, Entry, Life, State};
 use api::{DrainReport, Left, Moved};
 use config::check::{self, Refusal};
 use config::{CardSpec, TenantSpec, VmSpec, place};
 
-/// Time at which somebody comes to a card.
+/// Time at which a virtual machine or tenant comes to a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// The configuration has it: a card that is drained may have it still.
+    /// The configuration has it: a drained card may still have it.
     Configured,
-    /// It comes now.
+    /// It arrives now.
     New,
 }
 
 impl Arrival {
-    /// Returns the reason why a card takes nobody who comes so.
+    /// Returns the reason why a card refuses this arrival, if it does.
     pub fn refused(self, card: &str, cards: &[CardSpec]) -> Option<Refusal> {
         let card = cards.iter().find(|known| known.name == card).filter(|_| self == Self::New)?;
         place::drained(card)
@@ -26,12 +26,12 @@ impl Arrival {
 }
 
 impl State {
-    /// Returns the cards of a configuration, with those marked that are drained now.
+    /// Returns the cards of a configuration, with the current drain marks.
     pub(super) fn marked(&self, cards: &[CardSpec]) -> Vec<CardSpec> {
         cards.iter().map(|card| CardSpec { drained: self.tuning(card).drained, ..card.clone() }).collect()
     }
 
-    /// Returns a virtual machine that can be moved as far as it is concerned.
+    /// Returns a virtual machine if its own state allows a move.
     fn movable(&self, name: &str) -> Result<&Entry, DaemonError> {
         let entry = self.vms.get(name).ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
         let what = match &entry.life {
@@ -54,17 +54,17 @@ impl State {
 }
 
 impl Daemon {
-    /// Returns the cards that work, as far as a virtual machine may move to them.
+    /// Returns the working cards to which a virtual machine may move.
     fn working(&self) -> Vec<CardSpec> {
         let fails =
             |card: &CardSpec| self.cards.get(&card.name).is_none_or(|card| card.backend.status().failed.is_some());
         self.specs.iter().filter(|card| !fails(card)).cloned().collect()
     }
 
-    /// Checks that a virtual machine may move to a card: that both can, and that the card has room for it and takes it.
+    /// Checks that a virtual machine may move to a card: both support it, and the card has room and accepts it.
     ///
     /// # Errors
-    /// What is in the way.
+    /// The obstacle.
     pub(crate) fn may_move(&self, name: &str, to: &str) -> Result<(), DaemonError> {
         let failed = self.known(to)?.backend.status().failed;
         let state = self.state.lock();
@@ -84,7 +84,7 @@ impl Daemon {
         }
     }
 
-    /// Chooses another card for a virtual machine, by the daemon's policy.
+    /// Chooses another card for a virtual machine with the daemon's policy.
     fn other_card(&self, name: &str) -> Result<String, DaemonError> {
         let working = self.working();
         let state = self.state.lock();
@@ -99,10 +99,11 @@ impl Daemon {
         Err(DaemonError::Immovable { vm: name.to_owned(), why })
     }
 
-    /// Moves a virtual machine to a card, or to another one by the daemon's policy, if the revision is still `expected`.
+    /// Moves a virtual machine to `card`, or to a card that the daemon's policy chooses, if the revision is still
+    /// `expected`.
     ///
     /// # Errors
-    /// When it, or the card, is none that can be; the virtual machine goes on where it is then.
+    /// When the virtual machine or the card is not suitable; the virtual machine then continues where it is.
     pub(crate) fn move_if(&self, name: &str, card: Option<&str>, expected: Option<&str>) -> Result<Moved, DaemonError> {
         self.move_for(name, card, expected, "an operator wants it")
     }
@@ -123,7 +124,8 @@ impl Daemon {
         Ok(moved)
     }
 
-    /// Moves a virtual machine to a card that may have it, counts that, and logs it with the reason. Needs `changing`.
+    /// Moves a virtual machine to a card that it may use, counts the move, and logs it with the reason. Needs
+    /// `changing`.
     fn move_counted(&self, name: &str, card: &str, reason: &str) -> Result<Moved, DaemonError> {
         self.may_move(name, card)?;
         let done = self.move_vm_now(name, card);
@@ -141,7 +143,7 @@ impl Daemon {
         done
     }
 
-    /// Marks a card as drained or not. Nothing that outlives the daemon is written.
+    /// Marks a card as drained or not, without saving the change.
     pub(super) fn mark(&self, card: &str, drained: bool, expected: Option<&str>) -> Result<(), DaemonError> {
         let spec = &self.known(card)?.spec;
         let mut state = self.state.lock();
@@ -156,20 +158,20 @@ impl Daemon {
         Ok(())
     }
 
-    /// Has a card take nobody new if the revision is still `expected`, and moves its virtual machines to other cards, one after the
-    /// other. What cannot move goes on there, and is reported; doing it again tries again.
+    /// Drains a card if the revision is still `expected`, and moves its virtual machines to other cards, one after the
+    /// other. Virtual machines that cannot move continue there and are reported; another call tries again.
     ///
     /// # Errors
-    /// When there is no such card, the revision is another, or what was changed cannot be written.
+    /// When there is no such card, the revision is another, or the change cannot be written.
     pub(crate) fn drain_if(&self, card: &str, expected: Option<&str>) -> Result<DrainReport, DaemonError> {
         {
-            // Not while another daemon is given everything.
+            // Not while the state is handed over to another daemon.
             let _settings = self.tuning.lock();
             self.mark(card, true, expected)?;
         }
         self.keep()?;
         let (vms, mut left) = {
-            // Whoever was let in before the mark is there now, or has been refused.
+            // An arrival that was accepted before the mark is complete now, or has been refused.
             let _one_at_a_time = self.changing.lock();
             let state = self.state.lock();
             let of_card = |entry: &&Entry| entry.spec.card == card;
@@ -179,13 +181,13 @@ impl Daemon {
         };
         let (moved, stayed) = emptied(vms, |vm| self.move_off(vm, card));
         left.extend(stayed);
-        // What a move could not write, this does or tells.
+        // This writes changes that a move could not write, or reports that.
         self.keep()?;
         tracing::info!(card, moved = moved.len(), left = left.len(), "the card is drained");
         Ok(DrainReport { card: card.to_owned(), moved, left })
     }
 
-    /// Moves a virtual machine off a card that is drained; nothing if it is not there any more.
+    /// Moves a virtual machine off a card that is drained; does nothing if it has left.
     fn move_off(&self, name: &str, card: &str) -> Result<Option<Moved>, DaemonError> {
         let _one_at_a_time = self.changing.lock();
         {
@@ -207,7 +209,7 @@ impl Daemon {
         Ok(Some(moved))
     }
 
-    /// Has a card take virtual machines and tenants again if the revision is still `expected`.
+    /// Lets a card accept virtual machines and tenants again if the revision is still `expected`.
     ///
     /// # Errors
     /// When there is no such card, the revision is another, or the change cannot be written.
@@ -227,8 +229,8 @@ fn tenant_left(tenant: &TenantSpec) -> Left {
     Left { vm: tenant.name.clone(), why }
 }
 
-/// Has virtual machines leave by `move_off`, one after the other. Those that had no place to go are tried again as long as others
-/// leave: one that is to be near to another goes where that went.
+/// Moves virtual machines with `move_off`, one after the other. Those without a target are tried again while others
+/// still leave: a virtual machine with an affinity goes to the card of the other.
 fn emptied(
     mut vms: Vec<String>,
     mut move_off: impl FnMut(&str) -> Result<Option<Moved>, DaemonError>,

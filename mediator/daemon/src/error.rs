@@ -6,7 +6,7 @@ use api::ErrorCode;
 use config::check::{Refusal, RefusalKind};
 use listening::folders::FolderError;
 
-/// A request that failed: for people the text, for programs [`DaemonError::code`].
+/// A request that failed: the text is for people, [`DaemonError::code`] for programs.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// No virtual machine has the name.
@@ -21,23 +21,23 @@ pub enum DaemonError {
     /// No card has the name.
     #[error("there is no card `{0}`")]
     NoCard(String),
-    /// The virtual machine is being made or removed.
+    /// The virtual machine is being created or removed.
     #[error("VM `{0}` is being {1}")]
     Busy(String, &'static str),
-    /// The virtual machine cannot be as it is described.
+    /// The description of the virtual machine is refused.
     #[error("VM `{vm}`: {}", list(.refusals))]
     Refused {
         /// Its name.
         vm: String,
-        /// All that is against it.
+        /// All reasons.
         refusals: Vec<Refusal>,
     },
-    /// The tenant cannot be as it is described.
+    /// The description of the tenant is refused.
     #[error("tenant `{tenant}`: {}", list(.refusals))]
     TenantRefused {
         /// Its name.
         tenant: String,
-        /// All that is against it.
+        /// All reasons.
         refusals: Vec<Refusal>,
     },
     /// The owner of a CUDA card does not answer: which card, and since when or why.
@@ -46,7 +46,7 @@ pub enum DaemonError {
     /// Too many changes of a CUDA card wait.
     #[error("too many changes of card `{0}` wait for each other already")]
     Crowded(String),
-    /// A tenant was removed, but processes of it have not ended.
+    /// A tenant was removed, but some of its processes have not ended.
     #[error("tenant `{tenant}` is removed, but its processes {} have not ended: what they have of the card is not free",
         .pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
     Lingering {
@@ -55,10 +55,10 @@ pub enum DaemonError {
         /// The processes.
         pids: Vec<u32>,
     },
-    /// Something that only cards of virtual machines have.
+    /// The request is only possible for cards of virtual machines.
     #[error("card `{0}` is of kind = \"cuda\", of which there is no such record")]
     NoRecordOfCuda(String),
-    /// There is a tenant of that name.
+    /// The name belongs to a tenant.
     #[error("there is a tenant `{0}` already")]
     TenantThere(String),
     /// Too many tenants.
@@ -67,7 +67,7 @@ pub enum DaemonError {
     /// Too many virtual machines.
     #[error("there are {0} VMs already, as many as one daemon serves")]
     TooMany(usize),
-    /// Its socket could not be made.
+    /// Its socket could not be created.
     #[error("{0}")]
     Socket(#[from] BindError),
     /// Its socket has no folder.
@@ -81,23 +81,23 @@ pub enum DaemonError {
         /// Its name.
         name: String,
     },
-    /// The card refuses for want of something.
+    /// The card is short of a resource.
     #[error("{of}: {what}")]
     Quota {
-        /// The object that is refused it, with its name.
+        /// The object that is refused, with its name.
         of: String,
         /// The limit, with its key and value.
         what: String,
         /// Remedy for the operator.
         what_to_do: String,
     },
-    /// A virtual machine is no domain of Xen.
+    /// A virtual machine is not a Xen domain.
     #[error("VM `{0}` is no domain of Xen: it has no `xen_domain`")]
     NoDomain(String),
-    /// A virtual machine is a domain of Xen, and has no socket for another VMM.
+    /// A virtual machine is a Xen domain, and has no socket for another VMM.
     #[error("VM `{0}` is the domain `{1}` of Xen, and has no socket for another VMM")]
     IsDomain(String, String),
-    /// A virtual machine has its card by passthrough, so nobody shares the card's time.
+    /// A virtual machine has its card by passthrough, so the card's time is not shared.
     #[error("VM `{0}` has its card by passthrough, which has no scheduler then")]
     NoScheduler(String),
     /// A card has no scheduler.
@@ -109,21 +109,21 @@ pub enum DaemonError {
     /// Accesses of a VM cannot be counted now.
     #[error("accesses of VM `{0}` are being counted already")]
     Counting(String),
-    /// A setting cannot be as it is asked for: whose it is, its key, and what is wrong.
+    /// A setting has an unusable value: its object, its key, and the mistake.
     #[error("{of}: {what}")]
     Setting {
         /// The object that has the setting, with its name.
         of: String,
-        /// The key, and what is wrong.
+        /// The key, and the mistake.
         what: String,
     },
-    /// A value of a question cannot be answered.
+    /// A value of a query cannot be answered.
     #[error("{0}")]
     Query(String),
-    /// The next daemon does not go on with what this one has.
+    /// The next daemon does not take over this one's state.
     #[error("the daemon is not upgraded, and goes on as before: {0}")]
     NotHandedOver(String),
-    /// A virtual machine stays with its card: which card it does not get, and why.
+    /// A virtual machine cannot move: the target card, and the reason.
     #[error("VM `{vm}` cannot move to card `{to}`: {why}")]
     CannotMove {
         /// Its name.
@@ -133,7 +133,7 @@ pub enum DaemonError {
         /// Reason.
         why: String,
     },
-    /// A virtual machine is not saved.
+    /// A virtual machine could not be saved.
     #[error("VM `{vm}` is not saved: {why}")]
     NotSaved {
         /// Its name.
@@ -141,7 +141,7 @@ pub enum DaemonError {
         /// Reason.
         why: String,
     },
-    /// A virtual machine does not become what was saved.
+    /// A virtual machine could not be restored.
     #[error("VM `{vm}` is not restored: {why}")]
     NotRestored {
         /// Its name.
@@ -149,7 +149,7 @@ pub enum DaemonError {
         /// Reason.
         why: String,
     },
-    /// A virtual machine can move to no card.
+    /// No card is available for a virtual machine.
     #[error("VM `{vm}` cannot move to another card: {why}")]
     Immovable {
         /// Its name.
@@ -162,19 +162,19 @@ pub enum DaemonError {
     Changed {
         /// The revision that was asked for.
         expected: String,
-        /// The one that is.
+        /// The current one.
         now: String,
     },
-    /// Tables of a desired state that cannot be had.
+    /// Parts of a desired state that are refused.
     #[error("{}", lines(.0))]
     Desired(Vec<super::desired::Obstacle>),
-    /// Something was done before another thing failed.
+    /// Some steps were completed before another one failed.
     #[error("{error}; done before: {done}")]
     Partly {
         /// The failure.
         #[source]
         error: Box<DaemonError>,
-        /// The part that was done.
+        /// The completed part.
         done: String,
     },
     /// A change was made, but will not outlive the daemon.
@@ -199,7 +199,7 @@ fn list(refusals: &[Refusal]) -> String {
 }
 
 impl DaemonError {
-    /// Returns what kind of error it is.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn code(&self) -> ErrorCode {
         match self {
@@ -215,7 +215,7 @@ impl DaemonError {
             Self::CannotMove { .. } | Self::Immovable { .. } => ErrorCode::Conflict,
             Self::NotSaved { .. } | Self::NotRestored { .. } => ErrorCode::Conflict,
             Self::Desired(obstacles) => {
-                // The first of these is what to see to first.
+                // Report the kind that the operator should fix first.
                 let order = [ErrorCode::Invalid, ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Quota];
                 let any = |code: &ErrorCode| obstacles.iter().any(|obstacle| obstacle.code == *code);
                 order.into_iter().find(any).unwrap_or(ErrorCode::Failed)
@@ -238,7 +238,7 @@ impl DaemonError {
         }
     }
 
-    /// Returns what the operator can do about it.
+    /// Returns the remedy for the operator.
     #[must_use]
     pub fn what_to_do(&self) -> &str {
         match self {
@@ -304,7 +304,7 @@ impl DaemonError {
         }
     }
 
-    /// The body of the answer.
+    /// Returns the body of the response.
     #[must_use]
     pub fn to_api(&self) -> api::Error {
         api::Error { code: self.code(), error: self.to_string(), what_to_do: self.what_to_do().to_owned() }

@@ -1,5 +1,5 @@
-//! A daemon of tests: in a folder of its own, with cards that serve plain memory, or with software cards. Mistakes of the
-//! caller panic.
+//! A test daemon in its own folder, with cards that serve plain memory, or with software cards. Mistakes of the caller
+//! panic.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::net::UnixListener;
@@ -35,7 +35,7 @@ const TO: u64 = 0x200_0000;
 pub const BAR0: u32 = 0;
 /// A write here makes the device panic.
 pub const PANIC: u64 = 0x100;
-/// A write here makes the device ask whether its client's memory is shared.
+/// A write here makes the device check that its client's memory is shared.
 pub const CHECK: u64 = 0x200;
 /// Bytes of BAR0.
 const BAR0_BYTES: usize = 4096;
@@ -43,7 +43,7 @@ const BAR0_BYTES: usize = 4096;
 /// Names of virtual machines whose backends have been released.
 pub type Released = Arc<Mutex<Vec<String>>>;
 
-/// Opens cards that serve plain memory, and tells of the VMs that were released.
+/// Opens cards that serve plain memory, and records the VMs that were released.
 pub struct FakeOpener(pub Released);
 
 impl OpenCard for FakeOpener {
@@ -102,7 +102,7 @@ impl VmBackend for FakeBackend {
     }
 }
 
-/// Plain memory with two magic places.
+/// Plain memory with two magic offsets.
 struct FakeDevice {
     echo: EchoDevice,
     link: Link,
@@ -137,7 +137,7 @@ impl Device for FakeDevice {
     fn disconnected(&mut self) {}
 }
 
-/// A daemon with two cards of 512 MiB in a folder of its own.
+/// A daemon with two cards of 512 MiB in its own folder.
 pub struct Fixture {
     /// The folder.
     pub folder: TempDir,
@@ -154,7 +154,7 @@ impl Default for Fixture {
 }
 
 impl Fixture {
-    /// With two cards that serve plain memory.
+    /// Starts a daemon with two cards that serve plain memory.
     #[must_use]
     pub fn new() -> Self {
         Self::with_listeners(|_| HashMap::new())
@@ -163,7 +163,7 @@ impl Fixture {
     /// The same, with sockets of units.
     ///
     /// # Panics
-    /// A daemon that does not start.
+    /// If the daemon does not start.
     #[must_use]
     pub fn with_listeners(listeners: impl FnOnce(&Path) -> Listeners) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -173,7 +173,7 @@ impl Fixture {
         Self { folder, daemon, released }
     }
 
-    /// A daemon with software cards, as its configuration says, under the same folder.
+    /// Starts a daemon with the software cards of this configuration, under the same folder.
     pub fn real(cards: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = Config::parse(&format!("{}{cards}", daemon_table(folder.path())), "test").unwrap();
@@ -181,16 +181,16 @@ impl Fixture {
         Self { folder, daemon, released: Released::default() }
     }
 
-    /// A path in the folder.
+    /// Returns a path in the folder.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// A client of a VM.
+    /// Connects a client to a VM.
     ///
     /// # Panics
-    /// A socket that nobody serves.
+    /// If no server accepts on the socket.
     #[must_use]
     pub fn connect(&self, name: &str) -> Client {
         let client = Client::connect(&self.path(&format!("{name}.sock"))).unwrap();
@@ -198,10 +198,10 @@ impl Fixture {
         client
     }
 
-    /// A VM's state.
+    /// Returns a VM's state.
     ///
     /// # Panics
-    /// A name that no VM has.
+    /// If no VM has the name.
     #[must_use]
     pub fn state(&self, name: &str) -> VmState {
         self.daemon.vm(name).unwrap().state
@@ -211,19 +211,19 @@ impl Fixture {
 /// Sockets of units by name.
 pub(crate) type Listeners = HashMap<String, UnixListener>;
 
-/// A daemon that keeps nothing.
+/// Starts a daemon that stores no overrides.
 ///
 /// # Errors
-/// As [`Daemon::start`].
+/// Those of [`Daemon::start`].
 pub(crate) fn start(config: Config, opener: &dyn OpenCard, listeners: Listeners) -> Result<Arc<Daemon>, DaemonError> {
     let sockets = Sockets::new(listening::Activated { listeners, ..Default::default() });
     Daemon::start(config, opener, sockets, Keeper::default())
 }
 
-/// A configuration of software cards under a folder.
+/// Returns a configuration of software cards under a folder.
 ///
 /// # Panics
-/// A folder whose path is no string of TOML.
+/// If the folder's path is not a TOML string.
 #[must_use]
 pub fn config(folder: &Path, cards: &[&str]) -> Config {
     let cards: String = cards
@@ -233,14 +233,14 @@ pub fn config(folder: &Path, cards: &[&str]) -> Config {
     Config::parse(&format!("{}{cards}", daemon_table(folder)), "test").unwrap()
 }
 
-/// The `[daemon]` table of a daemon under a folder.
+/// Returns the `[daemon]` table of a daemon under a folder.
 #[must_use]
 pub fn daemon_table(folder: &Path) -> String {
     let folder = folder.display();
     format!("[daemon]\nadmin_socket = \"{folder}/admin.sock\"\nsocket_dir = \"{folder}\"\n")
 }
 
-/// Waits until something is so; what it waits for comes from another thread.
+/// Waits until another thread has made `so` true.
 pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
@@ -253,7 +253,7 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
 pub struct Served {
     /// The daemon.
     pub fixture: Fixture,
-    /// Times that a watchdog would have been fed by the thread that serves the API.
+    /// Times that the thread that serves the API would have fed a watchdog.
     pub fed: Arc<AtomicU64>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<std::io::Result<()>>>,
@@ -266,16 +266,16 @@ impl Default for Served {
 }
 
 impl Served {
-    /// With two cards that serve plain memory.
+    /// Serves a daemon with two cards that serve plain memory.
     #[must_use]
     pub fn new() -> Self {
         Self::over(Fixture::new())
     }
 
-    /// Over a daemon that there is.
+    /// Serves the API of an existing daemon.
     ///
     /// # Panics
-    /// A socket that cannot be made.
+    /// If a socket cannot be created.
     #[must_use]
     pub fn over(fixture: Fixture) -> Self {
         let listeners = crate::admin::Listeners {
@@ -303,7 +303,7 @@ impl Served {
     /// Ends the server.
     ///
     /// # Errors
-    /// As `admin::serve`.
+    /// Those of `admin::serve`.
     pub fn end(&mut self) -> std::io::Result<()> {
         drop(self.stop.take());
         self.thread.take().map_or(Ok(()), |thread| thread.join().unwrap())
@@ -316,14 +316,14 @@ impl Drop for Served {
     }
 }
 
-/// A daemon with one software card; `more` is added to its table.
+/// Starts a daemon with one software card; `more` is added to its table.
 #[must_use]
 pub fn one_card(more: &str) -> Served {
     let card = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n";
     Served::over(Fixture::real(&format!("{card}{more}")))
 }
 
-/// A guest with a channel and two buffers.
+/// Returns a guest with a channel and two buffers.
 pub fn guest(served: &Served, name: &str) -> (Driver<RemoteGuest>, Channel) {
     let socket = served.fixture.path(&format!("{name}.sock"));
     let mut driver = Driver::new(RemoteGuest::connect(&socket, VM_MIB << 20).unwrap());

@@ -1,4 +1,4 @@
-//! The way to a virtual machine: a socket for a VMM, or a domain of Xen.
+//! The endpoint of a virtual machine: a socket for a VMM, or a Xen domain.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -15,19 +15,20 @@ use super::account;
 use super::error::DaemonError;
 use listening::{Listening, SocketPath, Sockets, folders};
 
-/// A way to a virtual machine that is open, and serves nobody yet.
+/// An endpoint that is open, and serves no client yet.
 pub(super) enum Front {
-    /// A socket that listens: a VMM that connects early waits in the backlog. With its path, unless the service manager made it.
+    /// A socket that listens: a VMM that connects early waits in the backlog. With its path, unless the service manager
+    /// created it.
     Socket(Listening),
     /// The domain of that name.
     Domain(DomainName),
 }
 
 impl Front {
-    /// Opens what a virtual machine asks for.
+    /// Opens the endpoint that a virtual machine asks for.
     ///
     /// # Errors
-    /// When there can be no such socket, or its owner is unknown.
+    /// When the socket cannot be created, or its owner is unknown.
     pub fn open(spec: &VmSpec, folder: &Path, sockets: &Sockets) -> Result<Self, DaemonError> {
         if let Some(domain) = &spec.xen_domain {
             let name = domain.parse().map_err(|error| failed(&spec.name, &error))?;
@@ -38,10 +39,10 @@ impl Front {
         Ok(Self::Socket(sockets.of_vm(&spec.name, &spec.socket_path(folder), &rights)?))
     }
 
-    /// Makes the server. Returns it with the socket's path.
+    /// Creates the server. Returns it with the socket's path.
     ///
     /// # Errors
-    /// When this host has no Xen, or cannot serve a socket; the path is forgotten then.
+    /// When this host has no Xen, or cannot serve a socket; the socket is then removed.
     pub fn serve(
         self,
         vm: &str,
@@ -76,14 +77,15 @@ fn failed(vm: &str, error: &dyn std::fmt::Display) -> DaemonError {
 
 /// The server that a virtual machine's thread runs.
 pub(super) enum FrontServer {
-    /// Of a socket.
+    /// Server of a socket.
     Socket(Server),
-    /// Of a domain.
+    /// Server of a domain.
     Xen(XenServer),
 }
 
 impl FrontServer {
-    /// Serves until `stop`, going on with clients that were `parked`. Returns them as they are if it is to rest.
+    /// Serves until `stop`, starting with the suspended clients in `parked`. Returns its clients if it must suspend
+    /// them.
     ///
     /// # Errors
     /// When the host fails.
@@ -100,10 +102,10 @@ impl FrontServer {
         }
     }
 
-    /// Clients that another daemon has served, with what was behind their link put behind `link`.
+    /// Returns clients that another daemon has served, and connects their memory and interrupts to `link`.
     ///
     /// # Errors
-    /// When they are none that there can be, or their memory cannot be mapped.
+    /// When their state is not valid, or their memory cannot be mapped.
     pub fn parked(&self, saved: SavedClients, descriptors: Vec<OwnedFd>, link: &Link) -> Result<Parked, ParkError> {
         match self {
             Self::Socket(server) => server.restored(saved, descriptors, link),
@@ -111,7 +113,7 @@ impl FrontServer {
         }
     }
 
-    /// The client of a daemon that was killed, with what was behind its link put behind `link`.
+    /// Returns the client of a daemon that was killed, and connects its memory and interrupts to `link`.
     ///
     /// # Errors
     /// As [`Self::parked`].
@@ -122,10 +124,10 @@ impl FrontServer {
         }
     }
 
-    /// Another descriptor of the listening socket.
+    /// Duplicates the descriptor of the listening socket.
     ///
     /// # Errors
-    /// When there is none.
+    /// When this fails.
     pub fn listener(&self) -> std::io::Result<OwnedFd> {
         match self {
             Self::Socket(server) => server.listener(),
@@ -133,7 +135,7 @@ impl FrontServer {
         }
     }
 
-    /// Names whom it waits for.
+    /// Returns the kind of client that it waits for.
     pub fn awaits(&self) -> &'static str {
         match self {
             Self::Socket(_) => "a VMM",

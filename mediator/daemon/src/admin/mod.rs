@@ -1,13 +1,13 @@
 //! The admin API: HTTP and JSON over a UNIX socket, and Prometheus metrics.
 //!
-//! Parts: [`routes`] (what is done), and the crate [`admin_socket`] (so many connections at a time, bodies that are streams). What goes over the wire is the crate [`api`]'s, but for
-//! [`metrics`].
+//! Parts: [`routes`] (the requests), and the crate [`admin_socket`] (limits on connections, bodies that are streams).
+//! The crate [`api`] defines the messages, except for [`metrics`].
 //!
-//! It runs on a thread of its own and never on the path of a guest's data. Requests that take long (a virtual machine is added
-//! or removed) run beside it, so that looking never waits.
+//! It runs on its own thread and never on the path of a guest's data. Requests that take long (adding or removing a
+//! virtual machine) run concurrently, so that read-only requests never wait.
 //!
-//! There is no authentication beyond the rights of the sockets: who may connect to the admin socket may do everything, who may
-//! connect to the read-only one may look.
+//! The access rights of the sockets are the only authentication: a client of the admin socket may do everything, a
+//! client of the read-only socket may only read.
 
 use std::future::{Future, IntoFuture};
 use std::os::unix::net::UnixListener;
@@ -22,20 +22,21 @@ pub mod routes;
 #[cfg(test)]
 mod tests;
 
-/// Time that clients have to finish when the daemon ends: one that stops in the middle of a request must not hold it up.
+/// Time that clients have to finish when the daemon ends: a client that stops in the middle of a request must not delay
+/// it.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The sockets of the API.
 #[derive(Debug)]
 pub(crate) struct Listeners {
-    /// Takes all requests.
+    /// Accepts all requests.
     pub admin: UnixListener,
-    /// Takes requests that only look.
+    /// Accepts only requests that change nothing.
     pub read_only: Option<UnixListener>,
 }
 
-/// Serves the API on listening sockets until `stop` is done; requests under way are
-/// answered first, as far as they end within two seconds.
+/// Serves the API on listening sockets until `stop` is done. Requests in flight are answered first if they finish
+/// within two seconds.
 ///
 /// # Errors
 /// When a socket cannot be used.
@@ -48,7 +49,7 @@ pub(crate) async fn serve(
     let until_stopped = || {
         let mut stopped = stopped.clone();
         async move {
-            // An error: nobody will say so any more.
+            // An error means that the sender is gone, so no stop signal can come.
             let _ = stopped.wait_for(|stopped| *stopped).await;
         }
     };

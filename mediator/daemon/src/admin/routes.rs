@@ -27,7 +27,7 @@ const MAX_BODY: usize = 64 << 10;
 /// The longest record of a scheduler, in ms.
 const RECORD_MS: u64 = 60_000;
 
-/// The requests that only look: those with the method GET or HEAD.
+/// Returns the router of the requests that change nothing: those with the method GET or HEAD.
 pub fn read_only(daemon: Arc<Daemon>) -> Router {
     router(daemon).layer(axum::middleware::from_fn(async |request: Request, next: Next| {
         if matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -40,7 +40,7 @@ pub fn read_only(daemon: Arc<Daemon>) -> Router {
     }))
 }
 
-/// All requests.
+/// Returns the router of all requests.
 pub fn router(daemon: Arc<Daemon>) -> Router {
     Router::new()
         .route("/v1/vms", get(vms).post(add))
@@ -82,7 +82,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .with_state(daemon)
 }
 
-/// A failure as an answer.
+/// A failure as a response.
 struct Failure {
     status: StatusCode,
     body: api::Error,
@@ -126,7 +126,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// The revision that must still be, of a request's `If-Match`. `*` and no such header ask for none.
+/// The revision that a request's `If-Match` requires. `*` and a missing header require none.
 struct IfMatch(Option<String>);
 
 impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
@@ -180,7 +180,7 @@ async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The refusal of a table that describes nothing.
+/// Returns the refusal of a table that describes nothing.
 fn misdescribed(what: &str, table: &str) -> Failure {
     let advice = format!("send a JSON object with the keys of a [[{table}]] table");
     Failure::invalid(StatusCode::UNPROCESSABLE_ENTITY, what.to_owned(), &advice)
@@ -194,33 +194,33 @@ async fn profile(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) ->
     Ok(Json(look(move || daemon.profile(&name)).await?))
 }
 
-/// Changes that run at a time. Those of virtual machines run one after the other anyway; of those of one CUDA card so few wait for
-/// its owner that there are places for others.
+/// Changes that run at the same time. Changes of virtual machines are serialized anyway, and few enough changes of one
+/// CUDA card wait for its owner that others still get a permit.
 static CHANGES: Semaphore = Semaphore::const_new(128);
-/// Looks that run at a time. A look waits for none of the changes.
+/// Read-only requests that run at the same time. None of them waits for a change.
 static LOOKS: Semaphore = Semaphore::const_new(16);
 
-/// Runs a change beside other requests: it may take long.
+/// Runs a change on another thread, because it may take long.
 async fn beside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> Result<T, DaemonError> {
     off_thread(&CHANGES, work).await
 }
 
-/// Runs a look beside other requests: it takes locks, and the runtime must wait for none.
+/// Runs a read-only request on another thread: it takes locks, and the runtime must not wait for locks.
 async fn look<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> Result<T, DaemonError> {
     off_thread(&LOOKS, work).await
 }
 
-/// Runs what blocks on a thread for that, as soon as one of `places` is free. Every handler that asks the daemon does so by
-/// way of this: the runtime also tells the service manager's watchdog that the daemon goes on.
+/// Runs blocking work on a thread for it, as soon as `places` has a permit. Every handler that asks the daemon does so
+/// through this function: the runtime also feeds the service manager's watchdog.
 async fn off_thread<T: Send + 'static>(
     places: &'static Semaphore,
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> Result<T, DaemonError> {
-    // The place is given back when the work ends, also if the client goes before.
+    // The permit is returned when the work ends, even if the client disconnects earlier.
     let place = places.acquire().await;
     let done = tokio::task::spawn_blocking(move || {
         let _place = place;
@@ -249,7 +249,7 @@ async fn launch_args(
         let vmm = vmm.unwrap_or(if vm.xen_domain.is_some() { Vmm::Xen } else { Vmm::Qemu });
         let vmm = match (vmm, &vm.xen_domain) {
             (Vmm::Xen, Some(domain)) => {
-                // BAR0 of every card has as much.
+                // BAR0 has the same size on every card.
                 let bars = daemon.card(&vm.card).map_or(0, |card| card.bar1_mib.saturating_add(card.bar3_mib));
                 return Ok(launch::xl(domain, bars.saturating_add(16), &memory));
             }
@@ -379,7 +379,7 @@ struct RecordQuery {
     for_ms: u64,
 }
 
-/// The answer comes when the record is complete; if the client goes before, there is none.
+/// Answers when the record is complete. If the client disconnects earlier, the record is dropped.
 async fn record_scheduler(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,
@@ -391,7 +391,7 @@ async fn record_scheduler(
     Ok(([(header::CONTENT_TYPE, "application/jsonl")], beside(move || record.end()).await?))
 }
 
-/// As [`record_scheduler`].
+/// Like [`record_scheduler`].
 async fn record_accesses(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,
@@ -443,7 +443,7 @@ async fn set_vm_memory(
     Ok(Json(beside(move || daemon.set_vm_memory_if(&name, &patch, expected.as_deref())).await?))
 }
 
-/// A body that says what is to move.
+/// A body that says which memory to move.
 type MoveBody = Result<Json<api::MoveRequest>, JsonRejection>;
 
 async fn evict(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>, body: MoveBody) -> Answer<api::MoveReport> {
@@ -482,7 +482,7 @@ async fn export(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, 
     Ok(([(header::ETAG, format!("\"{}\"", exported.revision))], Json(exported)))
 }
 
-/// The body of a request that describes what is desired.
+/// Returns the desired state in the body of a request.
 fn desired(body: Result<Json<api::Desired>, JsonRejection>) -> Result<api::Desired, Failure> {
     let advice = "send a JSON object as `GET /v1/desired` gives it, with the keys that matter";
     let Json(desired) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;

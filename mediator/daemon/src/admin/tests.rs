@@ -17,11 +17,11 @@ mod ram;
 mod scheduler;
 mod schema;
 
-/// Clients of a daemon of tests.
+/// Clients of a test daemon.
 pub(crate) trait HasClient {
     fn client(&self) -> Client;
 
-    /// On the read-only socket.
+    /// Returns a client of the read-only socket.
     fn reader(&self) -> Client;
 }
 
@@ -160,7 +160,7 @@ fn client_that_stops_in_the_middle_of_a_request_holds_up_nobody() {
     let _ = hung.read_to_end(&mut rest);
 }
 
-/// Nothing here takes that long: a wait that ends by it has failed.
+/// Nothing here takes that long: a wait that reaches this limit has failed.
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
@@ -171,7 +171,7 @@ fn looks_are_answered_and_the_watchdog_is_fed_while_a_vm_is_at_work_and_a_client
     copy(&mut driver, &mut channel);
     driver.wait(&channel);
     let backend = served.fixture.daemon.running_vm("a").unwrap();
-    // Clients that ask and do not read, and one that never ends its request.
+    // Clients that send requests and do not read, and one that never completes its request.
     let mut blocked: Vec<UnixStream> = Vec::new();
     for _ in 0..4 {
         let mut client = UnixStream::connect(served.fixture.path("read.sock")).unwrap();
@@ -182,7 +182,7 @@ fn looks_are_answered_and_the_watchdog_is_fed_while_a_vm_is_at_work_and_a_client
         let (tell, told) = std::sync::mpsc::channel();
         let (admin, reader) = (served.client(), served.reader());
         let fed = served.fed.load(Ordering::Relaxed);
-        // Another thread: what is not answered is told, and not waited for.
+        // On another thread, so that a missing answer fails the test instead of blocking it.
         std::thread::spawn(move || {
             for client in [admin, reader] {
                 for path in LOOKS {
@@ -200,7 +200,7 @@ fn looks_are_answered_and_the_watchdog_is_fed_while_a_vm_is_at_work_and_a_client
     drop(blocked);
 }
 
-/// The requests that look at a VM.
+/// The requests that read the state of a VM.
 const LOOKS: [&str; 9] = [
     "/metrics",
     "/v1/vms",

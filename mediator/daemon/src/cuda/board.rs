@@ -1,4 +1,5 @@
-//! The last words of a card's owner: written by the thread that speaks to it, read without waiting for it.
+//! The latest status of a card's owner: written by the thread that talks to the owner, read without waiting for the
+//! owner.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -8,31 +9,31 @@ use cuda_control::{Card, TenantView};
 use locks::{Mutex, rank};
 use sched::History;
 
-/// An owner that takes longer to answer is taken for one that does not.
-// TIMEOUT: it answers at once; this is for a host that is very busy.
+/// Beyond this time without an answer, an owner counts as not answering.
+// TIMEOUT: it answers at once; this allows for a host that is very busy.
 const LATE: Duration = Duration::from_secs(2);
 
-/// A card as its owner has described it, with the uses of its time that are remembered.
+/// A card as its owner has described it, with the recent uses of its time.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// The last description.
     pub card: Card,
-    /// Time charged by interval, each with its begin, of each tenant.
+    /// Time charged per interval, with the start of each interval, by tenant.
     uses: BTreeMap<String, VecDeque<(u64, u64)>>,
 }
 
 impl Seen {
-    /// Takes in a description.
+    /// Adds a description.
     fn renew(&mut self, card: Card) {
         if card.now_ns < self.card.now_ns {
-            // Another owner, with another clock.
+            // A new owner has another clock.
             self.uses.clear();
         }
         self.uses.retain(|name, _| card.tenants.iter().any(|tenant| tenant.name == *name));
         for tenant in &card.tenants {
             let uses = self.uses.entry(tenant.name.clone()).or_default();
             for &(from, used) in &tenant.recent {
-                // Those that were not over when they were told are told again.
+                // Intervals that were incomplete when reported are reported again.
                 while uses.pop_back_if(|(last, _)| *last >= from).is_some() {}
                 uses.push_back((from, used));
             }
@@ -41,17 +42,18 @@ impl Seen {
         self.card = card;
     }
 
-    /// Begin of the intervals that are still to be told.
+    /// Returns the start of the first interval that must be reported again.
     fn since(&self) -> u64 {
         self.end().saturating_sub(History::INTERVAL)
     }
 
-    /// End of the last interval that is over.
+    /// Returns the end of the last complete interval.
     fn end(&self) -> u64 {
         self.card.now_ns - self.card.now_ns % History::INTERVAL
     }
 
-    /// Returns the time that a tenant was charged in the intervals of the last `window_ns` that are over, each with its begin.
+    /// Returns the time that a tenant was charged in the complete intervals of the last `window_ns`, each with its
+    /// start.
     pub fn uses(&self, tenant: &str, window_ns: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let (from, end) = (self.end().saturating_sub(window_ns), self.end());
         let uses = self.uses.get(tenant).into_iter().flatten().copied();
@@ -65,7 +67,7 @@ impl Seen {
         u32::try_from(permille).unwrap_or(u32::MAX)
     }
 
-    /// Returns what was said of a tenant.
+    /// Returns the description of a tenant.
     pub fn tenant(&self, name: &str) -> Option<&TenantView> {
         self.card.tenants.iter().find(|tenant| tenant.name == name)
     }
@@ -73,15 +75,15 @@ impl Seen {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Absent until the first owner has answered, and from the end of one until the next has.
+    /// Absent until the first owner has answered, and between the end of an owner and the first answer of the next.
     seen: Option<Arc<Seen>>,
-    /// Time at which the owner was asked what it has not answered yet.
+    /// Time at which the outstanding request was sent to the owner.
     asked: Option<Instant>,
-    /// Reason why there is no owner.
+    /// Reason why no owner runs.
     ended: Option<String>,
 }
 
-/// The board of one card.
+/// The status cell of one card.
 #[derive(Debug)]
 pub(super) struct Board {
     card: String,
@@ -93,10 +95,10 @@ impl Board {
         Self { card: card.to_owned(), state: Mutex::new(State::default()) }
     }
 
-    /// Returns the card as it was described last.
+    /// Returns the last description of the card.
     ///
     /// # Errors
-    /// Says why nothing is known of it now.
+    /// Why the state of the card is unknown now.
     pub fn seen(&self) -> Result<Arc<Seen>, String> {
         let state = self.state.lock();
         self.trouble_in(&state)?;
@@ -104,10 +106,10 @@ impl Board {
         state.seen.clone().ok_or_else(|| format!("the owner of card `{card}` has not described it yet"))
     }
 
-    /// Looks whether the owner answers.
+    /// Checks that the owner answers.
     ///
     /// # Errors
-    /// Says why not.
+    /// Why it does not answer.
     pub fn trouble(&self) -> Result<(), String> {
         self.trouble_in(&self.state.lock())
     }
@@ -123,22 +125,22 @@ impl Board {
         }
     }
 
-    /// The owner is being asked.
+    /// Notes that a request was sent to the owner.
     pub(super) fn asks(&self) {
         self.state.lock().asked = Some(Instant::now());
     }
 
-    /// It has answered, or there is none.
+    /// Notes that the owner has answered, or does not run.
     pub(super) fn answered(&self) {
         self.state.lock().asked = None;
     }
 
-    /// Begin of the intervals that are still to be told.
+    /// Returns the start of the first interval that must be reported again.
     pub(super) fn since(&self) -> u64 {
         self.state.lock().seen.as_ref().map_or(0, |seen| seen.since())
     }
 
-    /// It has described the card.
+    /// Notes a new description of the card.
     pub(super) fn described(&self, card: Card) {
         let mut state = self.state.lock();
         let mut seen = state.seen.take().map_or_else(Seen::default, Arc::unwrap_or_clone);
@@ -146,7 +148,7 @@ impl Board {
         (state.seen, state.ended) = (Some(Arc::new(seen)), None);
     }
 
-    /// There is none any more.
+    /// Notes that the owner has ended.
     pub(super) fn ended(&self, why: &str) {
         *self.state.lock() = State { seen: None, asked: None, ended: Some(why.to_owned()) };
     }

@@ -1,10 +1,10 @@
-//! Cards behind NVIDIA's driver: each has an owner, a process of its own, that the daemon starts, tells its tenants, and
-//! starts again when it ends.
+//! Cards behind NVIDIA's driver. Each has an owner, a separate process. The daemon starts it, sends it its tenants, and
+//! restarts it when it ends.
 //!
-//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `board` (what it has said last, for who
-//! looks), `show` (the same as the admin API has it). Decision 040 says why the owner is no part of the daemon.
+//! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `board` (its last status, for
+//! readers), `show` (the same in the form of the admin API). Decision 040 says why the owner is not part of the daemon.
 //!
-//! Who looks never waits for an owner. Changes of one card wait for each other and for its owner, with no other lock held.
+//! Readers never wait for an owner. Changes of one card wait for each other and for its owner, with no other lock held.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,12 +35,12 @@ use process::{Command, Supervisor};
 const MIB: u64 = 1 << 20;
 /// Nanoseconds of a millisecond.
 const MS: u64 = 1_000_000;
-/// Time that an owner has to answer.
-// TIMEOUT: it answers at once; one that does not is stuck in the driver.
+/// Time within which an owner must answer.
+// TIMEOUT: it answers at once; an owner that does not is stuck in the driver.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Changes of one card that may wait for each other: more would take the places of those of other cards.
+/// Changes of one card that may wait at the same time: more would use up the permits of changes of other cards.
 const CHANGES: usize = 16;
-/// Length of a turn as a multiple of the copies at its begin, when nothing is said (decision 026).
+/// Length of a quantum as a multiple of the copies at its start, if the configuration has none (decision 026).
 const QUANTUM_FACTOR: u32 = 80;
 
 /// A card with its owner.
@@ -53,19 +53,19 @@ pub(super) struct CudaCard {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     changing: Mutex<rank::CudaChanging, ()>,
-    /// Changes that wait or are made.
+    /// Number of changes that wait or run.
     changes: AtomicUsize,
 }
 
-/// The right to change a card: one at a time has it.
+/// The right to change a card; only one exists at a time.
 pub(super) struct Change<'a> {
     card: &'a CudaCard,
-    /// Given up before the count.
+    /// Dropped before the count.
     _turn: Guard<'a, rank::CudaChanging, ()>,
     _place: Place<'a>,
 }
 
-/// A place among the changes of a card.
+/// A place in the count of a card's changes.
 struct Place<'a>(&'a AtomicUsize);
 
 impl Drop for Place<'_> {
@@ -75,7 +75,7 @@ impl Drop for Place<'_> {
 }
 
 impl CudaCard {
-    /// Starts the owner of a card; `folder` is where it writes down which programs it serves.
+    /// Starts the owner of a card; the owner writes to `folder` which programs it serves.
     ///
     /// # Errors
     /// When there is no such program or card.
@@ -92,12 +92,12 @@ impl CudaCard {
         Ok(Self { spec: spec.clone(), model, commands, board, stop, thread: Some(thread), changing, changes })
     }
 
-    /// Configuration of the card.
+    /// Returns the configuration of the card.
     pub fn spec(&self) -> &CardSpec {
         &self.spec
     }
 
-    /// Returns the card as its owner has described it last, without waiting for it.
+    /// Returns the last description of the card, without waiting for its owner.
     ///
     /// # Errors
     /// The owner does not answer now.
@@ -105,7 +105,7 @@ impl CudaCard {
         self.board.seen().map_err(DaemonError::Owner)
     }
 
-    /// Waits until nobody else changes the card. No lock may be held that others need.
+    /// Waits until no other thread changes the card. The caller must not hold a lock that other threads need.
     ///
     /// # Errors
     /// Its owner does not answer now, or too many wait already.
@@ -116,14 +116,14 @@ impl CudaCard {
             return Err(DaemonError::Crowded(self.spec.name.clone()));
         }
         let turn = self.changing.lock();
-        // Those before this one may have found that there is no owner.
+        // A change before this one may have found that no owner runs.
         self.board.trouble().map_err(DaemonError::Owner)?;
         Ok(Change { card: self, _turn: turn, _place: place })
     }
 }
 
 impl Change<'_> {
-    /// Asks the owner for something, and waits for the answer; `of` is what it is about.
+    /// Sends the owner a request, and waits for the answer; `of` is the object of the request.
     ///
     /// # Errors
     /// Its refusal, or that it does not answer; nothing has changed then.
@@ -134,7 +134,7 @@ impl Change<'_> {
         let sent = self.card.commands.send(Command::Ask(Box::new(request), reply));
         sent.map_err(|_| gone("the daemon ends".to_owned()))?;
         locks::may_wait();
-        // The thread answers in any case: it waits for the owner so long, and no longer.
+        // The thread always answers: it waits for the owner for `ANSWER`, and no longer.
         let answer = answer.recv().map_err(|_| gone("the daemon ends".to_owned()))?;
         match answer.map_err(gone)? {
             Answer::Failed(what) => Err(DaemonError::Setting { of: of.to_owned(), what }),
@@ -153,7 +153,7 @@ impl Drop for CudaCard {
     }
 }
 
-/// The card where virtual machines' cards are asked.
+/// The card for callers that handle all kinds of cards.
 pub(super) struct Backend(pub(super) Arc<CudaCard>);
 
 impl CardBackend for Backend {
@@ -161,7 +161,7 @@ impl CardBackend for Backend {
         let seen = self.0.board.seen();
         let placed = seen.iter().flat_map(|seen| &seen.card.tenants).map(|tenant| tenant.on_card_bytes).sum::<u64>();
         CardStatus {
-            // The owner is started again; the card is not lost with it.
+            // The owner is restarted; the card is not lost with it.
             failed: None,
             trouble: seen.as_ref().err().cloned(),
             model: self.0.model.clone(),
@@ -199,7 +199,7 @@ fn settings(spec: &CardSpec, folder: &Path) -> Settings {
     }
 }
 
-/// The rules by which a card is shared, as its owner is told of them.
+/// Returns the rules of sharing a card, in the form for its owner.
 pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
     let Tuning { scheduler, memory, .. } = *tuning;
     let quanta = memory.quanta;
@@ -223,7 +223,7 @@ pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
     }
 }
 
-/// A tenant as its card's owner is told of it.
+/// Returns a tenant in the form for its card's owner.
 ///
 /// # Errors
 /// When a user or a group of its socket does not exist.

@@ -1,4 +1,4 @@
-//! The owner's process: started, spoken to, and started again when it ends.
+//! The owner's process: starts it, talks to it, and restarts it when it ends.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -19,26 +19,26 @@ use super::board::Board;
 const PROGRAM: &str = "cuda-owner";
 /// Folder of the program where it is installed by the package.
 const INSTALLED: &str = "/usr/lib/gpu-mediator";
-/// Time between two looks at the process and at what it says of the card. One that hangs is found by that, too.
+/// Interval at which the process is checked and describes the card. This also finds a process that hangs.
 const LOOK: Duration = Duration::from_millis(200);
-/// Time before an owner that ended is started again, doubled each time that it ends at once, up to [`DELAY_MOST`].
+/// Delay before an owner that ended is restarted, doubled each time that it ends at once, up to [`DELAY_MOST`].
 const DELAY: Duration = Duration::from_millis(100);
-/// Longest such time.
+/// Maximum of this delay.
 const DELAY_MOST: Duration = Duration::from_secs(30);
-/// An owner that lived so long did not end at once.
+/// An owner that lived this long did not end at once.
 const LIVED: Duration = Duration::from_secs(60);
 /// Time that the driver has to open the card.
 // TIMEOUT: the driver's initialisation takes up to several seconds on a host with many cards.
 const OPEN: Duration = Duration::from_secs(60);
-/// Time that a process has to end once it was killed, when the daemon ends as well.
-// TIMEOUT: one that is stuck in the driver ends when the driver lets it; the daemon does not wait for that.
+/// Time that a killed process has to end, when the daemon ends as well.
+// TIMEOUT: a process that is stuck in the driver ends when the driver returns; the daemon does not wait for that.
 const KILLED: Duration = Duration::from_secs(2);
 
-/// A word to the thread of a [`Supervisor`].
+/// A command to the thread of a [`Supervisor`].
 pub(super) enum Command {
-    /// Asks the owner; an error is why there is none.
+    /// Sends a request to the owner; an error says why no owner runs.
     Ask(Box<Request>, Sender<Result<Answer, String>>),
-    /// Ends it.
+    /// Ends the owner.
     Stop,
 }
 
@@ -50,21 +50,21 @@ struct Process {
     since: Instant,
 }
 
-/// The owner of a card, whichever process it is.
+/// The owner of a card, across restarts of its process.
 pub(super) struct Supervisor {
     card: String,
     settings: Settings,
-    /// Told to each new process.
+    /// Sent to each new process.
     tenants: BTreeMap<String, Tenant>,
     process: Option<Process>,
-    /// One that was killed: the next one begins when it has ended.
+    /// A process that was killed: the next one starts when it has ended.
     dying: Option<Child>,
-    /// Ends of the process shortly after its start, one behind the other.
+    /// Consecutive times that the process ended shortly after its start.
     failures: u32,
     retry: Instant,
     looked: Instant,
     board: Arc<Board>,
-    /// Nobody needs an answer any more.
+    /// Set when no caller needs an answer.
     stop: Arc<AtomicBool>,
 }
 
@@ -85,7 +85,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts a process and tells it its tenants; the name of the card's model.
+    /// Starts a process and sends it its tenants. Returns the name of the card's model.
     pub(super) fn start(&mut self) -> Result<String, String> {
         let mut process = Process::spawn()?;
         let started = self.tell_all(&mut process);
@@ -98,7 +98,7 @@ impl Supervisor {
         started
     }
 
-    /// Tells a new process what there is.
+    /// Sends the rules and the tenants to a new process.
     fn tell_all(&self, process: &mut Process) -> Result<String, String> {
         let name = match process.exchange(&self.settings, OPEN, &self.stop)? {
             Answer::Ready { name, .. } => name,
@@ -107,7 +107,7 @@ impl Supervisor {
         };
         let socket_dir = self.settings.journal.parent().unwrap_or(Path::new("/"));
         for tenant in self.tenants.values() {
-            // The folder may have been removed since the owner before.
+            // The folder may have been removed since the previous owner started.
             if let Err(error) = folders::make(&tenant.name, &tenant.socket, socket_dir) {
                 tracing::error!(card = self.card, tenant = tenant.name, %error, "a tenant has no folder for its socket");
             }
@@ -118,15 +118,15 @@ impl Supervisor {
         Ok(name)
     }
 
-    /// Serves requests until it is told to stop, or nobody can ask any more.
+    /// Serves requests until it is told to stop, or all senders are gone.
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
         loop {
             match commands.recv_timeout(LOOK) {
                 Ok(Command::Ask(request, reply)) => {
                     let answer = self.ask(&request);
-                    // A change can be seen by the time that it is answered.
+                    // A change must be visible by the time that it is answered.
                     self.describe();
-                    // Who asked may have gone.
+                    // The caller may have gone.
                     let _ = reply.send(answer);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -151,7 +151,7 @@ impl Supervisor {
         Ok(answer)
     }
 
-    /// Asks the process, which is of no use any more if it does not answer.
+    /// Sends a request to the process. A process that does not answer is no longer used.
     fn exchange(&mut self, request: &Request) -> Result<Answer, String> {
         let process = self.process.as_mut().ok_or("it is started again shortly")?;
         self.board.asks();
@@ -163,7 +163,7 @@ impl Supervisor {
         answer
     }
 
-    /// Has the process describe the card, for all who look.
+    /// Requests a description of the card from the process, for all readers.
     fn describe(&mut self) {
         self.looked = Instant::now();
         if self.process.is_none() {
@@ -179,7 +179,7 @@ impl Supervisor {
         }
     }
 
-    /// Logs what the owner has done to programs since it described the card last.
+    /// Logs the actions of the owner on programs since its last description of the card.
     fn tell_what_happened(&self, card: &Card) {
         let Ok(seen) = self.board.seen() else { return };
         let card_name = self.card.as_str();
@@ -215,7 +215,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts another process where there is none, when it is time.
+    /// Starts another process if none runs and the delay has passed.
     fn look(&mut self) {
         if let Some(process) = &mut self.process
             && let Ok(Some(status)) = process.child.try_wait()
@@ -239,7 +239,7 @@ impl Supervisor {
         }
     }
 
-    /// The process is of no use any more. Its programs go on with what they have, and look for the next owner.
+    /// Gives up the process. Its programs continue with the memory that they have, and look for the next owner.
     fn end(&mut self, why: &str) {
         let Some(process) = self.process.take() else { return };
         if process.since.elapsed() > LIVED {
@@ -283,7 +283,7 @@ impl Process {
             .spawn(move || {
                 let lines = BufReader::new(output).lines().map_while(Result::ok);
                 let parsed = lines.map_while(|line| serde_json::from_str(&line).ok());
-                // Ends with the process, or when nobody listens any more.
+                // Ends with the process, or when the receiver is gone.
                 for answer in parsed {
                     if sender.send(answer).is_err() {
                         return;
@@ -314,14 +314,14 @@ impl Process {
         }
     }
 
-    /// Kills it; it may take its time to end.
+    /// Kills it; it may take time to end.
     fn kill(mut self) -> Child {
         let _ = self.child.kill();
         self.child
     }
 }
 
-/// The program: beside the daemon's own, or where the package installs it.
+/// Returns the program: next to the daemon's own, or where the package installs it.
 fn program() -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default();
     let beside = own.with_file_name(PROGRAM);

@@ -1,4 +1,4 @@
-//! A CUDA card as the admin API shows it: its tenants stand where virtual machines do on other cards.
+//! A CUDA card in the form of the admin API: its tenants take the place of the virtual machines of other cards.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use super::Seen;
 use config::{CardSpec, TenantSpec};
 use kept::Tuning;
 
-/// The engine that turns are accounted on: a turn is the whole card.
+/// The engine that slices are accounted on: a slice is the whole card.
 const ENGINE: Engine = Engine::Compute;
 /// Nanoseconds of a millisecond.
 const MS: u64 = 1_000_000;
 /// Bytes of a MiB.
 const MIB: u64 = 1 << 20;
 
-/// Time of a card, as the API has it.
+/// Returns the time of a card, in the form of the API.
 pub fn scheduler(
     spec: &CardSpec,
     tuning: &Tuning,
@@ -45,7 +45,7 @@ pub fn scheduler(
     }
 }
 
-/// Uses of a card's time, as the API has them.
+/// Returns the uses of a card's time, in the form of the API.
 pub fn history(spec: &CardSpec, tenants: &[TenantSpec], seen: &Seen, since_ms: u64) -> api::SchedulerHistory {
     let sample = |(from_ns, used)| api::UseSample { from_ns, used_ns: BTreeMap::from([(ENGINE, used)]) };
     let vms = pairs(tenants, seen).map(|(tenant, view)| api::VmHistory {
@@ -95,17 +95,17 @@ fn share(spec: &TenantSpec, view: &TenantView, received_permille: u32) -> api::V
     }
 }
 
-/// A process that uses a card past its owner, as the API has it.
+/// Returns a process that uses a card without its owner, in the form of the API.
 pub fn stranger((pid, program, bytes): &(u32, String, Option<u64>)) -> api::Stranger {
     api::Stranger { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
-/// A tenant's process with memory past its account, as the API has it.
+/// Returns a tenant's process with memory outside its account, in the form of the API.
 fn unaccounted((pid, program, bytes): &(u32, String, u64)) -> api::Unaccounted {
     api::Unaccounted { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
-/// Memory of a card, as the API has it.
+/// Returns the memory of a card, in the form of the API.
 pub fn memory(spec: &CardSpec, tuning: &Tuning, tenants: &[TenantSpec], seen: &Seen) -> api::CardMemory {
     let card = &seen.card;
     let vms = pairs(tenants, seen).map(|(tenant, view)| holdings(tenant, view)).collect();
@@ -153,7 +153,7 @@ fn holdings(spec: &TenantSpec, view: &TenantView) -> api::VmMemory {
     }
 }
 
-/// A tenant, as the API has it; without a view when the owner does not answer.
+/// Returns a tenant, in the form of the API; without a view if the owner does not answer.
 pub fn tenant(spec: &TenantSpec, socket: std::path::PathBuf, seen: Option<&Seen>, window_ns: u64) -> api::Tenant {
     let view = seen.and_then(|seen| seen.tenant(&spec.name));
     let shown = view.cloned().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Cards that are drained: who is let in, and who leaves in which order.
+//! Cards that are drained: which arrivals they accept, and the order in which virtual machines leave.
 
 use super::*;
 use crate::fixture::{FakeOpener, Fixture, Released, config, daemon_table, start};
@@ -26,7 +26,7 @@ fn vms_leave_in_order_and_those_without_a_place_are_tried_again_as_long_as_other
     let (done, left) = emptied(names(&["cache", "gone", "stuck", "web"]), |vm| {
         asked.push(vm.to_owned());
         match vm {
-            // It is near to `web`.
+            // It has an affinity to `web`.
             "cache" if !asked.contains(&"web".to_owned()) => Err(immovable(vm)),
             "gone" => Ok(None),
             "stuck" => Err(DaemonError::Failed("its guest does not let go".to_owned())),
@@ -68,7 +68,7 @@ fn drained_card_takes_nobody_new_keeps_what_cannot_move_and_takes_again() {
     assert_eq!(daemon.add(VmSpec::new("b", "", 64)).unwrap().card, "card1");
     let error = daemon.move_if("b", Some("card0"), None).unwrap_err();
     assert!(error.to_string().contains("cannot move to card `card0`: card: card `card0` is drained"), "{error}");
-    // By policy: there is no other card than the drained one.
+    // The policy finds no card other than the drained one.
     let error = daemon.move_if("b", None, None).unwrap_err();
     assert!(matches!(error, DaemonError::Immovable { .. }) && error.to_string().contains("drained"), "{error}");
 
@@ -124,7 +124,7 @@ fn placement_policy_is_the_daemons() {
     let mut config = config(folder.path(), &["card0", "card1", "card2"]);
     config.daemon.placement = ::config::Placement::Pack;
     config.cards[0].drained = true;
-    // One that the file has on a drained card is there; one that names none goes elsewhere.
+    // A VM that the file places on a drained card stays there; one that names no card goes elsewhere.
     config.vms = vec![VmSpec::new("old", "card0", 64)];
     let daemon = start(config, &FakeOpener(Released::default()), HashMap::new()).unwrap();
     let cards: Vec<_> = ["a", "b"].map(|name| daemon.add(VmSpec::new(name, "", 64)).unwrap().card).into();
@@ -154,7 +154,7 @@ fn mark_is_kept_over_a_restart_and_applied_from_a_file() {
         let card = serde_json::json!({ "name": "card0", "drained": drained });
         serde_json::from_value::<api::Desired>(serde_json::json!({ "card": [card], "vm": vm })).unwrap()
     };
-    // A VM and the mark in one file: the mark of the file counts.
+    // A VM and the mark in one file: the mark in the file counts.
     let vm = serde_json::json!([{ "name": "b", "card": "card0", "vram_mib": 64 }]);
     let error = daemon.apply(&desired(true, vm.clone()), false, false, None).unwrap_err();
     assert!(error.code() == ErrorCode::Conflict && error.to_string().contains("card `card0` is drained"), "{error}");

@@ -1,4 +1,4 @@
-//! Requests by which virtual machines go out as bytes, and come in.
+//! Requests that save virtual machines to a stream of bytes, and restore them.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use super::{Answer, Failure, beside};
 use crate::{Daemon, DaemonError};
 
-/// Saves one: the answer's body is the stream. A failure behind its beginning ends it early.
+/// Saves one: the body of the response is the stream. A failure after its start ends the stream early.
 pub(super) async fn save(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Result<Response, Failure> {
     let body = admin_socket::given(|to| {
         beside(move || {

@@ -1,11 +1,11 @@
-//! The metrics, read as a scraper reads them: https://prometheus.io/docs/instrumenting/exposition_formats/ and the naming rules of
-//! https://prometheus.io/docs/practices/naming/.
+//! The metrics, parsed as a scraper parses them: https://prometheus.io/docs/instrumenting/exposition_formats/ and the
+//! naming rules of https://prometheus.io/docs/practices/naming/.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One metric with all that the exposition says of it.
+/// One metric with all that the exposition contains about it.
 #[derive(Debug, Default)]
 struct Family {
     kind: String,
@@ -19,7 +19,7 @@ fn name_is_good(name: &str, colon: bool) -> bool {
     !name.is_empty() && !name.as_bytes()[0].is_ascii_digit() && name.bytes().all(good)
 }
 
-/// The labels between braces, and what follows them.
+/// Returns the labels between braces, and the text after them.
 fn labels(mut text: &str) -> Result<(BTreeMap<String, String>, &str), String> {
     let mut labels = BTreeMap::new();
     loop {
@@ -90,7 +90,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, Family>, String> {
     Ok(families)
 }
 
-/// Returns what is against a metric by the naming rules.
+/// Returns the naming rule that a metric breaks, if any.
 fn badly_named(name: &str, kind: &str) -> Option<&'static str> {
     let words: Vec<_> = name.split('_').collect();
     let unit = |unit: &&str| {
@@ -130,7 +130,7 @@ fn all_metrics_are_well_formed_well_named_and_by_vm() {
         if name.starts_with("gpu_mediator_vm_") {
             let by_vm = |vm: &str| family.samples.iter().filter(|(_, labels, _)| labels["vm"] == vm).count();
             assert!(family.samples.iter().all(|(_, labels, _)| labels["card"] == "card0"), "{family:?}");
-            // What is counted by a label of its own may have no sample yet.
+            // A metric with its own label may have no sample yet.
             let sparse = family
                 .samples
                 .iter()
@@ -147,7 +147,7 @@ fn all_metrics_are_well_formed_well_named_and_by_vm() {
     assert_eq!(waits.samples.iter().find(unbound).unwrap().2, 1.0);
 }
 
-/// Names and types of the metrics that docs/reference/mediatorctl.md has in its tables.
+/// Returns names and types of the metrics in the tables of docs/mediatorctl.md.
 fn documented() -> BTreeMap<String, String> {
     let page = include_str!("../../../../../docs/reference/mediatorctl.md");
     let mut documented = BTreeMap::new();

@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const CARD: &str = "/v1/cards/card0/memory";
 const VM: &str = "/v1/vms/a/memory";
 
-/// A card with host memory, and VM `a` of which nothing is guaranteed.
+/// A card with host memory, and VM `a` without a guarantee.
 fn swapping() -> Served {
     let served = one_card("overcommit = true\nmemory = { host_mib = 64, return_ms = 5, settle_ms = 5 }\n");
     let body = json!({ "name": "a", "card": "card0", "vram_mib": 32 });
@@ -51,7 +51,7 @@ fn memory_moves_out_and_back_as_the_operator_says_and_the_guest_goes_on() {
     copy(&mut driver, &mut channel);
     driver.wait(&channel);
     let client = served.client();
-    // A quota keeps out what was moved out.
+    // A quota keeps evicted memory off the card.
     let patch = json!({ "quota_mib": 2 });
     let settings: VmMemorySettings = client.patch(VM, &patch).unwrap();
     assert_eq!(settings.quota_mib, Some(2));
@@ -94,12 +94,12 @@ fn accesses_are_counted_while_a_guest_works_and_can_be_told_again() {
     let hints = Hints { hints: profile.ranges.iter().map(hint).collect() };
     let body = serde_json::to_vec(&hints).unwrap();
     served.client().request(hyper::Method::POST, &format!("{VM}/hints"), body.into()).unwrap();
-    // Whoever goes before the end leaves nothing behind, and while nobody works nothing is counted.
+    // A record that is dropped early leaves nothing, and without work nothing is counted.
     drop(daemon.record_vm_accesses("a").unwrap());
     assert_eq!(record(10).unwrap().ranges, []);
 }
 
-/// The value of a sample of the metrics.
+/// Returns the value of a sample of the metrics.
 fn metric(served: &Served, sample: &str) -> f64 {
     let text = served.client().request(hyper::Method::GET, "/metrics", Default::default()).unwrap();
     let text = String::from_utf8(text.to_vec()).unwrap();
@@ -116,7 +116,7 @@ fn relocations_are_counted_by_how_long_the_vm_was_suspended() {
     let client = served.client();
     let out: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest::default()).unwrap();
     assert!(out.moved_bytes > 0 && out.suspended_ns > 0, "{out:?}");
-    // Out and back. How long it was suspended for the way back is known a moment after it is there.
+    // Out and back. The time of suspension on the way back is known shortly after the memory is there.
     eventually("it is back", || {
         let vm = of_a(&served);
         vm.in_host_bytes == 0 && vm.suspensions.count >= 2
@@ -205,7 +205,7 @@ fn each_refusal_names_whose_limit_which_and_how_much_with_what_to_do() {
         body
     };
     let refuse = json!({ "on_full": "refuse" });
-    // Method, path, body; the kind of trouble, whose limit it is, its key, and what it is.
+    // Method, path, body; then the kind of limit, the object that it belongs to, its key, and the resource.
     let post = Method::POST;
     let patch = Method::PATCH;
     let all = "/v1/vms";
@@ -274,7 +274,7 @@ fn each_refusal_names_whose_limit_which_and_how_much_with_what_to_do() {
         );
         assert!(!error.what_to_do.is_empty() && !text.contains(" chunks"), "{body}: {error:?}");
     }
-    // What is left is less than the least that a guest comes up with.
+    // The rest is less than the minimum that a guest starts with.
     let _: VmMemorySettings = client.patch(VM, &json!({ "guarantee_mib": 32 })).unwrap();
     let _: api::Vm =
         client.post("/v1/vms", &vm(json!({ "name": "d", "vram_mib": 48, "memory": { "guarantee_mib": 48 } }))).unwrap();
@@ -297,11 +297,11 @@ fn each_refusal_names_whose_limit_which_and_how_much_with_what_to_do() {
     );
 }
 
-/// Nothing here takes that long: a wait that ends by it has failed.
+/// Nothing here takes that long: a wait that reaches this limit has failed.
 const LONG: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// VM `a` with most of the card, and a request for a guarantee of VM `b` that needs some of it, while memory cannot move.
-/// Does `meanwhile` when the request waits; returns what the request comes to.
+/// Starts VM `a` with most of the card, and requests a guarantee for VM `b` that needs some of it, while memory cannot
+/// move. Calls `meanwhile` when the request waits; returns the result of the request.
 fn raised_guarantee(
     served: &Served,
     if_match: Option<&str>,
@@ -311,7 +311,7 @@ fn raised_guarantee(
     for mib in (4..96).step_by(2) {
         driver.guest.vram_write(mib * MIB, &[1; 4]);
     }
-    // Behind all that was written.
+    // After all writes.
     driver.guest.vram_read(4 * MIB, &mut [0; 4]);
     let daemon = &served.fixture.daemon;
     let host = daemon.host_of("card0").unwrap();
@@ -324,7 +324,7 @@ fn raised_guarantee(
         eventually("it waits for memory", || host.makes_room());
         let (tell, told) = std::sync::mpsc::channel();
         scope.spawn(move || {
-            // The first is what the watchdog asks.
+            // The watchdog reads the revision too.
             let _ = daemon.revision();
             daemon.memory("card0").unwrap();
             meanwhile();

@@ -64,7 +64,7 @@ fn what_cannot_be_guaranteed_is_refused_and_what_was_holds() {
     let host = served.fixture.daemon.host_of("card0").unwrap();
     let of_both = || [0, 1].map(|vm| host.lock().memory().iova().of(vram::VmId(vm)).0);
     let before = of_both();
-    // By the configuration there is room, but not in one piece: something lies in between.
+    // The configuration has room, but not contiguously: an allocation is in between.
     let held = host.lock().memory_mut().iova_mut().allocate(700 << 30, 0).unwrap();
     let error = set(&served, CARD, json!({ "quota_mib": all, "guarantee_mib": all / 4 })).unwrap_err();
     assert!(error.contains("in use"), "{error}");
@@ -79,7 +79,7 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
     let served = served();
     let mut guest = RemoteGuest::connect(&served.fixture.path("a.sock"), 32 * MIB).unwrap();
     assert!(guest.map_ram(0, 4 * MIB, true));
-    // Before the driver turns bus mastering on: memory in which nothing is at all counts as private to the VMM.
+    // Before the driver turns bus mastering on: memory that was never touched counts as private to the VMM.
     guest.ram_write(0, &pattern(3, 0));
     let mut driver = Driver::new(guest);
     let mut channel = driver.channel(1);
@@ -106,7 +106,7 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
     assert!(text.contains("gpu_mediator_vm_ram_bytes{vm=\"a\",card=\"card0\",of=\"lent\"} 4194304"), "{text}");
 }
 
-/// The configuration knows no card's owner, so both say what a card has and what a VM gets.
+/// The configuration does not know the card's owner, so both say how much a card has and a VM gets.
 #[test]
 fn the_configuration_and_the_owner_agree_on_bus_addresses() {
     let spoken = config::RamSpec::default().on(&config::CardMemory::default());

@@ -1,4 +1,4 @@
-//! The time of cards, seen and changed over the admin socket, with software cards and guests that work.
+//! The time of cards, read and changed over the admin socket, with software cards and guests that work.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
@@ -19,7 +19,7 @@ fn add(served: &Served, name: &str) {
     let _: api::Vm = served.client().post("/v1/vms", &AddVm::new(name, "card0", VM_MIB)).unwrap();
 }
 
-/// Returns how the card's time is shared, once nothing waits or runs any more.
+/// Returns the shares of the card's time, once no work waits or runs.
 fn settled(client: &Client) -> CardScheduler {
     let mut last = None;
     crate::fixture::eventually("all submissions have ended", || {
@@ -38,7 +38,7 @@ fn settings_of_a_card_are_changed_key_by_key() {
     let first: CardScheduler = client.get(SCHEDULER).unwrap();
     assert_eq!((first.settings.policy, first.settings.strikes, first.window_ms), (PolicyKind::Fifo, 5, 1000));
     assert!(first.vms.is_empty());
-    // Before the mediator has the card, and after; and the next VM finds what was set before it came.
+    // Before and after the mediator has the card; the next VM finds the settings that were made before it was added.
     for round in 0..2 {
         let wait_ns = 1000 + round;
         let new: CardScheduler =
@@ -104,7 +104,7 @@ fn share_of_a_vm_is_changed_key_by_key() {
     assert_eq!((time.weight, time.class, time.max_run_ms), (300, LatencyClass::Interactive, Some(7000)));
     let time: VmTime = client.patch("/v1/vms/a/time", &json!({ "max_run_ms": 0, "cap_permille": 600 })).unwrap();
     assert_eq!((time.weight, time.cap_permille, time.max_run_ms), (300, 600, Some(0)));
-    // What was given back can be sent again.
+    // A returned setting can be sent back unchanged.
     assert_eq!(client.patch::<VmTime>("/v1/vms/a/time", &time).unwrap(), time);
 
     let shown: CardScheduler = client.get(SCHEDULER).unwrap();
@@ -112,7 +112,7 @@ fn share_of_a_vm_is_changed_key_by_key() {
     // By weight `a` would have three quarters; its cap leaves the rest to `b`.
     assert_eq!(shown.vms.iter().map(|vm| vm.entitled_permille).collect::<Vec<_>>(), [600, 400]);
 
-    // Copies by a weight of their own: nine to one.
+    // Copies have their own weights: nine to one.
     let copies: VmTime =
         client.patch("/v1/vms/a/time", &json!({ "copies": { "weight": 900, "cap_permille": 1000 } })).unwrap();
     assert_eq!((copies.copies.weight, copies.copies.cap_permille), (Some(900), Some(1000)));
@@ -125,7 +125,7 @@ fn share_of_a_vm_is_changed_key_by_key() {
     let _: CardScheduler = client.patch(SCHEDULER, &json!({ "queues": "separate" })).unwrap();
     let error = refused(client.patch::<VmTime>("/v1/vms/a/time", &json!({ "copies": { "weight": 0 } })));
     assert_eq!(error.error, "VM `a`: copies.weight = 0 is not between 1 and 10000");
-    // Null is as of compute again.
+    // Null makes copies follow compute again.
     let back = json!({ "copies": { "weight": null, "cap_permille": null } });
     assert_eq!(client.patch::<VmTime>("/v1/vms/a/time", &back).unwrap(), time);
 
@@ -235,7 +235,7 @@ fn work_is_seen_in_accounts_history_and_metrics() {
         let sum: u64 = history.samples.iter().map(|sample| sample.used_ns[&Engine::Compute]).sum();
         assert_eq!(sum, vm.engines[&Engine::Compute].used_ns);
     }
-    // The last interval is over a little later; then the window shows what was received, each rounded down.
+    // The last interval ends a little later; then the window shows the received parts, each rounded down.
     let permille = |vm: &api::VmShare| vm.engines[&Engine::Compute].used_ns / (60 * 1_000_000);
     let expected: u64 = shown.vms.iter().map(permille).sum();
     assert!(expected > 0, "{shown:?}");
@@ -259,7 +259,7 @@ fn work_is_seen_in_accounts_history_and_metrics() {
     let busy = metrics.value("gpu_mediator_card_engine_busy_seconds_total{card=\"card0\",engine=\"compute\"}");
     assert!((busy - used as f64 / 1e9).abs() < 1e-12);
 
-    // What a VM has used that is gone stays the card's.
+    // The time that a removed VM used stays in the card's account.
     client.delete("/v1/vms/a").unwrap();
     let after = settled(&client);
     let compute = after.engines[&Engine::Compute];
@@ -268,7 +268,7 @@ fn work_is_seen_in_accounts_history_and_metrics() {
     assert_eq!(after.vms[0].entitled_permille, 1000);
 }
 
-/// Metrics by name with labels, in the order in which they came.
+/// Metrics by name with labels, in the order of the exposition.
 struct Metrics(Vec<(String, f64)>);
 
 impl Metrics {
@@ -289,7 +289,7 @@ impl Metrics {
         value
     }
 
-    /// Bounds and counts rise, and the last bucket has all.
+    /// Checks that bounds and counts rise, and that the last bucket has all.
     fn check_histogram(&self, labels: &str, count: u64) {
         let prefix = format!("gpu_mediator_vm_wait_seconds_bucket{{{labels},le=\"");
         let buckets: Vec<(f64, f64)> = self
@@ -328,13 +328,13 @@ fn vm_whose_work_hangs_is_quarantined_until_the_operator_releases_it() {
     let metrics = Metrics::of(&client);
     assert_eq!(metrics.value("gpu_mediator_vm_quarantined{vm=\"a\",card=\"card0\"}"), 1.0);
     assert_eq!(metrics.value("gpu_mediator_vm_strikes{vm=\"a\",card=\"card0\"}"), 1.0);
-    // The other has all, and works.
+    // The other VM has the whole card, and works.
     let (mut good, mut other) = guest(&served, "b");
     copy(&mut good, &mut other);
     good.wait(&other);
     assert_eq!(settled(&client).vms[1].entitled_permille, 1000);
 
-    // A new channel of the quarantined one waits, until it is released.
+    // A new channel of the quarantined VM waits until the VM is released.
     let mut second = bad.channel(2);
     bad.buffer(&second, FROM, 1, 3);
     let to = bad.buffer(&second, TO, 1, 4);

@@ -1,4 +1,4 @@
-//! The published document of the API: it is that of the types, and what the daemon answers goes by it.
+//! The published document of the API: it matches the types, and the daemon's answers follow it.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
@@ -6,10 +6,10 @@ use api::schema::document;
 use jsonschema::{Draft, Validator};
 use serde_json::{Value, json};
 
-/// The document as it is published.
-const PUBLISHED: &str = include_str!("../../../../../docs/reference/api.json");
+/// The published document.
+const PUBLISHED: &str = include_str!("../../../../../docs/api.json");
 
-/// Returns what a part of the document demands.
+/// Returns a validator of one part of the document.
 fn validator(schema: &Value) -> Validator {
     let mut schema = schema.clone();
     schema["components"] = document()["components"].clone();
@@ -22,7 +22,7 @@ fn check(schema: &Value, value: &Value, what: &str) {
     assert!(errors.is_empty(), "{what}: {errors:#?}\n{value:#}");
 }
 
-/// The schema of the good answer of a request.
+/// Returns the schema of a request's successful answer.
 fn answer_schema(method: &str, path: &str) -> Value {
     let document = document();
     let responses = &document["paths"][path][method]["responses"];
