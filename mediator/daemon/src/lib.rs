@@ -1,19 +1,21 @@
-//! The daemon's core: which cards and virtual machines there are, and how they come and go.
+//! The daemon's core: the cards and virtual machines, and how they are added and removed.
 //!
-//! Parts: `backend` (the seam to what serves a virtual machine), `cards` (the cards of a configuration), `vm` (a virtual machine's
-//! thread), `front` (a socket or a domain of Xen), `show` (what operators see of it), `scheduling` (how the time of cards is
-//! shared, live), `draining` (cards that are emptied), `moving` (from one card to another), `rebalancing` (the same by itself), `upgrade` (another daemon goes on with all that there is), `desired` (all that can be changed, at once; `kept`
-//! has what of that outlives the daemon; `listening` the sockets),
-//! `account` (users and groups), `error`, `devices` (crates `vgpu` and `passthrough` behind the seam), `admin` (the admin API), `serving` (from ready
-//! to the end), `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
+//! Parts: `backend` (the interface to a virtual machine's device), `cards` (the cards of a configuration), `vm` (a
+//! virtual machine's thread), `front` (a socket or a Xen domain), `show` (its status for operators), `scheduling` (how
+//! the time of cards is shared, live), `draining` (cards that are emptied), `moving` (from one card to another),
+//! `rebalancing` (automatic moves), `upgrade` (another daemon takes over everything), `desired` (all that can be
+//! changed, at once; `kept` stores the overrides; `listening` the sockets), `account` (users and groups), `error`,
+//! `devices` (crates `vgpu` and `passthrough` as backends), `admin` (the admin API), `serving` (from ready to the end),
+//! `program` (from its arguments to its end), `fixture` (feature `test-rig`: a daemon for tests).
 //!
-//! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another. Adding and removing
-//! happens one at a time and may take long (memory is scrubbed); looking never waits for it.
+//! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another. Virtual
+//! machines are added and removed one at a time, which may take long (memory is scrubbed); readers never wait for that.
 //!
 //! Lock order: `locks::rank`.
 //!
-//! What it does not do: launch VMMs, reload its configuration (the next daemon reads it), write changes back into it (they are
-//! kept beside it), or keep what a guest has on a card when it is killed (its VMM stays connected).
+//! The daemon does not launch VMMs, reload its configuration (the next daemon reads it), write changes back into it
+//! (overrides are stored separately), or preserve a guest's state on a card when the daemon is killed (its VMM stays
+//! connected).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -70,11 +72,11 @@ use show::{Found, show};
 use upgrade::{Line, Succession};
 use vm::{End, Running, Seen};
 
-/// Regions of memory that may be lent to a card that is passed through: a VM with an IOMMU of its own lends pages. Each is a
-/// mapping of this process, of which the kernel gives it 65,530 (`vm.max_map_count`).
+/// Maximum number of memory regions that may be lent to a card that is passed through: a VM with an IOMMU of its own
+/// lends pages. Each is a mapping of this process, of which the kernel allows 65,530 (`vm.max_map_count`).
 const PASSED_THROUGH_REGIONS: usize = 32 << 10;
 
-/// A virtual machine's place in the table.
+/// A virtual machine's entry in the table.
 struct Entry {
     spec: VmSpec,
     life: Life,
@@ -83,7 +85,7 @@ struct Entry {
 /// Stage of a virtual machine's life.
 #[derive(Clone)]
 enum Life {
-    /// It is being made.
+    /// It is being created.
     Starting,
     /// Its thread runs, or has failed.
     Running(Arc<Running>),
@@ -106,9 +108,9 @@ struct State {
     tunings: BTreeMap<String, Tuning>,
     /// Tenants of CUDA cards, by name.
     tenants: BTreeMap<String, TenantSpec>,
-    /// Those of them that are being added: they may still be refused.
+    /// Names of the tenants that are being added: they may still be refused.
     coming: BTreeSet<String>,
-    /// Of `vms`, `tunings` and `tenants`, as far as operators change them.
+    /// Revision of the parts of `vms`, `tunings` and `tenants` that operators change.
     revision: Revision,
     closing: bool,
 }
@@ -119,15 +121,15 @@ impl State {
         self.tunings.get(&card.name).copied().unwrap_or_else(|| Tuning::of(card))
     }
 
-    /// Returns how much of its RAM a virtual machine of a card may lend.
+    /// Returns how much of its RAM a virtual machine may lend to a card.
     fn ram(&self, vm: &VmSpec, card: &CardSpec) -> RamSpec {
         vm.memory.ram.on(&self.tuning(card).memory)
     }
 
-    /// Checks that an operator may still change what is.
+    /// Checks that an operator may change the current state.
     ///
     /// # Errors
-    /// When the daemon is ending, or what is is not of the revision that the operator has seen.
+    /// When the daemon is ending, or the revision is not the one that the operator has seen.
     fn expect(&self, expected: Option<&str>) -> Result<(), DaemonError> {
         if self.closing {
             return Err(DaemonError::ShuttingDown);
@@ -144,7 +146,7 @@ impl State {
 struct Card {
     spec: CardSpec,
     backend: Box<dyn CardBackend>,
-    /// The owner, of a card behind NVIDIA's driver.
+    /// The CUDA owner, for a card behind NVIDIA's driver.
     cuda: Option<Arc<CudaCard>>,
 }
 
@@ -157,21 +159,21 @@ pub struct Daemon {
     state: Mutex<rank::Daemon, State>,
     /// Held while a virtual machine is added or removed.
     changing: Mutex<rank::Changing, ()>,
-    /// Held while settings of a card or a virtual machine are read, changed and put back.
+    /// Held while settings of a card or a virtual machine are read, changed and stored.
     tuning: Mutex<rank::Tuning, ()>,
-    /// Writes what is changed to where it outlives the daemon.
+    /// Writes changes to the file that outlives the daemon.
     keeper: Mutex<rank::Keeper, Keeper>,
     sockets: Sockets,
-    /// The daemon before this one, and the one behind it.
+    /// The previous daemon, and the next one.
     line: Line,
     moves: Moves,
 }
 
 impl Daemon {
-    /// Opens the cards and starts the virtual machines of a configuration. `keeper` is told of changes from then on.
+    /// Opens the cards and starts the virtual machines of a configuration. `keeper` stores the changes from then on.
     ///
     /// # Errors
-    /// When a card or a virtual machine cannot be had; what was started is taken down.
+    /// When a card or a virtual machine is not available; everything started so far is taken down.
     pub(crate) fn start(
         config: Config,
         opener: &dyn OpenCard,
@@ -185,7 +187,7 @@ impl Daemon {
             let name = vm.name.clone();
             if let Err(error) = daemon.reserve(vm, None, Arrival::Configured).and_then(|spec| daemon.fill(&spec)) {
                 daemon.shut_down();
-                // What an earlier run had started is kept for the next one.
+                // Virtual machines that an earlier run had started are stored for the next run.
                 tracing::error!(vm = name.as_str(), %error, "a VM cannot be started");
                 return Err(error);
             }
@@ -195,7 +197,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Opens cards.
+    /// Opens the cards.
     fn opened<'a>(
         specs: impl Iterator<Item = &'a CardSpec>,
         opener: &dyn OpenCard,
@@ -218,7 +220,7 @@ impl Daemon {
         Ok(cards)
     }
 
-    /// A daemon with these cards, and no virtual machine or tenant yet.
+    /// Creates a daemon with these cards, and no virtual machine or tenant yet.
     fn with(config: Config, cards: BTreeMap<String, Card>, sockets: Sockets, keeper: Keeper) -> Self {
         let Config { daemon, cards: specs, vms: _, tenants: _, profiles } = config;
         let tunings = specs.iter().map(|card| (card.name.clone(), Tuning::of(card))).collect();
@@ -245,12 +247,12 @@ impl Daemon {
         }
     }
 
-    /// Sets how another daemon is started that is to go on with all that this one has.
+    /// Sets how another daemon is started to take over everything from this one.
     pub(crate) fn continues_by(&self, succession: Succession) {
         self.line.continues_by(succession);
     }
 
-    /// The daemon itself, for the operator.
+    /// Returns the daemon's own status, for the operator.
     #[must_use]
     pub fn about(&self) -> api::DaemonInfo {
         let (pause, upgrades) = self.line.last().unzip();
@@ -263,27 +265,27 @@ impl Daemon {
         }
     }
 
-    /// The revision of what operators can change: another one after each change.
+    /// Returns the revision of the settings that operators can change: it differs after each change.
     #[must_use]
     pub fn revision(&self) -> String {
         self.state.lock().revision.to_string()
     }
 
-    /// Writes what was changed to where it outlives the daemon; called after each change.
+    /// Writes changes to the file that outlives the daemon; called after each change.
     ///
     /// # Errors
-    /// When it cannot be written. The change has been made all the same.
+    /// When the file cannot be written. The change is still in effect.
     fn keep(&self) -> Result<(), DaemonError> {
         let mut keeper = self.keeper.lock();
         if self.state.lock().closing {
-            // Virtual machines that are missing now have not been removed by anyone.
+            // No operator has removed the virtual machines that are missing now.
             return Err(DaemonError::ShuttingDown);
         }
         let live = self.live_now();
         keeper.keep(&live).map_err(|error| DaemonError::NotKept(format!("{:#}", anyhow::Error::new(error))))
     }
 
-    /// All that operators can change, as it is now.
+    /// Returns the current settings that operators can change.
     fn live_now(&self) -> Live {
         let state = self.state.lock();
         let there = state.vms.iter().filter(|(_, entry)| matches!(entry.life, Life::Running(_)));
@@ -293,16 +295,16 @@ impl Daemon {
         Live { vms, tunings: state.tunings.clone(), tenants }
     }
 
-    /// The `[daemon]` table.
+    /// Returns the `[daemon]` table.
     #[must_use]
     pub fn spec(&self) -> &DaemonSpec {
         &self.spec
     }
 
-    /// Adds a virtual machine; when this returns, its socket is there.
+    /// Adds a virtual machine. Its socket exists when this returns.
     ///
     /// # Errors
-    /// When it cannot be; nothing is left of it then.
+    /// When it cannot be added; nothing of it remains then.
     pub fn add(&self, spec: VmSpec) -> Result<api::Vm, DaemonError> {
         self.add_if(spec, None)
     }
@@ -310,7 +312,7 @@ impl Daemon {
     /// Adds a virtual machine if the revision is still `expected`.
     ///
     /// # Errors
-    /// As [`Self::add`], and when it is another.
+    /// Those of [`Self::add`], and when the revision is another.
     pub(crate) fn add_if(&self, spec: VmSpec, expected: Option<&str>) -> Result<api::Vm, DaemonError> {
         let _one_at_a_time = self.changing.lock();
         let spec = self.reserve(spec, expected, Arrival::New)?;
@@ -319,7 +321,8 @@ impl Daemon {
         Ok(vm)
     }
 
-    /// Makes a place for a virtual machine, if there can be such a one. Needs `changing`, or that nobody else knows the daemon.
+    /// Reserves an entry for a virtual machine, if it is acceptable. Needs `changing`, or that no other thread knows
+    /// the daemon.
     fn reserve(&self, spec: VmSpec, expected: Option<&str>, arrival: Arrival) -> Result<VmSpec, DaemonError> {
         let mut state = self.state.lock();
         state.expect(expected)?;
@@ -340,7 +343,7 @@ impl Daemon {
         Ok(spec)
     }
 
-    /// Makes the virtual machine of a place. Needs `changing`, or that nobody else knows the daemon.
+    /// Creates the virtual machine of a reserved entry. Needs `changing`, or that no other thread knows the daemon.
     fn fill(&self, spec: &VmSpec) -> Result<api::Vm, DaemonError> {
         let name = &spec.name;
         let made = self.make(spec);
@@ -368,7 +371,7 @@ impl Daemon {
         let name = &spec.name;
         let card = self.cards.get(&spec.card).ok_or_else(|| DaemonError::NoCard(spec.card.clone()))?;
         let failed = |what: &dyn std::fmt::Display| DaemonError::Failed(format!("VM `{name}` cannot be added: {what}"));
-        // The front first: it is what most often fails, and costs nothing to give back.
+        // The endpoint first: it fails most often, and costs nothing to close.
         let front = Front::open(spec, &self.spec.socket_dir, &self.sockets)?;
         let ram = self.state.lock().ram(spec, &card.spec);
         let (server, path) = front.serve(name, memory_limits(spec, &ram), &self.sockets)?;
@@ -398,10 +401,10 @@ impl Daemon {
         }
     }
 
-    /// The VMM of a virtual machine that an earlier run served until it was killed.
+    /// Returns the VMM connection of a virtual machine that a killed daemon served.
     fn revived(&self, name: &str, server: &FrontServer, link: &Link) -> Option<Parked> {
         let left = self.sockets.left(name)?;
-        // Without a journal, as before there were any.
+        // Daemons of earlier versions left no journal.
         let remains = left.remains()?;
         let why = match remains.map_err(ParkError::from).and_then(|remains| server.revived(remains, link)) {
             Ok(parked) => {
@@ -414,10 +417,10 @@ impl Daemon {
         None
     }
 
-    /// Removes a virtual machine: disconnects its VMM, removes the socket, gives its memory and channels back.
+    /// Removes a virtual machine: disconnects its VMM, removes the socket, frees its memory and channels.
     ///
     /// # Errors
-    /// When there is none of that name, or it is being removed already.
+    /// When no virtual machine has the name, or it is being removed already.
     pub fn remove(&self, name: &str) -> Result<(), DaemonError> {
         self.remove_if(name, None)
     }
@@ -425,9 +428,9 @@ impl Daemon {
     /// Removes a virtual machine if the revision is still `expected`.
     ///
     /// # Errors
-    /// As [`Self::remove`], and when it is another.
+    /// Those of [`Self::remove`], and when the revision is another.
     pub(crate) fn remove_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
-        // Before waiting for others: an unknown name needs no patience.
+        // Report an unknown name before waiting for other changes.
         if !self.state.lock().vms.contains_key(name) {
             return Err(DaemonError::NoVm(name.to_owned()));
         }
@@ -460,7 +463,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// All virtual machines, by name.
+    /// Returns all virtual machines, by name.
     #[must_use]
     pub fn vms(&self) -> Vec<api::Vm> {
         let entries: Vec<_> = {
@@ -470,10 +473,10 @@ impl Daemon {
         entries.into_iter().map(show).collect()
     }
 
-    /// One virtual machine.
+    /// Returns one virtual machine.
     ///
     /// # Errors
-    /// When there is none of that name.
+    /// When no virtual machine has the name.
     pub fn vm(&self, name: &str) -> Result<api::Vm, DaemonError> {
         let found = {
             let state = self.state.lock();
@@ -482,20 +485,20 @@ impl Daemon {
         found.map(show).ok_or_else(|| DaemonError::NoVm(name.to_owned()))
     }
 
-    /// Returns what is shown of a virtual machine once the state's lock is free.
+    /// Returns the data that is rendered for a virtual machine once the state's lock is free.
     fn found(&self, state: &State, entry: &Entry) -> Found {
         let card = self.cards.get(&entry.spec.card);
         let ram = card.map(|card| state.ram(&entry.spec, &card.spec)).unwrap_or_default();
         Found { spec: entry.spec.clone(), life: entry.life.clone(), ram }
     }
 
-    /// All cards, by name.
+    /// Returns all cards, by name.
     #[must_use]
     pub fn cards(&self) -> Vec<api::Card> {
         self.cards.values().map(|card| self.show_card(card)).collect()
     }
 
-    /// Returns whether there are cards and all have failed: nothing is left to serve.
+    /// Returns true if all cards have failed, so that nothing is left to serve; false without cards.
     #[must_use]
     pub(crate) fn has_failed(&self) -> bool {
         !self.line.is_gone()
@@ -503,10 +506,10 @@ impl Daemon {
             && self.cards.values().all(|card| card.backend.status().failed.is_some())
     }
 
-    /// One card.
+    /// Returns one card.
     ///
     /// # Errors
-    /// When there is none of that name.
+    /// When no card has the name.
     pub fn card(&self, name: &str) -> Result<api::Card, DaemonError> {
         let card = self.cards.get(name).ok_or_else(|| DaemonError::NoCard(name.to_owned()))?;
         Ok(self.show_card(card))
@@ -530,11 +533,11 @@ impl Daemon {
         let cuda = spec.kind == CardKind::Cuda;
         let reserved = if passthrough || cuda { 0 } else { spec.reserve_mib() };
         let shared = users.iter().filter_map(|vm| vm.vram_mib);
-        // Of a CUDA card, what is promised: tenants believe to have as much as they like.
+        // For a CUDA card, only guarantees count: other memory of tenants is not reserved.
         let promised = tenants.iter().filter_map(|tenant| tenant.memory.guarantee_mib);
         let shared = shared.chain(promised).fold(0, u64::saturating_add);
         let assigned = if passthrough { spec.vram_mib } else { shared };
-        // Both bounds hold: what the configuration leaves, and what the card really has.
+        // Both bounds hold: the rest by the configuration, and the free VRAM of the card.
         let left = spec.vram_mib.saturating_sub(reserved).saturating_sub(assigned);
         let [bar1_mib, bar3_mib] = status.apertures_mib.unwrap_or([spec.bar1_mib, spec.bar3_mib]);
         api::Card {
@@ -562,7 +565,7 @@ impl Daemon {
         }
     }
 
-    /// Takes all virtual machines down; none can be added any more.
+    /// Takes all virtual machines down; none can be added afterwards.
     pub(crate) fn shut_down(&self) {
         self.state.lock().closing = true;
         let _one_at_a_time = self.changing.lock();
@@ -586,9 +589,9 @@ impl Drop for Daemon {
     }
 }
 
-/// Bounds of what a virtual machine may lend.
+/// Returns the bounds of the memory that a virtual machine may lend.
 fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
-    // The card's owner minds the quota, which may change; a card that is passed through has no other user.
+    // The card's owner enforces the quota, which may change; a card that is passed through has no other user.
     let mapped_bytes = if vm.passthrough { memory::bytes(ram.quota_mib) } else { owner::iova::SHARED_BYTES };
     let mut limits =
         MemoryLimits { mapped_bytes, files: listening::descriptors::files_of_vm(), ..MemoryLimits::default() };
@@ -598,7 +601,7 @@ fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
     limits
 }
 
-/// The reason against a virtual machine of a tenant's name.
+/// Returns the reason why a VM may not take a tenant's name.
 fn taken_by_tenant(state: &State, vm: &VmSpec) -> Option<check::Refusal> {
     let what = format!("`{}` is the name of a tenant, expected a new one", vm.name);
     let refusal = check::Refusal { kind: check::RefusalKind::Conflict, field: "name", what };

@@ -1,4 +1,4 @@
-//! Memory of cards: what lies where, seen, and changed while work goes on.
+//! Memory of cards: its placement, shown and changed while guests work.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use owner::iova::RamShare;
 use owner::shortage::Shortage;
 use owner::{Accesses, Counted, Moved};
 
-/// A virtual machine of a card: its name, what it may have, and its counters.
+/// A virtual machine of a card: its name, its specification, and its counters.
 type User = (String, VmSpec, BTreeMap<String, u64>);
 
 impl Daemon {
-    /// Returns what lies where of a card's memory.
+    /// Returns how a card's memory is used.
     ///
     /// # Errors
-    /// When there is no such card, or a virtual machine has it by passthrough.
+    /// When no card has the name, or a virtual machine has it by passthrough.
     pub fn memory(&self, card: &str) -> Result<api::CardMemory, DaemonError> {
         let known = self.known(card)?;
         if let Some(cuda) = known.cuda.as_deref() {
@@ -56,17 +56,17 @@ impl Daemon {
         Ok(show(card, settings, &known.spec, holdings.as_ref(), &vms))
     }
 
-    /// The same of all cards that nobody has by passthrough.
+    /// Returns the same for all cards that are not passed through.
     #[must_use]
     pub fn memories(&self) -> Vec<api::CardMemory> {
         self.cards.keys().filter_map(|card| self.memory(card).ok()).collect()
     }
 
-    /// Changes how a card's memory is divided; keys that `patch` leaves out stay.
+    /// Changes how a card's memory is divided; keys that `patch` omits stay.
     ///
     /// # Errors
-    /// When there is no such card, it is passed through, the revision is not `expected`, or a setting cannot be so; nothing is
-    /// changed then.
+    /// When no card has the name, it is passed through, the revision is not `expected`, or a setting is invalid;
+    /// nothing is changed then.
     pub(crate) fn set_memory_if(
         &self,
         card: &str,
@@ -120,12 +120,12 @@ impl Daemon {
         Ok(())
     }
 
-    /// Checks that what the virtual machines of a card are promised is there, with `changed` as it would be.
+    /// Checks that the card can satisfy the guarantees of its virtual machines, with `changed` after its change.
     fn fits(&self, state: &State, card: &CardSpec, changed: Option<&VmSpec>) -> Result<(), DaemonError> {
         let specs: Vec<CardSpec> =
             self.specs.iter().map(|one| if one.name == card.name { card.clone() } else { one.clone() }).collect();
         let mut there: Vec<&VmSpec> = Vec::new();
-        // The one that changes comes last: if it does not fit beside the others, it is the one to be named.
+        // The changed one comes last: if it does not fit with the others, the refusal must name it.
         let others = state.vms.values().map(|entry| &entry.spec).filter(|vm| vm.card == card.name);
         let others = others.filter(|vm| changed.is_none_or(|changed| changed.name != vm.name));
         for vm in others.chain(changed) {
@@ -141,10 +141,10 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns what a virtual machine may have of its card's memory.
+    /// Returns a virtual machine's settings for its card's memory.
     ///
     /// # Errors
-    /// When there is none of that name, it is being made or removed, or has its card by passthrough.
+    /// When no virtual machine has the name, it is being created or removed, or has its card by passthrough.
     pub fn vm_memory(&self, name: &str) -> Result<api::VmMemorySettings, DaemonError> {
         if self.is_tenant(name) {
             return self.tenant_spec(name).map(|tenant| tenant.memory);
@@ -152,11 +152,11 @@ impl Daemon {
         self.with_scheduled(&mut self.state.lock(), name, |spec, _, _| Ok(spec.memory.clone()))
     }
 
-    /// Changes what a virtual machine may have of its card's memory; keys that `patch` leaves out stay.
+    /// Changes a virtual machine's settings for its card's memory; keys that `patch` omits stay.
     ///
     /// # Errors
-    /// As [`Self::vm_memory`], when the revision is not `expected`, and when a setting cannot be so or cannot be promised;
-    /// nothing is changed then.
+    /// Those of [`Self::vm_memory`], when the revision is not `expected`, and when a setting is invalid or cannot be
+    /// guaranteed; nothing is changed then.
     pub(crate) fn set_vm_memory_if(
         &self,
         name: &str,
@@ -175,10 +175,10 @@ impl Daemon {
         Ok(memory)
     }
 
-    /// Changes what a virtual machine may have of its card's memory. Needs `tuning`.
+    /// Changes a virtual machine's settings for its card's memory. Needs `tuning`.
     ///
-    /// The daemon's state is free while memory moves for it. What was checked before is checked again then, and if it does
-    /// not hold any more the virtual machine gets back what it had.
+    /// The daemon's state is unlocked while memory moves for the change. Afterwards the checks run again, and if one
+    /// fails the virtual machine gets its previous settings back.
     pub(super) fn tune_vm_memory(
         &self,
         name: &str,
@@ -226,7 +226,7 @@ impl Daemon {
         Ok(tuning.settings)
     }
 
-    /// Checks a change of what a virtual machine may have of its card's memory; changes nothing.
+    /// Checks a change of a virtual machine's settings for its card's memory; changes nothing.
     fn check_vm_memory(
         &self,
         state: &mut State,
@@ -247,14 +247,14 @@ impl Daemon {
         let vram = host.lock().vram().chunks.vm_bytes(vm).unwrap_or(0) >> 20;
         let mut limits = wanted.memory.limits(vram, &spec);
         if limits.on_full == OnFull::Refuse {
-            // What its guest sees is kept for it.
+            // All VRAM that its guest sees is guaranteed.
             limits.guarantee = limits.quota;
         }
         let ram = wanted.memory.ram.on(&spec.memory);
         Ok(VmTuning { host, vm, limits, ram, settings: wanted.memory, chunk_bytes: known.spec.chunk_kib << 10 })
     }
 
-    /// The owner of a card.
+    /// Returns the owner of a card.
     #[cfg(any(test, feature = "test-rig"))]
     #[must_use]
     #[cfg(test)]
@@ -262,7 +262,7 @@ impl Daemon {
         self.cards.get(card)?.backend.mediated()
     }
 
-    /// A virtual machine's side of its card, while it runs.
+    /// Returns a virtual machine's backend, while it runs.
     #[cfg(test)]
     pub(crate) fn running_vm(&self, name: &str) -> Option<Arc<dyn super::backend::VmBackend>> {
         self.state.lock().vms.get(name)?.life.running().map(|running| Arc::clone(&running.backend))
@@ -271,7 +271,7 @@ impl Daemon {
     /// Moves memory of a virtual machine to host memory, or back to the card. Returns when it has moved.
     ///
     /// # Errors
-    /// As [`Self::vm_memory`], and when the range is not the guest's.
+    /// Those of [`Self::vm_memory`], and when the range is outside the guest's VRAM.
     pub(crate) fn move_vm_memory(
         &self,
         name: &str,
@@ -300,10 +300,10 @@ impl Daemon {
         })
     }
 
-    /// Begins to count how often a guest's VRAM is accessed, until that is [ended](AccessRecord::end) or dropped.
+    /// Starts to count how often a guest's VRAM is accessed, until the record is [ended](AccessRecord::end) or dropped.
     ///
     /// # Errors
-    /// As [`Self::vm_memory`], or when it is counted already.
+    /// Those of [`Self::vm_memory`], or when a record is already running.
     pub(crate) fn record_vm_accesses(&self, name: &str) -> Result<AccessRecord, DaemonError> {
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         if !host.lock().start_accesses(vm) {
@@ -312,12 +312,13 @@ impl Daemon {
         Ok(AccessRecord { host, vm, name: name.to_owned(), over: false })
     }
 
-    /// Takes over what somebody knows of ranges of a guest's VRAM.
+    /// Applies hints about ranges of a guest's VRAM.
     ///
     /// # Errors
-    /// As [`Self::vm_memory`], when a range is not the guest's, or more would be pinned than is guaranteed.
+    /// Those of [`Self::vm_memory`], when a range is outside the guest's VRAM, or more would be pinned than is
+    /// guaranteed.
     pub(crate) fn hint_vm_memory(&self, name: &str, hints: &api::Hints) -> Result<(), DaemonError> {
-        // Not while another daemon is given everything.
+        // Not while the state is handed over to another daemon.
         let _settings = self.tuning.lock();
         let (host, vm) = self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| Ok((mediated(card)?, vm)))?;
         let mut state = host.lock();
@@ -336,7 +337,7 @@ impl Daemon {
     }
 }
 
-/// A record of a VM's accesses that is being made.
+/// A running record of a VM's accesses.
 pub(crate) struct AccessRecord {
     host: Arc<HostCard>,
     vm: VmId,
@@ -371,14 +372,14 @@ impl AccessRecord {
 
 impl Drop for AccessRecord {
     fn drop(&mut self) {
-        // Whoever wanted it has gone; nothing is left of it.
+        // The client has gone; discard the record.
         if !self.over {
             self.host.lock().end_accesses(self.vm);
         }
     }
 }
 
-/// The mistake of more host memory than there was at the start.
+/// Returns the message for more host memory than there was at the start.
 pub(super) fn more_host_memory(mib: u64, most: u64) -> String {
     format!(
         "memory.host_mib: {mib}, expected at most the {most} that the daemon was started with; change the configuration file and \
@@ -386,7 +387,7 @@ pub(super) fn more_host_memory(mib: u64, most: u64) -> String {
     )
 }
 
-/// A change of what a virtual machine may have of its card's memory.
+/// A change of a virtual machine's settings for its card's memory.
 struct VmTuning {
     host: Arc<HostCard>,
     vm: VmId,
@@ -396,17 +397,17 @@ struct VmTuning {
     chunk_bytes: u64,
 }
 
-/// Bytes of a size that has a default.
+/// Returns the bytes of a size that has a default.
 pub(super) fn bytes(mib: Option<u64>) -> u64 {
     mib.unwrap_or(0).saturating_mul(1 << 20)
 }
 
-/// Bytes of a virtual machine's RAM that the daemon may be the first to touch.
+/// Returns the bytes of a virtual machine's RAM that the daemon may be the first to touch.
 pub(super) fn touch_limit(ram: &RamSpec) -> u64 {
     ram.touch_mib.map_or(u64::MAX, |mib| bytes(Some(mib)))
 }
 
-/// RAM that a virtual machine may lend, as the card's owner takes it.
+/// Returns the RAM that a virtual machine may lend, in the form for the card's owner.
 pub(super) fn ram_share(ram: &RamSpec) -> RamShare {
     RamShare { quota: bytes(ram.quota_mib), guarantee: bytes(ram.guarantee_mib) }
 }
@@ -418,7 +419,7 @@ struct Lent {
 }
 
 impl Lent {
-    /// Takes the change back.
+    /// Undoes the change.
     fn restore(&self) {
         for (host, &(vm, share)) in self.host.iter().flat_map(|host| self.shares.iter().rev().map(move |of| (host, of)))
         {
@@ -429,7 +430,8 @@ impl Lent {
     }
 }
 
-/// Sets how much RAM each virtual machine of a card may lend, where the card's `memory` is to be another; all or none of them.
+/// Sets how much RAM each virtual machine of a card may lend for new `memory` settings of the card; all or none of
+/// them.
 fn set_rams(state: &State, card: &Card, memory: &CardMemory) -> Result<Lent, DaemonError> {
     let mut lent = Lent { host: card.backend.mediated(), shares: Vec::new() };
     let users: Vec<_> = state.vms.values().filter(|entry| entry.spec.card == card.spec.name).collect();
@@ -454,7 +456,7 @@ fn lacking(vm: &str, Shortage { what, what_to_do }: Shortage) -> DaemonError {
     DaemonError::Quota { of: format!("VM `{vm}`"), what, what_to_do }
 }
 
-/// Refuses a range that is not the guest's.
+/// Returns an error for a range outside the guest's VRAM.
 fn outside(vm: &str, range: api::Range, vram_bytes: u64) -> Result<(), DaemonError> {
     let api::Range { start, bytes } = range;
     if bytes != 0 && start.checked_add(bytes).is_some_and(|end| end <= vram_bytes) {

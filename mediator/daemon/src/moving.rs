@@ -1,8 +1,8 @@
-//! A virtual machine goes on with another card while it works.
+//! A virtual machine moves to another card while its guest works.
 //!
-//! It is made on the other card, and its memory leaves the one that it has, while its guest works on. Then its VMM waits: what the
-//! guest has on the card is copied (`vgpu`), and the connection goes on with the device of the other card. Until then it goes on
-//! where it was, whatever fails.
+//! It is created on the other card, and its memory leaves the current card, while its guest works. Then its VMM waits:
+//! the guest's state on the card is copied (`vgpu`), and the connection continues with the device of the other card.
+//! Until then, the virtual machine resumes on its current card if anything fails.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,23 +14,23 @@ use super::draining::Arrival;
 use super::vm::{Rest, Running};
 use super::{Card, Daemon, DaemonError, Life, memory};
 
-/// Time for which a virtual machine's VMM may take to come to rest.
-// TIMEOUT: a request that is half done, or a write that waits for memory, which has a second.
+/// Time that a virtual machine's VMM connection may take to quiesce.
+// TIMEOUT: an incomplete request, or a write that waits for memory, which has a second.
 pub(super) const REST_LIMIT: Duration = Duration::from_secs(5);
-/// Time that its work may take to leave the engines, before what stays is treated as a hang.
-// TIMEOUT: twice what an upgrade gives, since nobody but the VM waits. Work of a guest that computes is over in milliseconds, or is
-// longer than guests' drivers wait.
+/// Time that its work may take to leave the engines, before remaining work is treated as a hang.
+// TIMEOUT: twice the limit of an upgrade, since only this VM waits. Compute work of a guest ends within milliseconds,
+// or takes longer than guests' drivers wait.
 pub(super) const STILL_LIMIT: Duration = Duration::from_secs(2);
 /// Bytes of a MiB.
 pub(super) const MIB: u64 = 1 << 20;
 
-/// A move that is to be made.
+/// A planned move.
 pub(super) struct Plan<'a> {
     /// The virtual machine as it is.
     pub(super) running: Arc<Running>,
     from: &'a Card,
     pub(super) to: &'a Card,
-    /// Its settings on the card that it is to have.
+    /// Its settings on the target card.
     pub(super) spec: VmSpec,
 }
 
@@ -38,16 +38,16 @@ impl Daemon {
     /// Moves a virtual machine to another card, live, if the revision is still `expected`.
     ///
     /// # Errors
-    /// When it, or the card, is none that can be; the virtual machine goes on where it is then.
+    /// When it, or the card, is not suitable; the virtual machine then continues where it is.
     pub fn move_vm(&self, name: &str, card: &str, expected: Option<&str>) -> Result<api::Moved, DaemonError> {
         self.move_if(name, Some(card), expected)
     }
 
-    /// Moves a virtual machine, which [`Self::may_move`], to another card. One that has failed, or whose card has, is placed on the
-    /// other anew: its VMM has lost its device already. Needs `changing`.
+    /// Moves a virtual machine, which [`Self::may_move`], to another card. If it has failed, or its card has, it is
+    /// created again on the other card: its VMM has lost its device already. Needs `changing`.
     ///
     /// # Errors
-    /// As [`Self::move_vm`].
+    /// Those of [`Self::move_vm`].
     pub(crate) fn move_vm_now(&self, name: &str, card: &str) -> Result<api::Moved, DaemonError> {
         let began = Instant::now();
         let plan = self.plan_move(name, card)?;
@@ -85,7 +85,7 @@ impl Daemon {
         Ok(Plan { running, from, to, spec })
     }
 
-    /// Takes a virtual machine out that has failed, or whose card has, and adds it to another.
+    /// Removes a virtual machine that has failed, or whose card has, and adds it to another card.
     fn place_anew(&self, name: &str, spec: VmSpec) -> Result<(), DaemonError> {
         let to = spec.card.clone();
         self.take_out(name, None)?;
@@ -97,8 +97,8 @@ impl Daemon {
         })
     }
 
-    /// Has a virtual machine go on with another card. Returns for how long it waited, and how many bytes were copied from card to card,
-    /// meanwhile or before.
+    /// Moves a virtual machine to another card. Returns the time that it waited, and the bytes that were copied between
+    /// the cards before and meanwhile.
     fn carry_over(&self, name: &str, plan: &Plan<'_>) -> Result<(Duration, api::PauseParts, u64), DaemonError> {
         let Plan { running, from, to, spec } = plan;
         let no = |why: &dyn std::fmt::Display| DaemonError::CannotMove {
@@ -124,7 +124,7 @@ impl Daemon {
                 tracing::error!(vm = name, %error, "the card keeps something of a VM that does not come");
             }
         };
-        // While its guest works on: what takes long.
+        // The slow part, while its guest works.
         if let Err(error) = awaiting.vm.await_arrival() {
             given_up(awaiting);
             return Err(no(&error));
@@ -157,7 +157,7 @@ impl Daemon {
                 let (pause, go_on_us) = (began.elapsed(), us(goes_on.elapsed()));
                 let vgpu::Parts { still, memory, anew } = moved.parts;
                 let bytes = ahead.saturating_add(moved.bytes);
-                // Nobody waits for what the other card scrubs.
+                // No VM waits for the scrub on the other card.
                 drop(moved);
                 let (still_us, memory_us, anew_us) = (us(still), us(memory), us(anew));
                 Ok((pause, api::PauseParts { rest_us, still_us, memory_us, anew_us, go_on_us }, bytes))
@@ -170,7 +170,7 @@ impl Daemon {
         }
     }
 
-    /// A virtual machine goes on with the device of another card.
+    /// Continues a virtual machine with the device of another card.
     pub(super) fn goes_on(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Profiles: tables that name one, and how much more of each the cards can have.
+//! Profiles: tables that name one, and how many more users of each profile fit on the cards.
 
 use serde_json::{Map, Value};
 
@@ -7,15 +7,15 @@ use config::profile::{Of, expanded};
 use config::{CardKind, CardSpec, ProfileSpec, TenantSpec, VmSpec, place};
 
 impl Daemon {
-    /// A table with the keys of the profile that it names.
+    /// Returns a table with the keys of the profile that it names.
     ///
     /// # Errors
-    /// There is no such profile.
+    /// When no profile has the name.
     pub(super) fn expanded(&self, table: &Map<String, Value>, of: Of) -> Result<Map<String, Value>, String> {
         expanded(table, &self.profiles, of)
     }
 
-    /// The virtual machine that the body of a request describes.
+    /// Returns the virtual machine that the body of a request describes.
     ///
     /// # Errors
     /// The mistake, with its key.
@@ -23,7 +23,7 @@ impl Daemon {
         VmSpec::from_table(&self.expanded(table, Of::Vm)?)
     }
 
-    /// The tenant that the body of a request describes.
+    /// Returns the tenant that the body of a request describes.
     ///
     /// # Errors
     /// The mistake, with its key.
@@ -31,7 +31,7 @@ impl Daemon {
         TenantSpec::from_table(&self.expanded(table, Of::Tenant)?)
     }
 
-    /// All profiles, with what the cards can still have of each.
+    /// Returns all profiles, with the number of further users that fit.
     #[must_use]
     pub fn profiles(&self) -> Vec<api::Profile> {
         let (cards, vms, tenants): (Vec<CardSpec>, Vec<VmSpec>, Vec<TenantSpec>) = {
@@ -48,16 +48,17 @@ impl Daemon {
         profiles
     }
 
-    /// One profile.
+    /// Returns one profile.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// When no profile has the name.
     pub fn profile(&self, name: &str) -> Result<api::Profile, DaemonError> {
         let mut all = self.profiles().into_iter();
         all.find(|profile| profile.spec.name == name).ok_or_else(|| DaemonError::NoProfile(name.to_owned()))
     }
 
-    /// Adds what a profile stands for in thought until a card can have no more. There is a bound on all that a daemon serves.
+    /// Counts users of a profile by adding them to a copy of the state until a card refuses. The total number that a
+    /// daemon serves is bounded.
     fn capacity(
         &self,
         profile: &ProfileSpec,
@@ -77,7 +78,7 @@ impl Daemon {
             if let Some(lacks) = drained.or_else(|| profile.lacks(&self.spec, card, &vms, &tenants)) {
                 break lacks;
             }
-            // Names that no operator gives: a space is not allowed.
+            // Names that no operator can use: a space is not allowed.
             let name = format!("further {left}");
             match card.kind {
                 CardKind::Cuda => tenants.extend(profile.tenant(&name, &card.name)),

@@ -1,4 +1,4 @@
-//! The program from its arguments to its end: a daemon that begins with nothing, or one that goes on with what another one has.
+//! The program from its arguments to its end: a daemon that starts empty, or one that takes over from another.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use crate::{Daemon, account, serving};
 /// Runs the program to its end.
 #[must_use]
 pub fn run(arguments: Arguments) -> ExitCode {
-    // Before the package is exchanged: what lies there later is the next version.
+    // Read this before a package upgrade: later the path is the next version.
     let program = std::env::current_exe();
     let sockets = if arguments.takeover { Ok(Sockets::default()) } else { listening::take().map(Sockets::new) };
     let config = match Config::load(&arguments.config) {
@@ -53,7 +53,7 @@ pub fn run(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// A daemon that begins with nothing.
+/// Starts a daemon without a predecessor.
 fn begin(
     config: Config,
     sockets: Sockets,
@@ -76,9 +76,9 @@ fn begin(
     serve(&daemon, admin, program, path)
 }
 
-/// A daemon that goes on with what another one has.
+/// Starts a daemon that takes over from another.
 fn go_on(config: Config, program: std::io::Result<PathBuf>, path: PathBuf) -> anyhow::Result<()> {
-    // All that can be wrong before anybody waits for it.
+    // Everything that can fail, before any VM waits for it.
     if let Err(error) = logging::init(&config.daemon.log, config.daemon.log_format) {
         Heir::decline(&error.to_string());
         return Err(error.into());
@@ -125,7 +125,7 @@ impl Admin {
         Ok(Self { listeners: Listeners { admin, read_only }, paths: [path, read_path.flatten()] })
     }
 
-    /// Another descriptor of each socket whose path is ours, by its name for another daemon.
+    /// Duplicates each socket whose path is ours, with its name for another daemon.
     fn copies(&self) -> std::io::Result<Vec<(&'static str, UnixListener)>> {
         let all = [Some(&self.listeners.admin), self.listeners.read_only.as_ref()];
         let names = [STORED_ADMIN, STORED_READ_ONLY];
@@ -152,7 +152,7 @@ fn serve(daemon: &Arc<Daemon>, admin: Admin, program: std::io::Result<PathBuf>, 
         .build()
         .context("the admin API cannot be started")?;
     runtime.block_on(serving::serve(daemon, listeners))?;
-    // Requests that still run are not waited for; the daemon refuses changes from here on.
+    // Running requests are not waited for; the daemon refuses changes from now on.
     runtime.shutdown_background();
     daemon.shut_down();
     logging::tell_suppressed();

@@ -1,6 +1,7 @@
-//! Virtual machines that move from full cards to empty ones by themselves.
+//! Automatic moves of virtual machines from full cards to empty ones.
 //!
-//! The crate [`rebalance`] decides which and when. Here it is shown the cards, and what it says is moved by the same way as by an operator.
+//! The crate [`rebalance`] decides which and when. This module describes the cards to it, and moves its choices in the
+//! same way as an operator's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::{Daemon, HISTORY_MS};
 use config::RebalanceSpec;
 
-/// Parts of each engine, by what a card's scheduler shows.
+/// Returns the part of each engine that a card's scheduler reports.
 fn busy<T>(engines: &BTreeMap<Engine, T>, part: impl Fn(&T) -> u32) -> Busy {
     let mut busy = Busy::default();
     for (engine, of) in engines {
@@ -25,18 +26,18 @@ fn busy<T>(engines: &BTreeMap<Engine, T>, part: impl Fn(&T) -> u32) -> Busy {
 }
 
 impl Daemon {
-    /// Looks at the cards once, and moves what has to be.
+    /// Examines the cards once, and makes the moves that are due.
     fn rebalance(&self, rebalancer: &mut Rebalancer, window_ms: u64, began: Instant) {
         let (cards, vms) = self.loads(window_ms);
         let Some(Advice { vm, to, why }) = rebalancer.round(began.elapsed(), &cards, &vms) else { return };
         if let Err(error) = self.move_for(&vm, Some(&to), None, &why) {
             tracing::warn!(vm, to, why, %error, "the VM was to move by itself, and has not");
         }
-        // One that cannot is not tried every round either.
+        // A virtual machine that cannot move is not tried every round either.
         rebalancer.rests(vm, began.elapsed());
     }
 
-    /// Returns the cards that virtual machines share and may move between, and these virtual machines.
+    /// Returns the cards between which virtual machines may move, and these virtual machines.
     fn loads(&self, window_ms: u64) -> (Vec<CardLoad>, Vec<VmLoad>) {
         let shared = |card: &api::Card| {
             let of_tenants = self.known(&card.name).is_ok_and(|card| card.cuda.is_some());
@@ -71,12 +72,12 @@ impl Daemon {
     }
 }
 
-/// Rebalances again and again. It ends with the runtime that it runs on.
+/// Rebalances periodically. It ends with the runtime that it runs on.
 pub(super) async fn run(daemon: Arc<Daemon>, spec: RebalanceSpec) {
     let (mut rebalancer, began) = (Rebalancer::new(spec), Instant::now());
     let window_ms = spec.every_s.saturating_mul(1000).min(HISTORY_MS);
     let mut turns = interval(Duration::from_secs(spec.every_s.max(1)));
-    // A move may take longer than a round: those that are missed are not made up for.
+    // A move may take longer than a round: missed rounds are skipped.
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     turns.tick().await;
     loop {

@@ -1,9 +1,9 @@
-//! Revisions, by which an operator sees that another one has changed something meanwhile.
+//! Revisions, with which an operator notices concurrent changes by another.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A number that no other state of any run of the daemon has.
+/// A number that is unique among all states of all runs of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Revision {
     /// Start of the daemon, in ns since 1970.

@@ -1,9 +1,9 @@
-//! A virtual machine's vGPU is saved as a stream of bytes, and goes on from one.
+//! Saves a virtual machine's vGPU as a stream of bytes, and restores it from one.
 //!
-//! Bytes go to and come from a client of the admin API, a piece at a time, by way of a file without a name, so that neither the VM nor
-//! who changes others waits for the client. The VMM waits while its VM is written there. What comes is made beside what there is,
-//! on the same card, and takes its place once all of it has come and was checked; whatever fails, the virtual machine goes on as it
-//! was.
+//! Bytes go to and come from a client of the admin API, in pieces, through a file without a name, so that neither the
+//! VM nor other changes wait for the client. The VMM waits while its VM is written to that file. A restored vGPU is
+//! created next to the current one, on the same card, and replaces it once all of the stream has been read and checked;
+//! if anything fails, the virtual machine continues as it was.
 
 use std::time::Instant;
 
@@ -14,16 +14,16 @@ use super::moving::{MIB, Plan, REST_LIMIT, STILL_LIMIT};
 use super::spool::{Spool, Spooled};
 use super::{Daemon, DaemonError};
 
-/// Part of a VM's memory that a stream has besides, for its pieces: more than it is.
+/// Overhead of a stream as a fraction of the VM's memory, for its pieces: larger than the real one.
 const SPOOL_PART: u64 = 64;
-/// Bytes that a stream may have before the memory: kept page tables and all channels are less.
+/// Bytes that a stream may have in addition to the memory: kept page tables and all channels take less.
 const SPOOL_HEAD: u64 = 256 * MIB;
 
 impl Daemon {
-    /// Saves a virtual machine's vGPU: `out` gets the bytes, in order.
+    /// Saves a virtual machine's vGPU, and passes the bytes to `out` in order.
     ///
     /// # Errors
-    /// When it is none that can be saved, or `out` says why it takes no more. It goes on in any case.
+    /// When it cannot be saved, or `out` fails. The virtual machine continues in any case.
     pub(crate) fn save_vm(
         &self,
         name: &str,
@@ -71,24 +71,25 @@ impl Daemon {
         spool.rewind().map_err(|why| no(&why))
     }
 
-    /// A file for a virtual machine like this.
+    /// Creates a file that is large enough for a virtual machine.
     fn spool(&self, vm: &MediatedVm) -> Result<Spool, String> {
         let bytes = vm.origin().vram_bytes;
         let most = bytes.saturating_add(bytes / SPOOL_PART).saturating_add(SPOOL_HEAD);
         Spool::new(self.spec.state_dir.as_deref(), most)
     }
 
-    /// Has a virtual machine's vGPU be what was saved, whose bytes `next` gives in order, an empty piece behind the last.
+    /// Restores a virtual machine's vGPU from bytes that `next` returns in order, with an empty piece after the last.
     ///
     /// # Errors
-    /// When they are none of a virtual machine that can go on here, or `next` says why there are no more. It goes on as it was then.
+    /// When the bytes are not a virtual machine that can resume here, or `next` fails. The virtual machine then
+    /// continues as it was.
     pub(crate) fn restore_vm(
         &self,
         name: &str,
         mut next: impl FnMut() -> Result<Vec<u8>, String>,
     ) -> Result<api::Restored, DaemonError> {
         let no = |why: &dyn std::fmt::Display| DaemonError::NotRestored { vm: name.to_owned(), why: why.to_string() };
-        // All of it comes first: nobody waits for who sends it.
+        // Read the whole stream first: no VM waits for its sender.
         let mut spool = {
             let Plan { running, .. } = self.plan_at_home(name, &no)?;
             let vm = running.backend.mediated().ok_or_else(|| no(&"its device is no mediated one"))?;
@@ -130,7 +131,7 @@ impl Daemon {
                 coming.feed(&bytes).map_err(|error| no(&error))?;
             }
         })();
-        // All is there: now the VMM waits.
+        // The stream is complete: now the VMM waits.
         let paused = Instant::now();
         let taken = come.and_then(|coming| {
             running.park();
@@ -154,7 +155,7 @@ impl Daemon {
         })?;
         self.goes_on(name, (running, rest), &plan.spec, Built { device, backend: vm })?;
         let waited = paused.elapsed();
-        // Nobody waits for what was there before to be scrubbed.
+        // No VM waits for the scrub of the previous memory.
         drop(left);
         self.keep()?;
         tracing::info!(
@@ -171,7 +172,7 @@ impl Daemon {
         })
     }
 
-    /// Plans that a virtual machine that is in order is made anew on its card, or says why not.
+    /// Plans to create a working virtual machine again on its card. Otherwise returns the reason why not.
     fn plan_at_home(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Time of cards: seen, and changed while work goes on.
+//! Time of cards: shown, and changed while guests work.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,21 +22,21 @@ const INTERVAL_MS: u64 = History::INTERVAL / MS;
 pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::KEPT as u64;
 /// The longest record of a scheduler, in bytes: some 200,000 events.
 pub(crate) const RECORD_BYTES: usize = 32 << 20;
-/// The time over which received shares are taken when nothing else is said, in ms.
+/// Default window over which received shares are measured, in ms.
 pub(crate) const WINDOW_MS: u64 = 1000;
 
 impl Daemon {
-    /// Returns how a card's time is shared, with what was received in the last `window_ms` milliseconds that are over,
-    /// which is rounded to whole intervals of the history.
+    /// Returns how a card's time is shared, with the parts received in the last `window_ms` complete milliseconds. The
+    /// window is rounded to whole intervals of the history.
     ///
     /// # Errors
-    /// When there is no such card, it is passed through, or the window is out of bounds.
+    /// When no card has the name, it is passed through, or the window is out of bounds.
     pub fn scheduler(&self, card: &str, window_ms: u64) -> Result<api::CardScheduler, DaemonError> {
         let (window_ms, interval) = (within("window_ms", window_ms)?, History::INTERVAL);
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
             return self.cuda_scheduler(cuda, window_ms);
         }
-        // The interval that is not over yet does not count.
+        // The current, incomplete interval does not count.
         let (usage, vms) = self.look(card, window_ms * MS + interval)?;
         let end = Nanos(usage.now.0 - usage.now.0 % interval);
         let window = Window { from: Nanos(end.0.saturating_sub(window_ms * MS)), end, ns: window_ms * MS };
@@ -65,7 +65,7 @@ impl Daemon {
         })
     }
 
-    /// The same of all cards that have a scheduler now.
+    /// Returns the same for all cards that have a scheduler now.
     ///
     /// # Errors
     /// When the window is out of bounds.
@@ -78,10 +78,11 @@ impl Daemon {
             .collect()
     }
 
-    /// Changes settings of a card's scheduler; keys that `patch` leaves out stay. What waits and what runs goes on.
+    /// Changes settings of a card's scheduler; keys that `patch` omits stay. Waiting and running work is not
+    /// interrupted.
     ///
     /// # Errors
-    /// When there is no such card, it is passed through, or a setting cannot be so; nothing is changed then.
+    /// When no card has the name, it is passed through, or a setting is invalid; nothing is changed then.
     pub fn set_scheduler(&self, card: &str, patch: &Map<String, Value>) -> Result<api::CardScheduler, DaemonError> {
         self.set_scheduler_if(card, patch, None)
     }
@@ -89,7 +90,7 @@ impl Daemon {
     /// The same if the revision is still `expected`.
     ///
     /// # Errors
-    /// As [`Self::set_scheduler`], and when it is another.
+    /// Those of [`Self::set_scheduler`], and when the revision is another.
     pub(crate) fn set_scheduler_if(
         &self,
         card: &str,
@@ -130,10 +131,10 @@ impl Daemon {
         Ok(())
     }
 
-    /// Returns what the virtual machines of a card used in the last `since_ms` milliseconds.
+    /// Returns the time that the virtual machines of a card used in the last `since_ms` milliseconds.
     ///
     /// # Errors
-    /// When there is no such card, it is passed through, or `since_ms` is out of bounds.
+    /// When no card has the name, it is passed through, or `since_ms` is out of bounds.
     pub(crate) fn scheduler_history(&self, card: &str, since_ms: u64) -> Result<api::SchedulerHistory, DaemonError> {
         let since_ms = within("since_ms", since_ms)?;
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
@@ -160,11 +161,11 @@ impl Daemon {
         })
     }
 
-    /// Begins a record of what a card's scheduler is told and decides, which lasts until it is
+    /// Starts a record of the inputs and decisions of a card's scheduler. It ends when it is
     /// [ended](SchedulerRecord::end) or dropped, or has [`RECORD_BYTES`].
     ///
     /// # Errors
-    /// When there is no such card, it is passed through or used by nobody, or a record of it is being made already.
+    /// When no card has the name, it is passed through or unused, or a record of it is already running.
     pub(crate) fn record_scheduler(self: &Arc<Self>, card: &str) -> Result<SchedulerRecord, DaemonError> {
         if self.known(card)?.cuda.is_some() {
             return Err(DaemonError::NoRecordOfCuda(card.to_owned()));
@@ -177,10 +178,10 @@ impl Daemon {
         Ok(SchedulerRecord { daemon: Arc::clone(self), card: card.to_owned(), over: false })
     }
 
-    /// Returns what a virtual machine may have of its card's time.
+    /// Returns a virtual machine's settings for its card's time.
     ///
     /// # Errors
-    /// When there is none of that name, it is being made or removed, or has its card by passthrough.
+    /// When no virtual machine has the name, it is being created or removed, or has its card by passthrough.
     pub fn vm_time(&self, name: &str) -> Result<api::VmTime, DaemonError> {
         if self.is_tenant(name) {
             return self.tenant_spec(name).map(|tenant| tenant.time.params(None).into());
@@ -188,10 +189,10 @@ impl Daemon {
         self.with_scheduled(&mut self.state.lock(), name, |spec, _, _| Ok(spec.time_share().into()))
     }
 
-    /// Changes what a virtual machine may have of its card's time; keys that `patch` leaves out stay.
+    /// Changes a virtual machine's settings for its card's time; keys that `patch` omits stay.
     ///
     /// # Errors
-    /// As [`Self::vm_time`], and when a setting cannot be so; nothing is changed then.
+    /// Those of [`Self::vm_time`], and when a setting is invalid; nothing is changed then.
     #[cfg(test)]
     pub(crate) fn set_vm_time(&self, name: &str, patch: &Map<String, Value>) -> Result<api::VmTime, DaemonError> {
         self.set_vm_time_if(name, patch, None)
@@ -200,7 +201,7 @@ impl Daemon {
     /// The same if the revision is still `expected`.
     ///
     /// # Errors
-    /// As [`Self::set_vm_time`], and when it is another.
+    /// Those of [`Self::set_vm_time`], and when the revision is another.
     pub(crate) fn set_vm_time_if(
         &self,
         name: &str,
@@ -219,7 +220,7 @@ impl Daemon {
         Ok(time)
     }
 
-    /// Changes what a virtual machine may have of its card's time. Needs `tuning`.
+    /// Changes a virtual machine's settings for its card's time. Needs `tuning`.
     pub(super) fn tune_vm(
         &self,
         name: &str,
@@ -243,15 +244,15 @@ impl Daemon {
         Ok(time)
     }
 
-    /// Lets a virtual machine out of quarantine, and forgets its strikes.
+    /// Releases a virtual machine from quarantine, and forgets its strikes.
     ///
     /// # Errors
-    /// As [`Self::vm_time`].
+    /// Those of [`Self::vm_time`].
     pub fn release_vm(&self, name: &str) -> Result<(), DaemonError> {
         if self.is_tenant(name) {
             return self.release_tenant(name);
         }
-        // Not while another daemon is given everything.
+        // Not while the state is handed over to another daemon.
         let _settings = self.tuning.lock();
         self.with_scheduled(&mut self.state.lock(), name, |_, card, vm| {
             card.backend.release_vm(vm);
@@ -259,7 +260,7 @@ impl Daemon {
         })
     }
 
-    /// Does something with a virtual machine that a scheduler knows.
+    /// Calls a function with a virtual machine that a scheduler knows.
     pub(super) fn with_scheduled<T>(
         &self,
         state: &mut State,
@@ -281,7 +282,7 @@ impl Daemon {
         self.cards.get(card).ok_or_else(|| DaemonError::NoCard(card.to_owned()))
     }
 
-    /// Returns what a card's scheduler knows, and the names of the virtual machines that it knows by number.
+    /// Returns the status of a card's scheduler, and the names of its virtual machines by number.
     fn look(&self, card: &str, recent_ns: u64) -> Result<(SchedulerUsage, BTreeMap<VmId, String>), DaemonError> {
         let known = self.known(card)?;
         let users: Vec<(String, bool, Option<Arc<Running>>)> = {
@@ -299,7 +300,7 @@ impl Daemon {
     }
 }
 
-/// A record that is being made.
+/// A running record.
 pub(crate) struct SchedulerRecord {
     daemon: Arc<Daemon>,
     card: String,
@@ -307,10 +308,10 @@ pub(crate) struct SchedulerRecord {
 }
 
 impl SchedulerRecord {
-    /// Ends it: lines of JSON, as [`sched::trace`] describes them.
+    /// Ends it and returns lines of JSON, as [`sched::trace`] describes them.
     ///
     /// # Errors
-    /// When the card was given away meanwhile.
+    /// When the card was handed over meanwhile.
     pub fn end(mut self) -> Result<Vec<u8>, DaemonError> {
         self.over = true;
         let record = self.daemon.known(&self.card)?.backend.end_record();
@@ -320,7 +321,7 @@ impl SchedulerRecord {
 
 impl Drop for SchedulerRecord {
     fn drop(&mut self) {
-        // Whoever wanted it has gone; nothing is left of it.
+        // The client has gone; discard the record.
         if !self.over
             && let Ok(card) = self.daemon.known(&self.card)
         {
@@ -329,7 +330,7 @@ impl Drop for SchedulerRecord {
     }
 }
 
-/// A time that a history can answer for, in whole intervals.
+/// Checks a time that a history can cover, and converts it to whole intervals.
 fn within(key: &str, ms: u64) -> Result<u64, DaemonError> {
     if !(INTERVAL_MS..=HISTORY_MS).contains(&ms) {
         let what = format!("{key} = {ms} is not between {INTERVAL_MS} and {HISTORY_MS}");
@@ -343,15 +344,15 @@ fn by_name<T>(mut of: Vec<T>, name: impl Fn(&T) -> &String) -> Vec<T> {
     of
 }
 
-/// Parts of engines that are a VM's, in thousandths.
+/// A VM's entitled parts of engines, in thousandths.
 #[derive(Clone, Copy, Default)]
 struct Entitled {
     compute: u32,
-    /// That of copies, where it is another one.
+    /// The part of copies, if it differs.
     copies: Option<u32>,
 }
 
-/// Each one's parts while all want the card. Who is quarantined has none, and leaves it to the others.
+/// Returns the part of each VM while all want the card. A quarantined VM has none, and its part goes to the others.
 fn entitled(usage: &SchedulerUsage) -> BTreeMap<VmId, Entitled> {
     let (vms, params): (Vec<VmId>, Vec<VgpuParams>) =
         usage.vms.iter().filter(|(_, vm)| vm.quarantine == Quarantine::Free).map(|(id, vm)| (*id, vm.params)).unzip();
@@ -377,7 +378,7 @@ struct Window {
 }
 
 impl Window {
-    /// Returns what was used of an engine in it, in thousandths of it.
+    /// Returns the part of the window that a VM used an engine, in thousandths.
     fn received(&self, vm: &VmUsage, engine: Engine) -> u32 {
         let within = vm.recent.iter().filter(|sample| (self.from..self.end).contains(&sample.from));
         let used: u64 = within.map(|sample| sample.used[engine.index()]).fold(0, u64::saturating_add);

@@ -1,4 +1,5 @@
-//! A daemon from when it is ready until it ends: its admin API, what it tells the service manager, and why it ends.
+//! A daemon from when it is ready until it ends: its admin API, its messages to the service manager, and the reason why
+//! it ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::admin::{self, Listeners};
 use crate::{Daemon, rebalancing};
 
-/// Serves the admin API until a signal asks for the end, or all cards have failed.
+/// Serves the admin API until a signal arrives, or all cards have failed.
 ///
 /// # Errors
 /// When the API cannot be served, and when all cards have failed: a new daemon brings them up again.
@@ -52,7 +53,7 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
     Ok(())
 }
 
-/// Tells now and then which log events were held back. Ends when all cards have failed.
+/// Periodically reports which log events were suppressed. Ends when all cards have failed.
 async fn look_around(daemon: Arc<Daemon>) {
     let mut turns = tokio::time::interval(logging::INTERVAL);
     loop {
@@ -65,7 +66,8 @@ async fn look_around(daemon: Arc<Daemon>) {
     }
 }
 
-/// Calls `tell` at least twice in `limit` as long as the daemon goes on: requests are served, and none holds the others up.
+/// Calls `tell` at least twice in `limit` while the daemon is responsive: it serves requests, and none blocks the
+/// others.
 pub(crate) async fn watch(daemon: Arc<Daemon>, limit: Duration, mut tell: impl FnMut()) {
     let mut turns = tokio::time::interval((limit / 3).max(Duration::from_millis(1)));
     loop {

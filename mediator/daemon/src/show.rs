@@ -12,7 +12,7 @@ use crate::backend::BackendStatus;
 use crate::vm::Running;
 use crate::{Life, memory};
 
-/// A virtual machine as it was found in the table.
+/// A virtual machine's entry in the table, copied.
 pub(super) struct Found {
     pub spec: VmSpec,
     pub life: Life,
@@ -86,7 +86,7 @@ pub(super) fn show(Found { spec, life, ram }: Found) -> api::Vm {
     }
 }
 
-/// The counts of a connection, flat: those of messages get the prefix `messages_`.
+/// Returns the counts of a connection, flat: those of messages get the prefix `messages_`.
 fn transport(link: &Link) -> BTreeMap<String, u64> {
     let Ok(serde_json::Value::Object(counts)) = serde_json::to_value(link.counters().snapshot()) else {
         return BTreeMap::new();

@@ -1,4 +1,5 @@
-//! A file without a name, in which a saved virtual machine is while a client takes it or sends it: so nothing waits for the client.
+//! A file without a name that buffers a saved virtual machine while a client reads or sends it, so that no VM waits for
+//! the client.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// Bytes that are read at a time.
 const PIECE: usize = 256 << 10;
 
-/// A file that goes when this is dropped, or the process ends.
+/// A file that is freed when this is dropped, or the process ends.
 #[derive(Debug)]
 pub(crate) struct Spool {
     file: File,
@@ -17,20 +18,20 @@ pub(crate) struct Spool {
 }
 
 impl Spool {
-    /// An empty one of at most `most` bytes, in `folder` or, if there is none, where temporary files are.
+    /// Creates an empty file of at most `most` bytes, in `folder` or, without one, in the folder for temporary files.
     ///
     /// # Errors
-    /// Why it cannot be made.
+    /// Why it cannot be created.
     pub(crate) fn new(folder: Option<&Path>, most: u64) -> Result<Self, String> {
         let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
         let file = tempfile::tempfile_in(&folder).map_err(|error| says(&folder, &error))?;
         Ok(Self { file, folder, left: most })
     }
 
-    /// Writes behind the rest.
+    /// Appends bytes.
     ///
     /// # Errors
-    /// When there is no room, or it would be more than it may have.
+    /// When the disk is full, or the limit would be exceeded.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
         let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         let left = self.left.checked_sub(len);
@@ -38,7 +39,7 @@ impl Spool {
         self.file.write_all(bytes).map_err(|error| says(&self.folder, &error))
     }
 
-    /// Begins to read from the first byte on.
+    /// Starts to read from the first byte.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -48,12 +49,12 @@ impl Spool {
     }
 }
 
-/// A file that is read.
+/// A file that is being read.
 #[derive(Debug)]
 pub(crate) struct Spooled(Spool);
 
 impl Spooled {
-    /// The next bytes; none behind the last.
+    /// Returns the next bytes; none after the last.
     ///
     /// # Errors
     /// When the file cannot be read.

@@ -1,6 +1,7 @@
-//! Tenants of CUDA cards: added, removed, seen, and changed while their programs run.
+//! Tenants of CUDA cards: added, removed, shown, and changed while their programs run.
 //!
-//! A change waits for the owner of its card with no lock held but that card's: who looks, and who changes something else, goes on.
+//! A change waits for the owner of its card while it holds only that card's lock: readers and other changes do not
+//! wait.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,23 +20,23 @@ use config::{CardSpec, OnRemove, TenantSpec};
 use kept::Tuning;
 use listening::folders;
 
-/// Time over which received parts are taken, in ns.
+/// Window over which received parts are measured, in ns.
 const WINDOW_NS: u64 = 1_000_000_000;
 /// Time that processes of a tenant have to end when it is removed.
-// TIMEOUT: one that is killed ends at once, unless the driver does not let it; then the operator is told.
+// TIMEOUT: a killed process ends at once, unless the driver prevents it; then the operator is told.
 const LEAVING: Duration = Duration::from_secs(10);
-/// Time between two looks at whether they have.
+/// Interval at which this is checked.
 const LOOK: Duration = Duration::from_millis(20);
 
 impl State {
-    /// Returns all reasons against a tenant beside all others, itself left out.
+    /// Returns all reasons against a tenant, given all other tenants.
     fn refusals(&self, spec: &TenantSpec, daemon: &Daemon) -> Vec<Refusal> {
         let vms: Vec<&str> = self.vms.keys().map(String::as_str).collect();
         let others: Vec<&TenantSpec> = self.tenants.values().filter(|other| other.name != spec.name).collect();
         check::tenant(spec, &daemon.spec, &daemon.specs, &vms, &others)
     }
 
-    /// Gives a tenant that names no card the one with most room.
+    /// Assigns a tenant that names no card to the card with most room.
     fn placed(&self, spec: TenantSpec, cards: &[CardSpec]) -> TenantSpec {
         let vms: Vec<&str> = self.vms.keys().map(String::as_str).collect();
         let others: Vec<&TenantSpec> = self.tenants.values().filter(|other| other.name != spec.name).collect();
@@ -44,10 +45,10 @@ impl State {
 }
 
 impl Daemon {
-    /// Has the owners of cards serve the tenants of a configuration.
+    /// Adds the tenants of a configuration to the owners of their cards.
     ///
     /// # Errors
-    /// When one of them cannot be had.
+    /// When one of them is refused.
     pub(super) fn start_tenants(&self, tenants: Vec<TenantSpec>) -> Result<(), DaemonError> {
         for spec in tenants {
             self.put_tenant(spec, None, Arrival::Configured)?;
@@ -59,7 +60,7 @@ impl Daemon {
         self.known(card)?.cuda.as_deref().ok_or_else(|| DaemonError::NoCard(card.to_owned()))
     }
 
-    /// Says whether there is a tenant of a name.
+    /// Returns true if a tenant has the name.
     pub(super) fn is_tenant(&self, name: &str) -> bool {
         self.state.lock().tenants.contains_key(name)
     }
@@ -69,7 +70,8 @@ impl Daemon {
         state.tenants.values().filter(|spec| card.is_none_or(|card| spec.card == card)).cloned().collect()
     }
 
-    /// All tenants, by name. Nobody is waited for: one of a card whose owner does not answer is shown without its programs.
+    /// Returns all tenants, by name, without waiting for owners: a tenant of a card whose owner does not answer is
+    /// shown without its programs.
     #[must_use]
     pub fn tenants(&self) -> Vec<api::Tenant> {
         let specs = self.tenant_specs(None);
@@ -85,10 +87,10 @@ impl Daemon {
         shown.collect()
     }
 
-    /// One tenant.
+    /// Returns one tenant.
     ///
     /// # Errors
-    /// When there is none of that name.
+    /// When no tenant has the name.
     pub fn tenant(&self, name: &str) -> Result<api::Tenant, DaemonError> {
         let spec = self.tenant_spec(name)?;
         let seen = self.cuda(&spec.card).and_then(CudaCard::seen).ok();
@@ -99,7 +101,7 @@ impl Daemon {
         self.state.lock().tenants.get(name).cloned().ok_or_else(|| DaemonError::NoTenant(name.to_owned()))
     }
 
-    /// Waits until nobody else changes the card of a tenant; the tenant as it is then.
+    /// Waits until no other thread changes the card of a tenant. Returns the tenant as it is then.
     fn tenant_turn(&self, name: &str) -> Result<(TenantSpec, Change<'_>), DaemonError> {
         loop {
             let card = self.tenant_spec(name)?.card;
@@ -112,10 +114,10 @@ impl Daemon {
         }
     }
 
-    /// Adds a tenant if the revision is still `expected`; when this returns, its socket is there.
+    /// Adds a tenant if the revision is still `expected`. Its socket exists when this returns.
     ///
     /// # Errors
-    /// When it cannot be; nothing is left of it then.
+    /// When it cannot be added; nothing of it remains then.
     pub(crate) fn add_tenant_if(&self, spec: TenantSpec, expected: Option<&str>) -> Result<api::Tenant, DaemonError> {
         let name = spec.name.clone();
         self.put_tenant(spec, expected, Arrival::New)?;
@@ -123,14 +125,14 @@ impl Daemon {
         self.tenant(&name)
     }
 
-    /// Adds a tenant. Nothing that outlives the daemon is written.
+    /// Adds a tenant, without saving the change.
     pub(super) fn put_tenant(
         &self,
         spec: TenantSpec,
         expected: Option<&str>,
         arrival: Arrival,
     ) -> Result<(), DaemonError> {
-        // Placed once before the card's turn is waited for, and looked at again with it.
+        // Choose a card before waiting for the right to change it, and check again with that right.
         let spec = {
             let state = self.state.lock();
             state.placed(spec, &state.marked(&self.specs))
@@ -157,7 +159,7 @@ impl Daemon {
             if !refusals.is_empty() {
                 return Err(refused(refusals));
             }
-            // From here on its name and what it is promised are taken.
+            // From here on its name and its guarantees are taken.
             state.tenants.insert(spec.name.clone(), spec.clone());
             state.coming.insert(spec.name.clone());
         }
@@ -180,10 +182,11 @@ impl Daemon {
         Ok(())
     }
 
-    /// Removes a tenant if the revision is still `expected`: its programs end by its policy, its socket is gone, its memory free.
+    /// Removes a tenant if the revision is still `expected`: its programs end by its policy, its socket is removed, its
+    /// memory is freed.
     ///
     /// # Errors
-    /// When there is none of that name, its card's owner does not answer, or its programs do not end.
+    /// When no tenant has the name, its card's owner does not answer, or its programs do not end.
     pub(crate) fn remove_tenant_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let done = self.take_tenant(name, expected);
         if matches!(done, Ok(()) | Err(DaemonError::Lingering { .. })) {
@@ -192,7 +195,7 @@ impl Daemon {
         done
     }
 
-    /// Removes a tenant. Nothing that outlives the daemon is written.
+    /// Removes a tenant, without saving the change.
     pub(super) fn take_tenant(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let (spec, turn) = self.tenant_turn(name)?;
         self.state.lock().expect(expected)?;
@@ -204,7 +207,7 @@ impl Daemon {
                 _ => break Vec::new(),
             }
         };
-        // While the name is taken still: the next tenant of that name makes the folder again.
+        // While the name is still taken: the next tenant of that name creates the folder again.
         folders::remove(name, &spec.socket_path(&self.spec.socket_dir), &self.spec.socket_dir);
         {
             let mut state = self.state.lock();
@@ -215,11 +218,11 @@ impl Daemon {
         if left.is_empty() { Ok(()) } else { Err(DaemonError::Lingering { tenant: name.to_owned(), pids: left }) }
     }
 
-    /// Changes what a tenant may have of its card, from now on; keys that the patch leaves out stay.
+    /// Changes a tenant's settings for its card, from now on; keys that the patch omits stay.
     ///
     /// # Errors
-    /// When there is none of that name, the revision is not `expected`, its card's owner does not answer, or a setting cannot be
-    /// so; nothing is changed then.
+    /// When no tenant has the name, the revision is not `expected`, its card's owner does not answer, or a setting is
+    /// invalid; nothing is changed then.
     pub(crate) fn set_tenant_if(
         &self,
         name: &str,
@@ -227,14 +230,14 @@ impl Daemon {
         expected: Option<&str>,
     ) -> Result<api::Tenant, DaemonError> {
         let mut keys = table(patch).map_err(|what| DaemonError::Setting { of: format!("tenant `{name}`"), what })?;
-        // A table without keys says nothing.
+        // A table without keys changes nothing.
         keys.retain(|_, value| value.as_object().is_none_or(|table| !table.is_empty()));
         self.tune_tenant(name, &keys, expected)?;
         self.keep()?;
         self.tenant(name)
     }
 
-    /// Changes keys of a tenant, which can be changed. Nothing that outlives the daemon is written.
+    /// Changes the changeable keys of a tenant, without saving the change.
     pub(super) fn tune_tenant(
         &self,
         name: &str,
@@ -262,13 +265,13 @@ impl Daemon {
         Ok(())
     }
 
-    /// Lets a tenant out of quarantine, and forgets its strikes.
+    /// Releases a tenant from quarantine, and forgets its strikes.
     pub(super) fn release_tenant(&self, name: &str) -> Result<(), DaemonError> {
         let (_, turn) = self.tenant_turn(name)?;
         turn.ask(&format!("tenant `{name}`"), Request::Release(name.to_owned())).map(drop)
     }
 
-    /// Changes how a CUDA card is shared, from now on; keys that the patches leave out stay.
+    /// Changes how a CUDA card is shared, from now on; keys that the patches omit stay.
     pub(super) fn tune_cuda(
         &self,
         card: &CudaCard,
@@ -302,27 +305,27 @@ impl Daemon {
         turn.ask(&of, Request::Tune(Box::new(cuda::rules(spec, &tuning))))?;
         tracing::info!(card = spec.name, ?tuning, "how the CUDA card is shared is set");
         let mut state = self.state.lock();
-        // It may have been drained while its owner was asked.
+        // It may have been drained while this waited for its owner.
         let drained = state.tuning(spec).drained;
         state.tunings.insert(spec.name.clone(), Tuning { drained, ..tuning });
         state.revision.next();
         Ok(())
     }
 
-    /// The tenants' view of a CUDA card's time.
+    /// Returns the tenants' shares of a CUDA card's time.
     pub(super) fn cuda_scheduler(&self, card: &CudaCard, window_ms: u64) -> Result<api::CardScheduler, DaemonError> {
         let (spec, seen) = (card.spec(), card.seen()?);
         let tuning = self.state.lock().tuning(spec);
         Ok(show::scheduler(spec, &tuning, &self.tenant_specs(Some(&spec.name)), &seen, window_ms))
     }
 
-    /// The tenants' uses of a CUDA card's time.
+    /// Returns the tenants' uses of a CUDA card's time.
     pub(super) fn cuda_history(&self, card: &CudaCard, since_ms: u64) -> Result<api::SchedulerHistory, DaemonError> {
         let (spec, seen) = (card.spec(), card.seen()?);
         Ok(show::history(spec, &self.tenant_specs(Some(&spec.name)), &seen, since_ms))
     }
 
-    /// The tenants' view of a CUDA card's memory.
+    /// Returns the tenants' memory on a CUDA card.
     pub(super) fn cuda_memory(&self, card: &CudaCard) -> Result<api::CardMemory, DaemonError> {
         let (spec, seen) = (card.spec(), card.seen()?);
         let tuning = self.state.lock().tuning(spec);

@@ -1,4 +1,4 @@
-//! One virtual machine while it runs: its thread, its socket, and what the daemon knows of both.
+//! One virtual machine while it runs: its thread, its socket, and the daemon's state of both.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,25 +20,25 @@ use super::error::DaemonError;
 use super::front::FrontServer;
 use listening::SocketPath;
 
-/// Time between two looks whether a thread has ended.
+/// Interval at which the end of a thread is checked.
 const LOOK: Duration = Duration::from_micros(200);
 
-/// Status that the device's calls have shown, for the operator.
+/// Status that the device has reported through its calls, for the operator.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     /// Guest memory is private to the VMM that is, or was last, connected.
     pub memory_not_shared: AtomicBool,
     /// Resets of the device.
     pub resets: AtomicU64,
-    /// Why the thread ended before its time.
+    /// Why the thread ended early.
     pub failed: Mutex<rank::Failure, Option<String>>,
 }
 
 /// A virtual machine with its thread.
 pub(super) struct Running {
-    /// Path of the socket, unless the service manager made it, or there is none.
+    /// Path of the socket, unless the service manager created it, or the virtual machine has none.
     pub socket: Option<PathBuf>,
-    /// The same, as long as it is served.
+    /// The same, while it is served.
     socket_path: Arc<Mutex<rank::SocketPath, Option<SocketPath>>>,
     pub link: Link,
     pub backend: Arc<dyn VmBackend>,
@@ -47,26 +47,27 @@ pub(super) struct Running {
     thread: Mutex<rank::Threads, Option<JoinHandle<Option<Rest>>>>,
 }
 
-/// A virtual machine whose thread has ended for a while: to go on, or to be another daemon's. Its client is told nothing.
+/// A virtual machine whose thread is suspended, before it resumes or is handed to another daemon. Its client gets no
+/// message.
 pub(super) struct Rest {
     work: Work,
-    /// Its clients.
+    /// Its suspended clients.
     pub parked: Parked,
 }
 
 impl Rest {
-    /// Another descriptor of its listening socket.
+    /// Duplicates the descriptor of its listening socket.
     ///
     /// # Errors
-    /// When there is none.
+    /// When this fails.
     pub fn listener(&self) -> std::io::Result<OwnedFd> {
         self.work.server.listener()
     }
 }
 
 impl Running {
-    /// Starts the thread of a virtual machine, which ends by `stop` and goes on with clients that were `parked`, and with what its device
-    /// had shown.
+    /// Starts the thread of a virtual machine, which `stop` ends. It resumes the suspended clients in `parked`, with
+    /// the status that its device had reported.
     pub fn start(
         name: &str,
         server: FrontServer,
@@ -88,22 +89,22 @@ impl Running {
             stop: stop.clone(),
         };
         let thread = work.spawn(name, parked).inspect_err(|_| {
-            // The device went with the closure.
+            // The device was dropped with the closure.
             give_back(name, &*backend);
             forget(&socket_path);
         })?;
         Ok(Self { socket, socket_path, link, backend, seen, stop, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Has the thread end for a while, as soon as no request of its client is half done; see [`Self::rested`].
+    /// Suspends the thread, as soon as its client has no incomplete request; see [`Self::rested`].
     pub fn park(&self) {
         self.stop.park();
     }
 
-    /// Waits until the thread has ended for a while, or no longer than until a time.
+    /// Waits until the thread is suspended, at most until a time.
     ///
     /// # Errors
-    /// When it has not by then, or has failed.
+    /// When it is not suspended by then, or has failed.
     pub fn rested(&self, until: Option<Instant>) -> Result<Rest, &'static str> {
         while self.thread.lock().as_ref().is_some_and(|thread| !thread.is_finished()) {
             if until.is_some_and(|until| Instant::now() >= until) {
@@ -117,10 +118,10 @@ impl Running {
         rest.ok_or("it has failed just now")
     }
 
-    /// Goes on after [`Self::rested`].
+    /// Resumes after [`Self::rested`].
     ///
     /// # Errors
-    /// When the host gives no thread.
+    /// When the host cannot create a thread.
     pub fn go_on(&self, name: &str, Rest { work, parked }: Rest) -> Result<(), DaemonError> {
         match work.spawn(name, Some(parked)) {
             Ok(thread) => *self.thread.lock() = Some(thread),
@@ -132,7 +133,7 @@ impl Running {
         Ok(())
     }
 
-    /// As [`Self::go_on`], in a while, of one that has not come to rest.
+    /// Like [`Self::go_on`], later, for a thread that is not yet suspended.
     pub(super) fn go_on_later(self: &Arc<Self>, name: &str) {
         let (name, this) = (name.to_owned(), Arc::clone(self));
         std::thread::spawn(move || match this.rested(None).map(|rest| this.go_on(&name, rest)) {
@@ -144,11 +145,11 @@ impl Running {
         });
     }
 
-    /// The virtual machine after [`Self::rested`], with another device: that of another card. What it had before is to be released
-    /// already.
+    /// Returns the virtual machine after [`Self::rested`], with the device of another card. The resources of its
+    /// previous device must already be released.
     ///
     /// # Errors
-    /// When the host gives no thread.
+    /// When the host cannot create a thread.
     pub fn moved(&self, name: &str, Rest { work, parked }: Rest, built: Built) -> Result<Self, DaemonError> {
         let Built { device, backend } = built;
         let seen = Arc::clone(&self.seen);
@@ -170,8 +171,8 @@ impl Running {
         self.stop.stop();
     }
 
-    /// Ends the thread, disconnects the client, and gives back what the card lent. The socket is removed, unless it is to
-    /// outlive the daemon.
+    /// Ends the thread, disconnects the client, and frees its resources on the card. The socket is removed, unless it
+    /// must outlive the daemon.
     pub fn end(&self, name: &str, how: End) {
         self.stop();
         let thread = self.thread.lock().take();
@@ -191,7 +192,7 @@ impl Running {
 pub(super) enum End {
     /// It is removed.
     Removed,
-    /// The daemon ends, and may come back.
+    /// The daemon ends, and may be started again.
     Daemon,
 }
 
@@ -257,7 +258,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without words")
 }
 
-/// A device that tells the daemon what it is told.
+/// A device that reports its calls to the daemon.
 struct Observed {
     device: Box<dyn Device>,
     seen: Arc<Seen>,

@@ -1,4 +1,4 @@
-//! Cards of a daemon that are looked at, and what is decided.
+//! The load of a daemon's cards, and the resulting moves.
 
 use super::*;
 use crate::fixture::{Fixture, Served, copy, guest};
@@ -28,7 +28,7 @@ fn cards_are_looked_at_and_what_is_decided_is_done_once() {
     let mut rebalancer = Rebalancer::new(RebalanceSpec { above_percent: 1, for_rounds: 1, ..RebalanceSpec::default() });
     let began = Instant::now();
     daemon.rebalance(&mut rebalancer, 1000, began);
-    // It was tried, whether it came about or not, and rests.
+    // The move was tried, successfully or not, and the VM is left alone for a while.
     let text = daemon.moves.text();
     let tried = |line: &str| text.lines().any(|found| found == line);
     let made = tried("gpu_mediator_moves_total{from=\"card0\",to=\"card1\"} 1");

@@ -1,4 +1,4 @@
-//! The daemon that gives what it has to the next one.
+//! The daemon that hands its state over to the next one.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -28,42 +28,42 @@ use crate::backend::Movable;
 use crate::vm::{Rest, Running};
 use crate::{Daemon, DaemonError, Life};
 
-/// Time between two tries at what has not come to rest.
+/// Retry interval for parts that are not quiescent.
 const AGAIN: Duration = Duration::from_millis(1);
-/// The file's identity: one file goes from one process to one other, and is not kept.
+/// The file's identity: one file goes from one process to one other, and is not stored.
 const IDENTITY: [u8; 16] = *b"mediatord upgrad";
 /// Owner of the roster in its file.
 const ROSTER: u32 = 0;
 
-/// A card that goes over with its virtual machines.
+/// A card that is handed over with its virtual machines.
 struct Going {
     name: String,
     movable: Movable,
     vms: Vec<(String, Arc<Running>)>,
 }
 
-/// The client of a virtual machine, written down.
+/// The serialized client of a virtual machine.
 struct Client {
     vm: RosterVm,
     saved: SavedClients,
     descriptors: Vec<(String, OwnedFd)>,
 }
 
-/// A card that rests, and what is written down of it.
+/// A quiescent card with its serialized state.
 struct Settled {
     host: SavedHost,
     sides: Vec<(VmId, SavedSide)>,
     card: WrittenCard,
 }
 
-/// A card's part, written down.
+/// The serialized part of a card.
 struct Written {
     file: Vec<u8>,
     vms: Vec<RosterVm>,
     descriptors: Vec<(String, OwnedFd)>,
 }
 
-/// A program that was started, which ends with this unless it has taken over.
+/// A started program, which is killed on drop unless it has taken over.
 struct Next {
     child: Child,
     keeps: bool,
@@ -80,11 +80,11 @@ impl Drop for Next {
 }
 
 impl Daemon {
-    /// Has the next daemon, the program at this one's path, go on with all that there is, and returns its process. This one ends
-    /// when its answer is given.
+    /// Starts the next daemon, the program at this one's path, hands everything over to it, and returns its process.
+    /// This daemon ends after its answer to the request.
     ///
     /// # Errors
-    /// When something cannot be handed over, or the next daemon does not take over. All goes on here then.
+    /// When something cannot be handed over, or the next daemon does not take over. All VMs then continue here.
     pub fn hand_over(&self) -> Result<u32, DaemonError> {
         self.hand_over_now().inspect_err(|_| self.line.has_failed())
     }
@@ -120,7 +120,7 @@ impl Daemon {
         Ok(pid)
     }
 
-    /// Nothing of virtual machines and sockets is this process's any more.
+    /// Drops all virtual machines and sockets without an effect on their clients or on the cards.
     fn forget_all(&self, resting: Vec<(String, Arc<Running>, Rest)>) {
         self.sockets.leave();
         let vms = {
@@ -128,14 +128,14 @@ impl Daemon {
             state.closing = true;
             std::mem::take(&mut state.vms)
         };
-        // Their clients are told nothing, and the cards nothing is given back.
+        // Their clients get no message, and the cards get nothing back.
         drop(resting);
         drop(vms);
     }
 
-    /// Says what goes over.
+    /// Returns the cards to hand over.
     fn going(&self) -> Result<Vec<Going>, DaemonError> {
-        // Who looks at the table does not wait for what is asked of cards and VMs.
+        // Readers of the table do not wait for the answers of cards and VMs.
         let table: Vec<_> = {
             let state = self.state.lock();
             if !state.tenants.is_empty() {
@@ -166,7 +166,7 @@ impl Daemon {
                     movable.host.check_movable().map_err(|error| of_card(&error))?;
                     going.push(Going { name: name.clone(), movable, vms });
                 }
-                // Nobody has ever used it: the next daemon opens it as this one did.
+                // The card was never used: the next daemon opens it as this one did.
                 None if vms.is_empty() => {}
                 None => return Err(of_card(&"it has failed")),
             }
@@ -174,7 +174,8 @@ impl Daemon {
         Ok(going)
     }
 
-    /// Gives everything, up to the point where it is the next daemon's. Virtual machines that rest are added to `resting`.
+    /// Hands everything over, up to the point where the next daemon owns it. Adds the suspended virtual machines to
+    /// `resting`.
     fn give(
         &self,
         (giver, pid): (Giver, u32),
@@ -185,7 +186,7 @@ impl Daemon {
     ) -> Result<(), String> {
         let until = Instant::now() + PAUSE_LIMIT;
         let vms = || going.iter().flat_map(|going| &going.vms);
-        // All of them, before any is waited for.
+        // Ask all of them before waiting for the first.
         vms().for_each(|(_, running)| running.park());
         for (name, running) in vms() {
             let rest = running.rested(Some(until)).map_err(|why| format!("VM `{name}`: {why}"))?;
@@ -206,7 +207,7 @@ impl Daemon {
             for (card, settles, ..) in &cards {
                 let of_card = |why: String| format!("card `{}`: {why}", card.name);
                 let settled = settles.recv().unwrap_or_else(|_| Err("its thread has panicked".to_owned()));
-                // Clients last: what ends while the card comes to rest is an interrupt of theirs.
+                // Clients last: work that ends while the card is quiesced raises interrupts for them.
                 let written = settled.map_err(of_card).and_then(|settled| write(card, settled, resting, reads));
                 match written {
                     Ok(written) => parts.push((*card, written)),
@@ -234,12 +235,12 @@ impl Daemon {
             }
             done
         })?;
-        // Before the next daemon has anything to say to it, such as what it is to keep.
+        // Before the next daemon sends the service manager anything, such as sockets to store.
         if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
             tracing::warn!(%error, "the service manager is not told which process goes on");
         }
         points::here("giver: the service manager is told");
-        // From here on nothing is ours, whatever becomes of the other.
+        // From here on nothing belongs to this process, even if the next daemon fails.
         if let Err(error) = giver.let_go() {
             tracing::error!(%error, "the next daemon has ended just when it was to take over: its VMs have lost their device");
         }
@@ -247,7 +248,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// All that goes over.
+    /// Returns the package with everything that is handed over.
     fn package(&self, began_ns: u64, parts: Vec<(&Going, Written)>, reads: &[Known]) -> Result<Package, String> {
         let mut descriptors = Vec::new();
         let mut cards = Vec::new();
@@ -283,7 +284,7 @@ fn joined(thread: ScopedJoinHandle<'_, ()>) {
     }
 }
 
-/// Starts the next program, and waits until it says who it is.
+/// Starts the next program, and waits until it introduces itself.
 fn start(program: &Path, config: &Path) -> Result<(Giver, Introduction, Next), DaemonError> {
     let failed = |what: &dyn std::fmt::Display| no(format!("{}: {what}", program.display()));
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
@@ -293,7 +294,7 @@ fn start(program: &Path, config: &Path) -> Result<(Giver, Introduction, Next), D
         .arg("--config")
         .arg(config)
         .stdin(Stdio::from(theirs))
-        // They name this process.
+        // These variables name this process.
         .env_remove("WATCHDOG_PID")
         .env_remove("LISTEN_PID")
         .env_remove("LISTEN_FDS")
@@ -305,7 +306,7 @@ fn start(program: &Path, config: &Path) -> Result<(Giver, Introduction, Next), D
     Ok((giver, introduction, next))
 }
 
-/// Has all virtual machines go on that were to rest.
+/// Resumes all virtual machines that were asked to suspend.
 fn go_on(going: &[Going], resting: Vec<(String, Arc<Running>, Rest)>) {
     let goes_on = |name: &str, running: &Running, rest: Rest| {
         if let Err(error) = running.go_on(name, rest) {
@@ -314,7 +315,7 @@ fn go_on(going: &[Going], resting: Vec<(String, Arc<Running>, Rest)>) {
     };
     let late = going.iter().flat_map(|going| &going.vms).filter(|(name, _)| resting.iter().all(|(of, ..)| of != name));
     for (name, running) in late {
-        // One that has not come to rest yet does some time, and goes on then.
+        // A thread that is not yet suspended suspends later, and resumes then.
         running.go_on_later(name);
     }
     for (name, running, rest) in resting {
@@ -322,13 +323,13 @@ fn go_on(going: &[Going], resting: Vec<(String, Arc<Running>, Rest)>) {
     }
 }
 
-/// Writes down the client of a virtual machine that rests.
+/// Serializes the client of a suspended virtual machine.
 fn client(name: &str, running: &Running, rest: &Rest, host: &HostCard) -> Result<Client, String> {
     let failed = |what: &dyn std::fmt::Display| format!("VM `{name}`: {what}");
     let id = running.backend.scheduled_as().ok_or_else(|| failed(&"it is not mediated"))?;
     let (saved, of_clients) = rest.parked.save(&running.link).map_err(|error| failed(&error))?;
     let mut descriptors: Vec<_> = of_clients.into_iter().map(|fd| (format!("{CLIENTS}{name}"), fd)).collect();
-    // The service manager's sockets go over as such.
+    // Sockets from the service manager are handed over separately.
     if running.socket.is_some() {
         let listener = rest.listener().map_err(|error| failed(&error))?;
         descriptors.push((format!("{SOCKET}{OF_VM}{name}"), listener));
@@ -343,7 +344,7 @@ fn client(name: &str, running: &Running, rest: &Rest, host: &HostCard) -> Result
     Ok(Client { vm, saved, descriptors })
 }
 
-/// Has one card stand still, writes it down, and waits for what becomes of it.
+/// Quiesces one card, serializes it, and waits for the outcome.
 fn rest(
     going: &Going,
     until: Instant,
@@ -368,7 +369,7 @@ fn rest(
     }
 }
 
-/// Writes a card down that stands still, with its virtual machines, and halts it.
+/// Serializes a quiescent card with its virtual machines, and halts it.
 fn settle(going: &Going, until: Instant, still: &Standstill<'_>, halted: &HaltedCard<'_>) -> Result<Settled, String> {
     let (host, sides) = loop {
         let mut sides = Vec::new();
@@ -388,7 +389,7 @@ fn settle(going: &Going, until: Instant, still: &Standstill<'_>, halted: &Halted
     Ok(Settled { host, sides, card })
 }
 
-/// Makes a card's file, with the clients of its virtual machines.
+/// Writes a card's file, with the clients of its virtual machines.
 fn write(
     going: &Going,
     settled: Settled,

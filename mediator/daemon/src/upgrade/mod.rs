@@ -1,10 +1,10 @@
-//! One daemon goes on with the cards, virtual machines and sockets of another one, in the middle of their work.
+//! One daemon takes over the cards, virtual machines and sockets of another, in the middle of their work.
 //!
-//! The running daemon starts the next program with one end of a socket as its standard input, and gives it what it has by the
-//! crate `handover` ([decision 069](../../../../docs/decisions/069-from-one-process-to-the-next.md)): `giver` is its side,
-//! `taker` the next one's. Until the next daemon has said that it has made everything of what it was given, the first goes on when
-//! anything fails. `roster` is what goes over beside what a card and its virtual machines write down themselves; at `points` tests
-//! have one of the two die.
+//! The running daemon starts the next program with one end of a socket as its standard input, and hands its state over
+//! with the crate `handover` ([decision 069](../../../../docs/decisions/069-from-one-process-to-the-next.md)): `giver`
+//! is its side, `taker` the next one's. Until the next daemon reports that it has rebuilt everything, the first one
+//! resumes when anything fails. `roster` is the state that cards and virtual machines do not serialize themselves; at
+//! `points`, tests kill one of the two.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -27,56 +27,56 @@ pub(crate) mod taker;
 
 use roster::Roster;
 
-/// Time for which the next program may take to say who it is, and to read its configuration: nothing waits for it.
-// TIMEOUT: a host that is busy starts a program in seconds.
+/// Time that the next program may take to introduce itself and read its configuration; no VM waits for it.
+// TIMEOUT: a busy host starts a program within seconds.
 const MEET_LIMIT: Duration = Duration::from_secs(20);
-/// Time for which virtual machines may wait until the next daemon has made everything of what it was given, or the upgrade is refused.
+/// Time that virtual machines may wait until the next daemon has rebuilt everything, or the upgrade is refused.
 // TIMEOUT: QEMU gives up a request that was not answered for 5 s.
 const PAUSE_LIMIT: Duration = Duration::from_secs(4);
-/// Time for which a channel may take to leave its engine; one that has not is treated as one that hangs.
+/// Time that a channel may take to leave its engine; a channel that stays counts as hung.
 const STILL_LIMIT: Duration = Duration::from_secs(1);
-/// Time for which the next daemon waits for what it is given, and for the word that it is its own. The other one has shorter limits,
-/// and its end is noticed at once: should it only be held up, everything is nobody's without this one.
-// TIMEOUT: longer than anybody waits.
+/// Time that the next daemon waits for the state, and for the message that it owns the state. The other daemon has
+/// shorter limits, and its end is noticed at once: if it is only delayed and this one gives up, the state has no owner.
+// TIMEOUT: longer than any other wait.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Begins the names of descriptors that go over: listening sockets by their names in the service manager's store.
+/// Prefix of the names of descriptors: listening sockets by their names in the service manager's store.
 const SOCKET: &str = "socket:";
-/// The same of sockets of the service manager's units.
+/// The same for sockets of the service manager's units.
 const UNIT: &str = "unit:";
 /// A card's memory.
 const VRAM: &str = "vram:";
 /// Host memory for a card's chunks.
 const HOST_MEMORY: &str = "host-memory:";
-/// Memory under the apertures of a VM, which its VMM maps.
+/// Memory of a VM's apertures, which its VMM maps.
 const APERTURES: &str = "apertures:";
 /// Descriptors of a virtual machine's clients.
 const CLIENTS: &str = "clients:";
 /// The lock of the state folder.
 const STATE_LOCK: &str = "state-lock";
 
-/// Means by which this daemon starts the next one.
+/// Parameters with which this daemon starts the next one.
 #[derive(Debug)]
 pub(crate) struct Succession {
     /// The program of this daemon; after an upgrade of the package, the next version's.
     pub program: PathBuf,
     /// The configuration file.
     pub config: PathBuf,
-    /// The admin socket, and the read-only one, as they are served here.
+    /// The admin socket, and the read-only one, served by this daemon.
     pub admin: Vec<(&'static str, UnixListener)>,
 }
 
-/// State of a daemon between the one before and the one behind it.
+/// State of a daemon between its predecessor and its successor.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     succession: OnceLock<Succession>,
-    /// Everything is another daemon's.
+    /// Another daemon owns everything.
     gone: AtomicBool,
-    /// Rung when it is.
+    /// Notified when this daemon may end.
     left: Notify,
     /// Pause of the last takeover, in this process.
     last: OnceLock<(Duration, u64)>,
-    /// Upgrades in which this process has gone on itself.
+    /// Upgrades that failed, after which this process continued.
     failures: AtomicU64,
 }
 
@@ -86,43 +86,43 @@ impl Line {
         let _already = self.succession.set(succession);
     }
 
-    /// Returns whether everything is another daemon's.
+    /// Returns true if another daemon owns everything.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// From now on all is another daemon's: what cards say of themselves here means nothing.
+    /// Notes that another daemon owns everything from now on: status reports of cards in this process are meaningless.
     fn lets_go(&self) {
         self.gone.store(true, Ordering::Release);
     }
 
-    /// This daemon may end.
+    /// Lets this daemon end.
     fn leave(&self) {
         self.left.notify_one();
     }
 
-    /// Waits until everything is another daemon's.
+    /// Waits until this daemon may end.
     pub(crate) async fn left(&self) {
         self.left.notified().await;
     }
 
-    /// Notes that this daemon goes on, though another was to.
+    /// Notes that an upgrade failed and this daemon continues.
     fn has_failed(&self) {
         self.failures.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Upgrades in which this daemon has gone on itself.
+    /// Returns the number of upgrades that failed in this daemon.
     pub(crate) fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// Pause of the last upgrade, and the upgrades since the first daemon; none if this is the first.
+    /// Returns the pause of the last upgrade, and the upgrades since the first daemon; `None` if this is the first.
     pub(crate) fn last(&self) -> Option<(Duration, u64)> {
         self.last.get().copied()
     }
 }
 
-/// The parts that are read and written here.
+/// Returns the parts that are read and written here.
 fn known() -> Vec<Known> {
     let mut known = SavedHost::known();
     known.extend(SavedSide::known());
@@ -130,7 +130,8 @@ fn known() -> Vec<Known> {
     points::spoken(known)
 }
 
-/// The parts that are written for a reader of `reads`: none is newer than this program or that one knows it.
+/// Returns the parts that are written for a reader of `reads`: no version is newer than this program or the reader
+/// knows.
 fn written_for(mut reads: Vec<Known>) -> Vec<Known> {
     let known = known();
     for part in &mut reads {
@@ -140,7 +141,7 @@ fn written_for(mut reads: Vec<Known>) -> Vec<Known> {
     reads
 }
 
-/// Time of the host's monotonic clock, which is the same for all processes, in ns.
+/// Returns the host's monotonic clock, which is the same for all processes, in ns.
 fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);

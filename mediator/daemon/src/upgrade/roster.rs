@@ -1,4 +1,5 @@
-//! The part that goes over beside what cards and virtual machines write down themselves: which there are, and what was changed at run time.
+//! State that cards and virtual machines do not serialize themselves: the list of them, and the changes made at run
+//! time.
 
 use saved_state::first_version;
 use serde::{Deserialize, Serialize};
@@ -6,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The daemon's own part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Roster {
-    /// Time at which virtual machines began to wait, by the host's monotonic clock, in ns.
+    /// Time at which virtual machines started to wait, on the host's monotonic clock, in ns.
     pub began_ns: u64,
     /// Upgrades before this one.
     pub upgrades: u64,
@@ -23,12 +24,12 @@ pub(super) struct RosterCard {
     pub name: String,
     /// Number of the next virtual machine.
     pub next_vm: u32,
-    /// The file with the parts of the card and of its virtual machines: their numbers are its own.
+    /// The file with the parts of the card and of its virtual machines, which have their own version numbers.
     pub file: Vec<u8>,
     pub vms: Vec<RosterVm>,
 }
 
-/// A virtual machine of it.
+/// One of its virtual machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RosterVm {
     pub name: String,

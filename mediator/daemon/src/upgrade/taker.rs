@@ -1,7 +1,7 @@
-//! The daemon that goes on with what another one had.
+//! The daemon that takes over from another one.
 //!
-//! Until the other has let go, nothing is done to a card or to a virtual machine's client, and no path is removed: all of it is the
-//! other's. Only what the configuration says otherwise of a socket's rights takes effect before.
+//! Until the other daemon has let go, cards and clients of virtual machines are not touched, and no path is removed:
+//! all of it belongs to the other daemon. Only a change of a socket's rights in the configuration takes effect earlier.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -33,14 +33,14 @@ use listening::{SocketPath, Sockets};
 /// Owner of the roster in its file.
 const ROSTER: u32 = 0;
 
-/// The end of the line that this process is.
+/// This process's end of the connection between the two daemons.
 pub(crate) struct Heir {
     taker: Taker,
     roster: Roster,
     descriptors: Package,
 }
 
-/// A virtual machine that is made, and not served yet.
+/// A virtual machine that is created, and not served yet.
 struct Coming {
     spec: VmSpec,
     saved: RosterVm,
@@ -53,10 +53,10 @@ struct Coming {
 }
 
 impl Heir {
-    /// Meets the daemon at the other end of the standard input, and takes in what it gives.
+    /// Connects to the daemon at the other end of the standard input, and receives its state.
     ///
     /// # Errors
-    /// When there is none, or it gives something that this program does not read.
+    /// When there is no such daemon, or this program cannot read its state.
     pub fn meet() -> Result<Self, String> {
         let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
         points::here("taker: started");
@@ -76,7 +76,8 @@ impl Heir {
         }
     }
 
-    /// Tells the daemon at the other end of the standard input, which has not given anything yet, why this one does not go on.
+    /// Sends the daemon at the other end of the standard input, which has not sent its state yet, the reason why this
+    /// one does not take over.
     pub(crate) fn decline(why: &str) {
         if let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() {
             // It may have ended meanwhile.
@@ -84,16 +85,16 @@ impl Heir {
         }
     }
 
-    /// Tells the other daemon why this one does not go on.
+    /// Sends the other daemon the reason why this one does not take over.
     pub fn refuse(self, why: &str) {
         // It may have ended meanwhile.
         let _nobody = self.taker.refuse(why);
     }
 
-    /// The listening sockets. Their paths are the other's still.
+    /// Returns the listening sockets. Their paths still belong to the other daemon.
     ///
     /// # Errors
-    /// When a descriptor is none of a socket that listens.
+    /// When a descriptor is not a listening socket.
     pub fn sockets(&mut self) -> Result<Sockets, String> {
         let mut activated = Activated::default();
         for (name, fd) in self.take(SOCKET) {
@@ -106,23 +107,23 @@ impl Heir {
         Ok(Sockets::handed(activated))
     }
 
-    /// The configuration with all that was changed at run time, and who keeps that.
+    /// Returns the configuration with all changes made at run time, and the keeper that stores them.
     ///
     /// # Errors
-    /// See [`Keeper::handed`].
+    /// Those of [`Keeper::handed`].
     pub fn keeper(&mut self, file: Config) -> Result<(Config, Keeper), String> {
         let lock = self.descriptors.take(STATE_LOCK).pop().map(File::from);
         Keeper::handed(file, &self.roster.state, lock).map_err(|error| format!("{:#}", anyhow::Error::new(error)))
     }
 
-    /// All descriptors whose name begins so, with what follows there.
+    /// Takes all descriptors whose name starts with `prefix`, with the rest of the name.
     fn take(&mut self, prefix: &str) -> Vec<(String, OwnedFd)> {
         let of = self.descriptors.descriptors.extract_if(.., |(name, _)| name.starts_with(prefix));
         of.map(|(name, fd)| (name.get(prefix.len()..).unwrap_or_default().to_owned(), fd)).collect()
     }
 }
 
-/// The daemon's own part.
+/// Returns the daemon's own part.
 fn roster(package: &Package) -> Result<Roster, String> {
     let mut file = SavedState::parse(&package.file, &known()).map_err(|error| error.to_string())?;
     let roster = file.take(ROSTER).map_err(|error| error.to_string())?;
@@ -131,10 +132,11 @@ fn roster(package: &Package) -> Result<Roster, String> {
 }
 
 impl Daemon {
-    /// Goes on with what another daemon had, as `config` says it is.
+    /// Takes over from another daemon, with `config` as the configuration.
     ///
     /// # Errors
-    /// When it does not go with the configuration, or cannot be had; the other daemon has been told, and goes on.
+    /// When the state does not match the configuration, or something is not available; the other daemon has been told,
+    /// and continues.
     pub(crate) fn take_over(
         config: Config,
         opener: &Cards,
@@ -181,7 +183,7 @@ impl Daemon {
                     all.insert(name, Card { spec, backend, cuda: None });
                 }
                 Err(error) => {
-                    // Other cards go on.
+                    // Other cards continue.
                     tracing::error!(card = name.as_str(), %error, "the card is lost, with its VMs; restart the daemon");
                     coming.retain(|vm: &Coming| vm.spec.card != name);
                 }
@@ -210,14 +212,14 @@ impl Daemon {
             tracing::error!(%error, "tenants cannot be started");
         }
         daemon.sockets.end_unused();
-        // What the other had not written, and what the configuration has made needless.
+        // Changes that the other daemon had not written, and entries that the configuration has made unnecessary.
         if let Err(error) = daemon.keep() {
             tracing::warn!(%error, "what was changed at run time is not kept");
         }
         Ok(daemon)
     }
 
-    /// Goes on serving a virtual machine.
+    /// Starts to serve a virtual machine again.
     fn serve_again(&self, vm: Coming) -> Result<(), DaemonError> {
         let Coming { spec, saved, server, path, link, stop, built, parked } = vm;
         let name = spec.name.clone();
@@ -230,7 +232,7 @@ impl Daemon {
     }
 }
 
-/// Makes a card and its virtual machines of what was given, and does nothing to them.
+/// Rebuilds a card and its virtual machines from the received state, without touching them.
 fn reopened(
     config: &Config,
     opener: &Cards,
