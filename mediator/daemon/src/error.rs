@@ -1,4 +1,4 @@
-//! Why the daemon cannot do what an operator asks.
+//! Errors of operators' requests to the daemon.
 
 use vmm_glue::socket::BindError;
 

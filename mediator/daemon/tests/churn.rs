@@ -1,9 +1,9 @@
-//! Virtual machines that come and go at random, 2 to 16 at a time, on one card of a real daemon; and what they leave behind,
-//! which must be nothing.
+//! Virtual machines that come and go at random, 2 to 16 at the same time, on one card of a real daemon; checks that
+//! they leave nothing behind.
 //!
-//! Each guest is a thread: a client of the daemon's sockets with a small driver, no VMM. Lives are drawn from
-//! `GPU_MEDIATOR_CHURN_SEED`; each number of guests runs for `GPU_MEDIATOR_CHURN_SECONDS` (5 if not given; minutes by
-//! hand); `GPU_MEDIATOR_CHURN_VMS` picks one number of them. Every copy's result is checked to the last byte.
+//! Each guest is a thread: a client of the daemon's sockets with a small driver, without a VMM. Lives are drawn from
+//! `GPU_MEDIATOR_CHURN_SEED`; each number of guests runs for `GPU_MEDIATOR_CHURN_SECONDS` (5 by default; minutes by
+//! hand); `GPU_MEDIATOR_CHURN_VMS` selects one number of them. Every copy's result is checked to the last byte.
 
 #[path = "churn/guest.rs"]
 mod guest;
@@ -25,16 +25,16 @@ use mediatorctl::client::Client;
 use rustix::process::Signal;
 use support::{LONG, Place, Running};
 
-/// MiB of VRAM of each guest: the least that a VM can have.
+/// MiB of VRAM of each guest: the minimum of a VM.
 const VM_MIB: u64 = 16;
 /// Channels that each guest may have; all guests together have fewer than the card.
 const CAP: u32 = 5;
-/// Guests at a time.
+/// Numbers of concurrent guests.
 const CROWDS: [usize; 4] = [2, 4, 8, 16];
 /// MiB of the card: room for all guests, and for their shadow tables.
 const CARD_MIB: u64 = 352;
 const RESERVE_MIB: u64 = 64;
-/// For glibc: it gives memory and stacks of threads that ended back at once. What it kept for later would look like a leak.
+/// For glibc: return memory and stacks of ended threads at once. Cached memory would look like a leak.
 const TUNABLES: &str = "glibc.pthread.stack_cache_size=0:glibc.malloc.arena_max=1:\
                         glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536";
 
@@ -43,9 +43,9 @@ struct Crowd<'a> {
     place: &'a Place,
     size: usize,
     end: Instant,
-    /// All were seen at work at the same time.
+    /// All guests were running at the same time.
     met: AtomicBool,
-    /// One has failed: the others need not go on.
+    /// One guest has failed: the others can stop.
     failed: AtomicBool,
 }
 
@@ -54,14 +54,14 @@ impl Crowd<'_> {
         self.failed.load(Ordering::Relaxed) || Instant::now() >= self.end
     }
 
-    /// Waits until all guests are up, so that they are there at the same time at least once.
+    /// Waits until all guests run, so that they are present at the same time at least once.
     fn meet(&self) {
         let all = || self.met.load(Ordering::Relaxed) || self.failed.load(Ordering::Relaxed);
         until("all guests to be up", || all().then_some(()));
     }
 }
 
-/// Tells the others when a thread panics.
+/// Sets the flag when a thread panics.
 struct Alarm<'a>(&'a AtomicBool);
 
 impl Drop for Alarm<'_> {
@@ -72,12 +72,12 @@ impl Drop for Alarm<'_> {
     }
 }
 
-/// Waits until `condition` gives a value; not for ever.
+/// Waits until `condition` gives a value, up to a limit.
 fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     until_told(|| what.to_owned(), condition)
 }
 
-/// Waits like [`until`]; asks what was waited for only when that was in vain.
+/// Waits like [`until`]; calls `tell` for the description only on failure.
 fn until_told<T>(tell: impl Fn() -> String, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + LONG;
     loop {
@@ -89,7 +89,7 @@ fn until_told<T>(tell: impl Fn() -> String, mut condition: impl FnMut() -> Optio
     }
 }
 
-/// Lets `size` guests live until the time is over; returns what they did.
+/// Lets `size` guests live until the time is over; returns the counts of their actions.
 fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
     let (met, failed) = (AtomicBool::new(false), AtomicBool::new(false));
     let crowd = Crowd { place, size, end: Instant::now() + time, met, failed };
@@ -111,7 +111,7 @@ fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
     total.into_inner().unwrap()
 }
 
-/// Looks at the daemon as an operator does while guests come and go, and sees all of them at once.
+/// Reads the daemon's status as an operator does while guests come and go, and waits to see all of them at once.
 fn watch(crowd: &Crowd<'_>, over: impl Fn() -> bool) {
     let _alarm = Alarm(&crowd.failed);
     let size = crowd.size;
@@ -131,7 +131,7 @@ fn watch(crowd: &Crowd<'_>, over: impl Fn() -> bool) {
     }
 }
 
-/// No line of the daemon's log is of an error: whatever guests do is no error of the daemon's.
+/// Checks that the daemon's log has no error: no action of a guest is an error of the daemon.
 fn check_log(place: &Place) {
     let log = std::fs::read_to_string(place.path("log")).unwrap();
     let bad: Vec<_> = log.lines().filter(|line| line.contains(" ERROR ") || line.contains("panicked")).collect();
@@ -142,8 +142,8 @@ fn ledger(place: &Place, running: &Running) -> Ledger {
     Ledger::of(place, running.child.id())
 }
 
-/// Returns what is there now, and what of it is too much. Threads and connections end on their own time, so not for the
-/// first look.
+/// Returns the current resources, and the excess. Threads and connections end asynchronously, so the first reading may
+/// be too high.
 fn compared(before: &Ledger, look: impl Fn() -> Ledger) -> (Ledger, Vec<String>) {
     let deadline = Instant::now() + LONG;
     loop {
@@ -164,10 +164,10 @@ fn vms_that_come_and_go_at_random_leave_nothing() {
     let place = Place::new(&format!("[[card]]\nname = \"card0\"\nkind = \"simgpu\"\n{card}"));
     let running = place.start(place.daemon().env("GLIBC_TUNABLES", TUNABLES));
 
-    // What is made once and kept is made here.
+    // Warm up everything that is created once and kept.
     println!("warm-up: {}", run(&place, 16, time, seed));
     audit(&place);
-    // Connections of the above must not hide what is lost later.
+    // Let the connections above end, or they hide later leaks.
     thread::sleep(Duration::from_millis(500));
     let before = ledger(&place, &running);
     println!("at first: {before}");

@@ -1,4 +1,4 @@
-//! A bound on the lines that strangers and guests can make the daemon write, and a count of the rest.
+//! A bound on the lines that arbitrary clients and guests can make the daemon write, and a count of the rest.
 
 mod support;
 
@@ -25,7 +25,7 @@ fn place() -> Place {
     )
 }
 
-/// Events that the log says were held back.
+/// Number of events that the log reports as suppressed.
 fn held_back(log: &str) -> usize {
     let counts = log.lines().filter(|line| line.contains("log events were held back"));
     counts.filter_map(|line| line.split("count=").nth(1)?.split(' ').next()?.parse::<usize>().ok()).sum()
@@ -51,7 +51,7 @@ fn stranger_who_sends_garbage_again_and_again_fills_no_log() {
     assert!(held_back(&log) > TIMES / 2, "it says how many there were:\n{log}");
 }
 
-/// Different files that each hostile VMM tries to lend, and VMMs that do so: more than the daemon may open.
+/// Different files that each hostile VMM tries to lend, and the number of such VMMs: more than the daemon may open.
 const FILES: u64 = 600;
 const LENDERS: usize = 4;
 /// ENOSPC.
@@ -113,7 +113,7 @@ fn guest_that_sets_up_impossible_queues_again_and_again_fills_no_log() {
     guest.write(vmm_glue::RegionIndex::Config, 4, &6u16.to_le_bytes());
     assert!(Interface::set_up(&mut guest, 0, u32::MAX));
     for _ in 0..TIMES {
-        // The rings lie in no memory, which the crate `virtio_queue` reports as an error.
+        // The rings are in unmapped memory, which the crate `virtio_queue` reports as an error.
         assert!(!Interface::set_up(&mut guest, 1 << 40, u32::MAX));
     }
     guest.leave();

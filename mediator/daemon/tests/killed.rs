@@ -1,4 +1,4 @@
-//! The daemon is killed under a VMM: the next one goes on with the connection, with a device after reset.
+//! The daemon is killed while it serves a VMM: the next one takes over the connection, with a device after reset.
 
 mod support;
 
@@ -20,12 +20,12 @@ const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 12
 const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\napertures = \"trapped\"\n";
 const CONFIG: u32 = 7;
 const MSI: u32 = 1;
-/// Kills under a VMM that is busy.
+/// Kills while a VMM is busy.
 const KILLS: u32 = 24;
-/// Kills that may leave a request without an answer: those between the mark of an answer and its sending, some hundred of the
-/// nanoseconds of a request (decision 075).
+/// Kills that may leave a request without an answer: those between the mark of an answer and its sending, some hundred
+/// nanoseconds of each request (decision 075).
 const UNANSWERED: u32 = 2;
-/// An answer that has not come by then does not.
+/// Time after which an answer is considered lost.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The store of a VMM with one file of memory and one interrupt.
 const WHOLE: [&str; 6] = ["daemon/admin", "vm/web", "vmm/web", "vmm/web/0", "vmm/web/1", "vmm/web/journal"];
@@ -36,7 +36,7 @@ fn connect(place: &Place) -> Client {
     client
 }
 
-/// Stops the daemon, so that what comes meanwhile lies in its sockets.
+/// Stops the daemon, so that incoming messages stay in its sockets.
 fn stop(daemon: &Service) {
     let pid = Pid::from_child(&daemon.0);
     kill_process(pid, Signal::STOP).unwrap();
@@ -47,7 +47,7 @@ fn shown(place: &Place) -> Value {
     place.ctl_json(&["vm", "show", "web"])
 }
 
-/// A client with all that it has, to look at it before and behind a kill.
+/// A client with its state, for comparison before and after a kill.
 struct Vmm {
     client: Client,
     file: OwnedFd,
@@ -55,7 +55,7 @@ struct Vmm {
 }
 
 impl Vmm {
-    /// With memory, an interrupt, and a configuration that an operating system has made.
+    /// Connects with memory, an interrupt, and a configuration as an operating system writes it.
     fn new(place: &Place) -> Self {
         let mut client = connect(place);
         let file = memory_file(0x4000, true).unwrap();
@@ -74,7 +74,7 @@ impl Vmm {
     }
 }
 
-/// A daemon with a VMM that it serves, all of which the service manager keeps.
+/// Starts a daemon that serves a VMM, with everything in the service manager's store.
 fn served(place: &Place) -> (Manager<'_>, Service, Vmm) {
     let manager = Manager::new(place);
     let daemon = manager.start();
@@ -100,19 +100,19 @@ fn vmm_goes_on_with_a_device_after_reset() {
         assert_eq!((&shown["transport"]["dma_regions"], &shown["ram"]["lent_bytes"]), (&json!(2), &json!(0x3000)));
         let log = fs::read_to_string(place.path("log")).unwrap();
         assert!(log.contains("the daemon before this one was killed: its VMM goes on"), "{log}");
-        // PMC_BOOT_0, of a device that answers.
+        // PMC_BOOT_0: the device answers.
         assert_eq!(vmm.client.read32(0, 0).unwrap() >> 20, 0x0c0);
     }
-    // Its interrupt reaches it: a card that is not told otherwise has none pending, so none has come by itself.
+    // Its interrupt works: a card without configured interrupts has none pending, so none has arrived by itself.
     assert!(wait_event(vmm.msi[0].as_fd(), Duration::ZERO).is_err());
-    // What it lent it takes back, and the store follows.
+    // The VMM takes its lent memory back, and the store follows.
     assert_eq!(vmm.client.dma_unmap(0x1000, 0x2000).unwrap(), 0x2000);
     assert_eq!(vmm.client.dma_unmap(0x8000, 0x1000).unwrap(), 0x1000);
     vmm.client.disable_irqs(MSI).unwrap();
     manager.until_kept(&["daemon/admin", "vm/web", "vmm/web", "vmm/web/journal"]);
     drop(vmm);
     manager.until_kept(&["daemon/admin", "vm/web"]);
-    // The next one of the VM is another's, and has lost nothing.
+    // The next VMM of the VM is a new connection, and loses nothing.
     let mut vmm = Vmm::new(&place);
     manager.until_kept(&WHOLE);
     assert_eq!(vmm.client.read32(CONFIG, 0).unwrap(), 0x06d8_10de);
@@ -128,10 +128,10 @@ fn memory_that_a_vmm_has_mapped_of_apertures_is_that_of_the_next_device() {
     let manager = Manager::new(&place);
     let mut daemon = manager.start();
     let mut vmm = Vmm::new(&place);
-    // Region, a place in what is mapped of it, and the mapping.
+    // Region, an offset in its mapped part, and the mapping.
     let places = [(0, 0x70_1000), (1, 20 << 20), (3, 1 << 20)];
     let apertures = places.map(|(region, at)| (region, at, vmm.client.map_region(region).unwrap()));
-    // Three files more than of a VMM that maps nothing.
+    // Three more files than for a VMM that maps nothing.
     let whole = [&WHOLE[..], &["vmm/web/2", "vmm/web/3", "vmm/web/4"]].concat();
     let mut whole: Vec<_> = whole.into_iter().collect();
     whole.sort_unstable();
@@ -140,7 +140,7 @@ fn memory_that_a_vmm_has_mapped_of_apertures_is_that_of_the_next_device() {
         apertures.iter().for_each(|(_, at, mapped)| mapped.write(*at, b"of the guest that was").unwrap());
         drop(daemon);
         daemon = manager.start();
-        // A device after reset, in what the VMM has mapped all the while.
+        // A device after reset, in the memory that the VMM kept mapped.
         let boot = vmm.client.read32(0, 0);
         let boot = boot.unwrap_or_else(|error| panic!("{error}\n{}", fs::read_to_string(place.path("log")).unwrap()));
         assert_eq!(boot >> 20, 0x0c0);
@@ -148,7 +148,7 @@ fn memory_that_a_vmm_has_mapped_of_apertures_is_that_of_the_next_device() {
             let mut seen = [1; 21];
             mapped.read(*at, &mut seen).unwrap();
             assert_eq!(seen, [0; 21], "region {region}, death {deaths}");
-            // Another mapping of what the device has now is the same memory.
+            // A new mapping of the device's memory shows the same memory.
             let now = vmm.client.map_region(*region).unwrap();
             mapped.write(*at, &[7]).unwrap();
             let mut byte = [0];
@@ -207,7 +207,7 @@ fn kill_at_any_moment_leaves_no_request_answered_twice_and_next_to_none_without(
             let busy = scope.spawn(|| -> Result<(), ClientError> {
                 while !stop.load(Ordering::Acquire) {
                     asked += 1;
-                    // By number: an answer that comes twice is not the one that is waited for.
+                    // By number: a duplicate answer does not match the expected one.
                     assert_eq!(one.client.read32(CONFIG, 0)?, 0x06d8_10de);
                     one.client.write32(CONFIG, 0x10, 0xfc00_0000)?;
                     if maps {
@@ -256,7 +256,7 @@ fn daemon_that_came_by_an_upgrade_leaves_a_journal_as_well() {
     let before = vmm.configuration();
     let upgraded = place.ctl_json(&["daemon", "upgrade"]);
     assert!(daemon.0.wait().unwrap().success());
-    // The next one serves it, and what it has said to the service manager before was heard.
+    // The next daemon serves it, and the service manager has received the earlier messages.
     assert_eq!(vmm.configuration(), before);
     manager.wait(|heard| {
         heard.said.clear();
@@ -266,7 +266,7 @@ fn daemon_that_came_by_an_upgrade_leaves_a_journal_as_well() {
     manager.until_kept(&WHOLE);
     let number = i32::try_from(upgraded["pid"].as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(number).unwrap(), Signal::KILL).unwrap();
-    // It is nobody's child here.
+    // It has no parent here.
     let state = || fs::read_to_string(format!("/proc/{number}/stat"));
     let began = Instant::now();
     while state().is_ok_and(|state| !state.contains(") Z ")) {
@@ -298,7 +298,7 @@ fn what_is_not_a_journal_or_nobodys_is_removed_and_harms_no_other() {
     let kept = |names: &[String]| manager.until_kept(&names.iter().map(String::as_str).collect::<Vec<_>>());
     kept(&all(&names));
     drop(daemon);
-    // Garbage beside, in place of a journal, and of VMs that there are not.
+    // Garbage next to and in place of a journal, and of VMs that do not exist.
     let garbage = || memfd_create("garbage", MemfdFlags::CLOEXEC).unwrap();
     manager.wait(|heard| {
         heard.kept.iter_mut().filter(|(name, _)| name == "vmm/web/journal").for_each(|(_, fd)| *fd = garbage());
@@ -334,7 +334,7 @@ fn without_room_in_the_store_a_vmm_reads_the_end_and_the_log_says_what_to_set() 
     assert!(log.contains("FileDescriptorStoreMax=1026"), "{log}");
     drop(daemon);
     let daemon = start();
-    // Behind what the daemon has asked for.
+    // After the requests of the daemon.
     let end = std::iter::from_fn(|| Some(vmm.client.receive_message())).find_map(Result::err);
     assert!(matches!(end, Some(ClientError::Closed)), "{end:?}");
     manager.until_kept(&["daemon/admin", "vm/web"]);

@@ -1,4 +1,4 @@
-//! A VM goes from one daemon to another by its client's messages, in the midst of its work; and as a file, whose reader is slow.
+//! A VM migrates between daemons through its client's messages while it works, and as a file with a slow reader.
 
 mod support;
 
@@ -55,11 +55,11 @@ fn vm_goes_from_daemon_to_daemon_in_the_midst_of_its_work() {
         assert_eq!((&shown["counters"]["faults"], &shown["counters"]["hangs"]), (&0.into(), &0.into()), "{shown}");
         until_alone(from, "web");
     }
-    // Work that is begun and never taken elsewhere goes on.
+    // Work of a migration that was begun but not completed continues.
     guest.begin();
     guest.driver.guest.set_device_state(STATE_STOP_COPY).unwrap();
     let at = &places[0];
-    // Nobody else takes it meanwhile.
+    // No other operation can take it meanwhile.
     for command in [&["daemon", "upgrade"][..], &["vm", "save", "web", at.path("web.vgpu").to_str().unwrap()]] {
         let refused = at.ctl(command);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -79,7 +79,7 @@ fn client_that_brings_a_state_that_is_none_has_a_device_that_failed_until_it_is_
     let mut guest = Guest::new(&place, "web");
     guest.begin();
     guest.check();
-    // Its own state, to be edited.
+    // Its own state, to be modified.
     let state = {
         let mut client = connect(&place, "other");
         assert_eq!(client.migration_flags().unwrap(), MIGRATION_STOP_COPY);
@@ -101,7 +101,7 @@ fn client_that_brings_a_state_that_is_none_has_a_device_that_failed_until_it_is_
             _ => bytes.insert(at, 0x5a),
         }
         client.set_device_state(STATE_RESUMING).unwrap();
-        // The part that is wrong is refused, or the end is.
+        // Either the corrupt part is refused, or the end of the stream.
         let _refused = bytes.chunks(1000).try_for_each(|part| client.migration_write(part));
         client.set_device_state(STATE_RUNNING).unwrap_err();
         assert_eq!(client.device_state().unwrap(), STATE_ERROR, "round {round}");
@@ -110,12 +110,12 @@ fn client_that_brings_a_state_that_is_none_has_a_device_that_failed_until_it_is_
         assert_eq!(client.device_state().unwrap(), STATE_RUNNING);
         beside.check();
     }
-    // A state that is longer than any such VM's ends as well, and holds nobody up.
+    // A state that is longer than any such VM's ends as well, and blocks no other VM.
     client.set_device_state(STATE_RESUMING).unwrap();
     let endless = std::iter::repeat_with(|| client.migration_write(&vec![0x5a; 60_000])).take(200);
     assert!(endless.filter(Result::is_err).count() >= 199);
     client.reset().unwrap();
-    // What was made of all that harms nobody, and the device is one like any other.
+    // The state built so far harms no other VM, and the device works as usual.
     client.set_device_state(STATE_RESUMING).unwrap();
     state.chunks(777).for_each(|part| client.migration_write(part).unwrap());
     client.set_device_state(STATE_RUNNING).unwrap();
@@ -130,7 +130,7 @@ fn client_that_brings_a_state_that_is_none_has_a_device_that_failed_until_it_is_
     drop(daemon);
 }
 
-/// Sends a request, and reads nothing of its answer beyond the head.
+/// Sends a request, and reads only the head of its answer.
 fn ask(place: &Place, head: &str) -> UnixStream {
     let mut stream = UnixStream::connect(place.path("admin.sock")).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
@@ -153,7 +153,7 @@ fn nobody_waits_for_a_client_that_reads_a_saved_vm_or_sends_one_slowly() {
     let manager = Manager::new(&place);
     let daemon = manager.start();
     let mut guest = Guest::new(&place, "web");
-    // More than lies in any buffer between.
+    // More than fits in all buffers on the way.
     let filler: Vec<u8> = (0..MIB as usize).map(|at| (at % 251) as u8 | 1).collect();
     (16..VM_MIB - 2).for_each(|mib| guest.driver.guest.vram_write(mib * MIB, &filler));
     guest.begin();
@@ -161,13 +161,13 @@ fn nobody_waits_for_a_client_that_reads_a_saved_vm_or_sends_one_slowly() {
         ask(&place, "POST /v1/vms/web/save HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
     let head = line_of(&mut slow);
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
-    // It has been saved, and goes on; so do others who change something.
+    // It has been saved, and continues; other changes are possible.
     guest.check();
     place.ctl_json(&["vm", "add", "more", "--card", "card0", "--vram-mib", "16"]);
     let mut body = Vec::new();
     slow.read_to_end(&mut body).unwrap();
     assert!(body.len() > 14 * MIB as usize, "{} bytes", body.len());
-    // And one who sends.
+    // The same for a client that sends.
     let file = place.path("web.vgpu");
     place.ctl_json(&["vm", "save", "web", file.to_str().unwrap()]);
     let saved = std::fs::read(&file).unwrap();

@@ -1,4 +1,4 @@
-//! The commands of docs/guides/operating.md, run as they stand there.
+//! The commands of docs/operating.md, run as printed.
 
 mod support;
 
@@ -16,15 +16,15 @@ use support::{DAEMON, Place, ctl};
 
 const TEXT: &str = include_str!("../../../docs/guides/operating.md");
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 256\nmemory = { host_mib = 256 }\n";
-/// Programs that the commands need beside a shell and mediatorctl.
+/// Programs that the commands need in addition to a shell and mediatorctl.
 const TOOLS: [&str; 3] = ["curl", "jq", "python3"];
 
-/// The blocks that are marked so: as shell, or as that of a maintenance window.
+/// Returns the blocks with this mark: as shell, or as that of a maintenance window.
 fn blocks(marked: &str) -> Vec<&'static str> {
     TEXT.split(marked).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
-/// MiB of VRAM of the VM `web`, and where its buffers lie.
+/// MiB of VRAM of the VM `web`, and the addresses of its buffers.
 const WEB_MIB: u64 = 64;
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
@@ -45,7 +45,7 @@ impl Guest {
         Self { driver, channel, to }
     }
 
-    /// Copies, and looks whether all is there.
+    /// Copies, and checks the result.
     fn work(&mut self) {
         let Self { driver, channel, to } = self;
         driver.submit(channel, &[object(M2MF), m2mf_copy(FROM, TO, PAGE as u32)].concat());
@@ -78,7 +78,7 @@ fn commands_of_the_page_do_what_it_says() {
             continue;
         }
         let script = block.replace("/run/gpu-mediator", folder);
-        // TIMEOUT: for what waits in vain; all blocks together take seconds.
+        // TIMEOUT: for a command that waits forever; all blocks together take seconds.
         let output = Command::new("timeout")
             .args(["120", "bash", "-e", "-o", "pipefail", "-c", &script])
             .current_dir(folder)
@@ -107,7 +107,7 @@ fn commands_of_the_page_do_what_it_says() {
     running.end(Signal::TERM);
 }
 
-/// The daemon's process, which is nobody's child after an upgrade; it ends with the test.
+/// The daemon's process, which has no parent after an upgrade; it ends with the test.
 struct Last<'a>(&'a Place);
 
 impl Drop for Last<'_> {
@@ -154,7 +154,7 @@ fn maintenance_windows_go_as_the_page_says_under_guests_at_work() {
                     }
                 });
             }
-            // TIMEOUT: for what waits in vain; it takes seconds.
+            // TIMEOUT: for a command that waits forever; it takes seconds.
             let output = Command::new("timeout")
                 .args(["120", "bash", "-e", "-o", "pipefail", "-c", &script])
                 .current_dir(folder)
@@ -192,7 +192,7 @@ fn maintenance_windows_go_as_the_page_says_under_guests_at_work() {
     drop(running);
 }
 
-/// The body of an answer on the admin socket.
+/// Returns the body of an answer on the admin socket.
 fn get(place: &Place, path: &str) -> String {
     let mut stream = UnixStream::connect(place.path("admin.sock")).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();

@@ -130,8 +130,8 @@ fn sockets_from_the_service_manager_are_served_by_name() {
     assert!(place.path("theirs-p").exists(), "the service manager's socket is not removed");
 }
 
-/// The daemon as a service manager starts it: two sockets as descriptors 3 and 4. A shell puts them there, and sets
-/// `LISTEN_PID` to its own number, which is then the daemon's.
+/// Returns a command that starts the daemon as a service manager does, with two sockets as descriptors 3 and 4. A shell
+/// puts them there, and sets `LISTEN_PID` to its own number, which is then the daemon's.
 fn activated(place: &Place, names: &str, [third, fourth]: [&UnixListener; 2]) -> Command {
     let handed = |socket: &UnixListener| Stdio::from(OwnedFd::from(socket.try_clone().unwrap()));
     let mut command = Command::new("sh");

@@ -1,4 +1,5 @@
-//! The daemon ends, by request or by a kill at any moment, and starts again: what it keeps, and who waits for it.
+//! The daemon ends, by request or by a kill at any moment, and starts again: the state that it restores, and the
+//! clients that wait for it.
 
 mod support;
 
@@ -18,7 +19,7 @@ use vmm_glue::client::{Client, ClientError};
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\n";
 const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\napertures = \"trapped\"\n";
 
-/// Returns what is, but for the revision.
+/// Returns the exported state without the revision.
 fn exported(place: &Place) -> Value {
     let mut exported = place.ctl_json(&["export"]);
     exported.as_object_mut().unwrap().remove("revision").unwrap();
@@ -99,7 +100,7 @@ fn damaged_state_keeps_the_daemon_from_starting_until_it_is_set_aside() {
 fn state_folder_that_cannot_be_written_is_told_with_what_was_done() {
     let place = Place::with_state(CARD);
     let running = place.start(&mut place.daemon());
-    // Whatever user this runs as, a folder cannot be written as a file.
+    // Whichever user runs this, a folder cannot be written as a file.
     fs::create_dir(place.path("kept/state.json.new")).unwrap();
     let output = place.ctl(&["vm", "add", "a", "--card", "card0", "--vram-mib", "16"]);
     let error = String::from_utf8(output.stderr).unwrap();
@@ -115,7 +116,7 @@ fn state_folder_that_cannot_be_written_is_told_with_what_was_done() {
     running.end(Signal::TERM);
 }
 
-/// Numbers that look random.
+/// A generator of pseudo-random numbers.
 struct Random(u64);
 
 impl Random {
@@ -130,7 +131,7 @@ fn kill_at_any_moment_loses_no_change_that_was_answered() {
     const ROUNDS: u32 = 12;
     let place = Place::with_state(&format!("{CARD}{WEB}"));
     let mut random = Random(7);
-    // Weights by VM: what was answered, and what may or may not have been done when the kill came.
+    // Weights by VM: those that were answered, and those in flight when the kill came.
     let mut sure = BTreeMap::from([("web".to_owned(), 100)]);
     let mut cut_short = 0;
     for _ in 0..ROUNDS {
@@ -200,7 +201,7 @@ fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
             assert!(daemon.0.wait().unwrap().success());
             manager.until("STOPPING=1");
         }
-        // An operator and a VMM that come meanwhile.
+        // An operator and a VMM that connect meanwhile.
         let waiting = Command::new(ctl())
             .arg("--socket")
             .arg(place.path("admin.sock"))
@@ -220,7 +221,7 @@ fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
         manager.until("READY=1");
         manager.until_kept(&["daemon/admin", "vm/web"]);
 
-        // A VM that is removed has no socket any more, neither here nor there.
+        // A VM that is removed loses its socket, both in the folder and in the store.
         assert!(place.ctl(&["vm", "remove", "web"]).status.success());
         assert!(!place.path("web.sock").exists());
         manager.until_kept(&["daemon/admin"]);
@@ -228,7 +229,7 @@ fn who_connects_while_the_daemon_is_away_is_served_when_it_is_back() {
     }
 }
 
-/// Kills the daemon while writes of a VMM lie in its connection; returns what the VMM reads next.
+/// Kills the daemon while writes of a VMM are in its connection; returns the error that the VMM reads next.
 fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> ClientError {
     let mut vmm = Client::connect(&manager.place.path("web.sock")).unwrap();
     vmm.set_timeout(Some(LONG)).unwrap();
@@ -240,7 +241,7 @@ fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> Client
         vmm.post(7, 0x40, &[0; 4]).unwrap();
     }
     if !kept {
-        // The next daemon finds a journal of nobody, and removes it.
+        // The next daemon finds a journal without an owner, and removes it.
         manager.wait(|heard| {
             heard.kept.retain(|(name, _)| name != "vmm/web");
             Some(())
@@ -248,7 +249,7 @@ fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> Client
     }
     drop(daemon);
     if kept {
-        // Without a journal nobody can go on with it.
+        // Without a journal no daemon can resume it.
         manager.wait(|heard| heard.kept.pop_if(|(name, _)| name == "vmm/web/journal"));
         let waits = recv(vmm.stream(), &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
         assert_eq!(waits, Err(Errno::AGAIN));
@@ -267,12 +268,12 @@ fn vmm_reads_the_end_of_its_connection_even_if_the_daemon_is_killed() {
     let manager = Manager::new(&place);
     let daemon = manager.start();
     assert!(matches!(read_after_kill(&manager, daemon, true), ClientError::Closed));
-    // Nothing that the daemon could do helps where nobody keeps a copy.
+    // Without a copy of the connection, the daemon cannot prevent this.
     let daemon = manager.start();
     let error = read_after_kill(&manager, daemon, false);
     assert!(matches!(&error, ClientError::Io(error) if error.kind() == ErrorKind::ConnectionReset), "{error}");
 
-    // A VMM that goes by itself leaves nothing in the store.
+    // A VMM that disconnects leaves nothing in the store.
     let daemon = manager.start();
     manager.until_kept(&["daemon/admin", "vm/web"]);
     let vmm = Client::connect(&place.path("web.sock")).unwrap();

@@ -1,5 +1,5 @@
-//! Changes of how a card's time is shared while VMs work: nothing that waits or runs is lost. The operator's tools, as
-//! processes, see and steer it.
+//! Changes of how a card's time is shared while VMs work: no waiting or running work is lost. The operator's tools, as
+//! processes, show and control it.
 
 mod support;
 
@@ -23,12 +23,12 @@ const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 19
 /// MiB of VRAM of each VM.
 const VM_MIB: u64 = 16;
 const WEIGHTS: [u32; 3] = [100, 200, 400];
-/// Submissions of a guest that are under way together.
+/// Submissions of a guest that are in flight together.
 const BATCH: u64 = 6;
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
-/// Time after which something that is waited for will never come.
+/// Time after which a wait has failed.
 const LONG: Duration = Duration::from_secs(60);
 
 fn name(index: usize) -> String {
@@ -49,7 +49,7 @@ impl Worker {
         let mut driver = Driver::new(guest);
         let graph = driver.channel(1);
         let copy = driver.prepare(2);
-        // Without contexts of other engines, its work is the copy engine's.
+        // Without contexts of other engines, its work belongs to the copy engine.
         for pointer in [context::GR, context::CE1] {
             driver.guest.poke(copy.instance + pointer, 0);
         }
@@ -83,7 +83,7 @@ fn good(output: Output) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Tells the others when a thread panics, or ends.
+/// Sets the flag when a thread panics, or ends.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -92,7 +92,7 @@ impl Drop for End<'_> {
     }
 }
 
-/// Does `act` while each worker works, on a thread of its own. The flag is set as soon as one fails or `act` has ended.
+/// Calls `act` while each worker works, on its own thread. The flag is set as soon as one fails or `act` has ended.
 fn while_at_work(workers: &mut [Worker], act: impl FnOnce(&AtomicBool)) {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -110,8 +110,8 @@ fn while_at_work(workers: &mut [Worker], act: impl FnOnce(&AtomicBool)) {
     });
 }
 
-/// Returns what the card's scheduler shows once it has seen the end of all work. A guest sees its fence before: the
-/// interrupt that tells the daemon comes after the fence is written.
+/// Returns the status of the card's scheduler once it has seen the end of all work. A guest sees its fence earlier: the
+/// interrupt for the daemon comes after the fence is written.
 fn when_idle(admin: &Client) -> api::CardScheduler {
     let began = Instant::now();
     loop {
@@ -130,7 +130,7 @@ fn nothing_is_lost_when_policies_and_shares_change_under_load() {
     let running = place.start(&mut place.daemon());
     let admin = Client::new(place.path("admin.sock")).unwrap();
     for (index, weight) in WEIGHTS.iter().enumerate() {
-        // A host that is busy with other things must not make a submission look hung.
+        // A host that is busy otherwise must not make a submission look hung.
         let spec = VmSpec { hang_limit_ms: Some(600_000), ..VmSpec::new(&name(index), "card0", VM_MIB) };
         let _: api::Vm = admin.post("/v1/vms", &spec).unwrap();
         good(place.ctl(&["sched", "set-vm", &name(index), "--weight", &weight.to_string()]));
@@ -207,7 +207,7 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
         uses.map(|one| one["share_percent"].as_f64().unwrap()).sum()
     };
     assert!((share("compute") - 100.0).abs() < 1e-6 && (share("copy0") - 100.0).abs() < 1e-6, "{told}");
-    // A decision that the scheduler does not make.
+    // Insert a decision that the scheduler does not make.
     let (at, line) = text.lines().enumerate().skip(1).find(|(_, line)| line.contains("\"start\"")).unwrap();
     let cut = &line[..line.find(",\"decisions\"").unwrap()];
     fs::write(&file, text.replacen(line, &format!("{cut}}}"), 1)).unwrap();

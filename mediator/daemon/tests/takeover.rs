@@ -1,5 +1,5 @@
-//! Either daemon of an upgrade is killed at each step of it, under a VM with work under way: it goes on, or is as the operator's
-//! guide says.
+//! Either daemon of an upgrade is killed at each step of it, while a VM has work in flight: the VM continues, or ends
+//! up as the operator's guide says.
 
 mod support;
 
@@ -18,7 +18,7 @@ const CARDS: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 1
     [[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 96\n";
 const VM: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 32\napertures = \"trapped\"\n";
 
-/// A daemon that dies where the file `dies` says, as does the next one.
+/// Starts a daemon that dies at the point in the file `dies`, as does the next one.
 fn start(manager: &Manager<'_>) -> Service {
     let place = manager.place;
     let mut command = manager.manager.command(Path::new(DAEMON)).unwrap();
@@ -33,7 +33,7 @@ fn log(place: &Place) -> String {
     fs::read_to_string(place.path("log")).unwrap()
 }
 
-/// Waits until no daemon of this place is left, also of those whose parent has ended.
+/// Waits until no daemon of this folder is left, also of those whose parent has ended.
 fn all_ended(place: &Place) {
     let named = place.path("dies").display().to_string();
     let is_ours = |process: &fs::DirEntry| {
@@ -47,7 +47,7 @@ fn all_ended(place: &Place) {
     }
 }
 
-/// The steps at which the next daemon dies, and the first goes on as if nothing had been.
+/// The steps at which the next daemon dies, and the first continues without an effect.
 const BEFORE_IT_IS_READY: [&str; 4] = ["taker: started", "taker: known", "taker: given", "taker: made"];
 /// The steps at which the first daemon dies before the next one has anything.
 const BEFORE_IT_LETS_GO: [&str; 7] = [
@@ -78,7 +78,7 @@ fn next_daemon_that_is_killed_before_it_is_ready_changes_nothing() {
     }
     let said = log(&place);
     assert!(BEFORE_IT_IS_READY.iter().all(|point| said.contains(point)), "{said}");
-    // And then it comes up.
+    // Without the kill it succeeds.
     fs::write(place.path("dies"), "nowhere").unwrap();
     guests.iter_mut().for_each(Guest::begin);
     let next = place.ctl_json(&["daemon", "upgrade"]);
@@ -100,11 +100,11 @@ fn vms_have_devices_after_reset_when_the_first_is_killed_before_it_lets_go() {
         manager.until_kept(&kept);
         guest.begin();
         fs::write(place.path("dies"), point).unwrap();
-        // Nobody is left who could answer.
+        // No daemon is left to answer.
         let ended = place.ctl(&["daemon", "upgrade"]);
         assert_ne!(ended.status.code(), Some(0), "{point}");
         daemon.0.wait().unwrap();
-        // The other one ends by itself, or was killed.
+        // The other daemon ends by itself, or was killed.
         all_ended(&place);
         assert!(log(&place).contains(point), "{point}: {}", log(&place));
         fs::write(place.path("dies"), "nowhere").unwrap();
@@ -126,7 +126,7 @@ fn vms_go_on_with_their_work_when_the_first_is_killed_once_it_has_let_go() {
     let mut daemon = start(&manager);
     let mut guest = Guest::new(&place, "web");
     guest.begin();
-    // It cannot say any more that it was done.
+    // It cannot report its success.
     place.ctl(&["daemon", "upgrade"]);
     assert!(!daemon.0.wait().unwrap().success());
     guest.check();
@@ -153,7 +153,7 @@ fn a_vmm_whose_memory_cannot_be_mapped_again_loses_its_device_and_others_are_upg
         client.dma_map(0, MIB, true, Some((file.as_fd(), 0))).unwrap();
         match vm {
             "cut" => ftruncate(&file, 0).unwrap(),
-            // Mapped memory stays mapped, and the next process may not map it to write.
+            // Existing mappings stay, and the next process cannot map it writable.
             _ => fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap(),
         }
         client

@@ -1,4 +1,4 @@
-//! A light guest that is born, works and leaves, again and again.
+//! A light guest that repeatedly starts, works and leaves.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -18,12 +18,12 @@ use crate::{CAP, Crowd, VM_MIB, until_told};
 type Driver = AnyDriver<RemoteGuest>;
 
 const MIB: u64 = 1 << 20;
-/// Guest RAM of a VM, in two regions: the second is what a VMM takes back while the card uses it.
+/// Guest RAM of a VM, in two regions: a VMM takes the second back while the card uses it.
 const RAM: u64 = MIB;
 const MORE_RAM: (u64, u64) = (16 * MIB, MIB);
 /// Pages of a buffer.
 const PAGES: u64 = 4;
-/// Virtual addresses of sources and targets. Few, so that most are used again.
+/// Virtual addresses of sources and targets. Few, so that most are reused.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 const SLOTS: u64 = 3;
@@ -34,7 +34,7 @@ const CHANNEL_ROOM: u64 = MIB;
 /// Way in which a guest leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
-    /// It takes back what it lent, and disconnects.
+    /// It takes its lent memory back, and disconnects.
     Orderly,
     /// Its socket closes while the card works for it.
     Dropped,
@@ -42,7 +42,7 @@ enum Exit {
     Unmapped,
     /// The operator removes the VM while it works.
     Removed,
-    /// The device is reset while it works; then it begins anew, and disconnects.
+    /// The device is reset while it works; then the guest starts again, and disconnects.
     Reset,
 }
 
@@ -50,7 +50,7 @@ impl Exit {
     const ALL: [Self; 5] = [Self::Orderly, Self::Dropped, Self::Unmapped, Self::Removed, Self::Reset];
 }
 
-/// Counts of what guests have done.
+/// Counts of the guests' actions.
 #[derive(Clone, Copy, Default)]
 pub struct Tally {
     lives: u64,
@@ -91,7 +91,7 @@ struct Lane {
     vram: [u64; 2],
 }
 
-/// One guest: a VM's name, and whoever uses it at the time.
+/// One guest: a VM's name, and its current user.
 pub struct Guest<'a> {
     crowd: &'a Crowd<'a>,
     admin: Client,
@@ -119,10 +119,10 @@ impl<'a> Guest<'a> {
         self.admin.get(&self.url()).unwrap()
     }
 
-    /// One life, from the VM's making to its end. False when the time is over.
+    /// One life, from the VM's creation to its end. Returns false when the time is over.
     pub fn live(&mut self) -> bool {
-        // A host that is busy with other things must not make a channel look hung. This driver makes its tables word by word through a
-        // window that it places for each.
+        // A host that is busy otherwise must not make a channel look hung. This driver writes its tables word by word
+        // through a window that it moves for each.
         let spec = VmSpec {
             channels: Some(CAP),
             hang_limit_ms: Some(600_000),
@@ -147,7 +147,7 @@ impl<'a> Guest<'a> {
         !self.crowd.is_over()
     }
 
-    /// Connects, and brings the vGPU up. The memory is as new.
+    /// Connects, and initializes the vGPU. Checks that the memory is zeroed.
     fn born(&mut self) -> Driver {
         let mut guest = RemoteGuest::connect(&self.socket(), VM_MIB * MIB).unwrap();
         assert!(guest.map_ram(0, RAM, true) && guest.map_ram(MORE_RAM.0, MORE_RAM.1, true));
@@ -160,13 +160,13 @@ impl<'a> Guest<'a> {
         Driver::new(guest)
     }
 
-    /// A new channel with its buffers.
+    /// Creates a channel with its buffers.
     fn lane(&mut self, driver: &mut Driver, id: u8) -> Lane {
         let channel = driver.channel(id);
         Lane { channel, vram: [driver.vram(PAGES), driver.vram(PAGES)] }
     }
 
-    /// One thing that a driver does.
+    /// Does one random action of a driver.
     fn work(&mut self, driver: &mut Driver, lanes: &mut Vec<Lane>) {
         let lane = self.random.below(lanes.len() as u64) as usize;
         match self.random.below(10) {
@@ -192,7 +192,8 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Copies by one engine between two places, RAM or VRAM, at virtual addresses that often had another meaning before.
+    /// Copies with one engine between two buffers, RAM or VRAM, at virtual addresses that were often mapped elsewhere
+    /// before.
     fn copy(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let (from, to) = (self.place(lane, 0), self.place(lane, 1));
         let pages = 1 + self.random.below(PAGES);
@@ -204,7 +205,7 @@ impl<'a> Guest<'a> {
         self.verified(driver, lane, (from, to), pages, &words);
     }
 
-    /// Lets one virtual address mean page after page, and copies to each.
+    /// Maps one virtual address to page after page, and copies to each.
     fn remap(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let from = self.place(lane, 0);
         driver.map(lane.channel.space, FROM, from, 1);
@@ -221,7 +222,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Copies to an address that means nothing any more: a fault, and nothing is written.
+    /// Copies to an address that is no longer mapped: this faults, and nothing is written.
     fn stray(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let to = self.place(lane, 1);
         self.copy(driver, lane);
@@ -240,7 +241,7 @@ impl<'a> Guest<'a> {
         self.tally.faults += 1;
     }
 
-    /// Binds channels until no more are to be had, and one more.
+    /// Binds channels until none is left, and one more.
     fn exceed(&mut self, driver: &mut Driver, lanes: &mut Vec<Lane>) {
         while lanes.len() < CAP as usize && driver.room() > 4 * CHANNEL_ROOM {
             let new = self.lane(driver, lanes.len() as u8);
@@ -259,7 +260,7 @@ impl<'a> Guest<'a> {
         assert_eq!((before.channels_used, after.channels_used), (CAP, CAP), "channels of a VM that may have {CAP}");
         let refused = |vm: &api::Vm| vm.counters["channel_binds_refused"];
         assert_eq!(refused(&after), refused(&before) + 1, "the channel too many is refused");
-        // Its work is answered by a fault.
+        // Its work faults.
         assert_eq!(driver.wait_fault().instance, beyond.instance);
         driver.guest.wr(pfifo::CHANNEL::at(beyond.id.into()), 0);
         self.tally.refused += 1;
@@ -267,7 +268,7 @@ impl<'a> Guest<'a> {
         self.copy(driver, &mut lanes[lane]);
     }
 
-    /// Buffer 0 or 1 of a channel, in VRAM or in RAM.
+    /// Returns buffer 0 or 1 of a channel, in VRAM or in RAM.
     fn place(&mut self, lane: &Lane, which: usize) -> At {
         let own = u64::from(lane.channel.id) * 2 + which as u64;
         match self.random.below(3) {
@@ -285,7 +286,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Submits a copy and checks what came of it. When the device went meanwhile, nothing is known.
+    /// Submits a copy and checks its result. If the device was removed meanwhile, the result is unknown.
     fn verified(&mut self, driver: &mut Driver, lane: &mut Lane, (from, to): (At, At), pages: u64, words: &[u32]) {
         let seed = self.random.number() as u32;
         fill(driver, from, pages, seed);
@@ -301,7 +302,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Gives a channel more to do than can be done at once, to VRAM and to the RAM that can be taken back.
+    /// Gives a channel more work than fits in flight, to VRAM and to the RAM that can be taken back.
     fn load(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let [from, to] = lane.vram;
         driver.map(lane.channel.space, FROM, At::Vram(from), PAGES);
@@ -335,7 +336,7 @@ impl<'a> Guest<'a> {
                 let file = driver.guest.unmap_ram(MORE_RAM.0).unwrap();
                 fill_file(&file);
                 for lane in &mut lanes {
-                    // It ends, or faults where it would have written what it may not any more.
+                    // It ends, or faults where it would have written to memory that was taken back.
                     driver.submit(&mut lane.channel, &[]);
                     while !driver.is_done(&lane.channel)
                         && !driver.faults.iter().any(|it| it.instance == lane.channel.instance)
@@ -372,7 +373,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Takes its channels down, disconnects, and is removed; perhaps another client came between.
+    /// Takes its channels down, disconnects, and is removed, sometimes after another client has connected.
     fn go(&mut self, mut driver: Driver, lanes: Vec<Lane>) {
         for lane in &lanes {
             driver.unbind(&lane.channel);
@@ -389,7 +390,7 @@ impl<'a> Guest<'a> {
         self.remove();
     }
 
-    /// Waits until the daemon has noticed that the client is gone, and has taken back what it had.
+    /// Waits until the daemon has noticed that the client is gone, and has freed its resources.
     fn wait_gone(&self) {
         let last = RefCell::new(None);
         let tell = || format!("what a client had to come back: {:#?}", last.take());
@@ -406,10 +407,10 @@ impl<'a> Guest<'a> {
         self.admin.delete(&self.url()).unwrap();
     }
 
-    /// RAM of a VM that is no more belongs to its VMM alone.
+    /// Checks that RAM of a removed VM belongs to its VMM alone.
     fn check_untouched(&self, files: &[OwnedFd]) {
         files.iter().for_each(fill_file);
-        // Long enough for the card to do something else, if it still had something to do.
+        // Long enough for outstanding work of the card to run.
         let _: api::Card = self.admin.get("/v1/cards/card0").unwrap();
         assert!(files.iter().all(is_filled), "the card wrote RAM of a VM that had been removed");
     }

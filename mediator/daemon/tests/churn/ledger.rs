@@ -1,4 +1,4 @@
-//! Holdings of a daemon: by its own account, by the kernel's, and by trying.
+//! Resources of a daemon: by its own account, by the kernel's, and by experiment.
 
 use std::fmt;
 use std::fs;
@@ -12,11 +12,11 @@ use crate::CARD_MIB;
 use crate::holdings::{Holdings, Slack};
 use crate::support::Place;
 
-/// Bounds of the daemon's growth, however many VMs there have been: its heap keeps pieces, and the log an account of
-/// VMs that were heard of (4096 entries).
+/// Bounds of the daemon's growth, independent of the number of VMs so far: its heap retains memory, and the log an
+/// account of known VMs (4096 entries).
 const SLACK: Slack = Slack { mappings: 8, resident_kib: 8192, pools: &["admin-work", "simgpu-sm"] };
 
-/// Holdings of a daemon at a time when it has no VM.
+/// Resources of a daemon without VMs.
 pub struct Ledger {
     card: api::Card,
     /// Files in the folder of sockets.
@@ -25,7 +25,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// The process before the API: a connection is a descriptor.
+    /// Reads the process before the API: a connection is a descriptor.
     pub fn of(place: &Place, pid: u32) -> Self {
         let holdings = Holdings::of(pid, CARD_MIB << 10).unwrap();
         let card: api::Card = Client::new(place.path("admin.sock")).unwrap().get("/v1/cards/card0").unwrap();
@@ -35,7 +35,7 @@ impl Ledger {
         Self { card, files, holdings }
     }
 
-    /// Returns what is different in `later`, each in words.
+    /// Returns the differences in `later`, each in words.
     pub fn lost(&self, later: &Self) -> Vec<String> {
         let mut lost = self.holdings.lost(&later.holdings, SLACK);
         if self.card != later.card {
@@ -60,7 +60,7 @@ impl fmt::Display for Ledger {
     }
 }
 
-/// A VM that is given all that the card has, and takes it: what was leaked cannot be had.
+/// Adds a VM that is given and uses all resources of the card: leaked resources would be missing.
 pub fn audit(place: &Place) {
     const NAME: &str = "audit";
     let admin = Client::new(place.path("admin.sock")).unwrap();

@@ -1,4 +1,4 @@
-//! A guest without a VMM that has work under way on a daemon's VM.
+//! A guest without a VMM that has work in flight on a daemon's VM.
 
 use rig::driver::{CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use rig::{Machine, RemoteGuest};
@@ -12,7 +12,7 @@ pub const VM_MIB: u64 = 32;
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
-/// Pages of a copy that is under way.
+/// Pages of a copy in flight.
 const PAGES: u64 = 64;
 
 /// The guest.
@@ -32,7 +32,7 @@ impl Guest {
         Self { driver, channel, begun: Vec::new(), seed: 0 }
     }
 
-    /// Begins copies, and does not wait for them.
+    /// Starts copies, and does not wait for them.
     pub fn begin(&mut self) {
         let Self { driver, channel, begun, seed } = self;
         for by in 0..3 {
@@ -48,7 +48,7 @@ impl Guest {
         }
     }
 
-    /// All that was begun comes out right, and there was no fault.
+    /// Checks that all started copies are correct, without a fault.
     pub fn check(&mut self) {
         let Self { driver, channel, begun, .. } = self;
         driver.wait(channel);
@@ -56,17 +56,17 @@ impl Guest {
             assert!(driver.vram_holds(place, PAGES, seed), "copy {seed}");
         }
         assert!(driver.faults.is_empty(), "{:?}", driver.faults);
-        // Its memory is used again.
+        // Its memory is reused.
         driver.unbind(channel);
         driver.rewind();
         *channel = driver.channel(1);
     }
 
-    /// Finds a device after reset, whose driver begins anew.
+    /// Checks that the device has been reset, and starts its driver again.
     pub fn begin_anew(&mut self) {
         let Self { driver, channel, begun, .. } = self;
         begun.clear();
-        // PMC_BOOT_0, of a device that answers; no channel is bound.
+        // PMC_BOOT_0: the device answers, and no channel is bound.
         assert_eq!(driver.guest.rd(0) >> 20, 0x0c0);
         driver.start_over();
         *channel = driver.channel(1);

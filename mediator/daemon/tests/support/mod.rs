@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 pub const DAEMON: &str = env!("CARGO_BIN_EXE_mediatord");
-/// No wait takes that long but one in vain.
+/// No successful wait takes that long.
 pub const LONG: Duration = Duration::from_secs(60);
 
 /// The operator's tool: an example of this package, which its tests are built with, unless one of them is chosen by
@@ -46,7 +46,7 @@ impl Place {
         place
     }
 
-    /// Runs a command that must be done, and parses what it prints.
+    /// Runs a command that must succeed, and parses its output.
     pub fn ctl_json(&self, arguments: &[&str]) -> serde_json::Value {
         let output = self.ctl(&[&["--json"], arguments].concat());
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -114,7 +114,7 @@ impl Drop for Running {
     }
 }
 
-/// A daemon that is killed at the latest when a test ends, by a failure as well.
+/// A daemon that is killed at the end of a test, also if the test fails.
 pub struct Service(pub Child);
 
 impl Drop for Service {
@@ -148,13 +148,13 @@ impl<'a> Manager<'a> {
         daemon
     }
 
-    /// Waits until the daemon says so.
+    /// Waits until the daemon reports this line.
     #[track_caller]
     pub fn until(&self, line: &str) {
         self.wait(|heard| heard.take(line));
     }
 
-    /// Waits until just these sockets are kept.
+    /// Waits until the store has exactly these sockets.
     #[track_caller]
     pub fn until_kept(&self, names: &[&str]) {
         self.wait(|heard| heard.keeps(names).then_some(()));
