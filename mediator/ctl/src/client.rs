@@ -1,4 +1,4 @@
-//! A client of the admin API for a program that does one thing after the other, and all that can go wrong with a command.
+//! A client of the admin API for a program that makes one request after the other, and the errors of a command.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 pub use admin_client::{AskError, segment};
 
-/// Why a request brought no good answer, or the answer cannot be shown.
+/// Why a request failed, or its answer cannot be shown.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ClientError {
@@ -50,7 +50,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Something that is not what the API promises.
+    /// Creates an error for an answer that does not follow the API.
     #[must_use]
     pub fn protocol(what: String) -> Self {
         AskError::Protocol(what).into()
@@ -62,40 +62,40 @@ impl ClientError {
 pub struct Client {
     admin: Admin,
     runtime: tokio::runtime::Runtime,
-    /// The revision on which changes depend.
+    /// The revision that changes require.
     revision: Option<String>,
 }
 
 impl Client {
-    /// A client of the daemon behind `socket`; it connects with each request.
+    /// Creates a client of the daemon at `socket`; it connects with each request.
     ///
     /// # Errors
-    /// When the host has no resources for it.
+    /// When the host lacks the resources for it.
     pub fn new(socket: PathBuf) -> Result<Self, ClientError> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ClientError::Runtime)?;
         Ok(Self { admin: Admin::new(socket), runtime, revision: None })
     }
 
-    /// The daemon's socket.
+    /// Returns the daemon's socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         self.admin.socket()
     }
 
-    /// Has changes refused if the revision is another one.
+    /// Makes the daemon refuse changes if the revision is another.
     #[must_use]
     pub fn expecting(self, revision: Option<String>) -> Self {
         Self { revision, ..self }
     }
 
-    /// Waits for each answer for so long, and no longer.
+    /// Waits for each answer up to `limit`.
     #[must_use]
     pub fn waiting(self, limit: Duration) -> Self {
         Self { admin: self.admin.waiting(limit), ..self }
     }
 
-    /// Asks for something.
+    /// Sends a GET request.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -103,7 +103,7 @@ impl Client {
         Ok(parse(&self.request(Method::GET, path, Bytes::new())?)?)
     }
 
-    /// Sends something to be added.
+    /// Sends a request to add an object.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -111,7 +111,7 @@ impl Client {
         Ok(parse(&self.request(Method::POST, path, json(body)?)?)?)
     }
 
-    /// Asks for some keys of something to be changed.
+    /// Sends a request to change some keys of an object.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -119,7 +119,7 @@ impl Client {
         Ok(parse(&self.request(Method::PATCH, path, json(body)?)?)?)
     }
 
-    /// Asks for something to be removed.
+    /// Sends a request to remove an object.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -127,10 +127,10 @@ impl Client {
         self.request(Method::DELETE, path, Bytes::new()).map(drop)
     }
 
-    /// Asks for something whose answer is a stream of bytes, which `sink` gets in order.
+    /// Sends a request whose answer is a stream of bytes, which `sink` gets in order.
     ///
     /// # Errors
-    /// See [`ClientError`]; what `sink` says.
+    /// Those of [`ClientError`], and errors of `sink`.
     pub fn stream_out(
         &self,
         path: &str,
@@ -139,7 +139,7 @@ impl Client {
         self.runtime.block_on(self.admin.stream_out(path, sink))
     }
 
-    /// Sends all that `source` has.
+    /// Sends all bytes of `source`.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -151,7 +151,7 @@ impl Client {
         Ok(parse(&self.runtime.block_on(self.admin.stream_in(path, source))?)?)
     }
 
-    /// One request; the body of its answer, if it is good.
+    /// Sends one request. Returns the body of its answer if it succeeds.
     ///
     /// # Errors
     /// See [`ClientError`].

@@ -1,4 +1,4 @@
-//! The daemon itself: what it is, and its upgrade while virtual machines run.
+//! The daemon itself: its status, and its upgrade while virtual machines run.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use clap::Subcommand;
 use crate::Form;
 use crate::client::{Client, ClientError};
 
-/// Time that the next daemon may take to answer. It goes on with the virtual machines already.
+/// Time that the next daemon may take to answer. It already serves the virtual machines.
 // TIMEOUT: it serves its socket right after it has taken over.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
-/// Time between two looks whether it does.
+/// Interval at which the answer is checked.
 const AGAIN: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug, Subcommand)]
@@ -25,7 +25,7 @@ pub(super) enum DaemonCommand {
 }
 
 impl DaemonCommand {
-    /// Does it.
+    /// Runs the command.
     ///
     /// # Errors
     /// See [`ClientError`].

@@ -1,4 +1,4 @@
-//! `mediatorctl apply`, `export` and `assert`: a state that is written down, and the one that is.
+//! `mediatorctl apply`, `export` and `assert`: a desired state in a file, and the current one.
 
 use std::fmt::Write;
 use std::io::Read;
@@ -11,9 +11,9 @@ use super::client::{Client, ClientError};
 use super::{Code, Form};
 use api::{Action, Applied, Comparison, Desired, Exported, KeyChange, Kind, Step};
 
-/// The path of what can be changed.
+/// The path of the changeable state in the API.
 const PATH: &str = "/v1/desired";
-/// Largest file that is read, in bytes; the daemon takes less.
+/// Largest file that is read, in bytes; the daemon accepts less.
 const MAX_FILE: u64 = 1 << 20;
 
 #[derive(Clone, Debug, Args)]
@@ -59,7 +59,7 @@ enum Format {
 }
 
 impl Apply {
-    /// Makes things as the file says; what was done.
+    /// Applies the file. Returns the steps that were done.
     pub fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let path = format!("{PATH}?prune={}&dry_run={}", self.prune, self.dry_run);
         let applied: Applied = client.patch(&path, &desired(&self.file)?)?;
@@ -68,7 +68,7 @@ impl Apply {
 }
 
 impl Assert {
-    /// Returns what is not as the file says, and the code for whether there is any.
+    /// Returns the differences from the file, and the exit code for whether any exist.
     pub fn run(&self, client: &Client, form: Form) -> Result<(String, Code), ClientError> {
         let path = format!("{PATH}/compare?exact={}", self.exact);
         let desired = Desired { revision: None, ..desired(&self.file)? };
@@ -79,7 +79,7 @@ impl Assert {
 }
 
 impl Export {
-    /// Returns what is, as a file.
+    /// Returns the current state, as a file.
     pub fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let exported: Exported = client.get(PATH)?;
         let mut value = serde_json::to_value(&exported).map_err(|error| ClientError::protocol(error.to_string()))?;
@@ -93,7 +93,7 @@ impl Export {
     }
 }
 
-/// The state that a file describes.
+/// Returns the state that a file describes.
 fn desired(path: &Path) -> Result<Desired, ClientError> {
     let unreadable = |what: String| ClientError::Desired { path: path.to_owned(), what };
     let mut text = String::new();
@@ -128,7 +128,7 @@ fn changes(text: &mut String, changes: &[KeyChange]) {
     }
 }
 
-/// Renders what an `apply` did, one line for each thing.
+/// Renders the steps of an `apply`, one line for each.
 fn shown(applied: &Applied) -> String {
     let mut text = String::new();
     for step in &applied.steps {
@@ -150,7 +150,7 @@ fn shown(applied: &Applied) -> String {
     text
 }
 
-/// Renders what is not as a file says.
+/// Renders the differences from a file.
 fn differences(steps: &[Step]) -> String {
     let mut text = String::new();
     for step in steps {

@@ -1,13 +1,13 @@
-//! `mediatorctl doctor`: looks at a host and says what it lacks, and how to mend it.
+//! `mediatorctl doctor`: checks a host, and reports missing parts with their remedies.
 //!
-//! Parts: what is looked at ([`host`]: files below a folder, and programs there), and what is asked of it: [`machine`] (KVM,
-//! IOMMU, the kernel), [`cards`] (who has the cards, NVIDIA's driver), [`vmm`] (QEMU, libvirt), [`service`] (configuration,
-//! daemon, sockets and their rights).
+//! Parts: access to the host ([`host`]: files below a folder, and programs there), and the checks: [`machine`] (KVM,
+//! IOMMU, the kernel), [`cards`] (drivers of the cards, NVIDIA's driver), [`vmm`] (QEMU, libvirt), [`service`]
+//! (configuration, daemon, sockets and their rights).
 //!
-//! Most of it needs no daemon: one that does not start is what it is for. What is looked for depends on the cards that the
-//! configuration names: without one of kind `"vfio"` nobody needs an IOMMU.
+//! Most checks need no daemon: the command is for a daemon that does not start. The checks depend on the cards in the
+//! configuration: without one of kind `"vfio"`, no IOMMU is needed.
 //!
-//! What it does not do: change anything.
+//! The command changes nothing.
 
 use clap::Args;
 use serde::Serialize;
@@ -38,15 +38,15 @@ pub(super) struct Doctor {
     root: PathBuf,
 }
 
-/// State of what was looked at.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
     /// It is as it should be.
     Good,
-    /// It may be in the way of something that is not configured, or limits what there can be.
+    /// It may hinder something that is not configured, or it limits the number of VMs or cards.
     Note,
-    /// Needed by what is configured.
+    /// A part that the configuration needs is missing.
     Missing,
 }
 
@@ -60,10 +60,10 @@ impl State {
     }
 }
 
-/// One thing that was looked at.
+/// The finding of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
-    /// The place: a word that stays the same.
+    /// Name of the check: it stays the same across versions.
     check: &'static str,
     state: State,
     found: String,
@@ -84,14 +84,14 @@ impl Finding {
         Self { check, state: State::Missing, found: found.into(), what_to_do: Some(what_to_do.into()) }
     }
 
-    /// Missing where it is needed, else a note.
+    /// Creates a finding: missing if it is needed, else a note.
     fn needed(needed: bool, check: &'static str, found: impl Into<String>, what_to_do: impl Into<String>) -> Self {
         let of = if needed { Self::missing } else { Self::note };
         of(check, found.into(), what_to_do.into())
     }
 }
 
-/// All that was found, as `--json` shows it.
+/// All findings, as `--json` shows them.
 #[derive(Clone, Debug, Serialize)]
 struct Findings {
     /// Nothing is missing.
@@ -99,10 +99,10 @@ struct Findings {
     findings: Vec<Finding>,
 }
 
-/// The host that is looked at, and what it is for.
+/// The host that is checked, and its configuration.
 struct Patient<'a> {
     host: Host,
-    /// The configuration, or why there is none.
+    /// The configuration, or why it cannot be read.
     config: Result<Config, ConfigError>,
     /// Path of the configuration, as the operator knows it.
     path: &'a Path,
@@ -111,19 +111,19 @@ struct Patient<'a> {
 }
 
 impl Patient<'_> {
-    /// Says whether a card of a kind is configured.
+    /// Returns true if a card of a kind is configured.
     fn has(&self, kind: CardKind) -> bool {
         self.config.iter().flat_map(|config| &config.cards).any(|card| card.kind == kind)
     }
 
-    /// Says whether virtual machines are to be served.
+    /// Returns true if the configuration serves virtual machines.
     fn has_vms(&self) -> bool {
         self.has(CardKind::Simgpu) || self.has(CardKind::Vfio)
     }
 }
 
 impl Doctor {
-    /// Looks; what it prints, and what the process ends with: 0 if nothing is missing, else 1.
+    /// Runs the checks. Returns the output, and the exit code: 0 if nothing is missing, else 1.
     pub(super) fn run(self, client: &Client, socket: &Path, form: Form) -> (String, Code) {
         let host = Host::at(&self.root);
         let config = Config::load(&host.path(&self.config));
@@ -148,7 +148,7 @@ fn table(Findings { findings, .. }: &Findings) -> String {
         .iter()
         .map(|finding| vec![finding.state.name().to_owned(), finding.check.to_owned(), finding.found.clone()]);
     let mut text = output::table(rows.collect(), &[]);
-    // What is worst is read first.
+    // The worst findings come first.
     for state in [State::Missing, State::Note] {
         for finding in findings.iter().filter(|finding| finding.state == state) {
             let what_to_do = finding.what_to_do.as_deref().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Firmware of cards' falcons. No daemon is asked: a card that lacks some cannot be shared, and the daemon reads the folder when
-//! it takes a card.
+//! Firmware of cards' falcons. This needs no daemon: a card without its firmware cannot be shared, and the daemon reads
+//! the folder when it takes a card.
 
 use std::path::PathBuf;
 
@@ -82,7 +82,7 @@ impl From<Entry> for Row {
 }
 
 impl FirmwareCommand {
-    /// Does it; returns what it prints.
+    /// Runs the command; returns its output.
     pub(super) fn run(self, form: Form) -> Result<String, ClientError> {
         let (place, change) = match self {
             Self::List { place } => (place, None),

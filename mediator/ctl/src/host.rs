@@ -1,4 +1,4 @@
-//! The host's own cards: which there are, and which driver has each. No daemon is asked.
+//! The host's own cards, and the driver of each. This needs no daemon.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ struct Cards {
 struct HostCard {
     #[serde(flatten)]
     function: Function,
-    /// Nothing keeps the daemon from having it.
+    /// The daemon can use it.
     usable: bool,
     obstacles: Vec<Hint>,
 }
@@ -88,7 +88,7 @@ impl From<Function> for HostCard {
 }
 
 impl HostCommand {
-    /// Does it; what it prints.
+    /// Runs the command; returns its output.
     pub(super) fn run(self, client: &Client, form: Form) -> Result<String, ClientError> {
         match self {
             Self::List { host: false, .. } => {

@@ -1,13 +1,15 @@
 //! `mediatorctl`: a thin client of the admin API.
 //!
-//! Parts: the command line (this file), `tenant` (tenants of CUDA cards), `cdi` (for containers), `profile` (what both are made from), `host` (the host's own cards), `moving` (virtual machines from card to card), `sched` (its commands on how cards' time is shared), [`report`] (a picture of that),
-//! [`replay`] (a record of it, decided anew),
-//! `top` (the same live), `desired` (a state that is written down), `doctor` (what a host lacks), `libvirt` (the hook of libvirt), `watch` (looking again and again), `pages` (man pages and
-//! completion), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (what has a unit).
+//! Parts: the command line (this file), `tenant` (tenants of CUDA cards), `cdi` (for containers), `profile` (templates
+//! of tenants and virtual machines), `host` (the host's own cards), `moving` (virtual machines from card to card),
+//! `sched` (commands on how cards' time is shared), [`report`] (a picture of that), [`replay`] (decides a record of it
+//! again), `top` (the same live), `desired` (a desired state in a file), `doctor` (checks of a host), `libvirt` (the
+//! hook of libvirt), `watch` (repeats a command), `pages` (man pages and completion), [`client`] (HTTP over the
+//! socket), [`output`] (tables), [`values`] (values with a unit).
 //!
 //! Exit codes are part of the interface, see [`Code`]; so is `--output json`, which prints the API's answers as they are.
 //!
-//! What it does not do: anything to a card, but for which of the host's drivers has it; the daemon does what it is asked.
+//! The program itself changes only which of the host's drivers has a card; all else is done by the daemon.
 
 use std::borrow::Cow;
 use std::io::Write;
@@ -60,9 +62,9 @@ pub enum Code {
     Failed = 1,
     /// The command or one of its values is wrong.
     Usage = 2,
-    /// There is no such virtual machine or card.
+    /// No virtual machine or card has the name.
     NotFound = 3,
-    /// Something is in the way, or the card has not that much left.
+    /// Something prevents the change, or the card has not enough left.
     Conflict = 4,
     /// The daemon does not answer.
     Unreachable = 5,
@@ -103,7 +105,8 @@ enum Form {
 }
 
 impl Form {
-    /// An answer as it is printed: programs, guests and others have chosen words of it, which are no commands to a terminal.
+    /// Returns an answer for output: it contains words that programs, guests and others have chosen, which must not act
+    /// as commands to a terminal.
     fn shown(self, text: &str) -> Cow<'_, str> {
         match self {
             Self::Table => terminal::lines(text),
@@ -111,7 +114,7 @@ impl Form {
         }
     }
 
-    /// An answer in this form.
+    /// Returns an answer in this form.
     fn of<T: serde::Serialize>(self, answer: &T, table: impl FnOnce(&T) -> String) -> String {
         match self {
             Self::Table => table(answer),
@@ -174,7 +177,7 @@ enum Command {
 }
 
 impl Command {
-    /// Returns how often to look again, if asked for.
+    /// Returns the interval at which to repeat the command, if asked for.
     fn watch(&self) -> Option<std::time::Duration> {
         match self {
             Self::Vm(VmCommand::List { watch } | VmCommand::Show { watch, .. })
@@ -309,7 +312,7 @@ struct Add {
 }
 
 impl Add {
-    /// The body of the request: what is not given is not said, so that a profile may.
+    /// Returns the body of the request: options that are not given are omitted, so that a profile can set them.
     fn table(self) -> Result<Map<String, Value>, ClientError> {
         let time = self.time.patch();
         let mut table = table(&VmSpec::from(self)).map_err(ClientError::protocol)?;
@@ -402,7 +405,7 @@ where
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Help and version are asked for, and go to standard output.
+            // Help and version were requested, and go to standard output.
             let text = error.render();
             if error.use_stderr() {
                 let _ = write!(err, "{text}");
@@ -436,7 +439,7 @@ fn json(value: &impl serde::Serialize) -> String {
     serde_json::to_string_pretty(value).map_or_else(|error| error.to_string(), |text| text + "\n")
 }
 
-/// Does a command; what it prints, and what the process ends with.
+/// Runs a command. Returns its output and exit code.
 fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientError> {
     let Arguments { socket, command, if_revision, .. } = arguments;
     let client = Client::new(socket.clone())?.expecting(if_revision);

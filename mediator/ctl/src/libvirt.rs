@@ -1,13 +1,13 @@
-//! The hook of libvirt: makes the vGPU of a domain before it starts, and removes it when it has ended, however that was.
+//! The hook of libvirt: creates the vGPU of a domain before it starts, and removes it when it has ended for any reason.
 //!
-//! libvirt runs it as root with the domain's description on standard input: `HOOK DOMAIN prepare begin -` before QEMU starts, and
-//! `HOOK DOMAIN release end -` after QEMU has gone, also after it was killed, also when libvirt learns of that only at its next
-//! start. A hook that fails before the start keeps the domain from starting, and what it says is shown.
+//! libvirt runs it as root with the domain's description on standard input: `HOOK DOMAIN prepare begin -` before QEMU
+//! starts, and `HOOK DOMAIN release end -` after QEMU has ended, also after a kill, and also when libvirt notices that
+//! only at its next start. A hook that fails before the start prevents the start, and libvirt shows its message.
 //!
-//! All that the hook has made is written down beside libvirt's own state, with the boot of the host, so that what a host left that
-//! lost power is removed when the next domain starts. Each VM that it makes has a label with a number that is never used again, and
-//! the note has that number too: another VM of the same name, or one that a VMM uses, is never removed. libvirt calls `release` after
-//! a refused `prepare` as well.
+//! The hook notes each VM that it creates next to libvirt's own state, with the boot of the host, so that VMs left over
+//! after a power loss are removed when the next domain starts. Each of its VMs has a label with a unique number, which
+//! the note has too: another VM of the same name, or one that a VMM uses, is never removed. libvirt calls `release`
+//! after a refused `prepare` as well.
 //!
 //! Sources: `hooks.html` of libvirt.
 
@@ -33,20 +33,21 @@ use super::client::{self, Client, ClientError};
 const MAX_DOMAIN: u64 = 4 << 20;
 /// Users that libvirt runs QEMU as: Debian's, and others'.
 const USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
-/// A number that is never given twice.
+/// A source of unique numbers.
 const RANDOM: &str = "/proc/sys/kernel/random/uuid";
-/// Label of a VM with the number of the preparation that made it.
+/// Label of a VM with the number of the preparation that created it.
 const PREPARED: &str = "libvirt_prepared";
-/// Label of a VM with the domain that it was made for.
+/// Label of a VM with the domain that it was created for.
 const DOMAIN: &str = "libvirt_domain";
 /// Longest value of the latter.
 const MAX_LABEL: usize = 100;
 /// Largest note, in bytes.
 const MAX_NOTE: u64 = 64 << 10;
-/// Time for the daemon to learn that a VMM has gone.
-// TIMEOUT: QEMU's process has ended when libvirt calls `release`, and its connection with it; only a busy daemon takes longer.
+/// Time for the daemon to notice that a VMM has ended.
+// TIMEOUT: QEMU's process has ended when libvirt calls `release`, and its connection with it; only a busy daemon takes
+// longer.
 const GONE: Duration = Duration::from_secs(10);
-/// Time between two looks at that.
+/// Interval at which this is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug, Args)]
@@ -73,17 +74,17 @@ pub(super) struct Hook {
     config: PathBuf,
 }
 
-/// A preparation of a domain's vGPU, as it is written down.
+/// The note of a preparation of a domain's vGPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Note {
-    /// The virtual machine that it made.
+    /// The virtual machine that it created.
     vm: String,
     /// The boot of the host.
     boot: String,
     /// The domain's UUID, if its description has one.
     #[serde(default)]
     uuid: Option<String>,
-    /// Number of the preparation, which the VM has as a label; none of notes of earlier versions.
+    /// Number of the preparation, which the VM has as a label; absent in notes of earlier versions.
     #[serde(default)]
     prepared: Option<String>,
 }
@@ -97,14 +98,14 @@ enum Removed {
     InUse,
 }
 
-/// A domain's word on its vGPU.
+/// A domain's request for its vGPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Wanted {
     vm: String,
     keys: Map<String, Value>,
-    /// User that is to have the socket.
+    /// User that will own the socket.
     user: Option<String>,
-    /// All that is passed to QEMU as it is.
+    /// All arguments that the domain passes to QEMU unchanged.
     passed: Vec<String>,
 }
 
@@ -112,10 +113,10 @@ fn wrong(error: String, what_to_do: &str) -> ClientError {
     AskError::Refused(api::Error { code: ErrorCode::Invalid, error, what_to_do: what_to_do.to_owned() }).into()
 }
 
-/// The domain whose vGPU the hook makes from a profile.
+/// Returns the domain whose vGPU the hook creates from a profile.
 ///
 /// # Errors
-/// The daemon has no such profile, or the name cannot be that of a virtual machine.
+/// When the daemon has no such profile, or the name is not valid for a virtual machine.
 pub(super) fn domain(
     client: &Client,
     admin: &Path,
@@ -124,13 +125,13 @@ pub(super) fn domain(
 ) -> Result<api::LaunchArgs, ClientError> {
     name_is_good(name).map_err(|what| wrong(what, "choose another name"))?;
     client.get::<api::Profile>(&format!("/v1/profiles/{}", client::segment(profile)))?;
-    // The daemon's sockets lie beside each other unless its configuration says something else.
+    // The daemon's sockets are in one folder unless its configuration differs.
     let socket = admin.parent().unwrap_or(Path::new("/")).join(format!("{name}.sock"));
     Ok(launch::args(SocketVmm::Libvirt, Named { name, socket: &socket, profile: Some(profile) }, memory))
 }
 
 impl Hook {
-    /// Does what is to be done; most that happens to a domain is of no concern.
+    /// Handles an event; most events of a domain need no action.
     pub(super) fn run(self, client: &Client, mut domain: impl Read) -> Result<String, ClientError> {
         let makes = self.operation == "prepare" && self.when == "begin";
         let removes = self.operation == "release" && self.when == "end";
@@ -153,17 +154,17 @@ impl Hook {
         }
     }
 
-    /// Removes the VM that this domain's preparation has made, and no other. The description may have been changed since.
+    /// Removes only the VM that this domain's preparation has created. The description may have been changed since.
     fn release(&self, client: &Client, uuid: Option<String>) -> Result<(), ClientError> {
         let path = self.note(&self.domain);
         let Some(note) = read_note(&path) else { return Ok(()) };
-        // Another domain of this name, of which libvirt has lost sight, may run still.
+        // Another domain of this name that libvirt has lost may still run.
         if note.uuid.is_some() && uuid.is_some() && note.uuid != uuid {
             return Ok(());
         }
         match remove(client, &note, GONE)? {
             Removed::Gone => {
-                // Without it, nothing is removed twice.
+                // Without the note, nothing is removed twice.
                 let _ = fs::remove_file(path);
                 Ok(())
             }
@@ -177,7 +178,7 @@ impl Hook {
         }
     }
 
-    /// The file in which it is written down which virtual machine was made for a domain.
+    /// Returns the file that notes the virtual machine of a domain.
     fn note(&self, domain: &str) -> PathBuf {
         self.notes.join(client::segment(domain))
     }
@@ -185,7 +186,7 @@ impl Hook {
     fn make(&self, client: &Client, wanted: &Wanted, uuid: Option<String>) -> Result<(), ClientError> {
         let Wanted { vm, keys, user, passed } = wanted;
         let note = self.note(&self.domain);
-        // Of a start that was cut off. One that a VMM uses is another's.
+        // It is left over from an interrupted start. A VM that a VMM uses belongs to another domain.
         let path = format!("/v1/vms/{}", client::segment(vm));
         match client.get::<api::Vm>(&path) {
             Ok(there) if there.state == api::VmState::Connected => {
@@ -234,7 +235,7 @@ impl Hook {
         made
     }
 
-    /// Gives the socket to the user that QEMU runs as, who alone may connect then.
+    /// Gives the socket to the user of QEMU; only that user may then connect.
     fn hand_over(&self, socket: &Path, user: Option<&str>) -> std::io::Result<()> {
         let passwd = fs::read_to_string(&self.passwd)?;
         let number = |name: &str| {
@@ -249,7 +250,7 @@ impl Hook {
         sockets::give(&self.socket_dir()?, socket, uid)
     }
 
-    /// The folder of the daemon's sockets, as its configuration has it.
+    /// Returns the folder of the daemon's sockets in its configuration.
     fn socket_dir(&self) -> std::io::Result<PathBuf> {
         let text = match fs::read_to_string(&self.config) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -260,13 +261,14 @@ impl Hook {
         Ok(folder.map_or_else(|| config::DaemonSpec::default().socket_dir, PathBuf::from))
     }
 
-    /// The number of the host's boot.
+    /// Returns the ID of the host's boot.
     fn boot(&self) -> String {
         fs::read_to_string(&self.boot).unwrap_or_default().trim().to_owned()
     }
 
-    /// Removes what was made in an earlier boot of the host: of this one, libvirt tells when a domain has ended, also when it was
-    /// away at that time. A daemon that cannot now is asked again with the next start.
+    /// Removes VMs that were created in an earlier boot of the host. In the current boot, libvirt reports the end of
+    /// each domain, even if libvirt was down at that time. If the daemon cannot remove a VM now, the next start of a
+    /// domain tries again.
     fn remove_left(&self, client: &Client) {
         let notes = fs::read_dir(&self.notes).into_iter().flatten().flatten();
         for note in notes.map(|note| note.path()).filter(|note| *note != self.note(&self.domain)) {
@@ -279,14 +281,14 @@ impl Hook {
 }
 
 impl Note {
-    /// Returns whether a virtual machine is the one that this preparation made, and not another one of its name.
+    /// Returns true if a virtual machine is the one that this preparation created, and not another one with its name.
     fn is_of(&self, vm: &api::Vm) -> bool {
         let labelled = vm.labels.iter().find(|(key, _)| *key == PREPARED).map(|(_, number)| number);
         self.vm == vm.name && labelled == self.prepared.as_deref()
     }
 }
 
-/// Removes the virtual machine of a note, if that is still there and no VMM uses it after `patience`.
+/// Removes the virtual machine of a note, if it still exists and no VMM uses it after `patience`.
 fn remove(client: &Client, note: &Note, patience: Duration) -> Result<Removed, ClientError> {
     let path = format!("/v1/vms/{}", client::segment(&note.vm));
     let is_gone = |error: &ClientError| matches!(error, ClientError::Ask(AskError::Refused(error)) if error.code == ErrorCode::NotFound);
@@ -307,7 +309,7 @@ fn remove(client: &Client, note: &Note, patience: Duration) -> Result<Removed, C
     }
 }
 
-/// Reads a note: JSON, or of an earlier version a virtual machine and a boot.
+/// Reads a note: JSON, or from an earlier version a virtual machine and a boot.
 fn read_note(path: &Path) -> Option<Note> {
     let mut text = String::new();
     fs::File::open(path).ok()?.take(MAX_NOTE).read_to_string(&mut text).ok()?;
@@ -319,7 +321,7 @@ fn read_note(path: &Path) -> Option<Note> {
     Some(Note { vm: vm.to_owned(), boot: boot.to_owned(), uuid: None, prepared: None })
 }
 
-/// The UUID in a domain's description: the element comes before all that users write there.
+/// Returns the UUID in a domain's description: its element comes before all text of users.
 fn uuid(text: &str) -> Option<String> {
     let before = text.split("<metadata").next().unwrap_or_default();
     let (_, behind) = before.split_once("<uuid>")?;
@@ -327,7 +329,7 @@ fn uuid(text: &str) -> Option<String> {
     Some(uuid.trim().chars().take(64).collect())
 }
 
-/// Reads what a domain's description asks for, if it asks for something.
+/// Reads the vGPU that a domain's description asks for, if any.
 fn wanted(text: &str, domain: &str) -> Result<Option<Wanted>, String> {
     let mut reader = Reader::from_str(text);
     let (mut found, mut passed) = (None, Vec::new());
@@ -354,7 +356,8 @@ fn wanted(text: &str, domain: &str) -> Result<Option<Wanted>, String> {
     Ok(found.map(|found| Wanted { passed, ..found }))
 }
 
-/// Says whether an element is of our name space: it or one around it says so, which is enough for a word that nobody else has.
+/// Returns true if an element is in our name space: it or an enclosing element declares it, which is enough for a
+/// unique word.
 fn is_ours(element: &BytesStart<'_>, text: &str) -> Result<bool, String> {
     let own = attributes(element)?.iter().any(|(key, value)| key.starts_with("xmlns") && value == NAMESPACE);
     Ok(own || text.contains(NAMESPACE))
@@ -372,7 +375,7 @@ fn attributes(element: &BytesStart<'_>) -> Result<Vec<(String, String)>, String>
     element.attributes().map(attribute).collect()
 }
 
-/// The keys of an element `vgpu`.
+/// Returns the keys of an element `vgpu`.
 fn asked(element: &BytesStart<'_>, domain: &str) -> Result<Wanted, String> {
     let mut wanted = Wanted { vm: domain.to_owned(), ..Wanted::default() };
     let (mut memory, mut time) = (Map::new(), Map::new());
@@ -399,7 +402,7 @@ fn asked(element: &BytesStart<'_>, domain: &str) -> Result<Wanted, String> {
     }
     name_is_good(&wanted.vm).map_err(|what| format!("{what}; name the VM with `vm` in the element `vgpu`"))?;
     wanted.keys.insert("name".to_owned(), wanted.vm.clone().into());
-    // Nobody but the daemon, until QEMU's user has it.
+    // Only the daemon may connect, until QEMU's user has the socket.
     wanted.keys.insert("mode".to_owned(), "0600".into());
     for (key, table) in [("memory", memory), ("time", time)] {
         if !table.is_empty() {

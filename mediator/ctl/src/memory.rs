@@ -1,4 +1,4 @@
-//! `mediatorctl memory`: what lies where of cards' memory, and what virtual machines may have of it.
+//! `mediatorctl memory`: the use of cards' memory, and the settings of virtual machines for it.
 
 mod profile;
 
@@ -144,7 +144,8 @@ struct RamSettings {
     ram_touch_mib: Option<Mib>,
 }
 
-/// The `ram` table of a patch: quota, guarantee, and the bound of first touches; `None` if nothing of it is given.
+/// Returns the `ram` table of a patch: quota, guarantee, and the bound of first touches; `None` if none of them is
+/// given.
 fn ram_patch(sizes: [Option<Mib>; 3]) -> Option<Value> {
     let keys = ["quota_mib", "guarantee_mib", "touch_mib"].into_iter().zip(sizes);
     let said: Map<_, _> = keys.filter_map(|(key, size)| Some((key.to_owned(), json!(size?.0)))).collect();
@@ -216,7 +217,7 @@ impl std::str::FromStr for RangeOf {
     }
 }
 
-/// Bytes: a number, hexadecimal or with a unit.
+/// Parses bytes: a number, hexadecimal or with a unit.
 fn size(text: &str) -> Option<u64> {
     if let Some(digits) = text.strip_prefix("0x") {
         return u64::from_str_radix(digits, 16).ok();
@@ -239,12 +240,12 @@ pub(super) struct Move {
     range: Option<RangeOf>,
 }
 
-/// Path of a virtual machine's memory in the API.
+/// Returns the path of a virtual machine's memory in the API.
 fn vm_path(vm: &str) -> String {
     format!("/v1/vms/{}/memory", client::segment(vm))
 }
 
-/// Does a command; what it prints.
+/// Runs a command; returns its output.
 pub(super) fn answer(client: &Client, form: Form, command: MemoryCommand) -> Result<String, ClientError> {
     match command {
         MemoryCommand::Show { card: None, .. } => {

@@ -1,4 +1,4 @@
-//! Virtual machines that move from card to card, and cards that are emptied.
+//! Virtual machines that move between cards, and cards that are drained.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use super::{Code, Form, output};
 use api::{DrainReport, MoveTo, Moved};
 
 /// Time that moves may take.
-// TIMEOUT: a card of 64 virtual machines, each with some GiB that are copied by way of the host, in minutes.
+// TIMEOUT: a card of 64 virtual machines, each with some GiB that are copied through the host, in minutes.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Moves a virtual machine; what is printed.
+/// Moves a virtual machine; returns the output.
 pub(super) fn move_vm(client: Client, form: Form, name: &str, card: Option<String>) -> Result<String, ClientError> {
     let path = format!("/v1/vms/{}/move", client::segment(name));
     let done: Moved = client.waiting(PATIENCE).post(&path, &MoveTo { card })?;
     Ok(form.of(&done, moved))
 }
 
-/// Drains a card; what is printed, and whether somebody is left.
+/// Drains a card. Returns the output, and the exit code for whether VMs or tenants remain.
 pub(super) fn drain(client: Client, form: Form, name: &str) -> Result<(String, Code), ClientError> {
     let path = format!("/v1/cards/{}/drain", client::segment(name));
     let done: DrainReport = client.waiting(PATIENCE).post(&path, &())?;
@@ -26,7 +26,7 @@ pub(super) fn drain(client: Client, form: Form, name: &str) -> Result<(String, C
     Ok((form.of(&done, report), code))
 }
 
-/// Ends that; what is printed.
+/// Ends a drain; returns the output.
 pub(super) fn undrain(client: &Client, form: Form, name: &str) -> Result<String, ClientError> {
     let card: api::Card = client.post(&format!("/v1/cards/{}/undrain", client::segment(name)), &())?;
     Ok(form.of(&card, |card| format!("card {} takes VMs and tenants\n", card.name)))

@@ -15,13 +15,13 @@ use api::{Card, InterruptKind, LaunchArgs, Vm};
 pub mod memory;
 pub mod scheduler;
 
-/// Shown when there is nothing to show.
+/// Shown in place of an absent value.
 pub(super) const NOTHING: &str = "-";
 
 pub(super) fn table(rows: Vec<Vec<String>>, numbers: &[usize]) -> String {
     let mut builder = Builder::default();
     for row in rows {
-        // A name with an end of line in it would look like a row of its own.
+        // A name that contains a line break would look like a separate row.
         builder.push_record(row.iter().map(|cell| terminal::word(cell).into_owned()));
     }
     let mut table = builder.build();
@@ -42,7 +42,7 @@ pub(super) fn heads(names: &[&str]) -> Vec<String> {
     names.iter().map(|&name| name.to_owned()).collect()
 }
 
-/// The state, with what an operator must know at once.
+/// Returns the state, with the facts that an operator must see at once.
 fn state(vm: &Vm) -> String {
     let mut text = vm.state.name().to_owned();
     if vm.memory_not_shared {
@@ -54,7 +54,7 @@ fn state(vm: &Vm) -> String {
     text
 }
 
-/// RAM that the virtual machine lends, and what of it the daemon was the first to touch.
+/// Returns the RAM that the virtual machine lends, and the part that the daemon was the first to touch.
 fn ram(vm: &Vm) -> String {
     let mib = |bytes: u64| bytes >> 20;
     let api::Ram { lent_bytes, quota_bytes, guarantee_bytes, touched_bytes, touch_limit_bytes, touches_refused } =
@@ -89,7 +89,7 @@ fn socket(vm: &Vm) -> String {
     vm.socket.as_ref().map_or_else(|| "(from the service manager)".to_owned(), |path| path.display().to_string())
 }
 
-/// All virtual machines.
+/// Renders all virtual machines.
 #[must_use]
 pub fn vms(vms: &[Vm]) -> String {
     if vms.is_empty() {
@@ -103,7 +103,7 @@ pub fn vms(vms: &[Vm]) -> String {
     table(rows, &[4, 5, 6])
 }
 
-/// A virtual machine that was just added.
+/// Renders a virtual machine that was just added.
 #[must_use]
 pub(super) fn vm_added(vm: &Vm) -> String {
     let Vm { name, card, vram_mib, .. } = vm;
@@ -114,7 +114,7 @@ pub(super) fn vm_added(vm: &Vm) -> String {
     )
 }
 
-/// All about one virtual machine.
+/// Renders all about one virtual machine.
 #[must_use]
 pub fn vm(vm: &Vm) -> String {
     let interrupts = match vm.driver.interrupts {
@@ -185,7 +185,7 @@ fn counts(title: &str, counts: &BTreeMap<String, u64>) -> String {
     format!("\n{}", table(rows, &[1]))
 }
 
-/// The arguments first, so that the line can be copied; what to keep in mind as shell comments below.
+/// Renders the arguments first, so that the line can be copied, and notes as shell comments below.
 #[must_use]
 pub fn launch_args(args: &LaunchArgs) -> String {
     let mut text = format!("{}\n", args.command);
@@ -206,7 +206,7 @@ fn users(card: &Card) -> String {
     if users.is_empty() { NOTHING.to_owned() } else { users.join(" ") }
 }
 
-/// All cards.
+/// Renders all cards.
 #[must_use]
 pub fn cards(cards: &[Card]) -> String {
     if cards.is_empty() {
@@ -223,7 +223,7 @@ pub fn cards(cards: &[Card]) -> String {
     table(rows, &[3, 4, 5, 6])
 }
 
-/// All about one card.
+/// Renders all about one card.
 #[must_use]
 pub fn card(card: &Card) -> String {
     let mib = |mib: u64| format!("{mib} MiB");
@@ -254,7 +254,7 @@ pub fn card(card: &Card) -> String {
     )
 }
 
-/// Processes that use a CUDA card past its owner.
+/// Renders processes that use a CUDA card without its owner.
 fn strangers(card: &Card) -> String {
     let shown: Vec<_> = card.strangers.iter().map(|one| format!("{} ({})", one.program, one.pid)).collect();
     if shown.is_empty() { NOTHING.to_owned() } else { shown.join(" ") }

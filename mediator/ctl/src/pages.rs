@@ -25,7 +25,7 @@ pub(super) enum Shell {
 }
 
 impl Shell {
-    /// The script.
+    /// Returns the script.
     pub fn completion(self) -> String {
         let shell = match self {
             Self::Bash => clap_complete::Shell::Bash,
@@ -38,7 +38,8 @@ impl Shell {
     }
 }
 
-/// Writes all man pages into a folder: mediatorctl(1) and one for each of its commands, mediatord(8), gpu-mediator.toml(5).
+/// Writes all man pages into a folder: mediatorctl(1) and one for each of its commands, mediatord(8),
+/// gpu-mediator.toml(5).
 pub(super) fn write(folder: &Path) -> io::Result<()> {
     // The global options are described once, with mediatorctl itself.
     let command = Arguments::command().mut_args(|arg| match arg.is_global_set() {
@@ -53,7 +54,7 @@ pub(super) fn write(folder: &Path) -> io::Result<()> {
     fs::write(folder.join("gpu-mediator.toml.5"), configuration())
 }
 
-/// The page on the configuration file, as roff.
+/// Returns the page on the configuration file, as roff.
 fn configuration() -> String {
     let mut roff = Roff::new();
     roff.control("TH", ["gpu-mediator.toml", "5", "", concat!("gpu-mediator ", env!("CARGO_PKG_VERSION"))]);
@@ -100,14 +101,14 @@ fn configuration() -> String {
     roff.to_roff()
 }
 
-/// The cells of a row of a table. A bar within one is written with a backslash.
+/// Returns the cells of a row of a table. A bar within a cell is escaped with a backslash.
 fn cells(row: &str) -> Vec<String> {
     let bar = "\u{1}";
     let row = row.trim_end().trim_end_matches('|').replace("\\|", bar);
     row.split('|').map(|cell| cell.trim().replace(bar, "|")).collect()
 }
 
-/// A line with what stands in backquotes in bold.
+/// Returns a line with words in backquotes in bold.
 fn inlines(line: &str) -> Vec<Inline> {
     let parts = without_links(line);
     let styled = |(index, part): (usize, &str)| if index % 2 == 1 { bold(part) } else { roman(part) };
@@ -118,7 +119,7 @@ fn plain(text: &str) -> String {
     without_links(text).replace('`', "")
 }
 
-/// The text with links replaced by their words.
+/// Returns the text with links replaced by their words.
 fn without_links(text: &str) -> String {
     let mut shown = String::new();
     let mut rest = text;

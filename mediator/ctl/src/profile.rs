@@ -1,4 +1,4 @@
-//! Profiles: what they give, and how much more of each the cards can have.
+//! Profiles: their settings, and how many more users of each the cards can have.
 
 use clap::Subcommand;
 

@@ -1,4 +1,4 @@
-//! `mediatorctl sched replay`: a record of a card's scheduler, decided anew.
+//! `mediatorctl sched replay`: decides a record of a card's scheduler again.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -15,39 +15,39 @@ use super::client::ClientError;
 pub struct Replayed {
     /// Events of the record.
     pub events: usize,
-    /// From its beginning to the last of them, in ns.
+    /// From its start to the last event, in ns.
     pub length_ns: u64,
     /// The policy, at the end.
     pub policy: PolicyKind,
-    /// The decisions are those of the record; not when they were made by another policy.
+    /// The decisions match the record; false if another policy made them.
     pub recorded: bool,
-    /// Uses, as far as there were any.
+    /// Uses of engines; those without any use are omitted.
     pub uses: Vec<ReplayedUse>,
 }
 
 /// Use of an engine by a virtual machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReplayedUse {
-    /// Its name, or its number if it came after the record began.
+    /// Its name, or its number if it was added after the record began.
     pub vm: String,
     /// The engine.
     pub engine: Engine,
     /// Time used, in ns.
     pub used_ns: u64,
-    /// Part of what all of them used of the engine.
+    /// Part of all VMs' use of the engine.
     pub share_percent: f64,
     /// Submissions that ended.
     pub completed: u64,
-    /// From arrival to start, in ns: the median.
+    /// Median time from arrival to start, in ns.
     pub wait_p50_ns: u64,
-    /// The same: what 99 of 100 did not exceed.
+    /// 99th percentile of the same time, in ns.
     pub wait_p99_ns: u64,
 }
 
-/// Decides a record anew: as it was, or what it would have been under another policy.
+/// Decides a record again: with the recorded policy, or with another one.
 ///
 /// # Errors
-/// When the file is no record, or a decision is another than recorded.
+/// When the file is not a record, or a decision differs from the record.
 pub fn replay(file: &Path, policy: Option<PolicyKind>) -> Result<Replayed, ClientError> {
     let wrong = |source| ClientError::Record { path: file.to_owned(), source };
     let opened = File::open(file).map_err(|error| wrong(error.into()))?;
@@ -61,7 +61,7 @@ pub fn replay(file: &Path, policy: Option<PolicyKind>) -> Result<Replayed, Clien
             let replay = trace.replay();
             if let Some((first, _)) = replay.other.first() {
                 let (other, events) = (replay.other.len(), trace.entries.len());
-                // The first line is no event.
+                // The first line is not an event.
                 return Err(ClientError::Differs { other, events, first: first + 2 });
             }
             replay.scheduler

@@ -1,4 +1,4 @@
-//! `mediatorctl sched report`: what virtual machines used of an engine over time, as a picture.
+//! `mediatorctl sched report`: a picture of virtual machines' use of an engine over time.
 //!
 //! As in figures 7 and 8 of GPUvm (Suzuki et al., USENIX ATC 2014) and 14 to 16 of Gdev (Kato et al., USENIX ATC 2012):
 //! part of the engine's time for each VM, in windows of 500 ms or shorter.
@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use api::SchedulerHistory;
 
-/// Colours that can be told apart by most people (Okabe and Ito), used in turn.
+/// Colours that most people can distinguish (Okabe and Ito), used in turn.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -26,15 +26,15 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(90, 90, 90),
 ];
 
-/// Width and least height of the picture, in pixels.
+/// Width and minimum height of the picture, in pixels.
 const SIZE: (u32, u32) = (1100, 560);
 /// Width of the legend, on the right.
 const LEGEND: u32 = 300;
-/// Characters of a name for which there is room in it.
+/// Maximum number of characters of a name in it.
 const NAME: usize = 20;
-/// Height of a line of the legend, and of what is above the first.
+/// Height of a line of the legend, and of the space above the first.
 const LINE: i32 = 20;
-/// Font of the text; whoever shows the picture has one.
+/// Font of the text; every viewer has one.
 const FONT: &str = "sans-serif";
 /// Windows in a picture, at most.
 const MAX_WINDOWS: u64 = 10_000;
@@ -49,7 +49,7 @@ pub struct Uses {
     vms: Vec<VmUses>,
 }
 
-/// One virtual machine's.
+/// The uses of one virtual machine.
 #[derive(Clone, Debug, PartialEq)]
 struct VmUses {
     vm: String,
@@ -63,52 +63,51 @@ struct VmUses {
 pub struct Summary {
     /// File of the picture.
     pub file: String,
-    /// Of which engine.
+    /// Engine of the report.
     pub engine: Engine,
     /// Length of a window, in ms.
     pub window_ms: u64,
     /// Number of windows.
     pub windows: usize,
-    /// Jain's index: 1 when all that used it received the same part of what they are entitled to. Absent
-    /// when nobody used it.
+    /// Jain's index: 1 if all users received the same part of their entitlement. Absent without users.
     pub jain: Option<f64>,
     /// The virtual machines.
     pub vms: Vec<Received>,
 }
 
-/// Part that a virtual machine received, on average.
+/// Average part that a virtual machine received.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Received {
     /// The virtual machine.
     pub vm: String,
-    /// Part that is its own while all want the card, in percent.
+    /// Part that it is entitled to while all want the card, in percent.
     pub entitled_percent: f64,
     /// Part that it received, in percent.
     pub received_percent: f64,
 }
 
-/// The engine that was used most.
+/// Returns the engine that was used most.
 #[must_use]
 pub fn busiest(history: &SchedulerHistory) -> Engine {
     let samples = || history.vms.iter().flat_map(|vm| &vm.samples);
     let used = |engine: &Engine| -> u128 {
         samples().filter_map(|sample| sample.used_ns.get(engine)).map(|used| u128::from(*used)).sum()
     };
-    // Of equal ones the first.
+    // The first of several equal ones.
     Engine::ALL.into_iter().rev().max_by_key(used).unwrap_or(Engine::Compute)
 }
 
-/// Jain's index of fairness: 1 when all are equal, 1/n when one has all. `None` of nothing.
+/// Returns Jain's index of fairness: 1 when all are equal, 1/n when one has all. `None` for an empty slice.
 fn jain(values: &[f64]) -> Option<f64> {
     let (sum, squares) = values.iter().fold((0.0, 0.0), |(sum, squares), value| (sum + value, squares + value * value));
     (squares > 0.0).then(|| sum * sum / (values.len() as f64 * squares))
 }
 
 impl Uses {
-    /// Sums a history up in windows of `window_ms` milliseconds, from the first use in it to the last interval that is over.
+    /// Sums a history in windows of `window_ms` milliseconds, from its first use to the last complete interval.
     ///
     /// # Errors
-    /// When the window is not whole intervals of the history, or there are too many.
+    /// When the window is not a whole number of the history's intervals, or too many windows result.
     pub fn of(history: &SchedulerHistory, engine: Engine, window_ms: u128) -> Result<Self, String> {
         let interval_ms = history.interval_ms.max(1);
         let window_ms = u64::try_from(window_ms).unwrap_or(u64::MAX);
@@ -123,7 +122,7 @@ impl Uses {
         let earliest = end.saturating_sub(history.since_ms.saturating_mul(1_000_000));
         let samples = || history.vms.iter().flat_map(|vm| &vm.samples);
         let first = samples().map(|sample| sample.from_ns).min().unwrap_or(earliest).clamp(earliest, end);
-        // Whole ones, counted from the end.
+        // Whole windows, counted from the end.
         let windows = ((end - first) / window).max(1);
         if windows > MAX_WINDOWS {
             return Err(format!("{windows} windows, expected at most {MAX_WINDOWS}; make them longer"));
@@ -147,7 +146,7 @@ impl Uses {
         Ok(Self { engine, window_ms, begin, vms: vms.collect() })
     }
 
-    /// Returns what it comes to.
+    /// Returns the report in numbers.
     #[must_use]
     pub fn summary(&self, file: &str) -> Summary {
         Summary {
@@ -164,17 +163,17 @@ impl Uses {
         self.vms.iter().map(|vm| vm.percent.len()).max().unwrap_or(0)
     }
 
-    /// Of what each virtual machine that used the engine received, over what it is entitled to.
+    /// Returns Jain's index of the received over the entitled part of each virtual machine that used the engine.
     fn jain(&self) -> Option<f64> {
         let received = self.vms.iter().map(VmUses::received);
         let used = received.filter(|vm| vm.received_percent > 0.0 && vm.entitled_percent > 0.0);
         jain(&used.map(|vm| vm.received_percent / vm.entitled_percent).collect::<Vec<_>>())
     }
 
-    /// The picture: lines, or areas on top of each other.
+    /// Draws the picture: lines, or stacked areas.
     ///
     /// # Errors
-    /// When it cannot be drawn, in words.
+    /// Why it cannot be drawn.
     pub fn svg(&self, card: &str, stacked: bool) -> Result<String, String> {
         let mut text = String::new();
         let lines = u32::try_from(self.vms.len()).unwrap_or(u32::MAX).saturating_add(3);
@@ -211,7 +210,7 @@ impl Uses {
             .x_desc("seconds before the report")
             .y_desc("% of the engine's time")
             .draw()?;
-        // The uppermost first, so that those below it are drawn over it.
+        // The uppermost first, so that the lower ones are drawn over it.
         for (index, layer) in layers.iter().enumerate().rev() {
             self.draw_vm(&mut chart, index, layer, stacked)?;
         }
@@ -231,7 +230,7 @@ impl Uses {
         Ok(())
     }
 
-    /// Heights of what is drawn: each virtual machine's use, or the sum with those before it.
+    /// Returns the heights to draw: each virtual machine's use, or the sum with the preceding ones.
     fn layers(&self, stacked: bool) -> Vec<Vec<f64>> {
         let mut below = vec![0.0; self.windows()];
         let heights = self.vms.iter().map(|vm| {
@@ -315,7 +314,7 @@ mod tests {
         let uses = Uses::of(&history(), Engine::Compute, 100).unwrap();
         assert_eq!(uses.windows(), 10);
         assert_eq!(uses.vms[1].percent[..2], [30.0, 0.0]);
-        // 60 of 80 and 15 of 20: both received three quarters of their own.
+        // 60 of 80 and 15 of 20: both received three quarters of their entitlement.
         let summary = uses.summary("f");
         assert!((summary.jain.unwrap() - 1.0).abs() < 1e-9, "{summary:?}");
         assert!((summary.vms[1].received_percent - 15.0).abs() < 1e-9);

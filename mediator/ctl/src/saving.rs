@@ -11,18 +11,18 @@ use super::client::{self, Client, ClientError};
 use api::Restored;
 use serde_json::json;
 
-/// Time that it may take.
-// TIMEOUT: beyond the daemon's own, which says what is wrong.
+/// Time that saving or restoring may take.
+// TIMEOUT: longer than the daemon's own, which reports the cause.
 const PATIENCE: Duration = Duration::from_secs(1200);
 
-/// A file that is written beside the one that it is to be; gone if it does not become that.
+/// A temporary file next to its target; removed unless it becomes the target.
 struct Beside {
     file: File,
     path: PathBuf,
 }
 
 impl Beside {
-    /// Readable for its owner alone: it holds a guest's memory.
+    /// Creates it readable for its owner alone: it holds a guest's memory.
     fn of(target: &Path) -> io::Result<Self> {
         let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         let name = format!(".{}.{}.part", name.to_string_lossy(), std::process::id());
@@ -31,22 +31,22 @@ impl Beside {
         Ok(Self { file, path })
     }
 
-    /// It becomes the file. One that is there already is replaced if `force`.
+    /// Moves the file to its target. An existing one is replaced if `force`.
     fn finish(self, target: &Path, force: bool) -> io::Result<()> {
         self.file.sync_all()?;
-        // A link is not made over a file that has come meanwhile.
+        // A link fails if the target was created meanwhile.
         if force { fs::rename(&self.path, target) } else { fs::hard_link(&self.path, target) }
     }
 }
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        // After a rename it is not there.
+        // After a rename the file no longer exists.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Saves a virtual machine; what is printed.
+/// Saves a virtual machine; returns the output.
 pub(super) fn save(client: Client, form: Form, name: &str, file: &Path, force: bool) -> Result<String, ClientError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::AlreadyExists if !force => ClientError::Exists { path: file.to_owned() },
@@ -66,7 +66,7 @@ pub(super) fn save(client: Client, form: Form, name: &str, file: &Path, force: b
     Ok(form.of(&done, |_| format!("VM {name} is saved in {}: {} MiB\n", file.display(), bytes.div_ceil(1 << 20))))
 }
 
-/// Restores a virtual machine; what is printed.
+/// Restores a virtual machine; returns the output.
 pub(super) fn restore(client: Client, form: Form, name: &str, file: &Path) -> Result<String, ClientError> {
     let source = File::open(file).map_err(|source| ClientError::Unreadable { path: file.to_owned(), source })?;
     let path = format!("/v1/vms/{}/restore", client::segment(name));

@@ -131,7 +131,7 @@ impl Settings {
 struct Patch(Map<String, Value>);
 
 impl Patch {
-    /// Gives a key a value, if there is one.
+    /// Sets a key, if a value is given.
     fn set(&mut self, path: &[&str], value: Option<impl serde::Serialize>) {
         let Some(value) = value.and_then(|value| serde_json::to_value(value).ok()) else { return };
         let Some((key, tables)) = path.split_last() else { return };
@@ -174,7 +174,7 @@ pub(super) struct TimeFlags {
     copy_cap: Option<OfCopies<Percent>>,
 }
 
-/// A setting for the copy engines: none where it is that for compute.
+/// A setting for the copy engines; `None` makes them follow compute.
 #[derive(Clone, Copy, Debug)]
 struct OfCopies<T>(Option<T>);
 
@@ -190,7 +190,7 @@ impl<T: FromStr<Err: Display>> FromStr for OfCopies<T> {
 }
 
 impl TimeFlags {
-    /// With defaults for what is not given.
+    /// Returns the share, with defaults for missing options.
     pub(super) fn share(self) -> TimeShare {
         let Self { weight, guarantee, cap, class, max_run_ms, copy_weight, copy_guarantee, copy_cap } = self;
         let permille = |of: Option<OfCopies<Percent>>| of.and_then(|part| part.0).map(|part| part.permille);
@@ -216,7 +216,7 @@ impl TimeFlags {
         patch.set(&["cap_permille"], self.cap.map(|part| part.permille));
         patch.set(&["class"], self.class);
         patch.set(&["max_run_ms"], self.max_run_ms);
-        // Null takes a value away.
+        // Null removes a value.
         let permille = |of: Option<OfCopies<Percent>>| of.map(|part| part.0.map(|part| part.permille));
         patch.set(&["copies", "weight"], self.copy_weight.map(|weight| weight.0));
         patch.set(&["copies", "guarantee_permille"], permille(self.copy_guarantee));
@@ -277,12 +277,12 @@ pub(super) struct Replay {
     policy: Option<PolicyKind>,
 }
 
-/// Path of a card's scheduler in the API.
+/// Returns the path of a card's scheduler in the API.
 fn scheduler_path(card: &str) -> String {
     format!("/v1/cards/{}/scheduler", client::segment(card))
 }
 
-/// Does a command; what it prints.
+/// Runs a command; returns its output.
 pub(super) fn answer(client: &Client, form: Form, command: SchedCommand) -> Result<String, ClientError> {
     Ok(match command {
         SchedCommand::Show { card: None, .. } => {

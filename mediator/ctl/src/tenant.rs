@@ -1,4 +1,4 @@
-//! Tenants of CUDA cards: added, removed, listed, changed, and programs started as theirs.
+//! Tenants of CUDA cards: added, removed, listed, changed; and programs started as theirs.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -85,7 +85,7 @@ pub(super) struct Add {
 }
 
 impl Add {
-    /// The body of the request: what is not given is not said, so that a profile may.
+    /// Returns the body of the request: options that are not given are omitted, so that a profile can set them.
     fn table(self) -> Result<Map<String, Value>, ClientError> {
         let (time, vram) = (self.time.patch(), self.vram_mib);
         let mut table = table(&TenantSpec::from(self)).map_err(ClientError::protocol)?;
@@ -197,7 +197,7 @@ pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Res
 }
 
 impl Run {
-    /// Becomes the program; comes back only when that fails.
+    /// Replaces this process by the program; returns only on failure.
     pub(super) fn run(self, client: &Client) -> Result<String, ClientError> {
         let mut patch = TenantPatch::default();
         if let Some(bytes) = self.memory {
@@ -236,7 +236,7 @@ impl Run {
     }
 }
 
-/// A value before what a variable has already, as the loader's variables have it.
+/// Prepends a value to an environment variable, in the format of the loader's variables.
 fn in_front(mut first: OsString, variable: &str) -> OsString {
     if let Some(rest) = std::env::var_os(variable).filter(|rest| !rest.is_empty()) {
         first.push(":");
@@ -315,7 +315,7 @@ fn show(tenant: &Tenant) -> String {
     output::table(rows.chain(labels).collect(), &[])
 }
 
-/// Memory of the card that a tenant has past its account.
+/// Returns the memory of the card that a tenant has outside its account.
 fn past(tenant: &Tenant) -> String {
     let one = |one: &Unaccounted| format!("{} ({}): {} MiB", one.program, one.pid, mib(one.bytes));
     let mut parts: Vec<String> = tenant.unaccounted.iter().map(one).collect();

@@ -21,7 +21,7 @@ struct Ran {
     err: String,
 }
 
-/// Clients of a daemon of tests.
+/// Clients of a test daemon.
 trait HasClient {
     fn client(&self) -> Client;
 }

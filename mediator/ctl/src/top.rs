@@ -1,4 +1,4 @@
-//! `mediatorctl top`: who uses the cards now, in the terminal.
+//! `mediatorctl top`: the current use of the cards, in the terminal.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ mod view;
 
 use view::View;
 
-/// The window of received shares is the interval, within what the daemon can answer for, in ms.
+/// Bounds of the window of received shares, in ms. The window is the interval, within the daemon's bounds.
 const WINDOWS_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
 
 #[derive(Clone, Debug, Args)]
@@ -33,7 +33,7 @@ pub(super) struct Top {
     once: bool,
 }
 
-/// The API's answers about the cards, which are shown.
+/// The API's answers about the cards, for one refresh.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Look {
     schedulers: Vec<CardScheduler>,
@@ -60,7 +60,7 @@ impl Top {
         }
     }
 
-    /// Shows the table until the operator ends it; or once, as text to be printed.
+    /// Shows the table until the operator ends it; or once, returned as text.
     pub(super) fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let first = self.look(client)?;
         if self.once || form == Form::Json || !std::io::stdout().is_terminal() {
@@ -92,7 +92,7 @@ impl Top {
         ended.map(|()| String::new()).map_err(ClientError::Terminal)
     }
 
-    /// Waits for a key, or until it is time to look again.
+    /// Waits for a key, or until the next refresh.
     fn wait(&self, view: &mut View) -> std::io::Result<Turn> {
         let deadline = Instant::now() + self.interval;
         loop {

@@ -1,4 +1,4 @@
-//! Values of the command line that people write with a unit or a name.
+//! Values of the command line with a unit or a name.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -33,7 +33,7 @@ impl FromStr for Percent {
 /// Reads a size in bytes: digits, with M or G for MiB or GiB.
 ///
 /// # Errors
-/// What is wrong and what was expected.
+/// The mistake, and the expected format.
 pub fn size(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.as_bytes().last() {
         Some(b'M') => (&text[..text.len() - 1], 20),
@@ -45,10 +45,10 @@ pub fn size(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| format!("`{text}` is no size, expected a number with M or G, such as 20G"))
 }
 
-/// A length of time: digits and `ms`, `s` or `m`.
+/// Parses a length of time: digits and `ms`, `s` or `m`.
 ///
 /// # Errors
-/// What is wrong and what was expected.
+/// The mistake, and the expected format.
 pub fn span(text: &str) -> Result<Duration, String> {
     let unit = text.trim_start_matches(|digit: char| digit.is_ascii_digit());
     let number = text.strip_suffix(unit).and_then(|number| number.parse::<u64>().ok());
@@ -63,10 +63,10 @@ pub fn span(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("`{text}` is no length of time, expected a number with ms, s or m, such as 500ms"))
 }
 
-/// A length of time in seconds, with or without decimals: 0.1 to a day.
+/// Parses a length of time in seconds, with or without decimals: 0.1 to a day.
 ///
 /// # Errors
-/// What is wrong and what was expected.
+/// The mistake, and the expected format.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     match text.parse::<f64>() {
@@ -75,10 +75,10 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A revision as the daemon gives them.
+/// Parses a revision of the daemon.
 ///
 /// # Errors
-/// What was expected.
+/// The expected format.
 pub fn revision(text: &str) -> Result<String, String> {
     let plain = text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
     if plain && !text.is_empty() {
@@ -87,19 +87,19 @@ pub fn revision(text: &str) -> Result<String, String> {
     Err(format!("`{text}` is no revision, expected one as `mediatorctl export` prints it"))
 }
 
-/// A label: a key, `=`, and a value. The daemon says which of both there can be.
+/// Parses a label: a key, `=`, and a value. The daemon checks both.
 ///
 /// # Errors
-/// What was expected.
+/// The expected format.
 pub fn label(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
     pair.ok_or_else(|| format!("`{text}` is no label, expected KEY=VALUE, such as pod=web-0"))
 }
 
-/// A value by the name that it has in the configuration file.
+/// Parses a value by its name in the configuration file.
 ///
 /// # Errors
-/// The names that there are.
+/// The valid names.
 pub fn named<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     T::deserialize(StrDeserializer::<Error>::new(text)).map_err(|error| error.to_string())
 }

@@ -1,4 +1,4 @@
-//! Looking again and again: `--watch` of the commands that show something.
+//! Repeated output: `--watch` of the commands that show something.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -28,14 +28,14 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// The time between two looks.
+    /// Returns the interval between two refreshes.
     pub fn interval(self) -> Option<Duration> {
         self.watch
     }
 }
 
-/// Repeats a command until nobody reads on, or it fails. On a terminal each look takes the place of the one before; elsewhere
-/// an empty line parts them, and each is one line as JSON.
+/// Repeats a command until the output is closed, or the command fails. On a terminal each output replaces the previous
+/// one; elsewhere an empty line separates them, and with JSON each is one line.
 pub(super) fn run(
     interval: Duration,
     form: Form,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Largest file that is read, in bytes: those of the kernel are far smaller.
 const MAX_FILE: usize = 1 << 20;
 /// Time that a program may take.
-// TIMEOUT: each only prints what it knows; a service manager that hangs is a finding.
+// TIMEOUT: each only prints its status; a service manager that hangs is a finding.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Folders of programs.
 const PROGRAMS: [&str; 6] = ["usr/local/bin", "usr/local/sbin", "usr/bin", "usr/sbin", "bin", "usr/libexec"];
@@ -28,12 +28,12 @@ pub(super) struct Rights {
 }
 
 impl Host {
-    /// The host below a folder.
+    /// Returns the host below a folder.
     pub(super) fn at(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }
 
-    /// Place of a path of the host. A path that is given lies below the folder as well, even if it is absolute.
+    /// Returns the location of a path of the host. It is below the folder even if the path is absolute.
     pub(super) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
@@ -43,14 +43,14 @@ impl Host {
         self.path(path).exists()
     }
 
-    /// The text of a file, if it can be read.
+    /// Returns the text of a file, if it can be read.
     pub(super) fn read(&self, path: impl AsRef<Path>) -> Option<String> {
         let mut bytes = fs::read(self.path(path)).ok()?;
         bytes.truncate(MAX_FILE);
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The names in a folder, in order.
+    /// Returns the names in a folder, in order.
     pub(super) fn names(&self, folder: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.path(folder)).into_iter().flatten().flatten();
         let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -58,18 +58,18 @@ impl Host {
         names
     }
 
-    /// The path of a program.
+    /// Returns the path of a program.
     pub(super) fn program(&self, name: &str) -> Option<PathBuf> {
         PROGRAMS.iter().map(|folder| self.path(folder).join(name)).find(|path| path.is_file())
     }
 
-    /// Returns what a program prints, if it ends well and in time.
+    /// Returns the output of a program, if it succeeds in time.
     pub(super) fn says(&self, program: &Path, arguments: &[&str]) -> Option<String> {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().ok()?;
         let (stdout, begin) = (child.stdout.take()?, Instant::now());
-        // Read beside: a program that prints much waits for its reader.
+        // Read concurrently, or a program with much output blocks on a full pipe.
         let reader = std::thread::spawn(move || std::io::read_to_string(stdout).ok());
         let status = loop {
             match child.try_wait().ok()? {
@@ -85,7 +85,7 @@ impl Host {
         status.success().then_some(text)
     }
 
-    /// Rights of a file.
+    /// Returns the rights of a file.
     pub(super) fn rights(&self, path: impl AsRef<Path>) -> Option<Rights> {
         let metadata = fs::symlink_metadata(self.path(path)).ok()?;
         Some(Rights {
@@ -96,7 +96,7 @@ impl Host {
         })
     }
 
-    /// The name that a number has in a file such as `/etc/passwd`; the number if it has none.
+    /// Returns the name of a number in a file such as `/etc/passwd`; the number if it has none.
     fn named(&self, file: &str, number: u32) -> String {
         let text = self.read(file).unwrap_or_default();
         let number = number.to_string();
@@ -104,12 +104,12 @@ impl Host {
         line.and_then(|line| line.split(':').next()).map_or(number.clone(), str::to_owned)
     }
 
-    /// Says whether there is a user.
+    /// Returns true if a user exists.
     pub(super) fn has_user(&self, user: &str) -> bool {
         self.read("etc/passwd").is_some_and(|text| text.lines().any(|line| line.split(':').next() == Some(user)))
     }
 
-    /// The groups that a user is in.
+    /// Returns the groups of a user.
     pub(super) fn groups(&self, user: &str) -> Vec<String> {
         let (passwd, group) = (self.read("etc/passwd").unwrap_or_default(), self.read("etc/group").unwrap_or_default());
         let line = passwd.lines().find(|line| line.split(':').next() == Some(user));

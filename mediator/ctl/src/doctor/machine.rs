@@ -76,14 +76,14 @@ fn iommu(patient: &Patient<'_>) -> Option<Finding> {
             "the kernel has no IOMMU",
             "turn VT-d or AMD-Vi on in the firmware's setup, and boot Intel's with `intel_iommu=on`",
         )),
-        // No card needs it, so that it would only be noise.
+        // No card needs it, so a finding would only be noise.
         0 => None,
         _ if there || needed => Some(Finding::good("iommu", format!("on, {groups} groups"))),
         _ => None,
     }
 }
 
-/// Memory that the daemon may pin: what a real card reaches is pinned by it.
+/// Checks the memory that the daemon may pin: it pins the memory that a real card accesses.
 fn memlock(patient: &Patient<'_>) -> Option<Finding> {
     if !patient.has(CardKind::Vfio) {
         return None;

@@ -8,7 +8,7 @@ use admin_client::AskError;
 
 /// Name of the service.
 const UNIT: &str = "gpu-mediator.service";
-/// Lines of the configuration's mistakes that are shown.
+/// Maximum number of lines about the configuration's mistakes.
 const LINES: usize = 5;
 
 pub(super) fn configuration(patient: &Patient<'_>) -> Vec<Finding> {
@@ -47,13 +47,13 @@ pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
     findings
 }
 
-/// The number of the daemon's process.
+/// Returns the number of the daemon's process.
 pub(super) fn process(host: &Host) -> Option<u32> {
     let mut pids = host.names("proc").into_iter().filter_map(|name| name.parse::<u32>().ok());
     pids.find(|pid| host.read(format!("proc/{pid}/comm")).is_some_and(|name| name.trim() == "mediatord"))
 }
 
-/// The service manager's word on it.
+/// Checks the status of the service in the service manager.
 fn unit(patient: &Patient<'_>) -> Option<Finding> {
     let host = &patient.host;
     if !host.has("run/systemd/system") {
@@ -89,11 +89,11 @@ fn unit(patient: &Patient<'_>) -> Option<Finding> {
     })
 }
 
-/// Folders that the daemon needs.
+/// Checks the folders that the daemon needs.
 fn folders(patient: &Patient<'_>) -> Option<Finding> {
     let config = patient.config.as_ref().ok()?;
     let folder = &config.daemon.socket_dir;
-    // The service makes its own when it starts.
+    // The service creates its own folder when it starts.
     if patient.host.has(folder) || folder.starts_with("/run/gpu-mediator") {
         return None;
     }
@@ -101,7 +101,7 @@ fn folders(patient: &Patient<'_>) -> Option<Finding> {
     Some(Finding::missing("sockets", found, "make the folder that `socket_dir` names, for the daemon's user"))
 }
 
-/// The daemon's own word.
+/// Checks the answer of the daemon.
 fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
     let socket = patient.socket.display();
     let cards = match patient.client.get::<api::CardList>("/v1/cards") {

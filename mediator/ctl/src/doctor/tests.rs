@@ -68,7 +68,7 @@ fn looked(root: &TempDir, socket: &str) -> (Code, Vec<Value>, String) {
     (code, json["findings"].as_array().unwrap().clone(), text)
 }
 
-/// Findings of one check that are not good.
+/// Returns the findings of one check that are not good.
 fn told(findings: &[Value], check: &str) -> String {
     let of = findings.iter().filter(|one| one["check"] == check && one["state"] != "good");
     of.map(|one| {
@@ -208,13 +208,13 @@ fn a_cuda_card_needs_nvidias_driver_and_the_library() {
         assert!(nvidia.contains(line), "{nvidia}");
     }
     assert!(told(&findings, "library").contains("there is no /usr/lib/gpu-mediator/cuda/libcuda.so.1"), "{text}");
-    // Nobody needs QEMU here.
+    // QEMU is not needed here.
     assert!(told(&findings, "qemu").starts_with("note: "), "{text}");
     for path in ["usr/lib64/libcuda.so.1", "dev/nvidiactl", "dev/nvidia-uvm", "usr/lib/gpu-mediator/cuda/libcuda.so.1"]
     {
         write(&root, path, "");
     }
-    // Programs that open the driver by another name would get NVIDIA's.
+    // Programs that open the driver under another name would get NVIDIA's.
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
     assert!(told(&findings, "library").contains("there is no /usr/lib/gpu-mediator/cuda/libcuda.so"), "{text}");
     for name in ["libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {
@@ -224,7 +224,7 @@ fn a_cuda_card_needs_nvidias_driver_and_the_library() {
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
     assert_eq!((told(&findings, "nvidia"), told(&findings, "library")), (String::new(), String::new()), "{text}");
     assert!(text.contains("NVRM version: NVIDIA UNIX 575.57"), "{text}");
-    // One by its path needs no devices of NVIDIA's.
+    // A driver given by its path needs no devices of NVIDIA's.
     write(&root, "etc/gpu-mediator.toml", &format!("{card}cuda.driver = \"/opt/driver.so\"\n"));
     write(&root, "opt/driver.so", "");
     fs::remove_file(root.path().join("dev/nvidiactl")).unwrap();

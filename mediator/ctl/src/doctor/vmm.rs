@@ -8,7 +8,7 @@ use super::{Finding, Patient};
 const QEMU: (u32, u32) = (10, 1);
 /// Names of QEMU's program.
 const NAMES: [&str; 2] = ["qemu-system-x86_64", "qemu-kvm"];
-/// The hook of libvirt, where the package has it and where libvirt looks.
+/// The hook of libvirt, where the package installs it and where libvirt looks.
 const HOOK: &str = "etc/libvirt/hooks/qemu.d/gpu-mediator";
 /// File that lets QEMU under libvirt's AppArmor profile connect.
 const APPARMOR: &str = "etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator";
@@ -21,14 +21,14 @@ pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
     findings
 }
 
-/// The first two numbers of what `--version` prints.
+/// Returns the first two numbers in the output of `--version`.
 fn version(text: &str) -> Option<(u32, u32)> {
     let rest = text.split_once("version ")?.1;
     let mut numbers = rest.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Says where a new one is to be had.
+/// Returns where a newer version is available.
 fn newer(patient: &Patient<'_>) -> String {
     let release = patient.host.read("etc/os-release").unwrap_or_default();
     let is = |word: &str| release.lines().any(|line| line.trim_matches('"') == word);
@@ -101,7 +101,7 @@ fn libvirt(patient: &Patient<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Looks whether libvirt's user may connect to the sockets of configured virtual machines.
+/// Checks that libvirt's user may connect to the sockets of configured virtual machines.
 fn sockets(patient: &Patient<'_>) -> Option<Finding> {
     let groups = patient.host.groups(QEMU_USER);
     let config = patient.config.as_ref().ok()?;

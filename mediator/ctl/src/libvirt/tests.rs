@@ -16,7 +16,7 @@ impl Site {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("boot"), "first\n").unwrap();
-        // The user of these tests may give its files to itself only.
+        // Without root, these tests can give files only to their own user.
         let uid = fs::metadata(folder.path()).unwrap().uid();
         fs::write(folder.path().join("passwd"), format!("root:x:0:0:\nlibvirt-qemu:x:{uid}:1:\n")).unwrap();
         let profile = "[[profile]]\nname = \"sliver\"\nvram_mib = 16\nweight = 300\n";
@@ -81,7 +81,7 @@ fn a_vgpu_comes_and_goes_with_its_domain() {
         site.hook("web", operation, when, &domain).unwrap();
         assert_eq!(site.vms(), ["web"], "{operation} {when}");
     }
-    // What was made is removed, whatever the description says now.
+    // The VM of the hook is removed, whatever the description says now.
     site.hook("web", "release", "end", &site.domain("vm='other' profile='sliver'", "other")).unwrap();
     assert_eq!(site.vms(), Vec::<String>::new());
     site.hook("web", "release", "end", &domain).unwrap();
@@ -96,7 +96,7 @@ fn a_domain_without_the_element_is_left_alone() {
         site.hook("web", "release", "end", text).unwrap();
         assert_eq!(site.vms(), ["web"]);
     }
-    // One of that name that an operator has made stays the operator's.
+    // An operator's VM of that name stays.
     let error = site.hook("web", "prepare", "begin", &site.domain("profile='sliver'", "web")).unwrap_err();
     assert!(error.to_string().contains("a VM `web` that this hook has not made"), "{error}");
     assert_eq!(site.vms(), ["web"]);
@@ -109,10 +109,10 @@ fn what_a_host_left_that_lost_power_is_removed_with_the_next_start() {
     for name in ["again", "lost", "too"] {
         site.hook(name, "prepare", "begin", &domain(name)).unwrap();
     }
-    // Those that start beside each other keep theirs.
+    // VMs of the same boot keep their notes.
     assert_eq!(site.vms(), ["again", "lost", "too"]);
     fs::write(site.folder.path().join("boot"), "second\n").unwrap();
-    // The same domain starts again, and finds what it has left itself.
+    // The same domain starts again, and finds its own leftover.
     site.hook("again", "prepare", "begin", &domain("again")).unwrap();
     assert_eq!(site.vms(), ["again"]);
 }
@@ -140,7 +140,7 @@ fn a_domain_that_cannot_have_its_vgpu_does_not_start_and_leaves_nothing() {
         assert!(error.to_string().contains(told), "{text}: {error}");
         assert_eq!(site.vms(), Vec::<String>::new(), "{text}");
     }
-    // Names of domains are free; those of files are not.
+    // Domain names are arbitrary; file names are not.
     let name = "../../etc a";
     site.hook(name, "prepare", "begin", &site.domain("vram-mib='16' vm='odd'", "odd")).unwrap();
     assert_eq!(
@@ -162,11 +162,11 @@ fn a_release_after_a_refused_preparation_leaves_the_running_vm() {
     let domain = |uuid: &str| with_uuid(&site.domain("vram-mib='16'", "web"), uuid);
     site.hook("web", "prepare", "begin", &domain("1")).unwrap();
     let mut vmm = site.served.fixture.connect("web");
-    // Once it answers, the daemon has it.
+    // Once it answers, the daemon has connected it.
     vmm.read32(mediatord::fixture::BAR0, 0).unwrap();
     let vm: api::Vm = site.client().get("/v1/vms/web").unwrap();
     assert_eq!(vm.state, api::VmState::Connected);
-    // Another domain names the same VM; and another one of the same name, of which libvirt knows nothing any more, runs still.
+    // Another domain names the same VM; and another one with the same name, which libvirt has lost, still runs.
     let other = site.domain("vm='web' vram-mib='16'", "web");
     for (name, text) in [("other", &other), ("web", &domain("2")), ("web", &domain("1"))] {
         let error = site.hook(name, "prepare", "begin", text).unwrap_err();
@@ -187,7 +187,7 @@ fn a_release_without_a_preparation_removes_nothing() {
     site.add("web");
     site.hook("web", "release", "end", &domain).unwrap();
     assert_eq!(site.vms(), ["web"]);
-    // Removed and made again by the operator while the domain is there: another VM of that name.
+    // The operator removes and creates it while the domain exists: this is another VM of that name.
     site.client().delete("/v1/vms/web").unwrap();
     site.hook("web", "prepare", "begin", &domain).unwrap();
     site.client().delete("/v1/vms/web").unwrap();

@@ -1,4 +1,4 @@
-//! `mediatorctl memory profile`: files of how often ranges of a guest's VRAM are accessed.
+//! `mediatorctl memory profile`: files of access counts of ranges of a guest's VRAM.
 //!
 //! A line is `RANGE COUNT`, such as `16M+2M 4711`; `#` begins a comment.
 
@@ -68,11 +68,11 @@ fn unit(counted: api::Counted) -> &'static str {
     }
 }
 
-/// Lines of a profile.
+/// Returns the lines of a profile.
 fn written(vm: &str, length: Duration, profile: &api::AccessProfile) -> String {
     let (unit, seconds) = (unit(profile.counted), length.as_secs_f64());
     let mut text = format!("# accesses of {vm} in {seconds} s, counted by {unit}\n");
-    // What is taken over has 32 bits; only how ranges compare matters.
+    // Loaded counts have 32 bits; only their ratios matter.
     let most = profile.ranges.iter().map(|accessed| accessed.count).max().unwrap_or(0);
     let shift = 32u32.saturating_sub(most.leading_zeros());
     for api::Accessed { range: api::Range { start, bytes }, count } in &profile.ranges {
@@ -82,7 +82,7 @@ fn written(vm: &str, length: Duration, profile: &api::AccessProfile) -> String {
     text
 }
 
-/// Hints of the lines of a profile.
+/// Returns the hints in the lines of a profile.
 fn read(text: &str) -> Result<Vec<api::Hint>, String> {
     let line = |(number, line): (usize, &str)| {
         let said = line.split('#').next().unwrap_or_default().trim();

@@ -1,10 +1,10 @@
-//! Cards' memory and what lies where, as tables for people.
+//! Cards' memory and its use, as tables for people.
 
 use super::scheduler::duration;
 use super::{NOTHING, heads, row, table};
 use api::{CardMemory, MoveReport, VmMemory, VmMemorySettings};
 
-/// Bytes, in MiB where they are whole.
+/// Renders bytes, in MiB if they are whole.
 #[must_use]
 pub fn mib(bytes: u64) -> String {
     match bytes % (1 << 20) {
@@ -13,7 +13,7 @@ pub fn mib(bytes: u64) -> String {
     }
 }
 
-/// All cards whose memory is divided.
+/// Renders all cards whose memory is divided.
 #[must_use]
 pub fn cards(cards: &[CardMemory]) -> String {
     if cards.is_empty() {
@@ -22,7 +22,7 @@ pub fn cards(cards: &[CardMemory]) -> String {
     cards.iter().map(card).collect::<Vec<_>>().join("\n")
 }
 
-/// One card.
+/// Renders one card.
 #[must_use]
 pub fn card(card: &CardMemory) -> String {
     let settings = &card.settings;
@@ -98,7 +98,7 @@ fn vm(vm: &VmMemory) -> Vec<String> {
     ])
 }
 
-/// Renders what a virtual machine may have.
+/// Renders a virtual machine's limits.
 #[must_use]
 pub fn limits(memory: &VmMemorySettings) -> String {
     let size = |mib: Option<u64>| mib.map_or_else(|| "default".to_owned(), |mib| format!("{mib} MiB"));
@@ -119,7 +119,7 @@ pub fn limits(memory: &VmMemorySettings) -> String {
     table(rows, &[])
 }
 
-/// Renders what an operator had moved.
+/// Renders the moves that an operator requested.
 #[must_use]
 pub fn moved(report: &MoveReport) -> String {
     let MoveReport { moved_bytes, stayed_bytes, suspended_ns } = *report;

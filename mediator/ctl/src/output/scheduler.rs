@@ -10,13 +10,13 @@ use crate::report::Summary;
 use api::{CardScheduler, VmShare, VmTime};
 use sched::Engine;
 
-/// Thousandths as percent.
+/// Renders thousandths as percent.
 #[must_use]
 pub fn percent(permille: u32) -> String {
     format!("{}.{} %", permille / 10, permille % 10)
 }
 
-/// A length of time, in the unit that suits it.
+/// Renders a duration in a suitable unit.
 #[must_use]
 pub fn duration(ns: u64) -> String {
     let units = [("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1000)];
@@ -28,7 +28,7 @@ pub fn duration(ns: u64) -> String {
     }
 }
 
-/// Says whether nothing of a virtual machine is started, and until when.
+/// Renders the scheduling state of a virtual machine: whether it is quarantined, and until when.
 #[must_use]
 pub fn state(vm: &VmShare) -> String {
     match vm.quarantine {
@@ -40,7 +40,7 @@ pub fn state(vm: &VmShare) -> String {
     }
 }
 
-/// Adds an operator's settings, one row a key: times and parts in units for people, whatever keys there are.
+/// Adds an operator's settings, one row per key: times and parts in units for people, for any set of keys.
 fn settings(prefix: &str, value: &Value, rows: &mut Vec<Vec<String>>) {
     if let Value::Object(keys) = value {
         for (key, value) in keys {
@@ -66,7 +66,7 @@ fn max_run(time: &VmTime) -> String {
     }
 }
 
-/// Weight, guarantee and cap for the copy engines, where one of them is another than for compute.
+/// Returns weight, guarantee and cap for the copy engines, if one of them differs from compute.
 fn copies(time: &VmTime) -> Option<[String; 3]> {
     let sched::VgpuParams { weight, guarantee_permille, cap_permille, .. } = time.params(None).of(Engine::Copy0);
     let told = || [weight.to_string(), percent(guarantee_permille), percent(cap_permille)];
@@ -77,7 +77,7 @@ fn class(time: &VmTime) -> String {
     serde_json::to_value(time.class).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-/// All cards that have a scheduler.
+/// Renders all cards that have a scheduler.
 #[must_use]
 pub fn cards(cards: &[CardScheduler]) -> String {
     if cards.is_empty() {
@@ -86,7 +86,7 @@ pub fn cards(cards: &[CardScheduler]) -> String {
     cards.iter().map(card).collect::<Vec<_>>().join("\n")
 }
 
-/// One card.
+/// Renders one card.
 #[must_use]
 pub fn card(card: &CardScheduler) -> String {
     let mut rows = vec![row(&[&"card", &card.card])];
@@ -203,7 +203,7 @@ pub fn card(card: &CardScheduler) -> String {
     text
 }
 
-/// Renders what one virtual machine may have.
+/// Renders a virtual machine's share.
 #[must_use]
 pub fn vm_time(vm: &str, time: &VmTime) -> String {
     let mut rows = vec![
@@ -238,7 +238,7 @@ pub fn report(report: &Summary) -> String {
     format!("{}\nuse of {}, Jain's index {jain}, in {file}\n", table(rows, &[1, 2]), engine.name())
 }
 
-/// Renders what a record comes to.
+/// Renders the result of a replay.
 #[must_use]
 pub fn replay(replayed: &Replayed) -> String {
     let Replayed { events, length_ns, policy, recorded, uses } = replayed;

@@ -1,10 +1,10 @@
-//! The exit code of every command in every kind of trouble, and `--watch`.
+//! The exit code of every command for every kind of error, and `--watch`.
 
 use super::*;
 use mediatord::fixture::one_card;
 use std::io;
 
-/// Each command with arguments with which it works; VM `a` and card `card0` are there. In the order in which they can run.
+/// Each command with working arguments; VM `a` and card `card0` exist. In an order in which they can run.
 const GOOD: [&[&str]; 42] = [
     &["tenant", "list"],
     &["profile", "list"],
@@ -68,13 +68,13 @@ fn every_command_ends_with_0_when_done_5_without_a_daemon_and_2_when_misspelt() 
         assert_eq!(ran.code, if local { Code::Good } else { Code::Unreachable }, "{arguments:?}");
         assert_eq!(ctl(&served, &[arguments, &["--frobnicate"]].concat()).code, Code::Usage, "{arguments:?}");
     }
-    // What replays a record needs one.
+    // A replay needs a record.
     let record = served.fixture.path("record.jsonl");
     let record = record.to_str().unwrap();
     assert_eq!(ctl(&served, &["sched", "record", "card0", "--for", "10ms", "-o", record]).code, Code::Good);
     assert_eq!(ctl_at("/nonexistent/admin.sock", &["sched", "replay", record]).code, Code::Good);
     assert_eq!(ctl(&served, &["sched", "replay", record, "--frobnicate"]).code, Code::Usage);
-    // Every command that there is, is among them.
+    // Every existing command is among them.
     fn leaves(command: &clap::Command, path: &str, names: &mut Vec<String>) {
         let mut inner = command.get_subcommands().filter(|command| !command.is_hide_set()).peekable();
         if inner.peek().is_none() {
@@ -86,7 +86,8 @@ fn every_command_ends_with_0_when_done_5_without_a_daemon_and_2_when_misspelt() 
     leaves(&<Arguments as clap::CommandFactory>::command(), "", &mut names);
     for name in names {
         let words: Vec<_> = name.split(' ').collect();
-        // These need a tenant: the tests of `cuda-rig` run them; the next two a host with cards: `host`; `doctor` a whole one.
+        // These need a tenant: the tests of `cuda-rig` run them; the next two need a host with cards: `host`; `doctor`
+        // needs a whole host.
         let known = [
             "sched replay",
             "doctor",
@@ -98,15 +99,15 @@ fn every_command_ends_with_0_when_done_5_without_a_daemon_and_2_when_misspelt() 
             "run",
             "card bind",
             "card unbind",
-            // These another card, to which something can move: the tests of `moving`.
+            // These need another card as a target: the tests of `moving`.
             "vm move",
             "card drain",
-            // These have files that are made: the tests of `saving`.
+            // These need files: the tests of `saving`.
             "vm save",
             "vm restore",
-            // This a daemon that is a program: `guest upgrade`.
+            // This needs a daemon that is a program: `guest upgrade`.
             "daemon upgrade",
-            // These a folder: the tests of `firmware`.
+            // These need a folder: the tests of `firmware`.
             "card firmware list",
             "card firmware import",
             "card firmware approve",
@@ -165,7 +166,7 @@ fn values_out_of_bounds_end_with_2_and_what_is_in_the_way_with_4() {
     }
 }
 
-/// Takes so many looks, then is gone as a closed pipe.
+/// Accepts a number of outputs, then fails like a closed pipe.
 struct Reader {
     looks: usize,
     text: String,
@@ -203,7 +204,7 @@ fn watch_looks_again_until_nobody_reads() {
             reader.text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(looks.len(), 3, "one line for each look: {}", reader.text);
     }
-    // A daemon that goes away ends it.
+    // The end of the daemon ends it.
     let mut err = Vec::new();
     let all = ["mediatorctl", "--socket", "/nonexistent", "vm", "list", "--watch"];
     assert_eq!(run(all, &mut Vec::new(), &mut err), Code::Unreachable);

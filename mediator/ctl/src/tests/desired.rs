@@ -1,4 +1,4 @@
-//! `apply`, `export` and `assert`, by one operator and by several at once.
+//! `apply`, `export` and `assert`, by one operator and by several concurrently.
 
 use super::*;
 use api::{Action, Applied, Comparison, Exported};
@@ -61,7 +61,7 @@ fn file_is_made_so_and_what_it_does_not_name_stays() {
     let ran = with_file(&served, TWO, &["apply"]);
     assert_eq!(ran.out, "card card0 is as it should be\nVM web is as it should be\nVM build is as it should be\n");
 
-    // Only what is named changes: the weight of `web` stays, and so does `build`.
+    // Only the named keys change: the weight of `web` stays, and so does `build`.
     let text = "[[vm]]\nname = \"web\"\ntime = { class = \"interactive\" }\n";
     let ran = with_file(&served, text, &["apply"]);
     assert_eq!(ran.out, "VM web is changed\n  time.class: \"normal\" -> \"interactive\"\n");
@@ -151,7 +151,7 @@ fn what_cannot_be_is_told_at_once_with_what_to_do_and_nothing_is_done() {
             assert!(ran.err.contains(part), "{part}\n{}", ran.err);
         }
         assert_eq!(exported(&served), before, "{text}");
-        // What cannot be had is a mismatch all the same; what is wrong is wrong.
+        // A state that is refused is still a mismatch; an invalid one is an error.
         let asserted = with_file(&served, &text, &["assert"]).code;
         assert_eq!(asserted, if matches!(code, Code::Conflict) { Code::Failed } else { code }, "{text}");
     }
@@ -167,7 +167,7 @@ fn configuration_file_itself_can_be_applied_and_asserted() {
     let ran = with_file(&served, &format!("{text}{}", &TWO[TWO.find("[[vm]]").unwrap()..]), &["apply"]);
     assert_eq!((ran.code, &*ran.err), (Code::Good, ""));
     assert!(ran.out.starts_with("the daemon is as it should be\ncard card0 is as it should be\n"), "{}", ran.out);
-    // Keys that were left out count as what they stand for.
+    // Keys that were left out count as their defaults.
     let ran = with_file(
         &served,
         "[[vm]]\nname = \"web\"\nchannels = 32\nhang_limit_ms = 10000\nmode = \"660\"\n",
@@ -187,14 +187,14 @@ fn two_operators_do_not_lose_each_other_s_changes() {
     assert_eq!(ran.code, Code::Conflict);
     assert!(ran.err.contains("revision conflict: expected") && ran.err.contains("mediatorctl export"), "{}", ran.err);
     assert_eq!(exported(&served).vm[1].time, TimeShare { weight: 500, ..TimeShare::default() });
-    // The file without the revision is applied whatever was changed, and puts it back.
+    // The file without the revision is applied after any change, and reverts it.
     let kept = ctl(&served, &["export", "--no-revision"]).out;
     assert!(!kept.contains("revision"), "{kept}");
     ctl(&served, &["sched", "set-vm", "web", "--weight", "7"]);
     assert_eq!(with_file(&served, &kept, &["apply"]).code, Code::Good);
     assert_eq!(exported(&served).vm[1].time.weight, 500);
 
-    // Single commands can depend on the revision, too, and each change makes a new one.
+    // Single commands can require a revision, too, and each change creates a new one.
     let commands: [&[&str]; 5] = [
         &["vm", "add", "c", "--card", "card0", "--vram-mib", "16"],
         &["sched", "set", "card0", "--strikes", "9"],
@@ -230,7 +230,7 @@ fn many_operators_at_once_count_up_without_a_loss() {
             let seen: Exported = client().get("/v1/desired").unwrap();
             let weight = seen.vm[0].time.weight + 1;
             let client = client().expecting(Some(seen.revision.clone()));
-            // By turns as a single change and as a part of a document.
+            // Alternate between a single change and a document.
             let result = if done % 2 == 0 {
                 client.patch::<api::VmTime>("/v1/vms/web/time", &json!({ "weight": weight })).map(drop)
             } else {
@@ -262,7 +262,7 @@ fn added_small(served: &Served, name: &str) {
 
 #[test]
 fn any_state_is_reached_from_any_other_and_back_by_its_export() {
-    // Names, weights, and whether it has a limit of its own; each VM has the same memory, so that all fit.
+    // Names, weights, and an optional limit; each VM has the same memory, so that all fit.
     let states = || btree_map("[a-e]", (1..10_000u32, proptest::option::of(1..9u64)), 0..5);
     let served = one_card("");
     let document = |vms: &std::collections::BTreeMap<String, (u32, Option<u64>)>, strikes: u32| {
@@ -288,7 +288,7 @@ fn any_state_is_reached_from_any_other_and_back_by_its_export() {
         prop_assert_eq!(with_file(&served, &second, &["assert", "--exact"]).code, Code::Good);
         prop_assert_eq!(with_file(&served, &kept, &["assert", "--exact"]).code, Code::Failed);
 
-        // TOML has no word for a limit that there is not any more: a VM with one is put back by a document of its own.
+        // TOML cannot express the removal of a limit: a document per VM restores it.
         let ran = with_file(&served, &kept, &["apply", "--prune"]);
         prop_assert_eq!((ran.code, &*ran.err), (Code::Good, ""));
         prop_assert_eq!(with_file(&served, &kept, &["assert", "--exact"]).code, Code::Good);
@@ -298,7 +298,7 @@ fn any_state_is_reached_from_any_other_and_back_by_its_export() {
             let time = TimeShare { max_run_ms: before.time.max_run_ms.or(after.time.max_run_ms), ..before.time };
             prop_assert_eq!(after, &VmSpec { time, ..before.clone() });
         }
-        // And the export of that changes nothing.
+        // The export of that state changes nothing.
         let kept = ctl(&served, &["export"]).out;
         let ran = with_file(&served, &kept, &["--json", "apply", "--prune"]);
         let applied: Applied = serde_json::from_str(&ran.out).unwrap();

@@ -1,4 +1,4 @@
-//! `vm move`, `card drain` and `card undrain`, and where new virtual machines go.
+//! `vm move`, `card drain` and `card undrain`, and the placement of new virtual machines.
 
 use super::*;
 use api::{Card, DrainReport, Vm};
@@ -16,7 +16,7 @@ fn drained_card_is_shown_takes_nobody_and_is_told_with_code_4_while_somebody_is_
         let lines: Vec<_> = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
         let column = lines[0].len() - 2;
         assert_eq!(lines[0][column], "DRAINED", "{text}");
-        // Two of its heads are two words.
+        // Two of its headings have two words.
         lines[1..].iter().map(|cells| cells[cells.len() - 2].to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(drained(&ctl(&served, &["card", "list"]).out), ["no", "no"]);
@@ -71,7 +71,7 @@ fn what_cannot_move_is_told_with_what_to_do() {
 fn labels_say_who_is_near_to_whom_and_who_is_apart() {
     let served = Served::new();
     assert_eq!(card_of(&served, &["web", "--label", "app=web"]), "card0");
-    // Most room is on card1.
+    // Card1 has the most room.
     assert_eq!(card_of(&served, &["cache", "--near", "app=web"]), "card0");
     assert_eq!(card_of(&served, &["db", "--apart-from", "app=web"]), "card1");
     let ran = ctl(&served, &["vm", "add", "x", "--card", "card0", "--vram-mib", "64", "--apart-from", "app"]);

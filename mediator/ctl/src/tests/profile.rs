@@ -1,4 +1,4 @@
-//! Profiles: virtual machines that are made from them, where they are placed, and how many more there can be.
+//! Profiles: virtual machines that are created from them, their placement, and how many more fit.
 
 use super::*;
 use mediatord::fixture::one_card;
@@ -23,7 +23,7 @@ fn json(served: &Served, arguments: &[&str]) -> Value {
     serde_json::from_str(&good(served, &[&["--json"], arguments].concat())).unwrap()
 }
 
-/// Returns how many more there can be of a profile on each card.
+/// Returns how many more users of a profile fit on each card.
 fn left(served: &Served, profile: &str) -> Vec<u64> {
     let shown = json(served, &["profile", "show", profile]);
     shown["cards"].as_array().unwrap().iter().map(|card| card["left"].as_u64().unwrap()).collect()
@@ -48,7 +48,7 @@ fn a_vm_is_made_from_a_profile_where_most_room_is() {
         ran.err
     );
     assert!(ran.err.contains("`card1` (vram_mib: 120 MiB, expected at most 60"), "{}", ran.err);
-    // What is given goes before the profile.
+    // Given options take precedence over the profile.
     let vm = json(&served, &["vm", "add", "d", "--profile", "half", "--weight", "100", "--channels", "4"]);
     assert_eq!((vm["card"].as_str(), vm["channels_limit"].as_u64()), (Some("card1"), Some(4)));
     assert_eq!(json(&served, &["export"])["vm"][3]["time"]["weight"], 100);
@@ -95,7 +95,7 @@ fn unknown_profiles_and_missing_sizes_are_refused() {
         assert_eq!(ran.code, Code::Usage, "{arguments:?}: {}", ran.err);
         assert!(ran.err.contains(what), "{arguments:?}: {}", ran.err);
     }
-    // There is no card for tenants.
+    // No card takes tenants.
     assert_eq!(ctl(&served, &["tenant", "add", "a", "--profile", "half"]).code, Code::NotFound);
 }
 

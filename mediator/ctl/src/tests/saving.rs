@@ -31,12 +31,12 @@ fn vm_goes_on_from_a_file_on_its_card_and_with_another_daemon() {
     let out = good(&first, &["vm", "save", "a", file]);
     assert!(out.starts_with("VM a is saved in ") && out.ends_with(" MiB\n"), "{out}");
     assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600, "for its owner alone");
-    // It goes on.
+    // The VM continues.
     driver.wait(&channel);
     copy(&mut driver, &mut channel);
     driver.wait(&channel);
 
-    // One that is there is not replaced unless that is wanted, and nothing is left beside it.
+    // An existing file is not replaced unless asked for, and no temporary file remains.
     let refused = ctl(&first, &["vm", "save", "a", file]);
     assert_eq!(refused.code, Code::Conflict, "{}", refused.err);
     assert!(refused.err.contains("is there already"), "{}", refused.err);
@@ -45,12 +45,12 @@ fn vm_goes_on_from_a_file_on_its_card_and_with_another_daemon() {
     let names = fs::read_dir(first.fixture.path(".")).unwrap().map(|entry| entry.unwrap().file_name());
     assert!(names.into_iter().all(|name| !name.to_string_lossy().ends_with(".part")));
 
-    // The same VM, and work that was under way.
+    // The same VM, with work in flight.
     let out = good(&first, &["vm", "restore", "a", file]);
     assert!(out.starts_with("VM a goes on from ") && out.contains(" on card0: "), "{out}");
     driver.wait(&channel);
     assert!(driver.faults.is_empty());
-    // Another daemon's, with a client that has just come.
+    // On another daemon, with a new client.
     let fresh = RemoteGuest::connect(&second.fixture.path("a.sock"), 16 << 20).unwrap();
     let restored: api::Restored =
         serde_json::from_str(&good(&second, &["--json", "vm", "restore", "a", file])).unwrap();

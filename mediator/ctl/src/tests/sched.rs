@@ -18,7 +18,7 @@ fn add(served: &Served, name: &str, more: &[&str]) {
     good(served, &[&["vm", "add", name, "--card", "card0", "--vram-mib", "16"], more].concat());
 }
 
-/// Cells of the line that begins with `first`.
+/// Returns the cells of the line that starts with `first`.
 fn cells(table: &str, first: &str) -> Vec<String> {
     let mut lines = table.lines().filter(|line| line.split_whitespace().next() == Some(first));
     let line = lines.next().unwrap_or_else(|| panic!("no {first} in {table}"));
@@ -74,7 +74,7 @@ fn every_flag_sets_its_own_key() {
     assert_eq!((disengaged.engaged_ns, disengaged.free_ns), (6_000_000, 30_000_000));
     assert_eq!((pipeline.contended, pipeline.alone, pipeline.ahead_ns), (3, 33, 2_000_000));
     assert_eq!((stamp_slack_ns, strikes, quarantine_ns), (400_000, 4, 9_000_000_000));
-    // One alone leaves the others.
+    // A single flag leaves the others unchanged.
     let one: api::CardScheduler = json(&served, &["sched", "set", "card0", "--policy", "band"]);
     assert_eq!(one.settings, ::sched::Config { policy: PolicyKind::Band, ..all.settings });
 
@@ -156,7 +156,7 @@ fn mistakes_have_their_exit_codes_and_name_what_is_wrong() {
         assert_eq!((ran.code, &*ran.out), (code, ""), "{arguments:?}: {}", ran.err);
         assert!(ran.err.contains(what), "{arguments:?}: {}", ran.err);
     }
-    // A card that is passed through is left out where all are shown.
+    // A list of all cards omits a card that is passed through.
     assert!(!good(&served, &["top", "--once"]).contains("card1"));
 }
 
@@ -185,7 +185,7 @@ fn work_is_shown_by_top_and_drawn_by_report() {
     let file = served.fixture.path("use.svg");
     let report = ["sched", "report", "card0", "--since", "30s", "--window", "100ms", "-o"];
     let path = file.display().to_string();
-    // The interval in which the work was done must be over.
+    // The interval in which the work was done must be complete.
     mediatord::fixture::eventually("the work is in the report", || {
         let out = good(&served, &[&report[..], &[&*path]].concat());
         let svg = std::fs::read_to_string(&file).unwrap();

@@ -15,10 +15,10 @@ pub(super) const TABLE: Table = Table {
     numbers: &[2, 3, 4, 5, 6, 7, 8],
 };
 
-/// Bytes moved of a VM's memory, and its submissions that waited for memory in vain.
+/// Bytes moved of a VM's memory, and its submissions that waited for memory unsuccessfully.
 pub(super) type Counts = BTreeMap<(String, String), (u64, u64)>;
 
-/// Returns what there is at a look, for the next.
+/// Returns the counts of a refresh, for comparison with the next.
 pub(super) fn counts(cards: &[CardMemory]) -> Counts {
     each(cards).map(|(card, vm)| ((card.card.clone(), vm.vm.clone()), count(vm))).collect()
 }
@@ -27,7 +27,7 @@ fn count(vm: &VmMemory) -> (u64, u64) {
     (vm.moved_out_bytes.saturating_add(vm.moved_in_bytes), vm.memory_denied)
 }
 
-/// One line for each VM.
+/// Returns one line for each VM.
 pub(super) fn lines(cards: &[CardMemory], before: &Counts) -> Vec<Line> {
     let line = |(card, vm): (&CardMemory, &VmMemory)| {
         let before = before.get(&(card.card.clone(), vm.vm.clone())).copied().unwrap_or_default();
@@ -71,14 +71,14 @@ fn state(card: &CardMemory, vm: &VmMemory, denied: u64) -> String {
     }
 }
 
-/// Renders what is left of a card, and what it has in the host.
+/// Renders the free memory of a card, and its memory in the host.
 pub(super) fn head(card: &CardMemory) -> String {
     let CardMemory { card: name, card_bytes, spare_bytes, host_used_bytes, host_budget_bytes, .. } = card;
     let host = format!("{} of {}", mib(*host_used_bytes), mib(*host_budget_bytes));
     format!("{name}: {}, spare {}; host memory {host}", mib(*card_bytes), mib(*spare_bytes))
 }
 
-/// All virtual machines.
+/// Returns all virtual machines.
 fn each(cards: &[CardMemory]) -> impl Iterator<Item = (&CardMemory, &VmMemory)> {
     cards.iter().flat_map(|card| card.vms.iter().map(move |vm| (card, vm)))
 }

@@ -16,10 +16,10 @@ pub(super) const TABLE: Table = Table {
     numbers: &[3, 4, 5, 6, 7, 8],
 };
 
-/// Submissions of a VM to an engine that were started, and how long they waited together, in ns.
+/// Started submissions of a VM to an engine, and their total wait, in ns.
 pub(super) type Waits = BTreeMap<(String, String, Engine), (u64, u64)>;
 
-/// Returns what there is at a look, for the next.
+/// Returns the waits of a refresh, for comparison with the next.
 pub(super) fn waits(cards: &[CardScheduler]) -> Waits {
     let each = each(cards).map(|(card, vm, engine, used)| {
         ((card.card.clone(), vm.vm.clone(), engine), (used.wait.count, used.wait.sum_ns))
@@ -27,7 +27,7 @@ pub(super) fn waits(cards: &[CardScheduler]) -> Waits {
     each.collect()
 }
 
-/// Mean wait since the look before, or altogether when there was none.
+/// Returns the mean wait since the previous refresh, or overall without one.
 fn wait(before: &Waits, card: &CardScheduler, vm: &VmShare, engine: Engine, used: &VmEngine) -> String {
     let before = before.get(&(card.card.clone(), vm.vm.clone(), engine)).copied().unwrap_or_default();
     let since = used.wait.count.checked_sub(before.0).zip(used.wait.sum_ns.checked_sub(before.1));
@@ -36,7 +36,7 @@ fn wait(before: &Waits, card: &CardScheduler, vm: &VmShare, engine: Engine, used
     sum.checked_div(count).map_or_else(|| NOTHING.to_owned(), duration)
 }
 
-/// One line for each engine that a VM uses.
+/// Returns one line for each engine that a VM uses.
 pub(super) fn lines(cards: &[CardScheduler], before: &Waits) -> Vec<Line> {
     let line = |(card, vm, engine, used): (&CardScheduler, &VmShare, Engine, &VmEngine)| Line {
         cells: vec![
@@ -60,7 +60,7 @@ pub(super) fn lines(cards: &[CardScheduler], before: &Waits) -> Vec<Line> {
     each(cards).filter(|(_, _, engine, used)| used.arrived > 0 || *engine == Engine::Compute).map(line).collect()
 }
 
-/// A card's policy, and how busy its engines are.
+/// Returns a card's policy, and how busy its engines are.
 pub(super) fn head(card: &CardScheduler) -> String {
     let engines =
         card.engines.iter().map(|(engine, used)| format!("{} {}", engine.name(), percent(used.busy_permille)));
@@ -69,7 +69,7 @@ pub(super) fn head(card: &CardScheduler) -> String {
     format!("{name}: {}; busy: {busy}; queued {queued}, on the card {in_flight}", settings.policy.name())
 }
 
-/// All virtual machines with each engine.
+/// Returns all virtual machines with each engine.
 fn each(cards: &[CardScheduler]) -> impl Iterator<Item = (&CardScheduler, &VmShare, Engine, &VmEngine)> {
     let vms = cards.iter().flat_map(|card| card.vms.iter().map(move |vm| (card, vm)));
     vms.flat_map(|(card, vm)| vm.engines.iter().map(move |(engine, used)| (card, vm, *engine, used)))

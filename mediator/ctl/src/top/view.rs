@@ -13,20 +13,20 @@ use crate::output::{self, scheduler};
 /// The columns of a table.
 pub(super) struct Table {
     pub(super) heads: &'static [&'static str],
-    /// On the screen.
+    /// Widths on the screen.
     pub(super) widths: &'static [u16],
-    /// Columns of numbers.
+    /// Columns that contain numbers.
     pub(super) numbers: &'static [usize],
 }
 
-/// Look of a line.
+/// Style of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
-    /// As all others.
+    /// The normal style.
     Good,
-    /// There is something to know.
+    /// The operator should know about it.
     Odd,
-    /// There is something to do.
+    /// The operator should act.
     Bad,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Line {
     pub(super) tone: Tone,
 }
 
-/// Table that is on the screen.
+/// The table on the screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Page {
     #[default]
@@ -49,17 +49,17 @@ enum Page {
 #[derive(Debug, Default)]
 pub(super) struct View {
     look: Look,
-    /// Waits at the last look.
+    /// Waits at the last refresh.
     waits: time::Waits,
     counts: memory::Counts,
     page: Page,
-    /// Why the last look brought nothing.
+    /// Why the last refresh failed.
     error: Option<String>,
     scroll: TableState,
 }
 
 impl View {
-    /// Takes what a look has brought.
+    /// Shows the results of a refresh.
     pub(super) fn show(&mut self, look: Look) {
         let before = std::mem::replace(&mut self.look, look);
         self.error = None;
@@ -67,12 +67,12 @@ impl View {
         self.counts = memory::counts(&before.memories);
     }
 
-    /// A look has brought nothing.
+    /// Notes that a refresh has failed.
     pub(super) fn fail(&mut self, error: String) {
         self.error = Some(error);
     }
 
-    /// Shows the other table.
+    /// Switches to the other table.
     pub(super) fn turn_over(&mut self) {
         self.page = match self.page {
             Page::Time => Page::Memory,
@@ -93,7 +93,7 @@ impl View {
         }
     }
 
-    /// Both tables as text, for what is no terminal.
+    /// Returns both tables as text, for output that is not a terminal.
     pub(super) fn text(&self) -> String {
         if self.look.schedulers.is_empty() {
             return scheduler::cards(&[]);
@@ -107,7 +107,7 @@ impl View {
         text.join("\n")
     }
 
-    /// Draws the table that is chosen.
+    /// Draws the selected table.
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>) {
         let (heads, table, lines) = self.table(self.page);
         let count = u16::try_from(heads.len()).unwrap_or(u16::MAX);
@@ -252,7 +252,7 @@ mod tests {
         let bad = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
         view.fail("no\x1b]0;x\x07".to_owned());
         assert!(!screen(&mut view, 6).join("\n").chars().any(bad));
-        // Files and pipes get it through `Form::shown`, heads as well.
+        // Files and pipes get it through `Form::shown`, headings as well.
         assert!(!crate::Form::Table.shown(&view.text()).chars().any(bad));
     }
 
