@@ -1,4 +1,4 @@
-//! Rules that a configuration must keep beyond the types of its values.
+//! Rules that a configuration must follow in addition to the types of its values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,21 +14,21 @@ pub mod place;
 
 /// Longest name of a card or a virtual machine, in bytes.
 pub const MAX_NAME: usize = 63;
-/// Longest path of a UNIX socket, in bytes.
+/// Maximum length of the path of a UNIX socket, in bytes.
 pub(crate) const MAX_SOCKET_PATH: usize = 107;
 /// Channels of a card; a virtual machine cannot have more.
 pub const MAX_CHANNELS: u32 = 128;
-/// Most virtual machines, a bound on threads and sockets.
+/// Maximum number of virtual machines, which bounds threads and sockets.
 pub const MAX_VMS: usize = 64;
-/// Most tenants, a bound on sockets and on what is said of them.
+/// Maximum number of tenants, which bounds sockets and the size of their status.
 pub const MAX_TENANTS: usize = 64;
 /// Longest limit for a channel without progress, in milliseconds: an hour.
 pub(crate) const MAX_HANG_LIMIT_MS: u64 = 3_600_000;
-/// Shortest such limit: a copy of a few hundred MiB takes that long.
+/// Shortest such limit: a copy of a few hundred MiB takes as long.
 pub(crate) const MIN_HANG_LIMIT_MS: u64 = 100;
-/// Largest rate of the time that work takes, in MHz or MiB per second: far above any card's, and far below overflow.
+/// Upper bound of the rates of a software card, in MHz or MiB per second: far above any card's, and far below overflow.
 pub(crate) const RATE_MAX: u64 = 1 << 32;
-/// Least VRAM with which a guest's driver comes up, in MiB.
+/// Minimum VRAM with which a guest's driver starts, in MiB.
 pub const MIN_VM_VRAM_MIB: u64 = 16;
 
 /// A key of the file: `table.field` or `table[index].field`.
@@ -36,7 +36,7 @@ pub const MIN_VM_VRAM_MIB: u64 = 16;
 pub struct Key {
     /// The table's name.
     pub table: &'static str,
-    /// Number of the table, counted from 0, when there may be several.
+    /// Number of the table, counted from 0, if several are possible.
     pub index: Option<usize>,
     /// The key in it; empty for the table as a whole.
     pub field: &'static str,
@@ -55,7 +55,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// A key, and what is wrong with its value and was expected.
+/// A key, and the mistake in its value with the expected value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// Place of the mistake.
@@ -92,7 +92,7 @@ impl Table<'_> {
 /// Checks that a card or a virtual machine may have this name.
 ///
 /// # Errors
-/// What is wrong and what was expected.
+/// The mistake, and the expected format.
 pub fn name_is_good(name: &str) -> Result<(), String> {
     let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
@@ -119,7 +119,7 @@ fn socket_path_is_good(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// All mistakes of a configuration.
+/// Returns all mistakes of a configuration.
 #[must_use]
 pub fn config(config: &Config) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
@@ -167,7 +167,8 @@ pub fn config(config: &Config) -> Vec<Mistake> {
     mistakes
 }
 
-/// Returns the folder of a socket if it has the name of the tenant or virtual machine, which has it for itself then.
+/// Returns the folder of a socket if it has the name of the tenant or virtual machine; the folder is then exclusive to
+/// it.
 #[must_use]
 pub fn own_folder<'a>(name: &str, socket: &'a Path, socket_dir: &Path) -> Option<&'a Path> {
     let folder = socket.parent().filter(|folder| folder.file_name().is_some_and(|own| own == name))?;
@@ -175,7 +176,7 @@ pub fn own_folder<'a>(name: &str, socket: &'a Path, socket_dir: &Path) -> Option
     (!socket_dir.starts_with(folder)).then_some(folder)
 }
 
-/// Returns the reason against a socket in a folder that another one has for itself: containers see all of such a folder.
+/// Returns the refusal of a socket in another's exclusive folder: containers see the whole folder.
 fn intrudes<'a>(
     (name, socket): (&str, &Path),
     mut others: impl Iterator<Item = (&'a str, PathBuf)>,
@@ -201,7 +202,7 @@ fn intrudes<'a>(
     ))
 }
 
-/// Returns all reasons against adding a tenant beside virtual machines, by their names, and `others`.
+/// Returns all reasons against adding a tenant to virtual machines, by their names, and `others`.
 #[must_use]
 pub fn tenant(
     tenant: &TenantSpec,
@@ -310,7 +311,7 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
             format!("{reserve} MiB of {} MiB, expected at least 1 and less than all", card.vram_mib),
         );
     }
-    // The layout's structures, the copying channels' page tables, and a guest's: each in chunks of their own.
+    // The layout's structures, the page tables of the copying channels, and those of a guest: each in separate chunks.
     let least = (4u64 << 10).div_ceil(card.chunk_kib.max(1)).saturating_add(2).saturating_mul(card.chunk_kib) >> 10;
     if card.memory.host_mib != 0 && reserve < least {
         let what = format!(
@@ -324,7 +325,7 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
             ("time.copy_mib_per_s", time.copy_mib_per_s, 1),
             ("time.shader_mhz", time.shader_mhz, 1),
             ("time.shader_mib_per_s", time.shader_mib_per_s, 1),
-            // None is "without bound".
+            // Zero means "without bound".
             ("time.bus_mib_per_s", time.bus_mib_per_s, 0),
         ]
     });
@@ -338,7 +339,7 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
     }
 }
 
-/// Returns all reasons against adding a virtual machine beside `others`.
+/// Returns all reasons against adding a virtual machine to `others`.
 #[must_use]
 pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
     let mut refusals = Vec::new();
@@ -480,7 +481,7 @@ fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(
     memory(vm, vram, card, beside, say);
 }
 
-/// Checks that all that the guest sees finds a place whenever it is used, where that is promised.
+/// Checks that the card can always hold all memory that the guest sees, if that is promised.
 fn memory(
     vm: &VmSpec,
     vram: u64,
@@ -526,13 +527,13 @@ fn memory(
     }
 }
 
-/// Crates that a log filter means by `mediator`.
+/// Crates that `mediator` stands for in a log filter.
 const MEDIATOR: [&str; 4] = ["mediatord", "owner", "vfio_card", "vgpu"];
 
-/// Checks a filter such as `info,mediator=debug`. `mediator` stands for all crates in the folder of that name.
+/// Parses a filter such as `info,mediator=debug`. `mediator` stands for all crates in the folder of that name.
 ///
 /// # Errors
-/// When it is none.
+/// When it is not a valid filter.
 pub fn parse_filter(filter: &str) -> Result<EnvFilter, ParseError> {
     let of_each = |directive: &str| match directive.strip_prefix("mediator=") {
         Some(level) => MEDIATOR.map(|name| format!("{name}={level}")).join(","),

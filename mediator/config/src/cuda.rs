@@ -18,29 +18,29 @@ pub struct CudaSpec {
     pub device: String,
     /// NVIDIA's library: a path, or a name for the loader.
     pub driver: PathBuf,
-    /// MiB of a chunk, the unit in which memory is given and moved.
+    /// MiB of a chunk, the unit of allocation and relocation.
     pub chunk_mib: u64,
-    /// MiB of host memory that are pinned before they are needed.
+    /// MiB of host memory that are pinned in advance.
     pub host_ready_mib: u64,
     /// Milliseconds of a slice of the card's time.
     pub slice_ms: u64,
-    /// Microseconds of work in flight of a tenant that is not alone.
+    /// Microseconds of work in flight of a tenant that competes with others.
     pub run_ahead_us: u32,
-    /// Treatment of processes that use the card past its owner, and of programs past their accounts.
+    /// Policy for processes that use the card without its owner, and for programs with memory outside their accounts.
     pub strangers: OnStranger,
-    /// MiB by which a process, and all of the card, may be beyond the accounts.
+    /// Tolerance in MiB between the accounts and the real use, of one process and of the whole card.
     pub margin_mib: u64,
 }
 
-/// Treatment of processes that use a CUDA card past its owner, as NVML tells, and of tenants' programs that have more of it past
-/// their accounts than the tenant may have.
+/// Policy for processes that use a CUDA card without its owner, as NVML reports, and for tenants' programs whose memory
+/// outside their accounts exceeds the tenant's limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnStranger {
     /// They are shown and logged.
     #[default]
     Report,
-    /// They are killed as well, where the daemon's user may.
+    /// They are killed as well, if the daemon's user has the right to.
     Kill,
 }
 
@@ -130,28 +130,28 @@ pub enum OnRemove {
 }
 
 impl TenantSpec {
-    /// The tenant that a `[[tenant]]` table describes.
+    /// Returns the tenant that a `[[tenant]]` table describes.
     ///
     /// # Errors
-    /// What is wrong with which key.
+    /// The key, and its mistake.
     pub fn from_table(table: &serde_json::Map<String, serde_json::Value>) -> Result<Self, String> {
         Self::deserialize(table).map_err(|error| error.to_string())
     }
 
-    /// With all keys that have a value, also those that were left out.
+    /// Returns it with all keys that have a value, including omitted ones.
     #[must_use]
     pub fn whole(&self, socket_dir: &Path) -> Self {
         let time = self.time.params(None).into();
         Self { time, socket: Some(self.socket_path(socket_dir)), ..self.clone() }
     }
 
-    /// Gives a tenant that names no card the one that has most room for it, of those that can have it beside `others`.
+    /// Assigns a tenant that names no card to the card with most room for it, among those that accept it with `others`.
     #[must_use]
     pub fn placed(mut self, cards: &[CardSpec], vms: &[&str], others: &[&TenantSpec]) -> Self {
         if !self.card.is_empty() {
             return self;
         }
-        // What is believed to be had of a card, in thousandths of it: as many times over as there are tenants.
+        // Memory that the tenants of a card see, in thousandths of the card: overcommit is possible.
         let load = |card: &CardSpec| {
             let there = others.iter().filter(|other| other.card == card.name).map(|other| other.vram_mib);
             there.fold(self.vram_mib, u64::saturating_add).saturating_mul(1000) / card.vram_mib.max(1)
@@ -161,7 +161,7 @@ impl TenantSpec {
             !card.drained && tenant(&here, cards, vms, others).is_empty()
         };
         let kind = |card: &&CardSpec| card.kind == CardKind::Cuda;
-        // Where none can, the first one says why.
+        // If none accepts it, the first one gives the reason.
         let found = cards.iter().filter(kind).filter(fits).min_by_key(|card| load(card));
         if let Some(card) = found.or(cards.iter().find(kind)) {
             self.card.clone_from(&card.name);
@@ -169,9 +169,9 @@ impl TenantSpec {
         self
     }
 
-    /// The socket's path: its own, or the one in the tenant's folder in `socket_dir`.
+    /// Returns the socket's path: its own, or the one in the tenant's folder in `socket_dir`.
     ///
-    /// The folder is the tenant's alone: containers mount it, and find the socket of the next owner in it.
+    /// The folder is exclusive to the tenant: containers mount it, and find the socket of the next owner in it.
     #[must_use]
     pub fn socket_path(&self, socket_dir: &Path) -> PathBuf {
         self.socket.clone().unwrap_or_else(|| socket_dir.join(TENANTS).join(&self.name).join("cuda.sock"))
@@ -179,14 +179,14 @@ impl TenantSpec {
 }
 
 impl CardSpec {
-    /// The keys of a CUDA card; the defaults where there is no such table.
+    /// Returns the keys of a CUDA card; the defaults without such a table.
     #[must_use]
     pub fn cuda(&self) -> CudaSpec {
         self.cuda.clone().unwrap_or_default()
     }
 }
 
-/// Mistakes of a card of `kind = "cuda"`: keys, and what is wrong with them.
+/// Returns the mistakes of a card of `kind = "cuda"`: each with its key.
 pub(super) fn card(card: &CardSpec) -> Vec<(&'static str, String)> {
     let cuda = card.cuda();
     let mut wrong = Vec::new();
@@ -220,7 +220,7 @@ pub(super) fn card(card: &CardSpec) -> Vec<(&'static str, String)> {
     wrong
 }
 
-/// Mistakes of a CUDA card's `memory` table.
+/// Returns the mistakes of a CUDA card's `memory` table.
 #[must_use]
 pub fn memory(card: &CardSpec) -> Vec<(&'static str, String)> {
     let memory = &card.memory;
@@ -243,7 +243,7 @@ pub fn memory(card: &CardSpec) -> Vec<(&'static str, String)> {
     wrong
 }
 
-/// Mistakes of a CUDA card's `scheduler` table: its time is given in turns of the whole card.
+/// Returns the mistakes of a CUDA card's `scheduler` table: its slices are of the whole card.
 #[must_use]
 pub fn scheduler(config: &sched::Config) -> Vec<(&'static str, String)> {
     let mut wrong = Vec::new();
@@ -274,7 +274,7 @@ pub fn scheduler(config: &sched::Config) -> Vec<(&'static str, String)> {
     wrong
 }
 
-/// Returns all reasons against a tenant beside virtual machines, by their names, and `others`.
+/// Returns all reasons against adding a tenant to virtual machines, by their names, and `others`.
 #[must_use]
 pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&TenantSpec]) -> Vec<Refusal> {
     let mut refusals = Vec::new();
@@ -391,7 +391,7 @@ mod tests {
             let tenant = tenant.placed(&config.cards, &[], &others);
             placed.push(tenant);
         }
-        // 40 % and 80 % of the two; then 80 % of each, of which the first is taken; then the other.
+        // 40 % and 80 % of the two; then 80 % of each, where the first one wins; then the other.
         assert_eq!(placed.iter().map(|tenant| tenant.card.as_str()).collect::<Vec<_>>(), ["h100", "h100", "small"]);
         let guarantee = |mib: u64| tenant("d", &format!("memory.guarantee_mib = {mib}\n"));
         assert_eq!(mistakes(&format!("{second}{}", guarantee(32768))), "");

@@ -1,7 +1,7 @@
-//! Labels: words of whoever places work, told again wherever a virtual machine or a tenant is shown.
+//! Labels: words of the system that places work, shown with each virtual machine or tenant.
 //!
-//! A key is the name of a label in the metrics, too, so it has only what Prometheus allows there. The daemon takes no meaning from
-//! them but that of [`LabelMatch`]: virtual machines look for each other by them.
+//! A key is also the name of a label in the metrics, so it has only characters that Prometheus allows there. The daemon
+//! uses labels only for [`LabelMatch`]: affinity between virtual machines.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,11 +10,11 @@ use std::str::FromStr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Most labels of one virtual machine or tenant.
+/// Maximum number of labels of one virtual machine or tenant.
 pub(crate) const MAX_LABELS: usize = 16;
 /// Longest key, in bytes.
 const MAX_KEY: usize = 32;
-/// Longest value, in bytes: the name of a Kubernetes object fits.
+/// Maximum length of a value, in bytes: the name of a Kubernetes object fits.
 const MAX_VALUE: usize = 253;
 
 /// A `labels` table: keys and values of whoever places work.
@@ -23,13 +23,13 @@ const MAX_VALUE: usize = 253;
 pub struct Labels(pub BTreeMap<String, String>);
 
 impl Labels {
-    /// Says whether there are none.
+    /// Returns true without labels.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The labels by key.
+    /// Returns the labels by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
@@ -37,7 +37,7 @@ impl Labels {
     /// Checks number, keys and values.
     ///
     /// # Errors
-    /// What is wrong and what was expected.
+    /// The mistake, and the expected value.
     pub fn check(&self) -> Result<(), String> {
         if self.0.len() > MAX_LABELS {
             return Err(format!("{} labels, expected at most {MAX_LABELS}", self.0.len()));
@@ -71,7 +71,7 @@ pub struct LabelMatch {
 }
 
 impl LabelMatch {
-    /// Says whether one of these labels is meant.
+    /// Returns true if one of these labels matches.
     pub(crate) fn is_among(&self, labels: &Labels) -> bool {
         let found = labels.0.get(&self.key);
         found.is_some_and(|found| self.value.as_ref().is_none_or(|value| value == found))

@@ -1,10 +1,12 @@
 //! The configuration file: cards, virtual machines, sockets.
 //!
-//! Parts: the types that the TOML file is read into (this file), [`check`] for what the types cannot say, [`place`] for the card of
-//! a virtual machine that names none, `rebalance` for when running ones change it, [`position`] for the line and the key of a mistake, [`profile`] for keys that several tables share by a name, [`patch`] for tables that are changed while the daemon runs, [`live`] for which keys can be.
-//! A virtual machine that is added while the daemon runs passes the same checks.
+//! Parts: the types of the TOML file (this file), [`check`] for rules beyond the types, [`place`] for the card of a
+//! virtual machine that names none, `rebalance` for automatic moves of running ones, [`position`] for the line and the
+//! key of a mistake, [`profile`] for named keys that several tables share, [`patch`] for tables that are changed while
+//! the daemon runs, [`live`] for the list of keys that can be changed. A virtual machine that is added while the daemon
+//! runs passes the same checks.
 //!
-//! What it does not do: open a card or a socket, or write the file.
+//! The crate does not open a card or a socket, or write the file.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -47,7 +49,7 @@ pub use vfio::ResetWay;
 /// Path of the configuration without `--config`.
 pub const DEFAULT_PATH: &str = "/etc/gpu-mediator.toml";
 
-/// The admin socket when nothing else is said, for the daemon as for `mediatorctl`.
+/// The default admin socket of both the daemon and `mediatorctl`.
 pub const DEFAULT_ADMIN_SOCKET: &str = "/run/gpu-mediator/admin.sock";
 
 /// A whole configuration file.
@@ -77,13 +79,13 @@ pub struct Config {
 pub struct DaemonSpec {
     /// Path of the admin socket.
     pub admin_socket: PathBuf,
-    /// Access rights of the admin socket. Only the daemon's user by default: who may connect, may do everything.
+    /// Access rights of the admin socket. Only the daemon's user by default: each client may do everything.
     pub admin_mode: SocketMode,
     /// User that owns the admin socket, by name or number.
     pub admin_owner: Option<String>,
     /// Group of the admin socket, by name or number.
     pub admin_group: Option<String>,
-    /// Path of the read-only socket, which takes `/metrics` and all other GETs; without it, there is none.
+    /// Path of the read-only socket, which accepts `/metrics` and all other GETs; without it, no such socket exists.
     pub read_socket: Option<PathBuf>,
     /// Access rights of the read-only socket.
     pub read_mode: SocketMode,
@@ -91,17 +93,17 @@ pub struct DaemonSpec {
     pub read_owner: Option<String>,
     /// Group of the read-only socket, by name or number.
     pub read_group: Option<String>,
-    /// Folder of the virtual machines' sockets that name no path.
+    /// Folder of the sockets of virtual machines that name no path.
     pub socket_dir: PathBuf,
-    /// Filter of the log, as `tracing` has it.
+    /// Filter of the log, in the syntax of `tracing`.
     pub log: String,
     /// Form of the log.
     pub log_format: LogFormat,
-    /// Folder in which is kept what was changed while the daemon ran; without it, nothing is.
+    /// Folder that stores changes made while the daemon ran; without it, they are lost.
     pub state_dir: Option<PathBuf>,
-    /// Policy by which a virtual machine that names no card gets one.
+    /// Policy that chooses a card for a virtual machine that names none.
     pub placement: Placement,
-    /// Moves of virtual machines from full cards to empty ones, by themselves; without it, there are none.
+    /// Automatic moves of virtual machines from full cards to empty ones; without it, none happen.
     pub rebalance: Option<RebalanceSpec>,
 }
 
@@ -137,14 +139,14 @@ pub enum LogFormat {
     Json,
 }
 
-/// Treatment of what one virtual machine's kernels leave in PGRAPH, before another's run there.
+/// Policy for residue of one virtual machine's kernels in PGRAPH, before another's run there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Residue {
     /// It is cleared.
     #[default]
     Clear,
-    /// It is kept: the next may read it.
+    /// It stays: the next may read it.
     Keep,
 }
 
@@ -154,12 +156,12 @@ pub enum Residue {
 pub struct CardSpec {
     /// Name by which virtual machines refer to it.
     pub name: String,
-    /// Kind of its carrier.
+    /// Kind of the card.
     pub kind: CardKind,
-    /// Takes no further virtual machine or tenant; those that are there stay.
+    /// Accepts no further virtual machine or tenant; present ones stay.
     #[serde(default)]
     pub drained: bool,
-    /// Address of the PCI function, of a card behind VFIO.
+    /// Address of the PCI function of a card behind VFIO.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<Address>,
     /// Way in which a card behind VFIO is reset.
@@ -177,16 +179,17 @@ pub struct CardSpec {
     /// MiB of VRAM that the mediator keeps for its own structures; virtual machines share the rest.
     #[serde(default)]
     pub reserve_mib: Option<u64>,
-    /// KiB of a chunk, the unit in which VRAM is given to virtual machines.
+    /// KiB of a chunk, the unit of VRAM allocation.
     #[serde(default = "default_chunk")]
     pub chunk_kib: u64,
-    /// Lets virtual machines be promised more VRAM than there is; a guest that uses memory when there is none is denied it.
+    /// Allows guarantees and sizes of virtual machines beyond the VRAM; a guest that uses memory when none is left is
+    /// denied it.
     #[serde(default)]
     pub overcommit: bool,
     /// Division of its memory.
     #[serde(default)]
     pub memory: CardMemory,
-    /// Treatment of what one virtual machine's kernels leave in PGRAPH's registers and shared memory.
+    /// Policy for residue of one virtual machine's kernels in PGRAPH's registers and shared memory.
     #[serde(default)]
     pub residue: Residue,
     /// Division of its time.
@@ -198,10 +201,10 @@ pub struct CardSpec {
     /// Time that work takes on a software card; without it, as long as the host needs.
     #[serde(default)]
     pub time: Option<TimeSpec>,
-    /// Lets a software card count how often its engines touch which part of memory.
+    /// Makes a software card count the accesses of its engines to each part of memory.
     #[serde(default)]
     pub profile: bool,
-    /// Gives the PCI function of a software card that is passed through a reset of its own.
+    /// Gives the PCI function of a software card that is passed through its own reset.
     #[serde(default)]
     pub flr: bool,
     /// Faults of a software card, for tests of recovery.
@@ -210,19 +213,19 @@ pub struct CardSpec {
 }
 
 impl CardSpec {
-    /// MiB that the mediator keeps for itself.
+    /// Returns the MiB that the mediator reserves for itself.
     #[must_use]
     pub fn reserve_mib(&self) -> u64 {
         self.reserve_mib.unwrap_or_else(|| (self.vram_mib / 8).clamp(8, 64))
     }
 
-    /// With all keys, also those that were left out.
+    /// Returns it with all keys, including omitted ones.
     #[must_use]
     pub fn whole(&self) -> Self {
         Self { reserve_mib: Some(self.reserve_mib()), ..self.clone() }
     }
 
-    /// MiB that virtual machines can have, all together.
+    /// Returns the MiB that all virtual machines share.
     #[must_use]
     pub fn shared_mib(&self) -> u64 {
         self.vram_mib.saturating_sub(self.reserve_mib())
@@ -245,7 +248,7 @@ fn default_chunk() -> u64 {
     2048
 }
 
-/// A carrier of a card.
+/// A kind of card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CardKind {
@@ -333,15 +336,15 @@ pub struct VmSpec {
     pub apart_from: Vec<LabelMatch>,
 }
 
-/// Channels of a virtual machine that says nothing else.
+/// Default number of channels of a virtual machine.
 pub(crate) const DEFAULT_CHANNELS: u32 = 32;
 
-/// Milliseconds that a channel may hold an engine without progress, when nothing else is said. Less than the 15 seconds
-/// after which nouveau itself gives a channel up, so that the guest is told why.
+/// Default of the milliseconds that a channel may hold an engine without progress. Less than the 15 seconds after which
+/// nouveau itself gives a channel up, so that the guest gets the reason.
 pub(crate) const DEFAULT_HANG_LIMIT_MS: u64 = channels::HANG_LIMIT_NS / 1_000_000;
 
 impl VmSpec {
-    /// A mediated virtual machine with defaults for all but these.
+    /// Creates a mediated virtual machine with defaults for all other keys.
     #[must_use]
     pub fn new(name: &str, card: &str, vram_mib: u64) -> Self {
         Self {
@@ -368,15 +371,15 @@ impl VmSpec {
         }
     }
 
-    /// The virtual machine that a `[[vm]]` table describes.
+    /// Returns the virtual machine that a `[[vm]]` table describes.
     ///
     /// # Errors
-    /// What is wrong with which key.
+    /// The key, and its mistake.
     pub fn from_table(table: &serde_json::Map<String, serde_json::Value>) -> Result<Self, String> {
         Self::deserialize(table).map_err(|error| error.to_string())
     }
 
-    /// With all keys that have a value, also those that were left out.
+    /// Returns it with all keys that have a value, including omitted ones.
     #[must_use]
     pub fn whole(&self, socket_dir: &Path) -> Self {
         Self {
@@ -388,20 +391,20 @@ impl VmSpec {
         }
     }
 
-    /// The socket's path: its own, or its name in `socket_dir`.
+    /// Returns the socket's path: its own, or its name in `socket_dir`.
     #[must_use]
     pub fn socket_path(&self, socket_dir: &Path) -> PathBuf {
         self.socket.clone().unwrap_or_else(|| socket_dir.join(format!("{}.sock", self.name)))
     }
 
-    /// Returns how long a channel may hold an engine without progress; `None` for ever.
+    /// Returns how long a channel may hold an engine without progress; `None` for no limit.
     #[must_use]
     pub fn hang_limit(&self) -> Option<Duration> {
         let limit = self.hang_limit_ms.unwrap_or(DEFAULT_HANG_LIMIT_MS);
         (limit != 0).then(|| Duration::from_millis(limit))
     }
 
-    /// Returns what it may have of the card's time.
+    /// Returns its share of the card's time.
     #[must_use]
     pub fn time_share(&self) -> sched::VgpuParams {
         self.time.params(self.hang_limit_ms)
@@ -443,7 +446,7 @@ impl Default for TimeShare {
 }
 
 impl From<sched::VgpuParams> for TimeShare {
-    /// With all keys. A limit of less than a millisecond, which no table can ask for, counts as one.
+    /// Sets all keys. A limit of less than a millisecond, which no table can express, counts as one.
     fn from(params: sched::VgpuParams) -> Self {
         let sched::VgpuParams { weight, guarantee_permille, cap_permille, class, max_run_ns, copies } = params;
         let max_run_ms = Some(max_run_ns.map_or(0, |ns| (ns / 1_000_000).max(1)));
@@ -452,7 +455,7 @@ impl From<sched::VgpuParams> for TimeShare {
 }
 
 impl TimeShare {
-    /// As the scheduler takes it.
+    /// Returns the share in the form for the scheduler.
     #[must_use]
     pub fn params(&self, hang_limit_ms: Option<u64>) -> sched::VgpuParams {
         let Self { weight, guarantee_permille, cap_permille, class, max_run_ms, copies } = *self;
@@ -473,7 +476,7 @@ pub enum Apertures {
     Remapped,
 }
 
-/// A mode of shadowing by its name.
+/// Serializes a mode of shadowing by its name.
 mod shadow {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -562,14 +565,14 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// When it cannot be read or has mistakes; all that can be told are told at once.
+    /// When it cannot be read or has mistakes; all mistakes that can be found are reported at once.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         Self::parse(&text, &path.display().to_string())
     }
 
-    /// Reads and checks the text of a file that is called `file` in messages.
+    /// Reads and checks the text of a file that is named `file` in messages.
     ///
     /// # Errors
     /// When it has mistakes.
@@ -578,7 +581,7 @@ impl Config {
             .map_err(|error| ConfigError::Mistakes(vec![position::describe(text, file, &error)]))?;
         let positions = position::Positions::new(text);
         let config = config.with_profiles(text).map_err(|(table, index, what)| {
-            // The mistake names its key itself unless that is the profile's.
+            // The mistake already names its key, except in a profile.
             let (field, what) = match what.strip_prefix("profile: ") {
                 Some(what) => ("profile", what.to_owned()),
                 None => ("", what),

@@ -1,29 +1,29 @@
-//! Keys that can be changed while what they belong to is there.
+//! Keys that can be changed while their object exists.
 
 /// Tables of a `[[vm]]` whose keys can be changed while the virtual machine works.
 const OF_VM: [&str; 2] = ["time", "memory"];
-/// Keys of a `[[tenant]]` that can be changed while its programs run, and tables of such.
+/// Keys, and tables of keys, of a `[[tenant]]` that can be changed while its programs run.
 const OF_TENANT: [&str; 4] = ["time", "memory", "on_stuck", "on_remove"];
-/// Keys of a `[[card]]` that can be changed while the daemon runs, and tables of such.
+/// Keys, and tables of keys, of a `[[card]]` that can be changed while the daemon runs.
 const OF_CARD: [&str; 3] = ["drained", "scheduler", "memory"];
 
 fn within(key: &str, tables: &[&str]) -> bool {
     tables.iter().any(|table| key.strip_prefix(table).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
 }
 
-/// Returns whether a key of a virtual machine, named by its path, can be changed while it works.
+/// Returns true if a key of a virtual machine, given as a path, can be changed while it works.
 #[must_use]
 pub fn of_vm(key: &str) -> bool {
     within(key, &OF_VM)
 }
 
-/// Returns whether a key of a tenant, named by its path, can be changed while its programs run.
+/// Returns true if a key of a tenant, given as a path, can be changed while its programs run.
 #[must_use]
 pub fn of_tenant(key: &str) -> bool {
     within(key, &OF_TENANT)
 }
 
-/// Returns whether a key of a card, named by its path, can be changed while the daemon runs.
+/// Returns true if a key of a card, given as a path, can be changed while the daemon runs.
 #[must_use]
 pub fn of_card(key: &str) -> bool {
     within(key, &OF_CARD)

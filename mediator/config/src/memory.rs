@@ -1,4 +1,4 @@
-//! Settings of memory: what a card's is to hold, and what a virtual machine may have of it.
+//! Settings of memory: of a card, and of a virtual machine on it.
 
 use std::time::Duration;
 
@@ -95,10 +95,10 @@ impl Default for CardMemory {
 }
 
 impl CardMemory {
-    /// Longest time that a key may say, in ms.
+    /// Maximum of a key that is a time, in ms.
     pub(crate) const MS_MAX: u64 = 3_600_000;
 
-    /// Returns what of it cannot be so: the key, and what is wrong.
+    /// Returns the invalid settings: each key, and its mistake.
     #[must_use]
     pub fn check(&self, chunk_kib: u64, shared_mib: u64) -> Vec<(&'static str, String)> {
         let mut wrong = Vec::new();
@@ -150,7 +150,7 @@ impl CardMemory {
         wrong
     }
 
-    /// Most MiB of host memory: what the card can address beside guests' RAM.
+    /// Maximum MiB of host memory: the card's address space without guests' RAM.
     pub(crate) const HOST_MIB_MAX: u64 = 512 << 10;
 }
 
@@ -205,18 +205,18 @@ pub struct RamSpec {
 impl RamSpec {
     /// MiB of bus addresses that all virtual machines of a card have together.
     pub(crate) const ALL_MIB: u64 = 896 << 10;
-    /// MiB at most, when nothing else is said.
+    /// Default maximum, in MiB.
     pub(crate) const QUOTA_MIB: u64 = 164 << 10;
-    /// MiB for which there are bus addresses, when nothing else is said.
+    /// Default of the MiB with guaranteed bus addresses.
     pub(crate) const GUARANTEE_MIB: u64 = 4 << 10;
 
-    /// Returns whether nothing is said.
+    /// Returns true if no key is set.
     #[must_use]
     pub(crate) fn is_silent(&self) -> bool {
         *self == Self::default()
     }
 
-    /// With what the card says where nothing is said.
+    /// Returns it with the card's settings for keys that are not set.
     #[must_use]
     pub fn on(&self, card: &CardMemory) -> Self {
         let card = card.ram;
@@ -229,7 +229,7 @@ impl RamSpec {
         }
     }
 
-    /// Returns what of it cannot be so, whatever the card: the key, and what is wrong.
+    /// Returns the settings that are invalid for every card: each key, and its mistake.
     #[must_use]
     pub fn check(&self) -> Vec<(&'static str, String)> {
         let sizes = [
@@ -255,7 +255,7 @@ impl RamSpec {
 }
 
 impl VmMemory {
-    /// Returns whether nothing is said.
+    /// Returns true if no key is set.
     #[must_use]
     pub(crate) fn is_silent(&self) -> bool {
         *self == Self::default()
@@ -263,24 +263,24 @@ impl VmMemory {
 
     /// The largest weight.
     pub const WEIGHT_MAX: u32 = 10_000;
-    /// Milliseconds that work waits under `queue`, when nothing else is said. Less than the 15 seconds after which nouveau
-    /// itself gives a channel up.
+    /// Default of the milliseconds that work waits under `queue`. Less than the 15 seconds after which nouveau itself
+    /// gives a channel up.
     pub(crate) const QUEUE_MS: u64 = 5_000;
 
-    /// Returns what happens when the card has no memory for the virtual machine.
+    /// Returns the policy for when the card has no memory for the virtual machine.
     #[must_use]
     pub fn policy(&self, card: &CardSpec) -> OnFull {
         self.on_full.unwrap_or(if card.memory.host_mib == 0 { OnFull::Queue } else { OnFull::Swap })
     }
 
-    /// MiB of the card that are sure for a guest that sees `vram` MiB.
+    /// Returns the MiB of the card that are guaranteed to a guest that sees `vram` MiB.
     #[must_use]
     pub(crate) fn guaranteed_mib(&self, vram: u64, card: &CardSpec) -> u64 {
         let quota = self.quota_mib.unwrap_or(vram).min(vram);
         self.guarantee_mib.map_or(if card.overcommit { 0 } else { quota }, |mib| mib.min(vram))
     }
 
-    /// MiB of a guest that sees `vram` MiB for which there must be host memory.
+    /// Returns the MiB of a guest that sees `vram` MiB that need host memory.
     #[must_use]
     pub(crate) fn swapped_mib(&self, vram: u64, card: &CardSpec) -> u64 {
         if self.policy(card) == OnFull::Swap { vram.saturating_sub(self.guaranteed_mib(vram, card)) } else { 0 }
@@ -292,7 +292,7 @@ impl VmMemory {
         Duration::from_millis(self.queue_ms.unwrap_or(Self::QUEUE_MS))
     }
 
-    /// Limits in chunks of a card, of a guest that sees `vram` MiB.
+    /// Returns the limits of a guest that sees `vram` MiB, in chunks of a card.
     #[must_use]
     pub fn limits(&self, vram: u64, card: &CardSpec) -> Limits {
         let chunks = |mib: u64| u32::try_from(mib.saturating_mul(1024) / card.chunk_kib.max(1)).unwrap_or(u32::MAX);
@@ -305,7 +305,7 @@ impl VmMemory {
         }
     }
 
-    /// Returns what of it cannot be so, whatever the card: the key, and what is wrong.
+    /// Returns the invalid settings on this card: each key, and its mistake.
     #[must_use]
     pub fn check(&self, card: &CardSpec) -> Vec<(&'static str, String)> {
         let mut wrong = Vec::new();
@@ -342,7 +342,7 @@ impl VmMemory {
     }
 }
 
-/// A setting that has a name.
+/// Serializes a setting that has a name.
 mod by_name {
     use std::fmt::Display;
     use std::str::FromStr;
@@ -359,7 +359,7 @@ mod by_name {
     }
 }
 
-/// The same, where it may be left out.
+/// The same for an optional setting.
 mod by_name_if_any {
     use std::fmt::Display;
     use std::str::FromStr;

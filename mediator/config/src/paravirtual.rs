@@ -1,4 +1,4 @@
-//! The `[vm.paravirtual]` table: what a guest's driver that knows the mediator may ask of it.
+//! The `[vm.paravirtual]` table: the paravirtual interface of a guest, and its limits.
 
 use super::check::name_is_good;
 use schemars::JsonSchema;
@@ -26,10 +26,10 @@ impl Default for Paravirtual {
 }
 
 impl Paravirtual {
-    /// The most that tables or segments may take, in MiB.
+    /// Maximum size of tables or segments, in MiB.
     pub(crate) const MIB_MAX: u64 = 1024;
 
-    /// Returns what is wrong with which key.
+    /// Returns the invalid keys, each with its mistake.
     pub(super) fn check(&self) -> Vec<(&'static str, String)> {
         let mut wrong = Vec::new();
         for (key, mib, least) in

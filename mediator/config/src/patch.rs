@@ -1,7 +1,7 @@
 //! Tables that are changed while the daemon runs: some keys get new values, the others stay.
 //!
-//! A key is named by its path, `band.period_ns`; what is compared are the values at the ends of paths, and a key that a table
-//! leaves out counts as null.
+//! A key is named by its path, `band.period_ns`. Comparisons are of the values at the ends of paths, and a key that a
+//! table omits counts as null.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// `current` with the keys of `patch` instead of its own; tables within it are changed in the same way.
+/// Returns `current` with the keys of `patch` replaced; nested tables are changed in the same way.
 ///
 /// # Errors
-/// When `patch` has a key that there is not, or a value of another type: `KEY: what is wrong, what was expected`.
+/// When `patch` has an unknown key, or a value of another type: `KEY: what is wrong, what was expected`.
 pub fn patched<T: Serialize + DeserializeOwned>(current: &T, patch: &Map<String, Value>) -> Result<T, String> {
     let mut whole = serde_json::to_value(current).map_err(|error| error.to_string())?;
-    // One key at a time, so that a mistake is told with its key.
+    // One key at a time, so that a mistake is reported with its key.
     for (path, value) in leaves(patch) {
         *place(&mut whole, &path) = value;
         T::deserialize(&whole).map_err(|error| format!("{}: {error}", path.join(".")))?;
@@ -23,7 +23,7 @@ pub fn patched<T: Serialize + DeserializeOwned>(current: &T, patch: &Map<String,
     T::deserialize(whole).map_err(|error| error.to_string())
 }
 
-/// All values that are no tables with keys, each with its path.
+/// Returns all values except tables with keys, each with its path.
 fn leaves(patch: &Map<String, Value>) -> Vec<(Vec<String>, Value)> {
     let mut leaves = Vec::new();
     for (key, value) in patch {
@@ -40,7 +40,7 @@ fn leaves(patch: &Map<String, Value>) -> Vec<(Vec<String>, Value)> {
     leaves
 }
 
-/// Returns where a path leads; what is no table on the way becomes one.
+/// Returns the value at a path; values on the way that are not tables become tables.
 fn place<'a>(mut at: &'a mut Value, path: &[String]) -> &'a mut Value {
     for key in path {
         if !at.is_object() {
@@ -51,10 +51,10 @@ fn place<'a>(mut at: &'a mut Value, path: &[String]) -> &'a mut Value {
     at
 }
 
-/// A table as JSON.
+/// Converts a table to JSON.
 ///
 /// # Errors
-/// When it is no table, or has a value that JSON has not.
+/// When it is not a table, or has a value that JSON cannot express.
 pub fn table(of: &impl Serialize) -> Result<Map<String, Value>, String> {
     match serde_json::to_value(of) {
         Ok(Value::Object(table)) => Ok(table),
@@ -63,10 +63,10 @@ pub fn table(of: &impl Serialize) -> Result<Map<String, Value>, String> {
     }
 }
 
-/// `current` with other values at the ends of some paths.
+/// Returns `current` with other values at the ends of some paths.
 ///
 /// # Errors
-/// As [`patched`].
+/// Those of [`patched`].
 pub fn with<T: Serialize + DeserializeOwned>(current: &T, values: &BTreeMap<String, Value>) -> Result<T, String> {
     let mut patch = Value::Object(Map::new());
     for (path, value) in values {
@@ -79,7 +79,7 @@ pub fn with<T: Serialize + DeserializeOwned>(current: &T, values: &BTreeMap<Stri
     }
 }
 
-/// The value at the end of a path; null when there is none.
+/// Returns the value at the end of a path; null without one.
 #[must_use]
 pub fn value(table: &Map<String, Value>, path: &str) -> Value {
     let mut keys = path.split('.');
@@ -87,7 +87,7 @@ pub fn value(table: &Map<String, Value>, path: &str) -> Value {
     keys.fold(first, |at, key| at?.get(key)).cloned().unwrap_or(Value::Null)
 }
 
-/// A key whose value is not the same in two tables.
+/// A key whose value differs between two tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Its path.
@@ -98,10 +98,10 @@ pub struct Difference {
     pub to: Value,
 }
 
-/// The keys whose values differ, by path.
+/// Returns the keys whose values differ, by path.
 #[must_use]
 pub fn differences(from: &Map<String, Value>, to: &Map<String, Value>) -> Vec<Difference> {
-    // A table without keys, as one is written whose keys are all left out, has no values.
+    // A table without keys, as written if all its keys are omitted, has no values.
     let filled = |(_, value): &(_, Value)| value.as_object().is_none_or(|table| !table.is_empty());
     let named = |(path, value): (Vec<String>, Value)| (path.join("."), value);
     let flat = |table| leaves(table).into_iter().filter(filled).map(named).collect();
@@ -113,7 +113,7 @@ pub fn differences(from: &Map<String, Value>, to: &Map<String, Value>) -> Vec<Di
             found.insert(key, (from, to));
         }
     }
-    // What is left has no counterpart.
+    // The remaining values have no counterpart.
     found.extend(from.into_iter().filter(|(_, from)| !from.is_null()).map(|(key, from)| (key, (from, Value::Null))));
     found.into_iter().map(|(key, (from, to))| Difference { key, from, to }).collect()
 }
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(shown, ["band.wait_ns 500000 0", "strikes 7 3"]);
         let back = found.into_iter().map(|one| (one.key, one.from)).collect();
         assert_eq!(table(&with(&other, &back).unwrap()).unwrap(), current);
-        // Left out is null, on either side.
+        // An omitted key is null, on either side.
         let share = |max_run_ms| table(&crate::TimeShare { max_run_ms, ..Default::default() }).unwrap();
         let (none, some) = (share(None), share(Some(5)));
         let shown =

@@ -1,4 +1,4 @@
-//! From a mistake to the line and the key in the file, and back.
+//! Converts between a mistake, and the line and the key in the file.
 
 use std::ops::Range;
 
@@ -7,20 +7,20 @@ use toml::de::{DeTable, DeValue};
 
 use super::check::{Key, Mistake};
 
-/// The places of all keys of a file.
+/// The positions of all keys of a file.
 pub struct Positions<'a> {
     text: &'a str,
     tree: Option<Spanned<DeTable<'a>>>,
 }
 
 impl<'a> Positions<'a> {
-    /// Parses `text` for the places of its keys.
+    /// Parses `text` for the positions of its keys.
     #[must_use]
     pub fn new(text: &'a str) -> Self {
         Self { text, tree: DeTable::parse(text).ok() }
     }
 
-    /// One line for a mistake: `FILE:LINE:COLUMN: KEY: what`.
+    /// Returns one line for a mistake: `FILE:LINE:COLUMN: KEY: what`.
     #[must_use]
     pub fn describe(&self, file: &str, mistake: &Mistake) -> String {
         let Mistake { key, what } = mistake;
@@ -30,7 +30,7 @@ impl<'a> Positions<'a> {
         }
     }
 
-    /// The value of a key, or the table that lacks it.
+    /// Returns the span of a key's value, or of the table that lacks it.
     fn find(&self, key: &Key) -> Option<Range<usize>> {
         let table = self.tree.as_ref()?.get_ref().get(key.table)?;
         let table = match (table.get_ref(), key.index) {
@@ -47,7 +47,7 @@ impl<'a> Positions<'a> {
         Some(place.span())
     }
 
-    /// The path of the innermost key whose place contains `span`.
+    /// Returns the path of the innermost key that contains `span`.
     fn key_at(&self, span: &Range<usize>) -> Option<String> {
         let mut path = String::new();
         in_table(self.tree.as_ref()?.get_ref(), span, &mut path);
@@ -91,8 +91,7 @@ fn in_value(value: &Spanned<DeValue<'_>>, span: &Range<usize>, path: &mut String
     }
 }
 
-/// Returns whether anything inside of a table or an array contains the span: the span of a `[table]` is its header
-/// only.
+/// Returns true if a value inside a table or an array contains the span: the span of a `[table]` is its header only.
 fn reaches(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
     match value.get_ref() {
         DeValue::Table(table) => table
@@ -103,7 +102,7 @@ fn reaches(value: &Spanned<DeValue<'_>>, span: &Range<usize>) -> bool {
     }
 }
 
-/// One line for an error of the parser: `FILE:LINE:COLUMN: KEY: what`.
+/// Returns one line for an error of the parser: `FILE:LINE:COLUMN: KEY: what`.
 #[must_use]
 pub fn describe(text: &str, file: &str, error: &toml::de::Error) -> String {
     let what = error.message().replace("unknown field", "unknown key").replace("missing field", "missing key");
@@ -117,7 +116,7 @@ pub fn describe(text: &str, file: &str, error: &toml::de::Error) -> String {
     }
 }
 
-/// Line and column of a byte, both counted from 1, columns in characters.
+/// Returns line and column of a byte, both counted from 1, columns in characters.
 fn line_column(text: &str, byte: usize) -> String {
     let before = text.get(..byte).unwrap_or(text);
     let line = before.matches('\n').count() + 1;

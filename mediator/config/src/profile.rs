@@ -1,8 +1,8 @@
-//! Named profiles: what vGPU users call a type. A `[[vm]]` or `[[tenant]]` table that names one has its keys where it says
-//! nothing itself.
+//! Named profiles, which vGPU users call types. A `[[vm]]` or `[[tenant]]` table that names a profile takes from it the
+//! keys that the table does not set.
 //!
-//! A profile is put under a table before that is read, so that what is added has all its keys and no profile is asked later:
-//! who changes a profile changes what is made from it from then on, and nothing that is there.
+//! A profile is merged into a table before the table is read, so that an added object has all its keys and the profile
+//! is not consulted later: a change of a profile applies to objects created afterwards, not to existing ones.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use super::check::{Key, Mistake};
 use super::patch::table;
 use super::{CardKind, CardSpec, Config, DaemonSpec, TenantSpec, VmMemory, VmSpec, check};
 
-/// Most profiles, a bound on what is said of them.
+/// Maximum number of profiles, which bounds the size of their status.
 pub(crate) const MAX_PROFILES: usize = 64;
 /// The key of a `[[vm]]` or `[[tenant]]` table that names its profile.
 const KEY: &str = "profile";
@@ -69,7 +69,7 @@ impl ProfileTime {
     }
 }
 
-/// Kind of what is made from a profile.
+/// Kind of object that is created from a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
     /// A virtual machine.
@@ -79,7 +79,7 @@ pub enum Of {
 }
 
 impl ProfileSpec {
-    /// The keys that it gives a table.
+    /// Returns the keys that it adds to a table.
     fn keys(&self, of: Of) -> Result<Map<String, Value>, String> {
         let (mut memory, mut time) = (self.memory.clone(), self.time);
         memory.weight = memory.weight.or(self.weight);
@@ -103,7 +103,7 @@ impl ProfileSpec {
         Ok(keys)
     }
 
-    /// A virtual machine of it on a card.
+    /// Creates a virtual machine from it on a card.
     #[must_use]
     pub fn vm(&self, name: &str, card: &str) -> Option<VmSpec> {
         let keys = [("name", name), ("card", card), (KEY, &self.name)];
@@ -111,7 +111,7 @@ impl ProfileSpec {
         VmSpec::from_table(&expanded(&keys, std::slice::from_ref(self), Of::Vm).ok()?).ok()
     }
 
-    /// A tenant of it on a card.
+    /// Creates a tenant from it on a card.
     #[must_use]
     pub fn tenant(&self, name: &str, card: &str) -> Option<TenantSpec> {
         let keys = [("name", name), ("card", card), (KEY, &self.name)];
@@ -119,7 +119,7 @@ impl ProfileSpec {
         TenantSpec::from_table(&expanded(&keys, std::slice::from_ref(self), Of::Tenant).ok()?).ok()
     }
 
-    /// Says why a card cannot have one more of it beside those that are there; nothing if it can.
+    /// Returns why a card has no room for one more of it, given the present ones; `None` if it has.
     #[must_use]
     pub fn lacks(
         &self,
@@ -144,16 +144,16 @@ impl ProfileSpec {
             self.vm(&name, &card.name).map(|vm| check::vm(&vm, daemon, cards, &others))
         };
         let Some(refusals) = refusals else { return Some("its keys are wrong".to_owned()) };
-        // Name and socket are not the profile's.
+        // Name and socket do not depend on the profile.
         let refusal = refusals.into_iter().find(|refusal| !["name", "socket"].contains(&refusal.field));
         refusal.map(|refusal| format!("{}: {}", refusal.field, refusal.what))
     }
 }
 
-/// A table with the keys of the profile that it names, if it names one. Its own keys go first.
+/// Returns a table with the keys of the profile that it names, if any. Its own keys take precedence.
 ///
 /// # Errors
-/// There is no such profile, or the name is no text.
+/// When no profile has the name, or the name is not text.
 pub fn expanded(table: &Map<String, Value>, profiles: &[ProfileSpec], of: Of) -> Result<Map<String, Value>, String> {
     let Some(name) = table.get(KEY).filter(|name| !name.is_null()) else { return Ok(table.clone()) };
     let name = name.as_str().ok_or_else(|| format!("profile: {name}, expected the name of a profile"))?;
@@ -168,7 +168,7 @@ pub fn expanded(table: &Map<String, Value>, profiles: &[ProfileSpec], of: Of) ->
     Ok(whole)
 }
 
-/// Puts `over` over `under`, table by table. What is null says nothing.
+/// Merges `over` over `under`, table by table. Nulls are ignored.
 fn merge(under: &mut Map<String, Value>, over: &Map<String, Value>) {
     for (key, value) in over {
         match (under.get_mut(key), value) {
@@ -182,7 +182,7 @@ fn merge(under: &mut Map<String, Value>, over: &Map<String, Value>) {
 }
 
 impl Config {
-    /// Puts profiles under the tables of a file that name one, and gives virtual machines that name no card one.
+    /// Merges profiles into the tables of a file that name one, and assigns a card to virtual machines that name none.
     ///
     /// # Errors
     /// The table that cannot be read: its name, its number, and why.
@@ -215,7 +215,7 @@ impl Config {
     }
 }
 
-/// All mistakes of a configuration's profiles.
+/// Returns all mistakes of a configuration's profiles.
 pub(super) fn mistakes(config: &Config) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
     if config.profiles.len() > MAX_PROFILES {

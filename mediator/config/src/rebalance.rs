@@ -1,18 +1,18 @@
-//! The `[daemon.rebalance]` table: when virtual machines move from full cards to empty ones by themselves.
+//! The `[daemon.rebalance]` table: automatic moves of virtual machines from full cards to empty ones.
 
 use serde::{Deserialize, Serialize};
 
-/// A `[daemon.rebalance]` table. Where there is none, no virtual machine moves by itself.
+/// A `[daemon.rebalance]` table. Without it, virtual machines do not move automatically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RebalanceSpec {
-    /// Seconds between two looks at the cards.
+    /// Seconds between two checks of the cards.
     pub every_s: u64,
-    /// Difference between the fullest and the emptiest card that is too much, in percent of a card.
+    /// Minimum difference between the fullest and the emptiest card that causes a move, in percent of a card.
     pub above_percent: u64,
-    /// Looks in a row that must find such a difference before something moves.
+    /// Consecutive checks that must find such a difference before a move.
     pub for_rounds: u32,
-    /// Seconds for which a virtual machine that has moved stays where it is.
+    /// Seconds for which a virtual machine stays on a card after a move.
     pub rest_s: u64,
 }
 
@@ -23,7 +23,7 @@ impl Default for RebalanceSpec {
 }
 
 impl RebalanceSpec {
-    /// Returns the keys that are out of bounds, each with what was expected.
+    /// Returns the keys that are out of bounds, each with the expected values.
     pub(crate) fn check(&self) -> Vec<(&'static str, String)> {
         let Self { every_s, above_percent, for_rounds, rest_s } = *self;
         let bounds = [

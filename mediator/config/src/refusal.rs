@@ -7,19 +7,19 @@ pub enum RefusalKind {
     Invalid,
     /// No card has the name.
     UnknownCard,
-    /// Something else has the name, the socket or the card already.
+    /// Another object has the name, the socket or the card already.
     Conflict,
-    /// The card has not that much left.
+    /// The card has not enough left.
     Quota,
 }
 
 /// A reason against a virtual machine or a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The kind of trouble.
+    /// The kind of the refusal.
     pub kind: RefusalKind,
     /// The key.
     pub field: &'static str,
-    /// The mistake, and what was expected.
+    /// The mistake, and the expected value.
     pub what: String,
 }

@@ -25,28 +25,28 @@ pub struct TimeSpec {
     pub bus_mib_per_s: u64,
 }
 
-/// As a Quadro 6000.
+/// The rate of a Quadro 6000.
 const fn default_shader_mhz() -> u64 {
     1150
 }
 
-/// As a Quadro 6000: 144 GB/s.
+/// The rate of a Quadro 6000: 144 GB/s.
 const fn default_shader_mib_per_s() -> u64 {
     137_329
 }
 
-/// A `[[card.fault]]` table: operations of a software card's engine that go wrong.
+/// A `[[card.fault]]` table: operations of a software card's engine that fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct FaultSpec {
     /// The engine.
     pub engine: FaultEngine,
-    /// The mistake.
+    /// The kind of fault.
     pub kind: FaultKind,
-    /// Operations of the engine that go well before.
+    /// Successful operations of the engine before it.
     #[serde(default)]
     pub after: u32,
-    /// Operations that then go wrong.
+    /// Number of operations that then fail.
     #[serde(default = "one")]
     pub count: u32,
 }
@@ -67,7 +67,7 @@ pub enum FaultEngine {
     Copy1,
 }
 
-/// A mistake of an operation.
+/// A fault of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultKind {

@@ -1,4 +1,4 @@
-//! Cards behind VFIO: their keys, and which of a software card's keys they have not.
+//! Cards behind VFIO: their keys, and the keys of software cards that they lack.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,16 +8,16 @@ use super::{CardKind, CardSpec};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ResetWay {
-    /// The function's own reset if it has one, its units otherwise.
+    /// The function's own reset if it has one, a reset of its units otherwise.
     #[default]
     Auto,
-    /// The bus with all that is on it. Cards that need their VBIOS to run after that are lost until the host restarts.
+    /// The bus with all devices on it. Cards that need their VBIOS to run after that are lost until the host restarts.
     Bus,
-    /// Its units, by its registers.
+    /// Its units, through its registers.
     Units,
 }
 
-/// Mistakes of a card about VFIO, beside those that any card can have: keys, and what is wrong with them.
+/// Returns the mistakes of a card about VFIO, in addition to those of any card: each with its key.
 pub(super) fn card(card: &CardSpec, others: &[CardSpec]) -> Vec<(&'static str, String)> {
     let mut wrong = Vec::new();
     if card.kind != CardKind::Vfio {

@@ -1,7 +1,7 @@
-//! Placement: the card of a virtual machine that names none, and which virtual machines are never on one card.
+//! Placement: the card of a virtual machine that names none, and the rules that keep virtual machines apart.
 //!
-//! A card that is chosen here passes [`vm`](super::vm). What a card must have for a virtual machine is said there and nowhere else;
-//! here is only which of several it is.
+//! A card that is chosen here passes [`vm`](super::vm). Only that function states the requirements; this module chooses
+//! among several suitable cards.
 
 use std::cmp::Reverse;
 
@@ -9,20 +9,21 @@ use serde::{Deserialize, Serialize};
 
 use super::{CardKind, CardSpec, DaemonSpec, Refusal, RefusalKind, VmSpec};
 
-/// A policy by which a virtual machine that names no card gets one, of those that can have it.
+/// A policy that chooses a card for a virtual machine that names none, among the suitable cards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// The card of which most is promised to no one.
+    /// The card with most VRAM that is not guaranteed to a virtual machine.
     #[default]
     Room,
-    /// The fullest card: others stay empty as long as can be.
+    /// The fullest card: others stay empty as long as possible.
     Pack,
     /// The card with the fewest virtual machines, and of these the one with most room.
     Spread,
 }
 
-/// MiB that are sure to no one; of cards that promise nothing, MiB that virtual machines do not believe to have.
+/// MiB that are not guaranteed to a virtual machine; for a tie, rank by the MiB that virtual machines see, fewest
+/// first.
 type Room = (u64, u64);
 
 fn room(card: &CardSpec, others: &[&VmSpec]) -> Room {
@@ -34,7 +35,7 @@ fn room(card: &CardSpec, others: &[&VmSpec]) -> Room {
     (card.shared_mib().saturating_sub(sure), u64::MAX - seen)
 }
 
-/// Says why two virtual machines are never on one card; nothing if they may be.
+/// Returns why two virtual machines must not share a card; `None` if they may.
 pub(crate) fn apart(vm: &VmSpec, other: &VmSpec) -> Option<String> {
     let keeps_from = |one: &VmSpec, other: &VmSpec| {
         one.apart_from.iter().find(|label| label.is_among(&other.labels)).map(ToString::to_string)
@@ -46,7 +47,7 @@ pub(crate) fn apart(vm: &VmSpec, other: &VmSpec) -> Option<String> {
     Some(format!("VM `{}` is apart from `{label}`, a label of this one, and is", other.name))
 }
 
-/// Says that a card takes nobody new.
+/// Returns the refusal of a card that takes no new virtual machines and tenants.
 #[must_use]
 pub fn drained(card: &CardSpec) -> Option<Refusal> {
     let what = format!(
@@ -56,13 +57,13 @@ pub fn drained(card: &CardSpec) -> Option<Refusal> {
     card.drained.then_some(Refusal { kind: RefusalKind::Conflict, field: "card", what })
 }
 
-/// Says whether a virtual machine that another wants to be near to is on a card.
+/// Returns true if a virtual machine that `vm` has an affinity to is on a card.
 fn is_near(vm: &VmSpec, card: &CardSpec, others: &[&VmSpec]) -> bool {
     let there = others.iter().filter(|other| other.card == card.name && other.name != vm.name);
     there.into_iter().any(|other| vm.near.iter().any(|label| label.is_among(&other.labels)))
 }
 
-/// Says why a policy does not give a virtual machine a card; nothing if it may.
+/// Returns why a policy does not give a card to a virtual machine; `None` if it may.
 fn against(
     vm: &VmSpec,
     card: &CardSpec,
@@ -71,7 +72,7 @@ fn against(
     others: &[&VmSpec],
 ) -> Option<Refusal> {
     let here = VmSpec { card: card.name.clone(), ..vm.clone() };
-    // What is wrong with its name or its socket is told by itself, and is so on every card.
+    // Mistakes in its name or its socket are reported separately, and are the same on every card.
     let mut refusals = super::vm(&here, daemon, cards, others).into_iter();
     let refusal = refusals.find(|refusal| !["name", "socket"].contains(&refusal.field));
     if let Some(refusal) = refusal.or_else(|| drained(card)) {
@@ -82,22 +83,23 @@ fn against(
     (!is_near(vm, card, others)).then_some(Refusal { kind: RefusalKind::Conflict, field: "near", what })
 }
 
-/// Chooses one of `cards` for a virtual machine beside `others`, by the daemon's policy; whatever card it names counts for nothing.
+/// Chooses one of `cards` for a virtual machine, given `others`, with the daemon's policy; ignores the card that it
+/// names.
 #[must_use]
 pub fn chosen<'a>(vm: &VmSpec, daemon: &DaemonSpec, cards: &'a [CardSpec], others: &[&VmSpec]) -> Option<&'a CardSpec> {
     let fits = |card: &&CardSpec| against(vm, card, daemon, cards, others).is_none();
     let count = |card: &CardSpec| others.iter().filter(|other| other.card == card.name).count();
-    // Of equals, the first.
+    // The first of several equal ones.
     let fitting = cards.iter().rev().filter(fits);
     match daemon.placement {
         Placement::Room => fitting.max_by_key(|card| room(card, others)),
-        // A small card that is empty is not fuller than a large one that is not.
+        // An empty small card is not fuller than a used large one.
         Placement::Pack => fitting.max_by_key(|card| (count(card) > 0, Reverse(room(card, others)))),
         Placement::Spread => fitting.max_by_key(|card| (Reverse(count(card)), room(card, others))),
     }
 }
 
-/// Says why no card can have a virtual machine that names none, and what each lacks; nothing if one can.
+/// Returns why no card is suitable for a virtual machine that names none, with the reason of each; `None` if one is.
 #[must_use]
 pub fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Option<Refusal> {
     let mut kind = RefusalKind::Invalid;
@@ -116,7 +118,7 @@ pub fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&
 }
 
 impl VmSpec {
-    /// Gives a virtual machine that names no card the one that the policy says, of those that can have it beside `others`.
+    /// Assigns a virtual machine that names no card to the suitable card that the policy chooses, given `others`.
     #[must_use]
     pub fn placed(mut self, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Self {
         if self.card.is_empty()

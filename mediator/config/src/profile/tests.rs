@@ -24,7 +24,7 @@ fn a_table_has_the_keys_of_its_profile_where_it_says_nothing() {
     let config = read(&text).unwrap();
     let a = &config.vms[0];
     assert_eq!((a.vram_mib, a.channels, a.profile.as_deref()), (Some(448), Some(9), Some("half")));
-    // What it says holds, also where that is what would hold without a profile.
+    // A value in the table takes precedence, even if it equals the default.
     assert_eq!((a.time.weight, a.time.cap_permille, a.time.class), (100, 500, sched::LatencyClass::Interactive));
     assert_eq!((a.memory.weight, a.memory.guarantee_mib), (Some(300), Some(448)));
     let tenant = &config.tenants[0];

@@ -1,11 +1,11 @@
-//! Cards that are chosen, by table and at random.
+//! Placement on cards, with a table of cases and with random ones.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::{Config, LabelMatch, Labels, VmMemory, check};
 
-/// Cards of 1024, 1024 and 512 MiB, of which VMs can have 32 less.
+/// Cards of 1024, 1024 and 512 MiB, of which 32 MiB are reserved.
 fn cards() -> Vec<CardSpec> {
     let card = |name: &str, mib: u64| {
         format!("[[card]]\nname = \"{name}\"\nkind = \"simgpu\"\nvram_mib = {mib}\nreserve_mib = 32\n")
@@ -73,7 +73,7 @@ fn card_that_is_drained_is_passed_over_and_told_when_no_other_is_left() {
     let (kind, what) = (refusals[0].kind, &refusals[0].what);
     assert_eq!(kind, RefusalKind::Quota);
     assert!(what.contains("`small` (card: card `small` is drained") && what.contains("card undrain small"), "{what}");
-    // One that is there already is not wrong for that.
+    // A VM that is on it already is still valid.
     assert_eq!(check::vm(&VmSpec::new("old", "a", 64), &daemon(Placement::Room), &cards, &[]), []);
 }
 
@@ -90,17 +90,17 @@ fn vm_goes_where_one_is_that_it_is_to_be_near_to() {
     ] {
         assert_eq!(placed(&near(labels, 64), Placement::Room, &cards(), &others), expected, "{labels:?}");
     }
-    // Where that has no room, it goes nowhere else.
+    // If that card has no room, the VM goes nowhere else.
     let large = near(&["app=db"], 480);
     assert_eq!(placed(&large, Placement::Room, &cards(), &others), "");
     let beside: Vec<&VmSpec> = others.iter().collect();
     let what = check::vm(&large, &daemon(Placement::Room), &cards(), &beside).remove(0).what;
     assert!(what.contains("`b` (near: card `small` has a VM that it is to be near to"), "{what}");
-    // One on a card that takes nobody binds nobody.
+    // A VM on a drained card does not bind others.
     let mut drained = cards();
     drained[2].drained = true;
     assert_eq!(placed(&large, Placement::Room, &drained, &others), "b");
-    // Who names a card, gets it.
+    // A VM that names a card gets it.
     let named = VmSpec { card: "b".to_owned(), ..near(&["app=db"], 64) };
     assert_eq!(check::vm(&named, &daemon(Placement::Room), &cards(), &beside), []);
 }
@@ -119,13 +119,13 @@ fn vms_that_are_apart_are_never_on_one_card_whichever_says_it() {
     }
     let what = "`app=web` is a label of VM `vm0` on card `a`, expected another card".to_owned();
     assert_eq!(refused(&apart(&["app=web"], "a"), &others), [(RefusalKind::Conflict, "apart_from", what)]);
-    // The other way round: the one that is there wants to be apart.
+    // The other way round: the existing VM wants to be apart.
     let lone = [apart(&["app=web"], "a")];
     let web = VmSpec { labels: labelled("app=web"), ..VmSpec::new("web", "a", 64) };
     let what = "VM `new` is apart from `app=web`, a label of this one, and is on card `a`, expected another card";
     assert_eq!(refused(&web, &lone), [(RefusalKind::Conflict, "apart_from", what.to_owned())]);
     assert_eq!(placed(&VmSpec { card: String::new(), ..web }, Placement::Room, &cards(), &lone), "b");
-    // On all cards is one: there is none left.
+    // All cards have one, so that none is left.
     let all = there(&[("a", 64, "x=1"), ("b", 64, "x=2"), ("small", 64, "x=3")]);
     assert_eq!(refused(&apart(&["x"], ""), &all)[0].1, "card");
     assert!(refused(&apart(&["x"], ""), &all)[0].2.contains("`b` (apart_from: `x` is a label of VM `vm1` on card `b`"));
