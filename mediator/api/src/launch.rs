@@ -128,7 +128,7 @@ pub fn xl(domain: &str, bars_mib: u64, MemorySize(memory): &MemorySize) -> Launc
         Some(gib) => gib.parse::<u64>().unwrap_or(0).saturating_mul(1024),
         None => memory.trim_end_matches('M').parse().unwrap_or(0),
     };
-    // Below 4 GiB there must be room for the BARs beside what QEMU and the firmware have there.
+    // Below 4 GiB the BARs need room in addition to the ranges that QEMU and the firmware use.
     let hole = bars_mib.saturating_add(96).next_multiple_of(256).max(256);
     let name = if domain.bytes().all(|byte| byte.is_ascii_digit()) { "..." } else { domain };
     let args = vec![

@@ -1,8 +1,8 @@
-//! The types that go over the admin socket, which the daemon and `mediatorctl` share.
+//! The types of messages over the admin socket, which the daemon and `mediatorctl` share.
 //!
 //! A reader must ignore keys that it does not know; keys are added, not renamed, within `/v1`.
 //!
-//! What it does not do: serve or send a request; that is `mediatord` and `mediatorctl`.
+//! The crate does not serve or send requests; `mediatord` and `mediatorctl` do.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

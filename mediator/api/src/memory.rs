@@ -1,4 +1,4 @@
-//! A card's memory and what lies where, as the admin API shows it. Sizes are bytes.
+//! A card's memory and its use, in the form of the admin API. Sizes are bytes.
 
 use std::collections::BTreeMap;
 

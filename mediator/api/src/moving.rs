@@ -1,4 +1,4 @@
-//! Virtual machines that move from card to card, and cards that are emptied.
+//! Virtual machines that move between cards, and cards that are drained.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

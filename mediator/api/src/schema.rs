@@ -1,4 +1,4 @@
-//! The admin API as an OpenAPI document, made from the types that go over the wire.
+//! The admin API as an OpenAPI document, generated from the types of its messages.
 
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -300,7 +300,7 @@ pub fn document() -> Value {
             "responses": { "200": { "description": "Prometheus' text format", "content": { "text/plain": {} } } },
         } }),
     );
-    // Saved virtual machines are no JSON.
+    // Saved virtual machines are not JSON.
     let stream = json!({ "application/octet-stream": {} });
     if let Some(save) = paths.get_mut("/v1/vms/{name}/save") {
         save["post"]["responses"]["200"]["content"] = stream.clone();

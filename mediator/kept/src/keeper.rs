@@ -8,7 +8,7 @@ use super::{Live, State, VERSION};
 use config::Config;
 use config::check::{self, Key};
 
-/// Why the daemon does not start with what is kept.
+/// Why the daemon does not start with the stored state.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum StateError {
@@ -26,25 +26,25 @@ pub enum StateError {
     Misfit { path: PathBuf, mistakes: Vec<String> },
 }
 
-/// Advice about a file that says nothing good.
+/// Advice about a file that cannot be used.
 const ADVICE: &str = "put a good copy there, or start once with --ignore-state, which sets it aside";
 
-/// The place in which changes are kept, if there is one.
+/// The store of changes, if the configuration has a folder for it.
 #[derive(Debug, Default)]
 pub struct Keeper {
     /// The configuration file as it was when the daemon started.
     file: Config,
     store: Option<Store>,
-    /// Content of the file, to write only what is new; `None` when it is not known.
+    /// Content of the file, to write only differences; `None` if it is not known.
     written: Option<State>,
 }
 
 impl Keeper {
-    /// Reads what is kept, in the folder that the configuration names. The answer is the configuration with it.
-    /// With `ignore`, what is kept is set aside.
+    /// Reads the stored changes from the folder that the configuration names. Returns the configuration with the
+    /// changes. With `ignore`, the stored changes are set aside.
     ///
     /// # Errors
-    /// When it cannot be read, is damaged, or does not go with the configuration. Nothing is guessed then.
+    /// When they cannot be read, are damaged, or do not match the configuration. Nothing is guessed then.
     pub fn open(file: Config, ignore: bool) -> Result<(Config, Self), StateError> {
         let Some(folder) = &file.daemon.state_dir else {
             tracing::info!(
@@ -62,16 +62,16 @@ impl Keeper {
         };
         let config = applied(&written, &file, &store.path())?;
         let mut keeper = Self { file, store: Some(store), written: Some(written) };
-        // What does not apply any more must not come back when the file is edited again.
+        // Changes that no longer apply must not come back when the file is edited again.
         keeper.keep(&Live::of(&config))?;
         Ok((config, keeper))
     }
 
-    /// Goes on with what another daemon keeps, which has said that it is `state`; `lock`: that of its folder. The answer is the
-    /// configuration with it.
+    /// Takes over the store of another daemon, which reports `state` as the content; `lock` is the lock of its folder.
+    /// Returns the configuration with the changes.
     ///
     /// # Errors
-    /// When it does not go with the configuration.
+    /// When they do not match the configuration.
     pub fn handed(file: Config, state: &str, lock: Option<File>) -> Result<(Config, Self), StateError> {
         let folder = file.daemon.state_dir.clone();
         let place = folder.clone().unwrap_or_else(|| PathBuf::from("what was changed at run time"));
@@ -79,20 +79,20 @@ impl Keeper {
         let store = match (&folder, lock) {
             (None, _) => None,
             (Some(folder), Some(lock)) if Store::is_lock_of(&lock, folder) => Some(Store::of(folder, lock)),
-            // The other had none, or another.
+            // The other daemon had no folder, or another one.
             (Some(folder), _) => Some(Store::open(folder)?),
         };
         let config = applied(&written, &file, &place)?;
-        // The other may not have written it.
+        // The other daemon may not have written it.
         Ok((config, Self { file, store, written: None }))
     }
 
-    /// The lock of the folder, if there is one.
+    /// Returns the lock of the folder, if it exists.
     pub fn lock(&self) -> Option<&File> {
         self.store.as_ref().map(Store::lock)
     }
 
-    /// The differences from the configuration file, as they are written.
+    /// Returns the differences from the configuration file, as they are written.
     ///
     /// # Errors
     /// When a value cannot be written as JSON.
@@ -102,10 +102,10 @@ impl Keeper {
         serde_json::to_string(&state).map_err(|error| unusable(error.to_string()))
     }
 
-    /// Writes what is now, if that is not written yet.
+    /// Writes the current settings, unless they are already written.
     ///
     /// # Errors
-    /// When it cannot be written; the next change tries again.
+    /// When they cannot be written; the next change tries again.
     pub fn keep(&mut self, now: &Live) -> Result<(), StateError> {
         let Some(store) = &self.store else { return Ok(()) };
         let unusable = |what| StateError::Unusable { path: store.path(), what };
@@ -121,7 +121,7 @@ impl Keeper {
     }
 }
 
-/// The configuration file with a state, which came from `path`.
+/// Returns the configuration file with a state, which came from `path`.
 fn applied(state: &State, file: &Config, path: &Path) -> Result<Config, StateError> {
     let unusable = |what| StateError::Unusable { path: path.to_owned(), what };
     let (config, forgotten) = state.applied(file).map_err(unusable)?;
@@ -136,9 +136,9 @@ fn applied(state: &State, file: &Config, path: &Path) -> Result<Config, StateErr
     Err(StateError::Misfit { path: path.to_owned(), mistakes: named.collect() })
 }
 
-/// The state that a file has.
+/// Parses the state in a file.
 pub(super) fn parsed(text: &[u8], path: &Path) -> Result<State, StateError> {
-    // A state of another version may have other keys; that is then to be told, not they.
+    // A state of another version may have other keys; report the version instead of the keys.
     #[derive(serde::Deserialize)]
     struct Versioned {
         version: u32,
@@ -157,7 +157,7 @@ pub(super) fn parsed(text: &[u8], path: &Path) -> Result<State, StateError> {
     serde_json::from_slice(text).map_err(damaged)
 }
 
-/// A mistake by the name of what has it: its place in a file does not exist.
+/// Formats a mistake with the name of its object: it has no position in a file.
 fn named(config: &Config, key: &Key, what: &str) -> String {
     let name = match (key.table, key.index) {
         ("vm", Some(index)) => config.vms.get(index).map(|vm| format!("VM `{}`", vm.name)),

@@ -1,12 +1,13 @@
-//! Changes that were made while the daemon ran, and are still in force after its restart.
+//! Changes that were made while the daemon ran, and remain in force after its restart.
 //!
-//! Parts: the differences between the configuration file and what is now (this file), `store` (the file that they are kept
-//! in, written so that a kill at any moment leaves the old or the new one), `keeper` (both, for the daemon).
+//! Parts: the differences between the configuration file and the current settings (this file), `store` (the file for
+//! them, written so that a kill at any moment leaves the old or the new one), `keeper` (both, for the daemon).
 //!
-//! Only differences are kept, each with what the file said when it was made. When the daemon starts, a difference applies
-//! if the file still says that; where the operator has edited the file since, the file holds and the difference is forgotten.
+//! Only differences are stored, each with the file's value at that time. When the daemon starts, a difference applies
+//! if the file still has that value; if the operator has edited the file since, the file takes precedence and the
+//! difference is dropped.
 //!
-//! What it does not do: change settings, or know why they are changed; the daemon says what is now.
+//! The crate does not change settings, or know why they are changed; the daemon passes the current settings.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,7 @@ mod tests;
 pub use keeper::{Keeper, StateError};
 pub use store::{FILE, StoreError};
 
-/// Form of the file. Another one is refused.
+/// Version of the file's format. Others are refused.
 const VERSION: u32 = 1;
 
 /// The differences.
@@ -34,16 +35,16 @@ const VERSION: u32 = 1;
 #[serde(deny_unknown_fields)]
 pub(crate) struct State {
     version: u32,
-    /// Virtual machines that the file has not.
+    /// Virtual machines that are not in the file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     vms_added: Vec<VmSpec>,
-    /// Virtual machines of the file that are no more, as the file had them.
+    /// Virtual machines of the file that were removed, as the file had them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     vms_removed: Vec<VmSpec>,
     /// Keys of virtual machines of the file that have other values, by name and path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     vms_changed: BTreeMap<String, Changes>,
-    /// The same three of tenants.
+    /// The same three for tenants.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tenants_added: Vec<TenantSpec>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -62,7 +63,7 @@ type Changes = BTreeMap<String, Change>;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Change {
-    /// The file's value; null for nothing.
+    /// The file's value; null without one.
     file: Value,
     /// The value now.
     now: Value,
@@ -90,36 +91,36 @@ pub struct Tuning {
     pub scheduler: sched::Config,
     /// Settings of its memory.
     pub memory: CardMemory,
-    /// It takes nobody new.
+    /// It takes no new virtual machines or tenants.
     pub drained: bool,
 }
 
 impl Tuning {
-    /// As a configuration says.
+    /// Returns the settings of a configuration.
     pub fn of(card: &CardSpec) -> Self {
         Self { scheduler: card.scheduler, memory: card.memory, drained: card.drained }
     }
 
-    /// The card with these settings.
+    /// Returns the card with these settings.
     pub fn on(&self, card: &CardSpec) -> CardSpec {
         let Self { scheduler, memory, drained } = *self;
         CardSpec { scheduler, memory, drained, ..card.clone() }
     }
 }
 
-/// All settings that can be changed while the daemon runs, as they are now.
+/// All current settings that can be changed while the daemon runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Live {
     /// The virtual machines by name.
     pub vms: BTreeMap<String, VmSpec>,
-    /// Those of the cards, by their names.
+    /// Settings of the cards, by their names.
     pub tunings: BTreeMap<String, Tuning>,
     /// The tenants by name.
     pub tenants: BTreeMap<String, TenantSpec>,
 }
 
 impl Live {
-    /// As a configuration says.
+    /// Returns the settings of a configuration.
     pub fn of(config: &Config) -> Self {
         Self {
             vms: config.vms.iter().map(|vm| (vm.name.clone(), vm.clone())).collect(),
@@ -130,7 +131,7 @@ impl Live {
 }
 
 impl State {
-    /// The differences between the configuration file and what is now.
+    /// Returns the differences between the configuration file and the current settings.
     ///
     /// # Errors
     /// When a value cannot be written as JSON.
@@ -149,10 +150,10 @@ impl State {
         Ok(state)
     }
 
-    /// The configuration file with the differences that still apply, and in words those that do not.
+    /// Returns the configuration file with the differences that still apply, and in words those that do not.
     ///
     /// # Errors
-    /// When a key that is kept is none.
+    /// When a stored key is unknown.
     pub fn applied(&self, file: &Config) -> Result<(Config, Vec<String>), String> {
         let (mut config, mut forgotten) = (file.clone(), Vec::new());
         let vms = Parts { added: &self.vms_added, removed: &self.vms_removed, changed: &self.vms_changed };
@@ -170,7 +171,7 @@ impl State {
     }
 }
 
-/// A thing that can be added and removed while the daemon runs.
+/// An object that can be added and removed while the daemon runs.
 trait Named: Clone + PartialEq + Serialize + DeserializeOwned {
     /// Its kind, in messages.
     const KIND: &'static str;
@@ -194,7 +195,7 @@ impl Named for TenantSpec {
     }
 }
 
-/// The differences of one kind of thing.
+/// The differences of one kind of object.
 struct Parts<List, Table> {
     added: List,
     removed: List,
@@ -202,7 +203,7 @@ struct Parts<List, Table> {
 }
 
 impl<T: Named> Parts<&mut Vec<T>, &mut BTreeMap<String, Changes>> {
-    /// Takes in what is between the file and what is now.
+    /// Adds the differences between the file and the current settings.
     fn fill(self, file: &[T], now: &BTreeMap<String, T>) -> Result<(), String> {
         for said in file {
             match now.get(said.name()) {
@@ -217,7 +218,7 @@ impl<T: Named> Parts<&mut Vec<T>, &mut BTreeMap<String, Changes>> {
 }
 
 impl<T: Named> Parts<&Vec<T>, &BTreeMap<String, Changes>> {
-    /// Returns what the file has with what still applies, and adds what does not in words.
+    /// Returns the file's objects with the differences that still apply, and adds the others in words to `forgotten`.
     fn put_on(&self, file: &[T], forgotten: &mut Vec<String>) -> Result<Vec<T>, String> {
         let kind = T::KIND;
         let mut all = Vec::new();
@@ -261,7 +262,7 @@ fn insert<T: Serialize>(all: &mut BTreeMap<String, Changes>, name: &str, file: &
     Ok(())
 }
 
-/// A table of the file with the changes of keys that the file still has as they were.
+/// Returns a table of the file with the changes of keys that still have their old value in the file.
 fn changed<T: Serialize + serde::de::DeserializeOwned>(
     what: &str,
     said: &T,
@@ -271,7 +272,7 @@ fn changed<T: Serialize + serde::de::DeserializeOwned>(
     let table = patch::table(said)?;
     let mut values = BTreeMap::new();
     for (key, Change { file, now }) in changes.into_iter().flatten() {
-        // A key that there is not is damage, not an edit.
+        // An unknown key means corruption, not an operator's edit.
         patch::with(said, &BTreeMap::from([(key.clone(), now.clone())])).map_err(|error| format!("{what}: {error}"))?;
         let says = patch::value(&table, key);
         if says == *file {

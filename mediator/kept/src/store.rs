@@ -1,7 +1,7 @@
-//! The file that the state is kept in.
+//! The file that stores the state.
 //!
-//! It is written beside the old one, made durable, and takes its place by one rename; the folder is made durable then. Who is
-//! killed on the way leaves the old file or the new one, whole, and perhaps a new one beside it that nobody reads.
+//! It is written next to the old file, synced, and replaces it with one rename; then the folder is synced. A kill on
+//! the way leaves the old file or the new one, complete, and perhaps an unused new one next to it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -14,14 +14,14 @@ use rustix::fs::{FlockOperation, flock};
 pub const FILE: &str = "state.json";
 /// Name of the new file while it is written.
 const NEW: &str = "state.json.new";
-/// Name that a state is given which is not to be used.
+/// Name that an ignored state gets.
 const ASIDE: &str = "state.json.ignored";
-/// Name of the file by which one daemon keeps others out.
+/// Name of the file with which a daemon locks the folder.
 const LOCK: &str = "lock";
-/// Largest file that is read, in bytes: more than the most virtual machines can need.
+/// Largest file that is read, in bytes: more than the maximum number of virtual machines can need.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// Why a state cannot be kept or had.
+/// Why a state cannot be stored or read.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum StoreError {
@@ -38,20 +38,20 @@ pub enum StoreError {
     TooLong { path: PathBuf, bytes: u64 },
 }
 
-/// A step of writing, for tests that end there as a kill would.
+/// A step of writing, for tests that stop there as a kill would.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Before the new file is made.
+    /// Before the new file is created.
     Create,
-    /// Before anything is in it.
+    /// Before it has content.
     Write,
     /// Half of it has been written.
     WriteRest,
-    /// Before it is made durable.
+    /// Before it is synced.
     Sync,
-    /// Before it takes the old one's place.
+    /// Before it replaces the old file.
     Rename,
-    /// Before that is made durable.
+    /// Before the folder is synced.
     SyncFolder,
     /// At the end.
     Done,
@@ -61,12 +61,12 @@ pub(super) enum Step {
 #[derive(Debug)]
 pub(super) struct Store {
     folder: PathBuf,
-    /// Kept out of the way of others as long as this is open.
+    /// Locks the folder while this is open.
     lock: File,
 }
 
 impl Store {
-    /// Takes a folder, which is made if it is not there.
+    /// Opens a folder, which is created if it is missing.
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
         fs::create_dir_all(folder).map_err(system("make the state folder", folder))?;
         let path = folder.join(LOCK);
@@ -78,29 +78,29 @@ impl Store {
         }
     }
 
-    /// The folder of another daemon, whose lock is ours as well.
+    /// Returns the folder of another daemon, with that daemon's lock.
     pub fn of(folder: &Path, lock: File) -> Self {
         Self { folder: folder.to_owned(), lock }
     }
 
-    /// Returns whether a file is the lock of a folder.
+    /// Returns true if a file is the lock of a folder.
     pub(super) fn is_lock_of(lock: &File, folder: &Path) -> bool {
         let same = |one: fs::Metadata, other: fs::Metadata| (one.dev(), one.ino()) == (other.dev(), other.ino());
         let found = lock.metadata().and_then(|one| Ok(same(one, fs::metadata(folder.join(LOCK))?)));
         found.unwrap_or(false)
     }
 
-    /// The lock, for another process: it holds as long as one of the two has it.
+    /// Returns the lock, for another process: it holds while one of the two has it open.
     pub fn lock(&self) -> &File {
         &self.lock
     }
 
-    /// Path of the file.
+    /// Returns the path of the file.
     pub fn path(&self) -> PathBuf {
         self.folder.join(FILE)
     }
 
-    /// Returns what was written last; `None` when nothing ever was.
+    /// Returns the last written content; `None` if nothing was written.
     pub fn read(&self) -> Result<Option<Vec<u8>>, StoreError> {
         let path = self.path();
         let bytes = match fs::metadata(&path) {
@@ -114,7 +114,7 @@ impl Store {
         fs::read(&path).map(Some).map_err(system("read", &path))
     }
 
-    /// Puts the file out of the way, if there is one; where it is then.
+    /// Renames the file, if it exists; returns its new path.
     pub fn set_aside(&self) -> Result<Option<PathBuf>, StoreError> {
         let (path, aside) = (self.path(), self.folder.join(ASIDE));
         match fs::rename(&path, &aside) {
@@ -124,12 +124,12 @@ impl Store {
         }
     }
 
-    /// Writes the file anew.
+    /// Replaces the file.
     pub fn write(&self, text: &[u8]) -> Result<(), StoreError> {
         self.write_by_steps(text, &mut |_| Ok(()))
     }
 
-    /// The same; it ends as it is when `before` fails at a step.
+    /// The same; stops immediately when `before` fails at a step.
     pub(super) fn write_by_steps(
         &self,
         text: &[u8],
@@ -160,7 +160,7 @@ impl Store {
     }
 }
 
-/// Options for files that are the daemon's own business.
+/// Returns options for files that only the daemon may access.
 fn private() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);

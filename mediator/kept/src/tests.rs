@@ -1,4 +1,4 @@
-//! State that is kept: against the configuration file, through a kill at each step, and when it is damaged.
+//! Stored state: edits of the configuration file, a kill at each step, and damage.
 
 use std::io;
 use std::path::Path;
@@ -30,7 +30,7 @@ fn file(text: &str) -> Config {
 
 const WEB: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 16\n";
 
-/// Returns what is now after `file` was changed by hand.
+/// Returns the settings of `file` after a change at run time.
 fn live(file: &Config, change: impl FnOnce(&mut Live)) -> Live {
     let mut live = Live::of(file);
     change(&mut live);
@@ -56,7 +56,7 @@ fn differences_applied_to_the_file_give_what_was_there() {
         })
     };
     let strikes = || vec(0..4u32, 2);
-    // Tenants are what the virtual machines are, by other names.
+    // Tenants are the same objects as the virtual machines, with other names.
     let tenants = |vms: &[VmSpec]| -> Vec<TenantSpec> {
         let one = |vm: &VmSpec| TenantSpec {
             time: vm.time,
@@ -110,17 +110,17 @@ fn what_the_operator_edits_in_the_file_goes_before_what_was_kept() {
     let (config, forgotten) = state.applied(&old).unwrap();
     assert_eq!((weight_of(&config, "web"), weight_of(&config, "new"), forgotten.len()), (Some(300), Some(5), 0));
 
-    // One key was edited: it holds, the other stays as it was changed.
+    // One key was edited: its value holds, the other keeps its change.
     let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 50 }}\n"))).unwrap();
     assert_eq!((weight_of(&config, "web"), config.vms[0].time.cap_permille), (Some(50), 700));
     assert_eq!(
         forgotten,
         ["time.weight of VM `web` was changed from 100 to 300, but the configuration file says 50 now"]
     );
-    // Edited to what it was changed to: nothing to tell.
+    // Edited to the changed value: nothing to report.
     let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 300 }}\n"))).unwrap();
     assert_eq!((weight_of(&config, "web"), forgotten.len()), (Some(300), 0));
-    // The file has the new one now, and the old one no more.
+    // The file now has the new VM, and no longer the old one.
     let (config, forgotten) = state.applied(&file(&WEB.replace("web", "new"))).unwrap();
     assert_eq!((weight_of(&config, "web"), weight_of(&config, "new")), (None, Some(100)));
     assert_eq!(forgotten.len(), 2, "{forgotten:?}");
@@ -155,7 +155,7 @@ fn kill_at_any_step_of_writing_leaves_the_old_state_or_the_new_one() {
         let renamed = matches!(end, Step::SyncFolder | Step::Done);
         let expected: &[u8] = if renamed { b"the new state, which is longer" } else { b"the old state" };
         assert_eq!(store.read().unwrap().as_deref(), Some(expected), "{end:?}");
-        // The next one is not disturbed by what was left.
+        // The next store ignores the leftovers.
         drop(store);
         let store = Store::open(folder.path()).unwrap();
         store.write(b"short").unwrap();
@@ -256,7 +256,7 @@ fn what_does_not_apply_any_more_is_forgotten_for_good() {
     let mut edited = config.clone();
     edited.vms[0].time.weight = 50;
     assert_eq!(weight_of(&Keeper::open(edited, false).unwrap().0, "web"), Some(50));
-    // Back to what it said when the weight was changed: the file holds.
+    // The file has its old value again, but the dropped difference does not come back.
     assert_eq!(weight_of(&Keeper::open(config, false).unwrap().0, "web"), Some(100));
 }
 
@@ -274,7 +274,7 @@ fn card_that_is_drained_stays_so_until_the_file_says_otherwise_and_its_vm_where_
     });
     let state = State::between(&old, &drained).unwrap();
     let text = serde_json::to_string(&state).unwrap();
-    // No key of the file's own: a daemon that kept a state before there was such a mark is read as ever.
+    // The mark is an ordinary key, so that the states of earlier daemons remain readable.
     assert!(text.starts_with(r#"{"version":1,"#) && text.contains(r#""drained":{"file":false,"now":true}"#), "{text}");
     let before =
         parsed(br#"{"version":1,"cards_changed":{"card0":{"scheduler.strikes":{"file":3,"now":4}}}}"#, Path::new("s"));
@@ -282,7 +282,7 @@ fn card_that_is_drained_stays_so_until_the_file_says_otherwise_and_its_vm_where_
     let (config, forgotten) = state.applied(&old).unwrap();
     let marks: Vec<_> = config.cards.iter().map(|card| card.drained).collect();
     assert_eq!((marks, &*config.vms[0].card, forgotten.len()), (vec![true, false], "card1", 0));
-    // The file has the mark itself by now: undrained means a difference to that.
+    // The file now has the mark itself: undrained is then a difference from the file.
     let edited = two("drained = true\n");
     let (config, forgotten) = state.applied(&edited).unwrap();
     assert_eq!((config.cards[0].drained, forgotten.len()), (true, 0));

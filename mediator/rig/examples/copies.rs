@@ -1,5 +1,5 @@
-//! Brings up a vGPU behind a socket of `mediatord`, without a VMM, and copies data within its VRAM and to RAM; every byte is
-//! checked. It boots no guest.
+//! Initializes a vGPU behind a socket of `mediatord`, without a VMM, and copies data within its VRAM and to RAM. Every
+//! byte is checked. It boots no guest.
 //!
 //! `copies SOCKET VRAM_MIB ROUNDS`
 
@@ -12,7 +12,7 @@ use rig::{Machine as _, RemoteGuest};
 
 /// Pages of a round.
 const PAGES: u64 = 64;
-/// Places of the source, the copy and RAM in the channel's address space.
+/// Addresses of the source, the copy and RAM in the channel's address space.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 const RAM: u64 = 0x300_0000;

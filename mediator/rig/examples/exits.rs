@@ -1,9 +1,10 @@
-//! Measures, without a guest's kernel, what a virtual machine's exits cost: a guest of five instructions reads or writes a
-//! device's register, answered by this process alone, or by the server behind a socket of `mediatord`; and what lending RAM
-//! to such a server costs.
+//! Measures the cost of a virtual machine's exits without a guest kernel: a guest of five instructions reads or writes
+//! a device's register, answered by this process alone, or by the server behind a socket of `mediatord`. It also
+//! measures the cost of lending RAM to such a server.
 //!
-//! `exits SOCKET ROUNDS COUNT` needs a KVM that works. `exits lend SOCKET MIB PAGES ROUNDS` needs none; PAGES is `small` or
-//! `huge` (2 MiB, of which the host must have set enough aside). Each round prints a line of `name=value`, in nanoseconds.
+//! `exits SOCKET ROUNDS COUNT` needs a working KVM. `exits lend SOCKET MIB PAGES ROUNDS` needs none; PAGES is `small`
+//! or `huge` (2 MiB, of which the host must have reserved enough). Each round prints a line of `name=value`, in
+//! nanoseconds.
 //!
 //! Sources: AMD64 manual volume 3 (encodings), the kernel's `Documentation/virt/kvm/api.rst`.
 #![expect(unsafe_code, reason = "gives a guest its memory")]
@@ -23,18 +24,18 @@ use vmm_glue::client::Client;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Bytes of the guest's memory, and the place of its code in it.
+/// Bytes of the guest's memory, and the offset of its code in it.
 const MEMORY: usize = 0x4000;
 const CODE: usize = 0x1000;
 const TSS: usize = 0xfffb_d000;
-/// Guest-physical address of the device's registers: where a PC has no memory.
+/// Guest-physical address of the device's registers: a PC has no memory there.
 const DEVICE: u64 = 0xd_0000;
-/// A register that a vGPU keeps for itself, without a word to the card.
+/// A register that a vGPU emulates without an access to the card.
 const REGISTER: u64 = 0x1100;
-/// Place of the RAM that is lent.
+/// Address of the lent RAM.
 const LENT_AT: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
-/// An answer that takes longer does not come.
+/// Time after which an answer is considered lost.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A kind of access.
@@ -44,9 +45,9 @@ enum Access {
     Write,
 }
 
-/// The side that answers an access.
+/// The part that answers an access.
 enum Answer<'a> {
-    /// This process, at once.
+    /// This process, directly.
     Alone,
     /// A server.
     Server(&'a mut Client),
@@ -69,7 +70,7 @@ impl Answer<'_> {
     }
 }
 
-/// A guest that makes `count` accesses and halts: EAX from or to [BX], ECX times.
+/// Returns a guest that makes `count` accesses and halts: EAX from or to [BX], ECX times.
 fn program(access: Access) -> [u8; 8] {
     let [prefix, opcode, operand] = match access {
         Access::Read => [0x66, 0x8b, 0x07],
@@ -79,7 +80,7 @@ fn program(access: Access) -> [u8; 8] {
     [prefix, opcode, operand, 0x66, 0x49, 0x75, 0xf9, 0xf4]
 }
 
-/// A guest in the processor's first mode. Its memory goes last.
+/// A guest in the processor's real mode. Its memory is dropped last.
 struct Guest {
     cpu: VcpuFd,
     _vm: VmFd,
@@ -89,7 +90,8 @@ struct Guest {
 impl Guest {
     fn new(kvm: &Kvm) -> Result<Self> {
         let vm = kvm.create_vm()?;
-        // Three pages that some processors need for this mode; below the firmware of a PC, where nothing is here.
+        // Three pages that some processors need for this mode; below the firmware of a PC, where this guest has no
+        // memory.
         vm.set_tss_address(TSS)?;
         let memory = MmapRegion::new(MEMORY)?;
         let region = kvm_userspace_memory_region {
@@ -109,7 +111,7 @@ impl Guest {
         Ok(Self { cpu, _vm: vm, memory })
     }
 
-    /// Runs `count` accesses; returns nanoseconds of one.
+    /// Runs `count` accesses; returns nanoseconds per access.
     fn run(&mut self, access: Access, count: u32, answer: &mut Answer<'_>) -> Result<f64> {
         self.memory.as_volatile_slice().subslice(CODE, 8)?.copy_from(&program(access));
         let mut regs = self.cpu.get_regs()?;
@@ -129,7 +131,7 @@ impl Guest {
     }
 }
 
-/// Measures exits, with and without the server at `socket`, in turns.
+/// Measures exits, alternating with and without the server at `socket`.
 fn exits(socket: &Path, rounds: u32, count: u32) -> Result<()> {
     let kvm = Kvm::new().map_err(|error| format!("/dev/kvm: {error}; load the modules kvm-amd or kvm-intel"))?;
     let mut guest = Guest::new(&kvm)?;
@@ -147,7 +149,7 @@ fn exits(socket: &Path, rounds: u32, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// RAM of a guest that has touched all of it.
+/// Returns RAM of a guest that has touched all of it.
 fn ram(bytes: u64, huge: bool) -> Result<OwnedFd> {
     let kind = if huge { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
     let file = memfd_create("ram", MemfdFlags::CLOEXEC | kind)?;
@@ -160,12 +162,12 @@ fn ram(bytes: u64, huge: bool) -> Result<OwnedFd> {
     Ok(file)
 }
 
-/// Measures the time from a client's words that it lends RAM to the server's answer, and the same back.
+/// Measures the time from a client's request to lend RAM to the server's answer, and the same for taking it back.
 fn lend(socket: &Path, mib: u64, huge: bool, rounds: u32) -> Result<()> {
     let file = ram(mib * MIB, huge)?;
     let mut client = Client::connect(socket)?;
     client.set_timeout(Some(PATIENCE))?;
-    // Memory space and bus mastering: a card reaches nothing before.
+    // Memory space and bus mastering: without them a card accesses no memory.
     client.write(7, 4, &6_u16.to_le_bytes())?;
     for _ in 0..rounds {
         let began = Instant::now();

@@ -1,4 +1,5 @@
-//! A next daemon that fails at a step; which one says the file beside it (`PROGRAM.step`). For tests of the daemon that gives.
+//! A next daemon that fails at a step, which the file next to it names (`PROGRAM.step`). For tests of the daemon that
+//! hands over.
 
 use std::fs;
 use std::os::fd::AsFd;

@@ -1,11 +1,11 @@
-//! A software card of which a test changes some answers.
+//! A software card whose answers a test can change.
 
 use card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
 use simgpu::SimGpu;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Changes what a card does; each method does what the card does unless it is overridden.
+/// Changes the behaviour of a card; each method acts like the card unless it is overridden.
 pub trait Alter: Send + Sync + 'static {
     /// Reads a register of BAR0.
     fn read32(&self, card: &SimGpu, offset: u32) -> u32 {
@@ -17,7 +17,7 @@ pub trait Alter: Send + Sync + 'static {
         card.write32(offset, value);
     }
 
-    /// Says why the host takes the card away.
+    /// Returns why the host takes the card away, if it does.
     fn lost(&self) -> Option<&'static str> {
         None
     }
@@ -25,13 +25,13 @@ pub trait Alter: Send + Sync + 'static {
     /// Maps host memory at an I/O virtual address.
     ///
     /// # Errors
-    /// As [`Card::map_dma`].
+    /// Those of [`Card::map_dma`].
     fn map_dma(&self, card: &SimGpu, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
         card.map_dma(iova, memory)
     }
 }
 
-/// A card that is altered.
+/// A card with changed behaviour.
 #[derive(Debug)]
 pub struct Altered<A> {
     card: Arc<SimGpu>,
@@ -39,7 +39,7 @@ pub struct Altered<A> {
 }
 
 impl<A: Alter> Altered<A> {
-    /// Puts `alter` before `card`.
+    /// Wraps `card` in `alter`.
     pub fn over(card: Arc<SimGpu>, alter: A) -> Arc<dyn Card> {
         Arc::new(Self { card, alter })
     }

@@ -1,4 +1,4 @@
-//! A driver as small as can be, in a mediated guest: page tables, channels and push buffers in the guest's own terms.
+//! A minimal driver in a mediated guest: page tables, channels and push buffers with guest addresses.
 
 use super::{Guest, Machine};
 use nvspec::instance::ramfc;
@@ -20,13 +20,13 @@ const RING_LOG2: u32 = 6;
 const PUSH_BYTES: u64 = 0x4000;
 /// Entries of a ring.
 pub const RING_ENTRIES: u32 = 1 << RING_LOG2;
-/// Entries that a ring holds: one stays free, so that full is not empty.
+/// Entries that a ring holds: one stays free, so that full differs from empty.
 const RING_ROOM: u32 = RING_ENTRIES - 1;
-/// Time for which a ring may stay full: its channel is dead then, and what becomes of its entries does not matter.
+/// Time for which a ring may stay full: after it, its channel is dead, and its entries do not matter.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time between two looks whether a ring has room.
+/// Interval at which a full ring is checked.
 const LOOK: Duration = Duration::from_micros(100);
-/// Most faults of a unit that are served at a time.
+/// Maximum number of a unit's faults that are handled at once.
 const FAULTS_AT_ONCE: u32 = 64;
 /// Pages of a context image.
 const IMAGE_PAGES: u64 = 16;
@@ -39,7 +39,7 @@ pub const CE0: (u32, u32) = (4, 0x4_90b5);
 /// Subchannel and SET_OBJECT data of copy engine 1.
 pub const CE1: (u32, u32) = (4, 0x5_90b8);
 
-/// Place of a page.
+/// Address of a page.
 #[derive(Clone, Copy, Debug)]
 pub enum At {
     /// Guest VRAM.
@@ -75,24 +75,24 @@ pub struct Channel {
     pub fence: u64,
     used: u64,
     put: u32,
-    /// Entries that the ring has room for, as far as is known.
+    /// Known number of free entries in the ring.
     free: u32,
-    /// The half of the push buffer that segments are put in, and for each the fence behind the last that lies there.
+    /// The half of the push buffer for new segments, and for each half the fence after its last segment.
     half: u64,
     halves: [u32; 2],
-    /// Submissions so far: what the fence holds when all have ended.
+    /// Submissions so far: the value of the fence when all have ended.
     pub fences: u32,
 }
 
 impl Channel {
-    /// Returns where ring, push buffer and context image lie in guest VRAM.
+    /// Returns the guest VRAM addresses of ring, push buffer and context image.
     #[must_use]
     pub fn memory(&self) -> [u64; 3] {
         [self.ring, self.push, self.push + PUSH_BYTES]
     }
 }
 
-/// An MMU fault as the guest's registers say it.
+/// An MMU fault as the guest's registers report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// Fault unit.
@@ -108,19 +108,19 @@ pub struct Driver<M = Guest> {
     /// The VM.
     pub guest: M,
     next: u64,
-    /// Begin of the memory of channels.
+    /// Start of the memory of channels.
     first: u64,
     userd: u64,
     /// Address spaces of BAR1 and BAR3.
     pub apertures: [Space; 2],
     list: u64,
     listed: Vec<u8>,
-    /// Faults that were taken.
+    /// Faults that were handled.
     pub faults: Vec<Fault>,
 }
 
 impl<M: Machine> Driver<M> {
-    /// A driver that has brought its vGPU up.
+    /// Creates a driver that has initialized its vGPU.
     #[must_use]
     pub fn new(guest: M) -> Self {
         let mut driver = Self::unborn(guest);
@@ -128,27 +128,27 @@ impl<M: Machine> Driver<M> {
         driver
     }
 
-    /// A driver that has done nothing yet.
+    /// Creates a driver that has done nothing yet.
     #[must_use]
     pub fn unborn(guest: M) -> Self {
         let apertures = [Space { directory: 0, table: 0 }; 2];
         Self { guest, next: FIRST, first: FIRST, userd: 0, apertures, list: 0, listed: Vec::new(), faults: Vec::new() }
     }
 
-    /// Returns whether [`Self::bring_up`] was called since the driver forgot all.
+    /// Returns true if [`Self::bring_up`] was called since the last [`Self::forget`].
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.userd != 0
     }
 
-    /// Forgets what it knew of the vGPU.
+    /// Resets the driver's state about the vGPU.
     pub fn forget(&mut self) {
         (self.next, self.first, self.userd) = (FIRST, FIRST, 0);
         self.listed.clear();
         self.faults.clear();
     }
 
-    /// Brings the vGPU up: PCI, apertures, interrupts, engines.
+    /// Initializes the vGPU: PCI, apertures, interrupts, engines.
     pub fn bring_up(&mut self) {
         self.forget();
         let driver = self;
@@ -160,7 +160,7 @@ impl<M: Machine> Driver<M> {
             let (space, instance, userd) = (driver.space(), driver.vram(1), driver.userd);
             driver.apertures[index] = space;
             driver.join(instance, space);
-            // Both show USERD, one page for each channel.
+            // Both map USERD, one page for each channel.
             driver.entries(space, 0, At::Vram(userd), 128);
             driver.guest.wr(register, 0x8000_0000 | (instance >> 12) as u32);
         }
@@ -183,7 +183,7 @@ impl<M: Machine> Driver<M> {
         driver.first = driver.next;
     }
 
-    /// Takes back all VRAM of channels, for others: none is bound any more. It is zeroed.
+    /// Frees all VRAM of channels for reuse: no channel is bound. It is zeroed.
     pub fn rewind(&mut self) {
         let zeros = vec![0; PAGE as usize];
         for at in (self.first..self.next).step_by(PAGE as usize) {
@@ -192,14 +192,14 @@ impl<M: Machine> Driver<M> {
         self.next = self.first;
     }
 
-    /// Brings the vGPU up anew after a reset, which leaves VRAM as it was: all that the driver had is zeroed first.
+    /// Initializes the vGPU again after a reset, which preserves VRAM: all memory of the driver is zeroed first.
     pub fn start_over(&mut self) {
         self.first = FIRST;
         self.rewind();
         self.bring_up();
     }
 
-    /// Pages of guest VRAM that nothing else uses.
+    /// Allocates pages of guest VRAM.
     pub fn vram(&mut self, pages: u64) -> u64 {
         let at = self.next;
         self.next += pages * PAGE;
@@ -207,20 +207,20 @@ impl<M: Machine> Driver<M> {
         at
     }
 
-    /// Bytes of guest VRAM that are left for [`Self::vram`].
+    /// Returns the bytes of guest VRAM that are left for [`Self::vram`].
     #[must_use]
     pub fn room(&self) -> u64 {
         self.guest.vram_bytes() - self.next
     }
 
-    /// An empty address space.
+    /// Creates an empty address space.
     pub fn space(&mut self) -> Space {
         let space = Space { directory: self.vram(16), table: self.vram(64) };
         self.guest.poke(space.directory + 4, ((space.table >> 12) as u32) << 4 | 1);
         space
     }
 
-    /// Makes `space` that of an instance block.
+    /// Sets the address space of an instance block.
     pub fn join(&mut self, instance: u64, space: Space) {
         for (offset, value) in [(0x200, space.directory as u32), (0x204, 0), (0x208, 0xffff_ffff), (0x20c, 0xff)] {
             self.guest.poke(instance + offset, value);
@@ -233,7 +233,7 @@ impl<M: Machine> Driver<M> {
         self.flush();
     }
 
-    /// Maps pages of a space that nothing uses yet, so that there is nothing to flush.
+    /// Maps pages of a space that is not used yet, so that no flush is needed.
     fn entries(&mut self, space: Space, va: u64, at: At, pages: u64) {
         for page in 0..pages {
             let (address, high) = match at {
@@ -244,7 +244,7 @@ impl<M: Machine> Driver<M> {
         }
     }
 
-    /// Writes a page table entry, and does not flush.
+    /// Writes a page table entry, without a flush.
     pub fn pte(&mut self, space: Space, va: u64, low: u32, high: u32) {
         let at = space.table + (va >> 12) * 8;
         self.guest.poke(at, low);
@@ -257,7 +257,7 @@ impl<M: Machine> Driver<M> {
         self.guest.wr(pfb::MMU_INVALIDATE::OFFSET, 0x8000_0003);
     }
 
-    /// A channel in an address space of its own: bound, enabled, on the runlist.
+    /// Creates a channel in its own address space: bound, enabled, on the runlist.
     pub fn channel(&mut self, id: u8) -> Channel {
         let channel = self.prepare(id);
         self.bind(&channel);
@@ -266,7 +266,7 @@ impl<M: Machine> Driver<M> {
         channel
     }
 
-    /// A channel that is not bound yet.
+    /// Creates a channel that is not bound yet.
     pub fn prepare(&mut self, id: u8) -> Channel {
         let space = self.space();
         let [instance, ring, fence] = [self.vram(1), self.vram(1), self.vram(1)];
@@ -339,8 +339,8 @@ impl<M: Machine> Driver<M> {
         self.submit_runlist();
     }
 
-    /// Waits until a channel's ring has room for an entry, and takes it. Interrupts are served meanwhile: an error that
-    /// stops the channel may be among them.
+    /// Waits until a channel's ring has room for an entry, and takes it. Interrupts are handled meanwhile: an error
+    /// that stops the channel may be among them.
     fn take_room(&mut self, channel: &mut Channel) {
         let began = Instant::now();
         while channel.free == 0 {
@@ -361,8 +361,8 @@ impl<M: Machine> Driver<M> {
         channel.free -= 1;
     }
 
-    /// Goes on in a half of the push buffer, once what was there before has been executed: that it was fetched from the
-    /// guest's ring does not say so.
+    /// Switches to a half of the push buffer, once its previous content has been executed: a fetch from the guest's
+    /// ring does not imply that.
     fn take_half(&mut self, channel: &mut Channel, half: u64) {
         let index = half as usize % 2;
         let fence = channel.halves[index];
@@ -376,7 +376,7 @@ impl<M: Machine> Driver<M> {
         channel.halves[index] = channel.fences;
     }
 
-    /// Queues a GPFIFO entry as it is; returns the GP_PUT that submits it.
+    /// Queues a raw GPFIFO entry; returns the GP_PUT that submits it.
     pub fn queue_entry(&mut self, channel: &mut Channel, entry: u64) -> u32 {
         self.take_room(channel);
         let slot = channel.ring + 8 * u64::from(channel.put);
@@ -423,24 +423,24 @@ impl<M: Machine> Driver<M> {
         self.guest.write(RegionIndex::Bar1, at, &put.to_le_bytes());
     }
 
-    /// As [`Self::queue`], with a fence and an interrupt at the end.
+    /// Like [`Self::queue`], with a fence and an interrupt at the end.
     pub fn queue_fenced(&mut self, channel: &mut Channel, words: &[u32]) -> u32 {
         channel.fences += 1;
         let end = [release(FENCE_VA, channel.fences), methods(0, 0x20, &[0])].concat();
         self.queue(channel, &[words, &end].concat())
     }
 
-    /// Returns whether the fence of all that was submitted has been reached.
+    /// Returns true if the fence of all submissions has been reached.
     pub fn is_done(&mut self, channel: &Channel) -> bool {
         self.guest.peek(channel.fence) == channel.fences
     }
 
-    /// Waits, by interrupts, until all that was submitted has been done, or the device has gone.
+    /// Waits, using interrupts, until all submissions have completed, or the device has gone.
     pub fn wait(&mut self, channel: &Channel) {
         assert_eq!(self.wait_or_fault(channel), None, "the channel's work will never end");
     }
 
-    /// Waits as [`Self::wait`], or until the channel faults; returns the fault.
+    /// Waits like [`Self::wait`], or until the channel faults; returns the fault.
     pub fn wait_or_fault(&mut self, channel: &Channel) -> Option<Fault> {
         let before = self.faults.len();
         while !self.is_done(channel) && self.guest.wait_msi() {
@@ -453,7 +453,7 @@ impl<M: Machine> Driver<M> {
         None
     }
 
-    /// Waits, by interrupts, for an MMU fault.
+    /// Waits, using interrupts, for an MMU fault.
     pub fn wait_fault(&mut self) -> Fault {
         while self.faults.is_empty() {
             assert!(self.guest.wait_msi(), "the device has gone");
@@ -462,11 +462,11 @@ impl<M: Machine> Driver<M> {
         self.faults.remove(0)
     }
 
-    /// Serves the interrupts that are pending, and allows the next.
+    /// Handles pending interrupts, and enables the next.
     pub fn service(&mut self) {
         let guest = &mut self.guest;
         let intr = guest.rd(pfifo::INTR::OFFSET);
-        // A unit has room for one fault; its next is there when that is acknowledged.
+        // A unit has room for one fault; the next appears when that one is acknowledged.
         for _ in 0..FAULTS_AT_ONCE {
             if !pfifo::INTR::MMU_FAULT.is_set(guest.rd(pfifo::INTR::OFFSET)) {
                 break;
@@ -493,7 +493,7 @@ impl<M: Machine> Driver<M> {
         guest.wr(ppci::MSI_REARM::OFFSET, ppci::MSI_REARM::REARM.mask());
     }
 
-    /// Fresh pages of VRAM at `va` of the channel, filled with the pattern `seed`. Returns where they lie.
+    /// Maps new pages of VRAM at `va` of the channel, filled with the pattern `seed`. Returns their address.
     pub fn buffer(&mut self, channel: &Channel, va: u64, pages: u64, seed: u32) -> u64 {
         let at = self.vram(pages);
         self.map(channel.space, va, At::Vram(at), pages);
@@ -503,7 +503,7 @@ impl<M: Machine> Driver<M> {
         at
     }
 
-    /// Returns whether guest VRAM at `at` holds the pattern `seed`.
+    /// Returns true if guest VRAM at `at` holds the pattern `seed`.
     #[must_use]
     pub fn vram_holds(&self, at: u64, pages: u64, seed: u32) -> bool {
         let mut data = [0; PAGE as usize];
@@ -518,7 +518,7 @@ impl<M: Machine> Driver<M> {
         (0..pages).for_each(|page| self.guest.ram_write(gpa + page * PAGE, &pattern(seed, page)));
     }
 
-    /// Returns whether guest RAM at `gpa` holds the pattern `seed`.
+    /// Returns true if guest RAM at `gpa` holds the pattern `seed`.
     #[must_use]
     pub fn ram_holds(&self, gpa: u64, pages: u64, seed: u32) -> bool {
         let mut data = [0; PAGE as usize];
@@ -529,7 +529,7 @@ impl<M: Machine> Driver<M> {
     }
 }
 
-/// Page number `page` of the pattern `seed`.
+/// Returns page number `page` of the pattern `seed`.
 #[must_use]
 pub fn pattern(seed: u32, page: u64) -> Vec<u8> {
     (0..PAGE / 4)
@@ -538,20 +538,20 @@ pub fn pattern(seed: u32, page: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Push buffer words: data to increasing methods.
+/// Returns push buffer words: data to increasing methods.
 #[must_use]
 pub fn methods(subchannel: u32, method: u32, data: &[u32]) -> Vec<u32> {
     let header = 1 << 29 | (data.len() as u32) << 16 | subchannel << 13 | method >> 2;
     std::iter::once(header).chain(data.iter().copied()).collect()
 }
 
-/// Binds an object to its subchannel.
+/// Returns the words that bind an object to its subchannel.
 #[must_use]
 pub fn object((subchannel, object): (u32, u32)) -> Vec<u32> {
     methods(subchannel, 0, &[object])
 }
 
-/// A copy of `bytes` bytes (one line) by M2MF.
+/// Returns the words of an M2MF copy of `bytes` bytes (one line).
 #[must_use]
 pub fn m2mf_copy(from: u64, to: u64, bytes: u32) -> Vec<u32> {
     let mut words = methods(2, 0x238, &[(to >> 32) as u32, to as u32]);
@@ -560,7 +560,7 @@ pub fn m2mf_copy(from: u64, to: u64, bytes: u32) -> Vec<u32> {
     words
 }
 
-/// A copy of whole pages by a copy engine.
+/// Returns the words of a copy engine's copy of whole pages.
 #[must_use]
 pub fn ce_copy(from: u64, to: u64, pages: u32) -> Vec<u32> {
     let page = PAGE as u32;
@@ -570,7 +570,7 @@ pub fn ce_copy(from: u64, to: u64, pages: u32) -> Vec<u32> {
     words
 }
 
-/// A release of 16 bytes.
+/// Returns the words of a release of 16 bytes.
 #[must_use]
 pub fn release(va: u64, payload: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, 2])

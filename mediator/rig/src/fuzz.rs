@@ -1,8 +1,8 @@
-//! Any sequence of what a hostile guest and its VMM can do, beside a VM that must not notice: the body of the fuzz
-//! target, and of a test over its seeds.
+//! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not notice: the body of the
+//! fuzz target, and of a test of its seeds.
 //!
-//! Checked on the way: nothing panics. At the end of each input, when the hostile client has gone: the other VM's VRAM and
-//! RAM hold what they held, it saw no interrupt and no fault, and the card's accounts are what they were.
+//! Nothing may panic. At the end of each input, when the hostile client has gone, checks that the other VM's VRAM and
+//! RAM are unchanged, that it saw no interrupt and no fault, and that the card's accounts have their former values.
 
 use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use super::paravirtual::{Interface, Ops, RAM_BYTES};
@@ -17,11 +17,11 @@ use vgpu::{PvSettings, Settings};
 use vmm_glue::RegionIndex;
 use vram::VmId;
 
-/// Most steps of one input.
+/// Maximum number of steps of one input.
 const MAX_STEPS: usize = 256;
-/// Channels that the hostile guest's own driver makes in one input.
+/// Maximum number of channels that the hostile guest's driver creates in one input.
 const MAX_CHANNELS: usize = 8;
-/// Times that it brings the vGPU up in one input at most, which takes milliseconds each.
+/// Maximum number of initializations of the vGPU in one input; each takes milliseconds.
 const MAX_BRING_UPS: u32 = 4;
 const MIB: u64 = 1 << 20;
 const CARD_MIB: u32 = 64;
@@ -32,25 +32,25 @@ const CANARY: u8 = 0xc9;
 const CANARY_RAM: u64 = 0x1_0000;
 /// Guest-physical distance of the regions that are lent.
 const SLOT: u64 = 0x20_0000;
-/// Inputs after which all of the other VM's memory is looked at, not only a part.
+/// Number of inputs after which all of the other VM's memory is checked, instead of a part.
 const FULL_CHECK: u64 = 32;
-/// Time for which what an input took is waited for, and the time between two looks.
+/// Time to wait until an input's resources are free, and the interval of the checks.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// One thing that the hostile side does. Sizes are logarithms, modulo 4.
+/// One action of the hostile side. Sizes are logarithms, modulo 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Step {
     /// Writes a register by its number in the list of all, and its index.
     Register { number: u16, index: u8, value: u32 },
-    /// Reads one.
+    /// Reads a register.
     Look { number: u16, index: u8 },
-    /// Writes a region: 0 BAR0, 1 BAR1, 2 BAR3, 3 configuration space, 4 one that is not there.
+    /// Writes a region: 0 BAR0, 1 BAR1, 2 BAR3, 3 configuration space, 4 a missing one.
     Write { region: u8, offset: u32, size: u8, value: u64 },
     /// Reads a region.
     Read { region: u8, offset: u32, size: u8 },
-    /// Writes the guest's VRAM, or beyond, through PRAMIN.
+    /// Writes the guest's VRAM, or beyond it, through PRAMIN.
     Poke { at: u32, value: u32 },
     /// The guest's CPU writes its RAM.
     Ram { slot: u8, at: u16, value: u64 },
@@ -58,35 +58,35 @@ pub enum Step {
     Map { slot: u8, pages: u8, writable: bool },
     /// The VMM takes RAM back.
     Unmap { slot: u8 },
-    /// The driver brings the vGPU up.
+    /// The driver initializes the vGPU.
     BringUp,
-    /// The driver makes a channel.
+    /// The driver creates a channel.
     Channel { id: u8 },
-    /// The driver maps memory in its last channel's address space, checked by no one but the mediator.
+    /// The driver writes an unchecked page table entry in its last channel's address space.
     Entry { page: u16, low: u32, high: u8 },
     /// The driver maps a page of lent RAM.
     MapRam { page: u16, slot: u8 },
     /// The driver submits a copy to its last channel: 0 M2MF, 1 and 2 the copy engines.
     Copy { engine: u8, from: u16, to: u16, pages: u8 },
-    /// The driver submits two words as they are.
+    /// The driver submits two raw words.
     Raw { words: u64 },
     /// The driver unbinds its last channel.
     Unbind,
-    /// The driver serves interrupts.
+    /// The driver handles interrupts.
     Service,
-    /// The driver sets its paravirtual interface up, in lent RAM.
+    /// The driver sets up its paravirtual interface, in lent RAM.
     Paravirtual { slot: u8 },
-    /// It makes a batch of one operation available, and rings.
+    /// It makes a batch of one operation available, and rings the doorbell.
     Operation { code: u8, handle: u8, a: u32, b: u32, c: u64 },
-    /// It makes a chain of one descriptor available, anywhere, and rings.
+    /// It makes a chain of one descriptor available, anywhere, and rings the doorbell.
     Chain { head: u16, at: u64, bytes: u32, flags: u8 },
     /// The VMM resets the device.
     Reset,
-    /// The VMM goes and another comes.
+    /// The VMM disconnects and another connects.
     Reconnect,
 }
 
-/// Reads numbers off the front of some bytes.
+/// Reads numbers from the start of a byte slice.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -141,14 +141,14 @@ impl Bytes<'_> {
     }
 }
 
-/// The steps that some bytes stand for. Any bytes do; what is cut short at the end is left out.
+/// Decodes steps from arbitrary bytes; an incomplete step at the end is dropped.
 #[must_use]
 pub fn decode(bytes: &[u8]) -> Vec<Step> {
     let mut bytes = Bytes(bytes);
     std::iter::from_fn(|| bytes.step()).take(MAX_STEPS).collect()
 }
 
-/// Bytes that decode to these steps.
+/// Encodes steps as bytes.
 #[must_use]
 pub fn encode(steps: &[Step]) -> Vec<u8> {
     let mut out = Vec::new();
@@ -234,7 +234,7 @@ pub fn encode(steps: &[Step]) -> Vec<u8> {
     out
 }
 
-/// Resources of the card that are taken: chunks that nobody has, the mediator's, each VM's; channels; I/O address ranges.
+/// Resources of the card in use: chunks without an owner, the mediator's, each VM's; channels; I/O address ranges.
 type Taken = (u32, u32, Vec<(VmId, u32)>, u32, usize);
 
 fn taken(rig: &Rig) -> Taken {
@@ -243,7 +243,7 @@ fn taken(rig: &Rig) -> Taken {
     (chunks.free + chunks.to_scrub, chunks.mediator, placed, channels, ranges)
 }
 
-/// A card and both VMs; kept from input to input.
+/// A card and both VMs; reused for all inputs.
 struct World {
     rig: Rig,
     evil: Driver,
@@ -292,7 +292,7 @@ impl World {
                 if let Some((region, offset, size)) = place(region, offset, size) {
                     let data = &value.to_le_bytes()[..size];
                     guest.write(region, offset, data);
-                    // What a client can map it writes without telling, wherever it can.
+                    // Write mapped memory directly, wherever a client can map it.
                     if let Some(file) = guest.mapped(region).filter(|_| guest.maps(region, offset, size as u64)) {
                         assert_eq!(rustix::io::pwrite(&file, data, offset), Ok(size));
                     }
@@ -389,7 +389,7 @@ impl World {
         }
     }
 
-    /// The interface, while its RAM is there.
+    /// Returns the interface, while its RAM is mapped.
     fn interface(&mut self) -> Option<Interface> {
         let interface = self.interface.take()?;
         let there = self.evil.guest.ram_at(interface.base).is_some_and(|(_, bytes)| bytes >= RAM_BYTES);
@@ -402,7 +402,7 @@ impl World {
         self.bring_ups = 0;
         self.evil.guest.reconnect();
         self.evil.forget();
-        // A host that is busy elsewhere may keep the software card from letting go of a channel in time.
+        // On a busy host, the software card may take a while to release a channel.
         let began = Instant::now();
         while taken(&self.rig) != self.taken && began.elapsed() < PATIENCE {
             std::thread::sleep(LOOK);
@@ -429,7 +429,7 @@ impl World {
     }
 }
 
-/// An operation that is well-formed; what it says may be anything.
+/// Returns a well-formed operation with arbitrary arguments.
 fn operation(code: u8, handle: u32, a: u32, b: u32, c: u64) -> Ops {
     let ops = Ops::new();
     match code % 23 {
@@ -463,7 +463,7 @@ fn canary(bytes: u64) -> Vec<u8> {
     (0..bytes).map(|at| CANARY ^ (at >> 6) as u8).collect()
 }
 
-/// Aligned, and inside of the region, as the server hands accesses to a device.
+/// Returns an aligned access inside of the region, as the server passes accesses to a device.
 fn place(region: u8, offset: u32, size: u8) -> Option<(RegionIndex, u64, usize)> {
     let (region, bytes) = match region % 5 {
         0 => (RegionIndex::Bar0, 16 * MIB),
@@ -476,10 +476,10 @@ fn place(region: u8, offset: u32, size: u8) -> Option<(RegionIndex, u64, usize)>
     Some((region, (u64::from(offset) % bytes) & !(size - 1), size as usize))
 }
 
-/// Runs one input, by a VM whose apertures are trapped and by one whose are mapped.
+/// Runs one input on a VM with trapped apertures and on one with mapped apertures.
 ///
 /// # Panics
-/// When something is wrong with the mediator.
+/// If the mediator violates one of the checks.
 pub fn run(input: &[u8]) {
     static WORLDS: LazyLock<[Mutex<World>; 2]> =
         LazyLock::new(|| [Apertures::Trapped, Apertures::Remapped].map(|apertures| Mutex::new(World::new(apertures))));
@@ -492,7 +492,7 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// Inputs to begin with, by name: what a driver does, and some of what it should not.
+/// Returns initial inputs by name: typical actions of a driver, and some mistakes.
 #[must_use]
 pub fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let up = [Step::Map { slot: 0, pages: 15, writable: true }, Step::BringUp, Step::Channel { id: 1 }];

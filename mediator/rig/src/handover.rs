@@ -1,5 +1,5 @@
-//! A card and its VMs that go on with another owner, as in another process: what goes over is a file, the memory of the card and
-//! of the host as descriptors, and the links to the VMs' clients.
+//! Hands a card and its VMs to another owner, as between processes: through a file, the memory of the card and of the
+//! host as descriptors, and the links to the VMs' clients.
 
 use super::{Guest, LONG, Rig};
 use card::Card;
@@ -18,28 +18,28 @@ use std::time::{Duration, Instant};
 use vgpu::{MediatedDevice, MediatedVm, SavedSide};
 use vram::VmId;
 
-/// Owner of the parts that are the card's, in the file.
+/// Owner of the card's parts in the file.
 const CARD: u32 = 0;
-/// Time between two tries at what has not come to rest.
+/// Retry interval for parts that are not quiescent.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// Names of descriptors that go over.
+/// Names of descriptors that are handed over.
 const VRAM: &str = "vram";
 const HOST_MEMORY: &str = "host-memory";
 const APERTURES: &str = "apertures-";
 
-/// Settings of a card that is handed over: those that it was made with.
+/// Settings of a card that is handed over: those that it was created with.
 #[derive(Clone, Debug)]
 pub struct Handover {
-    /// Of the card, which is [shared](Config::shared).
+    /// Settings of the card, which is [shared](Config::shared).
     pub config: Config,
-    /// Of its owner, of which host memory is [shared](Sharing::shared).
+    /// Settings of its owner, whose host memory is [shared](Sharing::shared).
     pub sharing: Sharing,
-    /// The next owner reads of each part the version before, where there is one.
+    /// The next owner reads the previous version of each part, if one exists.
     pub older: bool,
 }
 
-/// A card and its VMs as the next owner has them before it takes them over.
+/// A card and its VMs at the next owner before it takes them over.
 struct Next {
     card: Arc<SimGpu>,
     reopened: Reopened,
@@ -49,7 +49,7 @@ struct Next {
 type Refusal = Box<dyn Error>;
 
 impl Handover {
-    /// The parts that the next owner reads.
+    /// Returns the parts that the next owner reads.
     fn reads(&self) -> Vec<Known> {
         let mut known = SavedHost::known();
         known.extend(SavedSide::known());
@@ -60,16 +60,16 @@ impl Handover {
         known
     }
 
-    /// A card that can be handed over.
+    /// Creates a card that can be handed over.
     #[must_use]
     pub fn rig(&self) -> Rig {
         Rig::made(&self.config, &self.sharing, |card| card)
     }
 
-    /// Has the rig's card, with all of its `guests`, go on with another owner. Guests see that time has passed.
+    /// Hands the rig's card, with all of its `guests`, to another owner. Guests see that time has passed.
     ///
     /// # Panics
-    /// When something does not go over, or the owner before does anything to the card once it is the next one's.
+    /// If something cannot be handed over, or the previous owner accesses the card once it belongs to the next one.
     pub fn hand_over(&self, rig: &mut Rig, guests: &mut [&mut Guest]) {
         guests.sort_by_key(|guest| guest.backend.id());
         let (Next { card, reopened, vms }, taker) = {
@@ -90,16 +90,16 @@ impl Handover {
             (guest.device, guest.backend) = (device, backend);
             guest.backend.go_on();
         }
-        // Nothing holds the owner before any more: it has gone. Hardware would be the same card.
+        // The previous owner has no references left: it was dropped. Hardware would be the same card.
         assert_eq!(before.read32(pbus::BAR1_BLOCK::OFFSET), apertures, "a card that was given away is left alone");
         assert!(pbus::BAR1_BLOCK::VALID.is_set(apertures));
     }
 
-    /// Offers the card to another owner, which goes before it has taken it over: the rig goes on. `edit` changes the file on its
-    /// way.
+    /// Offers the card to another owner, which is dropped before it has taken it over: the rig continues. `edit`
+    /// changes the file on its way.
     ///
     /// # Errors
-    /// When the other refuses it.
+    /// When the other owner refuses it.
     pub fn offer(&self, rig: &Rig, guests: &mut [&mut Guest], edit: impl FnOnce(&mut Vec<u8>)) -> Result<(), Refusal> {
         guests.sort_by_key(|guest| guest.backend.id());
         let still = rig.host.stand_still(LONG)?;
@@ -111,7 +111,7 @@ impl Handover {
         offered
     }
 
-    /// Gives all to another, which opens it as in another process. It is the rig's still.
+    /// Sends everything to another owner, which opens it as in another process. It still belongs to the rig.
     fn offered(&self, rig: &Rig, guests: &[&mut Guest], written: Package) -> Result<(Giver, Taker, Next), Refusal> {
         let (giver, taker) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let taker = Taker::connect(taker, &Introduction { program: "the next".into(), reads: self.reads() })?;
@@ -127,7 +127,7 @@ impl Handover {
         Ok((giver, taker, next))
     }
 
-    /// Opens what was given.
+    /// Opens the received state.
     fn open(&self, guests: &[&mut Guest], mut package: Package) -> Result<Next, Refusal> {
         let vram = package.take(VRAM).pop().ok_or("no VRAM")?;
         let host_memory = package.take(HOST_MEMORY).pop().map(File::from);
@@ -156,7 +156,7 @@ impl Handover {
     }
 }
 
-/// Writes everything down, with the files of memory under apertures. The card rests then.
+/// Serializes everything, with the files of memory of the apertures. The card is then quiescent.
 fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest], reads: Vec<Known>) -> Package {
     let began = Instant::now();
     let (host, sides) = loop {

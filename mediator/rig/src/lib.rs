@@ -1,11 +1,13 @@
-//! Mediated VMs without a VMM: a software card, its owner, and devices that are called as the server calls them.
+//! Mediated VMs without a VMM: a software card, its owner, and devices that are called like the server calls them.
 //!
-//! Parts: [`Rig`] (the card), [`altered`] (what a test changes of it), [`Guest`] (one VM: registers, apertures, RAM, interrupts), [`driver`] (what a driver in
-//! the guest does with them), [`paravirtual`] (a driver that knows us), [`fuzz`] (any sequence of accesses against it), [`Handover`] (all of that goes on with another owner);
-//! [`RemoteGuest`] (the same behind the socket of a daemon), [`xen`] (a domain of Xen without Xen) and [`Machine`] (what a driver wants of any);
-//! [`service_manager`] (what starts a daemon, and keeps its sockets). Mistakes of the caller panic.
+//! Parts: [`Rig`] (the card), [`altered`] (a card with changed behaviour), [`Guest`] (one VM: registers, apertures,
+//! RAM, interrupts), [`driver`] (a driver in the guest that uses them), [`paravirtual`] (a driver that knows the
+//! mediator), [`fuzz`] (arbitrary sequences of accesses against it), [`Handover`] (hands all of that to another owner);
+//! [`RemoteGuest`] (the same behind the socket of a daemon), [`xen`] (a Xen domain without Xen) and [`Machine`] (the
+//! interface that a driver needs from any of them); [`service_manager`] (starts a daemon, and keeps its sockets).
+//! Mistakes of the caller panic.
 //!
-//! What it does not do: boot a guest, or run a VMM; the crate `tests` does.
+//! The crate does not boot a guest, or run a VMM; the crate `tests` does.
 
 pub mod altered;
 pub mod driver;
@@ -36,13 +38,13 @@ use machine::Ram;
 pub use machine::{Machine, read_file};
 pub use remote::RemoteGuest;
 
-/// Nothing takes that long: a wait that ends by it has failed.
+/// Nothing takes that long: a wait that reaches this limit has failed.
 const LONG: Duration = Duration::from_secs(60);
 /// Bytes of a chunk.
 pub const CHUNK: u64 = 2 << 20;
-/// Bytes of a saved VM that come at once.
+/// Bytes of a saved VM per read.
 const PART: usize = 100_000;
-/// Bytes that the mediator keeps of a card.
+/// Bytes that the mediator reserves on a card.
 const RESERVE: u64 = 16 << 20;
 
 /// A card and its owner.
@@ -54,26 +56,26 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// A card with `vram_mib` MiB of VRAM, brought up.
+    /// Creates a card with `vram_mib` MiB of VRAM, and initializes it.
     #[must_use]
     pub fn new(vram_mib: u32) -> Self {
         Self::wrapped(vram_mib, |card| card)
     }
 
-    /// The same; its owner sees of the card what `wrap` makes of it.
+    /// The same; its owner accesses the card through the result of `wrap`.
     #[must_use]
     pub fn wrapped(vram_mib: u32, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         Self::made(&Config { vram_mib, ..Config::default() }, &sharing(), wrap)
     }
 
-    /// A card whose work takes time, shared as `scheduler` says.
+    /// Creates a card whose work takes time, with the settings `scheduler`.
     #[must_use]
     pub fn timed(vram_mib: u32, time: TimeModel, scheduler: sched::Config) -> Self {
         let sharing = Sharing { scheduler, ..sharing() };
         Self::made(&Config { vram_mib, time: Some(time), ..Config::default() }, &sharing, |card| card)
     }
 
-    /// A card that is shared as `sharing` says; its owner sees of it what `wrap` makes of it.
+    /// Creates a card with the settings `sharing`; its owner accesses it through the result of `wrap`.
     #[must_use]
     pub fn made(config: &Config, sharing: &Sharing, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         let card = Arc::new(SimGpu::new(config).expect("a card"));
@@ -81,13 +83,13 @@ impl Rig {
         Self { card, host: host.expect("a card that comes up") }
     }
 
-    /// A VM with `vram_mib` MiB of VRAM and no RAM.
+    /// Creates a VM with `vram_mib` MiB of VRAM and no RAM.
     #[must_use]
     pub fn guest(&self, vm: u32, vram_mib: u64, channels: u32) -> Guest {
         self.guest_with(vm, &settings(vram_mib, channels))
     }
 
-    /// A VM of any kind, with no RAM.
+    /// Creates a VM of any kind, with no RAM.
     #[must_use]
     pub fn guest_with(&self, vm: u32, settings: &Settings) -> Guest {
         let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
@@ -98,13 +100,13 @@ impl Rig {
         Guest { device, backend, link, settings: settings.clone(), msi, ram: Ram::default(), vram_bytes }
     }
 
-    /// Returns whether an address of a VM's VRAM lies in host memory.
+    /// Returns true if an address of a VM's VRAM is in host memory.
     pub fn in_host(&self, vm: u32, address: u64) -> bool {
         let found = self.host.lock().vram().chunks.lookup(VmId(vm), vram::GuestAddr(address), 1);
         matches!(found, vram::Lookup::Placed(vram::Place::Host(_)))
     }
 
-    /// Returns what of the card is taken: chunks by state, channels, I/O address ranges.
+    /// Returns the resources of the card in use: chunks by state, channels, I/O address ranges.
     #[must_use]
     pub fn usage(&self) -> (Summary, u32, usize) {
         let channels = self.host.channels_in_use();
@@ -113,7 +115,7 @@ impl Rig {
     }
 }
 
-/// Returns how a card is shared whose operator says nothing.
+/// Returns the default settings of a card.
 #[must_use]
 pub fn sharing() -> Sharing {
     Sharing {
@@ -128,7 +130,7 @@ pub fn sharing() -> Sharing {
     }
 }
 
-/// A VM with `vram_mib` MiB of VRAM kept for it, and everything else as an operator gets it who says nothing.
+/// Returns the settings of a VM with `vram_mib` MiB of guaranteed VRAM, and defaults otherwise.
 #[must_use]
 pub fn settings(vram_mib: u64, channels: u32) -> Settings {
     let share = Share {
@@ -161,21 +163,21 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Reads a region as a client does; what the device refuses reads as ones.
+    /// Reads a region as a client does; a refused read returns ones.
     pub fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) {
         if self.device.region_read(region, offset, data).is_err() {
             data.fill(0xff);
         }
     }
 
-    /// Writes a region as a client does; what the device refuses is lost.
+    /// Writes a region as a client does; a refused write is lost.
     pub fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) {
         if self.write_until_answered(region, offset, data) {
             self.device.settle();
         }
     }
 
-    /// As [`Self::write`], until the client has its answer. Returns whether something is left to be done behind that.
+    /// Like [`Self::write`], until the client has its answer. Returns true if a part of the write is deferred.
     pub fn write_until_answered(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> bool {
         self.device.region_write_first(region, offset, data).unwrap_or(false)
     }
@@ -204,28 +206,28 @@ impl Guest {
         self.rd(pramin::BASE + (at & 0xffff) as u32)
     }
 
-    /// Reads the guest's VRAM wherever it lives, past what the guest's device makes of it.
+    /// Reads the guest's VRAM in any location, bypassing the guest's device.
     pub fn vram_read(&self, at: u64, data: &mut [u8]) {
         self.backend.vram_peek(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
 
-    /// Writes the guest's VRAM, as its CPU does but in one go.
+    /// Writes the guest's VRAM as its CPU does, but in one access.
     pub fn vram_write(&self, at: u64, data: &[u8]) {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
 
-    /// As [`Self::vram_write`]; whether the memory was there.
+    /// Like [`Self::vram_write`]; returns true if the memory was present.
     pub fn vram_try_write(&self, at: u64, data: &[u8]) -> bool {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).is_ok()
     }
 
-    /// The file under a part of an aperture, as the client maps it.
+    /// Returns the file that backs a part of an aperture, as the client maps it.
     #[must_use]
     pub fn mapped(&self, region: RegionIndex) -> Option<Arc<OwnedFd>> {
         self.device.regions()[region as usize].mappable().map(|mappable| Arc::clone(mappable.file()))
     }
 
-    /// Returns whether a client may map these bytes of a region.
+    /// Returns true if a client may map these bytes of a region.
     #[must_use]
     pub fn maps(&self, region: RegionIndex, offset: u64, len: u64) -> bool {
         let regions = self.device.regions();
@@ -233,7 +235,7 @@ impl Guest {
         areas.iter().any(|area| offset >= area.offset && offset + len <= area.offset + area.size)
     }
 
-    /// Lends RAM to the device: a file of its own. False when the device refuses.
+    /// Lends RAM to the device, from a new file. Returns false if the device refuses.
     pub fn map_ram(&mut self, gpa: u64, size: u64, writable: bool) -> bool {
         let (file, given) = Ram::file(size).expect("a memory file");
         let Ok(region) = self.link.lend(gpa, size, writable, Some(given)) else { return false };
@@ -245,7 +247,7 @@ impl Guest {
         true
     }
 
-    /// Takes RAM back; returns its file, by which it can still be looked at.
+    /// Takes RAM back; returns its file, through which it can still be read.
     pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
         let region = self.link.take_back(gpa)?;
         self.device.dma_unmap(gpa, region.size);
@@ -262,7 +264,7 @@ impl Guest {
         self.ram.write(gpa, data);
     }
 
-    /// The file of the region of RAM that holds `gpa`: another CPU of the guest writes there.
+    /// Returns the file of the region of RAM that holds `gpa`, to write there like another CPU of the guest.
     pub fn ram_file(&self, gpa: u64) -> OwnedFd {
         self.ram.file_of(gpa)
     }
@@ -275,7 +277,7 @@ impl Guest {
         u32::from_le_bytes(word)
     }
 
-    /// The region of RAM that holds `gpa`, if one does: its start and size.
+    /// Returns the start and size of the region of RAM that holds `gpa`, if any.
     #[must_use]
     pub fn ram_at(&self, gpa: u64) -> Option<(u64, u64)> {
         self.ram.at(gpa)
@@ -286,47 +288,47 @@ impl Guest {
         wait_event(self.msi.as_fd(), LONG).expect("an interrupt");
     }
 
-    /// Takes the MSI messages that have come, without waiting. False when there was none.
+    /// Takes the MSI messages that have arrived, without waiting. Returns false if none had.
     #[must_use]
     pub fn take_msi(&self) -> bool {
         wait_event(self.msi.as_fd(), Duration::ZERO).is_ok()
     }
 
-    /// The VM, for threads that look at it while it is served.
+    /// Returns the VM, for threads that inspect it while it is served.
     #[must_use]
     pub fn vm(&self) -> Arc<MediatedVm> {
         Arc::clone(&self.backend)
     }
 
-    /// Does `act` while the VM's lock is held.
+    /// Calls `act` while the VM's lock is held.
     pub fn while_locked(&self, act: impl FnOnce()) {
         self.backend.while_locked(act);
     }
 
-    /// Returns what the operator sees.
+    /// Returns the operator's view.
     #[must_use]
     pub fn status(&self) -> DeviceStatus {
         self.backend.status()
     }
 
-    /// A counter of the operator's view.
+    /// Returns a counter of the operator's view.
     #[must_use]
     pub fn counter(&self, name: &str) -> u64 {
         *self.status().counters.get(name).expect("a counter of that name")
     }
 
-    /// Returns whether the server has been told to disconnect the client.
+    /// Returns true if the server has been told to disconnect the client.
     #[must_use]
     pub fn is_disconnected(&self) -> bool {
         self.link.is_disconnecting()
     }
 
-    /// The operator has the VM configured otherwise, for who makes it anew.
+    /// Changes the configuration of the VM, for its next creation.
     pub fn configured(&mut self, change: impl FnOnce(&mut Settings)) {
         change(&mut self.settings);
     }
 
-    /// Returns what the VM has published of itself last, without a look at it.
+    /// Returns the last published status of the VM, without reading it from the VM.
     #[must_use]
     pub fn published(&self) -> DeviceStatus {
         self.backend.published()
@@ -337,7 +339,7 @@ impl Guest {
         self.device.reset();
     }
 
-    /// The client goes, and the next one comes.
+    /// The client disconnects, and the next one connects.
     pub fn reconnect(&mut self) {
         while let Some(gpa) = self.ram.first() {
             self.unmap_ram(gpa);
@@ -347,20 +349,20 @@ impl Guest {
         self.msi = self.link.attach_msi().expect("an event");
     }
 
-    /// The operator has the VM go to another card, as `vm` there. Its memory leaves the card that it is on before if `emptied`.
-    /// Returns the bytes that were copied while it stood still.
+    /// The operator moves the VM to another card, as `vm` there. With `emptied`, its memory is evicted from its current
+    /// card first. Returns the bytes that were copied while it was stopped.
     ///
     /// # Errors
-    /// What is in the way. It goes on where it was then.
+    /// The obstacle. The VM then continues where it was.
     pub fn move_to(&mut self, to: &Rig, vm: u32, emptied: bool) -> Result<u64, DeviceError> {
         self.move_beside(to, vm, emptied, |_| (), |_, left| drop(left))
     }
 
-    /// As [`Self::move_to`]; what `meanwhile` does comes after the other card has what it can have while the guest works, and before its
-    /// stop; what `behind` does when it has gone on, before it lets go of what is left of it on this card.
+    /// Like [`Self::move_to`]. Calls `meanwhile` after the other card has all that it can get while the guest works,
+    /// and before the stop; calls `behind` when the VM has resumed, before its remains on this card are released.
     ///
     /// # Errors
-    /// As [`Self::move_to`].
+    /// Those of [`Self::move_to`].
     pub fn move_beside(
         &mut self,
         to: &Rig,
@@ -401,10 +403,10 @@ impl Guest {
         }
     }
 
-    /// The operator saves the VM, which goes on.
+    /// The operator saves the VM, which continues.
     ///
     /// # Errors
-    /// What the operator is told.
+    /// The operator's error.
     pub fn save(&mut self) -> Result<Vec<u8>, DeviceError> {
         let mut saving = self.backend.save_all(LONG)?;
         let mut all = Vec::new();
@@ -414,10 +416,10 @@ impl Guest {
         Ok(all)
     }
 
-    /// The operator has the VM be what was saved, as `vm` on a card.
+    /// The operator restores the VM from `saved`, as `vm` on a card.
     ///
     /// # Errors
-    /// What is in the way. It goes on as it was then.
+    /// The obstacle. The VM then continues as it was.
     pub fn restore(&mut self, to: &Rig, vm: u32, saved: &[u8]) -> Result<u64, DeviceError> {
         let (device, there) = MediatedVm::build(&to.host, VmId(vm), &self.settings, &self.link)?;
         let restore = || {
@@ -440,15 +442,15 @@ impl Guest {
         }
     }
 
-    /// The device, as one whose state its client takes elsewhere.
+    /// Returns the device's interface for migration by its client.
     pub fn migration(&mut self) -> &mut dyn Migration {
         self.device.migration().expect("a device whose state can be taken elsewhere")
     }
 
-    /// Says whether an operator could move the VM, or another process go on with it.
+    /// Checks that an operator could move the VM, or hand it to another process.
     ///
     /// # Errors
-    /// What is in the way.
+    /// The obstacle.
     pub fn check_movable(&self) -> Result<(), owner::HostError> {
         self.backend.check_movable()
     }
@@ -456,7 +458,7 @@ impl Guest {
     /// The operator removes the VM.
     ///
     /// # Errors
-    /// What the operator is told.
+    /// The operator's error.
     pub fn remove(self) -> Result<(), owner::HostError> {
         let Self { device, backend, .. } = self;
         drop(device);

@@ -1,4 +1,4 @@
-//! The machine that a driver runs in, as it needs it, whatever carries the vGPU.
+//! The machine that a driver runs in, independent of the vGPU's transport.
 
 use super::Guest;
 use nvspec::regs::{pbus, windows::pramin};
@@ -8,8 +8,8 @@ use std::io;
 use vmm_glue::RegionIndex;
 use vmm_glue::client::memory_file;
 
-/// A guest's CPU and RAM, as far as a driver uses them. Like a driver of hardware, its user learns of no error: what is
-/// refused reads as ones, and so does all when the device has gone.
+/// A guest's CPU and RAM, as far as a driver uses them. As on hardware, a driver sees no errors: refused reads return
+/// ones, and so do all reads when the device has gone.
 pub trait Machine {
     /// Reads a region.
     fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]);
@@ -17,7 +17,7 @@ pub trait Machine {
     /// Writes a region.
     fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]);
 
-    /// Bytes of the guest's VRAM.
+    /// Returns the bytes of the guest's VRAM.
     fn vram_bytes(&self) -> u64;
 
     /// Reads the guest's VRAM.
@@ -32,7 +32,7 @@ pub trait Machine {
     /// Writes the guest's RAM.
     fn ram_write(&self, gpa: u64, data: &[u8]);
 
-    /// Waits for an MSI message. False when the device has gone, so that none will come.
+    /// Waits for an MSI message. Returns false if the device has gone, so that none will come.
     fn wait_msi(&self) -> bool;
 
     /// Reads a register.
@@ -106,7 +106,7 @@ struct Region {
 pub(super) struct Ram(BTreeMap<u64, Region>);
 
 impl Ram {
-    /// A file for `size` bytes, and a second descriptor of it to be lent.
+    /// Creates a file of `size` bytes, and a second descriptor of it for lending.
     pub(super) fn file(size: u64) -> io::Result<(OwnedFd, OwnedFd)> {
         let file = memory_file(size, true)?;
         let lent = file.try_clone()?;
@@ -117,22 +117,22 @@ impl Ram {
         self.0.insert(gpa, Region { size, file });
     }
 
-    /// Forgets the region that begins at `gpa`; its size and file.
+    /// Removes the region that starts at `gpa`; returns its size and file.
     pub(super) fn remove(&mut self, gpa: u64) -> Option<(u64, OwnedFd)> {
         self.0.remove(&gpa).map(|Region { size, file }| (size, file))
     }
 
-    /// Start of the first region.
+    /// Returns the start of the first region.
     pub(super) fn first(&self) -> Option<u64> {
         self.0.first_key_value().map(|(&gpa, _)| gpa)
     }
 
-    /// Start, size and file of all regions.
+    /// Returns start, size and file of all regions.
     pub(super) fn all(&self) -> impl Iterator<Item = (u64, u64, &OwnedFd)> {
         self.0.iter().map(|(&gpa, Region { size, file })| (gpa, *size, file))
     }
 
-    /// Start and size of the region that holds `gpa`.
+    /// Returns start and size of the region that holds `gpa`.
     pub(super) fn at(&self, gpa: u64) -> Option<(u64, u64)> {
         let (&start, region) = self.0.range(..=gpa).next_back()?;
         (gpa - start < region.size).then_some((start, region.size))
@@ -148,7 +148,7 @@ impl Ram {
         assert_eq!(rustix::io::pwrite(file, data, at), Ok(data.len()));
     }
 
-    /// The file of the region that holds `gpa`, for who writes it beside the guest.
+    /// Returns the file of the region that holds `gpa`, for writers other than the guest.
     pub(super) fn file_of(&self, gpa: u64) -> OwnedFd {
         self.place(gpa).0.try_clone().expect("another descriptor")
     }

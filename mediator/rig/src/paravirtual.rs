@@ -1,4 +1,4 @@
-//! The guest's side of the paravirtual interface, as small as can be: a queue in RAM.
+//! The guest's side of the paravirtual interface, reduced to a minimum: a queue in RAM.
 
 use super::Machine;
 use pv::abi::register;
@@ -8,7 +8,7 @@ use vgpu::pv::OFFSET;
 
 /// Entries of the queue.
 pub const ENTRIES: u16 = 64;
-/// Bytes of RAM that an interface takes.
+/// Bytes of RAM that an interface uses.
 pub const RAM_BYTES: u64 = 0x2_0000;
 const AVAILABLE: u64 = 0x800;
 const USED: u64 = 0x1000;
@@ -19,25 +19,25 @@ const REPLY_BYTES: u32 = 0x8000;
 /// An interface that is set up, with its queue in RAM.
 #[derive(Clone, Copy, Debug)]
 pub struct Interface {
-    /// First guest-physical address of the RAM that it has.
+    /// First guest-physical address of its RAM.
     pub base: u64,
     next: u16,
 }
 
 impl Interface {
-    /// Sets an interface up in the [`RAM_BYTES`] bytes of RAM at `base`. All features that are offered are accepted.
+    /// Sets up an interface in the [`RAM_BYTES`] bytes of RAM at `base`. All offered features are accepted.
     pub fn open(machine: &mut impl Machine, base: u64) -> Self {
         Self::open_with(machine, base, u32::MAX)
     }
 
-    /// As [`Self::open`], with some of the features.
+    /// Like [`Self::open`], with some of the features.
     pub fn open_with(machine: &mut impl Machine, base: u64, features: u32) -> Self {
         machine.ram_write(base, &vec![0; RAM_BYTES as usize]);
         Self::set_up(machine, base, features);
         Self { base, next: 0 }
     }
 
-    /// Has the device use a queue at `base`, whatever is there. Returns whether it does.
+    /// Makes the device use a queue at `base`, whatever is there. Returns true if it does.
     pub fn set_up(machine: &mut impl Machine, base: u64, features: u32) -> bool {
         machine.wr(OFFSET + register::STATUS, status::RESET);
         Self::describe(machine, base, features);
@@ -45,7 +45,7 @@ impl Interface {
         Self::status(machine) == status::READY
     }
 
-    /// Says where the queue is, and does not have it used yet.
+    /// Writes the location of the queue, without enabling it.
     pub fn describe(machine: &mut impl Machine, base: u64, features: u32) {
         let features = features & machine.rd(OFFSET + register::FEATURES);
         machine.wr(OFFSET + register::FEATURES, features);
@@ -60,17 +60,17 @@ impl Interface {
         }
     }
 
-    /// Returns what the device says of the interface.
+    /// Returns the device's status of the interface.
     pub fn status(machine: &mut impl Machine) -> u32 {
         machine.rd(OFFSET + register::STATUS)
     }
 
-    /// Makes a batch available, and rings; its answer.
+    /// Makes a batch available, and rings the doorbell; returns the reply.
     pub fn call(&mut self, machine: &mut impl Machine, ops: &Ops) -> Reply {
         self.send(machine, &ops.bytes())
     }
 
-    /// As [`Self::call`], with any bytes.
+    /// Like [`Self::call`], with arbitrary bytes.
     pub fn send(&mut self, machine: &mut impl Machine, batch: &[u8]) -> Reply {
         self.post(machine, batch);
         let ended = machine.rd(OFFSET + register::ENDED);
@@ -78,7 +78,7 @@ impl Interface {
         self.reply(machine)
     }
 
-    /// Makes any bytes available as a batch, and rings.
+    /// Makes arbitrary bytes available as a batch, and rings the doorbell.
     pub fn post(&mut self, machine: &mut impl Machine, batch: &[u8]) {
         let head = (self.next % (ENTRIES / 2)) * 2;
         machine.ram_write(self.base + REQUEST, batch);
@@ -88,7 +88,7 @@ impl Interface {
         self.publish(machine, head);
     }
 
-    /// Writes a descriptor: where, how many bytes, flags (1 chained, 2 device-writable), the next one.
+    /// Writes a descriptor: address, number of bytes, flags (1 chained, 2 device-writable), the next one.
     pub fn descriptor(&self, machine: &impl Machine, index: u16, at: u64, bytes: u32, flags: u16, next: u16) {
         let mut raw = at.to_le_bytes().to_vec();
         raw.extend(bytes.to_le_bytes());
@@ -97,7 +97,7 @@ impl Interface {
         machine.ram_write(self.base + u64::from(index) * 16, &raw);
     }
 
-    /// Makes the chain that begins with `head` available, and rings.
+    /// Makes the chain that starts with `head` available, and rings the doorbell.
     pub fn publish(&mut self, machine: &mut impl Machine, head: u16) {
         let slot = self.base + AVAILABLE + 4 + 2 * u64::from(self.next % ENTRIES);
         machine.ram_write(slot, &head.to_le_bytes());
@@ -106,7 +106,7 @@ impl Interface {
         machine.wr(OFFSET + register::DOORBELL, 0);
     }
 
-    /// Chains that the device has used.
+    /// Returns the number of chains that the device has used.
     #[must_use]
     pub fn used(&self, machine: &impl Machine) -> u16 {
         let mut index = [0; 2];

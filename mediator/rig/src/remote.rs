@@ -1,4 +1,4 @@
-//! A VM at the other end of a daemon's socket: what [`Guest`](super::Guest) is in process, by vfio-user messages.
+//! A VM at the other end of a daemon's socket: like [`Guest`](super::Guest), but through vfio-user messages.
 
 use super::machine::{Machine, Ram};
 use nvspec::regs::{pbus, windows::pramin};
@@ -13,7 +13,7 @@ use vmm_glue::RegionIndex;
 use vmm_glue::client::{Client, ClientError};
 use vmm_glue::protocol::{STATE_RESUMING, STATE_RUNNING, STATE_STOP_COPY};
 
-/// Nothing takes that long, however loaded the host is: a wait that ends by it has failed.
+/// Nothing takes that long, however loaded the host is: a wait that reaches this limit has failed.
 const LONG: Duration = Duration::from_secs(120);
 /// Wire number of MSI.
 const MSI: u32 = 1;
@@ -25,8 +25,8 @@ const PIECE: u64 = 4096;
 
 /// One VM. Writes are posted, as QEMU's are.
 ///
-/// The device may go at any time, when the operator removes the VM: then [`Self::is_there`] is false. A server that does
-/// not answer, or not as the protocol wants, is a panic.
+/// The device may disappear at any time, when the operator removes the VM: then [`Self::is_there`] is false. A server
+/// that does not answer, or violates the protocol, causes a panic.
 pub struct RemoteGuest {
     /// `None` once the device has gone.
     client: RefCell<Option<Client>>,
@@ -36,10 +36,10 @@ pub struct RemoteGuest {
 }
 
 impl RemoteGuest {
-    /// Connects as a VMM does, and takes MSI. The VM has `vram_bytes` of VRAM.
+    /// Connects as a VMM does, and enables MSI. The VM has `vram_bytes` of VRAM.
     ///
     /// # Errors
-    /// When there is no server, or it refuses.
+    /// When no server listens, or it refuses.
     pub fn connect(socket: &Path, vram_bytes: u64) -> Result<Self, ClientError> {
         let mut client = Client::connect(socket)?;
         client.set_timeout(Some(LONG))?;
@@ -47,19 +47,19 @@ impl RemoteGuest {
         Ok(Self { client: RefCell::new(Some(client)), msi, ram: Ram::default(), vram_bytes })
     }
 
-    /// Returns whether the server has not closed the connection, as far as is known without asking it.
+    /// Returns true unless the server is known to have closed the connection; does not ask it.
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.client.borrow().is_some()
     }
 
-    /// Has the server carry out all that was posted. False when the device has gone.
+    /// Waits until the server has carried out all posted writes. Returns false if the device has gone.
     pub fn settle(&mut self) -> bool {
         self.ask(|client| client.device_info().map(drop));
         self.is_there()
     }
 
-    /// Calls the server; `None` when it refuses, or is gone.
+    /// Calls the server; `None` if it refuses, or is gone.
     fn ask<T>(&self, call: impl FnOnce(&mut Client) -> Result<T, ClientError>) -> Option<T> {
         let mut place = self.client.borrow_mut();
         match call(place.as_mut()?) {
@@ -77,16 +77,16 @@ impl RemoteGuest {
         }
     }
 
-    /// Lends RAM to the device: a file of its own. False when the device refuses.
+    /// Lends RAM to the device, from a new file. Returns false if the device refuses.
     pub fn map_ram(&mut self, gpa: u64, size: u64, writable: bool) -> bool {
         let (file, lent) = Ram::file(size).expect("a memory file");
         let mapped = self.ask(|client| client.dma_map(gpa, size, writable, Some((lent.as_fd(), 0)))).is_some();
-        // The guest has its RAM whether or not the device can reach it.
+        // The guest has its RAM even if the device cannot access it.
         self.ram.insert(gpa, size, file);
         mapped
     }
 
-    /// Takes RAM back; returns its file, by which it can still be looked at.
+    /// Takes RAM back; returns its file, through which it can still be read.
     pub fn unmap_ram(&mut self, gpa: u64) -> Option<OwnedFd> {
         let (size, file) = self.ram.remove(gpa)?;
         self.ask(|client| client.dma_unmap(gpa, size).map(drop));
@@ -98,17 +98,18 @@ impl RemoteGuest {
         self.ask(Client::reset);
     }
 
-    /// The client takes back all that it lent, and closes.
+    /// The client takes back all that it lent, and closes the connection.
     pub fn leave(self) {
         self.ask(|client| client.disable_irqs(MSI));
         self.ask(Client::dma_unmap_all);
     }
 
-    /// Goes on with another device, which is served at `socket` and has been nobody's: the client has this one stopped, reads its state,
-    /// and has the other be that. All of its RAM is lent there, to be read and written. Returns the bytes of the state.
+    /// Migrates to another device, which is served at `socket` and was never used: the client stops this device, reads
+    /// its state, and loads the state into the other. All of its RAM is lent there, readable and writable. Returns the
+    /// bytes of the state.
     ///
     /// # Errors
-    /// When either server refuses. This device is stopped then, and the other as after a reset.
+    /// When either server refuses. This device is then stopped, and the other one reset.
     pub fn migrate_to(&mut self, socket: &Path) -> Result<usize, ClientError> {
         let mut there = Client::connect(socket)?;
         there.set_timeout(Some(LONG))?;
@@ -125,18 +126,18 @@ impl RemoteGuest {
         there.set_device_state(STATE_RESUMING)?;
         state.chunks(STATE_PART as usize).try_for_each(|part| there.migration_write(part))?;
         there.set_device_state(STATE_RUNNING)?;
-        // The client before has passed on nothing that this one would not.
+        // The previous client has no state that this one lacks.
         *self.client.borrow_mut() = Some(there);
         self.msi = msi;
         Ok(state.len())
     }
 
-    /// The device is stopped, and goes on; for a client that does not take it elsewhere after all.
+    /// Sets the state of the device, as for a client that stops it and then resumes it here.
     pub fn set_device_state(&mut self, state: u32) -> Result<(), ClientError> {
         self.client.borrow_mut().as_mut().ok_or(ClientError::Closed)?.set_device_state(state)
     }
 
-    /// The client is gone without a word, as when it is killed. Returns the files of its RAM.
+    /// The client disconnects without a message, as when it is killed. Returns the files of its RAM.
     #[must_use]
     pub fn vanish(mut self) -> Vec<OwnedFd> {
         std::iter::from_fn(|| self.ram.remove(self.ram.first()?)).map(|(_, file)| file).collect()
@@ -158,7 +159,7 @@ impl Machine for RemoteGuest {
         self.vram_bytes
     }
 
-    /// Through PRAMIN.
+    /// Reads through PRAMIN.
     fn vram_read(&self, at: u64, data: &mut [u8]) {
         for (at, data) in pieces(at, data.len()).zip(data.chunks_mut(PIECE as usize)) {
             let (window, offset) = window(at);
@@ -172,7 +173,7 @@ impl Machine for RemoteGuest {
         }
     }
 
-    /// Through PRAMIN.
+    /// Writes through PRAMIN.
     fn vram_write(&self, at: u64, data: &[u8]) {
         for (at, data) in pieces(at, data.len()).zip(data.chunks(PIECE as usize)) {
             let (window, offset) = window(at);
@@ -209,12 +210,12 @@ impl Machine for RemoteGuest {
             assert_eq!(rustix::io::read(&self.msi, &mut count), Ok(count.len()));
             return true;
         }
-        // Nothing was asked, so this is the end of the connection.
+        // No request is outstanding, so this is the end of the connection.
         *place = None;
         false
     }
 
-    /// In one message, as a VMM that gathers posted writes sends them.
+    /// Writes in one message, as a VMM that gathers posted writes sends them.
     fn poke(&mut self, at: u64, value: u32) {
         let (window, offset) = window(at);
         let (window, value) = (window.to_le_bytes(), value.to_le_bytes());
@@ -224,13 +225,13 @@ impl Machine for RemoteGuest {
     }
 }
 
-/// Returns where PRAMIN must be for a VRAM address, and the address in BAR0 then. Its window is larger than a piece by
-/// far.
+/// Returns the PRAMIN base for a VRAM address, and the resulting address in BAR0. Its window is far larger than a
+/// piece.
 fn window(at: u64) -> (u32, u64) {
     ((at >> 16) as u32, u64::from(pramin::BASE) + (at & 0xffff))
 }
 
-/// Starts of the pieces of `len` bytes from `at` on.
+/// Returns the starts of the pieces of `len` bytes from `at` on.
 fn pieces(at: u64, len: usize) -> impl Iterator<Item = u64> {
     (at..at + len as u64).step_by(PIECE as usize)
 }

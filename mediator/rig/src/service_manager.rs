@@ -1,5 +1,5 @@
-//! A service manager's part, for tests: it hears what daemons say (`sd_notify`), keeps the file descriptors that they store, and
-//! hands these to the next one.
+//! The service manager's role, for tests: it receives notifications of daemons (`sd_notify`), keeps the file
+//! descriptors that they store, and passes these to the next daemon.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -15,31 +15,31 @@ use command_fds::{CommandFdExt, FdMapping};
 use parking_lot::{Condvar, Mutex};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// Descriptors that it keeps.
+/// Maximum number of descriptors that it keeps.
 const CAPACITY: u32 = 1026;
-/// The first descriptor that is handed over.
+/// The first descriptor that is passed on.
 const FIRST: i32 = 3;
-/// Told to itself when nobody listens any more.
+/// Sent to itself to end the listening thread.
 const LAST: &[u8] = b"X_LAST=1";
 
-/// Messages that have been heard.
+/// Messages that were received.
 #[derive(Debug, Default)]
 pub struct Heard {
-    /// Lines that daemons have said and nobody has taken, but for those of stored descriptors.
+    /// Lines of daemons that were not taken yet, except those of stored descriptors.
     pub said: Vec<String>,
-    /// Descriptors that are kept, with their names, in order. Nothing keeps two from having one name.
+    /// Descriptors that are kept, with their names, in order. Two may have the same name.
     pub kept: Vec<(String, OwnedFd)>,
 }
 
 impl Heard {
-    /// Takes all up to the first `line` away, if that was said.
+    /// Removes all lines up to the first `line`, if that was received.
     pub fn take(&mut self, line: &str) -> Option<()> {
         let place = self.said.iter().position(|said| said == line)?;
         self.said.drain(..=place);
         Some(())
     }
 
-    /// Returns whether just these descriptors are kept; names are given in order.
+    /// Returns true if exactly these descriptors are kept; names are given in order.
     #[must_use]
     pub fn keeps(&self, names: &[&str]) -> bool {
         let mut kept: Vec<_> = self.kept.iter().map(|(name, _)| name.as_str()).collect();
@@ -70,7 +70,7 @@ impl ServiceManager {
     /// Listens on `path`.
     ///
     /// # Errors
-    /// When it cannot.
+    /// When it cannot listen.
     pub fn new(path: &Path) -> io::Result<Self> {
         let socket = UnixDatagram::bind(path)?;
         let heard = Arc::new((Mutex::default(), Condvar::new()));
@@ -79,12 +79,12 @@ impl ServiceManager {
         Ok(Self { path: path.to_owned(), heard, thread: Some(thread) })
     }
 
-    /// A command that starts `program` as a service with all that is kept.
+    /// Returns a command that starts `program` as a service with all kept descriptors.
     ///
     /// # Errors
     /// When a descriptor cannot be copied.
     pub fn command(&self, program: &Path) -> io::Result<Command> {
-        // A service learns by its own process number that it is meant.
+        // A service compares its process number to check that the descriptors are for it.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(program);
         command.env("NOTIFY_SOCKET", &self.path).env("FDSTORE", CAPACITY.to_string());
@@ -105,7 +105,8 @@ impl ServiceManager {
         Ok(command)
     }
 
-    /// Looks at what was heard, now and whenever more is, until that gives something. An error if it does not within `limit`.
+    /// Calls `look` with the received messages, now and whenever more arrive, until it returns a value. Fails after
+    /// `limit`.
     ///
     /// # Errors
     /// When the time is over.

@@ -1,4 +1,4 @@
-//! A VM that is a domain of a hypervisor that is none: what [`Guest`](super::Guest) is by calls, by requests of Xen's.
+//! A VM that is a domain of a fake hypervisor: like [`Guest`](super::Guest), but through requests of Xen.
 
 use super::{Machine, Rig};
 use nvspec::regs::{pbus, windows::pramin};
@@ -14,9 +14,9 @@ use vmm_glue::xen::{XenOptions, XenServer};
 use vmm_glue::{IrqCounts, Link, RegionIndex, StopHandle};
 use vram::VmId;
 
-/// Nothing takes that long, however loaded the host is: a wait that ends by it has failed.
+/// Nothing takes that long, however loaded the host is: a wait that reaches this limit has failed.
 const LONG: Duration = Duration::from_secs(120);
-/// Places of the guest's BARs: BAR0, BAR1 and BAR3, the larger ones where firmware does that do not fit below 4 GiB.
+/// Addresses of the guest's BARs: BAR0, BAR1 and BAR3. Like firmware, it places the larger ones above 4 GiB.
 const PLACES: [(u64, u64); 3] = [(0x10, 0xe000_0000), (0x14, 0x10_0000_0000), (0x1c, 0x20_0000_0000)];
 /// The capability of message-signalled interrupts of the vGPU.
 const MSI: u64 = 0x68;
@@ -30,15 +30,15 @@ pub struct XenVm {
     thread: Option<JoinHandle<()>>,
     name: String,
     vram_bytes: u64,
-    /// Pages that the host has for a domain of it, beside its RAM.
+    /// Pages that the host has for one of its domains, in addition to its RAM.
     pub spare: u64,
 }
 
 impl XenVm {
-    /// A VM numbered `vm`, for a domain called `name`.
+    /// Creates a VM numbered `vm`, for a domain named `name`.
     ///
     /// # Panics
-    /// When the card has no room for it.
+    /// If the card has no room for it.
     #[must_use]
     pub fn new(rig: &Rig, vm: u32, settings: &Settings, name: &str) -> Self {
         let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
@@ -55,7 +55,8 @@ impl XenVm {
         Self { xen, backend, stop, thread: Some(thread), name: name.to_owned(), vram_bytes, spare }
     }
 
-    /// A domain of the VM with `kib` of RAM and two processors, of which a driver uses the first, served, its BARs placed and its messages on.
+    /// Creates a domain of the VM with `kib` of RAM and two processors, of which a driver uses the first. It is served,
+    /// its BARs are placed and its messages are enabled.
     #[must_use]
     pub fn domain(&self, id: u16, kib: u64) -> XenGuest {
         let domain = self.xen.create(FakeSpec { kib, cpus: 2, spare: self.spare, ..FakeSpec::new(id, &self.name) });
@@ -74,10 +75,10 @@ impl XenVm {
         XenGuest { domain, taken: Cell::new(0), vram_bytes: self.vram_bytes }
     }
 
-    /// A counter of the operator's view.
+    /// Returns a counter of the operator's view.
     ///
     /// # Panics
-    /// When there is none of that name.
+    /// If no counter has the name.
     #[must_use]
     pub fn counter(&self, name: &str) -> u64 {
         *self.backend.status().counters.get(name).expect("a counter of that name")
@@ -99,7 +100,7 @@ impl Drop for XenVm {
 pub struct XenGuest {
     /// The domain.
     pub domain: FakeDomain,
-    /// Messages that were waited for.
+    /// Number of messages that were waited for.
     taken: Cell<usize>,
     vram_bytes: u64,
 }
@@ -154,7 +155,7 @@ impl Machine for XenGuest {
         self.vram_bytes
     }
 
-    /// Through PRAMIN.
+    /// Reads through PRAMIN.
     fn vram_read(&self, at: u64, data: &mut [u8]) {
         for (at, piece) in (at..).step_by(8).zip(data.chunks_mut(8)) {
             let read = self.domain.read(0, self.window(at), piece.len() as u32).to_le_bytes();
@@ -162,7 +163,7 @@ impl Machine for XenGuest {
         }
     }
 
-    /// Through PRAMIN.
+    /// Writes through PRAMIN.
     fn vram_write(&self, at: u64, data: &[u8]) {
         for (at, piece) in (at..).step_by(8).zip(data.chunks(8)) {
             let mut value = [0; 8];

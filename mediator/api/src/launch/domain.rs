@@ -1,7 +1,7 @@
 //! A domain of libvirt for a virtual machine.
 //!
-//! libvirt knows no vfio-user, so that the device is one of QEMU's own arguments, which libvirt passes on. The rest is libvirt's:
-//! memory in a file that QEMU shares with the daemon, and a machine of PCI Express.
+//! libvirt does not support vfio-user, so that the device is a raw argument of QEMU, which libvirt passes on. libvirt
+//! does the rest: memory in a file that QEMU shares with the daemon, and a PCI Express machine.
 //!
 //! Sources: `formatdomain.html`, `drvqemu.html#pass-through-of-arbitrary-qemu-commands`.
 
