@@ -32,7 +32,8 @@ pub struct Bucket {
     pub count: u64,
 }
 
-/// Upper ends of the buckets in which durations are shown, in ns: from 10 us to 30 s, about three times longer each.
+/// Upper bounds of the buckets of displayed durations, in ns: from 10 us to 30 s, each about three times the previous
+/// one.
 const BUCKETS: [u64; 14] = {
     let mut ends = [0; 14];
     let (mut index, mut end) = (0, 10_000);

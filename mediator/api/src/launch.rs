@@ -109,19 +109,19 @@ impl From<MemorySize> for String {
     }
 }
 
-/// A virtual machine, as a domain of libvirt describes it.
+/// A virtual machine, as a libvirt domain describes it.
 #[derive(Clone, Copy, Debug)]
 pub struct Named<'a> {
     /// Its name.
     pub name: &'a str,
     /// Its socket.
     pub socket: &'a Path,
-    /// The profile from which libvirt's hook makes it, if that is to.
+    /// The profile from which libvirt's hook creates it, if it does.
     pub profile: Option<&'a str>,
 }
 
-/// The lines of `xl`'s configuration that the domain `domain` of a virtual machine needs, with `memory` of guest RAM and BARs
-/// of `bars_mib` in all.
+/// Returns the lines of `xl`'s configuration that the domain `domain` of a virtual machine needs, with `memory` of
+/// guest RAM and BARs of `bars_mib` in total.
 #[must_use]
 pub fn xl(domain: &str, bars_mib: u64, MemorySize(memory): &MemorySize) -> LaunchArgs {
     let mib = match memory.strip_suffix('G') {
@@ -148,7 +148,7 @@ pub fn xl(domain: &str, bars_mib: u64, MemorySize(memory): &MemorySize) -> Launc
     LaunchArgs { vmm: Vmm::Xen.to_string(), command: args.join("\n"), args, notes: notes.map(str::to_owned).to_vec() }
 }
 
-/// The arguments that connect `vmm`, with `memory` of guest RAM, to the device of a virtual machine.
+/// Returns the arguments that connect `vmm`, with `memory` of guest RAM, to the device of a virtual machine.
 #[must_use]
 pub fn args(vmm: SocketVmm, vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
     let path = vm.socket.display().to_string();
@@ -202,7 +202,7 @@ pub fn args(vmm: SocketVmm, vm: Named<'_>, memory: &MemorySize) -> LaunchArgs {
     }
 }
 
-/// An argument as a POSIX shell takes it.
+/// Quotes an argument for a POSIX shell.
 fn quoted(arg: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_=,./:@%+".contains(&byte);
     if !arg.is_empty() && arg.bytes().all(plain) {

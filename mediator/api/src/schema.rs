@@ -6,10 +6,10 @@ use serde_json::{Map, Value, json};
 
 use super::launch::{MemorySize, Vmm};
 
-/// Describes a value; types that it has in it go to the generator's definitions.
+/// Returns the schema of a value; nested types go to the generator's definitions.
 type Schema = fn(&mut SchemaGenerator) -> Value;
 
-/// Status and body of the good answer.
+/// Status and body of the successful answer.
 type Answer = (u16, Option<Schema>);
 
 /// One request.
@@ -20,7 +20,7 @@ struct Operation {
     query: &'static [Parameter],
     body: Option<Schema>,
     answer: Answer,
-    /// Set when it can be made to depend on a revision.
+    /// Set if the request accepts a required revision.
     if_match: bool,
 }
 
@@ -31,7 +31,7 @@ fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
     generator.subschema_for::<T>().to_value()
 }
 
-/// A table of which any keys may be there.
+/// Returns the schema of a table with any subset of its keys.
 fn part_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
     json!({ "type": "object", "description": "the keys that are to change", "x-keys-of": of::<T>(generator) })
 }
@@ -61,7 +61,7 @@ const fn change(
     Operation { method, path, summary, query: NONE, body, answer, if_match: true }
 }
 
-/// A request that does something without changing what an operator has set.
+/// Creates a request for an action that does not change an operator's settings.
 const fn act(
     path: &'static str,
     summary: &'static str,
@@ -72,7 +72,7 @@ const fn act(
     Operation { query, if_match: false, ..change("post", path, summary, body, answer) }
 }
 
-/// All requests but `/metrics`, which has a format of its own.
+/// All requests except `/metrics`, which has its own format.
 const OPERATIONS: [Operation; 42] = [
     get("/v1/tenants", "All tenants of CUDA cards", NONE, of::<crate::TenantList>),
     change("post", "/v1/tenants", "Adds a tenant", Some(of::<crate::AddTenant>), (201, Some(of::<crate::Tenant>))),
@@ -279,7 +279,7 @@ impl Operation {
     }
 }
 
-/// The document.
+/// Returns the document.
 #[must_use]
 pub fn document() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| {

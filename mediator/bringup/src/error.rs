@@ -1,12 +1,12 @@
-//! Why a card cannot be taken over, or does not answer any more.
+//! Why a card cannot be taken over, or stopped answering.
 
 use card::DmaError;
 use nvspec::falcon::Falcon;
 
-/// Why the card is not as the mediator needs it.
+/// Why the mediator cannot use the card.
 #[derive(Debug, thiserror::Error)]
 pub enum CardError {
-    /// The card does not do what hardware must.
+    /// The card does not behave as the hardware must.
     #[error("the card does not respond: {0}; reset it or the host")]
     Unresponsive(&'static str),
     /// Not a chip that this version knows.
@@ -15,7 +15,7 @@ pub enum CardError {
         /// PMC_BOOT_0.
         boot0: u32,
     },
-    /// Its VBIOS has not run: its memory is off.
+    /// Its VBIOS has not run: its memory is disabled.
     #[error(
         "the card has not been initialised by its VBIOS: register {register:#08x} reads {value:#x}, without bit 1; let the \
          host's firmware run the VBIOS (restart the host), and choose no reset that loses what it has set up"
@@ -26,23 +26,23 @@ pub enum CardError {
         /// Its value.
         value: u32,
     },
-    /// The card's memory does not hold what the mediator itself needs.
+    /// The card's memory is too small for the mediator's own structures.
     #[error("the card has {available:#x} bytes for the mediator, which needs {needed:#x}")]
     TooSmall {
         /// Bytes needed.
         needed: u64,
-        /// Bytes there are.
+        /// Available bytes.
         available: u64,
     },
-    /// PGRAPH's contexts are larger than the mediator's part of an address space has room for.
+    /// PGRAPH's contexts are too large for the mediator's part of an address space.
     #[error("the card's PGRAPH contexts have {bytes} bytes, more than the {most} that the mediator has room for")]
     Contexts {
-        /// Bytes by its firmware.
+        /// Bytes that its firmware reports.
         bytes: u64,
-        /// The most there may be.
+        /// Maximum number of bytes.
         most: u64,
     },
-    /// A falcon's memory does not hold its firmware.
+    /// The firmware is too large for a falcon's memory.
     #[error(
         "the firmware approved for {falcon} has {bytes} bytes of code, and the falcon has room for {room}: it is another chip's"
     )]
@@ -51,10 +51,10 @@ pub enum CardError {
         falcon: Falcon,
         /// Bytes of code.
         bytes: u32,
-        /// Bytes there is room for.
+        /// Bytes of its code memory.
         room: u32,
     },
-    /// Host memory that barriers need could not be mapped for the card.
+    /// Host memory for barriers could not be mapped for the card.
     #[error("a page of host memory cannot be mapped for the card: {0}")]
     Dma(#[from] DmaError),
 }

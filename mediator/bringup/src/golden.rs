@@ -1,8 +1,8 @@
-//! The golden context: what PGRAPH's firmware saves of a context in which nothing was done.
+//! The golden context: the image that PGRAPH's firmware saves of an unused context.
 //!
-//! Every channel's image begins as a copy of it ([`channels::Channels`]). It is made once, when the card is taken over, before
-//! there are channels: by commands to FECS, with the first channel's instance block and image, and page tables in the work
-//! areas. Nothing of that stays.
+//! Every channel's image starts as a copy of it ([`channels::Channels`]). It is created once, when the card is taken
+//! over, before channels exist: through commands to FECS, with the first channel's instance block and image, and page
+//! tables in the work areas. All of these are freed again.
 
 use super::CardError;
 use super::layout::Layout;
@@ -15,15 +15,15 @@ use nvspec::regs::{fecs, fecs_command};
 
 /// Polls for an answer of FECS: saving a context takes tens of microseconds, and each poll is a bus read of about one.
 const ANSWER_POLLS: u32 = 2_000_000;
-/// The first small page that the image is mapped at: address 0 is kept free.
+/// The first small page of the image's mapping: address 0 is left unmapped.
 const FIRST_PAGE: u64 = 16;
-/// The size code of the table: an eighth, which is the least.
+/// The size code of the table: an eighth, which is the minimum.
 const SIZE_CODE: u8 = 3;
 
-/// Has PGRAPH make a context and save it; returns its image.
+/// Makes PGRAPH create and save a context; returns its image.
 ///
 /// # Errors
-/// When the firmware does not answer, or has saved nothing.
+/// When the firmware does not answer, or saves an empty image.
 pub fn make(card: &dyn Card, memory: &mut CardMemory, layout: &Layout) -> Result<Vec<u8>, CardError> {
     let bytes = layout.graph_image.next_multiple_of(SMALL_PAGE);
     let [directory, table] = [layout.work, layout.work.offset(PD_BYTES)];
@@ -56,7 +56,7 @@ pub fn make(card: &dyn Card, memory: &mut CardMemory, layout: &Layout) -> Result
     Ok(golden)
 }
 
-/// Gives FECS a command and waits until it is done.
+/// Sends a command to FECS and waits for its completion.
 fn command(card: &dyn Card, command: u32, data: u32) -> Result<(), CardError> {
     card.write32(fecs::MAILBOX_CLEAR::at(0), fecs::MAILBOX::READY.mask());
     card.write32(fecs::COMMAND_DATA::OFFSET, data);
@@ -65,7 +65,7 @@ fn command(card: &dyn Card, command: u32, data: u32) -> Result<(), CardError> {
     if done { Ok(()) } else { Err(CardError::Unresponsive("context switching firmware does not answer")) }
 }
 
-/// An address as entries and registers hold it, in units of 4 KiB.
+/// Converts an address to the form of entries and registers, in units of 4 KiB.
 fn frame(address: VramAddr) -> u32 {
     (address.0 / SMALL_PAGE) as u32
 }

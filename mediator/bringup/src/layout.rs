@@ -1,5 +1,5 @@
-//! Places of the mediator's fixed structures in VRAM: the apertures' page tables, runlists, instance blocks,
-//! USERD, rings, context images.
+//! Addresses of the mediator's fixed structures in VRAM: the apertures' page tables, runlists, instance blocks, USERD,
+//! rings, context images.
 
 use super::CardError;
 use channels::GRAPH_IMAGE_MAX;
@@ -8,7 +8,7 @@ use nvspec::fifo::CHANNELS;
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::mmu::{LPT_BYTES, PD_BYTES};
 
-/// Addresses of the fixed structures, one behind the other from `base` on.
+/// Addresses of the fixed structures, consecutive from `base` on.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     /// Start, a multiple of 128 KiB.
@@ -25,7 +25,7 @@ pub struct Layout {
     pub bar1_table: VramAddr,
     /// BAR3's large-page table.
     pub bar3_table: VramAddr,
-    /// Two pages for runlists, used in turn.
+    /// Two pages for runlists, used alternately.
     pub runlists: [VramAddr; 2],
     /// Instance blocks of all physical channels.
     pub instances: VramAddr,
@@ -35,16 +35,17 @@ pub struct Layout {
     pub work: VramAddr,
     /// Context images of all physical channels.
     pub images: VramAddr,
-    /// Bytes of PGRAPH's.
+    /// Bytes of PGRAPH's image.
     pub graph_image: u64,
     end: VramAddr,
 }
 
 impl Layout {
-    /// Bytes that the structures take on a card whose PGRAPH contexts have so many, wherever they begin.
+    /// Returns the bytes of the structures on a card with PGRAPH contexts of `graph_image` bytes, for any start
+    /// address.
     ///
     /// # Errors
-    /// When there is no room for such contexts.
+    /// When such contexts are too large.
     pub fn needed(graph_image: u64) -> Result<u64, CardError> {
         Ok(Self::new(VramAddr(0), u64::MAX, graph_image)?.bytes())
     }
@@ -52,7 +53,7 @@ impl Layout {
     /// Lays the structures out from `base` on, within `bytes`. PGRAPH's contexts have `graph_image` bytes.
     ///
     /// # Errors
-    /// When they do not fit, or there is no room for such contexts.
+    /// When they do not fit, or such contexts are too large.
     pub fn new(base: VramAddr, bytes: u64, graph_image: u64) -> Result<Self, CardError> {
         if graph_image > GRAPH_IMAGE_MAX {
             return Err(CardError::Contexts { bytes: graph_image, most: GRAPH_IMAGE_MAX });
@@ -96,26 +97,26 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Returns what channels use.
+    /// Returns the part of the layout that channels use.
     #[must_use]
     pub fn channels(&self) -> channels::Layout {
         let Self { instances, userd, runlists, work, images, graph_image, .. } = *self;
         channels::Layout { instances, userd, runlists, work, images, graph_image }
     }
 
-    /// Bytes in all, a multiple of 128 KiB.
+    /// Returns the total number of bytes, a multiple of 128 KiB.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.end.0 - self.base.0
     }
 
-    /// Bytes of what must be zero before BAR3 works: all but USERD and what lies behind it.
+    /// Returns the bytes that must be zero before BAR3 works: everything before USERD.
     #[must_use]
     pub fn bootstrap_bytes(&self) -> u64 {
         self.userd.0 - self.base.0
     }
 
-    /// Bytes of USERD of all channels.
+    /// Returns the bytes of USERD of all channels.
     #[must_use]
     pub(crate) fn userd_bytes(&self) -> u64 {
         u64::from(CHANNELS) * userd::BYTES

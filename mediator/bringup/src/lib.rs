@@ -1,9 +1,10 @@
-//! Takes a card over: from power-on to where channels can be bound.
+//! Takes a card over: from power-on to the point where channels can be bound.
 //!
-//! Parts: [`start`] (units, in the order of a driver's probe), `load` (firmware), [`layout`] (the mediator's fixed structures in VRAM), [`memory`]
-//! (windows into VRAM, and barriers), [`golden`] (what a new context holds), [`CardError`].
+//! Parts: [`start`] (units, in the order of a driver's probe), `load` (firmware), [`layout`] (the mediator's fixed
+//! structures in VRAM), [`memory`] (windows into VRAM, and barriers), [`golden`] (initial content of a context),
+//! [`CardError`].
 //!
-//! What it does not do: know VMs, channels in use, or who gets what; `owner` does.
+//! The crate does not know VMs, channels in use, or the owners of resources; `owner` does.
 
 mod error;
 pub mod golden;

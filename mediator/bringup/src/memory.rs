@@ -1,9 +1,9 @@
 //! Access to the card's VRAM for the mediator: windows in BAR1 that are moved over VRAM on demand.
 //!
-//! BAR1 is smaller than VRAM, so it is cut into windows of 2 MiB. The first holds USERD for good; each other one maps a
-//! naturally aligned 2 MiB of VRAM by sixteen large pages. A miss takes the window that was used least recently (by the
-//! clock rule), rewrites its sixteen entries through BAR3 and invalidates the card's BAR TLBs. BAR3 maps the
-//! mediator's own [`Layout`] linearly, so the page tables themselves can always be reached.
+//! BAR1 is smaller than VRAM, so it is divided into windows of 2 MiB. The first always maps USERD; each other one maps
+//! a naturally aligned 2 MiB of VRAM with sixteen large pages. A miss takes the least recently used window (with the
+//! clock algorithm), rewrites its sixteen entries through BAR3 and invalidates the card's BAR TLBs. BAR3 maps the
+//! mediator's own [`Layout`] linearly, so the page tables themselves are always accessible.
 
 use super::CardError;
 use super::layout::Layout;
@@ -19,18 +19,18 @@ use std::sync::Arc;
 pub const WINDOW: u64 = 2 << 20;
 const ENTRIES_PER_WINDOW: u64 = WINDOW / LARGE_PAGE;
 const NO_WINDOW: u16 = u16::MAX;
-/// Looks whether a flush has ended before it has failed, and with it what relied on it. A flush takes microseconds, and each
-/// look is a bus read of about one: 2 ms, for which a card that does not answer holds the others up.
+/// Maximum number of polls for the end of a flush, before it and its caller fail. A flush takes microseconds, and each
+/// poll is a bus read of about one. A card that does not answer delays other callers by 2 ms.
 const FLUSH_LOOKS: u32 = 2_000;
 
-/// The mediator's way into VRAM.
+/// The mediator's access to VRAM.
 pub struct CardMemory {
     card: Arc<dyn Card>,
     layout: Layout,
     vram_bytes: u64,
-    /// For each 2 MiB of VRAM the window that maps it.
+    /// The window that maps each 2 MiB of VRAM.
     window_of: Vec<u16>,
-    /// For each window what it maps, and whether it was used since the clock hand passed.
+    /// The block that each window maps, and whether it was used since the clock hand passed.
     windows: Vec<Window>,
     hand: usize,
     /// Windows moved since start.
@@ -71,14 +71,14 @@ impl CardMemory {
         Ok(memory)
     }
 
-    /// Goes on with BAR1 and BAR3 of a `card` that another process has [taken over](Self::take_over) with that layout. Nothing is
-    /// written before something is read or written in VRAM.
+    /// Takes over BAR1 and BAR3 of a `card` that another process has [taken over](Self::take_over) with that layout.
+    /// Nothing is written until VRAM is accessed.
     #[must_use]
     pub fn resume(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Self {
         Self::unmapped(card, layout, vram_bytes)
     }
 
-    /// Without any window.
+    /// Creates it with no window mapped.
     fn unmapped(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Self {
         let bar1_size = card.identity().bar1_size;
         let slots = bar1_size.min(nvspec::mmu::PDE_SPAN) / WINDOW;
@@ -93,19 +93,19 @@ impl CardMemory {
         }
     }
 
-    /// Bytes of VRAM.
+    /// Returns the bytes of VRAM.
     #[must_use]
     pub fn vram_bytes(&self) -> u64 {
         self.vram_bytes
     }
 
-    /// The card.
+    /// Returns the card.
     #[must_use]
     pub fn card(&self) -> &Arc<dyn Card> {
         &self.card
     }
 
-    /// Reads VRAM. The range lies within it: callers translate and check before.
+    /// Reads VRAM. The range is within it: callers translate and check first.
     ///
     /// # Errors
     /// When the card does not answer a TLB invalidation.
@@ -119,7 +119,7 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Writes VRAM. The range lies within it.
+    /// Writes VRAM. The range is within it.
     ///
     /// # Errors
     /// When the card does not answer a TLB invalidation.
@@ -148,8 +148,8 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Says why the card is not what it was made at bring-up, if it is not: the register that names BAR1's instance block
-    /// holds what was written then until somebody else resets the card.
+    /// Returns a reason if the card's state from bring-up is lost: the register for BAR1's instance block keeps its
+    /// value until another program resets the card.
     #[must_use]
     pub fn undone(&self) -> Option<&'static str> {
         let block = self.card.read32(pbus::BAR1_BLOCK::OFFSET);
@@ -163,7 +163,7 @@ impl CardMemory {
         }
     }
 
-    /// Drops what the card's TLBs hold of the address space of `directory`, and waits for it.
+    /// Invalidates the card's TLBs for the address space of `directory`, and waits for completion.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -191,14 +191,14 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Gives barriers their page of system memory. Without one they do not reach what engines have written there.
+    /// Gives barriers their page of system memory. Without one they do not cover engines' writes there.
     pub fn set_barrier_page(&self, page: Iova) {
         self.card.write32(pfb::NISO_ADDRESS::OFFSET, (page.0 >> BARRIER_SHIFT) as u32);
     }
 
-    /// Waits until all has arrived that was written before: by the CPU to the card's memory, and by engines to system memory.
-    /// An engine that has been left, or whose translations are gone, may have written just before; nobody else may have that
-    /// memory sooner.
+    /// Waits for the completion of all earlier writes: of the CPU to the card's memory, and of engines to system
+    /// memory. An engine that has switched away, or has lost its translations, may have written just before; only after
+    /// this may the memory be reused.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -209,7 +209,7 @@ impl CardMemory {
         if done { Ok(()) } else { Err(CardError::Unresponsive("what it writes does not arrive")) }
     }
 
-    /// BAR1 offset of `addr`, and how many of `len` bytes lie in the same window.
+    /// Returns the BAR1 offset of `addr`, and how many of `len` bytes are in the same window.
     fn window(&mut self, addr: VramAddr, len: usize) -> Result<(u64, usize), CardError> {
         assert!(addr.0 < self.vram_bytes, "an address was not checked before use: {addr}");
         let block = addr.0 / WINDOW;
@@ -226,7 +226,7 @@ impl CardMemory {
     fn move_window(&mut self, block: u64) -> Result<u16, CardError> {
         let slot = loop {
             let slot = self.hand;
-            // Slot 0 is USERD's.
+            // Slot 0 belongs to USERD.
             self.hand = if slot + 1 < self.windows.len() { slot + 1 } else { 1 };
             if !std::mem::take(&mut self.windows[slot].used) {
                 break slot;
@@ -347,7 +347,7 @@ impl channels::Host for CardMemory {
     }
 }
 
-/// A valid entry of a large page of VRAM.
+/// Returns a valid entry of a large page of VRAM.
 fn large_entry(addr: VramAddr) -> u64 {
     Pte::new().with_valid(true).with_frame((addr.0 >> 12) as u32).into()
 }

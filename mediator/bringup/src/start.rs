@@ -1,7 +1,7 @@
-//! Initialises a card, as its driver on the host: identity, memory size, units, scheduler, context switching.
+//! Initialises a card, like its driver on the host: identity, memory size, units, scheduler, context switching.
 //!
-//! The order is that of nouveau's probe, reduced to what the mediator uses. A card whose falcons do not report ready with
-//! the firmware that was approved is refused here.
+//! The order is that of nouveau's probe, reduced to the steps that the mediator needs. A card whose falcons do not
+//! report ready with the approved firmware is refused here.
 
 use crate::CardError;
 use crate::load::load;
@@ -17,10 +17,10 @@ use std::sync::Arc;
 /// Polls for a falcon to report ready. Start-up takes milliseconds; each poll is a bus read of about a microsecond.
 const READY_POLLS: u32 = 2_000_000;
 
-/// The bit of each non-stall nibble that work of channels sets.
+/// The bit of each non-stall nibble that channels' work sets.
 const NON_STALL_NORMAL: u32 = 1;
 
-/// Facts that bring-up learns of a card.
+/// Properties of a card that bring-up reads.
 #[derive(Clone, Debug)]
 pub struct CardInfo {
     /// Its chip.
@@ -31,14 +31,14 @@ pub struct CardInfo {
     pub context_bytes: u32,
     /// PBDMA units.
     pub pbdmas: u32,
-    /// The card's VBIOS image; guests see it as theirs.
+    /// The card's VBIOS image, which guests see as their own.
     pub vbios: Arc<[u8]>,
 }
 
-/// Resets `card` and brings it to where channels can be bound. USERD's place in BAR1 is offset 0.
+/// Resets `card` and initializes it until channels can be bound. USERD is at offset 0 of BAR1.
 ///
 /// # Errors
-/// When it is no chip that is known, or does not answer as one.
+/// When the chip is unknown, or does not answer as expected.
 pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> {
     card.reset();
     let boot0 = card.read32(pmc::BOOT_0::OFFSET);
@@ -50,7 +50,7 @@ pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> 
     }
     card.write32(pmc::INTR_EN_0::OFFSET, 0);
     card.write32(pmc::ENABLE::OFFSET, u32::MAX);
-    // The MMU debug mode is for driver development; off.
+    // The MMU debug mode is for driver development; disable it.
     card.write32(pfb::MMU_DEBUG_CTRL::OFFSET, 0);
     let vram_bytes = memory_size(card)?;
     let pbdmas = start_fifo(card);
@@ -60,11 +60,11 @@ pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> 
     Ok(CardInfo { chip, vram_bytes, context_bytes, pbdmas, vbios: read_vbios(card) })
 }
 
-/// Learns again of a card that another process has brought up what [`bring_up`] did then, and changes nothing. `context_bytes` is
-/// what its PGRAPH's contexts have, which only bring-up can ask for.
+/// Reads the properties of a card that another process has initialized with [`bring_up`], and changes nothing.
+/// `context_bytes` is the size of its PGRAPH's contexts, which only bring-up can read.
 ///
 /// # Errors
-/// When it is no chip that is known, or does not answer as one.
+/// When the chip is unknown, or does not answer as expected.
 pub fn look_at(card: &dyn Card, context_bytes: u32) -> Result<CardInfo, CardError> {
     let boot0 = card.read32(pmc::BOOT_0::OFFSET);
     let chip = chip::by_boot0(boot0).ok_or(CardError::UnknownChip { boot0 })?;
@@ -73,14 +73,14 @@ pub fn look_at(card: &dyn Card, context_bytes: u32) -> Result<CardInfo, CardErro
     Ok(CardInfo { chip, vram_bytes, context_bytes, pbdmas, vbios: vbios(card) })
 }
 
-/// Reads the image in PROM, as long as its header says it is (in units of 512 bytes); empty without a valid header.
+/// Reads the image in PROM with the length in its header (in units of 512 bytes); empty without a valid header.
 #[must_use]
 pub fn read_vbios(card: &dyn Card) -> Arc<[u8]> {
     card.write32(ppci::ROM_CONTROL::OFFSET, 0);
     vbios(card)
 }
 
-/// The image in PROM, which can be read.
+/// Reads the image in PROM, which must be accessible.
 fn vbios(card: &dyn Card) -> Arc<[u8]> {
     let header = card.read32(prom::BASE).to_le_bytes();
     let bytes = match header {
@@ -90,7 +90,7 @@ fn vbios(card: &dyn Card) -> Arc<[u8]> {
     (0..bytes).step_by(4).flat_map(|offset| card.read32(prom::BASE + offset).to_le_bytes()).collect()
 }
 
-/// Lets the card's interrupts through.
+/// Enables the card's interrupts.
 pub fn enable_interrupts(card: &dyn Card) {
     card.write32(pmc::INTR_MASK_0::OFFSET, u32::MAX);
     card.write32(pmc::INTR_EN_0::OFFSET, pmc::INTR_EN_0::ENABLE.mask());
@@ -110,7 +110,8 @@ fn start_fifo(card: &dyn Card) -> u32 {
     card.write32(pmc::PBDMA_ENABLE::OFFSET, u32::MAX);
     card.write32(pfifo::PBDMA_PRESENT::OFFSET, u32::MAX);
     let pbdmas = card.read32(pmc::PBDMA_ENABLE::OFFSET).count_ones().min(pbdma::INTR_0::COUNT);
-    // Each engine is barred from all PBDMAs but one, so that a wait in one engine's channel does not hold the others.
+    // Each engine is barred from all PBDMAs except one, so that a wait in one engine's channel does not block the
+    // others.
     let spread = [(engine::GR, 0), (engine::CE0, 2), (engine::CE1, 1)];
     for (engine, unit) in spread {
         let unit = if unit < pbdmas { unit } else { 0 };
@@ -136,8 +137,8 @@ fn start_fifo(card: &dyn Card) -> u32 {
     pbdmas
 }
 
-/// Resets one engine and starts it again: the work and the context that it holds are lost, those of other engines and in
-/// memory are not. Engines that the mediator does not start are left alone.
+/// Resets and restarts one engine: it loses its work and its context, but other engines and memory keep theirs. Engines
+/// that the mediator does not start are left alone.
 ///
 /// # Errors
 /// When the engine does not start.
@@ -150,7 +151,7 @@ pub fn restart_engine(card: &dyn Card, firmware: &Set, engine: u32) -> Result<()
     };
     let enabled = card.read32(pmc::ENABLE::OFFSET);
     card.write32(pmc::ENABLE::OFFSET, enabled & !unit);
-    // A read of the register ends the write, and gives the unit the time that its reset takes.
+    // A read of the register flushes the write, and gives the unit the time that its reset takes.
     card.read32(pmc::ENABLE::OFFSET);
     card.write32(pmc::ENABLE::OFFSET, enabled | unit);
     card.read32(pmc::ENABLE::OFFSET);
@@ -178,7 +179,7 @@ fn start_graph(card: &dyn Card, firmware: &Set) -> Result<u32, CardError> {
     card.write32(pgraph::CONTROL::OFFSET, pgraph::CONTROL::FIFO_ACCESS.mask() | pgraph::CONTROL::METHODS.mask());
     card.write32(pgraph::INTR::OFFSET, u32::MAX);
     card.write32(pgraph::INTR_EN::OFFSET, u32::MAX);
-    // The front end keeps still while its falcons get their programs.
+    // The front end is stopped while its falcons are loaded.
     card.write32(pmc::ELPG_GATE::OFFSET, 0);
     load(card, firmware, Falcon::Fecs)?;
     load(card, firmware, Falcon::Gpccs)?;

@@ -1,10 +1,10 @@
-//! HTTP over the admin socket, one connection for each request: for `mediatorctl`, and for programs that hand out virtual
-//! machines and tenants by themselves.
+//! HTTP over the admin socket, one connection per request: for `mediatorctl`, and for programs that assign virtual
+//! machines and tenants automatically.
 //!
-//! Parts: [`Admin`] (requests), [`sockets`] (a privileged program gives a socket of the daemon to a user), [`terminal`] (text of
-//! others on a terminal).
+//! Parts: [`Admin`] (requests), [`sockets`] (a privileged program gives a socket of the daemon to a user), [`terminal`]
+//! (untrusted text on a terminal).
 //!
-//! What it does not do: try again, or keep what it was told.
+//! The crate does not retry requests, or cache answers.
 
 pub mod sockets;
 pub mod terminal;
@@ -25,14 +25,14 @@ use tokio::net::UnixStream;
 
 pub use hyper::Method;
 
-/// Longest time for one request unless more is asked for; adding a virtual machine waits until its memory has been scrubbed.
+/// Default time limit of one request; adding a virtual machine waits until its memory has been scrubbed.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Bytes of a body that are sent at once, of one that is sent in pieces.
+/// Bytes per piece of a body that is sent in pieces.
 const PIECE: usize = 256 << 10;
 /// Largest answer, in bytes.
 const MAX_ANSWER: usize = 64 << 20;
 
-/// A reason why a request brought no good answer.
+/// A reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum AskError {
@@ -64,25 +64,25 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// A client of the daemon behind `socket`.
+    /// Creates a client of the daemon at `socket`.
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
         Self { socket, limit: LIMIT }
     }
 
-    /// The daemon's socket.
+    /// Returns the daemon's socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Waits for an answer for so long, and no longer.
+    /// Waits for each answer up to `limit`.
     #[must_use]
     pub fn waiting(self, limit: Duration) -> Self {
         Self { limit, ..self }
     }
 
-    /// Asks for something.
+    /// Sends a GET request.
     ///
     /// # Errors
     /// See [`AskError`].
@@ -90,7 +90,7 @@ impl Admin {
         parse(&self.request(Method::GET, path, Bytes::new(), None).await?)
     }
 
-    /// Sends something to be added.
+    /// Sends a request to add an object.
     ///
     /// # Errors
     /// See [`AskError`].
@@ -98,7 +98,7 @@ impl Admin {
         parse(&self.request(Method::POST, path, json(body)?, None).await?)
     }
 
-    /// Asks for something to be removed.
+    /// Sends a request to remove an object.
     ///
     /// # Errors
     /// See [`AskError`].
@@ -106,7 +106,8 @@ impl Admin {
         self.request(Method::DELETE, path, Bytes::new(), None).await.map(drop)
     }
 
-    /// One request, refused if the revision is another than `expected`; the body of its answer, if it is good.
+    /// Sends one request, refused if the revision differs from `expected`. Returns the body of its answer if it
+    /// succeeds.
     ///
     /// # Errors
     /// See [`AskError`].
@@ -121,10 +122,11 @@ impl Admin {
         tokio::time::timeout(self.limit, exchange).await.unwrap_or(Err(AskError::TimedOut(self.limit)))
     }
 
-    /// Asks for something to be done whose answer is a stream of bytes, which `sink` gets in order. It was whole if this ends well.
+    /// Sends a request whose answer is a stream of bytes, which `sink` gets in order. The stream was complete if this
+    /// succeeds.
     ///
     /// # Errors
-    /// See [`AskError`]; what `sink` says.
+    /// Those of [`AskError`], and errors of `sink`.
     pub async fn stream_out<E: From<AskError>>(
         &self,
         path: &str,
@@ -148,7 +150,7 @@ impl Admin {
         Ok(())
     }
 
-    /// Sends all that `source` has, and asks for something to be done with it.
+    /// Sends a request with all bytes of `source` as its body.
     ///
     /// # Errors
     /// See [`AskError`].
@@ -173,7 +175,7 @@ impl Admin {
         if status.is_success() { Ok(body) } else { Err(refused(status, &body)) }
     }
 
-    /// Sends a request; its answer, and the connection, which must live as long.
+    /// Sends a request. Returns its answer, and the connection, which must live as long.
     async fn send<B>(
         &self,
         method: Method,
@@ -190,7 +192,7 @@ impl Admin {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| protocol(&error))?;
         let connection = Connected(tokio::spawn(async {
-            // What went wrong the request's answer says.
+            // The request's answer reports the error.
             let _ended = connection.await;
         }));
         let mut request = Request::builder()
@@ -207,7 +209,7 @@ impl Admin {
     }
 }
 
-/// A connection, which ends with this.
+/// A connection, which ends on drop.
 struct Connected(tokio::task::JoinHandle<()>);
 
 impl Drop for Connected {
@@ -216,13 +218,13 @@ impl Drop for Connected {
     }
 }
 
-/// All of an answer.
+/// Returns the whole body of an answer.
 async fn whole(body: Incoming) -> Result<Bytes, AskError> {
     let body = Limited::new(body, MAX_ANSWER).collect().await;
     Ok(body.map_err(|error| AskError::Protocol(error.to_string()))?.to_bytes())
 }
 
-/// Bytes of a file as a body, a piece at a time. The program waits for the file, as there is nothing else that it does.
+/// Bytes of a file as a body, in pieces. Reading blocks, because the program has nothing else to do.
 struct Source<R>(R);
 
 impl<R: Read + Unpin> Body for Source<R> {
@@ -242,7 +244,7 @@ impl<R: Read + Unpin> Body for Source<R> {
     }
 }
 
-/// Gives the reason why there is no connection.
+/// Returns the reason why no connection is possible.
 fn unreachable(socket: &Path, source: io::Error) -> AskError {
     let socket = socket.to_owned();
     match source.kind() {
@@ -258,15 +260,15 @@ fn refused(status: StatusCode, body: &[u8]) -> AskError {
     }
 }
 
-/// The body of an answer.
+/// Parses the body of an answer.
 ///
 /// # Errors
-/// When it is another thing than was asked for.
+/// When it has another type than expected.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, AskError> {
     serde_json::from_slice(body).map_err(|error| AskError::Protocol(error.to_string()))
 }
 
-/// The body of a request.
+/// Serializes the body of a request.
 ///
 /// # Errors
 /// When it cannot be written as JSON.
@@ -274,14 +276,14 @@ pub fn json(body: &impl Serialize) -> Result<Bytes, AskError> {
     serde_json::to_vec(body).map(Bytes::from).map_err(|error| AskError::Protocol(error.to_string()))
 }
 
-/// A name as a segment of a path: what could change the path's meaning is escaped.
+/// Escapes a name for use as a segment of a path.
 #[must_use]
 pub fn segment(name: &str) -> String {
     let mut text = String::new();
     for byte in name.bytes() {
         match byte {
             b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' => text.push(char::from(byte)),
-            // A segment of dots only would be taken for a step in the path.
+            // A segment of only dots would be a step in the path.
             b'.' if name.bytes().any(|byte| byte != b'.') => text.push('.'),
             _ => text.push_str(&format!("%{byte:02X}")),
         }

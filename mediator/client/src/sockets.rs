@@ -1,8 +1,8 @@
-//! Sockets and folders of the daemon that a privileged program gives to a user.
+//! Daemon sockets and folders that a privileged program gives to a user.
 //!
-//! The daemon has fewer rights than such a program, and owns the folder: it may replace files there at any time. So nothing is
-//! done by path. Each folder on the way is opened without following links, the file is opened once, and that file is
-//! checked and changed.
+//! The daemon has fewer rights than such a program, and owns the folder: it may replace files there at any time. So no
+//! operation uses a path. Each folder on the way is opened without following links, the file is opened once, and that
+//! file is checked and changed.
 
 use std::fs::Permissions;
 use std::io;
@@ -12,7 +12,7 @@ use std::path::{Component, Path};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
 
-/// Opens the file of a name itself, without a link being followed and without a device or pipe being touched.
+/// Opens the named file itself, without following a link and without an effect on a device or pipe.
 const NAMED: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 fn refused(what: String) -> io::Error {
@@ -29,7 +29,7 @@ fn is(stat: &Stat, kind: FileType) -> bool {
     FileType::from_raw_mode(stat.st_mode) == kind
 }
 
-/// Opens the file at `path` and the folder that it is in. `within` is a folder of the operator's, and may be reached by links.
+/// Opens the file at `path` and its folder. `within` is a folder of the operator, and its path may contain links.
 fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, Stat))> {
     let beneath = path.strip_prefix(within).ok().filter(|beneath| !beneath.as_os_str().is_empty());
     let beneath = beneath.ok_or_else(|| refused(format!("it is not in the folder {}", within.display())))?;
@@ -53,11 +53,11 @@ fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, 
     Err(refused("it is not a file".to_owned()))
 }
 
-/// Gives a socket of the daemon to a user. Only that user may connect then.
+/// Gives a socket of the daemon to a user. Only that user may then connect.
 ///
 /// # Errors
-/// The path is not in the folder `within`, is not a socket, leads through a link, or does not belong to the owner of its folder,
-/// the daemon's user; nothing has changed then. Or this program lacks the right.
+/// The path is not in the folder `within`, is not a socket, contains a link, or does not belong to the owner of its
+/// folder, the daemon's user; nothing has changed then. Or this program lacks the right.
 pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     let ((_, folder), (file, stat)) = opened(within, socket)?;
     if !is(&stat, FileType::Socket) {
@@ -69,15 +69,17 @@ pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
             stat.st_uid, folder.st_uid
         )));
     }
-    // The rights first: at no time may a third user connect. The descriptor's own path names this file, whatever its name is now.
+    // Set the mode first: a third user must never be able to connect. The descriptor's own path names this file even if
+    // it was renamed.
     std::fs::set_permissions(format!("/proc/self/fd/{}", file.as_raw_fd()), Permissions::from_mode(0o600))?;
     Ok(rustix::fs::chownat(&file, "", Some(Uid::from_raw(uid)), None, AtFlags::EMPTY_PATH)?)
 }
 
-/// Makes a folder that the owner of `like` has, with these rights, or checks that it is so. The daemon can then make folders in it.
+/// Creates a folder with this mode that belongs to the owner of `like`, or checks that it exists. The daemon can then
+/// create folders in it.
 ///
 /// # Errors
-/// Something else is there, or a folder of a third user; nothing has changed then.
+/// Something else has the path, or the folder belongs to a third user; nothing has changed then.
 pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     let owner = rustix::fs::stat(like)?;
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -105,10 +107,11 @@ pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a folder of one socket, with the sockets in it, by its name in the folder `all`. One that is missing is no error.
+/// Removes a folder of one socket, with the sockets in it, by its name in the folder `all`. A missing folder is not an
+/// error.
 ///
 /// # Errors
-/// Something else is there, or in it; that stays.
+/// Something else has the path, or is in the folder; that stays.
 pub fn remove_folder(all: &Path, name: &str) -> io::Result<()> {
     let missing = |error: &rustix::io::Errno| *error == rustix::io::Errno::NOENT;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -206,7 +209,7 @@ mod tests {
         let after = fs::metadata(&elsewhere).unwrap();
         assert_eq!((before.uid(), before.mode()), (after.uid(), after.mode()));
         if is_root() {
-            // A socket of a third user that somebody has put there.
+            // A socket of a third user that was put there.
             let theirs = at("theirs.sock");
             let _listener = UnixListener::bind(&theirs).unwrap();
             std::os::unix::fs::chown(&theirs, Some(1234), None).unwrap();
@@ -215,7 +218,7 @@ mod tests {
         }
     }
 
-    /// The folder's owner exchanges the socket for a link all the time: the link's target is never changed.
+    /// The folder's owner keeps replacing the socket with a link: the link's target is never changed.
     #[test]
     fn a_socket_that_is_exchanged_for_a_link_meanwhile_leads_nowhere() {
         let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -256,7 +259,7 @@ mod tests {
         assert!(super::folder(&linked, folder.path(), 0o700).is_err());
         assert_eq!(fs::metadata(other.path()).unwrap().mode() & 0o777, 0o755);
         if is_root() {
-            // The daemon is another user: the folder is the daemon's, and a folder of a third user is refused.
+            // The daemon is another user: it owns the folder, and a folder of a third user is refused.
             std::os::unix::fs::chown(folder.path(), Some(OTHER), Some(OTHER)).unwrap();
             let own = folder.path().join("own");
             super::folder(&own, folder.path(), 0o700).unwrap();

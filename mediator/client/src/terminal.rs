@@ -1,11 +1,11 @@
-//! Text that others have chosen, for a terminal: names of processes, words of requests, messages with both in them.
+//! Untrusted text for a terminal: names of processes, words of requests, messages that contain both.
 //!
-//! A terminal takes control characters as commands, and characters of direction can show a line as another one.
+//! A terminal executes control characters as commands, and characters of direction can make a line look different.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Returns whether a terminal does something else with a character than to show it.
+/// Returns true if a terminal does not simply display a character.
 fn is_odd(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
@@ -27,19 +27,20 @@ fn escaped_except(text: &str, kept: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// A word or a cell: no character of it is a command to a terminal, or begins a line.
+/// Escapes a word or a cell: none of its characters is a command to a terminal, or starts a line.
 #[must_use]
 pub fn word(text: &str) -> Cow<'_, str> {
     escaped_except(text, |_| false)
 }
 
-/// Whole lines, as this project's programs print them: ends of lines and tabs stay.
+/// Escapes whole lines, as this project's programs print them: line breaks and tabs stay.
 #[must_use]
 pub fn lines(text: &str) -> Cow<'_, str> {
     escaped_except(text, |c| c == '\n' || c == '\t')
 }
 
-/// JSON: strings in it keep their value, characters beyond ASCII that are commands to a terminal are written as escapes.
+/// Escapes JSON: its strings keep their value, and characters beyond ASCII that are commands to a terminal become
+/// escapes.
 #[must_use]
 pub fn json(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|c| is_odd(c) && c != '\n') {

@@ -1,8 +1,8 @@
-//! The part that every device of a VM has, be it a virtual GPU or the card itself: how it stands ([`DeviceStatus`]), why it cannot be made
-//! ([`DeviceError`]), the client's memory as a card takes it ([`memory_of`]), memory that it maps under a BAR ([`WindowMemory`]), and a
-//! bound on how fast that moves ([`Pace`]).
+//! The common part of every device of a VM, a virtual GPU or the card itself: its status ([`DeviceStatus`]), the errors
+//! of its creation ([`DeviceError`]), the client's memory in the form for a card ([`memory_of`]), memory that the
+//! client maps for a BAR ([`WindowMemory`]), and a rate limit for its moves ([`Pace`]).
 //!
-//! What it does not do: serve accesses. The crates `vgpu` and `passthrough` are the devices.
+//! The crate does not serve accesses. The crates `vgpu` and `passthrough` are the devices.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The client's memory, as a card takes it.
+//! The client's memory, in the form for a card.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use card::{DmaMemory, HostMemory};
 use vm_memory::{VolatileMemory, VolatileMemoryError, VolatileSlice};
 use vmm_glue::Mapping;
 
-/// A client's mapping behind the card's trait.
+/// A client's mapping that implements the card's trait.
 #[derive(Debug)]
 struct ClientMemory(Arc<Mapping>);
 
@@ -26,10 +26,10 @@ pub(crate) fn shared_memory(mapping: &Arc<Mapping>) -> Arc<dyn HostMemory> {
     Arc::new(ClientMemory(Arc::clone(mapping)))
 }
 
-/// Returns all of a mapping, which the card may write if `writable`.
+/// Returns a whole mapping, which the card may write if `writable`.
 ///
 /// # Errors
-/// When the mapping does not hold its own length.
+/// When the mapping is shorter than its own length.
 pub fn memory_of(mapping: &Arc<Mapping>, writable: bool) -> Result<DmaMemory, VolatileMemoryError> {
     DmaMemory::new(shared_memory(mapping), 0, mapping.len(), writable)
 }

@@ -1,41 +1,42 @@
-//! Bounds how fast one VM has pages moved under its mapped apertures.
+//! A rate limit for the pages that one VM moves in its mapped apertures.
 //!
-//! One register write or one flush of a guest can move as many pages as an aperture has. Each page takes the card's lock, and the
-//! card's bus, from the neighbours. So a VM has a budget of pages: a driver's start fits into it, and behind that the guest's next
-//! move waits, in the VM's own thread and without a lock.
+//! One register write or one flush of a guest can move all pages of an aperture. Each page takes the card's lock, and
+//! the card's bus, from other VMs. So a VM has a budget of pages: the start of a driver fits into it, and beyond it the
+//! guest's next move waits, in the VM's own thread and without a lock.
 
-/// Pages that a VM may have moved at once: all of its apertures and some 60 times the window, several starts of a driver.
+/// Pages that a VM may move at once: all of its apertures and about 60 times the window, several starts of a driver.
 const BURST: u64 = 1 << 16;
-/// Pages per second that the budget grows by: the window can be placed 64 times a second, in all its 256 pages that go and come.
+/// Pages per second that the budget grows by: enough to move the window 64 times a second, with 256 pages out and 256
+/// in.
 const RATE: u64 = 1 << 15;
-/// Longest wait for one move, in ns. A move of all apertures costs less than that.
+/// Longest wait for one move, in ns. A move of all apertures costs less.
 // TIMEOUT: QEMU gives up a request that was not answered for 5 s, and a daemon's upgrade waits for 4 s.
 const MAX_WAIT_NS: u64 = 2_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// A VM's budget. It may be overdrawn by one move.
+/// A VM's budget. One move may overdraw it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
-    /// Time at which the budget is full again if nothing moves, in ns.
+    /// Time at which the budget will be full without further moves, in ns.
     full_at: u64,
 }
 
 impl Pace {
-    /// Returns the time until which the next move is to wait, if it is.
+    /// Returns the time until which the next move must wait, if it must.
     #[must_use]
     pub fn wait_until(&self, now: u64) -> Option<u64> {
         let ready_at = self.full_at.saturating_sub(cost_ns(BURST));
         (ready_at > now).then(|| ready_at.min(now.saturating_add(MAX_WAIT_NS)))
     }
 
-    /// Pages have moved.
+    /// Charges pages that have moved.
     pub fn charge(&mut self, now: u64, pages: u64) {
         let most = now.saturating_add(cost_ns(BURST)).saturating_add(MAX_WAIT_NS);
         self.full_at = self.full_at.max(now).saturating_add(cost_ns(pages)).min(most);
     }
 }
 
-/// Time in which the budget grows by so many pages.
+/// Returns the time in which the budget grows by `pages`.
 fn cost_ns(pages: u64) -> u64 {
     pages.saturating_mul(SECOND_NS / RATE)
 }
@@ -53,7 +54,7 @@ mod tests {
             moved += 512;
         }
         assert!((BURST..=BURST + 512).contains(&moved), "{moved}");
-        // For ten seconds the guest moves its window as soon as it may.
+        // For ten seconds the guest moves its window as often as it may.
         let (mut now, mut moves) = (0, 0);
         while now < 10 * SECOND_NS {
             now = pace.wait_until(now).unwrap_or(now);

@@ -1,4 +1,4 @@
-//! Status of a VM's device, and errors of one that cannot be made.
+//! Status of a VM's device, and errors of its creation.
 
 use devmodel::ConfigError;
 use devmodel::pci::{BadBar, BadRom};
@@ -7,15 +7,15 @@ use owner::shortage::Shortage;
 use std::collections::BTreeMap;
 use std::io;
 
-/// The way in which the guest's driver takes interrupts.
+/// Interrupt mode that the guest's driver has selected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InterruptKind {
     /// Not at all.
     #[default]
     Off,
-    /// By the pin.
+    /// Through the pin.
     Intx,
-    /// By message.
+    /// Through messages.
     Msi,
 }
 
@@ -43,9 +43,9 @@ pub struct DeviceStatus {
     pub channels_used: u32,
     /// PCI vendor and device.
     pub pci_id: (u16, u16),
-    /// The guest lets the device access its memory.
+    /// The guest allows the device to access its memory.
     pub bus_master: bool,
-    /// The way in which the guest's driver takes interrupts.
+    /// Interrupt mode that the guest's driver has selected.
     pub interrupts: InterruptKind,
     /// Accesses that were denied, by place and reason.
     pub denied: Vec<DeniedAccess>,
@@ -53,10 +53,10 @@ pub struct DeviceStatus {
     pub counters: BTreeMap<String, u64>,
 }
 
-/// Why a device cannot be made.
+/// Why a device cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// A limit of memory is in the way.
+    /// A memory limit prevents it.
     #[error(transparent)]
     Shortage(Shortage),
     /// The card's owner refuses.
@@ -68,7 +68,7 @@ pub enum DeviceError {
     /// The card's apertures cannot be those of a PCI function.
     #[error(transparent)]
     Bar(#[from] BadBar),
-    /// Nor its ROM.
+    /// The card's ROM cannot be that of a PCI function.
     #[error(transparent)]
     Rom(#[from] BadRom),
     /// The operating system refuses an event descriptor or a thread.

@@ -1,5 +1,5 @@
-//! Host memory under a part of an aperture: a file that the VMM maps, mapped here as well, and for the card; or pages of a domain of Xen,
-//! which has them there itself.
+//! Host memory that backs a part of an aperture: a file that the VMM maps, mapped here as well, and for the card; or
+//! pages of a Xen domain, which has them mapped itself.
 
 use super::memory::shared_memory;
 use card::{DmaMemory, HostMemory};
@@ -16,43 +16,43 @@ use vm_memory::{Bytes, FileOffset, MmapRegion};
 use vmm_glue::mappable::region_memory;
 use vmm_glue::{Mapping, MmapArea};
 
-/// Bytes that are zeroed by one write.
+/// Zeros for one write.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// The memory under the bytes from `start` on of an aperture. Offsets in the file are offsets in the aperture.
+/// The memory that backs an aperture from byte `start` on. Offsets in the file are offsets in the aperture.
 #[derive(Debug)]
 pub struct WindowMemory {
     file: Arc<OwnedFd>,
     region: Arc<dyn HostMemory>,
-    /// The region is the file's, and not what a client has lent in its place.
+    /// The region is backed by the file, instead of pages that a client has lent.
     is_files: bool,
     area: MmapArea,
     iova: Iova,
 }
 
 impl WindowMemory {
-    /// Zeros under the bytes from `start` to `end` of an aperture, mapped for the card to read and to write. `name` shows
-    /// in `/proc`.
+    /// Creates zeroed memory for the bytes from `start` to `end` of an aperture, readable and writable for the card.
+    /// `name` appears in `/proc`.
     ///
     /// # Errors
-    /// When there is no memory, or no I/O addresses.
+    /// When the host has no memory, or the card no I/O addresses.
     pub fn new(host: &HostCard, name: &str, start: u64, end: u64) -> Result<Self, HostError> {
         let file =
             region_memory(name, end).map_err(|error| HostError::host("no memory file for an aperture", error))?;
         Self::mapped(Arc::new(file), start, end)?.placed(host)
     }
 
-    /// The same memory, mapped for another card, or once more for the same: whoever has it mapped goes on with it.
+    /// Maps the same memory for another card, or once more for the same one: existing mappings remain valid.
     ///
     /// # Errors
-    /// When the card does not take it, or has no I/O addresses for it.
+    /// When the card refuses it, or has no I/O addresses for it.
     pub fn on(&self, host: &HostCard) -> Result<Self, HostError> {
         let Self { file, region, is_files, area, iova } = self;
         let (file, region) = (Arc::clone(file), Arc::clone(region));
         Self { file, region, is_files: *is_files, area: *area, iova: *iova }.placed(host)
     }
 
-    /// Mapped for a card, at I/O addresses that nobody has.
+    /// Maps it for a card, at unused I/O addresses.
     fn placed(self, host: &HostCard) -> Result<Self, HostError> {
         let size = self.area.size;
         let iova = host.lock().memory_mut().iova_mut().allocate(size, 0).ok_or(HostError::OutOfIova { len: size })?;
@@ -64,21 +64,21 @@ impl WindowMemory {
         Ok(window)
     }
 
-    /// The memory that `file` has under the bytes from `start` to `end` of an aperture, mapped for the card where it was, at `iova`: whoever
-    /// has these addresses claims them for it.
+    /// Maps the memory in `file` for the bytes from `start` to `end` of an aperture at its former address `iova` on the
+    /// card. The owner of these addresses reserves them for it.
     ///
     /// # Errors
-    /// When the file is not that memory, or the card does not take it.
+    /// When the file is not that memory, or the card refuses it.
     pub fn of_file(host: &HostCard, file: OwnedFd, (start, end): (u64, u64), iova: Iova) -> Result<Self, HostError> {
         let window = Self { iova, ..Self::checked(Arc::new(file), start, end)? };
         window.lend(host)?;
         Ok(window)
     }
 
-    /// The memory that `file` has for the same part of the aperture, zeroed, at I/O addresses that nobody has.
+    /// Maps the memory in `file` for the same part of the aperture, zeroed, at unused I/O addresses.
     ///
     /// # Errors
-    /// When the file is not that memory, or the card does not take it.
+    /// When the file is not that memory, or the card refuses it.
     pub fn taken(&self, host: &HostCard, file: Arc<OwnedFd>) -> Result<Self, HostError> {
         let MmapArea { offset, size } = self.area;
         let window = Self::checked(file, offset, offset + size)?.placed(host)?;
@@ -89,7 +89,7 @@ impl WindowMemory {
         Ok(window)
     }
 
-    /// The memory of a file that another process has handed over, which no card sees yet.
+    /// Returns the memory of a file that another process has handed over, not yet mapped for a card.
     fn checked(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, HostError> {
         let look = |error| HostError::host("memory of an aperture cannot be looked at", error);
         let (seals, stat) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?);
@@ -103,7 +103,7 @@ impl WindowMemory {
         Self::mapped(file, start, end)
     }
 
-    /// The memory, which no card sees yet.
+    /// Returns the memory, not yet mapped for a card.
     fn mapped(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, HostError> {
         let own =
             file.try_clone().map_err(|error| HostError::host("no descriptor of an aperture's memory file", error))?;
@@ -115,27 +115,27 @@ impl WindowMemory {
         Ok(Self { file, region: Arc::new(region), is_files: true, area, iova: Iova(0) })
     }
 
-    /// Returns where the card sees the first byte.
+    /// Returns the card's address of the first byte.
     pub fn first(&self) -> Iova {
         self.iova
     }
 
-    /// The file, and the part of the aperture that it is under.
+    /// Returns the file, and the part of the aperture that it backs.
     pub fn area(&self) -> (Arc<OwnedFd>, MmapArea) {
         (Arc::clone(&self.file), self.area)
     }
 
-    /// Returns where the card sees a page of it: number of the page in the aperture.
+    /// Returns the card's address of a page, given by its number in the aperture.
     pub fn iova(&self, page: u32) -> Iova {
         self.iova.offset(self.at(page, 0) as u64)
     }
 
-    /// The memory, and where in it a page begins.
+    /// Returns the memory, and the offset of a page in it.
     pub fn region(&self, page: u32) -> (Arc<dyn HostMemory>, usize) {
         (Arc::clone(&self.region), self.at(page, 0))
     }
 
-    /// Reads from byte `offset` of a page on. Bytes lie within the page.
+    /// Reads from byte `offset` of a page on. The bytes are within the page.
     pub fn read(&self, page: u32, offset: u64, data: &mut [u8]) {
         if let Err(error) = self.region.as_volatile_slice().read_slice(data, self.at(page, offset)) {
             tracing::error!(%error, page, "memory under an aperture could not be read");
@@ -143,18 +143,18 @@ impl WindowMemory {
         }
     }
 
-    /// Writes from byte `offset` of a page on. Bytes lie within the page.
+    /// Writes from byte `offset` of a page on. The bytes are within the page.
     pub fn write(&self, page: u32, offset: u64, data: &[u8]) {
         if let Err(error) = self.region.as_volatile_slice().write_slice(data, self.at(page, offset)) {
             tracing::error!(%error, page, "memory under an aperture could not be written");
         }
     }
 
-    /// Puts pages that the client has lent in the file's place, for the card as well. Nothing lives there, and the card makes no access. They
-    /// are zeroed.
+    /// Replaces the file by pages that the client has lent, for the card as well. The memory must be unused, and the
+    /// card must not access it. The pages are zeroed.
     ///
     /// # Errors
-    /// When they are not as many, or the card does not take them. All is as it was then.
+    /// When their number differs, or the card refuses them. Nothing has changed then.
     pub fn replace(&mut self, host: &HostCard, pages: &Arc<Mapping>) -> Result<(), HostError> {
         if u64::try_from(pages.len()) != Ok(self.area.size) {
             let error = io::Error::other(format!("{:#x} bytes for {:#x}", pages.len(), self.area.size));
@@ -174,19 +174,20 @@ impl WindowMemory {
         })
     }
 
-    /// Zeros everything, whatever the client has written where nothing is mapped. The card makes no access meanwhile.
+    /// Zeroes everything, including the client's writes to unmapped parts. The card must not access it meanwhile.
     ///
-    /// In place: to take it from a card behind an IOMMU and to give it back takes a call for each page, and QEMU waits 5 s for a reset.
+    /// It zeroes in place: to unmap and map it for a card behind an IOMMU takes a call for each page, and QEMU waits 5
+    /// s for a reset.
     ///
     /// # Errors
-    /// When the file does not say what of it was written.
+    /// When the file cannot report which parts were written.
     pub fn blank(&self, host: &HostCard) -> Result<(), HostError> {
         barrier(host);
         if !self.is_files {
             self.zero(0, self.area.size);
             return Ok(());
         }
-        // What nobody has written has no pages, and gets none.
+        // Parts that were never written have no pages, and get none.
         let end = self.area.offset + self.area.size;
         let mut at = self.area.offset;
         loop {
@@ -218,7 +219,7 @@ impl WindowMemory {
         }
     }
 
-    /// Takes it from the card. `reachable`: translations that name it may be left in the card's TLBs; its I/O addresses
+    /// Unmaps it from the card. If `reachable`, the card's TLBs may still have translations to it; its I/O addresses
     /// are then never used again.
     pub fn close(self, host: &HostCard, reachable: bool) {
         if self.take_back(host) && !reachable {
@@ -243,7 +244,7 @@ impl WindowMemory {
     }
 }
 
-/// Waits for what was written for the card.
+/// Waits for the completion of writes for the card.
 fn barrier(host: &HostCard) {
     if let Err(error) = host.lock().vram().memory.barrier() {
         tracing::error!(%error, "what was written under an aperture last is lost");

@@ -1,14 +1,16 @@
-//! The service manager's store of descriptors: what is kept there of VMMs, so that a daemon that is killed does not take their
-//! devices along.
+//! The service manager's store of descriptors: it keeps descriptors of VMMs, so that a killed daemon does not end their
+//! devices.
 //!
-//! Of each VMM there is its connection, which a daemon that is killed would reset if something unread is in it, and QEMU does not
-//! survive that ([`vmm_glue::socket::end`]); and, where the store has room for it, its journal with what that names (`vmm_glue::journal`), by
-//! which the next daemon goes on with the connection. What the next one cannot go on with it ends, so that the VMM learns it.
+//! For each VMM it keeps the connection, which the kernel would reset if a daemon is killed with unread data in it, and
+//! QEMU does not survive that ([`vmm_glue::socket::end`]). If the store has room, it also keeps the VMM's journal with
+//! the descriptors that the journal names (`vmm_glue::journal`), with which the next daemon resumes the connection. A
+//! connection that the next daemon cannot resume is closed, so that the VMM notices.
 //!
-//! Parts: [`Store`] and its keepers (descriptors put there), `pace` (bounds the messages for that), [`Left`] (descriptors of an
-//! earlier run), [`names`].
+//! Parts: [`Store`] and its keepers (add descriptors), `pace` (limits the rate of these messages), [`Left`]
+//! (descriptors of an earlier run), [`names`].
 //!
-//! What it does not do: take descriptors from the environment, or say what else goes to the service manager; the daemon does both.
+//! The crate does not take descriptors from the environment, or send other messages to the service manager; the daemon
+//! does both.
 
 #![forbid(unsafe_code)]
 
@@ -31,23 +33,24 @@ use pace::Pace;
 
 /// Set by the service manager to the number of descriptors that it keeps (systemd 254 and newer).
 const CAPACITY: &str = "FDSTORE";
-/// Descriptors that journals leave to others: two sockets of the daemon, the socket and the connection of each virtual machine.
+/// Descriptors that journals must not use: two sockets of the daemon, and the socket and the connection of each virtual
+/// machine.
 const OTHERS: usize = 2 + 2 * MAX_VMS;
-/// All that a journal can have in the store, by bits as [`bit`] says.
+/// All descriptors that a journal can have in the store, as bits of [`bit`].
 const ALL: u32 = (1 << (SLOTS + 1)) - 1;
 
-/// The store, if there is one.
+/// The store, if the service manager has one.
 #[derive(Debug, Default)]
 pub struct Store {
     there: bool,
-    /// Descriptors that journals may have still.
+    /// Descriptors that journals may still add.
     room: Arc<AtomicUsize>,
-    /// Another process has put there what this one goes on with.
+    /// Another process has stored the descriptors that this one continues with.
     followed: bool,
 }
 
 impl Store {
-    /// The one that the environment names; `followed`: this process goes on where another one is.
+    /// Returns the store that the environment names; with `followed`, this process takes over from another one.
     #[must_use]
     pub fn found(followed: bool) -> Self {
         let capacity = std::env::var(CAPACITY).ok().and_then(|count| count.parse::<usize>().ok()).unwrap_or(0);
@@ -55,13 +58,13 @@ impl Store {
         Self { there, room: Arc::new(AtomicUsize::new(capacity.saturating_sub(OTHERS))), followed }
     }
 
-    /// Returns whether there is one.
+    /// Returns true if the service manager has a store.
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.there
     }
 
-    /// Says whether VMMs outlive the daemon if it is killed.
+    /// Logs whether VMMs survive a kill of the daemon.
     pub fn tell(&self) {
         let room = self.room.load(Ordering::Relaxed);
         if !self.there || room < DESCRIPTORS {
@@ -73,14 +76,15 @@ impl Store {
         }
     }
 
-    /// The keeper of a virtual machine's VMM; `before`: what an earlier run has there of it ([`Left::held`]).
+    /// Returns the keeper of a virtual machine's VMM; `before` are the descriptors that an earlier run has stored for
+    /// it ([`Left::held`]).
     #[must_use]
     pub fn keeper(&self, vm: &str, before: Option<u32>) -> Option<Arc<dyn Keeper>> {
         if !self.there {
             return None;
         }
         let held = if self.followed { ALL } else { before.unwrap_or(0) };
-        // Those of an earlier run count as long as they are there; those that may be there do not.
+        // Known descriptors of an earlier run count while they are stored; possible ones do not.
         let counted = if self.followed { 0 } else { held };
         let keeper = InStore {
             vm: vm.to_owned(),
@@ -100,9 +104,9 @@ impl Store {
 #[derive(Debug)]
 struct InStore {
     vm: String,
-    /// Those that are there, or may be.
+    /// Descriptors that are stored, or may be.
     held: AtomicU32,
-    /// Those of them that were taken out of the room.
+    /// Those of them that reduce the room.
     counted: AtomicU32,
     room: Arc<AtomicUsize>,
     pace: Pace,
@@ -116,14 +120,14 @@ impl InStore {
 
 impl Keeper for InStore {
     fn keep(&self, connection: BorrowedFd<'_>) {
-        // Two messages: a VMM may connect again and again, too.
+        // Two messages: a VMM may also connect repeatedly.
         self.pace.wait();
         self.pace.wait();
         store(&self.connection(), connection);
     }
 
     fn release(&self) {
-        // Without a journal, nobody goes on with what is left.
+        // Without a journal, the next daemon cannot use the rest.
         self.give_up_more();
         self.pace.wait();
         give_up(&self.connection());
@@ -167,13 +171,13 @@ impl Keeper for InStore {
 
 impl Drop for InStore {
     fn drop(&mut self) {
-        // What is there another process may go on with; the room is this one's.
+        // Another process may continue with the stored descriptors; only the room belongs to this one.
         let counted = usize::try_from(self.counted.load(Ordering::Relaxed).count_ones()).unwrap_or(0);
         self.room.fetch_add(counted, Ordering::Relaxed);
     }
 }
 
-/// The place of a descriptor among a journal's.
+/// Returns the bit of a descriptor in a journal's set.
 fn bit(what: Kept) -> u32 {
     match what {
         Kept::Slot(slot) => 1u32.checked_shl(slot.min(SLOTS).into()).unwrap_or(0),
@@ -181,7 +185,8 @@ fn bit(what: Kept) -> u32 {
     }
 }
 
-/// Remains of an earlier run: those of a virtual machine's VMM. Unless it is taken, the VMM is told the end, and nothing stays in the store.
+/// Descriptors that an earlier run left for a virtual machine's VMM. Unless they are taken, the connection is closed,
+/// and they are removed from the store.
 #[derive(Debug)]
 pub struct Left {
     vm: String,
@@ -190,7 +195,7 @@ pub struct Left {
 }
 
 impl Left {
-    /// Of this virtual machine, nothing yet.
+    /// Creates an empty set for this virtual machine.
     #[must_use]
     pub fn new(vm: &str) -> Self {
         Self { vm: vm.to_owned(), connection: None, kept: Vec::new() }
@@ -211,16 +216,16 @@ impl Left {
         self.kept.push((what, fd));
     }
 
-    /// Says what there is beside the connection, for [`Store::keeper`].
+    /// Returns the set of descriptors in addition to the connection, for [`Store::keeper`].
     #[must_use]
     pub fn held(&self) -> u32 {
         self.kept.iter().fold(0, |held, (what, _)| held | bit(*what))
     }
 
-    /// Another descriptor of all, if a VMM is there, and a journal of it.
+    /// Duplicates all descriptors, if they include a connection and its journal.
     ///
     /// # Errors
-    /// If this process may have no more descriptors.
+    /// When this process has reached its limit of descriptors.
     pub fn remains(&self) -> Option<std::io::Result<Remains>> {
         let connection = self.connection.as_ref()?;
         self.kept.iter().any(|(what, _)| *what == Kept::Journal).then(|| {
@@ -229,7 +234,7 @@ impl Left {
         })
     }
 
-    /// Another goes on with it.
+    /// Notes that another owner continues with them.
     pub fn taken(mut self) {
         self.connection = None;
         self.kept.clear();
@@ -248,13 +253,13 @@ impl Drop for Left {
     }
 }
 
-/// Gives the service manager a copy, in the place of one of that name.
+/// Stores a copy in the service manager, and replaces one of that name.
 pub fn store(name: &str, fd: BorrowedFd<'_>) {
     give_up(name);
     push(name, fd);
 }
 
-/// Gives the service manager a copy under a name that nothing has there.
+/// Stores a copy in the service manager under an unused name.
 fn push(name: &str, fd: BorrowedFd<'_>) -> bool {
     let state = [NotifyState::FdStore, NotifyState::FdName(name)];
     let pushed = sd_notify::notify_with_fds(&state, &[fd]);
@@ -264,7 +269,7 @@ fn push(name: &str, fd: BorrowedFd<'_>) -> bool {
     pushed.is_ok()
 }
 
-/// Takes the service manager's copy away.
+/// Removes the service manager's copy.
 pub fn give_up(name: &str) {
     if let Err(error) = sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]) {
         tracing::warn!(%error, "the service manager cannot be told");

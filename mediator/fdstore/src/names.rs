@@ -1,10 +1,10 @@
-//! Names of the descriptors that the service manager keeps for the daemon. No name of a unit's socket has a slash.
+//! Names of the descriptors that the service manager keeps for the daemon. Names of units' sockets have no slash.
 
 use vmm_glue::journal::Kept;
 
-/// Begin of the names of virtual machines' sockets.
+/// Prefix of the names of virtual machines' sockets.
 pub const OF_VM: &str = "vm/";
-/// Begin of the names of their VMMs' connections.
+/// Prefix of the names of their VMMs' connections.
 pub(crate) const OF_VMM: &str = "vmm/";
 /// Ends the name of a VMM's journal.
 const JOURNAL: &str = "journal";
@@ -13,13 +13,13 @@ pub const STORED_ADMIN: &str = "daemon/admin";
 /// The read-only socket.
 pub const STORED_READ_ONLY: &str = "daemon/admin-read";
 
-/// Returns whether a socket of this name comes from the store.
+/// Returns true if a socket of this name comes from the store.
 pub fn is_stored(name: &str) -> bool {
     name.contains('/')
 }
 
-/// The virtual machine of whose VMM a descriptor of this name is, and what it is: nothing for the connection itself. `None` for other
-/// names.
+/// Returns the virtual machine and the kind of a VMM's descriptor by its name; the inner `None` is the connection
+/// itself. `None` for other names.
 pub fn of_vmm(name: &str) -> Option<(&str, Result<Option<Kept>, ()>)> {
     let name = name.strip_prefix(OF_VMM)?;
     Some(match name.split_once('/') {
@@ -29,7 +29,7 @@ pub fn of_vmm(name: &str) -> Option<(&str, Result<Option<Kept>, ()>)> {
     })
 }
 
-/// Name of what is kept of a virtual machine's VMM.
+/// Returns the name of a descriptor of a virtual machine's VMM.
 pub fn name_of(vm: &str, what: Kept) -> String {
     match what {
         Kept::Journal => format!("{OF_VMM}{vm}/{JOURNAL}"),

@@ -1,12 +1,12 @@
-//! A bound on the messages that one VMM makes the daemon send to the service manager: a VMM that maps and unmaps memory all the time
-//! would keep the service manager busy for the whole host.
+//! A rate limit for the messages that one VMM causes from the daemon to the service manager: a VMM that constantly maps
+//! and unmaps memory would keep the service manager busy for the whole host.
 //!
-//! Nothing is left out, for then the next daemon could not go on with the VMM. The VMM that goes beyond the bound waits, alone.
+//! No message is dropped, because the next daemon could then not resume the VMM. Only the VMM beyond the limit waits.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Messages that may be sent at once: a VMM that starts sends some thirty.
+/// Messages that may be sent at once: a VMM that starts sends about thirty.
 const BURST: u32 = 128;
 /// Time after which another one may be sent.
 const INTERVAL: Duration = Duration::from_millis(60);
@@ -15,7 +15,7 @@ const INTERVAL: Duration = Duration::from_millis(60);
 #[derive(Debug)]
 pub(crate) struct Pace(Mutex<Bucket>);
 
-/// Messages that may be sent still.
+/// Messages that may still be sent.
 #[derive(Debug)]
 struct Bucket {
     left: u32,
@@ -32,11 +32,11 @@ impl Bucket {
         let passed = now.saturating_duration_since(self.filled).as_millis() / INTERVAL.as_millis();
         let new = u32::try_from(passed).unwrap_or(u32::MAX).min(BURST);
         self.left = self.left.saturating_add(new).min(BURST);
-        // Full, it forgets the rest of an interval.
+        // When full, it drops the rest of an interval.
         self.filled = if self.left == BURST { now } else { self.filled + INTERVAL * new };
     }
 
-    /// Takes one message; the time to wait for the next if there is none.
+    /// Takes one message, or returns the time until the next one is available.
     fn take(&mut self, now: Instant) -> Result<(), Duration> {
         self.fill(now);
         match self.left.checked_sub(1) {
@@ -65,7 +65,7 @@ impl Pace {
             let taken = self.bucket().take(Instant::now());
             match taken {
                 Ok(()) => return,
-                // TIMEOUT: an interval at most; then there is one.
+                // TIMEOUT: an interval at most; then a message is available.
                 Err(wait) => std::thread::sleep(wait),
             }
         }
@@ -91,13 +91,13 @@ mod tests {
             assert_eq!(bucket.take(begin), Ok(()));
         }
         assert_eq!(bucket.take(begin), Err(INTERVAL));
-        // Whatever the VMM does in ten seconds.
+        // With constant requests of the VMM for ten seconds.
         let steps = 100_000;
         let sent =
             (0..steps).filter(|step| bucket.take(begin + Duration::from_secs(10) * *step / steps).is_ok()).count();
         let most = usize::try_from(Duration::from_secs(10).as_millis() / INTERVAL.as_millis()).unwrap();
         assert!(sent <= most && sent + 2 >= most, "{sent} of {most}");
-        // Calm, it may send as many again, and no more.
+        // After a calm period, it may send as many again, and no more.
         let later = begin + Duration::from_secs(3600);
         assert_eq!((0..2 * BURST).filter(|_| bucket.take(later).is_ok()).count(), BURST as usize);
     }

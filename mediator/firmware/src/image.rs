@@ -4,20 +4,20 @@ use nvspec::falcon::{CODE_PAGE_WORDS, CODE_WORDS_MAX, DATA_WORDS_MAX, Falcon};
 use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
 
-/// First bytes of a file: form and version.
+/// First bytes of a file: format and version.
 const MAGIC: [u8; 8] = *b"GMFALC01";
 /// Bytes of a file before code and data: magic, falcon, words of code, words of data.
 const HEADER_BYTES: usize = 20;
-/// Most bytes of a file.
+/// Maximum number of bytes of a file.
 pub(crate) const FILE_BYTES_MAX: u64 = (HEADER_BYTES + 4 * (CODE_WORDS_MAX + DATA_WORDS_MAX)) as u64;
 
-/// Why bytes are no image.
+/// Why bytes are not an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// It does not begin as an image does.
+    /// It does not start as an image does.
     #[error("this is no image of falcon firmware: it does not begin with {:?}", String::from_utf8_lossy(&MAGIC))]
     Form,
-    /// It names no falcon.
+    /// It names an unknown falcon.
     #[error("the image is for falcon {0}, and there are falcons 0 to 3")]
     Falcon(u32),
     /// A part is too long, or there is no code.
@@ -30,17 +30,17 @@ pub enum ImageError {
         /// Words of data.
         data: usize,
     },
-    /// The file's end is not the image's.
+    /// The file's length differs from the length in its header.
     #[error("the image has {found} bytes, where its header says {wanted}")]
     Length {
-        /// Bytes there are.
+        /// Actual bytes.
         found: usize,
-        /// Bytes there should be.
+        /// Expected bytes.
         wanted: usize,
     },
 }
 
-/// The SHA-256 of an image's file: what an operator approves.
+/// The SHA-256 of an image's file, with which an operator approves it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest([u8; 32]);
 
@@ -65,7 +65,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// An image of `code` and `data`. Zeros at the end of code are left out: drivers fill its last page with them.
+    /// Creates an image of `code` and `data`. Zeros at the end of code are dropped: drivers pad its last page with
+    /// them.
     ///
     /// # Errors
     /// [`ImageError::Size`].
@@ -78,32 +79,32 @@ impl Image {
         Ok(Self { falcon, code: code.to_vec(), data: data.to_vec() })
     }
 
-    /// An image that no falcon could execute, and that a card which executes none is content with.
+    /// Creates an image that no falcon could execute, for cards that do not execute firmware.
     #[must_use]
     pub fn stand_in(falcon: Falcon) -> Self {
         let word = |index: usize| 0x5157_0000 | (falcon as u32) << 12 | index as u32;
         Self { falcon, code: (0..CODE_PAGE_WORDS).map(word).collect(), data: (0..16).map(word).collect() }
     }
 
-    /// Its falcon.
+    /// Returns its falcon.
     #[must_use]
     pub fn falcon(&self) -> Falcon {
         self.falcon
     }
 
-    /// Its code.
+    /// Returns its code.
     #[must_use]
     pub fn code(&self) -> &[u32] {
         &self.code
     }
 
-    /// Its data.
+    /// Returns its data.
     #[must_use]
     pub fn data(&self) -> &[u32] {
         &self.data
     }
 
-    /// The image as a file.
+    /// Returns the image as a file.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let head = [self.falcon as u32, self.code.len() as u32, self.data.len() as u32];
@@ -135,7 +136,7 @@ impl Image {
         Ok(Self { falcon, code, data: words.collect() })
     }
 
-    /// Returns the digest that it is approved by.
+    /// Returns the digest for its approval.
     #[must_use]
     pub fn digest(&self) -> Digest {
         Digest(Sha256::digest(self.to_bytes()).into())
@@ -147,7 +148,7 @@ impl Image {
 pub struct Set([Arc<Image>; 4]);
 
 impl Set {
-    /// The set of these images, if there is one for each falcon.
+    /// Creates the set of these images, if they include one for each falcon.
     #[must_use]
     pub fn new(mut images: Vec<Image>) -> Option<Self> {
         images.sort_by_key(Image::falcon);
@@ -156,13 +157,13 @@ impl Set {
         whole.then_some(Self(images))
     }
 
-    /// [Stand-ins](Image::stand_in) for all.
+    /// Creates a set of [stand-ins](Image::stand_in).
     #[must_use]
     pub fn stand_in() -> Self {
         Self(Falcon::ALL.map(|falcon| Arc::new(Image::stand_in(falcon))))
     }
 
-    /// The image of a falcon.
+    /// Returns the image of a falcon.
     #[must_use]
     pub fn of(&self, falcon: Falcon) -> &Image {
         &self.0[falcon as usize]

@@ -1,4 +1,4 @@
-//! Images of guests on their way to a store: no virtual CPU waits for a disk.
+//! A queue of guests' images for a store: no virtual CPU waits for a disk.
 
 use crate::image::Image;
 use crate::store::{Store, StoreError};
@@ -7,27 +7,30 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Images that wait for the disk at most; more are dropped, and come again with the next start of their falcon.
+/// Maximum number of images that wait for the disk; more are dropped, and come again with the next start of their
+/// falcon.
 const WAITING_MAX: usize = 8;
-/// Most new candidates that come from one guest while the daemon runs.
+/// Maximum number of new candidates from one guest while the daemon runs.
 const NEW_MAX: u32 = 8;
 
-/// Takes images of guests.
+/// Accepts images of guests.
 #[derive(Clone, Debug)]
 pub struct Inbox(Arc<SyncSender<(u32, Image)>>);
 
 impl Inbox {
-    /// An inbox whose images are added to `store` by a thread of its own, which ends with the last copy of the inbox.
+    /// Creates an inbox whose images are added to `store` by a separate thread, which ends with the last copy of the
+    /// inbox.
     ///
     /// # Errors
-    /// When there is no thread.
+    /// When the thread cannot be created.
     pub fn of(store: Store) -> std::io::Result<Self> {
         let (sender, receiver) = sync_channel(WAITING_MAX);
         std::thread::Builder::new().name("firmware".into()).spawn(move || record(&store, &receiver))?;
         Ok(Self(Arc::new(sender)))
     }
 
-    /// Takes what guest number `guest` has started on a falcon. What is no image, or finds no room, is dropped.
+    /// Adds the image that guest number `guest` has started on a falcon. Invalid images, and those beyond the limit,
+    /// are dropped.
     pub fn offer(&self, guest: u32, falcon: Falcon, code: &[u32], data: &[u32]) {
         if let Ok(image) = Image::new(falcon, code, data) {
             let _dropped = self.0.try_send((guest, image));

@@ -1,13 +1,13 @@
 //! Firmware of a card's falcons.
 //!
-//! A real card's PGRAPH and copy engines do nothing before programs run on their falcons, and what runs there has the card
-//! in its hands. So the mediator loads what the operator approved and nothing else, and what a guest loads stays in its
-//! virtual falcons. It is not shipped: what a stock guest's driver brings is written down as a candidate.
+//! A real card's PGRAPH and copy engines do nothing until programs run on their falcons, and these programs control the
+//! card. So the mediator loads only the images that the operator approved, and a guest's images stay in its virtual
+//! falcons. The firmware is not shipped: images of a stock guest's driver are stored as candidates.
 //!
-//! Parts: [`Image`] (one falcon's code and data, a file of its own form), [`Set`] (those of a card), [`Store`] (a folder with images, and which are
-//! approved), [`Inbox`] (what guests bring, on its way there).
+//! Parts: [`Image`] (one falcon's code and data, a file with its own format), [`Set`] (those of a card), [`Store`] (a
+//! folder with images and the list of approved ones), [`Inbox`] (a queue of guests' images for the store).
 //!
-//! What it does not do: read or change a program; load it, which `bringup` does.
+//! The crate does not interpret or change a program, or load it; `bringup` loads it.
 
 mod image;
 mod inbox;

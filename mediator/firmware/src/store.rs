@@ -1,7 +1,8 @@
 //! A folder with images: candidates, and those that the operator approved.
 //!
-//! Each image is a file named by its digest; `approved` has a line for each falcon with the digest that it runs. Both are
-//! written beside and renamed. The daemon reads, and writes candidates; `mediatorctl` does the rest, with or without it.
+//! Each image is a file named after its digest; `approved` has a line for each falcon with the digest of its image.
+//! Both are written to a temporary file and renamed. The daemon reads, and adds candidates; `mediatorctl` does the
+//! rest, even without a daemon.
 
 use crate::image::{Digest, FILE_BYTES_MAX, Image, ImageError, Set};
 use nvspec::falcon::Falcon;
@@ -9,19 +10,19 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Most images that are not approved. A guest decides on their contents.
+/// Maximum number of images that are not approved. Guests decide on their contents.
 const CANDIDATES_MAX: usize = 32;
 /// Suffix of images' names.
 const SUFFIX: &str = ".falcon";
-/// The file of those that are approved.
+/// The file with the approved digests.
 const APPROVED: &str = "approved";
-/// Most bytes of that file.
+/// Maximum number of bytes of that file.
 const APPROVED_BYTES_MAX: u64 = 4096;
 
-/// Why a store cannot do something.
+/// Why an operation of a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// A file or the folder.
+    /// Access to a file or the folder failed.
     #[error("{}: {error}; is it there, and may this user have it?", path.display())]
     File {
         /// The path.
@@ -29,15 +30,15 @@ pub enum StoreError {
         /// Error of the host.
         error: std::io::Error,
     },
-    /// A file is no image.
+    /// A file is not an image.
     #[error("{}: {error}", path.display())]
     Image {
         /// The path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         error: ImageError,
     },
-    /// A file's name is not its digest.
+    /// A file's name differs from its digest.
     #[error("{}: its contents have the digest {digest}; it was changed: remove it", path.display())]
     Changed {
         /// The path.
@@ -45,22 +46,22 @@ pub enum StoreError {
         /// Its digest.
         digest: Digest,
     },
-    /// No image has such a digest, or several do.
+    /// The prefix of a digest matches no image, or several.
     #[error("{found} images have a digest that begins with `{prefix}`; `mediatorctl card firmware list` shows all")]
     Which {
-        /// Prefix that was asked for.
+        /// The requested prefix.
         prefix: String,
-        /// Number of images that it fits.
+        /// Number of matching images.
         found: usize,
     },
-    /// There are enough candidates.
+    /// The limit of candidates is reached.
     #[error(
         "there are {CANDIDATES_MAX} images that are not approved; remove some with `mediatorctl card firmware remove`"
     )]
     Full,
 }
 
-/// A card with that store cannot run these yet.
+/// A card with that store lacks the firmware of these falcons.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no firmware is approved for {}; approve some of `mediatorctl card firmware list` with `mediatorctl card firmware approve`, \
@@ -72,7 +73,7 @@ pub struct Missing(pub Vec<Falcon>);
 /// An image in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Digest that it is approved by.
+    /// Digest for its approval.
     pub digest: Digest,
     /// Its falcon.
     pub falcon: Falcon,
@@ -80,7 +81,7 @@ pub struct Entry {
     pub code_words: usize,
     /// Words of its data.
     pub data_words: usize,
-    /// It is what that falcon runs.
+    /// It is approved for its falcon.
     pub approved: bool,
 }
 
@@ -89,13 +90,13 @@ pub struct Entry {
 pub struct Store(PathBuf);
 
 impl Store {
-    /// The store of a daemon whose state is kept in `state_dir`. The folder is made when something is written.
+    /// Returns the store of a daemon with its state in `state_dir`. The folder is created with the first write.
     #[must_use]
     pub fn within(state_dir: &Path) -> Self {
         Self(state_dir.join("firmware"))
     }
 
-    /// All images, in the order of their falcons. A file that is not whole is told in the log, and left out.
+    /// Returns all images, ordered by falcon. Incomplete files are logged and skipped.
     ///
     /// # Errors
     /// [`StoreError::File`].
@@ -117,7 +118,7 @@ impl Store {
         Ok(entries)
     }
 
-    /// Adds an image as a candidate. Returns whether it is new.
+    /// Adds an image as a candidate. Returns true if it is new.
     ///
     /// # Errors
     /// [`StoreError::Full`], [`StoreError::File`].
@@ -144,7 +145,7 @@ impl Store {
         Ok(image.digest())
     }
 
-    /// Has its falcon run the image whose digest begins with `prefix`, from the next start of a card on.
+    /// Approves the image whose digest starts with `prefix` for its falcon, from the next start of a card on.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -158,7 +159,7 @@ impl Store {
         Ok(entry)
     }
 
-    /// Removes the image whose digest begins with `prefix`; it is not approved any more.
+    /// Removes the image whose digest starts with `prefix`, and its approval.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -169,7 +170,7 @@ impl Store {
         Ok(entry)
     }
 
-    /// Reads what is approved.
+    /// Reads the approved images.
     ///
     /// # Errors
     /// [`StoreError`]; [`Missing`] within, when a falcon has none.
@@ -198,7 +199,7 @@ impl Store {
         }
     }
 
-    /// Reads the digest that each falcon runs. Lines that say nothing of that are left out.
+    /// Reads the approved digest of each falcon. Invalid lines are ignored.
     fn approvals(&self) -> Result<BTreeMap<Falcon, String>, StoreError> {
         let path = self.0.join(APPROVED);
         let text = match read_bounded(&path, APPROVED_BYTES_MAX) {
@@ -262,7 +263,7 @@ fn load(path: &Path) -> Result<Image, StoreError> {
     Image::from_bytes(&bytes).map_err(|error| StoreError::Image { path: path.to_owned(), error })
 }
 
-/// A file, or as much of it as shows that it is too long.
+/// Reads a file, up to one byte more than `most`.
 fn read_bounded(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
@@ -294,7 +295,7 @@ mod tests {
         }
         let set = store.approved().unwrap().unwrap();
         assert_eq!(set.of(Falcon::Gpccs), &Image::stand_in(Falcon::Gpccs));
-        // Another takes the place of the one before; without it there is none.
+        // A new approval replaces the previous one; a removal leaves none.
         store.add(&numbered(7)).unwrap();
         store.approve(&numbered(7).digest().to_string()).unwrap();
         assert_eq!(store.approved().unwrap().unwrap().of(Falcon::Fecs), &numbered(7));
@@ -326,7 +327,7 @@ mod tests {
         assert!(matches!(store.add(&numbered(99)), Err(StoreError::Full)));
         assert!(matches!(store.approve(""), Err(StoreError::Which { found: CANDIDATES_MAX, .. })));
         assert!(matches!(store.approve("xyz"), Err(StoreError::Which { found: 0, .. })));
-        // What is approved is no candidate any more.
+        // An approved image is no longer a candidate.
         store.approve(&numbered(3).digest().to_string()).unwrap();
         assert!(store.add(&numbered(99)).unwrap());
         let file = folder.path().join("large");

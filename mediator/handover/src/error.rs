@@ -1,28 +1,28 @@
-//! Why nothing is handed over.
+//! Errors of a handover.
 
 use std::io;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Why a process does not give, or take.
+/// Why a process does not send or receive.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The other end says something else than it may.
+    /// The other end violates the protocol.
     #[error("the other process says what it may not: {0}")]
     Protocol(String),
-    /// The other end speaks another version of this.
+    /// The other end uses another protocol version.
     #[error("the other process speaks version {0} of the handover, this one {1}: upgrade by a version in between")]
     Version(u32, u32),
-    /// The other end does not take what it was given.
+    /// The other end refuses the package.
     #[error("the next process does not take over: {0}")]
     Refused(String),
     /// The other end has ended.
     #[error("the other process has ended, or closed the connection, {0}")]
     Ended(&'static str),
-    /// The other end says nothing.
+    /// The other end does not send a message in time.
     #[error("the other process has said nothing for {0:?}, {1}")]
     Silent(Duration, &'static str),
-    /// More is to be given than can be.
+    /// The package exceeds a limit.
     #[error("{0} cannot be handed over: {1} are more than {2}")]
     TooMuch(&'static str, u64, u64),
     /// The operating system refuses.

@@ -1,4 +1,4 @@
-//! The process that gives.
+//! The process that hands over.
 
 use crate::package::sealed;
 use crate::wire::{BATCH, Message, Wire};
@@ -6,15 +6,15 @@ use crate::{Error, Introduction, Package};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-/// The giver's end.
+/// The sender's end.
 #[derive(Debug)]
 pub struct Giver(Wire);
 
 impl Giver {
-    /// Meets the taker at the other end of a `SOCK_SEQPACKET` socket, which says who it is within `limit`.
+    /// Connects to the receiver at the other end of a `SOCK_SEQPACKET` socket, which introduces itself within `limit`.
     ///
     /// # Errors
-    /// When it does not, or is no taker.
+    /// When it does not, or is not a receiver.
     pub fn meet(socket: OwnedFd, limit: Duration) -> Result<(Self, Introduction), Error> {
         let wire = Wire::new(socket);
         match wire.receive(limit, "before it has said who it is")? {
@@ -23,10 +23,10 @@ impl Giver {
         }
     }
 
-    /// Gives all of it, which is the giver's still.
+    /// Sends the package, which still belongs to the sender.
     ///
     /// # Errors
-    /// When it is too much, or the taker does not take it in.
+    /// When it is too large, or the receiver does not accept it.
     pub fn give(&self, package: &Package) -> Result<(), Error> {
         package.check()?;
         let Package { file, descriptors } = package;
@@ -41,10 +41,10 @@ impl Giver {
         Ok(())
     }
 
-    /// Waits until the taker has made everything of what it was given, for `limit` at most. All is still the giver's.
+    /// Waits until the receiver has rebuilt everything, for `limit` at most. Everything still belongs to the sender.
     ///
     /// # Errors
-    /// When the taker refuses, has ended, or takes longer.
+    /// When the receiver refuses, has ended, or takes longer.
     pub fn await_ready(&self, limit: Duration) -> Result<(), Error> {
         match self.0.receive(limit, "before it was ready")? {
             (Message::Ready, _) => Ok(()),
@@ -52,7 +52,7 @@ impl Giver {
         }
     }
 
-    /// Tells the taker, which is ready, that all is its own.
+    /// Tells the receiver, which is ready, that it owns everything now.
     ///
     /// # Errors
     /// When it has ended.

@@ -1,16 +1,17 @@
-//! One process gives what it has to the next one: a file of saved state, and descriptors by name.
+//! Hands state from one process to the next: a file of saved state, and descriptors by name.
 //!
-//! They talk over a socket of theirs, and one of them owns what is given at each moment:
-//! 1. The taker says who it is and which parts it reads ([`Taker::connect`], [`Giver::meet`]).
-//! 2. The giver writes what it has for that reader, and gives it ([`Giver::give`], [`Taker::take`]). It is still the giver's.
-//! 3. The taker makes everything of it, does nothing to what it is of, and says that it is ready, or why it is not
-//!    ([`Taker::ready`], [`Taker::refuse`], [`Giver::await_ready`]).
-//! 4. The giver lets go and says so ([`Giver::let_go`]); from then on all is the taker's ([`Taker::wait`]).
+//! They talk over their own socket, and at each moment one of them owns the package:
+//! 1. The receiver introduces itself, with the parts that it reads ([`Taker::connect`], [`Giver::meet`]).
+//! 2. The sender writes its state for that reader, and sends it ([`Giver::give`], [`Taker::take`]). The sender still
+//!    owns it.
+//! 3. The receiver rebuilds everything without touching the objects behind it, and reports that it is ready, or the
+//!    reason of a refusal ([`Taker::ready`], [`Taker::refuse`], [`Giver::await_ready`]).
+//! 4. The sender lets go and says so ([`Giver::let_go`]); from then on the receiver owns everything ([`Taker::wait`]).
 //!
-//! Until step 4 the giver can go on as if nothing had been: when the taker refuses, says nothing for too long, ends, or is of a
-//! program that does not read what there is. What either of them reads is untrusted: bounded, and checked.
+//! Until step 4 the sender can continue as before: if the receiver refuses, is silent for too long, ends, or cannot
+//! read the state. All received data is untrusted: bounded, and checked.
 //!
-//! What it does not do: know what is given, or start a process.
+//! The crate does not interpret the package, or start a process.
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +29,7 @@ pub use taker::Taker;
 use saved_state::Known;
 use serde::{Deserialize, Serialize};
 
-/// Introduction of a taker.
+/// Introduction of a receiver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Introduction {
     /// Version of its program, for the log.

@@ -1,35 +1,35 @@
-//! The things that are given: a file, and descriptors by name.
+//! The package that is handed over: a file, and descriptors by name.
 
 use crate::Error;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
 use rustix::io::{pread, write};
 use std::os::fd::OwnedFd;
 
-/// Most bytes of a file.
+/// Maximum number of bytes of a file.
 pub(crate) const FILE_MAX: u64 = 1 << 30;
-/// Most descriptors.
+/// Maximum number of descriptors.
 pub(crate) const DESCRIPTORS_MAX: usize = 1 << 16;
-/// Longest name of one, in bytes.
+/// Maximum length of a descriptor's name, in bytes.
 pub(crate) const NAME_MAX: usize = 128;
-/// Seals of a file that nobody changes any more.
+/// Seals that make a file immutable.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::WRITE);
 
-/// The things that are given.
+/// A file and descriptors that are handed over.
 #[derive(Debug, Default)]
 pub struct Package {
     /// A file of saved state.
     pub file: Vec<u8>,
-    /// Descriptors by name. Several may have one: they are in an order then.
+    /// Descriptors by name. Several may have the same name, and are then ordered.
     pub descriptors: Vec<(String, OwnedFd)>,
 }
 
 impl Package {
-    /// Takes all descriptors of that name out, in their order.
+    /// Removes and returns all descriptors of that name, in their order.
     pub fn take(&mut self, name: &str) -> Vec<OwnedFd> {
         self.descriptors.extract_if(.., |(of, _)| of == name).map(|(_, fd)| fd).collect()
     }
 
-    /// Checks that it is not too much.
+    /// Checks the limits.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let Self { file, descriptors } = self;
         let bytes = file.len() as u64;
@@ -47,7 +47,7 @@ impl Package {
     }
 }
 
-/// A file without a name that nobody can change, of these bytes.
+/// Creates an unnamed, immutable file of these bytes.
 pub(crate) fn sealed(bytes: &[u8]) -> Result<OwnedFd, Error> {
     let failed = || Error::io("no file for what is handed over");
     let file = memfd_create("handover", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed())?;
@@ -60,7 +60,7 @@ pub(crate) fn sealed(bytes: &[u8]) -> Result<OwnedFd, Error> {
     Ok(file)
 }
 
-/// The bytes of such a file, which is to have `bytes`.
+/// Returns the bytes of such a file, which must have `bytes` bytes.
 pub(crate) fn unsealed(file: &OwnedFd, bytes: u64) -> Result<Vec<u8>, Error> {
     let failed = || Error::io("what is handed over cannot be read");
     let seals = fcntl_get_seals(file).map_err(failed())?;

@@ -1,4 +1,4 @@
-//! The process that takes.
+//! The process that takes over.
 
 use crate::package::{DESCRIPTORS_MAX, NAME_MAX, unsealed};
 use crate::wire::{Message, Wire};
@@ -6,36 +6,36 @@ use crate::{Error, Introduction, Package};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// Longest reason that is told, in characters.
+/// Maximum length of a reason, in characters.
 const REASON_MAX: usize = 1000;
 
-/// The taker's end.
+/// The receiver's end.
 #[derive(Debug)]
 pub struct Taker(Wire);
 
 impl Taker {
-    /// Says to the giver at the other end of a `SOCK_SEQPACKET` socket who this is.
+    /// Introduces this process to the sender at the other end of a `SOCK_SEQPACKET` socket.
     ///
     /// # Errors
-    /// When it has ended.
+    /// When the sender has ended.
     pub fn connect(socket: OwnedFd, introduction: &Introduction) -> Result<Self, Error> {
         let wire = Wire::new(socket);
         wire.send(&Message::Hello(introduction.clone()), &[])?;
         Ok(Self(wire))
     }
 
-    /// Says, in the place of who this is, why it does not take anything over. Nothing waits for it then.
+    /// Sends a refusal in place of the introduction. The sender does not wait then.
     ///
     /// # Errors
-    /// When the giver has ended.
+    /// When the sender has ended.
     pub fn decline(socket: OwnedFd, why: &str) -> Result<(), Error> {
         Wire::new(socket).send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
 
-    /// Waits for what is given, for `limit` at most. It is still the giver's.
+    /// Waits for the package, for `limit` at most. The sender still owns it.
     ///
     /// # Errors
-    /// When nothing is given, or not what was said.
+    /// When nothing arrives, or not the announced package.
     pub fn take(&self, limit: Duration) -> Result<Package, Error> {
         let awaits = "before it has given anything";
         let (message, fds) = self.0.receive(limit, awaits)?;
@@ -63,26 +63,26 @@ impl Taker {
         Ok(Package { file, descriptors })
     }
 
-    /// Says that everything is made of what was given.
+    /// Reports that everything has been rebuilt.
     ///
     /// # Errors
-    /// When the giver has ended, or closed the connection.
+    /// When the sender has ended, or closed the connection.
     pub fn ready(&self) -> Result<(), Error> {
         self.0.send(&Message::Ready, &[])
     }
 
-    /// Says why it does not take over.
+    /// Sends the reason of a refusal.
     ///
     /// # Errors
-    /// When the giver has ended, or closed the connection.
+    /// When the sender has ended, or closed the connection.
     pub fn refuse(self, why: &str) -> Result<(), Error> {
         self.0.send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
 
-    /// Waits until all is this process's, for `limit` at most. When it fails nothing is.
+    /// Waits until this process owns everything, for `limit` at most. On failure it owns nothing.
     ///
     /// # Errors
-    /// When the giver does not let go.
+    /// When the sender does not let go.
     pub fn wait(self, limit: Duration) -> Result<(), Error> {
         match self.0.receive(limit, "before it has let go")? {
             (Message::Yours, _) => Ok(()),

@@ -16,7 +16,7 @@ fn introduction() -> Introduction {
     Introduction { program: "0.2.0".into(), reads: vec![known("owner", 2), known("vgpu", 1)] }
 }
 
-/// A file that holds its number.
+/// A file whose content is its number.
 fn numbered(number: usize) -> OwnedFd {
     let mut file = tempfile_of(&number.to_le_bytes());
     file.rewind().unwrap();
@@ -42,7 +42,7 @@ fn package(descriptors: usize) -> Package {
     Package { file: vec![7; 100_000], descriptors }
 }
 
-/// Runs a giver and a taker; what each of them comes to.
+/// Runs a sender and a receiver; returns the results of both.
 fn both<G: Send, T>(giver: impl FnOnce(OwnedFd) -> G + Send, taker: impl FnOnce(OwnedFd) -> T) -> (G, T) {
     let (one, other) = pair();
     std::thread::scope(|scope| {
@@ -99,7 +99,7 @@ fn giver_keeps_all_unless_the_taker_is_ready() {
         taker.refuse("VM 3: its guest sees other registers").unwrap();
     });
     assert!(matches!(refused.0, Err(Error::Refused(why)) if why.contains("VM 3")));
-    // It ends at each step.
+    // The receiver ends at each step.
     assert!(matches!(both(give, drop).0, Err(Error::Ended(_))));
     let ended = both(give, |socket| drop(Taker::connect(socket, &introduction()).unwrap()));
     assert!(matches!(ended.0, Err(Error::Ended(_))), "{:?}", ended.0);
@@ -108,7 +108,7 @@ fn giver_keeps_all_unless_the_taker_is_ready() {
         drop(taker.take(LONG).unwrap());
     });
     assert!(matches!(ended.0, Err(Error::Ended(_))), "{:?}", ended.0);
-    // It says nothing.
+    // The receiver is silent.
     let silent = both(
         |socket| {
             let (giver, _) = Giver::meet(socket, LONG)?;

@@ -1,4 +1,4 @@
-//! Messages between the two, and the descriptors that go with them.
+//! Messages between the two processes, and the descriptors that go with them.
 
 use crate::{Error, Introduction};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,34 +16,34 @@ use std::time::{Duration, Instant};
 
 /// First bytes of each message.
 const MAGIC: [u8; 4] = *b"GPUH";
-/// Version of what the two say to each other.
+/// Version of the protocol.
 pub(crate) const PROTOCOL: u32 = 1;
-/// Most descriptors of a message: the kernel takes 253.
+/// Maximum number of descriptors of a message: the kernel accepts 253.
 pub(crate) const BATCH: usize = 128;
-/// Longest message, in bytes: the names of a batch.
+/// Maximum length of a message, in bytes: the names of a batch.
 const MESSAGE_MAX: usize = 64 << 10;
 /// Time for which the other end may leave messages unread.
-// TIMEOUT: it only has to receive them. A host that is busy delays it by less.
+// TIMEOUT: it only has to receive them. A busy host delays it by less.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Message {
-    /// The taker's first.
+    /// From the receiver, first: its introduction.
     Hello(Introduction),
-    /// The giver's: bytes of the file, which comes along, and descriptors that follow.
+    /// From the sender: the size of the attached file, and the number of descriptors that follow.
     Offer { bytes: u64, descriptors: u32 },
-    /// The giver's: the names of descriptors, which come along.
+    /// From the sender: the names of the attached descriptors.
     Descriptors(Vec<String>),
-    /// The taker's: everything is made.
+    /// From the receiver: everything has been rebuilt.
     Ready,
-    /// The taker's, in the place of any of the others: why it does not take over.
+    /// From the receiver, in place of any other message: why it does not take over.
     Refused(String),
-    /// The giver's last.
+    /// From the sender, last: the receiver owns everything.
     Yours,
 }
 
-/// A socket of messages (`SOCK_SEQPACKET`), whose other end is another process's.
+/// A socket of messages (`SOCK_SEQPACKET`) to another process.
 #[derive(Debug)]
 pub(crate) struct Wire(OwnedFd);
 
@@ -75,7 +75,7 @@ impl Wire {
         }
     }
 
-    /// Receives a message, with its descriptors. `awaits` says what is waited for, for `limit` at most.
+    /// Receives a message, with its descriptors. `awaits` names the expected message, which must arrive within `limit`.
     pub(crate) fn receive(&self, limit: Duration, awaits: &'static str) -> Result<(Message, Vec<OwnedFd>), Error> {
         let failed = || Error::io("a message cannot be received");
         let deadline = Instant::now() + limit;

@@ -1,4 +1,4 @@
-//! A domain of libvirt for a virtual machine.
+//! A libvirt domain for a virtual machine.
 //!
 //! libvirt does not support vfio-user, so that the device is a raw argument of QEMU, which libvirt passes on. libvirt
 //! does the rest: memory in a file that QEMU shares with the daemon, and a PCI Express machine.
@@ -10,12 +10,12 @@ use crate::LaunchArgs;
 
 /// Emulator of the domain; it must be QEMU 10.1 or newer.
 const EMULATOR: &str = "/usr/bin/qemu-system-x86_64";
-/// Name space of the element by which the hook knows what to make.
+/// Name space of the element that tells the hook which vGPU to create.
 pub const NAMESPACE: &str = "urn:gpu-mediator:libvirt:1";
-/// The device's slot on the machine's bus: where libvirt puts none of its own.
+/// The device's slot on the machine's bus: libvirt puts none of its own there.
 const SLOT: &str = "1e.0";
 
-/// Escapes what stands in an attribute between apostrophes.
+/// Escapes text for an attribute between apostrophes.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -43,7 +43,7 @@ fn device(socket: &Path) -> String {
     device.to_string()
 }
 
-/// The domain, with what an administrator adds to it in comments.
+/// Returns the domain, with comments about additions that an administrator makes.
 pub(super) fn described(Named { name, socket, profile }: Named<'_>, memory: &MemorySize) -> LaunchArgs {
     let (name, device, mib) = (escaped(name), escaped(&device(socket)), memory.mib());
     let vgpu = match profile {
