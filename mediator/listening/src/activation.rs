@@ -1,7 +1,8 @@
-//! Sockets that the service manager hands over (`LISTEN_FDS`): those of its units, one named `admin` and others named as their
-//! virtual machines, and those that an earlier run of the daemon left in its store, connections among them.
+//! Sockets that the service manager passes (`LISTEN_FDS`): those of its units, one named `admin` and the others named
+//! after their virtual machines, and those in its store from an earlier run of the daemon, including connections.
 #![expect(unsafe_code, reason = "takes file descriptors by number")]
-// UNSAFETY: the service manager passes descriptors as numbers; each is taken into ownership once. Nothing else here is unsafe.
+// UNSAFETY: the service manager passes descriptors as numbers; each is converted to an owned descriptor once. Nothing
+// else here is unsafe.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -16,30 +17,30 @@ pub(crate) const ADMIN: &str = "admin";
 /// Name of the read-only socket's descriptor.
 pub(crate) const READ_ONLY: &str = "admin-read";
 
-/// Sockets and connections that were handed over.
+/// Sockets and connections that the service manager passed.
 #[derive(Debug, Default)]
 pub struct Activated {
     /// The listening sockets of units, by name.
     pub listeners: HashMap<String, UnixListener>,
-    /// Those from the store, by their names there.
+    /// Sockets from the store, by their names there.
     pub stored: HashMap<String, UnixListener>,
-    /// Remains of the VMMs of an earlier run, by virtual machine.
+    /// Descriptors of VMMs of an earlier run, by virtual machine.
     pub left: HashMap<String, Left>,
 }
 
-/// Why a descriptor that was handed over cannot be used.
+/// Why a passed descriptor cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ActivationError {
-    /// The environment is not as the protocol has it.
+    /// The environment does not follow the protocol.
     #[error("the environment variables LISTEN_PID, LISTEN_FDS, LISTEN_FDNAMES are not as systemd sets them")]
     Environment(#[source] std::io::Error),
-    /// A descriptor of that name is something else.
+    /// The descriptor of that name is not a listening socket.
     #[error("socket `{name}` that the service manager handed over is no listening UNIX stream socket")]
     NotListening {
         /// Its name.
         name: String,
     },
-    /// Two have one name.
+    /// Two descriptors have the same name.
     #[error("the service manager handed over two sockets named `{name}`; set FileDescriptorName= in their units")]
     Twice {
         /// Their name.
@@ -47,33 +48,34 @@ pub enum ActivationError {
     },
 }
 
-/// Takes what the service manager handed over; call it once, early: a second call would find the same numbers.
+/// Takes the descriptors of the service manager; call it once, early: a second call would use the same numbers.
 ///
 /// # Errors
 /// See [`ActivationError`].
 pub fn take() -> Result<Activated, ActivationError> {
     let fds = sd_notify::listen_fds_with_names().map_err(ActivationError::Environment)?;
     collect(fds.map(|(fd, name)| {
-        // SAFETY: by the protocol, the numbers in LISTEN_FDS are open descriptors that belong to this process alone, and
-        // `take` is called once, before anything else opens or closes descriptors; `listen_fds` checked the process.
+        // SAFETY: by the protocol, the numbers in LISTEN_FDS are open descriptors that belong to this process alone,
+        // and `take` is called once, before any other code opens or closes descriptors; `listen_fds` checked the
+        // process.
         let fd = unsafe { take_number(fd) };
         (fd, name)
     }))
 }
 
-/// Ownership of a descriptor by its number.
+/// Takes ownership of a descriptor by its number.
 ///
 /// # Safety
-/// It is open and nothing else owns it.
+/// The descriptor is open and has no other owner.
 unsafe fn take_number(fd: RawFd) -> OwnedFd {
-    // SAFETY: as this function's own.
+    // SAFETY: the same as this function's own.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, ActivationError> {
     let mut activated = Activated::default();
     for (fd, name) in fds {
-        // Of two of a name from the store, the service manager has the later one from us.
+        // Of two stored descriptors with the same name, the later one is the newer.
         if let Some((vm, what)) = stored::of_vmm(&name) {
             let left = activated.left.entry(vm.to_owned()).or_insert_with(|| Left::new(vm));
             match what {
@@ -111,7 +113,7 @@ impl Activated {
     /// Checks that all sockets listen.
     ///
     /// # Errors
-    /// Names one that does not.
+    /// The name of one that does not.
     pub fn check(&self) -> Result<(), ActivationError> {
         let mut all = self.listeners.iter().chain(&self.stored);
         let other =

@@ -1,24 +1,25 @@
-//! Descriptors of this process, of which all virtual machines and the operator have one number together.
+//! Descriptors of this process, a limit that all virtual machines and the operator share.
 //!
-//! A VMM makes the daemon keep one for each file that it lends memory of. So each VM has a fixed part of the descriptors of the process,
-//! as many VMs as there can be, and the rest stays for cards, sockets and the admin API.
+//! A VMM makes the daemon keep one for each file whose memory it lends. So each VM has a fixed part of the process's
+//! descriptors, calculated for the maximum number of VMs, and the rest is for cards, sockets and the admin API.
 
 use config::check::MAX_VMS;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors that no VM gets: cards, listening sockets, connections of the admin API, files that are read for a moment.
+/// Descriptors that no VM gets: cards, listening sockets, connections of the admin API, files that are read briefly.
 const RESERVE: u64 = 1024;
-/// Descriptors of a VM besides the files of its memory: its socket and connections, its own events, its mappings, its journal, and
-/// 8 sets of 16 that wait for their message.
+/// Descriptors of a VM in addition to its memory files: its socket and connections, its own events, its mappings, its
+/// journal, and 8 sets of 16 that wait for their message.
 const OF_VM: u64 = 160;
-/// Most files of one VM's memory. QEMU has one for each memory backend.
+/// Maximum number of files of one VM's memory. QEMU has one for each memory backend.
 const FILES_MAX: u64 = 512;
-/// Fewest files of one VM's memory, however few descriptors there are: enough for a VMM that boots.
+/// Minimum number of files of one VM's memory, even with few descriptors: enough for a VMM that boots.
 const FILES_MIN: u64 = 16;
 /// An upgrade has each descriptor twice, here and in the next daemon.
 const COPIES: u64 = 2;
 
-/// Lets this process open as many descriptors as it may, and warns if they are too few for all virtual machines that there can be.
+/// Raises this process's limit of open descriptors to its maximum, and warns if it is too low for the maximum number of
+/// virtual machines.
 pub fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
@@ -47,7 +48,7 @@ fn vms() -> u64 {
     u64::try_from(MAX_VMS).unwrap_or(u64::MAX)
 }
 
-/// One VM's part of `open_files` descriptors.
+/// Returns one VM's part of `open_files` descriptors.
 fn part(open_files: u64) -> u64 {
     open_files.saturating_sub(RESERVE) / (COPIES * vms())
 }
@@ -62,7 +63,7 @@ mod tests {
 
     #[test]
     fn all_vms_together_leave_the_reserve_whatever_they_lend() {
-        // The unit's limit, and larger ones.
+        // The unit's limit, and higher ones.
         for open_files in [65_536, 131_072, 1 << 20, u64::MAX] {
             let all = (files(open_files) + OF_VM) * COPIES * vms();
             assert!(all <= open_files - RESERVE, "{open_files}: {all}");

@@ -1,8 +1,8 @@
-//! Folders of sockets. A container mounts the folder of its socket, so that it finds the socket of the next daemon in it; such a
-//! folder must be one tenant's or one VM's alone.
+//! Folders of sockets. A container mounts the folder of its socket, so that it finds the socket of the next daemon in
+//! it; such a folder must belong to one tenant or VM only.
 //!
-//! The daemon makes and removes each folder that has the name of its tenant or VM (`config::own_folder`). No program with more
-//! rights than the daemon touches it.
+//! The daemon creates and removes each folder that has the name of its tenant or VM (`config::own_folder`). No program
+//! with more rights than the daemon touches it.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -13,7 +13,7 @@ use config::{TENANTS, own_folder};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Access rights of such a folder: only the daemon changes it. The rights of the socket in it decide about connections.
+/// Access mode of such a folder: only the daemon changes it. The mode of the socket in it controls connections.
 const MODE: Mode = Mode::from_raw_mode(0o755);
 
 /// A reason why a tenant or VM has no folder for its socket.
@@ -24,10 +24,10 @@ pub struct FolderError {
     what: String,
 }
 
-/// Makes the own folder of a tenant's or VM's socket, if the socket's path names one.
+/// Creates the exclusive folder of a tenant's or VM's socket, if the socket's path has one.
 ///
 /// # Errors
-/// The folder cannot be made, or belongs to another user.
+/// The folder cannot be created, or belongs to another user.
 pub fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), FolderError> {
     let Some(own) = own_folder(name, socket, socket_dir) else { return Ok(()) };
     let failed = |what| FolderError { name: name.to_owned(), what };
@@ -43,7 +43,7 @@ pub fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), FolderEr
     Ok(())
 }
 
-/// Removes the own folder of a tenant's or VM's socket, with sockets that a killed process has left there.
+/// Removes the exclusive folder of a tenant's or VM's socket, with sockets that a killed process has left there.
 pub fn remove(name: &str, socket: &Path, socket_dir: &Path) {
     let Some(own) = own_folder(name, socket, socket_dir) else { return };
     let (earlier, target) = earlier(name, socket_dir);
@@ -55,11 +55,11 @@ pub fn remove(name: &str, socket: &Path, socket_dir: &Path) {
             let _ = std::fs::remove_file(&path);
         }
     }
-    // One with files of others stays.
+    // A folder with other files stays.
     let _ = std::fs::remove_dir(own);
 }
 
-/// Makes a folder, or checks the one that is there. `enforced`: its rights are the daemon's to set in any case.
+/// Creates a folder, or checks the existing one. If `enforced`, the daemon sets the mode of an existing one as well.
 fn ensure(folder: &Path, enforced: bool) -> Result<(), String> {
     let shown = folder.display();
     let made = match rustix::fs::mkdir(folder, MODE) {
@@ -75,19 +75,19 @@ fn ensure(folder: &Path, enforced: bool) -> Result<(), String> {
     if ![0, user].contains(&there.st_uid) {
         return Err(format!("the folder {shown} belongs to user {}, expected the daemon's; remove it", there.st_uid));
     }
-    // The process's mask may have taken rights away.
+    // The process's umask may have removed permissions.
     if made || (enforced && there.st_uid == user) {
         rustix::fs::fchmod(&opened, MODE).map_err(|error| format!("the rights of {shown} cannot be set: {error}"))?;
     }
     Ok(())
 }
 
-/// The path of a tenant's socket in earlier versions, and the relative path of the socket from there.
+/// Returns the path of a tenant's socket in earlier versions, and the relative path of the socket from there.
 fn earlier(name: &str, socket_dir: &Path) -> (PathBuf, PathBuf) {
     (socket_dir.join(format!("{name}.cuda")), Path::new(TENANTS).join(name).join("cuda.sock"))
 }
 
-/// Makes a link at the path where earlier versions had a tenant's socket: programs that were started then look there.
+/// Creates a link at the path of a tenant's socket in earlier versions: programs started at that time look there.
 fn link_earlier(name: &str, socket_dir: &Path) {
     let (earlier, target) = earlier(name, socket_dir);
     if is_socket(&earlier) {
@@ -114,10 +114,10 @@ fn is_socket(path: &Path) -> bool {
 /// Checks the folder of sockets: other users must not be able to put files there.
 ///
 /// # Errors
-/// They can, and could replace each other's and the daemon's sockets.
+/// Other users can, and could replace each other's and the daemon's sockets.
 pub fn check(socket_dir: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
-    // A folder that is missing is reported with the first socket.
+    // A missing folder is reported with the first socket.
     let Ok(there) = std::fs::metadata(socket_dir) else { return Ok(()) };
     let shown = socket_dir.display();
     if there.mode() & 0o002 == 0 {
@@ -153,13 +153,13 @@ mod tests {
     fn a_tenant_has_a_folder_of_its_own_and_the_path_of_earlier_versions_leads_there() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("tenants/a/cuda.sock");
-        // A socket that a daemon of an earlier version has left.
+        // A socket left by a daemon of an earlier version.
         drop(UnixListener::bind(folder.path().join("a.cuda")).unwrap());
         make("a", &socket, folder.path()).unwrap();
         assert_eq!((mode(&folder.path().join("tenants")), mode(socket.parent().unwrap())), (0o755, 0o755));
         let _served = UnixListener::bind(&socket).unwrap();
         assert!(UnixStream::connect(folder.path().join("a.cuda")).is_ok());
-        // The folder outlives the daemon: a container has mounted the same folder still.
+        // The folder survives the daemon: a container still has the same folder mounted.
         let before = fs::metadata(socket.parent().unwrap()).unwrap().ino();
         make("a", &socket, folder.path()).unwrap();
         assert_eq!(fs::metadata(socket.parent().unwrap()).unwrap().ino(), before);
@@ -184,7 +184,7 @@ mod tests {
         fs::create_dir(&all).unwrap();
         remove("b", &all.join("b.sock"), &all);
         assert!(all.exists());
-        // A folder that was there keeps its rights.
+        // An existing folder keeps its mode.
         fs::set_permissions(folder.path().join("a"), fs::Permissions::from_mode(0o700)).unwrap();
         make("a", &own, folder.path()).unwrap();
         assert_eq!(mode(&folder.path().join("a")), 0o700);

@@ -1,15 +1,16 @@
-//! The listening sockets: of units of the service manager, of an earlier run, or made anew.
+//! The listening sockets: of units of the service manager, of an earlier run, or new ones.
 //!
-//! With a service manager that keeps file descriptors (`FileDescriptorStoreMax=`), a copy of each socket that the daemon makes
-//! lies there. It outlives the daemon, so that who connects while the daemon is started again waits, and is served then. The
-//! daemon leaves the paths of such sockets when it ends; they go when a virtual machine is removed.
+//! If the service manager stores file descriptors (`FileDescriptorStoreMax=`), it has a copy of each socket that the
+//! daemon creates. The copy outlives the daemon, so that a client that connects during a restart waits, and is served
+//! afterwards. The daemon leaves the paths of such sockets when it ends; they are removed with the virtual machine.
 //!
-//! So do copies of the connections of VMMs, and the files that it takes to continue with them (crate `fdstore`).
+//! The store also has copies of the connections of VMMs, and the files that are needed to resume them (crate
+//! `fdstore`).
 //!
-//! Parts: [`Sockets`], [`folders`] (folders that are one tenant's or VM's), [`descriptors`] (the limit of open files),
+//! Parts: [`Sockets`], [`folders`] (folders of one tenant or VM), [`descriptors`] (the limit of open files),
 //! `activation` (descriptors of the service manager).
 //!
-//! What it does not do: accept connections; the daemon and its VMs' threads do.
+//! The crate does not accept connections; the daemon and its VMs' threads do.
 
 mod activation;
 pub mod descriptors;
@@ -31,34 +32,35 @@ use vmm_glue::socket::{self, BindError, BoundPath, SocketOptions};
 use activation::{ADMIN, READ_ONLY};
 pub use activation::{Activated, ActivationError, take};
 
-/// A listening socket, and the path that is ours.
+/// A listening socket, and its path if it is ours.
 #[derive(Debug)]
 pub struct Listening {
     /// The socket.
     pub listener: UnixListener,
-    /// Its path, unless it is the service manager's.
+    /// Its path, unless it belongs to the service manager.
     pub path: Option<SocketPath>,
 }
 
-/// The path of a socket that the daemon made; it is removed with this, unless the service manager keeps the socket.
+/// The path of a socket that the daemon created; it is removed on drop, unless the service manager has stored the
+/// socket.
 #[derive(Debug)]
 pub struct SocketPath {
     path: PathBuf,
     bound: Option<BoundPath>,
-    /// Name in the store, if a copy is there.
+    /// Name in the store, if it has a copy.
     stored: Option<String>,
-    /// Set while it is this process's to remove.
+    /// Set while this process must remove the path.
     ours: Arc<AtomicBool>,
 }
 
 impl SocketPath {
-    /// Returns where it is.
+    /// Returns the path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes the socket also from the store: nobody will serve it any more.
+    /// Removes the socket also from the store, because it is no longer served.
     pub fn forget(mut self) {
         if let Some(name) = self.stored.take() {
             give_up(&name);
@@ -78,90 +80,91 @@ impl Drop for SocketPath {
 /// Sources of listening sockets.
 #[derive(Debug, Default)]
 pub struct Sockets {
-    /// Of units. They are the service manager's, and come back when their virtual machine is removed.
+    /// Sockets of units. They belong to the service manager, and are returned when their virtual machine is removed.
     units: HashMap<String, UnixListener>,
-    /// From an earlier run, that nobody has taken yet.
+    /// Unclaimed sockets of an earlier run.
     stored: Mutex<rank::Sockets, HashMap<String, UnixListener>>,
-    /// Remains of the VMMs of an earlier run that was killed, by virtual machine, that nobody has taken yet.
+    /// Unclaimed descriptors of VMMs of an earlier run that was killed, by virtual machine.
     left: Mutex<rank::Sockets, HashMap<String, Left>>,
-    /// The service manager's, which keeps copies.
+    /// The service manager's store, which keeps copies.
     store: Store,
-    /// Set while the paths are this process's: while two daemons have the sockets, they are one's.
+    /// Set while the paths belong to this process: while two daemons have the sockets, one owns the paths.
     ours: Arc<AtomicBool>,
 }
 
 impl Sockets {
-    /// Those that the service manager handed over, and its store if it has one. VMMs that an earlier run served and this one does
-    /// not are told that their device has gone, so that they learn it whatever becomes of this run.
+    /// Creates the sources from the service manager's sockets, and its store if it has one. The connections of VMMs
+    /// that an earlier run served and this one does not are closed, so that the VMMs notice even if this run fails.
     #[must_use]
     pub fn new(activated: Activated) -> Self {
         Self { ours: Arc::new(AtomicBool::new(true)), store: Store::found(false), ..Self::handed(activated) }
     }
 
-    /// Those of another daemon, which goes on with them unless they become [ours](Self::own).
+    /// Creates the sources from another daemon's sockets. That daemon continues with them unless [`Self::own`] is
+    /// called.
     #[must_use]
     pub fn handed(Activated { listeners, stored, left }: Activated) -> Self {
         let (stored, left) = (Mutex::new(stored), Mutex::new(left));
         Self { units: listeners, stored, left, store: Store::found(true), ours: Arc::default() }
     }
 
-    /// Says whether VMMs outlive this daemon if it is killed.
+    /// Logs whether VMMs survive a kill of this daemon.
     pub fn tell(&self) {
         self.store.tell();
     }
 
-    /// Takes the remains of a virtual machine's VMM of an earlier run.
+    /// Takes the descriptors of a virtual machine's VMM of an earlier run.
     pub fn left(&self, vm: &str) -> Option<Left> {
         self.left.lock().remove(vm)
     }
 
-    /// The sockets and their paths are this process's from now on.
+    /// Notes that the sockets and their paths belong to this process from now on.
     pub fn own(&self) {
         self.ours.store(true, Ordering::Release);
     }
 
-    /// The sockets and their paths are another process's from now on.
+    /// Notes that the sockets and their paths belong to another process from now on.
     pub fn leave(&self) {
         self.ours.store(false, Ordering::Release);
     }
 
-    /// The sockets of the service manager's units, by name.
+    /// Returns the sockets of the service manager's units, by name.
     pub fn of_units(&self) -> impl Iterator<Item = (&str, &UnixListener)> {
         self.units.iter().map(|(name, listener)| (name.as_str(), listener))
     }
 
-    /// Returns what keeps the connection of a virtual machine's VMM, if the service manager does.
+    /// Returns the keeper of the connection of a virtual machine's VMM, if the service manager stores connections.
     #[must_use]
     pub fn keeper(&self, vm: &str) -> Option<Arc<dyn Keeper>> {
         let before = self.left.lock().get(vm).map(Left::held);
         self.store.keeper(vm, before)
     }
 
-    /// Names of units' sockets, but for those of the admin API.
+    /// Returns the names of units' sockets, except those of the admin API.
     pub fn units(&self) -> impl Iterator<Item = &str> {
         self.units.keys().map(String::as_str).filter(|name| ![ADMIN, READ_ONLY].contains(name))
     }
 
-    /// The admin socket.
+    /// Returns the admin socket.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub fn admin(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(ADMIN, STORED_ADMIN.to_owned(), path, rights)
     }
 
-    /// The read-only socket of the admin API.
+    /// Returns the read-only socket of the admin API.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub fn read_only(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(READ_ONLY, STORED_READ_ONLY.to_owned(), path, rights)
     }
 
-    /// The socket of a virtual machine.
+    /// Returns the socket of a virtual machine.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub fn of_vm(&self, name: &str, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(name, format!("{OF_VM}{name}"), path, rights)
     }
@@ -175,12 +178,12 @@ impl Sockets {
             })?;
             return Ok(Listening { listener: copy, path: None });
         }
-        // One of another path ends here, and its path with it.
+        // A stored socket with another path is closed here, and its path removed.
         let earlier = self.stored.lock().remove(&stored);
         let adopted = earlier.and_then(|listener| Some((socket::adopt(&listener)?, listener)));
         let adopted = match adopted {
             Some((bound, _)) if !self.ours.load(Ordering::Acquire) && bound.path() != path => {
-                // It is the other daemon's, which goes on with it.
+                // It belongs to the other daemon, which continues with it.
                 bound.leave();
                 let source = std::io::Error::other("an upgrade keeps the paths of sockets; put the old one back");
                 return Err(BindError::System { action: "move a socket to", path: path.to_owned(), source });
@@ -210,13 +213,13 @@ impl Sockets {
         Ok(Listening { listener, path: Some(SocketPath { path: path.to_owned(), bound: Some(bound), stored, ours }) })
     }
 
-    /// Ends the sockets of an earlier run that nobody has taken: what they were for is not there any more.
+    /// Closes the unclaimed sockets of an earlier run: their virtual machines no longer exist.
     pub fn end_unused(&self) {
         let left = std::mem::take(&mut *self.left.lock());
         drop(left);
         for (name, listener) in self.stored.lock().drain() {
             tracing::info!(name, "a socket of an earlier run is removed");
-            // The path goes with this.
+            // This removes the path.
             drop(socket::adopt(&listener));
             give_up(&name);
         }

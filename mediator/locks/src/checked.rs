@@ -1,5 +1,5 @@
-//! Locks of `shuttle`, and its ways to choose which thread runs next at each of them. A schedule in which all threads
-//! wait for each other fails the test, and so does one that does not end; what is printed then replays it
+//! Locks of `shuttle`, and its strategies for choosing the next thread at each of them. A schedule in which all threads
+//! wait for each other fails the test, and so does an endless one; the printed schedule then replays it
 //! (`shuttle::replay`).
 
 use crate::{Held, Locks};
@@ -7,7 +7,7 @@ use shuttle::scheduler::{DfsScheduler, PctScheduler, RandomScheduler, Scheduler}
 use shuttle::sync::{Mutex, MutexGuard};
 use shuttle::{Config, MaxSteps, Runner};
 
-/// The checker's.
+/// The checker's locks.
 #[derive(Clone, Copy, Debug)]
 pub struct Checked;
 
@@ -16,7 +16,7 @@ shuttle::thread_local! {
 }
 
 impl Locks for Checked {
-    // What a checked thread waits for is not time.
+    // Waiting times of a checked thread are meaningless.
     const MEASURES: bool = false;
     type Mutex<T> = Mutex<T>;
     type Guard<'a, T: 'a> = MutexGuard<'a, T>;
@@ -38,13 +38,13 @@ impl Locks for Checked {
     }
 }
 
-/// Seed of each run's choices: the same schedules each time.
+/// Seed of each run's choices: the same schedules in each run.
 const SEED: u64 = 0x5eed;
-/// Points at which PCT has another thread run than the most important one.
+/// Points at which PCT runs another thread than the one with the highest priority.
 const CHANGES: usize = 4;
-/// Choices of a schedule; one with more is taken to go on for ever.
+/// Maximum number of choices of a schedule; a longer one counts as endless.
 const MOST_CHOICES: usize = 50_000;
-/// Multiplies how many schedules are tried.
+/// Factor for the number of schedules.
 const TIMES: &str = "INTERLEAVINGS";
 
 fn run(scheduler: impl Scheduler + 'static, body: fn()) -> usize {
@@ -54,11 +54,11 @@ fn run(scheduler: impl Scheduler + 'static, body: fn()) -> usize {
     Runner::new(scheduler, config).run(body)
 }
 
-/// Runs `body` under so many schedules (times what the environment says), half of them with threads chosen at random,
-/// half by PCT, which finds what takes few but unlikely changes of threads.
+/// Runs `body` under `count` schedules (times the factor in the environment). Half of them choose threads at random,
+/// half use PCT, which finds failures that need few but unlikely thread switches.
 ///
 /// # Panics
-/// When `body` does, when its threads wait for each other, or when a schedule does not end.
+/// If `body` panics, if its threads wait for each other, or if a schedule does not end.
 pub fn try_schedules(count: usize, body: fn()) {
     let times = std::env::var(TIMES).ok().map_or(1, |times| times.parse().expect("a number"));
     let half = count.div_ceil(2) * times;
@@ -66,10 +66,10 @@ pub fn try_schedules(count: usize, body: fn()) {
     assert_eq!(run(PctScheduler::new_from_seed(SEED, CHANGES, half), body), half);
 }
 
-/// Runs `body` under all schedules there are, and returns how many.
+/// Runs `body` under all possible schedules, and returns their number.
 ///
 /// # Panics
-/// As [`try_schedules`], and when there are more than `most`.
+/// Those of [`try_schedules`], and if more than `most` schedules exist.
 pub fn try_all_schedules(most: usize, body: fn()) -> usize {
     let count = run(DfsScheduler::new(Some(most), false), body);
     assert!(count < most, "not all schedules were tried");

@@ -1,11 +1,11 @@
-//! The mediator's locks. Each has a rank, its place in the one order in which a thread takes locks ([`rank`]); taking one out
-//! of order panics in debug builds, and so does waiting while a VM's or a card's lock is held. How long those two are held is
-//! measured always ([`holds`]).
+//! The mediator's locks. Each has a rank, its position in the one order in which a thread takes locks ([`rank`]).
+//! Taking one out of order panics in debug builds, and so does waiting while a VM's or a card's lock is held. How long
+//! those two are held is always measured ([`holds`]).
 //!
-//! The locks underneath are `parking_lot`'s or, in tests, those of a checker that decides which thread runs when
+//! The underlying locks are `parking_lot`'s or, in tests, those of a checker that controls the scheduling of threads
 //! (`checked`, with the feature of that name).
 //!
-//! What it does not do: wait for anything, or know what a lock guards.
+//! The crate does not wait for anything but locks, or know the data of a lock.
 
 mod meter;
 mod order;
@@ -27,29 +27,29 @@ use std::panic::Location;
 use std::time::Duration;
 use ticks::Ticks;
 
-/// A kind of locks.
+/// A family of locks.
 pub trait Locks: 'static {
-    /// Says whether holds are measured.
+    /// True if holds are measured.
     const MEASURES: bool;
     /// A lock around a value.
     type Mutex<T>;
-    /// It, held.
+    /// The guard of a held lock.
     type Guard<'a, T: 'a>: DerefMut<Target = T>;
 
-    /// A lock that nobody holds.
+    /// Creates an unlocked lock.
     fn mutex<T>(value: T) -> Self::Mutex<T>;
 
     /// Waits for the lock.
     fn lock<T>(mutex: &Self::Mutex<T>) -> Self::Guard<'_, T>;
 
-    /// Takes the lock if nobody holds it.
+    /// Takes the lock if it is free.
     fn try_lock<T>(mutex: &Self::Mutex<T>) -> Option<Self::Guard<'_, T>>;
 
-    /// Shows what this thread holds. Not called where it holds nothing any more because it ends.
+    /// Calls `act` with this thread's held locks. Not called if the thread is ending and holds none.
     fn with_held(act: impl FnOnce(&Held));
 }
 
-/// The daemon's.
+/// The daemon's locks.
 #[derive(Clone, Copy, Debug)]
 pub struct Real;
 
@@ -87,11 +87,11 @@ pub struct Mutex<K: Rank, T, L: Locks = Real> {
     rank: PhantomData<fn() -> K>,
 }
 
-/// A hold that is measured.
+/// A measured hold.
 struct Hold<'a> {
     share: &'a Share,
     since: Ticks,
-    /// Processor time that the thread had used when it took the lock, in ns, if that is measured.
+    /// Processor time of the thread when it took the lock, in ns, if that is measured.
     work: Option<u64>,
     place: &'static Location<'static>,
 }
@@ -101,7 +101,7 @@ impl<'a> Hold<'a> {
         Self { share, since: Ticks::now(), work: meter::work(), place }
     }
 
-    /// Counts the hold up to now.
+    /// Records the hold up to now.
     fn record(&self) {
         if let Some((before, now)) = self.work.zip(meter::work()) {
             self.share.record_work(now.saturating_sub(before), self.place);
@@ -110,7 +110,7 @@ impl<'a> Hold<'a> {
     }
 }
 
-/// A lock, held.
+/// The guard of a held lock.
 #[must_use]
 pub struct Guard<'a, K: Rank, T: 'a, L: Locks = Real> {
     raw: L::Guard<'a, T>,
@@ -119,7 +119,7 @@ pub struct Guard<'a, K: Rank, T: 'a, L: Locks = Real> {
 }
 
 impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
-    /// A lock that nobody holds.
+    /// Creates an unlocked lock.
     pub fn new(value: T) -> Self {
         let share = K::MEASURED.filter(|_| L::MEASURES).map(Share::new);
         Self { raw: L::mutex(value), share, rank: PhantomData }
@@ -128,20 +128,20 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
     /// Waits for the lock.
     ///
     /// # Panics
-    /// In debug builds when this thread holds a lock of this rank or a later one.
+    /// In debug builds, if this thread holds a lock of this rank or a later one.
     #[track_caller]
     pub fn lock(&self) -> Guard<'_, K, T, L> {
         if cfg!(debug_assertions) {
-            // Before it is waited for: what would be a deadlock is an error.
+            // Checked before the wait, so that a would-be deadlock is an error.
             L::with_held(Held::take::<K>);
         }
         self.guard(L::lock(&self.raw), Location::caller())
     }
 
-    /// Takes the lock if nobody holds it.
+    /// Takes the lock if it is free.
     ///
     /// # Panics
-    /// As [`Self::lock`].
+    /// Those of [`Self::lock`].
     #[track_caller]
     pub fn try_lock(&self) -> Option<Guard<'_, K, T, L>> {
         let raw = L::try_lock(&self.raw)?;
@@ -151,7 +151,7 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
         Some(self.guard(raw, Location::caller()))
     }
 
-    /// Returns how long this lock was held; nothing where that is not measured.
+    /// Returns how long this lock was held; nothing if that is not measured.
     #[must_use]
     pub fn holds(&self) -> Holds {
         self.share.as_ref().map(Share::holds).unwrap_or_default()
@@ -176,7 +176,7 @@ impl<K: Rank, T, L: Locks> fmt::Debug for Mutex<K, T, L> {
 }
 
 impl<'a, K: Rank, T: 'a, L: Locks> Guard<'a, K, T, L> {
-    /// Counts the hold up to now.
+    /// Records the hold up to now.
     fn record(&self) {
         if let Some(hold) = &self.measured {
             hold.record();
@@ -185,7 +185,7 @@ impl<'a, K: Rank, T: 'a, L: Locks> Guard<'a, K, T, L> {
 }
 
 impl<'a, K: Rank, T: 'a> Guard<'a, K, T, Real> {
-    /// Lets a thread that waits for the lock have it first, and takes it again. Costs next to nothing if none waits.
+    /// Lets a waiting thread take the lock first, then takes it again. Costs next to nothing if none waits.
     pub fn give_way(&mut self) {
         self.record();
         parking_lot::MutexGuard::bump(&mut self.raw);
@@ -211,7 +211,7 @@ impl<'a, K: Rank, T: 'a, L: Locks> DerefMut for Guard<'a, K, T, L> {
 
 impl<'a, K: Rank, T: 'a, L: Locks> Drop for Guard<'a, K, T, L> {
     fn drop(&mut self) {
-        // The lock itself is released behind this, with the field.
+        // The lock itself is released after this, with the field.
         self.record();
         if cfg!(debug_assertions) {
             L::with_held(Held::release::<K>);
@@ -224,7 +224,7 @@ impl<'a, K: Rank, T: 'a, L: Locks> Drop for Guard<'a, K, T, L> {
 pub struct Condvar(parking_lot::Condvar);
 
 impl Condvar {
-    /// Wakes all that wait.
+    /// Wakes all waiters.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
@@ -232,15 +232,15 @@ impl Condvar {
     /// Releases the lock, waits to be woken, and takes it again.
     ///
     /// # Panics
-    /// In debug builds when another lock is held whose holder may not wait.
+    /// In debug builds, if another lock is held whose holder must not wait.
     pub fn wait<K: Rank, T>(&self, guard: &mut Guard<'_, K, T, Real>) {
         Self::waits(guard, |raw| self.0.wait(raw));
     }
 
-    /// As [`Self::wait`], for at most `limit`.
+    /// Like [`Self::wait`], for at most `limit`.
     ///
     /// # Panics
-    /// As [`Self::wait`].
+    /// Those of [`Self::wait`].
     pub fn wait_for<K: Rank, T>(&self, guard: &mut Guard<'_, K, T, Real>, limit: Duration) {
         Self::waits(guard, |raw| _ = self.0.wait_for(raw, limit));
     }
@@ -271,16 +271,16 @@ pub fn taken<K: Rank>() -> u64 {
 /// Sleeps.
 ///
 /// # Panics
-/// In debug builds when a lock is held whose holder may not wait.
+/// In debug builds, if a lock is held whose holder must not wait.
 pub fn sleep(time: Duration) {
     may_wait();
     std::thread::sleep(time);
 }
 
-/// Says that what follows waits for something: the card, a VMM, another thread.
+/// Marks that the following code waits: for the card, a VMM, or another thread.
 ///
 /// # Panics
-/// In debug builds when a lock is held whose holder may not wait.
+/// In debug builds, if a lock is held whose holder must not wait.
 pub fn may_wait() {
     if cfg!(debug_assertions) {
         Real::with_held(|held| held.wait(None));

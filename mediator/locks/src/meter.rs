@@ -1,10 +1,11 @@
-//! Times for which locks are held: counts in buckets of an eighth of an octave, longest, sum, and where the long ones began.
+//! Times for which locks are held: counts in buckets of an eighth of an octave, maximum, sum, and the source locations
+//! of long ones.
 //!
-//! For benchmarks, the processor time of the holder is measured, too ([`measure_work`]): what a busy host takes from it while it
-//! holds the lock is in the one and not in the other.
+//! For benchmarks, the holder's processor time is measured, too ([`measure_work`]): time for which a busy host suspends
+//! the holder is in the hold time and not in the processor time.
 //!
-//! A lock has its own meter, which its holder alone writes; readers add up all meters of a kind, those of locks that are
-//! gone included.
+//! Each lock has its own meter, which only its holder writes; readers sum all meters of a kind, including those of
+//! dropped locks.
 
 use crate::Measured;
 use parking_lot::Mutex;
@@ -16,18 +17,18 @@ use std::sync::{Arc, Weak};
 /// Buckets of an octave.
 const STEPS: u64 = 8;
 const STEPS_LOG2: u32 = STEPS.trailing_zeros();
-/// Holds of up to 2^40 ns, 18 minutes, are told apart.
+/// Buckets cover holds of up to 2^40 ns, 18 minutes.
 const OCTAVES: u32 = 40;
 const BUCKETS: usize = ((OCTAVES - STEPS_LOG2 + 1) as usize) * STEPS as usize;
 
-/// Holds of more than so many ns are counted by the place where the lock was taken: one of thousands, and no more places than
-/// the source has.
+/// Holds longer than this are counted by source location: about one in thousands, and the number of locations is
+/// bounded by the source.
 const LONG_NS: u64 = 50_000;
 
-/// Place in the source where a lock was taken.
+/// Source location where a lock was taken.
 type Place = &'static Location<'static>;
 
-/// Holds of more than 50 us that began at one place.
+/// Holds of more than 50 us that started at one location.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Long {
     /// Number of holds.
@@ -43,13 +44,13 @@ impl Long {
     }
 }
 
-/// Bucket of a duration.
+/// Returns the bucket of a duration.
 fn bucket(ns: u64) -> usize {
     let shift = (u64::BITS - ns.leading_zeros()).saturating_sub(STEPS_LOG2 + 1);
     (((u64::from(shift) * STEPS) + (ns >> shift)) as usize).min(BUCKETS - 1)
 }
 
-/// Largest duration of a bucket, in ns.
+/// Returns the largest duration of a bucket, in ns.
 fn upper(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     if bucket < 2 * STEPS {
@@ -78,7 +79,7 @@ impl Meter {
         }
     }
 
-    /// Counts a hold. Called by the holder, so that no two threads write at once: no locked instruction is needed.
+    /// Records a hold. Only the holder calls it, so that no two threads write at once: no locked instruction is needed.
     pub(crate) fn record(&self, ns: u64, place: Place) {
         let add = |word: &AtomicU64, more: u64| {
             word.store(word.load(Ordering::Relaxed).saturating_add(more), Ordering::Relaxed);
@@ -119,25 +120,26 @@ impl Default for Holds {
 }
 
 impl Holds {
-    /// Returns how often.
+    /// Returns the number of holds.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The longest, in ns.
+    /// Returns the longest, in ns.
     #[must_use]
     pub fn longest_ns(&self) -> u64 {
         self.longest_ns
     }
 
-    /// All together, in ns.
+    /// Returns the sum, in ns.
     #[must_use]
     pub fn sum_ns(&self) -> u64 {
         self.sum_ns
     }
 
-    /// Returns what `permille` of 1000 holds did not exceed, in ns, to an eighth more; 0 of none.
+    /// Returns the duration that `permille` of 1000 holds do not exceed, in ns, rounded up by at most an eighth; 0
+    /// without holds.
     #[must_use]
     pub fn at(&self, permille: u64) -> u64 {
         let wanted = self.count().saturating_mul(permille).div_ceil(1000).max(1);
@@ -149,19 +151,19 @@ impl Holds {
         found.map_or(0, |bucket| upper(bucket).min(self.longest_ns))
     }
 
-    /// Holds of at most `ns`. One that is less than that by up to an eighth may be missing.
+    /// Returns the number of holds of at most `ns`. Holds that are shorter by up to an eighth may be missing.
     #[must_use]
     pub fn at_most(&self, ns: u64) -> u64 {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
     }
 
-    /// Returns the holds of more than 50 us by the place where the lock was taken, in the order of the places.
+    /// Returns the holds of more than 50 us by source location, in the order of the locations.
     pub fn long(&self) -> impl Iterator<Item = (&'static Location<'static>, Long)> + '_ {
         self.long.iter().map(|(place, long)| (*place, *long))
     }
 
-    /// Returns what has come since `earlier`. The longest is known to an eighth more then, if it is not the longest of
-    /// all.
+    /// Returns the holds since `earlier`. The longest is then rounded up by at most an eighth, unless it is the overall
+    /// longest.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let counts: Vec<u64> =
@@ -200,15 +202,15 @@ struct Kind {
     gone: Option<[Holds; 2]>,
 }
 
-/// The processor time of holders is measured.
+/// Set if the processor time of holders is measured.
 static WORK: AtomicBool = AtomicBool::new(false);
 
-/// Has the processor time of holds that begin from now on be measured: a system call at each end.
+/// Enables measuring the processor time of holds that start from now on: a system call at each end.
 pub fn measure_work() {
     WORK.store(true, Ordering::Relaxed);
 }
 
-/// Processor time that this thread has used, in ns, if that is measured.
+/// Returns the processor time of this thread, in ns, if that is measured.
 pub(crate) fn work() -> Option<u64> {
     WORK.load(Ordering::Relaxed).then(|| {
         let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -220,7 +222,7 @@ pub(crate) fn work() -> Option<u64> {
 static KINDS: [Mutex<Kind>; Measured::ALL.len()] =
     [const { Mutex::new(Kind { live: Vec::new(), gone: None }) }; Measured::ALL.len()];
 
-/// The part that a lock has in the measurement; ends with the lock.
+/// A lock's part of the measurement; ends with the lock.
 #[derive(Debug)]
 pub(crate) struct Share {
     kind: Measured,
@@ -239,12 +241,12 @@ impl Share {
         self.meters.time.record(ns, place);
     }
 
-    /// As [`Self::record`], of the holder's processor time.
+    /// Like [`Self::record`], for the holder's processor time.
     pub(crate) fn record_work(&self, ns: u64, place: Place) {
         self.meters.work.record(ns, place);
     }
 
-    /// The holds of this lock alone.
+    /// Returns the holds of this lock alone.
     pub(crate) fn holds(&self) -> Holds {
         self.meters.time.holds()
     }
@@ -260,13 +262,13 @@ impl Drop for Share {
     }
 }
 
-/// Returns how long the process's locks of a kind were held since it began.
+/// Returns how long the process's locks of a kind were held since its start.
 #[must_use]
 pub fn holds(kind: Measured) -> Holds {
     sum(kind, 0, |meters| &meters.time)
 }
 
-/// Returns the processor time that holders of a kind had while they held it, since [`measure_work`] was called.
+/// Returns the processor time that holders of a kind used while they held the lock, since [`measure_work`] was called.
 #[must_use]
 pub fn worked(kind: Measured) -> Holds {
     sum(kind, 1, |meters| &meters.work)

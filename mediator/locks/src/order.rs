@@ -1,4 +1,4 @@
-//! The check that locks are taken in the order of their ranks, in debug builds: a set of held ranks for each thread.
+//! Checks in debug builds that locks are taken in the order of their ranks: a set of held ranks for each thread.
 
 use crate::Rank;
 use std::cell::RefCell;
@@ -15,19 +15,19 @@ struct Holding {
 #[derive(Debug, Default)]
 pub struct Held {
     now: RefCell<Vec<Holding>>,
-    /// Positions of all locks that were ever taken, with how often.
+    /// Positions of all locks that were ever taken, with the counts.
     taken: RefCell<Vec<(u8, u64)>>,
 }
 
 impl Held {
-    /// Nothing.
+    /// Creates an empty set.
     #[must_use]
     pub const fn new() -> Self {
         Self { now: RefCell::new(Vec::new()), taken: RefCell::new(Vec::new()) }
     }
 
     /// # Panics
-    /// When a lock of this rank or a later one is held.
+    /// If a lock of this rank or a later one is held.
     pub(crate) fn take<K: Rank>(&self) {
         let mut held = self.now.borrow_mut();
         if let Some(above) = held.iter().find(|above| above.position >= K::POSITION) {
@@ -56,7 +56,7 @@ impl Held {
     }
 
     /// # Panics
-    /// When a lock is held whose holder may not wait, other than one of `but`'s position.
+    /// If a lock is held whose holder must not wait, other than one at position `but`.
     pub(crate) fn wait(&self, but: Option<u8>) {
         let name = self.now.borrow().iter().find(|one| !one.may_wait && Some(one.position) != but).map(|one| one.name);
         if let Some(name) = name {

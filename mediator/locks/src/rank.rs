@@ -1,28 +1,28 @@
-//! The order of the mediator's locks: the one table of it.
+//! The table of the order of the mediator's locks.
 
-/// The rank of a lock. A thread takes locks of rising rank only, and two of the same rank never at once.
+/// The rank of a lock. A thread takes only locks of rising rank, and never two of the same rank at once.
 pub trait Rank: 'static {
     /// Position in the table below.
     const POSITION: u8;
     /// Name in messages.
     const NAME: &'static str;
-    /// Says whether its holder may wait for the card, a VMM or another thread. No rank behind [`Moving`] has this.
+    /// True if its holder may wait for the card, a VMM or another thread. False for all ranks after [`Moving`].
     const MAY_WAIT: bool;
-    /// The measurement that such locks are part of, if any.
+    /// The measurement that includes such locks, if any.
     const MEASURED: Option<Measured>;
 }
 
 /// Locks whose holds are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Measured {
-    /// A VM's.
+    /// Locks of VMs.
     Vm,
-    /// A card's.
+    /// Locks of cards.
     Card,
 }
 
 impl Measured {
-    /// All of them.
+    /// All of them, in their order.
     pub const ALL: [Self; 2] = [Self::Vm, Self::Card];
 
     /// Name in metrics.
@@ -55,7 +55,7 @@ macro_rules! ranks {
             }
         )*
 
-        /// Names of all ranks, the first to be taken first.
+        /// Names of all ranks, in the order in which they are taken.
         pub const ORDER: &[&str] = &[$(stringify!($name)),*];
     };
 }
@@ -65,15 +65,16 @@ ranks! {
     Changing, true, None;
     /// Daemon: settings of a card or a VM are read, changed and put back.
     Tuning, true, None;
-    /// Daemon: the owner of one CUDA card is told of a change, and may be slow to answer. Whoever waits for it holds nothing else.
+    /// Daemon: the owner of one CUDA card is sent a change, and may be slow to answer. A thread that waits for it holds
+    /// no other lock.
     CudaChanging, true, None;
-    /// Daemon: what outlives it is written.
+    /// Daemon: changes are written to the file that outlives it.
     Keeper, true, None;
     /// Daemon: the table of VMs and settings.
     Daemon, true, None;
     /// Daemon: sockets that are handed from one process to the next.
     Sockets, true, None;
-    /// Daemon: who has a card, the mediator or a passthrough VM. Held while a card is opened or closed.
+    /// Daemon: the user of a card, the mediator or a passthrough VM. Held while a card is opened or closed.
     Ownership, true, None;
     /// Daemon: a card's memory settings.
     MemorySettings, false, None;
@@ -89,7 +90,7 @@ ranks! {
     Card, false, Some(Measured::Card);
     /// One VM: events that wait for the holder of its lock.
     Inbox, false, None;
-    /// One VM: its last status, which nobody waits long for.
+    /// One VM: its last status, which is only held briefly.
     Board, false, None;
     /// Owner: whether the thread that moves memory was woken.
     Wakeup, false, None;
@@ -97,7 +98,7 @@ ranks! {
     Threads, false, None;
     /// Daemon: path of a VM's socket, removed with it.
     SocketPath, false, None;
-    /// Daemon: what the owner of a CUDA card has said last, which nobody waits for.
+    /// Daemon: the last status of the owner of a CUDA card, which is only held briefly.
     CudaBoard, false, None;
     /// Daemon: how many VMs have moved between cards.
     Moves, false, None;
@@ -105,6 +106,6 @@ ranks! {
     Failure, false, None;
     /// Passthrough: level of the interrupt line.
     Level, false, None;
-    /// Log: who has said how much. Any lock may be held by who logs.
+    /// Log: counts of events by their origin. A thread that logs may hold any lock.
     Log, false, None;
 }

@@ -1,4 +1,4 @@
-//! The order, and what is measured, with the daemon's locks and with the checker's.
+//! The order and the measurements, with the daemon's locks and with the checker's.
 
 use super::*;
 use crate::checked::{Checked, try_schedules};
@@ -15,7 +15,7 @@ fn a_lock_out_of_order_panics_before_it_is_waited_for() {
     let (vm, card) = (Mutex::<Vm, _>::new(1), Mutex::<Card, _>::new(2));
     let held = card.lock();
     assert_eq!(message(|| drop(vm.lock())), "lock order: Vm is taken while Card is held; `locks::rank` has the order");
-    // The same rank twice is a deadlock, whichever lock it is.
+    // The same rank twice is a deadlock, even with different locks.
     let other = Mutex::<Card, _>::new(3);
     assert!(message(|| drop(other.lock())).starts_with("lock order: Card is taken while Card"));
     drop(held);

@@ -1,5 +1,5 @@
-//! A clock for holds of locks, which is read twice in each: the processor's time stamp counter where the kernel itself goes by it,
-//! else the kernel's.
+//! A clock for holds of locks, which is read twice per hold: the processor's time stamp counter if the kernel itself
+//! uses it, otherwise the kernel's clock.
 
 // UNSAFETY: reading the time stamp counter, which every processor of this architecture has. Nothing else here is unsafe.
 #![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "see above"))]
@@ -7,31 +7,33 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// File in which the kernel says by which clock it goes: `tsc` means that the counter runs at one rate, on all processors alike.
+/// File with the kernel's clock source: `tsc` means that the counter runs at a constant rate, synchronized on all
+/// processors.
 #[cfg(target_arch = "x86_64")]
 const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
-/// Time for which the counter is compared with the kernel's clock, once in a process: for one part in ten thousand.
+/// Time for which the counter is compared with the kernel's clock, once per process: accurate to one part in ten
+/// thousand.
 #[cfg(target_arch = "x86_64")]
 const COMPARED: Duration = Duration::from_millis(2);
-/// Looks at each end of that, the quickest of which counts: the host may take the thread away in the midst of one.
+/// Readings at each end of that, of which the fastest is used: the host may suspend the thread during one.
 #[cfg(target_arch = "x86_64")]
 const LOOKS: usize = 8;
 
-/// A time; only differences mean something.
+/// A time; only differences are meaningful.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticks(Reading);
 
 #[derive(Clone, Copy, Debug)]
 enum Reading {
-    /// Of the counter.
+    /// A value of the counter.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "there is no such counter"))]
     Counter(u64),
-    /// Of the kernel's clock.
+    /// A time of the kernel's clock.
     Kernel(Instant),
 }
 
 impl Ticks {
-    /// Now.
+    /// Returns the current time.
     pub(crate) fn now() -> Self {
         Self(if scale().is_some() { Reading::Counter(counter()) } else { Reading::Kernel(Instant::now()) })
     }
@@ -46,12 +48,12 @@ impl Ticks {
     }
 }
 
-/// Does what the first reading would do otherwise, with a lock held.
+/// Initializes the scale early; otherwise the first reading would do so with a lock held.
 pub(crate) fn prepare() {
     let _ = scale();
 }
 
-/// Ns of so many ticks.
+/// Converts ticks to ns.
 fn scaled(ticks: u64, scale: u64) -> u64 {
     u64::try_from((u128::from(ticks) * u128::from(scale)) >> 32).unwrap_or(u64::MAX)
 }
@@ -60,7 +62,7 @@ fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Ns of a tick of the counter, times 2^32; `None` where it is not used.
+/// Returns the ns of a tick of the counter, times 2^32; `None` if the counter is not used.
 fn scale() -> Option<u64> {
     static SCALE: OnceLock<Option<u64>> = OnceLock::new();
     *SCALE.get_or_init(measured)
@@ -82,7 +84,7 @@ fn measured() -> Option<u64> {
     None
 }
 
-/// Compares the counter with the kernel's clock, if the kernel goes by it.
+/// Compares the counter with the kernel's clock, if the kernel uses the counter.
 #[cfg(target_arch = "x86_64")]
 fn measured() -> Option<u64> {
     if std::fs::read_to_string(SOURCE).ok()?.trim() != "tsc" {
@@ -111,7 +113,7 @@ mod tests {
 
     #[test]
     fn time_passes_as_the_kernel_has_it() {
-        // Warm, so that the comparison itself is not in between.
+        // Initialize first, so that the comparison itself is not measured.
         let _ = Ticks::now();
         let (outside, then) = (Instant::now(), Ticks::now());
         let inside = Instant::now();
@@ -119,7 +121,7 @@ mod tests {
         let least = ns(inside.elapsed());
         let told = then.elapsed_ns();
         let most = ns(outside.elapsed());
-        // A part in a thousand is allowed for, ten times what the comparison is good for.
+        // Allow a part in a thousand, ten times the accuracy of the comparison.
         assert!(told >= least - least / 1000 && told <= most + most / 1000, "{told} ns of {least} to {most}");
     }
 

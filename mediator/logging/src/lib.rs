@@ -1,12 +1,12 @@
-//! Logs: `tracing` to standard error, and a bound on what others than the operator can make the daemon write.
+//! Logs: `tracing` to standard error, and a bound on the lines that tenants and clients can make the daemon write.
 //!
-//! Every event is limited, whatever its level. Those of one VM (below a span called `VM_SPAN`, which every thread that works
-//! for a VM runs inside of, or with a field called `vm`) have a bucket for each call site and VM: `BURST` pass in a row, then
-//! one per `INTERVAL`. All others have a bucket for each call site, of `BURST_OF_ALL`: a client of a socket, or a card, causes
-//! some of them. Records of crates that use `log` share one call site for each level. What is held back is counted in
-//! [`suppressed`], and [`tell_suppressed`] writes how many there were of which.
+//! Every event is limited, whatever its level. Events of one VM (in a span named `VM_SPAN`, which every thread that
+//! works for a VM enters, or with a field named `vm`) have a bucket for each call site and VM: a burst of `BURST`
+//! passes, then one per `INTERVAL`. All other events have a bucket for each call site, of `BURST_OF_ALL`: a client of a
+//! socket, or a card, causes some of them. Records of crates that use `log` share one call site for each level.
+//! Suppressed events are counted in [`suppressed`], and [`tell_suppressed`] logs their number by origin.
 //!
-//! What it does not do: say what is logged, or keep any of it.
+//! The crate does not choose the logged events, or store them.
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
@@ -31,34 +31,34 @@ use config::check::parse_filter;
 pub(crate) const VM_SPAN: &str = "vm";
 /// Environment variable that replaces the configured filter.
 pub(crate) const FILTER_VARIABLE: &str = "MEDIATORD_LOG";
-/// Events of one call site and virtual machine that pass in a row.
+/// Events of one call site and virtual machine that pass in a burst.
 pub(crate) const BURST: u32 = 10;
-/// Time in which one more may pass after a burst.
+/// Interval at which one more may pass after a burst.
 pub const INTERVAL: Duration = Duration::from_secs(5);
-/// Events of one call site that pass in a row where no virtual machine is named: an operator may add many at a time.
+/// Events of one call site without a virtual machine that pass in a burst: an operator may add many at a time.
 pub(crate) const BURST_OF_ALL: u32 = 200;
-/// Most pairs of call site and virtual machine that are remembered; beyond it, events of others are held back until the
-/// bucket of some is full again.
+/// Maximum number of remembered pairs of call site and virtual machine. Beyond it, events of other pairs are suppressed
+/// until a bucket is full again.
 const MAX_BUCKETS: usize = 4096;
-/// Most lines of one report of what was held back; the rest is summed up.
+/// Maximum number of lines of one report of suppressed events; the rest is summed.
 const MAX_TOLD: usize = 16;
-/// Target of those reports, which no bucket is for.
+/// Target of those reports, which are not limited.
 const REPORT: &str = "mediator::held_back";
 
 static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
 /// Limits of events, of the process's subscriber.
 static LIMIT: OnceLock<GuestLimit> = OnceLock::new();
 
-/// Events that were held back since the daemon started.
+/// Returns the events that were suppressed since the daemon started.
 #[must_use]
 pub fn suppressed() -> u64 {
     SUPPRESSED.load(Ordering::Relaxed)
 }
 
-/// Sends the process's logs to standard error. `FILTER_VARIABLE` goes before `filter` when it is set and right.
+/// Sends the process's logs to standard error. `FILTER_VARIABLE` overrides `filter` if it is set and valid.
 ///
 /// # Errors
-/// When a subscriber is installed already.
+/// When a subscriber is already installed.
 pub fn init(filter: &str, format: LogFormat) -> Result<(), TryInitError> {
     let from_environment = std::env::var(FILTER_VARIABLE).ok().and_then(|filter| parse_filter(&filter).ok());
     let filter = from_environment.or_else(|| parse_filter(filter).ok()).unwrap_or_else(|| EnvFilter::new("info"));
@@ -71,22 +71,23 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), TryInitError> {
     tracing_subscriber::registry().with(filter).with(output.with_filter(limit)).try_init()
 }
 
-/// Logs what was held back since the last call: a line for each call site and virtual machine, and a sum of the rest.
+/// Logs the events suppressed since the last call: a line for each call site and virtual machine, and a sum of the
+/// rest.
 pub fn tell_suppressed() {
     if let Some(limit) = LIMIT.get() {
         limit.tell();
     }
 }
 
-/// A token bucket: full at first, one token more for each interval.
+/// A token bucket: full at first, one more token per interval.
 #[derive(Clone, Debug)]
 struct Bucket {
     burst: u32,
     tokens: u32,
     since: Instant,
-    /// Events that were held back and not told yet.
+    /// Events that were suppressed and not reported yet.
     held_back: u64,
-    /// Origin of the events.
+    /// Call site of the events.
     site: &'static Metadata<'static>,
     /// The virtual machine's name or number.
     vm: Option<String>,
@@ -116,21 +117,21 @@ impl Bucket {
         some
     }
 
-    /// Returns whether it is as one that is not there.
+    /// Returns true if it equals a new bucket.
     fn is_idle(&mut self, now: Instant) -> bool {
         self.refill(now);
         self.tokens == self.burst && self.held_back == 0
     }
 }
 
-/// Tenant or client whose events share a bucket.
+/// Origin whose events share a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Whose {
-    /// Those below a [`VM_SPAN`].
+    /// A virtual machine with a [`VM_SPAN`].
     Span(Id),
-    /// Those with a field `vm`, by its value.
+    /// A virtual machine named in a field `vm`.
     Field(String),
-    /// All others.
+    /// All other events.
     All,
 }
 
@@ -139,13 +140,13 @@ struct Books {
     buckets: HashMap<(Identifier, Whose), Bucket>,
     /// Names of the virtual machines of spans.
     names: HashMap<Id, String>,
-    /// Events held back for want of a bucket, not told yet.
+    /// Events suppressed for lack of a bucket, not reported yet.
     unknown: u64,
-    /// The last look for buckets that are not needed, which takes a while.
+    /// Time of the last search for unneeded buckets, which is slow.
     swept: Option<Instant>,
 }
 
-/// Limits events by call site, and by virtual machine where one is known; clones share the books.
+/// Limits events by call site, and by virtual machine if one is known; clones share the state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GuestLimit {
     books: Arc<locks::Mutex<locks::rank::Log, Books>>,
@@ -176,7 +177,7 @@ impl GuestLimit {
         passes
     }
 
-    /// Returns what was held back since it was last asked for: by call site and virtual machine, and the rest.
+    /// Takes the suppressed events since the last call: by call site and virtual machine, and the rest.
     fn take_held_back(&self) -> (Vec<Bucket>, u64) {
         let books = &mut *self.books.lock();
         let mut rest = std::mem::take(&mut books.unknown);
@@ -193,7 +194,7 @@ impl GuestLimit {
     }
 
     fn tell(&self) {
-        // The books are free while the lines are written: the lines come back here.
+        // Unlock the state while the lines are written: they pass through this filter.
         let (told, rest) = self.take_held_back();
         for Bucket { held_back, site, vm, .. } in told {
             let place = site.file().unwrap_or_else(|| site.target());
@@ -254,8 +255,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Filter<S> for GuestLimit {
     }
 
     fn on_close(&self, id: Id, _: Context<'_, S>) {
-        // Identifiers of spans are used again: a new virtual machine starts with full buckets. What was held back of the old
-        // one is told with the rest.
+        // Identifiers of spans are reused: a new virtual machine starts with full buckets. Suppressed events of the old
+        // one are reported with the rest.
         let Books { buckets, names, unknown, .. } = &mut *self.books.lock();
         if names.remove(&id).is_some() {
             buckets.retain(|(_, whose), bucket| {
@@ -302,7 +303,7 @@ mod tests {
         }
     }
 
-    /// Returns what a subscriber with a limit writes of what `act` logs, and the limit.
+    /// Returns the output of a subscriber with a limit while `act` logs, and the limit.
     fn logged(act: impl FnOnce()) -> (Lines, GuestLimit) {
         let (lines, limit) = (Lines::default(), GuestLimit::default());
         let output = fmt::layer().with_ansi(false).with_writer(lines.clone()).with_filter(limit.clone());
@@ -333,7 +334,7 @@ mod tests {
             }
         });
         let (passed, all) = (usize::try_from(BURST).unwrap(), usize::try_from(BURST_OF_ALL).unwrap());
-        // A slow host may let the interval's next tokens through.
+        // A slow host may let the tokens of the next interval through.
         for limited in ["bad register", "bad ring"] {
             assert!((2 * passed..4 * passed).contains(&lines.count(limited)), "{limited}");
         }
@@ -350,7 +351,7 @@ mod tests {
         let (lines, limit) = logged(|| {
             let span = tracing::info_span!("vm", name = "web");
             span.in_scope(|| (0..BURST + 7).for_each(|_| tracing::error!("bad ring")));
-            // While the span is open, so that its VM has a name.
+            // Keep the span open, so that its VM has a name.
             std::mem::forget(span);
         });
         let told = format!("log events were held back vm=\"web\" count={}", 7);

@@ -1,9 +1,9 @@
-//! Metrics: what the admin API shows, in Prometheus' text format, and counts of what it does not show.
+//! Metrics: the data of the admin API in Prometheus' text format, and some more counts.
 //!
-//! Parts: cards, virtual machines and the daemon itself (this file), `scheduler` and `memory` (how cards are shared), [`tenants`], `locks`,
-//! [`moves`] (virtual machines that move between cards, counted here).
+//! Parts: cards, virtual machines and the daemon itself (this file), `scheduler` and `memory` (how cards are shared),
+//! [`tenants`], `locks`, [`moves`] (virtual machines that move between cards, counted here).
 //!
-//! What it does not do: serve a request, or look at a card.
+//! The crate does not serve requests, or access a card.
 
 use std::fmt::{Display, Write};
 
@@ -18,7 +18,7 @@ pub mod tenants;
 /// The format's media type.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A metric of one kind of thing: name, type, what it means, and its samples as (further labels, value).
+/// A metric of one kind of object: name, type, meaning, and its samples as (further labels, value).
 type Metric<T, V = u64> = (&'static str, &'static str, &'static str, fn(&T) -> Vec<(String, V)>);
 
 fn one(value: impl Into<u64>) -> Vec<(String, u64)> {
@@ -99,13 +99,14 @@ fn labelled(counts: &std::collections::BTreeMap<String, u64>) -> Vec<(String, u6
     counts.iter().map(|(name, &count)| (format!("count=\"{}\"", escaped(name)), count)).collect()
 }
 
-/// Labels of a virtual machine or a tenant as those of a sample, with a prefix of their own; nothing if there are none.
+/// Returns the labels of a virtual machine or a tenant as labels of a sample, with a separate prefix; `None` without
+/// labels.
 fn described(labels: &Labels) -> Option<String> {
     let pairs: Vec<_> = labels.iter().map(|(key, value)| format!("label_{key}=\"{}\"", escaped(value))).collect();
     (!pairs.is_empty()).then(|| pairs.join(","))
 }
 
-/// All metrics.
+/// Returns all metrics.
 #[must_use]
 pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler], memories: &[CardMemory]) -> String {
     let mut text = String::new();
@@ -117,7 +118,7 @@ pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler], memories: 
     text
 }
 
-/// Metrics of the daemon itself, which has held so many log events back.
+/// Returns metrics of the daemon itself, with the number of `suppressed` log events.
 #[must_use]
 pub fn daemon(info: &api::DaemonInfo, suppressed: u64) -> String {
     let mut text = String::new();
@@ -154,7 +155,7 @@ fn samples<T, V: Display>(text: &mut String, metrics: &[Metric<T, V>], things: &
     }
 }
 
-/// A label's value as the format wants it.
+/// Escapes a label's value for the format.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -1,4 +1,4 @@
-//! Metrics of how long the locks are held that VMs share.
+//! Metrics of the hold times of locks that VMs share.
 
 use super::scheduler::{Seconds, head};
 use ::locks::{Holds, Measured, holds};

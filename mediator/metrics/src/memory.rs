@@ -1,4 +1,4 @@
-//! Metrics of what lies where of cards' memory: sizes in bytes, times in seconds.
+//! Metrics of cards' memory and its use: sizes in bytes, times in seconds.
 
 use std::fmt::Write;
 
@@ -6,10 +6,10 @@ use super::escaped;
 use super::scheduler::{Seconds, head, histogram};
 use api::{CardMemory, VmMemory};
 
-/// Samples of one thing, as (further labels, value).
+/// Samples of one object, as (further labels, value).
 type Samples = Vec<(&'static str, u64)>;
 
-/// A metric of a card: name, type, what it means, and its samples.
+/// A metric of a card: name, type, meaning, and its samples.
 type OfCard = (&'static str, &'static str, &'static str, fn(&CardMemory) -> Samples);
 
 const CARD: [OfCard; 13] = [
@@ -50,7 +50,7 @@ const CARD: [OfCard; 13] = [
     ("host_memory_used_bytes", "gauge", "Host memory that is pinned for a card", |card| one(card.host_used_bytes)),
 ];
 
-/// A metric of a virtual machine: name, type, what it means, and its samples.
+/// A metric of a virtual machine: name, type, meaning, and its samples.
 type OfVm = (&'static str, &'static str, &'static str, fn(&VmMemory) -> Samples);
 
 const VM: [OfVm; 11] = [

@@ -7,17 +7,17 @@ use ::locks::{Mutex, rank};
 
 use super::escaped;
 
-/// Counts of moves since the daemon began.
+/// Counts of moves since the daemon started.
 #[derive(Default)]
 pub struct Moves(Mutex<rank::Moves, Counts>);
 
 #[derive(Clone, Debug, Default)]
 struct Counts {
-    /// Virtual machines that have moved, by the cards that they had and have.
+    /// Virtual machines that have moved, by their old and new cards.
     made: BTreeMap<(String, String), u64>,
-    /// Moves that were begun and did not come about.
+    /// Moves that were started and failed.
     failed: u64,
-    /// Time for which the last one that moved waited, in ms.
+    /// Pause of the last moved virtual machine, in ms.
     last_pause_ms: Option<u64>,
 }
 
@@ -30,7 +30,7 @@ impl Moves {
         counts.last_pause_ms = Some(moved.pause_ms);
     }
 
-    /// Counts a move that did not come about.
+    /// Counts a failed move.
     pub fn failed(&self) {
         let mut counts = self.0.lock();
         counts.failed = counts.failed.saturating_add(1);

@@ -19,7 +19,7 @@ impl Display for Seconds {
     }
 }
 
-/// A counter of what a virtual machine did with an engine: name, what it means, and its value.
+/// A counter of a virtual machine's use of an engine: name, meaning, and its value.
 type EngineCounter = (&'static str, &'static str, fn(&VmEngine) -> String);
 
 const ENGINE: [EngineCounter; 6] = [
@@ -37,7 +37,7 @@ const ENGINE: [EngineCounter; 6] = [
     }),
 ];
 
-/// A gauge of a virtual machine: name, what it means, and its value.
+/// A gauge of a virtual machine: name, meaning, and its value.
 type ShareGauge = (&'static str, &'static str, fn(&VmShare) -> String);
 
 const SHARE: [ShareGauge; 6] = [
@@ -57,7 +57,7 @@ const SHARE: [ShareGauge; 6] = [
     }),
 ];
 
-/// The beginning of the name of each metric here.
+/// Prefix of the name of each metric here.
 const PREFIX: &str = "gpu_mediator";
 
 /// Appends all metrics of cards' schedulers.
@@ -105,7 +105,7 @@ fn each_engine(cards: &[CardScheduler], mut each: impl FnMut(&str, &VmEngine)) {
     }
 }
 
-/// The samples of a histogram for one set of labels.
+/// Appends the samples of a histogram for one set of labels.
 pub(super) fn histogram(text: &mut String, name: &str, labels: &str, durations: &Durations) {
     for bucket in &durations.buckets {
         let _ = writeln!(text, "{name}_bucket{{{labels},le=\"{}\"}} {}", Seconds(bucket.at_most_ns), bucket.count);

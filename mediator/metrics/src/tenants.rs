@@ -83,7 +83,7 @@ fn one(value: impl ToString) -> Vec<(String, String)> {
     vec![(String::new(), value.to_string())]
 }
 
-/// The samples of all tenants.
+/// Returns the samples of all tenants.
 #[must_use]
 pub fn text(tenants: &[Tenant]) -> String {
     let mut text = String::new();

@@ -1,12 +1,12 @@
-//! A virtual machine wired straight to a card, with no mediation: the baseline of every overhead figure, and the way to
-//! tell a fault of the card from a fault of the mediator.
+//! A virtual machine wired straight to a card, without mediation: the baseline of every overhead figure, and the means
+//! to distinguish a fault of the card from a fault of the mediator.
 //!
-//! BAR0 becomes 32-bit register accesses (smaller ones are merged), BAR1 and BAR3 are the card's apertures, the expansion ROM
-//! is what PROM holds, guest memory is mapped at its guest physical address while the guest lets the card master the bus, and
-//! the card's interrupt is relayed by a thread to whatever the guest's VMM listens to.
+//! BAR0 becomes 32-bit register accesses (smaller ones are merged), BAR1 and BAR3 are the card's apertures, the
+//! expansion ROM is the content of PROM, guest memory is mapped at its guest physical address while the guest enables
+//! bus mastering, and a thread relays the card's interrupt in the mode that the guest has selected.
 //!
-//! Nothing is checked: the guest can do to the card what a bare-metal driver can. It is alone on it, and the card is reset
-//! between clients.
+//! Nothing is checked: the guest can do the same to the card as a bare-metal driver. It has the card alone, and the
+//! card is reset between clients.
 
 #![forbid(unsafe_code)]
 
@@ -51,10 +51,10 @@ pub struct PassthroughVm {
     vram_mib: u64,
 }
 
-/// The card's interrupt pin, as far as the relay knows.
+/// The card's interrupt pin, in the relay's view.
 #[derive(Debug, Default)]
 struct Pin {
-    /// The level. The client's changes with it under this lock, so that both always agree.
+    /// The level. The client's level changes with it under this lock, so that both always agree.
     level: locks::Mutex<locks::rank::Level, bool>,
     /// A copy of `level` that spares register accesses the lock; it is set before the client can know of the interrupt.
     hint: AtomicBool,
@@ -68,7 +68,7 @@ impl Pin {
         interrupts.set_intx_level(true);
     }
 
-    /// Returns whether it was asserted.
+    /// Returns true if it was asserted.
     fn lower(&self, interrupts: &Interrupts) -> bool {
         if !self.hint.load(Ordering::Acquire) {
             return false;
@@ -93,7 +93,7 @@ impl PassthroughVm {
 }
 
 impl PassthroughVm {
-    /// Returns what the operator sees.
+    /// Returns the operator's view.
     #[must_use]
     pub fn status(&self) -> DeviceStatus {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -122,7 +122,7 @@ impl PassthroughVm {
     }
 }
 
-/// Least bytes of an expansion ROM's BAR.
+/// Minimum number of bytes of an expansion ROM's BAR.
 const LEAST_ROM: usize = 2048;
 
 /// A card as the device of a virtual machine.
@@ -130,10 +130,11 @@ pub struct PassthroughDevice {
     card: Arc<dyn Card>,
     link: Link,
     pci: PciConfig,
-    /// The expansion ROM, as large as its BAR; empty where there is none.
+    /// The expansion ROM, as large as its BAR; empty without one.
     rom: Vec<u8>,
     shared: Arc<PassthroughVm>,
-    /// Regions that the client lends, by guest physical address; mapped for the card while the guest has bus mastering on.
+    /// Regions that the client lends, by guest physical address; mapped for the card while the guest has bus mastering
+    /// on.
     regions: BTreeMap<u64, Lending>,
     event: EventFd,
     stop: Arc<AtomicBool>,
@@ -148,11 +149,11 @@ struct Lending {
 }
 
 impl PassthroughDevice {
-    /// Wires `card`, which has `vram_mib` MiB of VRAM, to the virtual machine `name` behind `link`. The card is reset. With
-    /// `flr` its function has a reset of its own.
+    /// Wires `card`, which has `vram_mib` MiB of VRAM, to the virtual machine `name` behind `link`. The card is reset.
+    /// With `flr` its function has its own reset.
     ///
     /// # Errors
-    /// When the host has no more descriptors or threads, or the card's BARs are not as PCI wants them.
+    /// When the host has no more descriptors or threads, or the card's BARs are not valid for PCI.
     pub fn build(
         card: Arc<dyn Card>,
         vram_mib: u64,
@@ -245,7 +246,7 @@ impl PassthroughDevice {
         Ok(())
     }
 
-    /// An access may have lowered the pin: lets the card signal again if it has not.
+    /// Lets the card signal again if its pin is still asserted; called after accesses that may have lowered it.
     ///
     /// While the client has the pin masked, raising it again costs nothing; when it unmasks, the level decides.
     fn look_at_pin(&self) {
@@ -316,7 +317,7 @@ impl PassthroughDevice {
         }
     }
 
-    /// The state of a card that nobody has touched yet.
+    /// Restores the state of an unused card.
     fn clean(&mut self) {
         self.quiet_interrupts();
         self.card.reset();
@@ -407,7 +408,7 @@ impl Device for PassthroughDevice {
                 self.act_on(events);
                 return Ok(());
             }
-            // What is written to a function that sleeps is lost.
+            // Writes to a sleeping function are lost.
             _ if !self.pci.is_awake() => return Ok(()),
             RegionIndex::Bar0 => return self.write_registers(offset, data),
             RegionIndex::Bar1 => Aperture::Bar1,
@@ -420,7 +421,7 @@ impl Device for PassthroughDevice {
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
-        // Without a file the card has nothing to reach; an access there faults, as beyond the end of memory.
+        // Without a file the card cannot access the memory; an access there faults, as beyond the end of memory.
         let Some(mapping) = region.mapping.as_ref().filter(|_| region.readable) else { return Ok(()) };
         let memory = memory_of(mapping, region.writable).map_err(|error| MapError(error.to_string()))?;
         let mut lending = Lending { size: region.size, memory, mapped: false };
@@ -493,12 +494,12 @@ impl Relay {
     }
 }
 
-/// Byte within the register at `register` where an access at `offset` begins.
+/// Returns the byte within the register at `register` where an access at `offset` starts.
 fn place(offset: u32, register: u32) -> usize {
     offset.saturating_sub(register).min(3) as usize
 }
 
-/// Cuts the bytes of an access at `offset` at the boundaries of registers.
+/// Splits the bytes of an access at `offset` at the boundaries of registers.
 fn pieces(offset: u32, data: &[u8]) -> impl Iterator<Item = &[u8]> {
     let head = (4 - (offset & 3) as usize).min(data.len());
     let (head, tail) = data.split_at(head);

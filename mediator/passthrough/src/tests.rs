@@ -1,4 +1,4 @@
-//! The wiring between a vfio-user client and a card, with a card that records what is done to it.
+//! The wiring between a vfio-user client and a card, with a card that records all accesses.
 
 use super::*;
 use card::{DmaError, Identity};
@@ -23,13 +23,13 @@ const MSI_CONTROL: u64 = 0x6a;
 const POWER_CONTROL: u64 = 0x64;
 const ROM_BAR: u64 = 0x30;
 const DEVICE_CONTROL: u64 = 0x80;
-/// In it: reset the function.
+/// Its bit that resets the function.
 const INITIATE_RESET: u16 = 1 << 15;
 const ROM: u32 = 6;
 /// Interrupt types of the protocol.
 const INTX: u32 = 0;
 const MSI: u32 = 1;
-/// Reading it lowers the interrupt pin of the recording card.
+/// A read of it lowers the interrupt pin of the recording card.
 const ACKNOWLEDGE: u32 = 0x100;
 /// Address bits of the recording card.
 const REACH: u64 = 1 << 40;
@@ -43,7 +43,7 @@ struct State {
     pin: bool,
     masked: bool,
     resets: u32,
-    /// Contents of PROM, which a reset leaves.
+    /// Contents of PROM, which a reset preserves.
     rom: Vec<u8>,
     aperture: Vec<(Aperture, u64, Vec<u8>)>,
 }
@@ -57,7 +57,7 @@ impl State {
     }
 }
 
-/// A card that remembers.
+/// A card that records accesses.
 #[derive(Default)]
 struct Recording(Mutex<State>);
 
@@ -176,7 +176,7 @@ impl Wired {
         Self::with(Vec::new(), false)
     }
 
-    /// A card with an image in PROM, and a reset of its own.
+    /// Creates a card with an image in PROM, and optionally its own reset.
     fn with(rom: Vec<u8>, flr: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let card = Arc::new(Recording(Mutex::new(State { rom, ..State::default() })));
@@ -192,7 +192,7 @@ impl Wired {
     }
 
     fn client(&self) -> Client {
-        // The server may not have seen yet that the last one has gone.
+        // The server may not yet have noticed the end of the last client.
         let client = (0..10_000)
             .find_map(|_| {
                 let client = Client::connect(&self.folder.path().join("s")).ok();
@@ -325,12 +325,12 @@ fn pin_signals_again_after_unmask_only_while_it_stands() {
     wired.card.set_pin(true);
     wait_event(&fds[0], LONG).unwrap();
 
-    // The handler touches the card without lowering the pin, and ends: the interrupt comes again.
+    // The handler accesses the card without lowering the pin, and ends: the interrupt comes again.
     client.read32(BAR0, 0x200).unwrap();
     client.unmask_intx().unwrap();
     wait_event(&fds[0], LONG).unwrap();
 
-    // This time it lowers it: nothing comes.
+    // This time it lowers the pin: no interrupt comes.
     client.read32(BAR0, ACKNOWLEDGE.into()).unwrap();
     client.unmask_intx().unwrap();
     client.read32(BAR0, 0x200).unwrap();
@@ -377,7 +377,7 @@ fn reset_and_disconnect_leave_a_clean_card() {
 
 #[test]
 fn expansion_rom_is_what_prom_holds_and_cannot_be_written() {
-    // 1 KiB, of which a BAR has at least two.
+    // 1 KiB; a BAR has at least two.
     let mut image: Vec<u8> = (0..1024_u32).map(|at| (at * 7) as u8).collect();
     image[..3].copy_from_slice(&[0x55, 0xaa, 2]);
     let wired = Wired::with(image.clone(), false);
@@ -409,7 +409,7 @@ fn function_is_reset_by_itself_only_where_it_can_be() {
         client.write(CONFIG, DEVICE_CONTROL, &INITIATE_RESET.to_le_bytes()).unwrap();
         assert_eq!(wired.card.0.lock().resets - before, u32::from(flr));
         assert_eq!((wired.register(0x10), wired.card.mapped().len()), if flr { (0, 0) } else { (5, 1) });
-        // Who has saved configuration space puts it back, and goes on.
+        // A driver that has saved configuration space restores it, and continues.
         client.write(CONFIG, COMMAND, &[MASTER]).unwrap();
         assert_eq!(wired.card.mapped(), [(0, 0x1000)]);
     }

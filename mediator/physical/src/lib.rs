@@ -1,8 +1,10 @@
-//! Cards of the configuration: software of this process, or functions behind VFIO. No other crate of the mediator knows which.
+//! Cards of the configuration: software in this process, or functions behind VFIO. No other crate of the mediator
+//! depends on the kind.
 //!
-//! [`Physical`] is a card, [`GoingCard`] one that goes over to another daemon, halted ([`HaltedCard`]) and written down ([`WrittenCard`]).
+//! [`Physical`] is a card; [`GoingCard`] is one that is handed to another daemon, first halted ([`HaltedCard`]) and
+//! then serialized ([`WrittenCard`]).
 //!
-//! What it does not do: share a card (`owner` does), or know of cards that have an owner of their own.
+//! The crate does not share a card (`owner` does), and does not handle CUDA cards.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -16,13 +18,13 @@ use vfio_card::VfioCard;
 
 use config::{CardKind, CardSpec, FaultEngine, FaultKind, FaultSpec, ResetWay};
 
-/// Owner of a card's own part in the file that goes to another daemon.
+/// Owner of a card's own part in the file for another daemon.
 const PART: u32 = 0;
 
-/// Time between two tries to halt a card of which an engine is at work.
+/// Retry interval for halting a card with a busy engine.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// Says why a card cannot be opened, or goes over to nobody, and what to do.
+/// Why a card cannot be opened or handed over, and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unusable(String);
@@ -35,7 +37,7 @@ impl Unusable {
 
 /// A card itself.
 pub enum Physical {
-    /// Software of this process.
+    /// Software in this process.
     Software(Arc<SimGpu>),
     /// A function behind VFIO.
     Vfio(Arc<dyn Card>),
@@ -45,7 +47,7 @@ impl Physical {
     /// Opens the card that a configuration describes.
     ///
     /// # Errors
-    /// When it cannot be opened, with what to do.
+    /// When it cannot be opened, with the remedy.
     pub fn open(spec: &CardSpec) -> Result<Self, Unusable> {
         match spec.kind {
             CardKind::Simgpu => {
@@ -57,13 +59,13 @@ impl Physical {
         }
     }
 
-    /// The card that has come from another daemon.
+    /// Returns the card that has come from another daemon.
     #[must_use]
     pub fn come(card: &GoingCard) -> Self {
         Self::Software(Arc::clone(&card.0))
     }
 
-    /// The card as everything above has it.
+    /// Returns the card for all layers above.
     #[must_use]
     pub fn card(&self) -> Arc<dyn Card> {
         match self {
@@ -72,16 +74,17 @@ impl Physical {
         }
     }
 
-    /// Returns whether the card's memory is this process's: the CPU reaches it as fast as engines would, and another daemon can map it.
+    /// Returns true if the card's memory belongs to this process: the CPU accesses it as fast as engines would, and
+    /// another daemon can map it.
     #[must_use]
     pub const fn is_of_this_process(&self) -> bool {
         matches!(self, Self::Software(_))
     }
 
-    /// The card as it goes to another daemon.
+    /// Returns the card in the form for another daemon.
     ///
     /// # Errors
-    /// When it cannot.
+    /// When it cannot be handed over.
     pub fn going(&self) -> Result<GoingCard, Unusable> {
         match self {
             Self::Software(card) => Ok(GoingCard(Arc::clone(card))),
@@ -90,26 +93,26 @@ impl Physical {
     }
 }
 
-/// A card that another daemon can go on with.
+/// A card that another daemon can take over.
 pub struct GoingCard(Arc<SimGpu>);
 
-/// A card that does nothing by itself, and goes on when this is dropped.
+/// A halted card, which resumes on drop.
 pub struct HaltedCard<'a>(&'a SimGpu);
 
-/// A card as it was written down.
+/// A serialized card.
 pub struct WrittenCard(SavedCard);
 
 impl GoingCard {
-    /// The part that is read and written here.
+    /// Returns the part that is read and written here.
     #[must_use]
     pub fn known() -> Known {
         Known::of::<SavedCard>()
     }
 
-    /// Makes the card that another daemon has written down in `file`. It is halted until [`Self::go_on`].
+    /// Rebuilds the card that another daemon has serialized in `file`. It is halted until [`Self::go_on`].
     ///
     /// # Errors
-    /// When it does not go with the configuration, or is none that there can be.
+    /// When it does not match the configuration, or is not valid.
     pub fn come(spec: &CardSpec, file: &mut SavedState<'_>, vram: File) -> Result<Self, Unusable> {
         if spec.kind != CardKind::Simgpu {
             return Err(Unusable::of(format!("it is of kind = \"{}\" now; put `simgpu` back", spec.kind)));
@@ -125,13 +128,13 @@ impl GoingCard {
         self.0.go_on();
     }
 
-    /// Lets the card be halted, until what this returns is dropped.
+    /// Returns a guard: the card can be halted until it is dropped.
     #[must_use]
     pub fn halted(&self) -> HaltedCard<'_> {
         HaltedCard(&self.0)
     }
 
-    /// The file that the card's memory lies in.
+    /// Returns the file that holds the card's memory.
     #[must_use]
     pub fn vram_file(&self) -> Option<&File> {
         self.0.vram_file()
@@ -139,10 +142,11 @@ impl GoingCard {
 }
 
 impl HaltedCard<'_> {
-    /// Has the card take all off its engines, which may take until some time, and writes it down, but for its memory.
+    /// Makes the card switch all channels off its engines, at most until `until`, and serializes it, except for its
+    /// memory.
     ///
     /// # Errors
-    /// When it does not come to rest.
+    /// When it does not become quiescent.
     pub fn write_down(&self, until: Instant) -> Result<WrittenCard, Unusable> {
         while let Err(unrest) = self.0.halt() {
             if !matches!(unrest, Unrest::Working(_)) || Instant::now() >= until {
@@ -153,7 +157,7 @@ impl HaltedCard<'_> {
         self.0.save().map(WrittenCard).ok_or_else(|| Unusable::of("the software card does not rest"))
     }
 
-    /// The card goes on with another daemon: here it stays halted.
+    /// Leaves the card halted here: it continues with another daemon.
     pub fn leave(self) {
         std::mem::forget(self);
     }
@@ -166,7 +170,7 @@ impl Drop for HaltedCard<'_> {
 }
 
 impl WrittenCard {
-    /// Puts the card's own part into the file that goes to another daemon.
+    /// Adds the card's own part to the file for another daemon.
     ///
     /// # Errors
     /// [`WriteError`].
@@ -175,7 +179,7 @@ impl WrittenCard {
     }
 }
 
-/// The card behind VFIO that a configuration names.
+/// Returns the card behind VFIO that a configuration names.
 fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, Unusable> {
     let address = spec.address.ok_or_else(|| Unusable::of("the configuration names no address"))?;
     let reset = match spec.reset {
@@ -188,7 +192,8 @@ fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, Unusable> {
     Ok(Arc::new(card))
 }
 
-/// The software card that a configuration describes. Its memory is a file of the kernel's, so that another daemon can go on with it.
+/// Returns the software card that a configuration describes. Its memory is a memfd, so that another daemon can take it
+/// over.
 fn software_config(spec: &CardSpec) -> Result<simgpu::Config, Unusable> {
     let timing = |bytes_per_second, launch_ns| EngineTiming { bytes_per_second, launch_ns };
     Ok(simgpu::Config {

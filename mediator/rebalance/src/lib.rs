@@ -1,8 +1,8 @@
-//! Virtual machines that move from full cards to empty ones by themselves: which, and when.
+//! Chooses virtual machines for automatic moves from full cards to empty ones, and the time of the moves.
 //!
-//! [`Rebalancer`] decides from what it is shown and the time that it is told, and says at most one virtual machine a round.
+//! [`Rebalancer`] decides from the given loads and the given time, and chooses at most one virtual machine per round.
 //!
-//! What it does not do: look at cards, or move anything; the daemon does both.
+//! The crate does not read the load of cards, or move anything; the daemon does both.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,9 +12,10 @@ use sched::Engine;
 
 /// A whole card, in thousandths.
 const WHOLE: u64 = 1000;
-/// Least part of a card by which a move must lower the difference, in thousandths: loads are never quite still.
+/// Minimum reduction of the difference by a move, in thousandths of a card: loads fluctuate.
 const MARGIN: u64 = 50;
-/// A move costs this part of the memory that it copies: that much must the difference be lower by, besides the margin.
+/// Cost of a move, as a divisor of the memory that it copies: the move must reduce the difference by that much in
+/// addition to the margin.
 const COST: u64 = 10;
 
 /// Parts of each engine's time, in thousandths.
@@ -25,7 +26,7 @@ pub type Busy = [u32; Engine::COUNT];
 pub struct CardLoad {
     /// Its name.
     pub name: String,
-    /// MiB that virtual machines can have of it.
+    /// MiB that virtual machines can use of it.
     pub shared_mib: u64,
     /// MiB of them that are in use.
     pub placed_mib: u64,
@@ -34,7 +35,7 @@ pub struct CardLoad {
 }
 
 impl CardLoad {
-    /// Returns how full it is, in thousandths: of its memory, or of its busiest engine if that is more.
+    /// Returns how full it is, in thousandths: of its memory, or of its busiest engine if that is higher.
     fn load(&self) -> u64 {
         let memory = self.placed_mib.saturating_mul(WHOLE) / self.shared_mib.max(1);
         let busy = self.busy.iter().copied().max().unwrap_or(0);
@@ -59,7 +60,7 @@ impl CardLoad {
 pub struct VmLoad {
     /// Its name.
     pub name: String,
-    /// The card that it has.
+    /// Its current card.
     pub card: String,
     /// MiB of the card that it uses.
     pub placed_mib: u64,
@@ -69,7 +70,7 @@ pub struct VmLoad {
     pub fits: Vec<String>,
 }
 
-/// A move that is worth it.
+/// A worthwhile move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
     /// The virtual machine.
@@ -80,28 +81,28 @@ pub struct Advice {
     pub why: String,
 }
 
-/// State of the decision from round to round.
+/// State of the decision between rounds.
 #[derive(Debug)]
 pub struct Rebalancer {
     spec: RebalanceSpec,
-    /// Rounds in a row in which cards were too different.
+    /// Consecutive rounds in which the cards differed too much.
     rounds: u32,
-    /// Time at which each virtual machine was moved last, or could not be.
+    /// Time at which each virtual machine was last moved, or could not be.
     moved: BTreeMap<String, Duration>,
 }
 
 impl Rebalancer {
-    /// Begins with nothing seen.
+    /// Creates the state before the first round.
     #[must_use]
     pub fn new(spec: RebalanceSpec) -> Self {
         Self { spec, rounds: 0, moved: BTreeMap::new() }
     }
 
-    /// Looks at the cards once, and says what is to move, if something is.
+    /// Examines the loads once, and returns the move that is due, if any.
     pub fn round(&mut self, now: Duration, cards: &[CardLoad], vms: &[VmLoad]) -> Option<Advice> {
         let rest = Duration::from_secs(self.spec.rest_s);
         self.moved.retain(|_, then| now.saturating_sub(*then) < rest);
-        // Of equals, the first by name: rounds that see the same say the same.
+        // The first by name of several equal ones: equal rounds give equal results.
         let fullest = cards.iter().rev().max_by_key(|card| card.load())?;
         let emptiest = cards.iter().min_by_key(|card| card.load())?;
         let before = fullest.load() - emptiest.load();
@@ -115,7 +116,7 @@ impl Rebalancer {
         }
         let worth = |vm: &&VmLoad| {
             let (from, to) = (fullest.without(vm).load(), emptiest.with(vm).load());
-            // The fuller of both stays the fuller: what comes next is never the same move back.
+            // The fuller of both stays the fuller: the next move is never the reverse.
             let after = from.checked_sub(to)?;
             let cost = vm.placed_mib.saturating_mul(WHOLE) / emptiest.shared_mib.max(1) / COST;
             (before.saturating_sub(after) > MARGIN.saturating_add(cost)).then_some(after)
@@ -139,7 +140,7 @@ impl Rebalancer {
         Some(Advice { vm: vm.name.clone(), to: emptiest.name.clone(), why })
     }
 
-    /// Has a virtual machine, which was to move, rest from now on.
+    /// Keeps a virtual machine, whose move was tried, in place for a while from now on.
     pub fn rests(&mut self, vm: String, now: Duration) {
         self.moved.insert(vm, now);
     }

@@ -8,11 +8,11 @@ use nvspec::fifo::{HeaderOp, MethodHeader, host_method};
 
 /// The kernel's text.
 const SOURCE: &str = include_str!("scrub.sm20");
-/// Threads of a block, and registers of each: together a multiprocessor's register file.
+/// Threads of a block; with their registers they fill a multiprocessor's register file.
 const THREADS: u32 = 1024;
 /// Registers of a thread.
 const REGISTERS: u32 = 32;
-/// Bytes of a multiprocessor's shared memory, at the most that it can have.
+/// Maximum number of bytes of a multiprocessor's shared memory.
 const SHARED_BYTES: u32 = 48 << 10;
 /// The subchannel that drivers bind compute to.
 const SUBCHANNEL: u8 = 1;
@@ -26,17 +26,17 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Assembles it.
+    /// Assembles the kernel.
     ///
     /// # Errors
-    /// What the assembler says; the text is a part of this program, so it says nothing.
+    /// The assembler's error; the text is a part of this program, so that none occurs.
     pub fn assemble() -> Result<Self, String> {
         let program = sm20::assemble(SOURCE).map_err(|errors| format!("{errors:?}"))?;
         let kernel = program.kernels.first().ok_or("the text has no kernel")?;
         Ok(Self { code: program.bytes(), entry: kernel.entry_offset })
     }
 
-    /// Words of a push buffer that run it on all multiprocessors of a card, with its code at `code`.
+    /// Returns the words of a push buffer that run it on all multiprocessors of a card, with its code at `code`.
     #[must_use]
     pub fn launch(&self, chip: &Chip, code: GpuVa) -> Vec<u32> {
         let blocks = chip.gpcs * chip.tpcs_per_gpc;
@@ -58,7 +58,7 @@ impl Kernel {
     }
 }
 
-/// Methods that follow one another.
+/// Returns consecutive methods.
 fn to(method: u32, data: &[u32]) -> Vec<u32> {
     let header = MethodHeader::to(HeaderOp::Increasing, SUBCHANNEL, method, data.len() as u16);
     std::iter::once(header.into()).chain(data.iter().copied()).collect()

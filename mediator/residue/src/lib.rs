@@ -1,14 +1,14 @@
-//! Clears what one tenant's kernels leave in PGRAPH's multiprocessors, before another's run there.
+//! Clears the residue of one tenant's kernels in PGRAPH's multiprocessors, before another's run there.
 //!
-//! Registers and shared memory keep their contents until something is written there: a kernel that reads a register before
-//! it writes it reads what ran before, whoever's that was. So PGRAPH has one tenant at a time, and a kernel of the
-//! mediator's own comes in between. Local memory needs none of that: it lies in memory that the channel's own page tables
-//! map.
+//! Registers and shared memory keep their contents until they are overwritten: a kernel that reads a register before it
+//! writes it sees values of the previous kernel, even another tenant's. So PGRAPH has one tenant at a time, and the
+//! mediator's own kernel runs in between. Local memory needs no clearing: it is in memory that the channel's own page
+//! tables map.
 //!
-//! Parts: [`Tenancy`], whose PGRAPH is, as a state machine: what happens and the time in, steps out; [`kernel`], the kernel and
-//! how it is launched.
+//! Parts: [`Tenancy`], a state machine of PGRAPH's tenant (events and the time in, steps out); [`kernel`], the kernel
+//! and its launch.
 //!
-//! What it does not do: touch a card; the owner of one carries the steps out.
+//! The crate does not access a card; the owner of one carries the steps out.
 
 #![forbid(unsafe_code)]
 

@@ -3,32 +3,33 @@
 use std::collections::VecDeque;
 use tenant::TenantId;
 
-/// Least time for which a tenant that is at work keeps PGRAPH while another waits, in ns.
-// TIMEOUT: a hundred times what clearing takes. A scheduler that gives engines to one VM at a time hands them over earlier.
+/// Minimum time for which a working tenant keeps PGRAPH while another waits, in ns.
+// TIMEOUT: a hundred times the time to clear. A scheduler that gives engines to one VM at a time hands them over
+// earlier.
 const TERM_NS: u64 = 4_000_000;
-/// Time until clearing is tried again when it has failed, in ns.
-// TIMEOUT: a channel of the mediator's own has hung or faulted, for which seconds pass.
+/// Delay before clearing is retried after a failure, in ns.
+// TIMEOUT: the mediator's own channel has hung or faulted, which takes seconds.
 const AGAIN_NS: u64 = 100_000_000;
 
 /// Next step of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing, until something happens or time has passed.
+    /// Nothing, until an event or the passage of time.
     Wait,
-    /// Nobody is admitted any more; what of this tenant is on PGRAPH is to leave it.
+    /// Admit no tenant; remove this tenant's work from PGRAPH.
     Close(TenantId),
-    /// Clear what is left.
+    /// Clear the residue.
     Clear,
-    /// This tenant is admitted.
+    /// Admit this tenant.
     Admit(TenantId),
 }
 
-/// Counts of PGRAPH's changes of hands, and the time that they took.
+/// Counts of PGRAPH's changes of tenants, and their durations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Times that it was cleared.
     pub cleared: u64,
-    /// Time that this took, in ns, with the wait until it was left.
+    /// Time that this took, in ns, including the wait for the tenant to leave.
     pub ns: u64,
     /// Times that clearing failed.
     pub failed: u64,
@@ -36,9 +37,9 @@ pub struct Counts {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The tenant has it, or nobody.
+    /// The tenant has it, or it has none.
     Settled,
-    /// The tenant is to leave it.
+    /// The tenant must leave it.
     Leaving,
     /// It is being cleared.
     Clearing,
@@ -46,23 +47,23 @@ enum Phase {
     Failed { at: u64 },
 }
 
-/// Tenant of PGRAPH, who wants it, and the residue of another if there is some.
+/// Tenant of PGRAPH, the tenants that wait for it, and whether it has another's residue.
 #[derive(Debug)]
 pub struct Tenancy {
     tenant: Option<TenantId>,
-    /// Something may be left there that is not the tenant's.
+    /// It may have residue of other tenants.
     dirty: bool,
     wanted: VecDeque<TenantId>,
     phase: Phase,
     /// Time at which the tenant was admitted.
     since: u64,
-    /// Start of the change that is under way.
+    /// Start of the current change.
     began: u64,
     counts: Counts,
 }
 
 impl Default for Tenancy {
-    /// Nobody's, with what somebody left there whom nobody knows.
+    /// Creates it without a tenant, with unknown residue.
     fn default() -> Self {
         let (wanted, counts) = (VecDeque::new(), Counts::default());
         Self { tenant: None, dirty: true, wanted, phase: Phase::Settled, since: 0, began: 0, counts }
@@ -70,7 +71,7 @@ impl Default for Tenancy {
 }
 
 impl Tenancy {
-    /// A tenant has work for PGRAPH.
+    /// Notes that a tenant has work for PGRAPH.
     pub fn want(&mut self, tenant: TenantId) {
         let has_it = self.tenant == Some(tenant) && self.phase == Phase::Settled;
         if !has_it && !self.wanted.contains(&tenant) {
@@ -78,13 +79,13 @@ impl Tenancy {
         }
     }
 
-    /// Returns whether a tenant waits for it.
+    /// Returns true if a tenant waits for it.
     #[must_use]
     pub fn is_wanted_by(&self, tenant: TenantId) -> bool {
         self.wanted.contains(&tenant)
     }
 
-    /// Nothing of a tenant is on the card any more; its number may be another's next.
+    /// Notes that a tenant has left the card; its number may be reused.
     pub fn forget(&mut self, tenant: TenantId) {
         self.wanted.retain(|other| *other != tenant);
         if self.tenant == Some(tenant) {
@@ -95,32 +96,32 @@ impl Tenancy {
         }
     }
 
-    /// Returns whether a change is under way or wanted: [`Self::next`] is to be called again soon.
+    /// Returns true if a change is in progress or requested: [`Self::next`] must be called again soon.
     #[must_use]
     pub fn is_changing(&self) -> bool {
         self.phase != Phase::Settled || !self.wanted.is_empty()
     }
 
-    /// Returns how often it has changed hands.
+    /// Returns the counts of changes.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// The tenant, and whether it is to leave.
+    /// Returns the tenant, and whether it must leave.
     #[must_use]
     pub fn tenant(&self) -> Option<(TenantId, bool)> {
         self.tenant.map(|tenant| (tenant, self.phase == Phase::Leaving))
     }
 
-    /// Returns since when the tenant is to leave, if it is and has not.
+    /// Returns the time since which the tenant must leave, if it must and has not.
     #[must_use]
     pub fn leaves_since(&self) -> Option<u64> {
         (self.phase == Phase::Leaving).then_some(self.began)
     }
 
-    /// Says what is to be done, at `now` in ns. `works`: whether the tenant has work there that was begun; `left`: whether
-    /// nothing of it is there. To be called again until it is [`Step::Wait`].
+    /// Returns the next step, at `now` in ns. `works` is true if the tenant has started work there; `left` is true if
+    /// nothing of it is there. Call it again until it returns [`Step::Wait`].
     pub fn next(&mut self, now: u64, works: bool, left: bool) -> Step {
         match self.phase {
             Phase::Settled => self.begin(now, works),
@@ -157,7 +158,7 @@ impl Tenancy {
         Step::Clear
     }
 
-    /// Takes the end of what [`Step::Clear`] asked for, done or not. Returns what comes then.
+    /// Handles the end of [`Step::Clear`], successful or not. Returns the next step.
     pub fn cleared(&mut self, now: u64, done: bool) -> Step {
         if self.phase != Phase::Clearing {
             return Step::Wait;
@@ -173,7 +174,7 @@ impl Tenancy {
         self.admit(now)
     }
 
-    /// Nothing of anybody is left there: who comes next may.
+    /// Admits the next tenant: no residue is left.
     fn admit(&mut self, now: u64) -> Step {
         let Some(next) = self.wanted.pop_front() else { return Step::Wait };
         (self.tenant, self.since, self.dirty) = (Some(next), now, true);
@@ -188,12 +189,12 @@ mod tests {
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
 
-    /// One step for a tenant that works or not, and has left or not.
+    /// Makes one step for a tenant that works or not, and has left or not.
     fn step(tenancy: &mut Tenancy, now: u64, works: bool, left: bool) -> Step {
         tenancy.next(now, works, left)
     }
 
-    /// A tenant has it.
+    /// Returns a tenancy with a tenant.
     fn with(tenant: TenantId, now: u64) -> Tenancy {
         let mut tenancy = Tenancy::default();
         tenancy.want(tenant);
@@ -248,7 +249,7 @@ mod tests {
         assert!(!tenancy.is_changing());
         tenancy.want(A);
         assert_eq!(step(&mut tenancy, 1, false, true), Step::Clear);
-        // It goes while that is under way, and so does the one behind it.
+        // It leaves the card during the change, and so does the next one.
         tenancy.want(B);
         tenancy.forget(A);
         tenancy.forget(B);

@@ -1,4 +1,4 @@
-//! Bodies that are streams. Few pieces are under way; a client that stalls is given up, for others wait.
+//! Bodies that are streams. Few pieces are in flight; a stalled client is disconnected, because others wait.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Pieces that are under way, each of 256 KiB or what a client sends at once.
+/// Maximum number of pieces in flight, each of 256 KiB or the amount that a client sends at once.
 const PIECES: usize = 4;
 /// Longest time without a byte from, or for, the client.
 // TIMEOUT: a disk that spins up.
@@ -15,12 +15,12 @@ const STALL: Duration = Duration::from_secs(30);
 /// Time for a whole body.
 // TIMEOUT: 40 GiB at 50 MB/s.
 const LIMIT: Duration = Duration::from_secs(900);
-/// Time between two looks whether the client takes more.
+/// Interval at which a client's readiness is checked.
 const LOOK: Duration = Duration::from_millis(1);
 
 type Piece = Result<Bytes, String>;
 
-/// The side that gives a client the pieces of an answer.
+/// The end that sends a client the pieces of an answer.
 #[derive(Debug)]
 pub struct Given {
     to: Sender<Piece>,
@@ -28,15 +28,15 @@ pub struct Given {
 }
 
 impl Given {
-    /// Gives a piece.
+    /// Sends a piece.
     ///
     /// # Errors
-    /// Why there is no sense in more.
+    /// Why further pieces are pointless.
     pub fn give(&self, piece: Vec<u8>) -> Result<(), String> {
         self.send(Ok(piece.into()))
     }
 
-    /// Ends the answer early, so that the client knows that it is not whole.
+    /// Ends the answer early, so that the client knows that it is incomplete.
     pub fn fail(&self, why: String) {
         let _gone = self.send(Err(why));
     }
@@ -61,8 +61,8 @@ impl Given {
     }
 }
 
-/// Has `work` begin, which blocks elsewhere and gives the pieces of an answer. The answer's body, once there is a piece; or what `work`
-/// has come to, if there is none.
+/// Starts `work`, which blocks on another thread and sends the pieces of an answer. Returns the answer's body, once it
+/// has a piece; or the result of `work`, if it ends without one.
 pub async fn given<T, W: Future<Output = T> + Send + 'static>(work: impl FnOnce(Given) -> W) -> Result<Body, Option<T>>
 where
     T: Send + 'static,
@@ -78,22 +78,22 @@ where
     }
 }
 
-/// The side that takes the pieces of a request.
+/// The end that receives the pieces of a request.
 #[derive(Debug)]
 pub struct Taken(Receiver<Piece>);
 
 impl Taken {
-    /// The next piece; an empty one behind the last. Blocks.
+    /// Returns the next piece; an empty one after the last. Blocks.
     ///
     /// # Errors
-    /// Why there are no more.
+    /// Why no further piece comes.
     pub fn take(&mut self) -> Result<Vec<u8>, String> {
         self.0.blocking_recv().unwrap_or_else(|| Ok(Bytes::new())).map(Vec::from)
     }
 }
 
-/// Has `work` begin, which blocks elsewhere and takes the pieces of a request's body; what it has come to, or nothing if it has
-/// panicked.
+/// Starts `work`, which blocks on another thread and receives the pieces of a request's body. Returns its result, or
+/// `None` if it has panicked.
 pub async fn taken<T, W: Future<Output = T> + Send + 'static>(
     mut body: Body,
     work: impl FnOnce(Taken) -> W,
@@ -104,7 +104,7 @@ where
     let (to, from) = mpsc::channel::<Piece>(PIECES);
     let done = tokio::spawn(work(Taken(from)));
     let began = Instant::now();
-    // To the end also of what is refused: a client that is cut off sees no answer.
+    // Read the whole body even after a refusal: a client that is cut off sees no answer.
     while began.elapsed() < LIMIT {
         let piece = match tokio::time::timeout(STALL, body.frame()).await {
             Ok(None) => {

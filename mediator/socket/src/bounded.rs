@@ -1,4 +1,5 @@
-//! A listening socket with a bound on its connections, so that those who may only look cannot take the daemon's descriptors.
+//! A listening socket with a bound on its connections, so that read-only clients cannot exhaust the daemon's
+//! descriptors.
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -12,7 +13,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::SocketAddr;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Connections of a socket at a time; further ones wait in its backlog.
+/// Maximum number of concurrent connections of a socket; further ones wait in its backlog.
 const CONNECTIONS: usize = 64;
 
 /// The socket.
@@ -23,10 +24,10 @@ pub struct Bounded {
 }
 
 impl Bounded {
-    /// Needs a runtime around it.
+    /// Creates the socket. Needs a runtime around it.
     ///
     /// # Errors
-    /// When the runtime cannot have the socket.
+    /// When the runtime cannot register the socket.
     pub fn new(listener: UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::UnixListener::from_std(listener)?;
@@ -39,7 +40,7 @@ impl Listener for Bounded {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
-        // `None` cannot be: nobody closes the semaphore.
+        // `None` is impossible: the semaphore is never closed.
         let place = Arc::clone(&self.places).acquire_owned().await.ok();
         let (stream, address) = Listener::accept(&mut self.listener).await;
         (Connection { stream, _place: place }, address)
@@ -50,7 +51,7 @@ impl Listener for Bounded {
     }
 }
 
-/// A connection, which gives its place back when it ends.
+/// A connection, which returns its permit when it ends.
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,

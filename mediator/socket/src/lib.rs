@@ -1,7 +1,7 @@
-//! The side of the admin API that is sockets and bodies: so many connections at a time ([`Bounded`]), and bodies that are never there as
-//! a whole ([`given`], [`taken`]), between a client and work that blocks.
+//! Sockets and bodies of the admin API: a bound on concurrent connections ([`Bounded`]), and bodies that are never in
+//! memory as a whole ([`given`], [`taken`]), between a client and blocking work.
 //!
-//! What it does not do: know a request, or the daemon.
+//! The crate does not know the requests, or the daemon.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Checks of what parts must say of each other.
+//! Checks that parts are consistent with each other.
 
 use crate::RestoredVm;
 use channels::Channels;
@@ -9,7 +9,7 @@ use sched::Scheduler;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{ChunkTable, VmId};
 
-/// All parts have the same VMs; the mediator has channels as well.
+/// Checks that all parts have the same VMs, and channels also the mediator.
 pub(crate) fn agree_on_vms(
     chunks: &ChunkTable,
     channels: &Channels,
@@ -26,13 +26,13 @@ pub(crate) fn agree_on_vms(
     Invalid::unless(same, || "memory, channels and the scheduler have other VMs than there are".into())
 }
 
-/// A guest sees as much VRAM as the VM has chunks for.
+/// Checks that a guest sees as much VRAM as the VM has chunks for.
 pub(crate) fn check_vram(vm: VmId, gpu: &VGpu, chunks: &ChunkTable) -> Result<(), Invalid> {
     let (shown, has) = (gpu.config().vram_bytes, chunks.vm_bytes(vm));
     Invalid::unless(has == Some(shown), || format!("its guest sees {shown:#x} bytes of VRAM, and it has {has:x?}"))
 }
 
-/// Each channel is of a VM that has its directory, and whose guest sees it bound.
+/// Checks that each channel belongs to a VM that has its directory, and whose guest sees it bound.
 pub(crate) fn check_channels(channels: &Channels, vms: &BTreeMap<VmId, RestoredVm>) -> Result<(), Invalid> {
     for (vm, directory) in channels.directories().filter(|(vm, _)| !vm.is_mediator()) {
         let shadows = vms.get(&vm).map(|vm| &vm.spaces);

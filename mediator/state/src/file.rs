@@ -9,13 +9,13 @@ use sched::SavedScheduler;
 use shadow_pt::SavedSpaces;
 use vram::{SavedBalancer, SavedChunks, SavedPool, SavedQuanta, VmId};
 
-/// Owner of the parts that are the card's.
+/// Owner of the card's parts.
 const CARD: u32 = 0;
 /// Owner of the mediator's own pages. No VM has this number.
 const OWN: u32 = VmId::MEDIATOR.0;
 
 impl SavedCard {
-    /// The parts that are read here, in the versions that are.
+    /// Returns the parts and their versions that are read here.
     #[must_use]
     pub fn known() -> Vec<Known> {
         vec![
@@ -54,7 +54,7 @@ impl SavedCard {
         Ok(())
     }
 
-    /// Takes all parts out of a file.
+    /// Takes all parts from a file.
     ///
     /// # Errors
     /// See [`ReadError`].

@@ -1,4 +1,4 @@
-//! Bytes as saved parts: refused, or restored and saved again as they were.
+//! Arbitrary bytes as saved parts: refused, or restored and saved again without a difference.
 
 #![allow(
     clippy::indexing_slicing,
@@ -25,7 +25,7 @@ const NOW: u64 = 1 << 40;
 /// Bytes of VRAM of each guest.
 pub(crate) const VRAM: u64 = 16 << 20;
 
-/// A host with two VMs and a card that takes all writes.
+/// A host with two VMs and a card that accepts all writes.
 pub(crate) struct Host;
 
 impl Surroundings for Host {
@@ -64,7 +64,7 @@ pub(crate) fn config() -> VGpuConfig {
 /// Reads `data` as a part, by its first byte, or as a whole file.
 ///
 /// # Panics
-/// When something does not hold.
+/// If an invariant is violated.
 pub fn fuzz(data: &[u8]) {
     let Some((what, bytes)) = data.split_first() else { return };
     match what % 9 {
@@ -115,7 +115,7 @@ pub fn fuzz(data: &[u8]) {
     }
 }
 
-/// Takes everything out of a table.
+/// Removes everything from a table.
 fn use_chunks(mut table: ChunkTable) {
     let _ = (table.summary(), table.for_vms(), table.kept_for_mediator());
     let _ = table.create_vm(VmId(77), VRAM, vram::Limits::default());
@@ -131,7 +131,7 @@ fn use_chunks(mut table: ChunkTable) {
     }
 }
 
-/// A part that is restored is saved as one that is restored, and can be used.
+/// Checks that a restored part is saved without a difference, and is usable.
 fn part<S: saved_state::Part, T>(
     bytes: &[u8],
     restore: impl Fn(S) -> Option<T>,
@@ -146,7 +146,8 @@ fn part<S: saved_state::Part, T>(
     exercise(restored);
 }
 
-/// A stream is read in parts of any length as it is as a whole: pieces ascend, and nothing comes behind its end.
+/// Checks that a stream is read the same in parts of any length as in a whole: pieces ascend, and nothing follows its
+/// end.
 fn stream(bytes: &[u8]) {
     let Some((part, bytes)) = bytes.split_first() else { return };
     let read = |part: usize| {

@@ -14,7 +14,7 @@ pub(crate) struct PoolMemory<'a> {
 impl ShadowMemory for PoolMemory<'_> {
     fn alloc(&mut self, bytes: u64) -> Option<VramAddr> {
         let address = VramAddr(self.pool.alloc(self.chunks, bytes).ok()?.0);
-        // What was there before may be of another table.
+        // The previous content may be of another table.
         let zeros = vec![0; usize::try_from(bytes).ok()?];
         (self.write)(address, &zeros);
         Some(address)

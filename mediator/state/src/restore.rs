@@ -1,4 +1,4 @@
-//! From parts to what they were.
+//! Restores state from its parts.
 
 use crate::agree::{agree_on_vms, check_channels, check_vram};
 use crate::memory::PoolMemory;
@@ -13,18 +13,18 @@ use shadow_pt::{AddressSpaces, Limits, Mode};
 use std::collections::BTreeMap;
 use vram::{Balancer, CardAddr, ChunkTable, PagePool, Quanta, Unclaimed, VmId};
 
-/// Settings and the card, which the parts are restored into.
+/// Settings and the card for the restored state.
 pub trait Surroundings {
-    /// Returns where the host's structures lie on the card.
+    /// Returns the addresses of the host's structures on the card.
     fn layout(&self) -> Layout;
 
-    /// Chunks with the host's own structures: the first, and how many.
+    /// Returns the chunks with the host's own structures: the first, and their number.
     fn own(&self) -> (u32, u32);
 
-    /// The clock that the scheduler is told, in ns.
+    /// Returns the scheduler's clock, in ns.
     fn now_ns(&self) -> u64;
 
-    /// Settings of a VM; `None` for one that is not to be there.
+    /// Returns the settings of a VM; `None` for one that must not exist.
     fn vm(&self, vm: VmId) -> Option<VmSurroundings>;
 
     /// Writes to the card's memory.
@@ -34,38 +34,38 @@ pub trait Surroundings {
 /// Settings of a VM.
 #[derive(Clone, Debug)]
 pub struct VmSurroundings {
-    /// Origin of its vGPU.
+    /// Configuration of its vGPU.
     pub config: VGpuConfig,
-    /// Extent of what a flush does.
+    /// Scope of a flush.
     pub mode: Mode,
-    /// Bytes of shadow tables.
+    /// Limits of shadow tables, in bytes.
     pub limits: Limits,
     /// Bytes of page tables that are kept for it.
     pub table_bytes: u64,
 }
 
-/// A card as it was.
+/// A restored card.
 #[derive(Debug)]
 pub struct RestoredCard {
-    /// Table of who has which chunk.
+    /// Table of the owners of chunks.
     pub chunks: ChunkTable,
-    /// Policy of which chunks move.
+    /// Policy that chooses the chunks to move.
     pub balancer: Balancer,
-    /// Order in which VMs take turns.
+    /// Order of the VMs' quanta.
     pub quanta: Quanta,
     /// The physical channels.
     pub channels: Channels,
     /// The scheduler.
     pub scheduler: Scheduler,
-    /// Pages of the mediator's own, that are no VM's.
+    /// Pages that belong to the mediator, not to a VM.
     pub pool: PagePool,
-    /// Pages of segments that VMs share, by who has made them.
+    /// Pages of segments that VMs share, by creator.
     pub segments: BTreeMap<VmId, PagePool>,
     /// The VMs.
     pub vms: BTreeMap<VmId, RestoredVm>,
 }
 
-/// A VM as it was. Its address spaces map nothing of the guest's yet.
+/// A restored VM. Its address spaces do not map guest memory yet.
 #[derive(Debug)]
 pub struct RestoredVm {
     /// Its registers.
@@ -79,11 +79,11 @@ pub struct RestoredVm {
 }
 
 impl SavedCard {
-    /// The card and its VMs as they were. Only the directories of address spaces are written to the card.
+    /// Restores the card and its VMs. Only the directories of address spaces are written to the card.
     ///
     /// # Errors
-    /// When a part is none that there can be, or does not agree with another. Directories may be written then: nothing of them
-    /// may run.
+    /// When a part is not valid, or does not agree with another. Directories may have been written then: their channels
+    /// must not run.
     pub fn restore(self, host: &mut impl Surroundings) -> Result<RestoredCard, Invalid> {
         let Self { chunks, balancer, quanta, channels, scheduler, pool, segments, vms } = self;
         let mut chunks = ChunkTable::try_from(chunks)?;

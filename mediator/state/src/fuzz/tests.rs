@@ -56,7 +56,7 @@ fn a_card_is_as_it_was() {
 
 #[test]
 fn vms_that_have_changed_places_are_refused() {
-    // Each part is sound.
+    // Each part is valid.
     assert!(refused(|card| card.vms.swap(0, 1)).contains("not in their order"));
     assert!(
         refused(|card| {
@@ -65,7 +65,7 @@ fn vms_that_have_changed_places_are_refused() {
         })
         .contains("are not for this use")
     );
-    // With the memory, one's channels would use the other's tables.
+    // With exchanged memory, one VM's channels would use the other's tables.
     assert!(
         refused(|card| {
             let (one, other) = card.vms.split_at_mut(1);
@@ -115,7 +115,7 @@ fn a_vm_that_is_not_to_be_there_is_refused() {
     assert!(error.contains("VM 2: it is not to be there"), "{error}");
 }
 
-/// Seeds of the fuzz target: each part of the sample, and the whole file.
+/// Returns seeds of the fuzz target: each part of the sample, and the whole file.
 fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     fn of(what: u8, part: &impl saved_state::Part) -> Vec<u8> {
         [vec![what], postcard::to_allocvec(part).unwrap()].concat()
@@ -134,7 +134,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     ])
 }
 
-/// A VM with memory at two places.
+/// Returns the stream of a VM with memory at two addresses.
 fn stream(head: &[u8]) -> Vec<u8> {
     let (mut writer, mut bytes) = StreamWriter::new(head);
     bytes.extend(writer.piece(0, &[1; 100]));
@@ -143,7 +143,7 @@ fn stream(head: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The channels of the first VM, on their way.
+/// Returns the channels of the first VM during a migration.
 fn moving() -> SavedMoving {
     let mut channels = Channels::restored(card().channels, Host.layout()).unwrap();
     channels.pause(&mut Nothing::default(), VmId(1), Pause::Standstill, true);
@@ -154,7 +154,8 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/state")
 }
 
-/// A card as the program wrote it that knew version 1 of `channels`, of `vram.balance` and of `sched`, and of all else what is written today.
+/// A card written by a program that knew version 1 of `channels`, of `vram.balance` and of `sched`, and today's version
+/// of all other parts.
 const BEFORE: &[u8] = include_bytes!("card-of-version-1");
 
 #[test]
@@ -171,11 +172,11 @@ fn card_that_the_version_before_has_written_is_read_and_written_as_it_was() {
     assert!(older.finish() == BEFORE, "the older program reads what it has written itself");
     assert!(file_of(&read(BEFORE)) == file_of(&self::card()), "nothing is missing");
     assert_eq!(card.restore(&mut Host).unwrap().vms.len(), 2);
-    // What it has no words for.
+    // It includes state that the old version cannot express.
     assert!(SavedState::parse(&file_of(&self::card()), &known).is_err());
 }
 
-/// The files are those of today's version of each part: a program that cannot read them has another version.
+/// The files have today's version of each part: if a program cannot read them, the version must change.
 #[test]
 fn seeds_in_the_repository_are_up_to_date() {
     let seeds = seeds();
