@@ -7,9 +7,9 @@
 //! hook of libvirt), `watch` (repeats a command), `pages` (man pages and completion), [`client`] (HTTP over the
 //! socket), [`output`] (tables), [`values`] (values with a unit).
 //!
-//! Exit codes are part of the interface, see [`Code`]; so is `--output json`, which prints the API's answers as they are.
+//! Exit codes are part of the interface, see [`Code`]; so is `--output json`, which prints the API's answers unchanged.
 //!
-//! The program itself changes only which of the host's drivers has a card; all else is done by the daemon.
+//! The crate does not change a card, except for the host driver that it is bound to; the daemon does all else.
 
 use std::borrow::Cow;
 use std::io::Write;

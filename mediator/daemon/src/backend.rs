@@ -153,8 +153,7 @@ pub(crate) trait CardBackend: Send + Sync {
         None
     }
 
-    /// Changes how its time is shared, from now on; the settings are within their bounds. Waiting and running work is
-    /// not interrupted.
+    /// Changes how its time is shared, from now on; the settings are valid. Waiting and running work continues.
     fn set_scheduler(&self, _config: sched::Config) {}
 
     /// Changes a virtual machine's share of its time, from now on; the share is within its bounds.

@@ -28,8 +28,7 @@ use vgpu::{MediatedVm, PvSettings, SavedSide, Settings};
 /// Opens real and software cards.
 #[derive(Clone, Debug, Default)]
 pub struct Cards {
-    /// Folders of the firmware for real cards' falcons and of the firmware that guests load; `None` without a state
-    /// folder.
+    /// Firmware of real cards' falcons. Both fields are `None` without a state folder.
     store: Option<Store>,
     inbox: Option<Inbox>,
 }
@@ -138,8 +137,7 @@ impl OwnedCard {
         }
     }
 
-    /// Returns the settings of a virtual machine whose guest sees `vram_bytes` of VRAM. All of it is guaranteed if the
-    /// configuration says so.
+    /// Returns the settings of a virtual machine whose guest sees `vram_bytes` of VRAM, guaranteed if so configured.
     fn settings(&self, vm: &VmSpec, vram_bytes: u64) -> Settings {
         let mut memory = vm.memory.limits(vm.vram_mib.unwrap_or(0), &self.spec);
         if memory.on_full == OnFull::Refuse {
@@ -168,8 +166,7 @@ impl OwnedCard {
 
     /// Takes the card from the mediator, for passthrough. Zeroes the data that another virtual machine left in VRAM.
     fn hand_over(&self) -> Result<(), BackendError> {
-        // The mediator scrubs the memory of its own virtual machines when they leave, so this is for passthrough after
-        // passthrough.
+        // The mediator scrubs after its own virtual machines, so this is for passthrough after passthrough.
         if self.left_over.swap(true, Ordering::Relaxed) {
             let host = self.host()?;
             while host.lock().vram_mut().scrub_piece().map_err(BackendError::failed)? {}

@@ -442,8 +442,7 @@ impl Plan {
         Some(name.to_owned())
     }
 
-    /// Returns the changes that a table makes to `now`, and the result. Keys that were left out count as their
-    /// defaults.
+    /// Returns the changes that a table makes to `now`, and the result. Omitted keys count as their defaults.
     fn compared<T: Serialize + DeserializeOwned>(
         &mut self,
         kind: Kind,

@@ -1,5 +1,4 @@
-//! The devices of crates `vgpu` and `passthrough` as backends of the daemon, with their status in terms of the admin
-//! API.
+//! The devices of crates `vgpu` and `passthrough` as backends of the daemon, with their status for the admin API.
 
 use api::{Denied, Driver};
 use passthrough::PassthroughVm;

@@ -99,8 +99,7 @@ impl Daemon {
         Err(DaemonError::Immovable { vm: name.to_owned(), why })
     }
 
-    /// Moves a virtual machine to `card`, or to a card that the daemon's policy chooses, if the revision is still
-    /// `expected`.
+    /// Moves a virtual machine to `card`, or to one of the daemon's choice, if the revision is still `expected`.
     ///
     /// # Errors
     /// When the virtual machine or the card is not suitable; the virtual machine then continues where it is.
@@ -124,8 +123,7 @@ impl Daemon {
         Ok(moved)
     }
 
-    /// Moves a virtual machine to a card that it may use, counts the move, and logs it with the reason. Needs
-    /// `changing`.
+    /// Moves a virtual machine to a card that it may use, counts and logs the move with its reason. Needs `changing`.
     fn move_counted(&self, name: &str, card: &str, reason: &str) -> Result<Moved, DaemonError> {
         self.may_move(name, card)?;
         let done = self.move_vm_now(name, card);

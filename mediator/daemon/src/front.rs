@@ -17,8 +17,7 @@ use listening::{Listening, SocketPath, Sockets, folders};
 
 /// An endpoint that is open, and serves no client yet.
 pub(super) enum Front {
-    /// A socket that listens: a VMM that connects early waits in the backlog. With its path, unless the service manager
-    /// created it.
+    /// A listening socket: early VMMs wait in its backlog. With its path, unless the service manager created it.
     Socket(Listening),
     /// The domain of that name.
     Domain(DomainName),
@@ -84,8 +83,7 @@ pub(super) enum FrontServer {
 }
 
 impl FrontServer {
-    /// Serves until `stop`, starting with the suspended clients in `parked`. Returns its clients if it must suspend
-    /// them.
+    /// Serves until `stop`, starting with the suspended clients in `parked`. Returns its clients if suspended.
     ///
     /// # Errors
     /// When the host fails.

@@ -321,8 +321,7 @@ impl Daemon {
         Ok(vm)
     }
 
-    /// Reserves an entry for a virtual machine, if it is acceptable. Needs `changing`, or that no other thread knows
-    /// the daemon.
+    /// Reserves an entry for an acceptable virtual machine. Needs `changing`, or that no other thread knows the daemon.
     fn reserve(&self, spec: VmSpec, expected: Option<&str>, arrival: Arrival) -> Result<VmSpec, DaemonError> {
         let mut state = self.state.lock();
         state.expect(expected)?;

@@ -65,8 +65,8 @@ impl Daemon {
     /// Changes how a card's memory is divided; keys that `patch` omits stay.
     ///
     /// # Errors
-    /// When no card has the name, it is passed through, the revision is not `expected`, or a setting is invalid;
-    /// nothing is changed then.
+    /// When no card has the name, it is passed through, the revision is another, or a setting is invalid; changes
+    /// nothing.
     pub(crate) fn set_memory_if(
         &self,
         card: &str,
@@ -315,8 +315,7 @@ impl Daemon {
     /// Applies hints about ranges of a guest's VRAM.
     ///
     /// # Errors
-    /// Those of [`Self::vm_memory`], when a range is outside the guest's VRAM, or more would be pinned than is
-    /// guaranteed.
+    /// Those of [`Self::vm_memory`], when a range is outside the guest's VRAM, or the pins exceed the guarantee.
     pub(crate) fn hint_vm_memory(&self, name: &str, hints: &api::Hints) -> Result<(), DaemonError> {
         // Not while the state is handed over to another daemon.
         let _settings = self.tuning.lock();
@@ -430,8 +429,7 @@ impl Lent {
     }
 }
 
-/// Sets how much RAM each virtual machine of a card may lend for new `memory` settings of the card; all or none of
-/// them.
+/// Sets the RAM that each virtual machine of a card may lend for new `memory` settings of the card; all or none.
 fn set_rams(state: &State, card: &Card, memory: &CardMemory) -> Result<Lent, DaemonError> {
     let mut lent = Lent { host: card.backend.mediated(), shares: Vec::new() };
     let users: Vec<_> = state.vms.values().filter(|entry| entry.spec.card == card.spec.name).collect();

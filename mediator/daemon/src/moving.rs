@@ -97,8 +97,8 @@ impl Daemon {
         })
     }
 
-    /// Moves a virtual machine to another card. Returns the time that it waited, and the bytes that were copied between
-    /// the cards before and meanwhile.
+    /// Moves a virtual machine to another card. Returns the time that it waited, and the bytes copied between the
+    /// cards.
     fn carry_over(&self, name: &str, plan: &Plan<'_>) -> Result<(Duration, api::PauseParts, u64), DaemonError> {
         let Plan { running, from, to, spec } = plan;
         let no = |why: &dyn std::fmt::Display| DaemonError::CannotMove {

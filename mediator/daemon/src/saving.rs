@@ -14,7 +14,7 @@ use super::moving::{MIB, Plan, REST_LIMIT, STILL_LIMIT};
 use super::spool::{Spool, Spooled};
 use super::{Daemon, DaemonError};
 
-/// Overhead of a stream as a fraction of the VM's memory, for its pieces: larger than the real one.
+/// Upper bound of the overhead of a stream's pieces, as a divisor of the VM's memory.
 const SPOOL_PART: u64 = 64;
 /// Bytes that a stream may have in addition to the memory: kept page tables and all channels take less.
 const SPOOL_HEAD: u64 = 256 * MIB;

@@ -78,8 +78,7 @@ impl Daemon {
             .collect()
     }
 
-    /// Changes settings of a card's scheduler; keys that `patch` omits stay. Waiting and running work is not
-    /// interrupted.
+    /// Changes settings of a card's scheduler; keys that `patch` omits stay. Waiting and running work continues.
     ///
     /// # Errors
     /// When no card has the name, it is passed through, or a setting is invalid; nothing is changed then.

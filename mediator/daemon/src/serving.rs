@@ -66,8 +66,7 @@ async fn look_around(daemon: Arc<Daemon>) {
     }
 }
 
-/// Calls `tell` at least twice in `limit` while the daemon is responsive: it serves requests, and none blocks the
-/// others.
+/// Calls `tell` at least twice in `limit` while the daemon is responsive: requests do not block each other.
 pub(crate) async fn watch(daemon: Arc<Daemon>, limit: Duration, mut tell: impl FnMut()) {
     let mut turns = tokio::time::interval((limit / 3).max(Duration::from_millis(1)));
     loop {

@@ -1,5 +1,5 @@
-//! A file without a name that buffers a saved virtual machine while a client reads or sends it, so that no VM waits for
-//! the client.
+//! An unnamed file that buffers a saved virtual machine while a client reads or sends it, so that no VM waits for the
+//! client.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};

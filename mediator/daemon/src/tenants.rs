@@ -1,7 +1,6 @@
 //! Tenants of CUDA cards: added, removed, shown, and changed while their programs run.
 //!
-//! A change waits for the owner of its card while it holds only that card's lock: readers and other changes do not
-//! wait.
+//! A change waits for the owner of its card with only that card's lock held: readers and other changes do not wait.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -47,8 +47,7 @@ pub(super) struct Running {
     thread: Mutex<rank::Threads, Option<JoinHandle<Option<Rest>>>>,
 }
 
-/// A virtual machine whose thread is suspended, before it resumes or is handed to another daemon. Its client gets no
-/// message.
+/// A virtual machine with a suspended thread, before it resumes or is handed over. Its client gets no message.
 pub(super) struct Rest {
     work: Work,
     /// Its suspended clients.

@@ -21,8 +21,8 @@ const STEPS_LOG2: u32 = STEPS.trailing_zeros();
 const OCTAVES: u32 = 40;
 const BUCKETS: usize = ((OCTAVES - STEPS_LOG2 + 1) as usize) * STEPS as usize;
 
-/// Holds longer than this are counted by source location: about one in thousands, and the number of locations is
-/// bounded by the source.
+/// Holds longer than this are counted by source location. They are rare, about one hold in thousands, and the number of
+/// locations is bounded by the source.
 const LONG_NS: u64 = 50_000;
 
 /// Source location where a lock was taken.

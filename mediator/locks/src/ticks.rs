@@ -1,7 +1,7 @@
 //! A clock for holds of locks, which is read twice per hold: the processor's time stamp counter if the kernel itself
 //! uses it, otherwise the kernel's clock.
 
-// UNSAFETY: reading the time stamp counter, which every processor of this architecture has. Nothing else here is unsafe.
+// UNSAFETY: reading the time stamp counter, which every processor of this architecture has. All else here is safe.
 #![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "see above"))]
 
 use std::sync::OnceLock;

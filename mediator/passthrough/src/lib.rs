@@ -5,8 +5,8 @@
 //! expansion ROM is the content of PROM, guest memory is mapped at its guest physical address while the guest enables
 //! bus mastering, and a thread relays the card's interrupt in the mode that the guest has selected.
 //!
-//! Nothing is checked: the guest can do the same to the card as a bare-metal driver. It has the card alone, and the
-//! card is reset between clients.
+//! The crate does not check accesses: the guest can do the same to the card as a bare-metal driver. It has the card
+//! alone, and the card is reset between clients.
 
 #![forbid(unsafe_code)]
 

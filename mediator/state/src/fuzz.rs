@@ -4,7 +4,7 @@
     clippy::indexing_slicing,
     clippy::arithmetic_side_effects,
     clippy::cast_possible_truncation,
-    reason = "what does not hold is to panic"
+    reason = "a violated invariant must panic"
 )]
 
 use crate::{SavedCard, Surroundings, VmSurroundings};

@@ -22,8 +22,7 @@ pub mod routes;
 #[cfg(test)]
 mod tests;
 
-/// Time that clients have to finish when the daemon ends: a client that stops in the middle of a request must not delay
-/// it.
+/// Time that clients have to finish when the daemon ends: a client that stops in mid-request must not delay it.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The sockets of the API.
@@ -35,8 +34,7 @@ pub(crate) struct Listeners {
     pub read_only: Option<UnixListener>,
 }
 
-/// Serves the API on listening sockets until `stop` is done. Requests in flight are answered first if they finish
-/// within two seconds.
+/// Serves the API on listening sockets until `stop` is done. Requests in flight have two more seconds.
 ///
 /// # Errors
 /// When a socket cannot be used.

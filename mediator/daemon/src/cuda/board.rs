@@ -1,5 +1,4 @@
-//! The latest status of a card's owner: written by the thread that talks to the owner, read without waiting for the
-//! owner.
+//! The latest status of a card's owner: written by the thread that talks to the owner, read without a wait.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -52,8 +51,7 @@ impl Seen {
         self.card.now_ns - self.card.now_ns % History::INTERVAL
     }
 
-    /// Returns the time that a tenant was charged in the complete intervals of the last `window_ns`, each with its
-    /// start.
+    /// Returns the time that a tenant was charged, by start of interval, in the complete ones of the last `window_ns`.
     pub fn uses(&self, tenant: &str, window_ns: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         let (from, end) = (self.end().saturating_sub(window_ns), self.end());
         let uses = self.uses.get(tenant).into_iter().flatten().copied();

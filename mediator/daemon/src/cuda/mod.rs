@@ -1,5 +1,5 @@
-//! Cards behind NVIDIA's driver. Each has an owner, a separate process. The daemon starts it, sends it its tenants, and
-//! restarts it when it ends.
+//! Cards behind NVIDIA's driver. Each has an owner, a separate process, that the daemon starts, restarts and tells its
+//! tenants.
 //!
 //! Parts: this file (the card as the daemon sees it), `process` (the owner's process), `board` (its last status, for
 //! readers), `show` (the same in the form of the admin API). Decision 040 says why the owner is not part of the daemon.

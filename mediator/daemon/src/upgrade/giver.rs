@@ -174,8 +174,7 @@ impl Daemon {
         Ok(going)
     }
 
-    /// Hands everything over, up to the point where the next daemon owns it. Adds the suspended virtual machines to
-    /// `resting`.
+    /// Hands everything over, up to the change of ownership. Adds the suspended virtual machines to `resting`.
     fn give(
         &self,
         (giver, pid): (Giver, u32),

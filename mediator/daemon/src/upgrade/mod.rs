@@ -130,8 +130,7 @@ fn known() -> Vec<Known> {
     points::spoken(known)
 }
 
-/// Returns the parts that are written for a reader of `reads`: no version is newer than this program or the reader
-/// knows.
+/// Returns the parts that are written for a reader of `reads`, in the newest versions that both sides know.
 fn written_for(mut reads: Vec<Known>) -> Vec<Known> {
     let known = known();
     for part in &mut reads {

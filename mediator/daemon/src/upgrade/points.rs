@@ -34,8 +34,7 @@ pub(crate) fn here(point: &str) {
 #[cfg(not(debug_assertions))]
 pub(crate) fn here(_: &str) {}
 
-/// Returns the versions of parts that this program reads and writes: those of the release before, if a test asks for
-/// them.
+/// Returns the versions of parts that this program uses: those of the release before, if a test asks for them.
 #[cfg(debug_assertions)]
 pub(super) fn spoken(mut known: Vec<Known>) -> Vec<Known> {
     if said(SPEAKS).is_some_and(|speaks| speaks == "before") {

@@ -1,5 +1,4 @@
-//! State that cards and virtual machines do not serialize themselves: the list of them, and the changes made at run
-//! time.
+//! State that cards and virtual machines do not serialize themselves: the list of them, and run-time changes.
 
 use saved_state::first_version;
 use serde::{Deserialize, Serialize};
