@@ -68,7 +68,7 @@ pub struct Config {
     /// Tenants of CUDA cards.
     #[serde(default, rename = "tenant")]
     pub tenants: Vec<TenantSpec>,
-    /// Keys that virtual machines and tenants share by a name.
+    /// Named keys that virtual machines and tenants share.
     #[serde(default, rename = "profile")]
     pub profiles: Vec<ProfileSpec>,
 }

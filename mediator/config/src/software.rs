@@ -20,7 +20,7 @@ pub struct TimeSpec {
     /// MiB per second that shaders' memory accesses move.
     #[serde(default = "default_shader_mib_per_s")]
     pub shader_mib_per_s: u64,
-    /// MiB per second that one engine moves between the card and system memory; 0 for without bound.
+    /// MiB per second that one engine moves between the card and system memory; 0 for no bound.
     #[serde(default)]
     pub bus_mib_per_s: u64,
 }

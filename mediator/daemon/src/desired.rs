@@ -81,7 +81,7 @@ impl Daemon {
     /// Returns the differences from `desired`; with `exact`, also objects that it does not name.
     ///
     /// # Errors
-    /// When `desired` has keys or values that cannot be.
+    /// When `desired` has invalid keys or values.
     pub fn compare(&self, desired: &Desired, exact: bool) -> Result<Comparison, DaemonError> {
         let state = self.state.lock();
         let Plan { items, obstacles } = self.plan(&state, desired, exact);

@@ -176,8 +176,8 @@ impl WindowMemory {
 
     /// Zeroes everything, including the client's writes to unmapped parts. The card must not access it meanwhile.
     ///
-    /// It zeroes in place: to unmap and map it for a card behind an IOMMU takes a call for each page, and QEMU waits 5
-    /// s for a reset.
+    /// It zeroes in place: unmapping and mapping for a card behind an IOMMU takes a call for each page, and QEMU waits
+    /// 5 s for a reset.
     ///
     /// # Errors
     /// When the file cannot report which parts were written.
