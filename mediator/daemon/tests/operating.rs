@@ -1,4 +1,4 @@
-//! The commands of docs/operating.md, run as printed.
+//! The commands of docs/guides/operating.md, run as printed.
 
 mod support;
 

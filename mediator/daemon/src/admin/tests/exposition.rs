@@ -147,7 +147,7 @@ fn all_metrics_are_well_formed_well_named_and_by_vm() {
     assert_eq!(waits.samples.iter().find(unbound).unwrap().2, 1.0);
 }
 
-/// Returns names and types of the metrics in the tables of docs/mediatorctl.md.
+/// Returns names and types of the metrics in the tables of docs/reference/mediatorctl.md.
 fn documented() -> BTreeMap<String, String> {
     let page = include_str!("../../../../../docs/reference/mediatorctl.md");
     let mut documented = BTreeMap::new();

@@ -7,7 +7,7 @@ use jsonschema::{Draft, Validator};
 use serde_json::{Value, json};
 
 /// The published document.
-const PUBLISHED: &str = include_str!("../../../../../docs/api.json");
+const PUBLISHED: &str = include_str!("../../../../../docs/reference/api.json");
 
 /// Returns a validator of one part of the document.
 fn validator(schema: &Value) -> Validator {
