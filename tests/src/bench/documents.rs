@@ -12,7 +12,7 @@ use super::model::{COSTS, Cost};
 const RESULTS: &str = "bench/results";
 
 /// Files from before a file of figures said of what commit and host it is. None is added: a figure is measured again instead.
-const WITHOUT_CONDITIONS: [&str; 14] = [
+const WITHOUT_CONDITIONS: [&str; 11] = [
     "cuda-handover-more.json",
     "cuda-handover-wait.json",
     "cuda-handover.json",
@@ -24,9 +24,6 @@ const WITHOUT_CONDITIONS: [&str; 14] = [
     "isolation-direct.json",
     "isolation-disengaged.json",
     "isolation-fifo.json",
-    "lockhold-before.json",
-    "lockhold-loaded.json",
-    "split.json",
 ];
 
 /// Pictures from before raw files were kept. None is added.
