@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use vm_device::{DeniedAccess, DeviceStatus, InterruptKind};
 
 impl Core {
-    /// Returns what the operator is told of the VM, but for what the card's owner counts.
+    /// Returns the VM's status for the operator, without the counts of the card manager.
     pub(super) fn status(&self) -> DeviceStatus {
         let Core { gpu, backend, .. } = self;
         let (spaces, shadow_bytes) = backend.memory().usage();

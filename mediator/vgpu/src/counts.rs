@@ -1,5 +1,5 @@
-//! Counts of events, each declared once: its field, what it counts, and the name by which operators see it. `cargo xtask check`
-//! refuses one that nothing counts.
+//! Counts of events. One declaration gives the field, its meaning, and the name by which operators see it. `cargo xtask
+//! check` rejects a count that is never incremented.
 
 /// Declares a struct of counts since the VM was created. Each field has a doc line and the name of its metric.
 macro_rules! counts {
@@ -11,12 +11,12 @@ macro_rules! counts {
         }
 
         impl $name {
-            /// Returns all of them, by the names that operators see.
+            /// Returns all counts, with the names that operators see.
             pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$(($metric, self.$field)),+].into_iter()
             }
 
-            /// Those that `of` knows by that name; the others begin anew.
+            /// Restores the counts that `of` knows by name; the others start at 0.
             #[allow(dead_code, reason = "not all are of what goes on in another process")]
             pub(crate) fn of(of: impl Fn(&str) -> Option<u64>) -> Self {
                 Self { $($field: of($metric).unwrap_or(0)),+ }

@@ -25,29 +25,29 @@ use vram::VmId;
 pub(super) struct Core {
     pub(super) gpu: VGpu,
     pub(super) backend: Backend,
-    /// A thread looks for doorbells under mapped apertures.
+    /// A thread polls for doorbells under mapped apertures.
     pub(super) polls: bool,
     /// The card's time, in ns, for which the guest's alarm is armed.
     pub(super) alarm: Option<u64>,
-    /// Channels that are to be rung once the card goes on.
+    /// Channels whose doorbells will be submitted once the card resumes.
     pub(super) rung: Rung,
-    /// The VM goes on, on another card: nothing that happens here is for its guest any more.
+    /// The VM has moved to another card. Ignore events.
     pub(super) gone: bool,
     pub(super) client: Client,
     pub(super) board: Arc<Board>,
 }
 
-/// Wishes of a client that takes the VM elsewhere by its own messages.
+/// Migration requests received from the VMM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Client {
     /// It has stopped the VM.
     pub(super) stopped: bool,
-    /// It has what the VM writes of its memory logged.
+    /// It logs the guest RAM that the VM's work writes.
     pub(super) logs: bool,
 }
 
-/// The VM's status for the operator, who never waits for the VM's lock: whoever holds it publishes a new one when it lets go,
-/// if one is wanted.
+/// The VM's status for the operator, who never waits for the VM's lock: the holder of the lock publishes a new one on
+/// release, if one is wanted.
 #[derive(Debug, Default)]
 pub(super) struct Board {
     pub(super) wanted: AtomicBool,
@@ -85,18 +85,18 @@ pub struct MediatedVm {
     pub(super) link: Link,
 }
 
-/// A mediated VM, as the server drives it.
+/// A mediated VM, as the vfio-user server uses it.
 pub struct MediatedDevice {
     pub(super) vm: Arc<MediatedVm>,
     pci: devmodel::pci::PciIdentity,
     config_bytes: u64,
     pub(super) settings: Settings,
-    /// Doings of a client that takes the VM elsewhere, which `migrating` knows.
+    /// Migration state; owned by `migrating`.
     pub(super) doings: Box<dyn Any + Send>,
 }
 
 impl MediatedVm {
-    /// A VM numbered `vm` on `host`.
+    /// Builds the VM numbered `vm` on `host`.
     ///
     /// # Errors
     /// When the card has too little memory left, or the description is out of range.
@@ -130,19 +130,19 @@ impl MediatedVm {
         Ok((MediatedDevice::of(&this, pci, settings), this))
     }
 
-    /// The card that it is on.
+    /// Returns the VM's card.
     #[must_use]
     pub fn host(&self) -> &Arc<HostCard> {
         &self.host
     }
 
-    /// Of its parts.
+    /// Creates the VM from its parts.
     pub(super) fn of(core: Core, board: Arc<Board>, host: &Arc<HostCard>, vm: VmId, link: &Link) -> Self {
         board.publish(core.status());
         Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() }
     }
 
-    /// The VM's lock. What was answered before it was done is done first.
+    /// Takes the VM's lock. Submits the deferred doorbell first.
     #[track_caller]
     pub(super) fn core(&self) -> Held<'_, Core> {
         let mut core = self.core.lock();
@@ -150,13 +150,13 @@ impl MediatedVm {
         core
     }
 
-    /// Does `act` while the VM is at work for long.
+    /// Runs `act` while the VM's lock is held.
     #[cfg(feature = "test-rig")]
     pub fn while_locked(&self, act: impl FnOnce()) {
         let (held, is_held) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {
-            // Another thread: this one may take other VMs' locks.
+            // In another thread, because this one may take other VMs' locks.
             scope.spawn(move || {
                 let _core = self.core();
                 if held.send(()).is_ok() {
@@ -173,7 +173,7 @@ impl MediatedVm {
     /// Writes guest VRAM as the guest's CPU does.
     ///
     /// # Errors
-    /// When the memory is not the VM's, or there is none.
+    /// When the memory is not the VM's, or is short.
     #[cfg(feature = "test-rig")]
     pub fn cpu_write(
         &self,
@@ -183,7 +183,7 @@ impl MediatedVm {
         self.core().backend.guest_write(address, data)
     }
 
-    /// Reads guest VRAM where it lives, USERD pages as any other.
+    /// Reads guest VRAM where it is; USERD pages are not special here.
     #[cfg(feature = "test-rig")]
     #[must_use]
     pub fn vram_peek(&self, address: nvspec::addr::GuestVramAddr, data: &mut [u8]) -> Option<()> {
@@ -193,7 +193,7 @@ impl MediatedVm {
 }
 
 impl Core {
-    /// Of its parts.
+    /// Creates it from its parts.
     pub(super) fn new(gpu: VGpu, backend: Backend, board: &Arc<Board>) -> Self {
         Self {
             gpu,
@@ -207,13 +207,13 @@ impl Core {
         }
     }
 
-    /// Has these apertures for a client to map, in which nothing lives yet.
+    /// Installs apertures for a client to map, without any pages in them.
     fn map(&mut self, remap: Remap) {
         *self.backend.remap_mut() = remap;
         self.backend.show_window(self.gpu.window_base());
     }
 
-    /// Changes memory under a part of a BAR. PRAMIN may show what the guest has, which it does again behind that.
+    /// Changes memory under a part of a BAR. Unmaps the PRAMIN window during the change and maps it again afterwards.
     fn change<T>(&mut self, showing: Showing, change: impl FnOnce(&mut Remap) -> T) -> T {
         if showing != Showing::Pramin {
             return change(self.backend.remap_mut());
@@ -224,7 +224,7 @@ impl Core {
         done
     }
 
-    /// Takes everything of the guest's driver off the card. What lived under mapped apertures is lost.
+    /// Takes everything of the guest's driver off the card. Pages under mapped apertures are lost.
     pub(super) fn clean(&mut self) {
         let Self { gpu, backend, .. } = self;
         backend.remap_mut().closing = true;
@@ -234,14 +234,14 @@ impl Core {
         backend.remap_mut().closing = false;
     }
 
-    /// Takes up the doorbell of a write that was answered first.
+    /// Submits the doorbell whose write was acknowledged early.
     fn settle(&mut self) {
         if self.backend.ring_late() {
             self.finish_access();
         }
     }
 
-    /// Does what an access has left to do outside of the registers.
+    /// Finishes the effects of an access that are outside of the registers.
     pub(super) fn finish_access(&mut self) {
         for fault in self.backend.take_faults() {
             self.gpu.mmu_fault(fault, &mut self.backend);
@@ -252,7 +252,7 @@ impl Core {
         self.arm();
     }
 
-    /// Has the card's interrupt thread come back when the guest's alarm is to ring, where that has changed.
+    /// Arms the card's interrupt thread for the guest's alarm, if its time has changed.
     pub(super) fn arm(&mut self) {
         let at = self.gpu.alarm_at();
         if at != self.alarm {
@@ -262,7 +262,7 @@ impl Core {
         }
     }
 
-    /// Reads BAR0: the chip's registers, and what is beside it.
+    /// Reads BAR0: the chip's registers, and the paravirtual interface.
     fn bar0_read(&mut self, offset: u64, data: &mut [u8]) {
         match self.backend.pv() {
             Some(pv) if Interface::covers(offset) => pv.read(offset, data),
@@ -273,7 +273,7 @@ impl Core {
         }
     }
 
-    /// Writes BAR0. Whether the guest has batches for us.
+    /// Writes BAR0. Returns `true` if the paravirtual doorbell rang.
     fn bar0_write(&mut self, offset: u64, data: &[u8]) -> Result<bool, NoMemory> {
         match self.backend.pv_mut() {
             Some(pv) if Interface::covers(offset) => {
@@ -295,7 +295,7 @@ impl Core {
         Ok(false)
     }
 
-    /// Counts what goes through the window on VRAM.
+    /// Counts accesses to VRAM through the PRAMIN window.
     fn count_window(&mut self, offset: u64, bytes: usize) {
         if (u64::from(pramin::BASE)..u64::from(pramin::END)).contains(&offset) {
             self.backend.count_window(offset, bytes);
@@ -307,24 +307,24 @@ impl Core {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Served {
     Whole,
-    /// The guest has batches for us.
+    /// The guest has batches to serve.
     Batches,
-    /// There is no memory for it yet.
+    /// Memory is short; retry.
     Again,
-    /// Pages under mapped apertures are to move first.
+    /// Pages under mapped apertures must move first.
     Moves,
-    /// A doorbell was rung, and is answered first.
+    /// A doorbell was rung, and is deferred until after the answer.
     Late,
 }
 
 impl MediatedDevice {
-    /// The device of a VM.
+    /// Creates the device of a VM.
     pub(super) fn of(vm: &Arc<MediatedVm>, pci: devmodel::pci::PciIdentity, settings: &Settings) -> Self {
         let config_bytes = devmodel::pci::CONFIG_BYTES as u64;
         Self { vm: Arc::clone(vm), pci, config_bytes, settings: settings.clone(), doings: Box::new(()) }
     }
 
-    /// Serves a write until it is done, but for a doorbell that may be answered first.
+    /// Serves a write until it is done, except a doorbell that may be deferred.
     fn write(&self, region: RegionIndex, offset: u64, data: &[u8], first: bool) -> Result<bool, AccessError> {
         let mut served = self.write_once(region, offset, data, first)?;
         while served == Served::Again {
@@ -343,7 +343,7 @@ impl MediatedDevice {
         Ok(served == Served::Late)
     }
 
-    /// Serves a write. The VM's lock is free when it returns, for memory may have to move.
+    /// Serves a write once. The VM's lock is free when it returns, because memory may have to move.
     fn write_once(&self, region: RegionIndex, offset: u64, data: &[u8], first: bool) -> Result<Served, AccessError> {
         let core = &mut *self.vm.core();
         let Core { gpu, backend, .. } = core;
@@ -382,7 +382,7 @@ impl MediatedDevice {
         })
     }
 
-    /// Looks again at pages that are to move. Returns whether they still are.
+    /// Polls the pages that must move. Returns whether some still wait.
     fn look_at_moves(&self) -> bool {
         let core = &mut *self.vm.core();
         let waits = core.backend.look_at_moves();
@@ -391,8 +391,8 @@ impl MediatedDevice {
         waits
     }
 
-    /// Deals with the batches that were there when the doorbell was rung. The VM's lock is free again and again, for who waits
-    /// for it serves others as well.
+    /// Serves the batches that were queued when the doorbell rang. Releases the VM's lock between batches, because its
+    /// waiters also serve other VMs.
     fn serve_batches(&self) {
         let mut batches = 0;
         while batches < pv::abi::MAX_QUEUE {
@@ -414,7 +414,7 @@ impl MediatedDevice {
     }
 }
 
-/// The aperture of a region that is one.
+/// Returns the aperture of a region, which must be BAR1 or BAR3.
 fn aperture(region: RegionIndex) -> Aperture {
     if region == RegionIndex::Bar1 { Aperture::Bar1 } else { Aperture::Bar3 }
 }
@@ -503,19 +503,19 @@ impl Device for MediatedDevice {
             core.backend.forget_ram();
             core.log_writes(false);
         }
-        // All of its memory goes.
+        // All of its memory is wiped below.
         let _half = self.end_migration();
         self.vm.host.wait_departed(self.vm.vm);
         let quiet = {
             let core = &mut *self.vm.core();
             core.backend.end_quiesce();
-            // What the client has mapped it keeps.
+            // The client keeps its existing mappings.
             let bars = (self.pci.bar1_bytes, self.pci.bar3_bytes);
             let bars = (self.settings.apertures == Apertures::Remapped).then_some(bars);
             core.change(Showing::Pramin, |remap| remap.renew(&self.vm.host, bars));
             core.backend.is_quiet()
         };
-        // The next client may be another's.
+        // The next client may belong to another tenant.
         if let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
             tracing::error!(%error, "the memory of a VM that has gone could not be wiped");
         }
@@ -549,22 +549,22 @@ impl Device for MediatedDevice {
 }
 
 impl MediatedVm {
-    /// Origin of its vGPU, for who restores what was written down.
+    /// Returns the origin of its vGPU, to restore a saved one.
     #[must_use]
     pub fn origin(&self) -> VGpuConfig {
         self.core().gpu.config().clone()
     }
 
-    /// Its number on the card.
+    /// Returns its number on the card.
     #[must_use]
     pub fn id(&self) -> VmId {
         self.vm
     }
 
-    /// Gives back all that the VM has on the card. Called once, when its device has been dropped.
+    /// Releases everything that the VM has on the card. Called once, when its device has been dropped.
     ///
     /// # Errors
-    /// When the card keeps something.
+    /// When the card keeps some of it.
     pub fn release(&self) -> Result<(), HostError> {
         if let Some(why) = self.host.failure() {
             return Err(HostError::Failed { why: why.to_owned() });

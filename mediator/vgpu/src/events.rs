@@ -1,4 +1,4 @@
-//! Events of the card, and memory that moves, as a VM takes them up.
+//! Handles events of the card, and relocated memory, for a VM.
 
 use super::device::{Core, MediatedVm};
 use super::work::Runlist;
@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 impl GuestEvents for MediatedVm {
     fn deliver(&self, event: GuestEvent) {
-        // The card's interrupt thread serves others as well.
+        // The card's interrupt thread serves other VMs as well.
         if catch_unwind(AssertUnwindSafe(|| self.core.deliver(event))).is_err() {
             tracing::error!(vm = %self.vm, "an event of the card has met a panic: the VM is out of service");
             self.link.disconnect();

@@ -1,13 +1,15 @@
 //! One VM on a card: its vGPU, wired to the card.
 //!
-//! Parts, each of which knows only those before it: `memory` (what the VM has, and its address spaces), `work` (its channels,
-//! as the mediator knows them), `pv` (the interface of a guest that knows us), `pending` and `write_wait` (what waits for
-//! memory), `backend` (these brought together for the card: what registers mean), `device` (what the vfio-user server calls),
-//! `batches` (what such a guest's batches do), `saved` (a VM that goes on in another process), `moving` (on another card), `saving` (from a stream of bytes), `events` (what the card tells), `counters` (what the operator sees), `status` (without waiting for it).
+//! Parts, each of which uses only those before it: `memory` (its memory and address spaces), `work` (the mediator's
+//! record of its channels), `pv` (the paravirtual interface), `pending` and `write_wait` (waits for memory), `backend`
+//! (combines these for the card: effects of registers), `device` (called by the vfio-user server), `batches` (effects
+//! of a paravirtual guest's batches), `saved` (a VM that continues in another process), `moving` (on another card),
+//! `saving` (from a stream of bytes), `events` (events of the card), `counters` (the operator's view), `status` (that
+//! view without a wait).
 //!
 //! Lock order: `locks::rank`.
 //!
-//! What it does not do: know the configuration file or the admin API; the daemon converts.
+//! It does not know the configuration file or the admin API; the daemon converts.
 
 mod backend;
 mod batches;
@@ -33,11 +35,11 @@ pub use moving::{Left, Parts};
 pub use saved::SavedSide;
 pub use saving::{Coming, Saving};
 
-/// The way in which the apertures BAR1 and BAR3, and PRAMIN, are served to the VMM.
+/// How the apertures BAR1 and BAR3, and PRAMIN, are served to the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Apertures {
     /// Each access is a message.
     Trapped,
-    /// The VMM maps most of them, and accesses there are none.
+    /// The VMM maps most of them; accesses to the mapped part are not messages.
     Remapped,
 }

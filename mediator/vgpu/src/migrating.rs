@@ -1,8 +1,8 @@
-//! A VM whose client takes its state elsewhere, or brings one, by messages of the protocol.
+//! A VM whose client saves or loads its state through messages of the vfio-user protocol.
 //!
-//! What goes is the stream of a VM that is saved (`saving`), and what comes is one. It is made in place, since the protocol has it so:
-//! what the VM was before is forgotten when a state begins to come, and a client that brings none that there can be has a device that
-//! has failed until it is reset. So there need not be room for it twice.
+//! The saved state is the stream of a saved VM (`saving`). The load is in place, as the protocol requires: the VM's
+//! previous state is dropped when a load begins, and after an invalid state the client's device has failed until it is
+//! reset. So the card does not need room for it twice.
 
 use super::device::{Core, MediatedDevice, MediatedVm, Settings};
 use super::saving::{Coming, Phase, Reading, Saving};
@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::time::Duration;
 use vmm_glue::{Migration, MigrationError};
 
-/// Time that the VM's work may take to leave the engines, and what is under way to end.
-// TIMEOUT: as for a VM that moves. Nobody but its client waits, and QEMU gives a request up after 5 s.
+/// Time for the VM's work to leave the engines, and for operations in flight to end.
+// TIMEOUT: as for a VM that moves. Only its client waits, and QEMU gives a request up after 5 s.
 const STILL_LIMIT: Duration = Duration::from_secs(2);
 
 fn refused(error: HostError) -> MigrationError {
@@ -22,13 +22,13 @@ fn refused(error: HostError) -> MigrationError {
     }
 }
 
-/// The device was asked for what it does not do in its state; the server does not ask so.
+/// Refuses a request that the device does not handle in its state; the server does not send such requests.
 fn misplaced() -> MigrationError {
     MigrationError::failed("the device is in another state")
 }
 
 impl Core {
-    /// Begins to note what the card's work may write of guest RAM, or ends that.
+    /// Starts or ends the log of guest RAM that the card's work may write.
     pub(super) fn log_writes(&mut self, on: bool) {
         self.client.logs = on;
         self.backend.log_ram(on);
@@ -36,7 +36,7 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Has the VM, whose work stands still, be as it was when it was made, but that its client stays and it is held.
+    /// Resets the VM, whose work is stopped, to its state at creation, except that its client stays and it is held.
     fn forget_all(&self, settings: &Settings) -> Result<(), HostError> {
         {
             let core = &mut *self.core();
@@ -57,7 +57,7 @@ impl MediatedVm {
 }
 
 impl MediatedDevice {
-    /// The phase; none before there was any.
+    /// Returns the phase; `None` before the first.
     fn phase(&mut self) -> Option<&mut Phase> {
         self.doings.downcast_mut()
     }
@@ -70,8 +70,8 @@ impl MediatedDevice {
         self.doings = Box::new(phase);
     }
 
-    /// The client has reset the device, or is gone: whatever it did with the VM's state has ended. The VM was cleaned. Returns whether it has
-    /// memory of a state that has not come, or not as one that there can be.
+    /// Ends the migration when the client has reset the device, or is gone. The VM was cleaned. Returns whether it has
+    /// memory of an incomplete or invalid state.
     #[must_use]
     pub(super) fn end_migration(&mut self) -> bool {
         let phase = self.take_phase();
@@ -106,7 +106,7 @@ impl Migration for MediatedDevice {
             let core = &mut *self.vm.core();
             core.client.stopped = false;
             if core.client.logs {
-                // What is named is written again from now on.
+                // Log reported pages again from now on.
                 core.backend.log_ram(true);
             }
         }

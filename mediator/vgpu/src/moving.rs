@@ -1,9 +1,9 @@
-//! A VM that goes to another card of the host.
+//! A VM that moves to another card of the host.
 //!
-//! There it is made as any other is ([`MediatedVm::build`]), and takes in the client's memory while the first still serves its guest
-//! ([`MediatedVm::await_arrival`]). Then it becomes what the first was ([`MediatedVm::move_to`]); or the first goes on as if
-//! nothing had been. What goes from one to the other is [`Travelling`], and the memory; in a stream of bytes they are a VM that
-//! is saved (`saving`).
+//! The VM there is built as any other ([`MediatedVm::build`]), and maps the client's memory while the first still
+//! serves its guest ([`MediatedVm::await_arrival`]). Then it takes the place of the first ([`MediatedVm::move_to`]); or
+//! the first continues unchanged. [`Travelling`] and the memory go from one to the other; as a stream of bytes they are
+//! a saved VM (`saving`).
 
 use super::backend::SavedBackend;
 use super::device::{Core, MediatedVm, Settings};
@@ -21,10 +21,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vram::VmId;
 
-/// Time between two tries at what has not come to rest.
+/// Poll interval for a VM that is not quiescent yet.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// A VM as it was on the card that it leaves, but for its memory.
+/// State of a VM on the card that it leaves, without its memory.
 #[derive(Debug)]
 pub(super) struct Travelling {
     pub(super) gpu: SavedVGpu,
@@ -32,38 +32,38 @@ pub(super) struct Travelling {
     pub(super) tables: Option<SavedTables>,
     pub(super) side: SavedBackend,
     pub(super) departing: Departing,
-    /// The card's time then, if it is to go on with another client, or in another time.
+    /// The card's time then, if it will continue with another client, or at another time.
     pub(super) since_ns: Option<u64>,
 }
 
-/// A VM that has gone to another card, which goes on there already. When this is dropped, the other card copies what it has borrowed of
-/// its memory, and the card that it has left releases what it still has of it, which takes long: memory is scrubbed.
+/// A VM that has moved to another card, and continues there already. When this is dropped, the other card copies the
+/// memory that it has borrowed, and the old card releases the rest, which takes long: memory is scrubbed.
 #[must_use = "the card that was left scrubs the VM's memory when this is dropped"]
 pub struct Left<'a> {
     vm: &'a MediatedVm,
-    /// Its new card, and its number there, if that has borrowed memory.
+    /// Its new card, and its number there, if that card has borrowed memory.
     there: Option<(Arc<HostCard>, VmId)>,
-    /// Nothing of it runs here any more.
+    /// Its work is stopped here.
     halted: Option<Halted>,
     /// Bytes of memory that were copied.
     pub bytes: u64,
-    /// Parts of the time for which it stood still.
+    /// Parts of its downtime.
     pub parts: Parts,
 }
 
-/// Parts of the time for which a VM stood still.
+/// Parts of the downtime of a VM that moved.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parts {
-    /// Its work left the engines, and was written down.
+    /// Its work left the engines, and its state was saved.
     pub still: Duration,
     /// Memory that the other card has not borrowed was compared, and copied.
     pub memory: Duration,
-    /// It was made anew, with its page tables.
+    /// It was built on the other card, with its page tables.
     pub anew: Duration,
 }
 
 impl<'a> Left<'a> {
-    /// Of a VM whose place another has taken, and whose work stands still.
+    /// For a VM that another has replaced, and whose work is stopped.
     pub(super) fn of(vm: &'a MediatedVm, halted: Halted, bytes: u64) -> Self {
         vm.core().gone = true;
         Self { vm, there: None, halted: Some(halted), bytes, parts: Parts::default() }
@@ -84,11 +84,11 @@ impl Drop for Left<'_> {
 }
 
 impl MediatedVm {
-    /// Has `there`, which awaits it on another card, go on as this VM. Nobody serves either. A channel that does not leave its engines
-    /// within `limit` is killed, as a hang is. `there` may be served before what is returned is dropped.
+    /// Moves this VM to `there`, which awaits it on another card. Neither is served meanwhile. A channel that does not
+    /// leave its engines within `limit` is killed as hung. `there` may be served before the result is dropped.
     ///
     /// # Errors
-    /// What is in the way: this VM goes on here then, and `there` is to be released.
+    /// When the VM cannot move: it continues here then, and `there` must be released.
     pub fn move_to(&self, there: &Arc<Self>, settings: &Settings, limit: Duration) -> Result<Left<'_>, HostError> {
         self.check_movable()?;
         let mut last = Instant::now();
@@ -118,10 +118,10 @@ impl MediatedVm {
         }
     }
 
-    /// Writes the VM down, which is halted, and which nobody serves. What is under way may end within `limit`.
+    /// Saves the VM, which is halted and not served. Operations in flight may end within `limit`.
     ///
     /// # Errors
-    /// [`HostError::Unsettled`] when it has not; see also [`Self::check_movable`].
+    /// [`HostError::Unsettled`] when they have not; see also [`Self::check_movable`].
     pub(super) fn travel(&self, halted: &Halted, limit: Duration) -> Result<Travelling, HostError> {
         let began = Instant::now();
         loop {
@@ -134,9 +134,9 @@ impl MediatedVm {
 
     fn try_travel(&self, halted: &Halted) -> Result<Travelling, HostError> {
         halted.settle();
-        // What has come for it is taken up when the lock is let go.
+        // Pending events are handled when the lock is released.
         drop(self.core());
-        // In one hold: work that comes in between would be in neither part.
+        // Under one lock: work that arrives in between would be in neither part.
         let core = self.core();
         if core.backend.has_segments() {
             return Err(HostError::Stays("it has mapped a segment that VMs share"));
@@ -146,8 +146,8 @@ impl MediatedVm {
         Ok(Travelling { gpu, spaces, tables, side, departing, since_ns: None })
     }
 
-    /// Makes a VM that was just built await one from another card: it is held, and has the client's memory mapped. May be called again
-    /// when that may have changed.
+    /// Prepares a VM that was just built for one from another card: it is held, and maps the client's memory. May be
+    /// called again when that memory may have changed.
     ///
     /// # Errors
     /// When the client's memory cannot be mapped for this card.
@@ -160,11 +160,11 @@ impl MediatedVm {
         self.core().backend.lend_all()
     }
 
-    /// Has the apertures' memory that the client of `old` has mapped: with all that lives there, or with nothing. Its bytes stay, since `old`
-    /// may have to go on with them.
+    /// Takes the apertures' memory that the client of `old` has mapped: with all its pages, or with none. Its bytes
+    /// stay, because `old` may have to continue with them.
     ///
     /// # Errors
-    /// When the card does not take it.
+    /// When the card rejects it.
     pub(super) fn take_windows(&self, old: &Self, inhabited: bool) -> Result<(), HostError> {
         let theirs = old.core().backend.remap().on(self.host(), inhabited)?;
         let mut own = {
@@ -175,10 +175,10 @@ impl MediatedVm {
         Ok(())
     }
 
-    /// Becomes the VM that has come, whose memory is here already, and goes on.
+    /// Becomes the VM that has arrived, whose memory is here already, and resumes.
     ///
     /// # Errors
-    /// As [`Self::become_one`]. It is to be [released](Self::release) then.
+    /// Same as [`Self::become_one`]. It must be [released](Self::release) then.
     pub(super) fn arrive(self: &Arc<Self>, travelling: Travelling, settings: &Settings) -> Result<(), HostError> {
         self.become_one(travelling, settings)?;
         self.host().lock().hold_still(self.vm, false);
@@ -187,10 +187,10 @@ impl MediatedVm {
         Ok(())
     }
 
-    /// Becomes the VM that has come, whose memory is here already. It is held as before.
+    /// Becomes the VM that has arrived, whose memory is here already. It is held as before.
     ///
     /// # Errors
-    /// When it is none that there can be on this card, or the card lacks something for it.
+    /// When its state is invalid on this card, or the card lacks something for it.
     pub(super) fn become_one(&self, travelling: Travelling, settings: &Settings) -> Result<(), HostError> {
         let Travelling { gpu: registers, spaces, tables, side, departing, since_ns } = travelling;
         {
@@ -206,7 +206,7 @@ impl MediatedVm {
             check_channels(&made, self.host().lock().channels(), self.vm)?;
             *gpu = made;
             backend.prepare_all()?;
-            // Pages that its tables have in mapped apertures are there from now on.
+            // Moves the pages that its tables name into mapped apertures.
             backend.set_window(gpu.window_base());
             backend.show_apertures();
             if let Some(then) = since_ns {
@@ -219,7 +219,7 @@ impl MediatedVm {
     }
 }
 
-/// A guest sees the channels bound that are, or were refused.
+/// Checks that the guest's bound channels are on the card or were refused.
 fn check_channels(gpu: &VGpu, channels: &Channels, vm: VmId) -> Result<(), Invalid> {
     let seen: BTreeSet<VirtualChannelId> = gpu.bound_channels().collect();
     let known =

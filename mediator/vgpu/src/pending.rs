@@ -1,7 +1,7 @@
-//! Work of a VM that waits for memory, and for how long.
+//! Work of a VM that waits for memory, with its time limit.
 //!
-//! Nothing waits here with a lock held: what cannot be done is remembered, the mover is asked for memory, and it is all tried
-//! again when the VM is told that there may be some.
+//! No thread waits here with a lock held: work that cannot be done is remembered, the mover is asked for memory, and
+//! all of it is retried when the VM is notified of possibly available memory.
 
 mod saved;
 
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vram::VmId;
 
-/// A wait for memory. Its end is told by the mover's looks, not by the clock.
+/// A wait for memory. Its end depends on the mover's scans, not on the clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     /// For the accounts.
@@ -28,12 +28,12 @@ impl Wait {
         Self { since: Instant::now(), looks: state.vram().looks(vm) }
     }
 
-    /// Returns whether the mover has looked in vain for as long as `limit` lets it wait.
+    /// Returns whether the mover has scanned without success for as long as `limit` allows.
     pub(crate) fn is_over(&self, state: &HostState, vm: VmId, limit: Duration) -> bool {
         state.vram().is_vain(vm, self.looks, limit)
     }
 
-    /// Returns how long it has been, in ns.
+    /// Returns its duration so far, in ns.
     fn ns(&self) -> u64 {
         u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
@@ -53,17 +53,17 @@ pub(crate) struct PendingBind {
 #[derive(Debug)]
 pub(crate) struct Pending {
     vm: VmId,
-    /// Time for which they may where none is found.
+    /// Time for which they may wait if no memory is found.
     limit: Duration,
     binds: BTreeMap<VirtualChannelId, PendingBind>,
     /// Doorbells of channels that are bound.
     work: BTreeMap<VirtualChannelId, (Doorbell, Wait)>,
-    /// The runlist that the guest has submitted last, if a channel was pending since.
+    /// The last runlist that the guest has submitted, if a channel was pending since.
     listed: Vec<VirtualChannelId>,
 }
 
 impl Pending {
-    /// Nothing waits; what will may do so for `limit`.
+    /// Creates an empty queue whose entries may wait for `limit`.
     pub(crate) fn new(vm: VmId, limit: Duration) -> Self {
         Self { vm, limit, binds: BTreeMap::new(), work: BTreeMap::new(), listed: Vec::new() }
     }
@@ -84,19 +84,19 @@ impl Pending {
         bind.map(|bind| bind.gp_put = Some(gp_put)).is_some()
     }
 
-    /// Remembers whether the guest wants a channel scheduled whose bind waits.
+    /// Records whether the guest has enabled a channel whose bind waits.
     pub(crate) fn enable(&mut self, channel: VirtualChannelId, enabled: bool) {
         if let Some(bind) = self.binds.get_mut(&channel) {
             bind.enabled = enabled;
         }
     }
 
-    /// Returns whether the guest wants a channel scheduled whose bind waits, and whether it has rung for it.
+    /// Returns whether the guest has enabled a channel whose bind waits, and whether it has rung its doorbell.
     pub(crate) fn state(&self, channel: VirtualChannelId) -> Option<(bool, bool)> {
         self.binds.get(&channel).map(|bind| (bind.enabled, bind.gp_put.is_some()))
     }
 
-    /// GP_PUT of a channel whose bind waits, as its guest has written it.
+    /// Returns GP_PUT of a channel whose bind waits, as its guest has written it.
     pub(crate) fn gp_put(&self, channel: VirtualChannelId) -> Option<u32> {
         self.binds.get(&channel)?.gp_put
     }
@@ -106,12 +106,12 @@ impl Pending {
         channels.clone_into(&mut self.listed);
     }
 
-    /// The guest's runlist, if a channel is on it.
+    /// Returns the guest's runlist, if a channel is on it.
     pub(crate) fn list_with(&self, channel: VirtualChannelId) -> Option<Vec<VirtualChannelId>> {
         self.listed.contains(&channel).then(|| self.listed.clone())
     }
 
-    /// A bind waits from now on. `false`, and nothing, when it may not.
+    /// Queues a bind. Does nothing and returns `false` if it may not wait.
     pub(crate) fn add_bind(&mut self, state: &mut HostState, channel: VirtualChannelId, instance: Place) -> bool {
         let wait = Wait::begin(state, self.vm);
         if wait.is_over(state, self.vm, self.limit) {
@@ -122,7 +122,8 @@ impl Pending {
         true
     }
 
-    /// Work waits, or goes on waiting: `Some(true)` for the former. `None` when it has waited for as long as it may.
+    /// Queues work, or keeps it queued: returns `Some(true)` for the former. Returns `None` when its time limit has
+    /// passed.
     pub(crate) fn add_work(&mut self, state: &mut HostState, doorbell: Doorbell) -> Option<bool> {
         let channel = doorbell.virtual_channel;
         let wait = self.work.get(&channel).map_or_else(|| Wait::begin(state, self.vm), |(_, wait)| *wait);
@@ -134,7 +135,7 @@ impl Pending {
         Some(first)
     }
 
-    /// A channel's bind or work waits for memory no more. Returns for how long it did, in ns.
+    /// Ends the wait of a channel's bind or work. Returns its duration, in ns.
     pub(crate) fn end(&mut self, state: &mut HostState, channel: VirtualChannelId) -> u64 {
         let bind = self.binds.remove(&channel).map(|bind| bind.wait);
         let work = self.work.remove(&channel).map(|(_, wait)| wait);
@@ -146,17 +147,17 @@ impl Pending {
         waited.unwrap_or(0)
     }
 
-    /// The mover tells the VM when there may be memory as long as anything of it waits, whatever else it does meanwhile.
+    /// Makes the mover notify the VM of available memory for as long as any of its work waits.
     pub(crate) fn tell(&self, state: &mut HostState) {
         state.vram_mut().set_waits(self.vm, !self.is_empty());
     }
 
-    /// The binds that wait.
+    /// Returns the binds that wait.
     pub(crate) fn binds(&self) -> Vec<(VirtualChannelId, PendingBind)> {
         self.binds.iter().map(|(channel, bind)| (*channel, *bind)).collect()
     }
 
-    /// The doorbells that wait.
+    /// Returns the doorbells that wait.
     pub(crate) fn work(&self) -> Vec<Doorbell> {
         self.work.values().map(|(doorbell, _)| *doorbell).collect()
     }

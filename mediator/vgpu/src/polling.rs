@@ -1,23 +1,23 @@
-//! Doorbells that are no messages: they lie under an aperture that the client maps, where somebody has to look.
+//! Doorbells that are not messages: they are under an aperture that the client maps, and must be polled.
 
 use super::device::{Core, MediatedVm};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time between two looks for doorbells that are no messages, while some are found.
+/// Poll interval for doorbells that are not messages, while some are found.
 const POLL: Duration = Duration::from_micros(200);
-/// The same when none have been found for long. nouveau has the page of a channel's doorbell in the mapped part of an aperture and
-/// rings it elsewhere.
+/// Poll interval when none have been found for long. nouveau has the page of a channel's doorbell in the mapped part of
+/// an aperture and rings it elsewhere.
 const POLL_SELDOM: Duration = Duration::from_millis(20);
 
 impl MediatedVm {
-    /// Looks for doorbells under mapped apertures, as long as there may be any. Returns whether one was found; `None` when there are
-    /// none.
+    /// Polls doorbells under mapped apertures. Returns whether one was found; `None` when no channel has its doorbell
+    /// there.
     fn poll(&self) -> Option<bool> {
         let core = &mut *self.core();
-        // Whom the card was given to looks for them himself.
+        // If the card was handed over, its new owner polls.
         core.polls = self.host().failure().is_none() && core.backend.work().polled().next().is_some();
-        // What is rung now might be in no part of what is written down.
+        // A doorbell rung now might be missing from the saved state.
         if core.polls && self.host().lock().stands_still() {
             return Some(false);
         }
@@ -28,7 +28,7 @@ impl MediatedVm {
         })
     }
 
-    /// Starts to look for doorbells under mapped apertures, where there are any and nobody does.
+    /// Starts the thread that polls doorbells under mapped apertures, if there are any and it does not run.
     pub(super) fn start_polling(this: &Arc<Self>, core: &mut Core) {
         if core.polls || core.backend.work().polled().next().is_none() {
             return;

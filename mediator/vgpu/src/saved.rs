@@ -1,6 +1,6 @@
-//! A VM's own side of the card as it is saved, beside its registers and address spaces; and a VM that was saved.
+//! Saved state of a VM's own side of the card, without its registers and address spaces; and a VM that was saved.
 //!
-//! The connection of its VMM is not here: whoever makes the VM anew brings a link to the same client.
+//! The connection of its VMM is not here: the restoring process brings a link to the same client.
 
 use super::backend::{Description, SavedBackend, VmBackend};
 use super::device::{Board, Client, Core, MediatedDevice, MediatedVm, Settings};
@@ -19,7 +19,7 @@ use vm_device::DeviceError;
 use vmm_glue::Link;
 use vram::VmId;
 
-/// State that is a VM's own, but for segments.
+/// State that is a VM's own, without segments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedOwn(SavedBackend);
 
@@ -39,27 +39,27 @@ impl SavedOwn {
 #[derive(Debug)]
 pub struct SavedSide {
     own: SavedOwn,
-    /// Segments that it has mapped, if there are any: a program that does not know them takes over a VM without.
+    /// Segments that it has mapped, if any: a program that does not know them can take over a VM without.
     segments: Option<SavedAttachments>,
-    /// Apertures that its VMM maps, if it does.
+    /// Apertures that its VMM maps, if any.
     apertures: Option<SavedRemap>,
-    /// Memory under those.
+    /// Files of the memory under those.
     files: Vec<OwnedFd>,
 }
 
 impl SavedSide {
-    /// The parts, in the versions that are read here.
+    /// Returns the parts, in the versions that this code reads.
     #[must_use]
     pub fn known() -> [Known; 3] {
         [Known::of::<SavedOwn>(), Known::of::<SavedAttachments>(), Known::of::<SavedRemap>()]
     }
 
-    /// Takes the files that memory under its apertures is in, for who [reads](Self::read) it.
+    /// Takes the files that hold memory under its apertures, for [`Self::read`].
     pub fn take_files(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.files)
     }
 
-    /// Appends the parts to a file, as VM `vm`'s.
+    /// Appends the parts to a file, under VM `vm`.
     ///
     /// # Errors
     /// See [`WriteError`].
@@ -70,7 +70,7 @@ impl SavedSide {
         apertures.as_ref().map_or(Ok(()), |apertures| file.put(vm.0, apertures))
     }
 
-    /// Takes the parts of VM `vm` out of a file; `files`: those of memory under its apertures.
+    /// Reads the parts of VM `vm` from a file; `files`: those of memory under its apertures.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -85,7 +85,7 @@ impl SavedSide {
 }
 
 impl Settings {
-    /// Returns what is restored of a VM with these settings, on a card that is so.
+    /// Returns the surroundings in which a VM with these settings is restored on such a card.
     #[must_use]
     pub fn surroundings(&self, info: &CardInfo, card: Identity) -> VmSurroundings {
         let limits = Limits { table_bytes: POOL_BYTES };
@@ -93,10 +93,10 @@ impl Settings {
         VmSurroundings { config: self.origin(info, card), mode: self.shadow, limits, table_bytes }
     }
 
-    /// Origin of a vGPU with these settings.
+    /// Returns the origin of a vGPU with these settings.
     pub(super) fn origin(&self, info: &CardInfo, card: Identity) -> VGpuConfig {
         let mut config = VGpuConfig::of_chip(info.chip, self.share.vram_bytes, Arc::clone(&info.vbios));
-        // All numbers are the guest's to use; how many at a time is checked at bind.
+        // The guest may use all numbers; the number of channels in use is checked at bind.
         config.channels = nvspec::fifo::CHANNELS;
         config.pci.bar1_bytes = card.bar1_size;
         config.pci.bar3_bytes = card.bar3_size;
@@ -106,11 +106,10 @@ impl Settings {
 }
 
 impl MediatedVm {
-    /// Says whether another process could go on with the VM, or another card, or it could be saved; to be asked before anything is
-    /// made to stand still.
+    /// Checks whether the VM can be handed over, moved or saved; called before anything is quiesced.
     ///
     /// # Errors
-    /// What cannot be handed over.
+    /// The first part that cannot be handed over.
     pub fn check_movable(&self) -> Result<(), HostError> {
         match self.core().client {
             Client { stopped: true, .. } => Err(HostError::Stays("its VMM has stopped it to take it elsewhere")),
@@ -119,14 +118,14 @@ impl MediatedVm {
         }
     }
 
-    /// Writes down what the mediator keeps of the VM, with what is its own. For a card that [stands
-    /// still](owner::HostCard::stand_still), and a VM that nobody serves.
+    /// Saves the mediator's records of the VM, and its own state. The card is
+    /// [quiescent](owner::HostCard::stand_still), and the VM is not served.
     ///
     /// # Errors
-    /// [`HostError::Unsettled`] when something of it is under way; see also [`Self::check_movable`].
+    /// [`HostError::Unsettled`] when something of it is in flight; see also [`Self::check_movable`].
     pub fn save(&self) -> Result<(SavedVm, SavedSide), HostError> {
         self.check_movable()?;
-        // What has come for it is taken up when the lock is let go.
+        // Pending events are handled when the lock is released.
         drop(self.core());
         let core = self.core();
         let (saved, side) = core.write_down()?;
@@ -137,21 +136,21 @@ impl MediatedVm {
 }
 
 impl Core {
-    /// Writes the VM down, but for apertures that its VMM maps.
+    /// Saves the VM, except the apertures that its VMM maps.
     ///
     /// # Errors
-    /// [`HostError::Unsettled`] when something of it is under way.
+    /// [`HostError::Unsettled`] when something of it is in flight.
     pub(super) fn write_down(&self) -> Result<(SavedVm, SavedBackend), HostError> {
         let Self {
             gpu,
             backend,
-            // Whoever goes on with it looks for doorbells again.
+            // The next process starts to poll again.
             polls: _,
-            // It is set anew.
+            // It is armed again.
             alarm: _,
             rung,
             gone: _,
-            // It is neither stopped nor logged, or it is saved by its client.
+            // It is neither stopped nor logged; otherwise its client saves it.
             client: _,
             board: _,
         } = self;
@@ -164,11 +163,11 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Makes a VM of what was saved, on a card that is not taken over yet, with a `link` to its client, which has lent what it
-    /// had.
+    /// Creates a VM from its saved state, on a card that is not taken over yet, with a `link` to its client, which has
+    /// lent the same memory.
     ///
     /// # Errors
-    /// When it is none that there can be, or one with other settings; when the host does not map the client's memory.
+    /// When the state is invalid, or of other settings; when the host does not map the client's memory.
     pub fn reopen(
         card: &mut Reopened,
         vm: VmId,
@@ -176,7 +175,7 @@ impl MediatedVm {
         settings: &Settings,
         link: &Link,
     ) -> Result<(MediatedDevice, Arc<Self>), DeviceError> {
-        // What its client has mapped it keeps; the next one's apertures are as the settings have them.
+        // The client keeps its existing mappings; the next one's apertures follow the settings.
         let Settings { share, shadow, apertures: _, queue_limit, paravirtual } = settings;
         let host = Arc::clone(card.host());
         let RestoredVm { gpu, spaces, tables, pool } = card.take_vm(vm)?;
@@ -212,14 +211,15 @@ impl MediatedVm {
         Ok((MediatedDevice::of(&this, pci, settings), this))
     }
 
-    /// The card was taken over: work that waits for memory asks for it again, and doorbells under mapped apertures are looked for.
+    /// Resumes once the card was taken over: waiting work asks for memory again, and doorbells under mapped apertures
+    /// are polled.
     pub fn go_on(self: &Arc<Self>) {
         self.core().backend.poll_again();
         self.ring_again();
         Self::start_polling(self, &mut self.core());
     }
 
-    /// Work that waits for memory asks for it again.
+    /// Makes waiting work ask for memory again.
     pub(super) fn ring_again(&self) {
         let core = &mut *self.core();
         for (channel, gp_put) in std::mem::take(&mut core.rung) {

@@ -1,8 +1,8 @@
 //! A VM that is saved with its memory, as a stream of bytes; and one that was.
 //!
-//! What is written is what goes along when a VM moves to another card ([`moving`](super::moving)): a move is that without the bytes
-//! between. Guest RAM is the client's, and not in it. The bytes are trusted no more than a guest: each part is checked, and what
-//! a card holds of a channel is made anew but for what the channel's own work has put there.
+//! The stream has the same contents as a VM that moves to another card ([`moving`](super::moving)): a move has no bytes
+//! between. Guest RAM is the client's, and not in it. The bytes are trusted no more than a guest: each part is checked,
+//! and a card's state of a channel is rebuilt, except the values that the channel's own work has written.
 
 use super::device::{MediatedVm, Settings};
 use super::memory::Overlay;
@@ -20,12 +20,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::GuestAddr;
 
-/// Identity of the head. The sums of the stream say whose it is.
+/// Identity of the head. The stream's checksums identify the VM.
 const IDENTITY: [u8; 16] = *b"VM of a mediator";
 /// Owner of all parts: there is one VM.
 const OWNER: u32 = 0;
 
-/// Origin of a saved VM: what a card and settings must have for it, and what it brings beside its parts.
+/// Origin of a saved VM: requirements on the card and the settings, and values of the VM outside of its parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Origin {
     /// PMC_BOOT_0.
@@ -77,7 +77,7 @@ impl Origin {
     }
 }
 
-/// A VM that is being saved: it is halted for as long as this lives.
+/// A VM that is being saved: it is halted for as long as this exists.
 #[must_use = "the VM goes on when this is dropped"]
 pub struct Saving {
     halted: Halted,
@@ -85,7 +85,7 @@ pub struct Saving {
     first: Option<Vec<u8>>,
     writer: Option<StreamWriter>,
     chunks: std::vec::IntoIter<GuestAddr>,
-    /// The part of a chunk that is still to be written.
+    /// The part of a chunk that is not written yet.
     left: std::ops::Range<u64>,
     chunk_bytes: u64,
     data: Vec<u8>,
@@ -93,11 +93,11 @@ pub struct Saving {
 }
 
 impl MediatedVm {
-    /// Halts the VM, which nobody serves, and begins to write it down. A channel that does not leave its engines within `limit` is killed,
-    /// as a hang is.
+    /// Halts the VM, which is not served, and starts to save it. A channel that does not leave its engines within
+    /// `limit` is killed as hung.
     ///
     /// # Errors
-    /// See [`Self::check_movable`]; when something of it does not come to rest.
+    /// See [`Self::check_movable`]; when something of it does not quiesce.
     pub fn save_all(&self, limit: Duration) -> Result<Saving, HostError> {
         self.check_movable()?;
         let halted = self.host().halt(self.id(), limit)?;
@@ -106,10 +106,10 @@ impl MediatedVm {
         Ok(Saving::of(halted, &head, overlay))
     }
 
-    /// Writes down what comes before the memory of the VM, which is halted, and which nobody serves.
+    /// Writes the head of the stream, before the memory of the VM, which is halted and not served.
     ///
     /// # Errors
-    /// When something of it does not come to rest within `limit`, or cannot be written down.
+    /// When something of it does not quiesce within `limit`, or cannot be saved.
     pub(super) fn head(&self, halted: &Halted, limit: Duration) -> Result<Vec<u8>, HostError> {
         let Travelling { gpu, spaces, tables, side, departing, since_ns: _ } = self.travel(halted, limit)?;
         let (channels, strikes) = departing.save()?;
@@ -128,7 +128,7 @@ impl MediatedVm {
 }
 
 impl Saving {
-    /// Of a VM that is halted, with what comes before its memory.
+    /// Creates it for a halted VM, with the head of the stream.
     pub(super) fn of(halted: Halted, head: &[u8], overlay: Overlay) -> Self {
         let (writer, first) = StreamWriter::new(head);
         let chunk_bytes = halted.chunk_bytes();
@@ -151,12 +151,12 @@ impl Saving {
         }
     }
 
-    /// The VM, which is halted still.
+    /// Returns the VM, still halted.
     fn into_halted(self) -> Halted {
         self.halted
     }
 
-    /// The next bytes of the stream; `None` at its end.
+    /// Returns the next bytes of the stream; `None` at its end.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -171,7 +171,7 @@ impl Saving {
                 self.data.fill(0);
             }
             let over = self.overlay.lay_over(at, &mut self.data);
-            // What has no place, and what is not said, is zero.
+            // Chunks without a place, and pages that are not in the stream, are zero.
             if !(there || over) || self.data.iter().all(|byte| *byte == 0) {
                 continue;
             }
@@ -181,7 +181,7 @@ impl Saving {
         }
     }
 
-    /// Bytes of memory that were written so far.
+    /// Returns the bytes of memory written so far.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
@@ -198,7 +198,7 @@ impl Saving {
     }
 }
 
-/// Doings of the client with the VM's state.
+/// State of the client's migration of the VM.
 #[derive(Default)]
 pub(super) enum Phase {
     #[default]
@@ -206,14 +206,14 @@ pub(super) enum Phase {
     Stopped(Halted),
     Saving(Box<Reading>),
     Loading(Halted, Box<Coming>),
-    /// A state came that is none that there can be here; nobody has any use of what is left of it.
+    /// The state that came was invalid; its remains are unusable.
     Failed(#[expect(dead_code, reason = "it stands still")] Option<Halted>),
 }
 
 /// A state that is read.
 pub(super) struct Reading {
     saving: Saving,
-    /// Bytes that were written and not read yet, from a place on.
+    /// Bytes that were produced and not read yet, and the offset of the first.
     left: (Vec<u8>, usize),
 }
 
@@ -222,12 +222,12 @@ impl Reading {
         Self { saving, left: (Vec::new(), 0) }
     }
 
-    /// The VM, which is halted still.
+    /// Returns the VM, still halted.
     pub(super) fn into_halted(self) -> Halted {
         self.saving.into_halted()
     }
 
-    /// Writes the next bytes; fewer than there is room for at the end.
+    /// Writes the next bytes into `data`; fewer than fit at the end.
     pub(super) fn read(&mut self, data: &mut [u8]) -> Result<usize, HostError> {
         let mut done = 0;
         while done < data.len() {
@@ -249,7 +249,8 @@ impl Reading {
     }
 }
 
-/// A saved VM that comes. Its memory is written to the VM that awaits it as it comes; all else is looked at, and kept.
+/// A saved VM that is being loaded. Its memory is written at once to the VM that awaits it; everything else is checked,
+/// and kept.
 #[must_use]
 pub struct Coming {
     there: Arc<MediatedVm>,
@@ -260,10 +261,10 @@ pub struct Coming {
 }
 
 impl Coming {
-    /// For a VM that was just built, and [awaits it](MediatedVm::await_arrival).
+    /// Creates it for a VM that was just built, and [awaits it](MediatedVm::await_arrival).
     ///
     /// # Errors
-    /// When the VM's card is not one for what comes by bytes.
+    /// When the VM's card does not accept state from a stream.
     pub fn new(there: &Arc<MediatedVm>, settings: &Settings) -> Result<Self, HostError> {
         if !there.host().card().takes_any_image() {
             return Err(HostError::Stays(
@@ -279,10 +280,10 @@ impl Coming {
         })
     }
 
-    /// Takes the next bytes.
+    /// Handles the next bytes.
     ///
     /// # Errors
-    /// When they are none of a VM that can come here; when there is no room for its memory. The VM that awaits it is to be
+    /// When they are not of a VM that can run here; when there is no room for its memory. The VM that awaits it must be
     /// [released](MediatedVm::release) then.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), HostError> {
         let Self { there, reader, come, memory_bytes, .. } = self;
@@ -303,16 +304,16 @@ impl Coming {
         })
     }
 
-    /// Bytes of memory that have come.
+    /// Returns the bytes of memory that have come.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
     }
 
-    /// All bytes have come: what they make, of a VM that has so many strikes itself.
+    /// Returns the loaded state after the last bytes, for a VM that has `strikes` itself.
     ///
     /// # Errors
-    /// When they are not all.
+    /// When bytes are missing.
     pub(super) fn finish(self, strikes: u32) -> Result<Travelling, HostError> {
         let Self { reader, come, .. } = self;
         reader.finish()?;
@@ -320,11 +321,12 @@ impl Coming {
         Ok(Travelling { departing: come.departing.beyond(strikes), ..come })
     }
 
-    /// All bytes have come: the VM that has awaited them takes the place of `old`, which nobody serves, and whose work ends. A channel
-    /// of it that does not leave its engines within `limit` is killed, as a hang is. It may be served before what is returned is dropped.
+    /// Replaces `old` with the VM that has awaited the bytes, after the last bytes. `old` is not served, and its work
+    /// ends. A channel of it that does not leave its engines within `limit` is killed as hung. The new VM may be served
+    /// before the result is dropped.
     ///
     /// # Errors
-    /// When they make no VM that there can be here. `old` goes on as it was, and the other is to be
+    /// When the bytes are not a valid VM here. `old` continues as it was, and the other must be
     /// [released](MediatedVm::release).
     pub fn take_place(self, old: &MediatedVm, limit: Duration) -> Result<Left<'_>, HostError> {
         let Self { there, settings, reader, come, memory_bytes } = self;
@@ -334,14 +336,14 @@ impl Coming {
         let halted = old.host().halt(old.id(), limit)?;
         there.await_arrival()?;
         there.take_windows(old, false)?;
-        // Who has struck keeps that, whatever was saved before.
+        // A VM keeps its strikes, whatever state is loaded.
         let departing = come.departing.struck(halted.strikes());
         there.arrive(Travelling { departing, ..come }, &settings)?;
         Ok(Left::of(old, halted, memory_bytes))
     }
 }
 
-/// Reads what comes before the memory.
+/// Reads the part of the stream before the memory.
 fn read_head(head: &[u8], there: &MediatedVm) -> Result<Travelling, HostError> {
     let known = [
         Known::of::<Origin>(),

@@ -1,4 +1,4 @@
-//! The VM's status, for an operator who never waits for the VM.
+//! The VM's status, for an operator, who never waits for the VM.
 
 use super::device::MediatedVm;
 use owner::Words;
@@ -6,14 +6,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use vm_device::DeviceStatus;
 
-/// Looks for a new status of a VM whose lock is taken, and the time between two of them.
-// TIMEOUT: an access of a guest is served in well under that; an operator does not notice it.
+/// Number of polls for a new status of a VM whose lock is taken, and the time between two of them.
+// TIMEOUT: an access of a guest takes far less than that; an operator does not notice it.
 const LOOKS: u32 = 10;
 const LOOK: Duration = Duration::from_millis(1);
 
 impl MediatedVm {
-    /// Returns what the operator sees. Waits a few milliseconds for a VM that is at work, and not at all for its lock: of a
-    /// VM that is busy for longer, what was published last is returned, and a later look finds what is new.
+    /// Returns the operator's view. Waits a few milliseconds for a VM that is at work, and never for its lock: for a VM
+    /// that is busy for longer, it returns the last published status, and a later call finds the new one.
     #[must_use]
     pub fn status(&self) -> DeviceStatus {
         self.board.wanted.store(true, Ordering::Relaxed);
@@ -50,7 +50,7 @@ impl MediatedVm {
         status
     }
 
-    /// Returns what was published last.
+    /// Returns the last published status.
     #[cfg(feature = "test-rig")]
     #[must_use]
     pub fn published(&self) -> DeviceStatus {

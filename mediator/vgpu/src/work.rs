@@ -1,4 +1,4 @@
-//! The guest's channels, as the mediator knows them: no lock, no card.
+//! The mediator's record of the guest's channels: without lock or card.
 
 mod saved;
 
@@ -19,7 +19,7 @@ pub(crate) struct Bound {
     pub(crate) space: SpaceId,
     /// Its number on the card.
     pub(crate) physical: ChannelId,
-    /// Addresses of what is the mediator's, in its address space.
+    /// Addresses of the mediator's pages in its address space.
     pub(crate) span: Span,
 }
 
@@ -30,11 +30,11 @@ struct Channel {
     bound: Option<Bound>,
     /// Bytes of GP_PUT that have come in so far.
     gp_put: [u8; 4],
-    /// Its USERD lives under a mapped aperture, here.
+    /// The slot of its USERD, if that is under a mapped aperture.
     polled: Option<Slot>,
-    /// GP_PUT there, when it was looked at last.
+    /// GP_PUT there at the last poll.
     seen: Option<u32>,
-    /// Classes that its subchannels have, as far as anybody looked.
+    /// Classes that its subchannels have, as far as they were checked.
     objects: Objects,
 }
 
@@ -44,9 +44,9 @@ pub(crate) enum Runlist {
     /// In force, and the vGPU knows.
     #[default]
     InForce,
-    /// In force; the vGPU is told after the access that submitted it.
+    /// In force; the vGPU is notified after the access that submitted it.
     Taken,
-    /// Not in force yet: a channel is still to leave the card.
+    /// Not in force yet: a channel has not left the card.
     Awaited,
 }
 
@@ -54,7 +54,7 @@ pub(crate) enum Runlist {
 #[derive(Debug, Default)]
 pub(crate) struct Work {
     channels: BTreeMap<VirtualChannelId, Channel>,
-    /// Guest VRAM pages in which a channel has its USERD.
+    /// Guest VRAM pages that hold a channel's USERD.
     userd: HashMap<u64, VirtualChannelId>,
     /// Channels that are off the guest's list and have not left the card, by their number there.
     departing: BTreeMap<ChannelId, Bound>,
@@ -64,7 +64,7 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// The guest has bound a channel. `userd`: address of its USERD, if that is known.
+    /// Adds a channel that the guest has bound. `userd`: address of its USERD, if that is known.
     pub(crate) fn enlist(&mut self, channel: VirtualChannelId, instance: Place, userd: Option<u64>) {
         let fresh =
             || Channel { instance, bound: None, gp_put: [0; 4], polled: None, seen: None, objects: Objects::default() };
@@ -75,13 +75,13 @@ impl Work {
         }
     }
 
-    /// The guest has unbound a channel. Returns its instance block, if it was bound.
+    /// Removes a channel that the guest has unbound. Returns its instance block, if it was bound.
     pub(crate) fn delist(&mut self, channel: VirtualChannelId) -> Option<Place> {
         self.userd.retain(|_, owner| *owner != channel);
         self.channels.remove(&channel).map(|channel| channel.instance)
     }
 
-    /// The channels that the guest has bound.
+    /// Returns the channels that the guest has bound.
     pub(crate) fn channels(&self) -> Vec<VirtualChannelId> {
         self.channels.keys().copied().collect()
     }
@@ -90,50 +90,50 @@ impl Work {
         self.channels.get(&channel).map(|channel| channel.instance)
     }
 
-    /// The channel whose USERD is in a page of guest VRAM.
+    /// Returns the channel whose USERD is in a page of guest VRAM.
     pub(crate) fn userd_of(&self, page: u64) -> Option<VirtualChannelId> {
         self.userd.get(&page).copied()
     }
 
-    /// Returns where on the card a channel is.
+    /// Returns the channel's state on the card.
     pub(crate) fn bound(&self, channel: VirtualChannelId) -> Option<Bound> {
         self.channels.get(&channel)?.bound
     }
 
-    /// A channel is on the card.
+    /// Records that a channel is on the card.
     pub(crate) fn set_bound(&mut self, channel: VirtualChannelId, bound: Bound) {
         if let Some(channel) = self.channels.get_mut(&channel) {
             channel.bound = Some(bound);
         }
     }
 
-    /// A channel is on the card no more.
+    /// Records that a channel is no longer on the card.
     pub(crate) fn take_bound(&mut self, channel: VirtualChannelId) -> Option<Bound> {
         self.channels.get_mut(&channel)?.bound.take()
     }
 
-    /// Those that are on the card.
+    /// Returns the channels that are on the card.
     pub(crate) fn all_bound(&self) -> impl Iterator<Item = (VirtualChannelId, Bound)> {
         self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.bound?)))
     }
 
-    /// A channel has still to leave the card, with its address space.
+    /// Records a channel that must still leave the card, with its address space.
     pub(crate) fn depart(&mut self, bound: Bound) {
         self.departing.insert(bound.physical, bound);
     }
 
-    /// A channel has left the card. Returns what it was.
+    /// Records that a channel has left the card. Returns its previous state.
     pub(crate) fn departed(&mut self, physical: ChannelId) -> Option<Bound> {
         self.departing.remove(&physical)
     }
 
-    /// Returns what the channel's subchannels have. `None` for a channel that the guest has not bound.
+    /// Returns the classes of the channel's subchannels. `None` for a channel that the guest has not bound.
     pub(crate) fn objects(&mut self, channel: VirtualChannelId) -> Option<&mut Objects> {
         self.channels.get_mut(&channel).map(|channel| &mut channel.objects)
     }
 
-    /// Takes what the guest's CPU writes from byte `offset` of a USERD page on. Returns GP_PUT when its last byte is among
-    /// that, so that narrower stores add up: the doorbell.
+    /// Stores a write of the guest's CPU to a USERD page, from byte `offset` on. Returns GP_PUT, the doorbell, when its
+    /// last byte is written, so that narrower stores add up.
     pub(crate) fn store(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) -> Option<u32> {
         let word = &mut self.channels.get_mut(&channel)?.gp_put;
         let mut rung = false;
@@ -146,8 +146,8 @@ impl Work {
         rung.then_some(u32::from_le_bytes(*word))
     }
 
-    /// Finds the channels whose USERD lives under a mapped aperture, by `home` of a page: their doorbells are no messages.
-    /// Returns those that lived elsewhere before.
+    /// Finds the channels whose USERD is under a mapped aperture, using `home` of a page: their doorbells are not
+    /// messages. Returns those that have moved there.
     pub(crate) fn choose_polled(&mut self, home: impl Fn(u64) -> Option<Slot>) -> Vec<(VirtualChannelId, Slot)> {
         let slots: BTreeMap<VirtualChannelId, Slot> =
             self.userd.iter().filter_map(|(page, channel)| Some((*channel, home(*page)?))).collect();
@@ -160,22 +160,22 @@ impl Work {
         moved
     }
 
-    /// The channels whose doorbells are no messages.
+    /// Returns the channels whose doorbells are not messages.
     pub(crate) fn polled(&self) -> impl Iterator<Item = (VirtualChannelId, Slot)> {
         self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.polled?)))
     }
 
-    /// Returns where a channel's doorbells are no messages, if its USERD lives under a mapped aperture.
+    /// Returns the slot of a channel's USERD, if that is under a mapped aperture, where doorbells are not messages.
     pub(crate) fn polled_at(&self, channel: VirtualChannelId) -> Option<Slot> {
         self.channels.get(&channel)?.polled
     }
 
-    /// Notes what GP_PUT is where it is no message. Returns whether that is new.
+    /// Records the polled GP_PUT. Returns whether it is new.
     pub(crate) fn see_put(&mut self, channel: VirtualChannelId, put: u32) -> bool {
         self.channels.get_mut(&channel).is_some_and(|channel| channel.seen.replace(put) != Some(put))
     }
 
-    /// The guest holds engines back, or no more. Returns whether it holds any back.
+    /// Sets whether the guest holds engines back. Returns whether it holds any back.
     pub(crate) fn block(&mut self, engines: u32, blocked: bool) -> bool {
         if blocked {
             self.blocked |= engines;
@@ -190,12 +190,12 @@ impl Work {
         self.blocked != 0
     }
 
-    /// The guest has submitted a runlist, or has none any more.
+    /// Sets the state of the guest's runlist.
     pub(crate) fn set_runlist(&mut self, runlist: Runlist) {
         self.runlist = runlist;
     }
 
-    /// The runlist is in force, as `seen`: whether that was awaited.
+    /// Records that the runlist is in force, in state `seen`. Returns whether that was awaited.
     pub(crate) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         let awaited = self.runlist == seen;
         if awaited {

@@ -1,18 +1,18 @@
-//! Writes of a guest's CPU to VRAM that there is no memory for wait for it, as work does: the VM's CPUs stand still until
-//! the mover has found some, or has looked for it in vain for long enough.
+//! Writes of a guest's CPU to VRAM that wait for memory, as work does: the VM's CPUs stop until the mover has found
+//! some, or has scanned for long enough without success.
 //!
-//! VMMs give up on a device that does not answer for too long (QEMU after 5 s). That is no reason to lose a write for which
-//! memory is being found: the mover needs a small part of that, unless the host does not let it run.
+//! VMMs give up on a device that does not answer for too long (QEMU after 5 s). That limit does not lose a write for
+//! which memory is being found: the mover needs a small part of that time, unless the host does not run it.
 
 use super::pending::Wait;
 use owner::{HostState, Looks};
 use std::time::Duration;
 use vram::VmId;
 
-/// Vain looks of the mover, as a time, that one write waits for at most.
+/// Longest time of unsuccessful scans of the mover that one write waits for.
 const LIMIT: Duration = Duration::from_secs(1);
-/// After a write that has waited in vain, others do not wait for so many times as long, or until some memory was found: a
-/// guest that fills memory writes eight bytes at a time.
+/// After a write that has waited unsuccessfully, others do not wait for this many times as long, or until some memory
+/// was found: a guest that fills memory writes eight bytes at a time.
 const REST: u32 = 10;
 /// Time between two tries.
 pub(crate) const RETRY: Duration = Duration::from_millis(1);
@@ -24,7 +24,7 @@ pub(crate) struct WriteWait {
     limit: Duration,
     /// The write that waits.
     wait: Option<Wait>,
-    /// Looks that the mover had made when one had waited in vain.
+    /// State of the mover's scans when the last write gave up.
     gave_up: Option<Looks>,
 }
 
@@ -33,7 +33,7 @@ impl WriteWait {
         Self { limit: limit.min(LIMIT), ..Self::default() }
     }
 
-    /// A write finds no memory. Whether it is to be served again after [`RETRY`]; else it is lost.
+    /// Handles a write that finds no memory. Returns whether to retry it after [`RETRY`]; otherwise it is lost.
     pub(crate) fn waits(&mut self, state: &HostState, vm: VmId) -> bool {
         let looks = state.vram().looks(vm);
         let rests = |at: &Looks| at.useful == looks.useful && !state.vram().is_vain(vm, *at, self.limit * REST);
@@ -48,12 +48,12 @@ impl WriteWait {
         !over
     }
 
-    /// A write was done, or is lost.
+    /// Ends a write that was done or is lost.
     pub(crate) fn end(&mut self) {
         self.wait = None;
     }
 
-    /// Returns whether the write that is being served has not waited before.
+    /// Returns whether the current write has not waited before.
     pub(crate) fn is_first(&self) -> bool {
         self.wait.is_none()
     }

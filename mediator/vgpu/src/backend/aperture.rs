@@ -1,7 +1,7 @@
-//! CPU accesses of a guest to its VRAM, whichever way they come: BAR1, BAR3 or PRAMIN.
+//! CPU accesses of a guest to its VRAM through BAR1, BAR3 or PRAMIN.
 //!
-//! One page of guest VRAM is special: where a bound channel has its USERD. The card polls a USERD page of the
-//! mediator's own; the guest's is an alias of it for reads, and of its doorbell word for writes. All ways lead through
+//! A guest VRAM page that holds the USERD of a bound channel is special. The card polls a USERD page of the
+//! mediator; the guest's page is an alias of it for reads, and of its doorbell word for writes. All accesses go through
 //! [`VmBackend::guest_read`] and [`VmBackend::guest_write`], so no alias mapping misses it.
 
 use super::VmBackend;
@@ -10,7 +10,7 @@ use nvspec::addr::{GuestVramAddr, Place};
 use nvspec::fifo::VirtualChannelId;
 use nvspec::instance::userd;
 
-/// Bytes of a page in all of this.
+/// Bytes of a page in this module.
 const PAGE: u64 = 4096;
 
 impl VmBackend {
@@ -51,13 +51,13 @@ impl VmBackend {
         })
     }
 
-    /// Why a write was not done.
+    /// Returns the reason that a write was not done.
     fn unwritten(&self, at: GuestVramAddr, len: u64) -> Unwritten {
         let is_its = at.checked_add(len).is_some_and(|end| end.0 <= self.memory.grants().vram_bytes());
         if is_its && self.host.lock().vram().is_short(self.vm) { NoMemory.into() } else { Denied.into() }
     }
 
-    /// The guest's CPU has written what there is no memory for. Whether the write is to be served again later; else it is
+    /// Handles a write of the guest's CPU for which there is no memory. Returns whether to retry it; otherwise it is
     /// lost.
     pub(crate) fn write_waits(&mut self) -> bool {
         let first = self.writes.is_first();
@@ -78,12 +78,12 @@ impl VmBackend {
         false
     }
 
-    /// Returns whether the write that is being served has not waited before.
+    /// Returns whether the current write has not waited before.
     pub(crate) fn is_first_try(&self) -> bool {
         self.writes.is_first()
     }
 
-    /// A write was done, or is lost.
+    /// Ends a write that was done or is lost.
     pub(crate) fn write_ends(&mut self) {
         self.writes.end();
     }
@@ -95,7 +95,7 @@ impl VmBackend {
         offset: u64,
         data: &mut [u8],
     ) -> Result<(), Denied> {
-        // Accesses are of at most eight aligned bytes, so they never cross a page.
+        // Accesses are at most eight aligned bytes, so they never cross a page.
         match self.memory.translate(aperture, offset, false).ok_or(Denied)? {
             Place::Vram(address) => self.guest_read(address, data),
             Place::Ram(address) => self.memory.grants().ram_read(address, data).map_err(|_| Denied),
@@ -115,7 +115,7 @@ impl VmBackend {
         }
     }
 
-    /// The card's own state of the channel, word by word.
+    /// Reads the card's own state of the channel, word by word.
     pub(super) fn userd_read(&mut self, channel: VirtualChannelId, offset: u64, data: &mut [u8]) {
         let mut guard = self.host.lock();
         let (vram, channels) = guard.parts();
@@ -134,8 +134,8 @@ impl VmBackend {
         }
     }
 
-    /// Only the doorbell is passed on: all other words are the card's to write. The word is taken when its last byte
-    /// is, so that narrower stores add up.
+    /// Forwards only the doorbell: the card writes all other words. The word is taken when its last byte arrives, so
+    /// that narrower stores add up.
     fn userd_write(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) {
         if let Some(gp_put) = self.work.store(channel, offset, data) {
             if self.answers_first {
@@ -148,31 +148,31 @@ impl VmBackend {
 
     fn ring_shown(&mut self, channel: VirtualChannelId, gp_put: u32) {
         self.ring(channel, gp_put);
-        // Where the page is mapped as well it shows that, or an older doorbell would be found there.
+        // A mapped page must show the same value, or polling would find an older doorbell there.
         if let Some(slot) = self.work.polled_at(channel) {
             self.show(channel, slot, userd::GP_PUT);
         }
     }
 
-    /// Says whether a doorbell of the write that is served now may be taken up by [`Self::ring_late`]: whoever takes the VM's lock next
-    /// calls that, so that nobody sees the difference but the guest, who has its answer sooner.
+    /// Sets whether [`Self::ring_late`] may submit the doorbell of the current write. The next holder of the VM's lock
+    /// calls it, so the only difference is that the guest gets its answer sooner.
     pub(crate) fn answer_doorbells_first(&mut self, first: bool) {
         self.answers_first = first;
     }
 
-    /// Returns whether a doorbell is still to be taken up.
+    /// Returns whether a doorbell is deferred.
     pub(crate) fn is_late(&self) -> bool {
         self.late.is_some()
     }
 
-    /// Takes up a doorbell that was left. Returns whether there was one.
+    /// Submits the deferred doorbell. Returns whether there was one.
     pub(crate) fn ring_late(&mut self) -> bool {
         let Some((channel, gp_put)) = self.late.take() else { return false };
         self.ring_shown(channel, gp_put);
         true
     }
 
-    /// Calls `each` with every piece of `len` bytes from `address` on that lies in one page.
+    /// Splits `len` bytes from `address` on at page boundaries and calls `each` for each part.
     fn by_page<E: From<Denied>>(
         &mut self,
         address: GuestVramAddr,

@@ -1,4 +1,4 @@
-//! The guest's channels: from an instance block to a channel of the card, and from a doorbell to work on it.
+//! The guest's channels: an instance block becomes a channel of the card, and a doorbell becomes work on it.
 
 use super::VmBackend;
 use crate::work::Bound;
@@ -12,30 +12,30 @@ use owner::{Feeder, HostError, HostState};
 use shadow_pt::HostPage;
 use std::sync::Arc;
 
-/// Why a channel is not bound.
+/// Reason that a channel is not bound.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unbound {
-    /// The card has no memory for its page tables now. What its instance block says.
+    /// The card has no memory for its page tables now. Holds its parsed instance block.
     #[error("the card has no memory for its page tables")]
     Lacking(Box<GuestInstance>),
-    /// Its instance block is nowhere.
+    /// Its instance block is not in guest memory.
     #[error("its instance block at {0} is not the guest's memory")]
     Unreadable(Place),
-    /// Its instance block says what cannot be.
+    /// Its instance block is invalid.
     #[error(transparent)]
     Instance(#[from] InstanceError),
-    /// The card refuses.
+    /// The card refuses it.
     #[error(transparent)]
     Refused(HostError),
 }
 
 impl VmBackend {
-    /// The guest has written a whole GP_PUT.
+    /// Handles a complete GP_PUT that the guest has written.
     pub(crate) fn ring(&mut self, channel: VirtualChannelId, gp_put: u32) {
         if self.pending.ring(channel, gp_put) {
             return;
         }
-        // Once for all of it: others want the card's lock as well.
+        // Locked once for all of it, because other threads want the card's lock as well.
         let host = Arc::clone(&self.host);
         let mut state = host.lock();
         let checked = self.with_state(&mut state, |channels, card, vm| channels.doorbell(card, vm, channel, gp_put));
@@ -58,19 +58,21 @@ impl VmBackend {
         self.end_of_pull(channel, fault);
     }
 
-    /// Takes a channel's new work to the card, with all that its address space maps. It starts when its turn comes.
+    /// Takes a channel's new work to the card, with everything that its address space maps. The work starts in its
+    /// slice.
     pub(crate) fn submit(&mut self, doorbell: Doorbell) {
         let host = Arc::clone(&self.host);
         let fault = self.pull(&mut host.lock(), doorbell);
         self.end_of_pull(doorbell.virtual_channel, fault);
     }
 
-    /// As [`Self::submit`], with the card's state. Returns what of the channel's ring cannot be fetched.
+    /// Same as [`Self::submit`], with the card's state. Returns the fault if part of the channel's ring cannot be
+    /// fetched.
     fn pull(&mut self, state: &mut HostState, doorbell: Doorbell) -> Option<RingFault> {
         let channel = doorbell.virtual_channel;
         let Bound { space, .. } = self.work.bound(channel)?;
         if state.vram_mut().was_short(self.vm) {
-            // What was denied for want of memory may have some now.
+            // Memory that was denied before may be available now.
             self.memory.granted();
         }
         if let Err(error) = self.memory.prepare(state, space) {
@@ -95,7 +97,7 @@ impl VmBackend {
         fault
     }
 
-    /// A channel's work was pulled, up to what cannot be fetched.
+    /// Handles the end of a pull, which stops at the first entry that cannot be fetched.
     fn end_of_pull(&mut self, channel: VirtualChannelId, fault: Option<RingFault>) {
         match fault {
             None => {}
@@ -107,7 +109,7 @@ impl VmBackend {
         }
     }
 
-    /// A channel can go on no more: it leaves the card, and the guest is told as the card's host unit would.
+    /// Takes a channel that cannot continue off the card, and reports the fault as the card's host unit would.
     fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
         let instance = self.work.instance(channel);
         tracing::warn!(vm = %self.vm, ?channel, %va, reason, "a channel's ring cannot be fetched");
@@ -135,7 +137,7 @@ impl VmBackend {
         }
         let bound = self.memory.open(guest.directory).and_then(|space| self.bind_in(channel, instance, &guest, space));
         if bound.is_err() {
-            // The shadow may have been made for it.
+            // The shadow may have been created for this channel.
             self.memory.collect();
         }
         bound.map_err(|error| match error {
@@ -159,7 +161,7 @@ impl VmBackend {
         let bound = Bound { space, physical, span };
         let pages = own_pages(self.host.layout(), bound);
         if let Err(error) = self.memory.map_host(space, &pages) {
-            // It has done nothing, so that it has nothing to leave.
+            // It has done no work, so it has none to leave.
             let _ = self.host.lock().end_channel(self.vm, channel);
             return Err(error);
         }
@@ -168,14 +170,14 @@ impl VmBackend {
         Ok(())
     }
 
-    /// A bind is refused: the channel's first work will fault.
+    /// Refuses a bind: the channel's first work will fault.
     pub(super) fn refuse_bind(&mut self, channel: VirtualChannelId, instance: Place, error: &Unbound) {
         self.counts.binds_refused += 1;
         tracing::warn!(vm = %self.vm, ?channel, %error, "a channel is not bound; its first work will fault");
         self.refuse(channel, instance);
     }
 
-    /// Remembers a channel that is not on the card, so that its first doorbell is answered by a fault.
+    /// Remembers a channel that is not on the card, so that its first doorbell causes a fault.
     pub(super) fn refuse(&mut self, channel: VirtualChannelId, instance: Place) {
         let mut block = [0; INSTANCE_BYTES as usize];
         let read = self.fill(instance, &mut block);
@@ -184,7 +186,7 @@ impl VmBackend {
         self.work.enlist(channel, instance, userd.map(|userd| userd.0));
     }
 
-    /// Takes a channel off the card. Where its ring stands goes into its instance block, as the card saves it there.
+    /// Takes a channel off the card. Saves the ring's indices in its instance block, as the card does.
     pub(super) fn unbind(&mut self, channel: VirtualChannelId) {
         if self.work.instance(channel).is_none() {
             return;
@@ -197,16 +199,17 @@ impl VmBackend {
         self.memory.collect();
     }
 
-    /// Ends a channel that the card's interrupt thread has retired; returns its instance block. `None`, and nothing, when
-    /// the guest has unbound it since: what has its number now is another channel.
+    /// Ends a channel that the card's interrupt thread has retired; returns its instance block. Does nothing and
+    /// returns `None` if the guest has unbound it since: its number belongs to another channel now.
     pub(crate) fn end_retired(&mut self, channel: VirtualChannelId) -> Option<Place> {
         let retired = self.host.lock().channels().is_retired(self.vm, channel);
         retired.then(|| self.take_off(channel))?;
         self.work.instance(channel)
     }
 
-    /// Takes a channel off the card and its work area out of its address space; only then is its number free for others. One
-    /// that does not leave its engines at once keeps its work area until it has ([`Self::channels_left`]).
+    /// Takes a channel off the card and its work area out of its address space; only then is its number free for
+    /// others. A channel that does not leave its engines at once keeps its work area until it has
+    /// ([`Self::channels_left`]).
     pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
         self.detach_channel(channel);
         let bound = self.work.take_bound(channel);
@@ -214,8 +217,8 @@ impl VmBackend {
             let mut state = self.host.lock();
             let retired = state.retire_channel(self.vm, channel);
             if retired.is_err() {
-                // In the same hold: the tick must not find that it has left while it counts as bound, or nobody would be
-                // told. Whether it has left, and when it does, is the card's owner's to see.
+                // Under the same lock: if the tick saw that the channel has left while it counts as bound, the VM would
+                // not be notified. The card manager watches for the channel to leave.
                 state.channels_mut().strand(self.vm, channel);
                 let _ = state.end_channel(self.vm, channel);
             }
@@ -235,7 +238,7 @@ impl VmBackend {
         }
     }
 
-    /// Takes the work areas of channels that have left the card out of their address spaces; their numbers are free then.
+    /// Takes the work areas of channels that have left the card out of their address spaces, which frees their numbers.
     pub(crate) fn channels_left(&mut self) {
         let left = self.host.lock().take_left(self.vm);
         for physical in left {
@@ -247,8 +250,8 @@ impl VmBackend {
         self.memory.collect();
     }
 
-    /// Takes the work area of a channel that is off the card out of its address space. Returns whether the card can reach it
-    /// no more.
+    /// Takes the work area of a channel that is off the card out of its address space. Returns whether the card can no
+    /// longer reach it.
     fn unmap_own(&mut self, bound: Bound) -> bool {
         let pages = own_pages(self.host.layout(), bound);
         let unmapped = self.memory.unmap_host(bound.space, &pages);
@@ -273,7 +276,7 @@ impl VmBackend {
     }
 }
 
-/// Returns what the address space of a channel must map of the mediator's.
+/// Returns the mediator's pages that the address space of a channel must map.
 pub(super) fn own_pages(layout: &::channels::Layout, bound: Bound) -> Vec<(HostPage, VramAddr, Rights)> {
     let Bound { physical, span, .. } = bound;
     let pages = layout.work_pages(physical, span).into_iter().chain(layout.image_pages(physical, span));

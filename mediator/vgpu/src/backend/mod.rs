@@ -1,9 +1,9 @@
-//! One VM's side of the card: its memory, its work, and what waits, brought together.
+//! One VM's side of the card: combines its memory, its work and its waits.
 //!
-//! Parts: `registers` (what the vGPU's registers mean for the card), `channels` (from instance block and doorbell to the
-//! card), `aperture` (CPU accesses to guest VRAM, by BAR1, BAR3 and PRAMIN), `moves` (pages that come under mapped apertures,
-//! and go), `waits` (binds and work that memory has been found for), `operations` (what a guest that knows us asks for),
-//! `segments` (memory that VMs share, in address spaces), `saved` (all of it, written down).
+//! Parts: `registers` (effect of the vGPU's registers on the card), `channels` (from instance block and doorbell to the
+//! card), `aperture` (CPU accesses to guest VRAM through BAR1, BAR3 and PRAMIN), `moves` (pages that move to and from
+//! mapped apertures), `waits` (binds and work that wait for memory), `operations` (requests of a paravirtual guest),
+//! `segments` (memory that VMs share, in address spaces), `saved` (the saved state of all of it).
 
 mod aperture;
 mod channels;
@@ -43,11 +43,11 @@ counts! {
     Counts {
         /// Doorbells of channels that are on the card.
         doorbells: "doorbells",
-        /// Doorbells that name more than the ring has.
+        /// Doorbells whose GP_PUT exceeds the ring.
         doorbells_refused: "doorbells_refused",
         /// TLB flushes of the guest.
         flushes: "tlb_flushes",
-        /// Interrupts that the guest was sent.
+        /// Interrupts that were sent to the guest.
         interrupts: "interrupts",
         /// Channels that were bound on the card.
         binds: "channel_binds",
@@ -61,13 +61,13 @@ counts! {
         submissions: "submissions",
         /// GPFIFO entries in them.
         entries: "ring_entries",
-        /// Channels that were killed since they made no progress.
+        /// Channels that were killed because they made no progress.
         hangs: "hangs",
         /// Binds and submissions that have begun to wait for memory.
         memory_waits: "memory_waits",
-        /// Of these, those that waited in vain.
+        /// Of these, those that waited unsuccessfully.
         memory_denied: "memory_denied",
-        /// Time for which work has waited for memory and waits no more, in ns.
+        /// Time for which work has waited for memory, without waits that continue, in ns.
         memory_waited_ns: "memory_waited_ns",
         /// Writes of the guest's CPU that waited for memory.
         writes_waited: "memory_writes_waited",
@@ -77,11 +77,11 @@ counts! {
         register_reads: "register_reads",
         /// Writes of BAR0.
         register_writes: "register_writes",
-        /// Reads of BAR1 and BAR3 that have come by message.
+        /// Reads of BAR1 and BAR3 that came as messages.
         aperture_reads: "aperture_reads",
         /// Writes of that kind.
         aperture_writes: "aperture_writes",
-        /// Bytes that the guest's CPU has read or written of VRAM by messages.
+        /// Bytes of VRAM that the guest's CPU has read or written through messages.
         aperture_bytes: "aperture_bytes",
     }
 }
@@ -107,22 +107,22 @@ pub(super) struct VmBackend {
     work: Work,
     /// Binds and work that wait for memory.
     pending: Pending,
-    /// Writes of its CPU that wait.
+    /// Writes of its CPU that wait for memory.
     writes: WriteWait,
-    /// Work that leaves the card for pages under apertures to move.
+    /// Work that must leave the card so that pages under apertures can move.
     stop: Option<Stop>,
     /// Budget of pages that move under apertures.
     pace: Pace,
-    /// Faults that the guest is told of after the access that brought them about.
+    /// Faults to report to the guest after the access that caused them.
     faults: Vec<MmuFault>,
-    /// Nothing of the VM's is on the card any more: what it had may be given to others.
+    /// The VM has no work or memory on the card, so its chunks may go to other VMs.
     quiet: bool,
-    /// The doorbell of the write that is being served may be taken up behind its answer.
+    /// The doorbell of the current write may be submitted after its answer.
     answers_first: bool,
-    /// A doorbell that is still to be taken up.
+    /// The deferred doorbell.
     late: Option<(VirtualChannelId, u32)>,
     counts: Counts,
-    /// The interface of a guest that knows us, if the operator offers it.
+    /// The paravirtual interface, if the operator offers it.
     pv: Option<Box<Interface>>,
 }
 
@@ -152,12 +152,12 @@ impl VmBackend {
         }
     }
 
-    /// The card that it is on.
+    /// The VM's card.
     pub(super) fn host(&self) -> &Arc<HostCard> {
         &self.host
     }
 
-    /// Its number there.
+    /// The VM's number on the card.
     pub(super) fn vm(&self) -> VmId {
         self.vm
     }
@@ -178,12 +178,12 @@ impl VmBackend {
         &self.counts
     }
 
-    /// Returns whether nothing of the VM's is on the card any more.
+    /// Returns whether the VM has no work or memory on the card.
     pub(super) fn is_quiet(&self) -> bool {
         self.quiet
     }
 
-    /// PRAMIN is where the guest has it, and will show that. Nothing moves yet.
+    /// Records the guest's PRAMIN base. Moves nothing yet.
     pub(super) fn set_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
     }
@@ -193,39 +193,39 @@ impl VmBackend {
         self.memory.grants().remap()
     }
 
-    /// As [`Self::remap`], to change it.
+    /// Same as [`Self::remap`], mutable.
     pub(super) fn remap_mut(&mut self) -> &mut Remap {
         self.memory.grants_mut().remap_mut()
     }
 
-    /// Returns the interface of a guest that knows us.
+    /// Returns the paravirtual interface.
     pub(super) fn pv(&self) -> Option<&Interface> {
         self.pv.as_deref()
     }
 
-    /// As [`Self::pv`], to change it.
+    /// Same as [`Self::pv`], mutable.
     pub(super) fn pv_mut(&mut self) -> Option<&mut Interface> {
         self.pv.as_deref_mut()
     }
 
-    /// Guest RAM as it is now; `None` while the device may not access it.
+    /// Returns the current guest RAM; `None` while the device may not access it.
     pub(super) fn ram_now(&self) -> Option<Arc<MemoryTable>> {
         self.memory.grants().ram_now()
     }
 
-    /// Counts a read of an aperture that has come by message.
+    /// Counts a read of an aperture that came as a message.
     pub(super) fn count_aperture_read(&mut self, aperture: Aperture, offset: u64, bytes: usize) {
         self.counts.aperture_reads += 1;
         self.count_message(aperture, offset, bytes);
     }
 
-    /// Counts a write of that kind.
+    /// Counts a write of an aperture that came as a message.
     pub(super) fn count_aperture_write(&mut self, aperture: Aperture, offset: u64, bytes: usize) {
         self.counts.aperture_writes += 1;
         self.count_message(aperture, offset, bytes);
     }
 
-    /// Counts an access to PRAMIN that has come by message, beside what is counted of a register.
+    /// Counts an access to PRAMIN that came as a message, in addition to the count of register accesses.
     pub(super) fn count_window(&mut self, offset: u64, bytes: usize) {
         self.remap_mut().count_message(Showing::Pramin, offset);
         self.count_bytes(bytes);
@@ -251,7 +251,7 @@ impl VmBackend {
         self.counts.aperture_bytes += bytes as u64;
     }
 
-    /// Counts a channel that was killed since it made no progress.
+    /// Counts a channel that was killed because it made no progress.
     pub(super) fn count_hang(&mut self) {
         self.counts.hangs += 1;
     }
@@ -261,22 +261,22 @@ impl VmBackend {
         self.counts.faults += 1;
     }
 
-    /// Takes the faults that the guest is to be told of.
+    /// Takes the faults to report to the guest.
     pub(super) fn take_faults(&mut self) -> Vec<MmuFault> {
         std::mem::take(&mut self.faults)
     }
 
-    /// Returns whether a runlist has come into force as `seen`.
+    /// Returns whether a runlist has come into force in state `seen`.
     pub(super) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         self.work.runlist_ends(seen)
     }
 
-    /// Returns whether the guest has a channel on the card, or one that waits for memory to be there.
+    /// Returns whether the guest has a channel on the card, or one whose bind waits for memory.
     pub(super) fn is_bound(&self, channel: VirtualChannelId) -> bool {
         self.work.bound(channel).is_some() || self.pending.is_bind(channel)
     }
 
-    /// Returns whether a channel waits for memory to be bound.
+    /// Returns whether a channel's bind waits for memory.
     pub(super) fn awaits_bind(&self, channel: VirtualChannelId) -> bool {
         self.pending.is_bind(channel)
     }
@@ -286,18 +286,18 @@ impl VmBackend {
         self.with_state(&mut self.host.lock(), each)
     }
 
-    /// As [`Self::with_channels`], with the card's state.
+    /// Same as [`Self::with_channels`], with the card's state.
     fn with_state<T>(&self, state: &mut HostState, each: impl FnOnce(&mut Channels, &mut View<'_>, VmId) -> T) -> T {
         let (vram, channels) = state.parts();
         each(channels, &mut View::new(vram, self.memory.grants()), self.vm)
     }
 
-    /// Reads guest memory where it lives, USERD pages as any other.
+    /// Reads guest memory where it is; USERD pages are not special here.
     pub(super) fn fill(&self, place: Place, data: &mut [u8]) -> Option<()> {
         self.with_channels(|_, view, _| view.fill(place, data))
     }
 
-    /// Keeps all channels from being scheduled, or lets them again.
+    /// Stops or resumes scheduling of all channels.
     fn pause(&mut self, paused: bool) {
         let mut state = self.host.lock();
         self.with_state(&mut state, |channels, card, vm| channels.pause(card, vm, ::channels::Pause::Guest, paused));
@@ -315,39 +315,39 @@ impl VmBackend {
         self.work.set_runlist(Runlist::InForce);
     }
 
-    /// Ends what [`Self::quiesce`] has begun, once the channels have left the card that had not yet.
+    /// Finishes [`Self::quiesce`] after the remaining channels have left the card.
     pub(super) fn end_quiesce(&mut self) {
         self.channels_left();
         self.quiet = self.memory.clear();
     }
 
-    /// Has all of the client's memory mapped for the card, and nothing else.
+    /// Maps all of the client's memory for the card, and nothing else.
     pub(super) fn lend_all(&mut self) -> Result<(), HostError> {
         let lent = self.link.memory().snapshot();
         self.memory.lend_all(&lent)
     }
 
-    /// The VMM lends guest memory.
+    /// Handles guest memory that the VMM lends.
     pub(super) fn lend(&mut self, region: &DmaRegion) -> Result<(), HostError> {
         self.memory.lend(region)
     }
 
-    /// The VMM takes guest memory back. When this returns, the card cannot reach it.
+    /// Handles guest memory that the VMM takes back. When this returns, the card cannot reach it.
     pub(super) fn withdraw(&mut self, gpa: u64, size: u64) {
         self.memory.withdraw(gpa, size);
     }
 
-    /// A region turned out not to be the guest's memory.
+    /// Withdraws a region that is not the guest's memory.
     pub(super) fn withdraw_unshared(&mut self, gpa: u64) {
         self.memory.withdraw_unshared(gpa);
     }
 
-    /// The client is gone: nothing of its memory is left for the card.
+    /// Withdraws all memory of a client that has gone.
     pub(super) fn forget_ram(&mut self) {
         self.memory.forget_ram();
     }
 
-    /// Memory of the VM moves, as `commit` says, under one hold of the card's lock.
+    /// Applies the moves of `commit` to the VM's memory under one hold of the card's lock.
     pub(super) fn relocate(&mut self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError> {
         let host = Arc::clone(&self.host);
         let state = &mut *host.lock();
@@ -356,14 +356,14 @@ impl VmBackend {
             .map(|(at, bytes)| shadow_pt::GuestRange::Vram(nvspec::addr::GuestVramAddr(at.0), bytes));
         let relocated = self.memory.relocated(state, &ranges.collect::<Vec<_>>());
         if relocated.is_err() {
-            // Before anyone else takes the card's lock, and with it what the chunks have left.
+            // Before another thread takes the card's lock, and could get the vacated chunks.
             state.quarantine_left();
         }
         relocated
     }
 
-    /// Brings the shadows of a directory (of all address spaces, for `None`) and the apertures up to what the guest's tables
-    /// say. What lost a permission is on the card, and out of its TLBs, when this returns.
+    /// Updates the shadows of a directory (of all address spaces, for `None`) and the apertures from the guest's
+    /// tables. When this returns, revoked permissions are on the card and out of its TLBs.
     pub(super) fn flush_spaces(&mut self, directory: Option<Place>) -> Result<(), HostError> {
         self.counts.flushes += 1;
         self.memory.flush_apertures();
@@ -371,8 +371,8 @@ impl VmBackend {
         self.memory.flush(directory)
     }
 
-    /// These channels may run, as far as they are enabled, and no others. Whether that is in force; if not,
-    /// [`GuestEvent::Runlist`](owner::GuestEvent::Runlist) says when it is.
+    /// Lets these channels run if they are enabled, and no others. Returns whether that is in force; if not,
+    /// [`GuestEvent::Runlist`](owner::GuestEvent::Runlist) reports when it is.
     pub(super) fn set_runlist(&mut self, channels: &[VirtualChannelId]) -> bool {
         self.counts.runlists += 1;
         self.pending.list(channels);
@@ -389,8 +389,8 @@ impl VmBackend {
         }
     }
 
-    /// Has nothing left of a VM that came, and could not go on: channels that its guest does not know, and page tables that are to be
-    /// kept for it or not.
+    /// Undoes the arrival of a VM that could not resume: removes channels that its guest does not know, and resets
+    /// whether page tables are kept for it.
     pub(super) fn forget_arrival(&mut self, pv: Option<&PvSettings>) {
         let strays: Vec<VirtualChannelId> = {
             let state = self.host.lock();
@@ -403,13 +403,13 @@ impl VmBackend {
         }
     }
 
-    /// Begins to note what the card's work may write of guest RAM, or that it goes on after a rest; or ends it.
+    /// Starts, restarts or ends the log of guest RAM that the card's work may write.
     pub(super) fn log_ram(&mut self, on: bool) {
         self.memory.log_ram(on);
     }
 
-    /// Ranges of guest RAM that the card's work may have written since this was asked last, and that touch `range`; `goes_on`: there
-    /// is work still.
+    /// Returns ranges of guest RAM that the card's work may have written since the last call and that touch `range`;
+    /// `goes_on`: work continues.
     pub(super) fn take_written(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.memory.take_written(range, goes_on)
     }

@@ -1,4 +1,4 @@
-//! Moves pages of guest VRAM to where the guest's aperture tables put them, and back: what the books (`remap`) say.
+//! Moves pages of guest VRAM to where the guest's aperture tables put them, and back, as recorded in `remap`.
 
 use super::VmBackend;
 use crate::memory::{Moves, Showing, Slot, Want, ranges};
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::GuestAddr;
 
-/// Time for which work may go on while pages under it are to move, in ns of the card's clock.
-// TIMEOUT: twice the watchdog's own limit, which ends what hangs unless the operator has switched it off.
+/// Time for which work may continue while pages under it wait to move, in ns of the card's clock.
+// TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has switched it off.
 const WORK_LIMIT_NS: u64 = 2 * ::channels::HANG_LIMIT_NS;
-/// Time that work may take more once its engine is to be reset, in ns.
+/// Additional time that work may take after a reset of its engine is requested, in ns.
 const RESET_LIMIT_NS: u64 = 1_000_000_000;
 /// Words of a USERD page that the card writes and a driver reads.
 const PROGRESS: [u64; 9] = [
@@ -29,7 +29,7 @@ const PROGRESS: [u64; 9] = [
     userd::GP_PUT,
 ];
 
-/// Time between two looks whether work has left the card for pages to move. The VM's lock is free meanwhile.
+/// Poll interval for work to leave the card before pages move. The VM's lock is free meanwhile.
 pub(crate) const LOOK: Duration = Duration::from_micros(100);
 
 /// A page of zeros.
@@ -40,17 +40,17 @@ const BLANK: [u8; SMALL_PAGE as usize] = [0; SMALL_PAGE as usize];
 pub(super) struct Stop {
     /// Channels that had work.
     busy: Vec<VirtualChannelId>,
-    /// Its begin, in ns of the card's clock.
+    /// Its start, in ns of the card's clock.
     since_ns: u64,
-    /// Parts of BARs that are to show something else.
+    /// Parts of BARs whose mapping must change.
     due: Vec<Showing>,
-    /// No work leaves: the VM has had so much moved that this waits until then, in ns of the card's clock.
+    /// The VM has spent its budget of moves: no work leaves until then, in ns of the card's clock.
     until_ns: Option<u64>,
 }
 
 impl VmBackend {
-    /// The guest has flushed the TLB of `directory` (of all, for `None`): mapped apertures that use it show what their
-    /// tables say now.
+    /// Handles a guest's TLB flush of `directory` (of all, for `None`): mapped apertures that use it then show the
+    /// pages of their current tables.
     pub(super) fn refresh_flushed(&mut self, directory: Option<Place>) {
         for aperture in [Aperture::Bar1, Aperture::Bar3] {
             if self.remap().extent(aperture.into()).is_some()
@@ -61,25 +61,25 @@ impl VmBackend {
         }
     }
 
-    /// The guest has placed PRAMIN: it shows the pages there once [`Self::look_at_moves`] says so.
+    /// Handles a new PRAMIN base: PRAMIN shows the pages there once [`Self::look_at_moves`] has moved them.
     pub(super) fn move_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh(Showing::Pramin);
     }
 
-    /// PRAMIN has been placed: it shows the pages there now. None of the VM's work is on the card.
+    /// Makes PRAMIN show the pages at `base` now. None of the VM's work is on the card.
     pub(crate) fn show_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh_at_once(Showing::Pramin);
     }
 
-    /// PRAMIN shows nothing until it is [placed](Self::show_window) again. None of the VM's work is on the card.
+    /// Makes PRAMIN show nothing until it is [placed](Self::show_window) again. None of the VM's work is on the card.
     pub(crate) fn hide_window(&mut self) {
         self.show_window(None);
     }
 
-    /// Has mapped apertures show what the tables of a VM that has come say, and nothing else where nothing of it lives there yet. None of
-    /// its work is on the card.
+    /// Makes mapped apertures show the pages that the tables of a VM that has arrived name, and blank pages where no
+    /// memory of the VM is yet. None of its work is on the card.
     pub(crate) fn show_apertures(&mut self) {
         if self.remap().pages() == 0 {
             self.remap().blank(&self.host);
@@ -88,9 +88,8 @@ impl VmBackend {
         self.choose_polled();
     }
 
-    /// Makes what is mapped of a BAR show what the guest has there now. Where work of the VM names pages that are to move, that is done
-    /// once the work has left the card, by [`Self::look_at_moves`]; so it is where the guest has had so many pages moved that the
-    /// next move waits.
+    /// Updates the mapped part of a BAR to the pages that the guest has there now. If work of the VM names pages that
+    /// must move, or the VM has spent its budget of moves, [`Self::look_at_moves`] does that later.
     pub(super) fn refresh(&mut self, showing: Showing) {
         let changes = self.memory.changes(showing);
         if changes.is_empty() {
@@ -105,7 +104,7 @@ impl VmBackend {
         self.refresh_changes(showing, &changes);
     }
 
-    /// As [`Self::refresh`], for changes that the guest did not ask for: it does not wait.
+    /// Same as [`Self::refresh`], for changes that the guest did not ask for: ignores the budget.
     fn refresh_at_once(&mut self, showing: Showing) {
         if let Some(Stop { until_ns, .. }) = &mut self.stop {
             *until_ns = until_ns.map(|_| 0);
@@ -136,22 +135,22 @@ impl VmBackend {
         self.stop.is_some()
     }
 
-    /// Moves what waits for work to leave the card, if it has left. Returns whether some still waits; then it is to be looked
-    /// at again after [`LOOK`], with the VM's lock free meanwhile.
+    /// Moves pages once work has left the card. Returns whether some still wait; if so, call it again after [`LOOK`],
+    /// with the VM's lock free meanwhile.
     pub(crate) fn look_at_moves(&mut self) -> bool {
         let Some(Stop { busy, since_ns, until_ns, .. }) = &self.stop else { return false };
         let (busy, since_ns) = (busy.clone(), *since_ns);
         if let Some(until_ns) = *until_ns {
             return self.now_ns() < until_ns || self.take_up_due();
         }
-        // Work that cannot be interrupted goes on to its end. If it hangs, the watchdog ends it.
+        // Work that cannot be interrupted continues to its end. If it hangs, the watchdog ends it.
         if let Some(channel) = busy.into_iter().find(|channel| self.preempting(*channel)) {
             let waited_ns = self.now_ns().saturating_sub(since_ns);
             if waited_ns < WORK_LIMIT_NS {
                 return true;
             }
             if waited_ns < WORK_LIMIT_NS + RESET_LIMIT_NS {
-                // The engine is reset that keeps it.
+                // Reset the engine that keeps it.
                 self.host.lock().clear_engines(self.vm, channel);
                 return true;
             }
@@ -163,12 +162,12 @@ impl VmBackend {
             self.show_changes(showing, &changes);
         }
         self.stop = None;
-        // What was set aside or parked meanwhile is waiting for that, and for nothing else.
+        // Channels that were paused meanwhile wait only for this.
         self.pause(self.work.blocks());
         false
     }
 
-    /// Begins the moves that have waited for the VM's budget. Returns whether they wait for work to leave the card.
+    /// Starts the moves that have waited for the VM's budget. Returns whether they wait for work to leave the card.
     fn take_up_due(&mut self) -> bool {
         for showing in self.stop.take().map(|stop| stop.due).unwrap_or_default() {
             let changes = self.memory.changes(showing);
@@ -193,7 +192,7 @@ impl VmBackend {
         self.choose_polled();
     }
 
-    /// Counts what the guest has written where PRAMIN gave way.
+    /// Counts pages that the guest has written while PRAMIN did not show their memory.
     fn look_at_strays(&mut self, strays: &[Slot]) {
         let mut data = BLANK;
         for slot in strays {
@@ -208,8 +207,9 @@ impl VmBackend {
         let Self { host, vm, memory, .. } = self;
         let address = |page: u32| GuestVramAddr(u64::from(page) * SMALL_PAGE);
         let mut data = [0; SMALL_PAGE as usize];
-        // What has no place yet is zeros, and when its chunk gets one here it is zeros until it is written. Of a card each word that is
-        // read is a round trip. The card's lock is offered to the threads that wait for it after each page.
+        // A page without a place is zero, and stays zero until it is written when its chunk gets a place here. Each
+        // word read from a card is a round trip. After each page the card's lock is offered to the threads that wait
+        // for it.
         let mut state = host.lock();
         let mut zeros = BTreeSet::new();
         for (page, _) in moves.outs.iter().chain(&moves.ins) {
@@ -250,7 +250,7 @@ impl VmBackend {
         }
     }
 
-    /// Pages live elsewhere than before: shadows, and the card's TLBs.
+    /// Updates shadows, and the card's TLBs, for pages that have moved.
     fn relocated(&mut self, pages: BTreeSet<u32>) {
         let host = Arc::clone(&self.host);
         let moved = self.memory.relocated(&mut host.lock(), &ranges(pages));
@@ -260,7 +260,7 @@ impl VmBackend {
         }
     }
 
-    /// Has the VM's channels leave the engines, if any may be at work, and keeps them off.
+    /// Makes the VM's channels leave the engines, if any may be at work, and keeps them off.
     fn stop_work(&mut self) {
         let busy: Vec<VirtualChannelId> = {
             let mut guard = self.host.lock();
@@ -282,8 +282,8 @@ impl VmBackend {
         self.stop = Some(Stop { busy, since_ns: self.now_ns(), due: Vec::new(), until_ns: None });
     }
 
-    /// The guest's driver is gone: nothing of its memory lives under the apertures, and what did is lost. Its channels
-    /// are off the card, but for those that the card does not let go of.
+    /// Forgets the pages under the apertures after the guest's driver has gone; their contents are lost. The VM's
+    /// channels are off the card, except those that the card does not release.
     pub(super) fn forget_homes(&mut self) {
         self.stop = None;
         let pages = self.remap_mut().forget();
@@ -296,7 +296,7 @@ impl VmBackend {
         }
     }
 
-    /// Finds the channels whose USERD lives under a mapped aperture: their doorbells are no messages.
+    /// Finds the channels whose USERD is under a mapped aperture: their doorbells are not messages.
     pub(super) fn choose_polled(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, slot) in self.work.choose_polled(|page| remap.home(page)) {
@@ -304,7 +304,7 @@ impl VmBackend {
         }
     }
 
-    /// As [`Self::choose_polled`], of a VM that was taken over: what the guest has written there is news.
+    /// Same as [`Self::choose_polled`], for a VM that was taken over: a GP_PUT that the guest has written there is new.
     pub(crate) fn poll_again(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, _) in self.work.choose_polled(|page| remap.home(page)) {
@@ -314,7 +314,8 @@ impl VmBackend {
         }
     }
 
-    /// Looks for doorbells that were no messages, and shows how far the card is. Returns whether there was one.
+    /// Polls for doorbells that were not messages, and updates the progress that the guest sees. Returns whether it
+    /// found one.
     pub(crate) fn poll(&mut self) -> bool {
         let mut found = false;
         for (channel, slot) in self.work.polled().collect::<Vec<_>>() {

@@ -1,4 +1,4 @@
-//! Operations of a guest that knows us, on its memory and its channels.
+//! Operations of a paravirtual guest on its memory and its channels.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -20,12 +20,12 @@ use vram::victim::PRIORITY_DEFAULT;
 pub(crate) type Done = Result<u64, Status>;
 
 impl VmBackend {
-    /// Returns how the card's memory is held.
+    /// Returns the current holdings of the card's memory.
     pub(crate) fn holdings(&self) -> Holdings {
         self.host.lock().holdings()
     }
 
-    /// Takes back what the guest's interface has made.
+    /// Removes everything that the paravirtual interface has created.
     pub(crate) fn reset_pv(&mut self) {
         self.detach_all();
         let Some(pv) = &mut self.pv else { return };
@@ -37,13 +37,13 @@ impl VmBackend {
         self.tables_written();
     }
 
-    /// Finds or makes a segment.
+    /// Finds or creates a segment.
     pub(crate) fn share_get(&mut self, wanted: Wanted) -> Done {
         let pv = self.pv.as_ref().ok_or(Status::Unsupported)?;
         self.host.lock().memory_mut().share_get(pv.party(), wanted).map(u64::from)
     }
 
-    /// Changes a segment, or says what it is.
+    /// Changes or queries a segment.
     pub(crate) fn share_control(&mut self, segment: u32, control: Control) -> Done {
         let pv = self.pv.as_ref().ok_or(Status::Unsupported)?;
         self.host.lock().memory_mut().share_control(pv.party(), segment, control)
@@ -59,7 +59,7 @@ impl VmBackend {
         }
     }
 
-    /// Whoever has read the tables is told which of their pages have changed.
+    /// Notifies the readers of the tables of pages that have changed.
     pub(crate) fn tables_written(&mut self) {
         self.memory.tables_written();
     }
@@ -108,7 +108,7 @@ impl VmBackend {
         pv.create_channel(channel, &known).map(|()| 0)
     }
 
-    /// A channel that the guest has set aside.
+    /// Returns a channel that the guest has created.
     pub(crate) fn created(&self, channel: u32) -> Result<VirtualChannelId, Status> {
         let channel = VirtualChannelId::new(channel).ok_or(Status::NoObject)?;
         let pv = self.pv.as_ref().ok_or(Status::Unsupported)?;
@@ -127,7 +127,7 @@ impl VmBackend {
         Ok(0)
     }
 
-    /// Answers a question, by how the card's memory is held.
+    /// Answers a query about the card's memory.
     pub(crate) fn answer(&self, question: Question, holdings: &Holdings) -> Done {
         let chunk = holdings.summary.chunk_bytes;
         let bytes = |chunks: u32| u64::from(chunks).saturating_mul(chunk);

@@ -1,4 +1,4 @@
-//! The vGPU's registers on the card: the implementation of `devmodel`'s seam.
+//! Effect of the vGPU's registers on the card: implements `devmodel`'s backend trait.
 
 use super::VmBackend;
 use super::channels::Unbound;
@@ -10,7 +10,7 @@ use nvspec::fifo::{CHANNELS, ChannelId, RunlistEntry, VirtualChannelId};
 use nvspec::regs::pfifo;
 use owner::Feeder;
 
-/// Entries of a guest's runlist that are read; more name channels twice.
+/// Entries of a guest's runlist that are read; a longer list names channels twice.
 const RUNLIST_ENTRIES: u32 = CHANNELS * 2;
 
 impl Backend for VmBackend {
@@ -45,7 +45,7 @@ impl Backend for VmBackend {
     }
 
     fn flush_tlb(&mut self, directory: Option<Place>, _hub_only: bool) {
-        // Apertures are flushed by the hub's form, channels by either: the shadow is looked up in both cases.
+        // Apertures are flushed in the hub's form, channels in either: the shadow is looked up in both cases.
         if let Err(error) = self.flush_spaces(directory) {
             tracing::error!(vm = %self.vm, %error, "a guest's TLB flush did not reach the card");
         }
@@ -119,21 +119,22 @@ impl Backend for VmBackend {
     }
 
     fn block_engines(&mut self, engines: u32, blocked: bool) {
-        // All of the VM's channels wait while any engine is held back: which engine a channel is about to use is not known.
+        // All of the VM's channels wait while any engine is held back: the engine that a channel will use next is not
+        // known.
         let paused = self.work.block(engines, blocked) || self.moves_wait();
         self.pause(paused);
     }
 
     fn reset_engine(&mut self, _engine: u32) {
-        // The engine is shared. What the guest means is that its own work there ends, and begins anew: its channels
-        // leave the engines, and what they had saved is in their own memory.
+        // The engine is shared. The guest means that its own work there ends and starts again: its channels
+        // leave the engines, and their saved state is in their own memory.
         let mut state = self.host.lock();
         self.work.channels().into_iter().for_each(|channel| state.clear_engines(self.vm, channel));
     }
 
     fn reset_fifo(&mut self) {
         self.unbind_all();
-        // The scheduler's registers are as after power-on: nothing is held back.
+        // The scheduler's registers are as after power-on: no engine is held back.
         self.block_engines(u32::MAX, false);
     }
 

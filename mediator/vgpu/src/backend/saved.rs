@@ -1,4 +1,4 @@
-//! One VM's side of the card as it is saved.
+//! Saved state of one VM's side of the card.
 
 use super::channels::own_pages;
 use super::{Counts, Description, Pace, VmBackend};
@@ -17,7 +17,7 @@ use shadow_pt::SavedSpaces;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The side.
+/// Saved state of a [`VmBackend`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedBackend {
     memory: SavedMemory,
@@ -28,7 +28,7 @@ pub(crate) struct SavedBackend {
     pv: Option<SavedInterface>,
 }
 
-/// Returns where a guest's channel is on the card, by the card's channels.
+/// Returns a guest's channel on the card, as the card's channels have it.
 fn bound_of(
     channels: &channels::Channels,
     memory: &Memory,
@@ -39,14 +39,14 @@ fn bound_of(
     Some(Bound { space, physical, span: channels.span(physical)? })
 }
 
-/// Channels that are to be rung once the card goes on, with GP_PUT.
+/// Channels whose doorbells will be submitted once the card resumes, with GP_PUT.
 pub(crate) type Rung = Vec<(VirtualChannelId, u32)>;
 
 impl VmBackend {
-    /// Writes the side down.
+    /// Saves the side.
     ///
     /// # Errors
-    /// [`HostError::Unsettled`] when something is under way.
+    /// [`HostError::Unsettled`] when something is in flight.
     pub(crate) fn save_side(&self) -> Result<SavedBackend, HostError> {
         let Self {
             host: _,
@@ -55,13 +55,13 @@ impl VmBackend {
             memory,
             work,
             pending,
-            // Nobody serves the VM.
+            // The VM is not served.
             writes: _,
             stop,
             faults,
-            // It is found out again.
+            // Determined again after the restore.
             quiet: _,
-            // Each write says it.
+            // Set by each write.
             answers_first: _,
             late,
             counts,
@@ -81,7 +81,7 @@ impl VmBackend {
         })
     }
 
-    /// Writes down which segments are mapped, if any are.
+    /// Saves which segments are mapped, if any are.
     pub(crate) fn save_attachments(&self) -> Option<SavedAttachments> {
         self.pv.as_ref()?.attachments().save(|space| self.memory.directory(space))
     }
@@ -91,16 +91,17 @@ impl VmBackend {
         self.pv.as_ref().is_some_and(|pv| !pv.attachments().is_empty())
     }
 
-    /// Puts all address spaces on the card as the guest has them: what was restored of them maps nothing of its.
+    /// Builds all address spaces on the card from the guest's tables: restored ones map none of its memory yet.
     pub(crate) fn prepare_all(&mut self) -> Result<(), HostError> {
         self.memory.prepare_all()
     }
 
-    /// Takes in the side of a VM that comes from another card, with its address spaces and what that card held of its channels. Its
-    /// memory is there. It is held on this card, and nothing is served yet. What is left half done by an error goes with the VM.
+    /// Restores the side of a VM that comes from another card, with its address spaces and that card's state of its
+    /// channels. Its memory is there. It is held on this card, and is not served yet. The caller discards the VM after
+    /// an error.
     ///
     /// # Errors
-    /// When it is none that there can be here; when the card has no memory or channels for it.
+    /// When the state is invalid; when the card has no memory or channels for it.
     pub(crate) fn arrive(
         &mut self,
         saved: SavedBackend,
@@ -142,10 +143,10 @@ impl VmBackend {
         Ok(rung)
     }
 
-    /// The side as it was, of a card that is not taken over yet.
+    /// Restores the side as it was, for a card that is not taken over yet.
     ///
     /// # Errors
-    /// When it is none that there can be, or the client has not lent what it had.
+    /// When the state is invalid, or the client has not lent the same memory.
     pub(crate) fn restored(
         host: Arc<HostCard>,
         description: Description,

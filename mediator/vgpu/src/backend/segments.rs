@@ -10,19 +10,19 @@ use pv::abi::Status;
 use shadow_pt::{HostPage, SpaceId};
 use std::collections::BTreeSet;
 
-/// The pages of a run, as an address space maps them.
+/// Returns the pages of a run, as an address space maps them.
 fn pages(first: u32, count: u32, at: VramAddr, rights: Rights) -> Vec<(HostPage, VramAddr, Rights)> {
     let page = |nth: u32| (HostPage::Shared(first + nth), at.offset(u64::from(nth) * SMALL_PAGE), rights);
     (0..count).map(page).collect()
 }
 
 impl VmBackend {
-    /// Maps a segment for a channel; its address there. Attaching it again gives the same address.
+    /// Maps a segment for a channel; returns its address. Attaching it again gives the same address.
     pub(crate) fn attach(&mut self, segment: u32, channel: VirtualChannelId, read_only: bool) -> Result<u64, Status> {
         let Bound { space, .. } = self.work.bound(channel).ok_or(Status::NoObject)?;
         let pv = self.pv.as_mut().ok_or(Status::Unsupported)?;
         if let Some(there) = pv.attachments_mut().get_mut(space, segment) {
-            // One address space has it one way.
+            // An address space maps it with one set of rights.
             if there.read_only != read_only {
                 return Err(Status::Exists);
             }
@@ -68,7 +68,7 @@ impl VmBackend {
         Ok(())
     }
 
-    /// The channel has no segment any more.
+    /// Detaches all segments of a channel.
     pub(crate) fn detach_channel(&mut self, channel: VirtualChannelId) {
         let Some(pv) = &mut self.pv else { return };
         for attachment in pv.attachments_mut().all_mut() {
@@ -77,14 +77,14 @@ impl VmBackend {
         self.drop_unused();
     }
 
-    /// No channel has a segment any more.
+    /// Detaches all segments of all channels.
     pub(crate) fn detach_all(&mut self) {
         let Some(pv) = &mut self.pv else { return };
         pv.attachments_mut().all_mut().for_each(|attachment| attachment.channels.clear());
         self.drop_unused();
     }
 
-    /// Unmaps what no channel has attached.
+    /// Unmaps segments that no channel has attached.
     fn drop_unused(&mut self) {
         let Some(pv) = &mut self.pv else { return };
         let unused = pv.attachments_mut().take_unused();
@@ -93,8 +93,8 @@ impl VmBackend {
         }
     }
 
-    /// Takes a segment out of an address space. If the card does not forget it, it counts as attached for good, and its
-    /// memory goes to nobody.
+    /// Takes a segment out of an address space. If the card keeps its translations, it counts as attached for good, and
+    /// its memory is not reused.
     fn unmap_segment(&mut self, space: SpaceId, segment: u32, pages: &[(HostPage, VramAddr, Rights)]) {
         match self.memory.unmap_host(space, pages) {
             Ok(()) => self.host.lock().memory_mut().share_detach(self.vm, segment),

@@ -1,4 +1,4 @@
-//! Binds and work that wait for memory: how a wait begins, and what is done when there may be some.
+//! Binds and work that wait for memory: starts a wait, and retries when memory may be available.
 
 use super::VmBackend;
 use super::channels::Unbound;
@@ -10,7 +10,7 @@ use owner::{Feeder, HostState};
 use std::sync::Arc;
 
 impl VmBackend {
-    /// A bind finds no memory: it is done when there is some. `false` when it cannot wait.
+    /// Queues a bind that finds no memory. Returns `false` if it cannot wait.
     pub(super) fn bind_later(&mut self, channel: VirtualChannelId, instance: Place, guest: &GuestInstance) -> bool {
         if !self.pending.add_bind(&mut self.host.lock(), channel, instance) {
             return false;
@@ -20,8 +20,9 @@ impl VmBackend {
         true
     }
 
-    /// Work whose memory has no place waits for it, as long as some may be found or the operator lets it. `false` when it has
-    /// waited that long.
+    /// Queues work whose memory has no place, as long as the mover may find some or the operator's limit allows.
+    /// Returns
+    /// `false` if it has waited that long.
     pub(super) fn may_wait(&mut self, state: &mut HostState, doorbell: Doorbell) -> bool {
         let channel = doorbell.virtual_channel;
         let Some(first) = self.pending.add_work(state, doorbell) else {
@@ -39,20 +40,20 @@ impl VmBackend {
         true
     }
 
-    /// A channel's bind or work waits for memory no more, if it did.
+    /// Ends the wait of a channel's bind or work, if it waited.
     pub(super) fn wait_ends(&mut self, state: &mut HostState, channel: VirtualChannelId) {
         let waited_ns = self.pending.end(state, channel);
         self.counts.memory_waited_ns = self.counts.memory_waited_ns.saturating_add(waited_ns);
     }
 
-    /// Tries all again that waits for memory.
+    /// Retries everything that waits for memory.
     pub(crate) fn retry(&mut self) {
         for (channel, bind) in self.pending.binds() {
             self.bind_again(channel, bind);
         }
         let waiting = self.pending.work();
         if waiting.is_empty() && self.host.lock().vram_mut().was_short(self.vm) {
-            // What was denied was no work's, and nothing waits for it. The next work that needs it looks at it again.
+            // The denied memory belonged to no waiting work. The next work that needs it checks again.
             self.memory.granted();
         }
         for doorbell in waiting {

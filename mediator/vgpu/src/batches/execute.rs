@@ -1,4 +1,4 @@
-//! Operations, one by one, on the vGPU and the card.
+//! Executes single operations on the vGPU and the card.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -18,18 +18,18 @@ use pv::{Begun, Op};
 /// Bytes that are filled or copied at a time.
 const PIECE: usize = 64 << 10;
 
-/// Bytes that are handled while the VM's lock is held. Others have the VM then, before the batch goes on.
+/// Bytes that are handled under one hold of the VM's lock. Other threads get the lock before the batch continues.
 const BUDGET: u64 = 256 << 10;
-/// Bytes that an operation counts for that handles none.
+/// Bytes that an operation counts for if it handles none.
 const OPERATION: u64 = 1 << 10;
 
-/// State of the operations of a batch that are done under one hold of the VM's lock.
+/// State of a batch's operations under one hold of the VM's lock.
 struct Context {
-    /// Holders of the card's memory, from the first question on.
+    /// Holders of the card's memory, from the first query on.
     holdings: Option<Holdings>,
     /// Bytes of [`BUDGET`] that are left.
     left: u64,
-    /// Bytes of the operation whose turn it is that have been handled, if it has begun and goes on later.
+    /// Bytes of the current operation that have been handled, if it has begun and continues later.
     begun: Option<u64>,
 }
 
@@ -39,14 +39,14 @@ impl Context {
     }
 }
 
-/// Bytes that an operation counts for, but for those that it fills or copies.
+/// Returns the bytes that an operation counts for, without those that it fills or copies.
 fn cost(op: &Op<'_>) -> u64 {
     let entries = |count: u64| count.saturating_mul(nvspec::mmu::ENTRY_BYTES).max(OPERATION);
     match op {
         Op::TableCreate { kind, .. } => kind.bytes(),
         Op::EntriesRun { count, .. } | Op::EntriesZero { count, .. } => entries((*count).into()),
         Op::EntriesList { entries: list, .. } => entries(list.len() as u64),
-        // How much these have to do depends on what was done before.
+        // The amount of work of these depends on earlier operations.
         Op::TableDestroy { .. }
         | Op::DirectoryBind { .. }
         | Op::Flush { .. }
@@ -63,13 +63,13 @@ fn cost(op: &Op<'_>) -> u64 {
 pub(super) enum Executed {
     /// The batch has ended.
     Whole,
-    /// It goes on at once.
+    /// It continues at once.
     Part,
-    /// It goes on when the card has memory for the channel that its current operation names.
+    /// It continues when the card has memory for the channel that its current operation names.
     AwaitsBind,
 }
 
-/// The channel whose address space an operation is about: it is to be bound first.
+/// Returns the channel whose address space an operation uses: that channel must be bound first.
 fn channel_of(op: &Op<'_>) -> Option<VirtualChannelId> {
     match op {
         Op::ShareAttach { channel, .. } | Op::ShareDetach { channel, .. } => VirtualChannelId::new(*channel),
@@ -78,8 +78,8 @@ fn channel_of(op: &Op<'_>) -> Option<VirtualChannelId> {
 }
 
 impl Core {
-    /// Does as much of a batch as one hold of the VM's lock is good for. `begun`: bytes of its current operation that were
-    /// handled before.
+    /// Executes as much of a batch as one hold of the VM's lock allows. `begun`: bytes of its current operation that
+    /// were handled before.
     pub(super) fn execute(&mut self, batch: &mut Begun, begun: &mut Option<u64>) -> Executed {
         let accepted = self.backend.pv().map_or(0, Interface::accepted);
         let mut context = Context { holdings: None, left: BUDGET, begun: begun.take() };
@@ -105,7 +105,7 @@ impl Core {
         };
         *begun = context.begun;
         self.backend.tables_written();
-        // What comes of an operation is there before its batch is answered.
+        // The effects of an operation are complete before its batch is answered.
         if self.backend.moves_wait() { Executed::Part } else { executed }
     }
 
@@ -213,8 +213,8 @@ fn copy_vram(
     })
 }
 
-/// Calls `each` with offset and length of each piece, as far as the budget goes. What it cannot do is for want of memory:
-/// the range is the guest's.
+/// Calls `each` with offset and length of each part, as far as the budget allows. A failure means that memory is short,
+/// because the range is the guest's.
 fn in_pieces(bytes: u64, context: &mut Context, mut each: impl FnMut(u64, usize) -> bool) -> Done {
     let mut done = context.begun.take().unwrap_or(0);
     while done < bytes {

@@ -1,8 +1,8 @@
-//! Batches of a guest that knows us: what they do to the vGPU.
+//! Batches of a paravirtual guest: their effects on the vGPU.
 //!
-//! Nothing here is a second way to the card: a channel's operations are the register accesses that they stand for, and page
-//! tables are read and checked by `shadow-pt` like those that a guest keeps itself
-//! ([decision 015](../../../../docs/decisions/015-paravirtual-tables.md)).
+//! Batches have no separate access to the card: a channel's operations are the register accesses that they stand for,
+//! and page tables are read and checked by `shadow-pt` like those that a guest keeps itself ([decision
+//! 015](../../../../docs/decisions/015-paravirtual-tables.md)).
 
 mod execute;
 
@@ -13,14 +13,14 @@ use nvspec::regs::pfifo::CHANNEL;
 use virtio_queue::Queue;
 
 impl Core {
-    /// The guest has set its queue up.
+    /// Starts the queue that the guest has set up.
     pub(crate) fn start_pv(&mut self) {
         let memory = self.backend.ram_now();
         self.with_pv(|pv| pv.start(memory.as_deref()));
     }
 
-    /// Deals with the batch that has begun or, if none has, with the next one that is available, as far as one hold of the
-    /// VM's lock is good for. The caller lets others have the VM before it calls again.
+    /// Handles the current batch or, if there is none, the next available one, as far as one hold of the
+    /// VM's lock allows. The caller lets other threads have the VM before it calls again.
     pub(crate) fn serve_pv(&mut self) -> Progress {
         if self.backend.look_at_moves() {
             return Progress::Waits;
@@ -28,7 +28,7 @@ impl Core {
         let Some(mut queue) = self.backend.pv_mut().and_then(Interface::take_queue) else { return Progress::Idle };
         let served = self.serve_queue(&mut queue);
         match &served {
-            // An operation of a batch cannot reset the interface, so the queue is still the one.
+            // An operation of a batch cannot reset the interface, so the queue is still the same.
             Ok(_) => self.with_pv(|pv| pv.put_queue(queue)),
             Err(why) => self.with_pv(|pv| pv.fail(why)),
         }
@@ -68,7 +68,7 @@ impl Core {
         }
     }
 
-    /// Everything of the interface is as when the VM was created, but for the counters. The channels that it made are off.
+    /// Resets the interface to its state at the VM's creation, except the counters. The channels that it made are off.
     pub(crate) fn reset_pv(&mut self) {
         let Self { gpu, backend, .. } = self;
         let Some(pv) = backend.pv() else { return };
@@ -76,14 +76,14 @@ impl Core {
             gpu.bar0_write32(CHANNEL::at(channel.into()), 0, backend);
         }
         backend.reset_pv();
-        // Address spaces that other channels have of the tables that were.
+        // For address spaces of other channels that used the old tables.
         if let Err(error) = backend.flush_spaces(None) {
             tracing::error!(vm = %backend.vm(), %error, "the card may keep translations of tables that are gone");
         }
         self.signal_pv();
     }
 
-    /// The function's interrupt is as the interface has it now.
+    /// Sets the function's interrupt to the interface's current state.
     pub(crate) fn signal_pv(&mut self) {
         let asserted = self.backend.pv().is_some_and(Interface::interrupts);
         self.gpu.set_beside(asserted, &mut self.backend);
