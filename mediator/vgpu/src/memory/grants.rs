@@ -1,4 +1,4 @@
-//! Memory that a VM has: what its page tables and its guest's structures may name, and where that is.
+//! Memory that a VM has: which memory its page tables and its guest's structures may name, and where it is.
 
 use super::ram::RamMap;
 use super::remap::{Home, Remap};
@@ -22,9 +22,9 @@ pub(crate) struct Grants {
     link: Link,
     ram: RamMap,
     bus_master: bool,
-    /// The part of its VRAM that lives under apertures which the VMM maps.
+    /// The part of its VRAM that is under apertures which the VMM maps.
     remap: Remap,
-    /// Page tables that it has us keep, behind the end of its VRAM.
+    /// Page tables that the mediator keeps for it, after the end of its VRAM.
     tables: Option<pv::Tables>,
 }
 
@@ -33,7 +33,8 @@ impl Grants {
         Self { vm, vram_bytes, link, ram: RamMap::default(), bus_master: false, remap: Remap::default(), tables: None }
     }
 
-    /// As they were: with regions of RAM that are mapped for the card, page tables that are kept, and apertures that the VMM maps.
+    /// Restores them with regions of RAM that are mapped for the card, page tables that are kept, and apertures that
+    /// the VMM maps.
     pub(super) fn restored(
         vm: VmId,
         link: Link,
@@ -44,12 +45,12 @@ impl Grants {
         Self { ram, bus_master, tables, remap, ..Self::new(vm, link, vram_bytes) }
     }
 
-    /// Takes in what a VM had on another card.
+    /// Takes over the state of a VM from another card.
     pub(super) fn receive(&mut self, bus_master: bool, tables: Option<pv::Tables>) {
         (self.bus_master, self.tables) = (bus_master, tables);
     }
 
-    /// Bytes of VRAM.
+    /// Returns the bytes of VRAM.
     pub(crate) fn vram_bytes(&self) -> u64 {
         self.vram_bytes
     }
@@ -63,47 +64,47 @@ impl Grants {
         self.bus_master = enabled;
     }
 
-    /// Has the server look whether the regions that the client lends are memory that it shares.
+    /// Makes the server check whether the regions that the client lends are memory that it shares.
     pub(super) fn check_shared(&self) {
         self.link.check_shared();
     }
 
-    /// The regions of RAM that are mapped for the card.
+    /// Returns the regions of RAM that are mapped for the card.
     pub(super) fn ram(&self) -> &RamMap {
         &self.ram
     }
 
-    /// As [`Self::ram`], to change them.
+    /// Same as [`Self::ram`], mutable.
     pub(crate) fn ram_mut(&mut self) -> &mut RamMap {
         &mut self.ram
     }
 
-    /// The apertures that the VMM maps.
+    /// Returns the apertures that the VMM maps.
     pub(crate) fn remap(&self) -> &Remap {
         &self.remap
     }
 
-    /// As [`Self::remap`], to change it.
+    /// Same as [`Self::remap`], mutable.
     pub(crate) fn remap_mut(&mut self) -> &mut Remap {
         &mut self.remap
     }
 
-    /// Page tables that the guest has us keep, if it may.
+    /// Returns the page tables that the mediator keeps for the guest, if allowed.
     pub(crate) fn tables(&self) -> Option<&pv::Tables> {
         self.tables.as_ref()
     }
 
-    /// As [`Self::tables`], to change them.
+    /// Same as [`Self::tables`], mutable.
     pub(crate) fn tables_mut(&mut self) -> Option<&mut pv::Tables> {
         self.tables.as_mut()
     }
 
-    /// Lets the guest have us keep page tables of up to `bytes` bytes.
+    /// Allows the mediator to keep page tables of up to `bytes` bytes for the guest.
     pub(crate) fn keep_tables(&mut self, bytes: u64) {
         self.tables = Some(pv::Tables::new(GuestVramAddr(self.vram_bytes), bytes));
     }
 
-    /// The directory that the guest has bound to an instance block, of those that we keep.
+    /// Returns the directory, among those kept here, that the guest has bound to an instance block.
     pub(crate) fn directory_of(&self, instance: Place) -> Option<Place> {
         match instance {
             Place::Vram(at) => self.tables.as_ref()?.directory_of(at).map(Place::Vram),
@@ -111,7 +112,7 @@ impl Grants {
         }
     }
 
-    /// Guest RAM as it is now; `None` while the device may not access it.
+    /// Returns the current guest RAM; `None` while the device may not access it.
     pub(crate) fn ram_now(&self) -> Option<Arc<MemoryTable>> {
         self.bus_master.then(|| self.link.memory().snapshot())
     }
@@ -133,7 +134,7 @@ impl Grants {
         self.link.memory().write(address.0, data).map_err(|_| NotGranted)
     }
 
-    /// Reads the guest's structures page by page, wherever each lives.
+    /// Reads the guest's structures page by page, wherever each is.
     pub(super) fn read_vram(&self, vram: &mut CardVram, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let Self { vm, remap, tables, .. } = self;
         if let Some(tables) = tables.as_ref().filter(|tables| tables.contains(address)) {
@@ -157,8 +158,8 @@ impl Grants {
         Some(())
     }
 
-    /// Returns where a page of guest VRAM lies. What has no place on the card yet gets one: the GPU may write there without
-    /// asking.
+    /// Returns the address of a page of guest VRAM on the card. A page without a place gets one: the GPU may write
+    /// there without asking.
     pub(super) fn vram_frame(&self, vram: &mut CardVram, address: GuestVramAddr, len: u64) -> Option<Frame> {
         match self.remap.whereabouts(address, len) {
             Home::Chunk => match vram.place(self.vm, address, len)? {
@@ -170,7 +171,7 @@ impl Grants {
         }
     }
 
-    /// Returns where the card sees a page of guest RAM.
+    /// Returns the card's address of a page of guest RAM.
     pub(super) fn ram_frame(&self, address: Gpa, len: u64, write: bool) -> Option<Iova> {
         if !self.bus_master {
             return None;

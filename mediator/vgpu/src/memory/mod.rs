@@ -1,8 +1,8 @@
 //! The memory of one VM, as its guest, the card and its page tables see it.
 //!
-//! Parts: `grants` (what page tables may name), `view` (the card as one VM reads it), `spaces` (shadow page tables), `ram`
-//! (guest RAM as the card sees it), `remap` (apertures that the VMM maps), `operands` (which memory work names), `saved`
-//! (what of it is written down).
+//! Parts: `grants` (memory that page tables may name), `view` (the card as one VM reads it), `spaces` (shadow page
+//! tables), `ram` (guest RAM as the card sees it), `remap` (apertures that the VMM maps), `operands` (memory that work
+//! names), `saved` (the saved state).
 
 mod grants;
 mod operands;
@@ -41,11 +41,11 @@ pub(crate) struct Memory {
     pool: PagePool,
     bar1: ApertureTlb,
     bar3: ApertureTlb,
-    /// Begin of PRAMIN in the guest's VRAM.
+    /// Start of PRAMIN in the guest's VRAM.
     pramin: Option<GuestVramAddr>,
     /// Sums since the VM was created.
     report: SyncReport,
-    /// Times since then that tables were looked at.
+    /// Number of times since then that tables were read.
     syncs: u64,
 }
 
@@ -65,33 +65,33 @@ impl Memory {
         }
     }
 
-    /// Writes down the VM's address spaces, with its registers.
+    /// Saves the VM's address spaces, with its registers.
     pub(crate) fn save(&self, gpu: SavedVGpu) -> SavedVm {
         let tables = self.grants.tables().map(pv::Tables::save);
         SavedVm { vm: self.vm, gpu, spaces: self.shadows.save(), tables, pool: self.pool.save() }
     }
 
-    /// The address space whose shadow directory lies there on the card.
+    /// Returns the address space whose shadow directory is at this address on the card.
     pub(crate) fn space_of(&self, directory: VramAddr) -> Option<SpaceId> {
         self.shadows.ids().find(|space| self.shadows.directory(*space) == Some(directory))
     }
 
-    /// Returns what the VM's page tables may name.
+    /// Returns the memory that the VM's page tables may name.
     pub(crate) fn grants(&self) -> &Grants {
         &self.grants
     }
 
-    /// As [`Self::grants`], to change it. What is granted no more is to be taken out of the address spaces.
+    /// Same as [`Self::grants`], mutable. The caller takes revoked memory out of the address spaces.
     pub(crate) fn grants_mut(&mut self) -> &mut Grants {
         &mut self.grants
     }
 
-    /// Sums of all synchronisations since the VM was created, and how many looked at tables.
+    /// Returns the sums of all synchronisations since the VM was created, and how many read tables.
     pub(crate) fn report(&self) -> (&SyncReport, u64) {
         (&self.report, self.syncs)
     }
 
-    /// The instance block that an aperture is bound to.
+    /// Returns the instance block that an aperture is bound to.
     pub(crate) fn aperture_instance(&self, aperture: Aperture) -> Option<Place> {
         match aperture {
             Aperture::Bar1 => self.bar1.instance(),
@@ -99,7 +99,7 @@ impl Memory {
         }
     }
 
-    /// Binds an aperture to an instance block; `directory`: what it names, if that is known.
+    /// Binds an aperture to an instance block; `directory`: the one that it names, if that is known.
     pub(crate) fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>, directory: Option<Place>) {
         match aperture {
             Aperture::Bar1 => self.bar1.bind(instance, directory),
@@ -107,25 +107,25 @@ impl Memory {
         }
     }
 
-    /// The guest has placed PRAMIN.
+    /// Records the guest's PRAMIN base.
     pub(crate) fn place_window(&mut self, base: Option<GuestVramAddr>) {
         self.pramin = base;
     }
 
-    /// The guest has flushed what it has written through apertures: forgets what their TLBs hold, and expects news in page tables.
+    /// Handles a guest's flush of the apertures: drops their TLBs, and marks page tables as possibly changed.
     pub(crate) fn flush_apertures(&mut self) {
         self.bar1.flush();
         self.bar3.flush();
         self.shadows.announced();
     }
 
-    /// Returns where an aperture offset leads, by the guest's tables.
+    /// Translates an aperture offset with the guest's tables.
     pub(crate) fn translate(&mut self, aperture: Aperture, offset: u64, write: bool) -> Option<Place> {
         let tlb = match aperture {
             Aperture::Bar1 => &mut self.bar1,
             Aperture::Bar3 => &mut self.bar3,
         };
-        // The card's lock is for the guest's tables, which are read where the TLB does not have the page.
+        // The card's lock is only needed for the guest's tables, which are read on a TLB miss.
         let mapping: Mapping = match tlb.cached(offset) {
             Some(mapping) => mapping,
             None => self.with_aperture(aperture, |tlb, view| tlb.translate(offset, view).ok())?,
@@ -133,12 +133,12 @@ impl Memory {
         (mapping.writable || !write).then_some(mapping.place)
     }
 
-    /// The directory that an aperture uses.
+    /// Returns the directory that an aperture uses.
     pub(crate) fn aperture_directory(&mut self, aperture: Aperture) -> Option<Place> {
         self.with_aperture(aperture, |tlb, view| tlb.directory(view))
     }
 
-    /// Pages of what is mapped of a BAR behind which the guest has something else than before.
+    /// Returns the mapped pages of a BAR whose content has changed in the guest's tables.
     pub(crate) fn changes(&mut self, showing: Showing) -> Vec<(u32, Want)> {
         let Some((start, pages)) = self.grants.remap().extent(showing) else { return Vec::new() };
         let vram_bytes = self.grants.vram_bytes();

@@ -1,8 +1,9 @@
-//! Memory that submitted work names, for who picks victims by use ([`vram::victim`]'s `clock`), and who wants to know what
-//! goes over the bus (`owner::balance`).
+//! Memory that submitted work names, for the choice of victims by use ([`vram::victim`]'s `clock`), and for the
+//! estimate of bus traffic (`owner::balance`).
 //!
-//! A push buffer names the sources and destinations of copies, and what an engine is given by address: code, constants, local
-//! memory, semaphores. What a kernel reaches by pointers among its constants is named nowhere.
+//! A push buffer names the sources and destinations of copies, and memory that an engine gets by address: code,
+//! constants, local memory, semaphores. Memory that a kernel reaches through pointers in its constants is not visible
+//! here.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -13,17 +14,17 @@ use nvspec::class::{ce90b5, compute90c0, id, m2mf9039};
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, host_method, sub_op};
 use std::collections::BTreeMap;
 
-/// Words of a submission's push buffers that are looked at. What a longer one names at its end is not seen.
+/// Words of a submission's push buffers that are read. Names after that are not seen.
 const WORDS: usize = 4096;
-/// Addresses of a submission that are looked up, so that a guest holds nobody up by naming everything again and again.
+/// Addresses of a submission that are looked up, so that a guest cannot delay others with repeated names.
 const LOOKUPS: usize = 2048;
-/// Bytes of a surface that count, so that a size that no memory has costs nothing.
+/// Bytes of a surface that count, so that an impossibly large size costs nothing.
 const SURFACE_MAX: u64 = 1 << 30;
-/// Bits of an address of the GPU's.
+/// Bits of a GPU virtual address.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
 
-/// The classes that a channel's subchannels have. At first those that nouveau and Mesa bind there: who begins to look may have
-/// missed the binding.
+/// The classes of a channel's subchannels. Initially those that nouveau and Mesa bind there, because the binding may
+/// have happened before the first read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Objects([u32; 8]);
 
@@ -33,36 +34,37 @@ impl Default for Objects {
     }
 }
 
-/// Addresses that a submission names, while it is taken over.
+/// Addresses that a submission names, while it is pulled.
 #[derive(Debug)]
 pub(crate) struct Names<'a> {
     objects: &'a mut Objects,
-    /// Words that are still to be looked at.
+    /// Words that are left to read.
     words: usize,
-    /// Addresses that are still to be looked up.
+    /// Addresses that are left to look up.
     lookups: usize,
 }
 
 impl<'a> Names<'a> {
-    /// Of a submission of the channel with these objects.
+    /// Creates it for a submission of the channel with these objects.
     pub(crate) fn new(objects: &'a mut Objects) -> Self {
         Self { objects, words: WORDS, lookups: LOOKUPS }
     }
 
-    /// Returns how many of a push buffer's `dwords` words are looked at.
+    /// Returns how many of a push buffer's `dwords` words to read.
     pub(crate) fn words(&mut self, dwords: u32) -> usize {
         let count = self.words.min(dwords as usize);
         self.words = self.words.saturating_sub(count);
         count
     }
 
-    /// Calls `each` with an address in each `step` bytes of what a push buffer names, and how many of them are named.
+    /// Calls `each` with an address in each `step` bytes of the memory that a push buffer names, and the number of
+    /// bytes named there.
     pub(crate) fn each(&mut self, bytes: &[u8], step: u64, mut each: impl FnMut(GpuVa, u64)) {
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte));
         let words: Vec<u32> = bytes.chunks_exact(4).map(word).collect();
         let lookups = &mut self.lookups;
         walk(&words, self.objects, |va, len| {
-            // A chunk need not begin at a multiple of its size in the address space: the last byte may be in one more.
+            // A chunk need not start at a multiple of its size in the address space: the last byte may be in one more.
             let end = va.0.saturating_add(len);
             let step_by = usize::try_from(step).unwrap_or(usize::MAX).max(1);
             for at in (va.0..end).step_by(step_by).chain([end.saturating_sub(1)]).take(*lookups) {
@@ -135,7 +137,7 @@ const CLASSES: [Class; 3] = [
     },
 ];
 
-/// State of a push buffer that is read.
+/// State while a push buffer is read.
 struct Walk<'a, F> {
     objects: &'a mut Objects,
     /// The last datum of each method, by subchannel.
@@ -153,7 +155,7 @@ fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing if old.sub_op() == sub_op::METHODS => {
                 (old.subchannel(), old.method(), old.count())
             }
-            // A mask of subdevices, of which there is one.
+            // A mask of subdevices; only one exists.
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing => continue,
             HeaderOp::Immediate => {
                 walk.method(header.subchannel(), header.method(), header.count().into());
@@ -218,7 +220,7 @@ mod tests {
         assert_eq!(found.iter().map(|(va, _)| *va).collect::<Vec<_>>(), [0x12_3456_7000, 0x20_0000, 0x1000, 0x5000]);
         assert_eq!(found[0].1, 3 * 4096);
         assert!(found[2].1 >= 0x2345 && found[3].1 >= 0x2345, "{found:x?}");
-        // What is bound stays bound.
+        // The binding persists.
         assert_eq!(named(&ce_copy(0x1000, 0x2000, 1), &mut objects).len(), 2);
     }
 
@@ -230,7 +232,7 @@ mod tests {
             [&[u32::from(header)][..], data].concat()
         };
         let code = old(0, compute90c0::CODE_ADDRESS_HIGH, &[0x2, 0x3000]);
-        // Again and again the same method: the last one holds.
+        // The same method repeatedly: the last value counts.
         let semaphore = [
             old(2, compute90c0::SEMAPHORE_ADDRESS_HIGH, &[0x7, 0x1]),
             old(0, compute90c0::SEMAPHORE_ADDRESS_LOW, &[0x4000]),
@@ -252,7 +254,7 @@ mod tests {
     fn what_no_engine_has_names_nothing() {
         let mut objects = Objects([0; 8]);
         assert_eq!(named(&ce_copy(0x1000, 0x2000, 1), &mut objects), []);
-        // Headers that promise more than there is, and all others that there are.
+        // Headers that promise more words than exist, and all other headers.
         for word in (0..=u32::MAX).step_by(0x1_0001) {
             let found = named(&[word, word, !word], &mut Objects::default());
             assert!(found.iter().all(|(va, bytes)| *va <= VA_MASK && (1..=SURFACE_MAX).contains(bytes)));

@@ -1,4 +1,4 @@
-//! A VM's RAM as the card sees it: which guest-physical range has which I/O virtual address.
+//! A VM's RAM as the card sees it: maps guest-physical ranges to I/O virtual addresses.
 
 use super::saved::{SavedRam, SavedRegion};
 use nvspec::addr::{Gpa, Iova};
@@ -18,7 +18,7 @@ struct Region {
     writable: bool,
 }
 
-/// A region that was taken out and is mapped for the card still.
+/// A region that was removed here and is still mapped for the card.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Lent {
@@ -27,7 +27,7 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Takes it from the card. `reachable`: translations that name it may be left in the card's TLBs; its I/O addresses
+    /// Unmaps it for the card. `reachable`: translations that name it may be left in the card's TLBs; its I/O addresses
     /// are then never used again.
     pub(crate) fn give_back(self, host: &HostCard, vm: VmId, reachable: bool) {
         let unmapped = host.card().unmap_dma(self.iova.0, self.size);
@@ -48,8 +48,8 @@ pub(crate) struct RamMap {
 }
 
 impl RamMap {
-    /// Maps `region` for the card. A region without a file cannot be: the card would have nothing to reach, so
-    /// mappings of it are denied when a page table names it.
+    /// Maps `region` for the card. A region without a file cannot be mapped: the card could not reach it, so page table
+    /// entries that name it are denied.
     ///
     /// # Errors
     /// When the VM's quota or the I/O address space is used up, or the host refuses.
@@ -72,7 +72,7 @@ impl RamMap {
         Ok(())
     }
 
-    /// Maps `region`, which the client has lent, for the card where it was mapped by who had the card before.
+    /// Maps `region`, which the client has lent, for the card at its I/O address from before the card was taken over.
     ///
     /// # Errors
     /// When the card could not reach it, or the host refuses.
@@ -85,7 +85,7 @@ impl RamMap {
         Ok(())
     }
 
-    /// Returns which regions are lent no more, and which are new.
+    /// Returns the regions that are no longer lent, and the new ones.
     pub(super) fn difference(&self, lent: &MemoryTable) -> (Vec<(u64, u64)>, Vec<DmaRegion>) {
         let is_lent = |gpa: u64, here: &Region| {
             let there = lent.find(gpa).filter(|there| there.mapping.is_some() && there.readable);
@@ -102,7 +102,7 @@ impl RamMap {
         (gone.into_iter().collect(), new)
     }
 
-    /// Writes the regions down.
+    /// Saves the regions.
     pub(super) fn save(&self) -> SavedRam {
         let Self { regions } = self;
         let regions = regions.iter().map(|(gpa, region)| {
@@ -112,30 +112,30 @@ impl RamMap {
         SavedRam(regions.collect())
     }
 
-    /// The ranges of I/O addresses that the regions have.
+    /// Returns the ranges of I/O addresses of the regions.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (Iova, u64)> {
         self.regions.values().map(|region| (region.iova, region.size))
     }
 
-    /// Takes the region at `gpa` out: from now on no page table may name it. [`Lent::give_back`] takes it from the card.
+    /// Removes the region at `gpa`: from now on no page table may name it. [`Lent::give_back`] unmaps it for the card.
     pub(crate) fn take(&mut self, gpa: u64) -> Option<Lent> {
         self.regions.remove(&gpa).map(|Region { size, iova, .. }| Lent { size, iova })
     }
 
-    /// Bytes of the region that begins at `gpa`.
+    /// Returns the bytes of the region that begins at `gpa`.
     #[must_use]
     pub(crate) fn size_at(&self, gpa: u64) -> Option<u64> {
         self.regions.get(&gpa).map(|region| region.size)
     }
 
-    /// Start and bytes of the first region.
+    /// Returns start and bytes of the first region.
     #[must_use]
     pub(crate) fn first(&self) -> Option<(u64, u64)> {
         self.regions.first_key_value().map(|(&gpa, region)| (gpa, region.size))
     }
 
-    /// Returns where the card sees `gpa`, and how many bytes from there on are contiguous; `None` if it may not be
-    /// reached so.
+    /// Returns the card's address of `gpa`, and how many bytes from there on are contiguous; `None` if that access is
+    /// not allowed.
     #[must_use]
     pub(crate) fn translate(&self, gpa: Gpa, write: bool) -> Option<(Iova, u64)> {
         let (&start, region) = self.regions.range(..=gpa.0).next_back()?;

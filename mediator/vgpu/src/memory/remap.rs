@@ -1,15 +1,15 @@
-//! Apertures as host memory (`apertures = "remapped"`): which page of guest VRAM lives under which page of BAR1, BAR3 or PRAMIN.
+//! Apertures as host memory (`apertures = "remapped"`): maps pages of BAR1, BAR3 or PRAMIN to pages of guest VRAM.
 //!
-//! The VMM maps a file under most of an aperture, once, so a CPU access there is no message. While the guest's tables put
-//! a page of its VRAM there, that page's *home* is the page of the file: its bytes are moved there when the guest flushes
-//! its TLB, and back when the mapping goes. Whoever else reaches it, the card included, goes to the home. What PRAMIN shows a register
-//! says, and no tables.
+//! The VMM maps a file under most of an aperture, once, so a CPU access there is not a message. While the guest's
+//! tables map a page of its VRAM there, that page's *home* is the page of the file: its bytes are moved there when the
+//! guest flushes its TLB, and back when the mapping is removed. All other accesses, including the card's, go to the
+//! home. For PRAMIN a register decides, not tables.
 //!
-//! Here: the books. `vm-device` has the memory, `moves` does what the books say.
+//! This module keeps the records. `vm-device` has the memory, `moves` moves the pages.
 //!
-//! A page has one home, so guest VRAM that is mapped twice in mapped parts of the apertures at a time, and guest RAM that
-//! is mapped there at all, cannot be served: zeros show in the later place. That is counted, and logged once. PRAMIN gives way to the
-//! others: a driver leaves it where it was when it has no more use for it.
+//! A page has one home, so guest VRAM that is mapped twice in mapped parts of the apertures at a time, and guest RAM
+//! that is mapped there at all, cannot be served: the later place shows zeros. That is counted, and logged once. PRAMIN
+//! yields to the others: a driver leaves it in place after its last use.
 
 mod overlay;
 mod saved;
@@ -38,7 +38,7 @@ pub(crate) const TRAPPED_BAR1: u64 = 16 << 20;
 /// A part of a BAR that shows guest VRAM, and that a client can map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Showing {
-    /// BAR1 behind what stays trapped.
+    /// BAR1 after the trapped part.
     Bar1,
     /// BAR3.
     Bar3,
@@ -49,12 +49,12 @@ pub(crate) enum Showing {
 impl Showing {
     pub(crate) const ALL: [Self; 3] = [Self::Bar1, Self::Bar3, Self::Pramin];
 
-    /// The part of a region, if it has one.
+    /// Returns the part of a region, if it has one.
     pub(crate) fn of(region: RegionIndex) -> Option<Self> {
         Self::ALL.into_iter().find(|showing| showing.region() == region)
     }
 
-    /// The BAR that it is a part of.
+    /// Returns its BAR.
     pub(crate) fn region(self) -> RegionIndex {
         match self {
             Self::Bar1 => RegionIndex::Bar1,
@@ -63,7 +63,7 @@ impl Showing {
         }
     }
 
-    /// Its name, and the bytes of the BAR that it has, with apertures of `bar1` and `bar3` bytes.
+    /// Returns its name, and its range in the BAR, with apertures of `bar1` and `bar3` bytes.
     fn extent(self, (bar1, bar3): (u64, u64)) -> (&'static str, u64, u64) {
         match self {
             Self::Bar1 => ("bar1", TRAPPED_BAR1, bar1),
@@ -86,15 +86,15 @@ impl From<Aperture> for Showing {
     }
 }
 
-/// Content of a page of a mapped aperture, by the guest's tables.
+/// Content of a page of a mapped aperture, according to the guest's tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Want {
-    /// Nothing that the guest has.
+    /// No memory of the guest.
     #[default]
     Nothing,
     /// Page number of guest VRAM.
     Vram(u32),
-    /// Guest RAM, which no page of a file can be as well.
+    /// Guest RAM, which cannot be under a mapped aperture.
     Ram,
 }
 
@@ -106,7 +106,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Others that want the same page have it, whoever came first.
+    /// Returns whether it yields to other slots for the same page, whichever was first.
     fn gives_way(self) -> bool {
         self.window == Showing::Pramin.index()
     }
@@ -123,13 +123,13 @@ struct Window {
 /// Pages whose home changes. First all of `outs` are moved, then all of `ins`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moves {
-    /// Pages of guest VRAM that go back to the card, and where from.
+    /// Pages of guest VRAM that go back to the card, and their old slots.
     pub(crate) outs: Vec<(u32, Slot)>,
     /// Pages of the file that show zeros from now on.
     pub(crate) blanks: Vec<Slot>,
-    /// Pages of PRAMIN that showed zeros, since their VRAM lived elsewhere. What was written there is lost.
+    /// Pages of PRAMIN that showed zeros, because their VRAM was elsewhere. Writes there are lost.
     pub(crate) strays: Vec<Slot>,
-    /// Pages of guest VRAM that come, and where to.
+    /// Pages of guest VRAM that move here, and their new slots.
     pub(crate) ins: Vec<(u32, Slot)>,
 }
 
@@ -138,9 +138,9 @@ pub(crate) struct Moves {
 pub(crate) enum Home {
     /// In their chunk.
     Chunk,
-    /// All under a mapped aperture, one behind the other for the card.
+    /// All under a mapped aperture, contiguous for the card.
     Host(Iova),
-    /// Here and there.
+    /// In several places.
     Apart,
 }
 
@@ -149,13 +149,13 @@ counts! {
     RemapCounts {
         /// Pages that were moved to or from host memory.
         moves: "aperture_moves",
-        /// Pages of mapped apertures that could not show what the guest has mapped there.
+        /// Pages of mapped apertures that could not show the memory that the guest has mapped there.
         aliases: "aperture_aliases",
         /// Times that work was stopped for a move.
         stops: "aperture_stops",
-        /// Moves that have waited, since the guest had so many pages moved before.
+        /// Moves that have waited because the guest had spent its budget of moves.
         waits: "aperture_waits",
-        /// Accesses by message to what the client can map.
+        /// Accesses through messages to parts that the client can map.
         messages: "aperture_messages",
     }
 }
@@ -164,23 +164,23 @@ counts! {
 #[derive(Debug, Default)]
 pub(crate) struct Remap {
     windows: [Option<Window>; Showing::ALL.len()],
-    /// Page number of guest VRAM to where it lives.
+    /// Page number of guest VRAM to its home.
     homes: HashMap<u32, Slot>,
-    /// Pages of guest VRAM that have a home, to the other places that want them, the first first.
+    /// Pages of guest VRAM that have a home, to the other slots that want them, in order of arrival.
     waiting: BTreeMap<u32, Vec<Slot>>,
-    /// The guest's driver is being taken off: nothing moves any more.
+    /// The guest's driver is being taken off: nothing moves.
     pub(crate) closing: bool,
     warned: bool,
-    /// The card's TLBs may hold translations to the memory that nothing names any more.
+    /// The card's TLBs may hold translations to memory that no table names.
     pub(crate) stale: bool,
     pub(crate) counts: RemapCounts,
 }
 
 impl Remap {
-    /// Host memory under PRAMIN, and under the apertures, of BAR1's and BAR3's bytes.
+    /// Allocates host memory under PRAMIN, and under the apertures, with the sizes of BAR1 and BAR3.
     ///
     /// # Errors
-    /// When there is no memory, or no I/O addresses.
+    /// When there is no memory, or there are no I/O addresses.
     pub(crate) fn open(host: &HostCard, bars: (u64, u64)) -> Result<Self, HostError> {
         let mut this = Self::default();
         for showing in Showing::ALL {
@@ -199,10 +199,11 @@ impl Remap {
         Ok(this)
     }
 
-    /// The same memory for another card, or for another VM whose client has it mapped: with all that lives there, or with nothing.
+    /// Returns the same memory for another card, or for another VM whose client has it mapped: with all its pages, or
+    /// with none.
     ///
     /// # Errors
-    /// When the card does not take it, or has no I/O addresses for it.
+    /// When the card rejects it, or has no I/O addresses for it.
     pub(crate) fn on(&self, host: &HostCard, inhabited: bool) -> Result<Self, HostError> {
         let mut this = Self { counts: self.counts, warned: self.warned, ..Self::default() };
         for (window, old) in this.windows.iter_mut().zip(&self.windows) {
@@ -222,7 +223,7 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns what lives there, to be read when the books may be others.
+    /// Returns the pages under the apertures, readable after the records have changed.
     pub(crate) fn overlay(&self) -> Overlay {
         let place = |(page, slot): (&u32, &Slot)| Some((u64::from(*page), self.memory(*slot)?.region(slot.page)));
         Overlay::of(self.homes.iter().filter_map(place).collect())
@@ -233,8 +234,8 @@ impl Remap {
         self.windows.iter().any(Option::is_some)
     }
 
-    /// Other memory, of zeros, for the next client, if that is to map `bars`. Nothing lives in the old. What there is no memory for is
-    /// trapped.
+    /// Replaces the memory, which has no pages in it, with zeros for the next client, if that will map `bars`. Parts
+    /// for which there is no memory are trapped.
     pub(crate) fn renew(&mut self, host: &HostCard, bars: Option<(u64, u64)>) {
         let (counts, warned) = (self.counts, self.warned);
         self.close(host);
@@ -245,14 +246,14 @@ impl Remap {
         }
     }
 
-    /// Takes the memory from the card. Nothing lives there.
+    /// Unmaps the memory for the card. It has no pages in it.
     pub(crate) fn close(&mut self, host: &HostCard) {
         for window in std::mem::take(&mut self.windows).into_iter().flatten() {
             window.memory.close(host, self.stale);
         }
     }
 
-    /// Zeros all memory, for the same client. Nothing lives there.
+    /// Zeros all memory, for the same client. It has no pages in it.
     pub(crate) fn blank(&self, host: &HostCard) {
         for window in self.windows.iter().flatten() {
             if let Err(error) = window.memory.blank(host) {
@@ -261,15 +262,15 @@ impl Remap {
         }
     }
 
-    /// The file and the part of the region, if it is not all trapped.
+    /// Returns the file and its part of the region, if it is not all trapped.
     pub(crate) fn area(&self, showing: Showing) -> Option<(Arc<OwnedFd>, MmapArea)> {
         self.window(showing).map(|window| window.memory.area())
     }
 
-    /// Takes the client's own pages for the part.
+    /// Replaces the memory of the part with the client's own pages.
     ///
     /// # Errors
-    /// When they are not as many, something lives there already, or the card does not take them.
+    /// When their number differs, the part has pages in it, or the card rejects them.
     pub(crate) fn lend(
         &mut self,
         host: &HostCard,
@@ -282,10 +283,11 @@ impl Remap {
         window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 
-    /// Has the memory that `file` has, of zeros, there: the client of a process that was killed has it mapped.
+    /// Replaces the memory of the part with that of `file`, which is zero: the client of a killed process has it
+    /// mapped.
     ///
     /// # Errors
-    /// When all of it is trapped, something lives there already, or the file cannot be what was mapped.
+    /// When all of it is trapped, the part has pages in it, or the file cannot be the one that was mapped.
     pub(crate) fn take_file(&mut self, host: &HostCard, showing: Showing, file: Arc<OwnedFd>) -> Result<(), HostError> {
         let trapped = || Invalid::new("a client has mapped an aperture that is trapped");
         let window = self.empty_window(showing).ok_or_else(trapped)?;
@@ -294,18 +296,18 @@ impl Remap {
         Ok(())
     }
 
-    /// An access of the client's to a region that has the part has come by message.
+    /// Counts an access of the client that came as a message, to a region that has the part.
     pub(crate) fn count_message(&mut self, showing: Showing, offset: u64) {
         let mapped = self.window(showing).is_some_and(|window| window.want((offset / SMALL_PAGE) as u32).is_some());
         self.counts.messages += u64::from(mapped);
     }
 
-    /// Pages that live in host memory.
+    /// Returns the number of pages in host memory.
     pub(crate) fn pages(&self) -> usize {
         self.homes.len()
     }
 
-    /// Returns where in its aperture a page of guest VRAM lives, if it lives in host memory.
+    /// Returns the slot of a page of guest VRAM, if it is in host memory.
     pub(crate) fn home(&self, page: u64) -> Option<Slot> {
         if self.homes.is_empty() {
             return None;
@@ -313,7 +315,7 @@ impl Remap {
         self.homes.get(&u32::try_from(page).ok()?).copied()
     }
 
-    /// Returns where `len` bytes of guest VRAM live, whole pages.
+    /// Returns the home of `len` bytes of guest VRAM, whole pages.
     pub(crate) fn whereabouts(&self, address: GuestVramAddr, len: u64) -> Home {
         let first = address.0 / SMALL_PAGE;
         let pages = len / SMALL_PAGE;
@@ -328,7 +330,7 @@ impl Remap {
         if !(1..pages).all(|page| self.home(first + page) == Some(next(page))) {
             return Home::Apart;
         }
-        // PRAMIN begins anywhere, and a large page of the card's does not.
+        // PRAMIN can start at an address that is not aligned to a large page of the card.
         let iova = self.memory(slot).map(|memory| memory.iova(slot.page));
         iova.filter(|iova| iova.0.is_multiple_of(len)).map_or(Home::Apart, Home::Host)
     }
@@ -355,19 +357,20 @@ impl Remap {
         self.windows[showing.index()].as_ref()
     }
 
-    /// Of a part that nothing lives in.
+    /// Returns a part that has no pages in it.
     fn empty_window(&mut self, showing: Showing) -> Option<&mut Window> {
         let is_empty = !self.homes.values().any(|slot| slot.window == showing.index());
         self.windows[showing.index()].as_mut().filter(|_| is_empty)
     }
 
-    /// First byte of the part in its region, and its pages; `None` if it is all trapped, or while nothing moves.
+    /// Returns the first byte of the part in its region, and its pages; `None` if it is all trapped, or while nothing
+    /// moves.
     pub(crate) fn extent(&self, showing: Showing) -> Option<(u64, u64)> {
         let window = self.window(showing).filter(|_| !self.closing)?;
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
 
-    /// Of a page, whether the guest wants what is there already. `vram_bytes`: the guest's.
+    /// Returns the page with its new content if the guest's tables have changed it. `vram_bytes`: the guest's.
     pub(crate) fn difference(
         &self,
         showing: Showing,
@@ -385,7 +388,7 @@ impl Remap {
         (window.want(page)? != want).then_some((page, want))
     }
 
-    /// The ranges of guest VRAM that `changes` concern.
+    /// Returns the ranges of guest VRAM that `changes` concern.
     pub(crate) fn concerned(&self, showing: Showing, changes: &[(u32, Want)]) -> Vec<GuestRange> {
         let Some(window) = self.window(showing) else { return Vec::new() };
         let mut pages = BTreeSet::new();
@@ -399,13 +402,13 @@ impl Remap {
         ranges(pages)
     }
 
-    /// Books `changes` of a part, and says what has to be moved for them.
+    /// Records `changes` of a part, and returns the necessary moves.
     pub(crate) fn book(&mut self, showing: Showing, changes: &[(u32, Want)]) -> Moves {
         let at = showing.index();
         let mut moves = Moves::default();
-        // Pages of guest VRAM, and where they are wanted; whether they have been before.
+        // Pages of guest VRAM, their wanted slots, and whether the slot has waited.
         let mut wanted: Vec<(u32, Slot, bool)> = Vec::new();
-        // All that goes, goes first: what comes may want the same page elsewhere.
+        // Removals come first: an insertion may want the same page elsewhere.
         for (page, want) in changes {
             let slot = Slot { window: at, page: *page };
             let Some(old) = self.windows[at].as_mut().and_then(|window| window.want_mut(*page)) else { continue };
@@ -428,7 +431,7 @@ impl Remap {
             }
             moves.blanks.push(slot);
         }
-        // A place that waited and whose want is among the changes has another want now.
+        // Drop waiting slots that want another page after the changes.
         wanted.retain(|(frame, slot, _)| self.want(*slot) == Some(Want::Vram(*frame)));
         let new = changes.iter().filter_map(|(page, want)| match want {
             Want::Vram(frame) => Some((*frame, Slot { window: at, page: *page }, false)),
@@ -465,7 +468,7 @@ impl Remap {
         self.windows.get(slot.window)?.as_ref()?.want(slot.page)
     }
 
-    /// Counts a page that could not show what the guest has mapped there.
+    /// Counts a page that could not show the memory that the guest has mapped there.
     pub(crate) fn count_alias(&mut self) {
         self.counts.aliases += 1;
         if !std::mem::replace(&mut self.warned, true) {
@@ -476,7 +479,7 @@ impl Remap {
         }
     }
 
-    /// Nothing lives in host memory any more; what did is lost. Returns the pages of guest VRAM that did.
+    /// Forgets all pages in host memory, with their contents. Returns the pages of guest VRAM that were there.
     pub(crate) fn forget(&mut self) -> BTreeSet<u32> {
         self.waiting.clear();
         self.windows.iter_mut().flatten().for_each(|window| window.wants.fill(Want::Nothing));
@@ -500,7 +503,7 @@ impl Window {
     }
 }
 
-/// Pages as ranges of guest VRAM.
+/// Returns pages as ranges of guest VRAM.
 pub(crate) fn ranges(pages: BTreeSet<u32>) -> Vec<GuestRange> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for page in pages.into_iter().map(u64::from) {

@@ -1,4 +1,5 @@
-//! A VM's memory as it is saved, but for its address spaces and the page tables that are kept for it, which save themselves.
+//! Saved state of a VM's memory, without its address spaces and the page tables that are kept for it, which save
+//! themselves.
 
 use super::ram::RamMap;
 use super::{Grants, Memory, Remap};
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use vmm_glue::Link;
 use vram::{PagePool, VmId};
 
-/// The memory.
+/// Saved state of a [`Memory`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedMemory {
     bus_master: bool,
@@ -46,20 +47,20 @@ pub(crate) struct SavedRegion {
 }
 
 impl Memory {
-    /// Writes down what is not in the parts of [`Self::save`].
+    /// Saves the state that is not in the parts of [`Self::save`].
     pub(crate) fn save_own(&self) -> SavedMemory {
         let Self {
             host: _,
             vm: _,
             grants,
-            // Both are parts of their own.
+            // Both are separate parts.
             shadows: _,
             pool: _,
             bar1,
             bar3,
-            // By a register, which is written down.
+            // Set through a register, which is saved.
             pramin: _,
-            // Statistics, which begin anew.
+            // Statistics, which start again.
             report: _,
             syncs: _,
         } = self;
@@ -70,11 +71,11 @@ impl Memory {
         }
     }
 
-    /// The memory as it was, with what was restored of it, and the client's memory behind `link`. The card is only told where that
-    /// is.
+    /// Restores the memory, with its restored parts, and the client's memory through `link`. The card only gets the
+    /// location of that memory.
     ///
     /// # Errors
-    /// When the client has not lent what it had, or the host does not map it.
+    /// When the client has not lent the same memory, or the host does not map it.
     pub(crate) fn restored(
         host: Arc<HostCard>,
         vm: VmId,
@@ -100,8 +101,8 @@ impl Memory {
         Ok(Self { host, vm, grants, shadows: spaces, pool, bar1, bar3, pramin, report, syncs: 0 })
     }
 
-    /// Takes in what was saved of a VM's memory on another card, with its address spaces and the page tables that are kept for it.
-    /// What the client lends is mapped for the card already. Returns which directory takes the place of which.
+    /// Restores the saved memory of a VM from another card, with its address spaces and the page tables that are kept
+    /// for it. The client's memory is mapped for the card already. Returns the old and new address of each directory.
     ///
     /// # Errors
     /// When the client lends other memory than it did there; when the card has no memory for the directories.
@@ -127,19 +128,19 @@ impl Memory {
         Ok(places)
     }
 
-    /// Ranges of I/O addresses that the VM's RAM has, and bytes of its pool.
+    /// Returns the ranges of I/O addresses of the VM's RAM, and the bytes of its pool.
     pub(crate) fn held(&self) -> (impl Iterator<Item = (Iova, u64)> + '_, u64) {
         (self.grants.ram().ranges(), self.pool.held_bytes())
     }
 
-    /// Ranges of I/O addresses that memory under its apertures has.
+    /// Returns the ranges of I/O addresses of memory under its apertures.
     pub(crate) fn under_apertures(&self) -> impl Iterator<Item = (Iova, u64)> + '_ {
         self.grants.remap().ranges_of_card()
     }
 }
 
 impl SavedRam {
-    /// Checks that the regions are those that there were, wherever the card sees them.
+    /// Checks that the regions are the same as before, wherever the card sees them.
     fn check_like(&self, before: &Self) -> Result<(), Invalid> {
         let of = |ram: &Self| ram.0.iter().map(|one| (one.gpa, one.size, one.writable)).collect::<BTreeSet<_>>();
         let (now, then) = (of(self), of(before));
@@ -157,7 +158,7 @@ impl SavedRam {
             .map_or(Ok(()), |new| Err(Invalid::new(format_args!("the client lends {}, which it did not", what(new)))))
     }
 
-    /// Maps the regions for the card where they were.
+    /// Maps the regions for the card at their old addresses.
     fn restored(self, host: &HostCard, link: &Link) -> Result<RamMap, HostError> {
         let Self(regions) = self;
         Invalid::unless(ascend(regions.iter().map(|region| region.gpa)), || {

@@ -1,4 +1,4 @@
-//! The VM's GPU address spaces: the wiring between `shadow-pt`, the guest's memory and the card.
+//! The VM's GPU address spaces: connects `shadow-pt`, the guest's memory and the card.
 
 use super::grants::Grants;
 use super::operands::{Names, Objects};
@@ -16,14 +16,14 @@ use vmm_glue::DmaRegion;
 use vmm_glue::memory::MemoryTable;
 use vram::{PagePool, VmId};
 
-/// A view from which shadow tables are made.
+/// Returns a view for the construction of shadow tables.
 fn for_tables<'a>(vm: VmId, vram: &'a mut CardVram, grants: &'a Grants, pool: &'a mut PagePool) -> View<'a, Pool<'a>> {
     View::with(vram, grants, Pool::new(vm, pool))
 }
 
 impl Memory {
-    /// The shadow of the guest's directory at `directory`, made if it does not exist. Nothing of a new one is mapped
-    /// before [`Self::prepare`].
+    /// Returns the shadow of the guest's directory at `directory`, and creates it if needed. A new one maps no guest
+    /// memory before [`Self::prepare`].
     pub(crate) fn open(&mut self, directory: Place) -> Result<SpaceId, HostError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -31,8 +31,8 @@ impl Memory {
         shadows.open(directory, &mut view).map_err(|error| view.refused(error))
     }
 
-    /// Makes address spaces that were saved on another card those of this VM, which has none. Nothing of the guest's is mapped before
-    /// [`Self::prepare`]. Returns which directory takes the place of which.
+    /// Adopts address spaces that were saved on another card for this VM, which has none. They map no guest memory
+    /// before [`Self::prepare`]. Returns the old and new address of each directory.
     pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, HostError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -44,17 +44,17 @@ impl Memory {
         Ok(places)
     }
 
-    /// Returns where the shadow directory of a space lies on the card.
+    /// Returns the address of a space's shadow directory on the card.
     pub(crate) fn directory(&self, space: SpaceId) -> Option<VramAddr> {
         self.shadows.directory(space)
     }
 
-    /// The guest's CPU has written its VRAM.
+    /// Records a write of the guest's CPU to its VRAM.
     pub(crate) fn written(&mut self, address: GuestVramAddr, len: u64) {
         self.shadows.written(address, len);
     }
 
-    /// Whoever has read the page tables that we keep is told which of their pages have changed.
+    /// Notifies the readers of the kept page tables of pages that have changed.
     pub(crate) fn tables_written(&mut self) {
         let Self { grants, shadows, .. } = self;
         if let Some(tables) = grants.tables_mut() {
@@ -62,13 +62,13 @@ impl Memory {
         }
     }
 
-    /// Something was granted that was not before.
+    /// Records that more memory may be named than before.
     pub(crate) fn granted(&mut self) {
         self.shadows.granted();
     }
 
-    /// The guest flushes the TLB of `directory` (of all, for `None`). What lost a permission is on the card, and out of
-    /// its TLBs, when this returns.
+    /// Handles a guest's TLB flush of `directory` (of all, for `None`). When this returns, revoked permissions are on
+    /// the card and out of its TLBs.
     pub(crate) fn flush(&mut self, directory: Option<Place>) -> Result<(), HostError> {
         let spaces: Vec<_> = match directory {
             Some(directory) => self.shadows.find(directory).into_iter().collect(),
@@ -81,13 +81,13 @@ impl Memory {
         Ok(())
     }
 
-    /// Work of a channel of `space` is about to be given to the card: all that the guest has mapped is.
+    /// Brings the card's tables of `space` up to date before its work is submitted.
     pub(crate) fn prepare(&mut self, state: &mut HostState, space: SpaceId) -> Result<(), HostError> {
-        // Tables in mapped memory would be read for each doorbell, most of which change nothing.
+        // Tables in mapped memory would be read for each doorbell, and most doorbells change nothing.
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 
-    /// As [`Self::prepare`], of all spaces.
+    /// Same as [`Self::prepare`], for all spaces.
     pub(crate) fn prepare_all(&mut self) -> Result<(), HostError> {
         let host = Arc::clone(&self.host);
         for space in self.shadows.ids().collect::<Vec<_>>() {
@@ -115,7 +115,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Takes what a channel's ring holds up to a doorbell to the card. `objects`: what its subchannels have.
+    /// Submits the entries of a channel's ring up to a doorbell. `objects`: the classes of its subchannels.
     pub(crate) fn pull(
         &self,
         state: &mut HostState,
@@ -130,8 +130,8 @@ impl Memory {
         channels.pull(&mut View::with(vram, &self.grants, ring), doorbell, now)
     }
 
-    /// Maps the mediator's own pages into the reserved part of a space: the page there, where it lies, whether the GPU may
-    /// write it.
+    /// Maps the mediator's own pages into the reserved part of a space: each with its page there, its address, and
+    /// whether the GPU may write it.
     pub(crate) fn map_host(&mut self, space: SpaceId, pages: &[(HostPage, VramAddr, Rights)]) -> Result<(), HostError> {
         self.change_own(space, |shadows, view| {
             pages.iter().try_for_each(|&(page, at, rights)| {
@@ -140,10 +140,10 @@ impl Memory {
         })
     }
 
-    /// Takes them out again. The channel that used them is off the card.
+    /// Unmaps them. The channel that used them is off the card.
     ///
     /// # Errors
-    /// When the card does not answer: its TLBs may still lead to them from that space.
+    /// When the card does not answer: its TLBs may still map them in that space.
     pub(crate) fn unmap_host(
         &mut self,
         space: SpaceId,
@@ -155,7 +155,7 @@ impl Memory {
         })
     }
 
-    /// Changes the reserved part of a space, and has the card forget what it has of that space.
+    /// Changes the reserved part of a space, and flushes that space from the card's TLBs.
     fn change_own(
         &mut self,
         space: SpaceId,
@@ -174,22 +174,22 @@ impl Memory {
         self.shadows.names(range)
     }
 
-    /// Begins to note which guest RAM is named, or notes what is named now as well, or ends that.
+    /// Starts the log of guest RAM that shadows name, or adds the currently named RAM, or ends the log.
     pub(crate) fn log_ram(&mut self, on: bool) {
         self.shadows.log_ram(on);
     }
 
-    /// Ranges of guest RAM that were named since this was asked last; see [`AddressSpaces::take_named_ram`].
+    /// Returns ranges of guest RAM that were named since the last call; see [`AddressSpaces::take_named_ram`].
     pub(crate) fn take_written(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.shadows.take_named_ram(range, goes_on)
     }
 
-    /// The guest's CPU can write a page of its VRAM without a message from now on, or not any more.
+    /// Sets whether the guest's CPU can write a page of its VRAM without a message.
     pub(crate) fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         self.shadows.unseen(address, unseen);
     }
 
-    /// The ranges live elsewhere than before. When it returns, the card uses them where they are.
+    /// Updates the shadows for ranges that have moved. When it returns, the card uses them at their new location.
     pub(crate) fn relocated(&mut self, state: &mut HostState, ranges: &[GuestRange]) -> Result<(), HostError> {
         let Self { vm, grants, shadows, pool, report, .. } = self;
         let mut view = for_tables(*vm, state.vram_mut(), grants, pool);
@@ -202,28 +202,28 @@ impl Memory {
         flush_card(shadows, touched, &mut view)
     }
 
-    /// The VMM lends guest memory.
+    /// Handles guest memory that the VMM lends.
     pub(crate) fn lend(&mut self, region: &DmaRegion) -> Result<(), HostError> {
         let Self { host, vm, grants, .. } = self;
         grants.ram_mut().map(host, *vm, region)?;
-        // Entries that named this memory before it was there (or while it was moved) are good now.
+        // Entries that named this memory before it was there (or while it was moved) are valid now.
         self.granted();
         Ok(())
     }
 
-    /// As [`Self::lend`], of all that the client lends, and takes out what it lends no more.
+    /// Same as [`Self::lend`], for all memory that the client lends; also removes regions that it no longer lends.
     pub(crate) fn lend_all(&mut self, lent: &MemoryTable) -> Result<(), HostError> {
         let (gone, new) = self.grants.ram().difference(lent);
         gone.into_iter().for_each(|(gpa, size)| self.withdraw(gpa, size));
         new.into_iter().try_for_each(|region| self.lend(&region))
     }
 
-    /// The VMM takes guest memory back. When this returns, the card cannot reach it.
+    /// Handles guest memory that the VMM takes back. When this returns, the card cannot reach it.
     pub(crate) fn withdraw(&mut self, gpa: u64, size: u64) {
-        // The grant goes first, so that nothing is translated to it any more.
+        // The grant goes first, so that no new translation names it.
         let lent: Option<ram::Lent> = self.grants.ram_mut().take(gpa);
         let flushed = self.withdraw_ram(gpa, size);
-        // What was translated before has arrived then: late, it would be lost, or written to what has its addresses next.
+        // Wait until earlier writes have arrived: a late one would be lost, or corrupt the next owner of its addresses.
         let flushed = flushed.and_then(|()| Ok(self.host.lock().vram().memory.barrier()?));
         if let Err(error) = &flushed {
             tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was taken back");
@@ -233,14 +233,14 @@ impl Memory {
         }
     }
 
-    /// A region turned out not to be the guest's memory.
+    /// Withdraws a region that is not the guest's memory.
     pub(crate) fn withdraw_unshared(&mut self, gpa: u64) {
         if let Some(size) = self.grants.ram_mut().size_at(gpa) {
             self.withdraw(gpa, size);
         }
     }
 
-    /// The client is gone: nothing of its memory is left for the card.
+    /// Withdraws all memory of a client that has gone.
     pub(crate) fn forget_ram(&mut self) {
         while let Some((gpa, size)) = self.grants.ram_mut().first() {
             self.withdraw(gpa, size);
@@ -248,19 +248,20 @@ impl Memory {
         self.grants.set_bus_master(false);
     }
 
-    /// Lets the card access the guest's RAM, or keeps it from that.
+    /// Allows or forbids the card's access to the guest's RAM.
     pub(crate) fn set_bus_master(&mut self, enabled: bool) -> Result<(), HostError> {
         self.grants.set_bus_master(enabled);
         if enabled {
             self.grants.check_shared();
             self.granted();
         }
-        // As often as a guest likes: the tables that map its RAM are unlinked, their entries stay.
+        // A guest may do this often: the tables that map its RAM are unlinked, their entries stay.
         self.bar_ram(!enabled)
     }
 
-    /// Keeps the card from the guest's RAM, or lets it again. When it returns after the former, the card cannot reach any.
-    /// Costs a directory for each space, whatever its tables hold; the card's lock is free between pieces of one.
+    /// Bars the card from the guest's RAM, or allows it again. After a bar the card cannot reach any of it when this
+    /// returns. Costs one directory per space, independent of its tables; the card's lock is released between parts of
+    /// one.
     fn bar_ram(&mut self, barred: bool) -> Result<(), HostError> {
         let Self { host, vm, grants, shadows, pool, report, .. } = self;
         for space in shadows.bar_ram(barred) {
@@ -275,8 +276,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Takes guest RAM out of all shadows. When it returns, the card cannot reach it. The card's lock is free between pieces:
-    /// a guest may have mapped a page any number of times.
+    /// Removes guest RAM from all shadows. When it returns, the card cannot reach it. The card's lock is released
+    /// between parts: a guest may have mapped a page any number of times.
     fn withdraw_ram(&mut self, gpa: u64, size: u64) -> Result<(), HostError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut withdrawal = shadows.withdraw(GuestRange::Ram(Gpa(gpa), size));
@@ -312,8 +313,8 @@ impl Memory {
         guard.vram_mut().pool_changed(*vm, pool);
     }
 
-    /// Frees all shadows, and the VM's pool. No channel of the VM is bound any more. What a channel uses that the card
-    /// has not let go of stays; says whether there is none of that.
+    /// Frees all shadows, and the VM's pool. No channel of the VM is bound. Shadows of channels that the card has not
+    /// released stay; returns whether none stays.
     pub(crate) fn clear(&mut self) -> bool {
         self.collect();
         let none = self.shadows.count() == 0;
@@ -325,13 +326,13 @@ impl Memory {
         none
     }
 
-    /// Address spaces, and card memory that their shadows take, in bytes.
+    /// Returns the number of address spaces, and the bytes of card memory that their shadows take.
     pub(crate) fn usage(&self) -> (usize, u64) {
         (self.shadows.count(), self.shadows.card_bytes())
     }
 }
 
-/// The card's TLBs forget what they hold of these spaces; what only old entries named is free then.
+/// Flushes these spaces from the card's TLBs, and frees memory that only old entries named.
 fn flush_card(
     shadows: &mut AddressSpaces,
     spaces: impl IntoIterator<Item = SpaceId>,

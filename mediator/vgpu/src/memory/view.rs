@@ -1,5 +1,5 @@
-//! The card's memory as one VM may see it: whoever reads its guest's structures, translates its page tables or takes in its
-//! rings has the card once, with what the VM has beside it.
+//! The card's memory as one VM may see it: readers of its guest's structures, page tables and rings borrow the card
+//! once, with the VM's other state.
 
 use super::Names;
 use super::grants::Grants;
@@ -9,19 +9,19 @@ use owner::{CardVram, HostError};
 use shadow_pt::{AddressSpaces, Frame, Mapping, NoMemory, SpaceId};
 use vram::{CardAddr, GuestAddr, PagePool, VmId};
 
-/// The card for one VM; `with`: what else the task at hand needs.
+/// The card for one VM; `with`: other state that the current task needs.
 pub(crate) struct View<'a, With = ()> {
     vram: &'a mut CardVram,
     grants: &'a Grants,
     with: With,
 }
 
-/// A channel's ring, by the shadow of its address space.
+/// A channel's ring, read through the shadow of its address space.
 pub(crate) struct Ring<'a> {
     pub(super) vm: VmId,
     pub(super) shadows: &'a AddressSpaces,
     pub(super) space: SpaceId,
-    /// Addresses that work names, when somebody wants to know.
+    /// Collects addresses that work names, if they are needed.
     pub(super) names: Option<Names<'a>>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Ring<'a> {
 pub(super) struct Pool<'a> {
     vm: VmId,
     pool: &'a mut PagePool,
-    /// There was none, but may be later.
+    /// The pool was empty, but may have memory later.
     lacks: bool,
 }
 
@@ -48,7 +48,7 @@ impl<'a, With> View<'a, With> {
         self.grants
     }
 
-    /// Reads what the guest names by a place.
+    /// Reads guest memory at a place.
     pub(crate) fn fill(&mut self, place: Place, data: &mut [u8]) -> Option<()> {
         match place {
             Place::Vram(address) => self.grants.read_vram(self.vram, address, data),
@@ -116,7 +116,7 @@ impl channels::GuestRing for View<'_, Ring<'_>> {
     fn taken(&mut self, va: GpuVa, dwords: u32) {
         let Some(mut names) = self.with.names.take() else { return };
         let mut bytes = vec![0; names.words(dwords) * 4];
-        // Where nothing is mapped, the card says so.
+        // The card reports unmapped addresses itself.
         if channels::GuestRing::read(self, va, &mut bytes).is_ok() {
             let Self { vram, with: Ring { vm, shadows, space, .. }, .. } = self;
             names.each(&bytes, vram.chunks.chunk_bytes(), |at, len| {
@@ -136,12 +136,12 @@ impl<'a> Pool<'a> {
 }
 
 impl View<'_, Pool<'_>> {
-    /// Why something could not be made.
+    /// Returns the reason that an allocation failed.
     pub(super) fn refused(&self, error: NoMemory) -> HostError {
         if self.with.lacks { HostError::Lacking } else { error.into() }
     }
 
-    /// Has the card forget what its TLBs hold of an address space.
+    /// Flushes an address space from the card's TLBs.
     pub(super) fn invalidate(&mut self, directory: VramAddr) -> Result<(), HostError> {
         Ok(self.vram.memory.invalidate(directory, false)?)
     }

@@ -1,4 +1,4 @@
-//! Work that waits for memory, as it is saved. For how long it has waited is forgotten: it may wait anew.
+//! Saved state of work that waits for memory. The time that it has waited is not saved: its limit starts again.
 
 use super::Pending;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
@@ -17,7 +17,7 @@ pub(crate) struct SavedPending {
 }
 
 impl Pending {
-    /// Writes down what waits; `None` while a channel waits to be bound.
+    /// Saves the waiting work; `None` while a channel waits to be bound.
     pub(crate) fn save(&self) -> Option<SavedPending> {
         let Self { vm: _, limit: _, binds, work, listed } = self;
         let rung = work.iter().map(|(channel, (doorbell, _))| (channel.0, doorbell.gp_put)).collect();
@@ -27,10 +27,11 @@ impl Pending {
 }
 
 impl SavedPending {
-    /// Nothing that waits, and the channels that are to be rung again once the card goes on.
+    /// Restores the queue, without entries; returns the channels whose doorbells are submitted again once the card
+    /// resumes.
     ///
     /// # Errors
-    /// When it is nothing that there can be.
+    /// When the saved state is invalid.
     pub(crate) fn restored(
         self,
         vm: VmId,

@@ -1,4 +1,4 @@
-//! The segments that a VM has mapped: where each is in its address spaces, and for which channels.
+//! The segments that a VM has mapped: their addresses in its address spaces, and the channels that use them.
 
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::fifo::VirtualChannelId;
@@ -24,37 +24,37 @@ pub(crate) struct Attachment {
 pub(crate) struct Attachments(BTreeMap<(SpaceId, u32), Attachment>);
 
 impl Attachments {
-    /// Returns how many segments are mapped, each counted for each address space.
+    /// Returns how many segments are mapped, counted once per address space.
     pub(super) fn count(&self) -> u64 {
         self.0.len() as u64
     }
 
-    /// Returns whether there are none.
+    /// Returns whether none is mapped.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// A segment in a space.
+    /// Returns a segment in a space.
     pub(crate) fn get_mut(&mut self, space: SpaceId, segment: u32) -> Option<&mut Attachment> {
         self.0.get_mut(&(space, segment))
     }
 
-    /// Notes a segment in a space.
+    /// Records a segment in a space.
     pub(crate) fn insert(&mut self, space: SpaceId, segment: u32, attachment: Attachment) {
         self.0.insert((space, segment), attachment);
     }
 
-    /// All of them.
+    /// Returns all of them.
     pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut Attachment> {
         self.0.values_mut()
     }
 
-    /// Takes those out that no channel has attached, with their space and segment.
+    /// Removes those that no channel has attached; returns them with their space and segment.
     pub(crate) fn take_unused(&mut self) -> Vec<((SpaceId, u32), Attachment)> {
         self.0.extract_if(.., |_, it| it.channels.is_empty()).collect()
     }
 
-    /// Pages in a row that are free in a space.
+    /// Finds contiguous free pages in a space.
     pub(crate) fn room(&self, space: SpaceId, pages: u32) -> Option<u32> {
         let mut taken: Vec<(u32, u32)> =
             self.0.range((space, 0)..=(space, u32::MAX)).map(|(_, it)| (it.first, it.pages)).collect();
@@ -79,7 +79,7 @@ first_version!(SavedAttachments, "vgpu.segments");
 /// One segment in one address space.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedAttachment {
-    /// Place of the space's shadow directory on the card.
+    /// Address of the space's shadow directory on the card.
     directory: u64,
     segment: u32,
     first: u32,
@@ -89,19 +89,19 @@ struct SavedAttachment {
 
 /// Surroundings that attachments are restored into.
 pub(crate) struct Around<'a> {
-    /// Segments that the card says the VM has mapped: in how many spaces, where each lies, its bytes.
+    /// Segments that the card has as mapped by the VM: the number of spaces, the address, the bytes.
     pub(crate) segments: BTreeMap<u32, (u32, VramAddr, u64)>,
-    /// The space with a directory.
+    /// Returns the space with a directory.
     pub(crate) space: &'a dyn Fn(VramAddr) -> Option<SpaceId>,
-    /// The space of a channel that is bound.
+    /// Returns the space of a channel that is bound.
     pub(crate) of_channel: &'a dyn Fn(VirtualChannelId) -> Option<SpaceId>,
 }
 
 impl Attachments {
-    /// Writes them down; `None` if there are none. `directory` says where a space's is.
+    /// Saves them; `None` if there are none. `directory` returns a space's directory.
     pub(crate) fn save(&self, directory: impl Fn(SpaceId) -> Option<VramAddr>) -> Option<SavedAttachments> {
         let one = |((space, segment), attachment): (&(SpaceId, u32), &Attachment)| {
-            // Pages and place are the segment's.
+            // Pages and address are the segment's.
             let Attachment { first, pages: _, at: _, read_only, channels } = attachment;
             Some(SavedAttachment {
                 directory: directory(*space)?.0,
@@ -114,10 +114,10 @@ impl Attachments {
         (!self.0.is_empty()).then(|| SavedAttachments(self.0.iter().filter_map(one).collect()))
     }
 
-    /// They as they were.
+    /// Restores them.
     ///
     /// # Errors
-    /// When they are none that there can be, or others than the card says.
+    /// When they are invalid, or differ from the card's records.
     pub(crate) fn restored(saved: Option<SavedAttachments>, around: &Around<'_>) -> Result<Self, Invalid> {
         let mut made = Self::default();
         let mut counts: BTreeMap<u32, u32> = BTreeMap::new();

@@ -1,8 +1,8 @@
-//! The paravirtual interface of one VM: what is beside the chip on its function.
+//! The paravirtual interface of one VM: the part of its function that the chip does not have.
 //!
-//! Parts: `registers` (set-up, doorbell, interrupt), `queue` (batches out of the guest's memory and answers into it),
-//! `attachments` (segments in address spaces), `saved` (all of that, written down). The binary form, and the page tables that the guest has us keep, are the crate
-//! [`pv`]'s. What batches do is `batches`.
+//! Parts: `registers` (set-up, doorbell, interrupt), `queue` (batches from the guest's memory and answers into it),
+//! `attachments` (segments in address spaces), `saved` (the saved state). The binary form, and the page tables that the
+//! mediator keeps for the guest, are in the crate [`pv`]. The effects of batches are in `batches`.
 
 mod attachments;
 mod queue;
@@ -26,7 +26,7 @@ use zerocopy::IntoBytes;
 
 /// BAR that the registers are in.
 const BAR: u8 = 0;
-/// Their offset in it: the last page, where a GF100 has nothing.
+/// Their offset in it: the last page, which a GF100 does not use.
 pub const OFFSET: u32 = 0xff_f000;
 
 /// The operator's settings of the interface.
@@ -41,7 +41,7 @@ pub struct PvSettings {
 }
 
 impl PvSettings {
-    /// Returns what the vGPU offers.
+    /// Returns the features that the vGPU offers.
     fn features(&self) -> u32 {
         let share = if self.segment_bytes != 0 || self.group.is_some() { feature::SHARE } else { 0 };
         let abroad = if self.group.is_some() { feature::SHARE_ABROAD } else { 0 };
@@ -49,7 +49,7 @@ impl PvSettings {
         always | feature::INTERRUPT | share | abroad
     }
 
-    /// The capability by which a guest finds it.
+    /// Returns the capability through which a guest finds it.
     #[must_use]
     pub fn capability(&self) -> Vec<u8> {
         let capability = Capability {
@@ -81,7 +81,7 @@ counts! {
         operations: "pv_operations",
         /// Page table entries that they wrote.
         entries: "pv_entries",
-        /// Operations, and batches that cannot be read, that were refused.
+        /// Operations, and unreadable batches, that were refused.
         refused: "pv_refused",
     }
 }
@@ -101,21 +101,21 @@ pub(super) struct Interface {
     ongoing: Option<Box<queue::Ongoing>>,
     /// Batches since the queue was set up.
     ended: u32,
-    /// It asks for an interrupt.
+    /// The interface asserts its interrupt.
     interrupt: bool,
     interrupt_enabled: bool,
-    /// Channels that the guest has set aside.
+    /// Channels that the guest has created.
     channels: BTreeSet<u8>,
-    /// Most of them.
+    /// Their maximum.
     channel_cap: u32,
     attachments: Attachments,
     counts: Counts,
-    /// Mistakes that the guest has made with its queue, since the VM was created.
+    /// Mistakes of the guest with its queue, since the VM was created.
     complaints: u64,
 }
 
 impl Interface {
-    /// Nothing set up.
+    /// Creates it without any set-up.
     pub(super) fn new(settings: &PvSettings, vm: vram::VmId, channel_cap: u32) -> Self {
         let party = Party { vm, group: settings.group.clone(), limit: settings.segment_bytes };
         Self {
@@ -138,7 +138,7 @@ impl Interface {
         }
     }
 
-    /// Bytes of host memory that the guest's page tables may take.
+    /// Returns the bytes of host memory that the guest's page tables may take.
     pub(super) fn table_bytes(&self) -> u64 {
         self.table_bytes
     }
@@ -148,12 +148,12 @@ impl Interface {
         &self.party
     }
 
-    /// Features that the guest has accepted.
+    /// Returns the features that the guest has accepted.
     pub(super) fn accepted(&self) -> u32 {
         self.accepted
     }
 
-    /// Returns whether it asks for an interrupt.
+    /// Returns whether it asserts its interrupt.
     pub(super) fn interrupts(&self) -> bool {
         self.interrupt
     }
@@ -171,17 +171,17 @@ impl Interface {
         self.counts.entries = self.counts.entries.saturating_add(count.into());
     }
 
-    /// The channels that the guest has set aside.
+    /// Returns the channels that the guest has created.
     pub(super) fn channels(&self) -> Vec<u8> {
         self.channels.iter().copied().collect()
     }
 
-    /// Returns whether the guest has set a channel aside.
+    /// Returns whether the guest has created a channel.
     pub(super) fn has_channel(&self, channel: VirtualChannelId) -> bool {
         self.channels.contains(&channel.0)
     }
 
-    /// Sets a channel aside. `known`: those that the guest has bound, one way or the other.
+    /// Creates a channel. `known`: those that the guest has bound, in either way.
     pub(super) fn create_channel(
         &mut self,
         channel: VirtualChannelId,
@@ -198,12 +198,12 @@ impl Interface {
         Ok(())
     }
 
-    /// A channel is not set aside any more.
+    /// Forgets a created channel.
     pub(super) fn forget_channel(&mut self, channel: VirtualChannelId) {
         self.channels.remove(&channel.0);
     }
 
-    /// Everything is as when the VM was created, but for the counters.
+    /// Resets everything to its state at the VM's creation, except the counters.
     pub(super) fn reset(&mut self) {
         (self.accepted, self.status, self.setup) = (0, status::RESET, queue::Setup::default());
         (self.queue, self.ongoing) = (None, None);
@@ -211,7 +211,7 @@ impl Interface {
         self.channels.clear();
     }
 
-    /// Returns what an operator sees of it and of the `tables` that it keeps.
+    /// Returns the operator's counters of it and of the `tables` that it keeps.
     pub(super) fn counters(&self, tables: &Tables) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         let tables = tables.counts();
         self.counts.named().chain([

@@ -1,6 +1,6 @@
-//! Batches out of the guest's memory, and answers into it.
+//! Batches from the guest's memory, and answers into it.
 //!
-//! Everything that is read there is copied once, and the guest may change all of it meanwhile: rings, descriptors, batches.
+//! Everything read there is copied once, because the guest may change all of it meanwhile: rings, descriptors, batches.
 
 use super::Interface;
 use pv::abi::{AnswerHeader, MAX_BATCH_BYTES, MAX_QUEUE, status};
@@ -10,7 +10,7 @@ use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_glue::memory::MemoryTable;
 
-/// Flag of the available ring: no interrupt is wanted. Source: VIRTIO 1.2, 2.7.6.
+/// Flag of the available ring: the guest wants no interrupt. Source: VIRTIO 1.2, 2.7.6.
 const NO_INTERRUPT: u16 = 1;
 
 /// Reason why a queue cannot be used. The guest must reset it.
@@ -19,13 +19,13 @@ pub(crate) enum QueueError {
     /// Features were accepted that were not offered.
     #[error("features were accepted that were not offered")]
     Features,
-    /// Its set-up cannot be.
+    /// Its set-up is invalid.
     #[error("its set-up names no memory that can be mapped, or bus mastering is off")]
     Setup,
     /// The device may not access the guest's memory.
     #[error("bus mastering is off")]
     NoBusMaster,
-    /// Its rings are not what the standard says.
+    /// Its rings violate the standard.
     #[error(transparent)]
     Rings(#[from] virtio_queue::Error),
     /// Its rings are not in the guest's memory.
@@ -33,7 +33,7 @@ pub(crate) enum QueueError {
     Memory(#[from] GuestMemoryError),
 }
 
-/// Reason why a batch is not begun.
+/// Reason that a batch is not started.
 #[derive(Debug, thiserror::Error)]
 enum Unreadable {
     /// More descriptors than a queue has.
@@ -42,21 +42,21 @@ enum Unreadable {
     /// Descriptors in an order that the standard forbids.
     #[error("a readable descriptor is behind a writable one")]
     Order,
-    /// Nowhere to answer.
+    /// No room for the answer.
     #[error("it has no room for the answer")]
     NoRoom,
-    /// Descriptors that lead nowhere.
+    /// Descriptors outside of the guest's memory.
     #[error(transparent)]
     Memory(#[from] GuestMemoryError),
-    /// Bytes that are no batch.
+    /// Bytes that are not a batch.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
 
-/// Places of the queue, as the guest says.
+/// Addresses of the queue, from the guest.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Setup {
-    /// Entries; 0 for a number that cannot be.
+    /// Entries; 0 for an invalid number.
     pub(super) size: u16,
     pub(super) descriptors: u64,
     pub(super) available: u64,
@@ -76,7 +76,7 @@ impl Setup {
 }
 
 impl Interface {
-    /// Uses the queue that the guest has set up, in its RAM.
+    /// Starts to use the queue that the guest has set up in its RAM.
     pub(crate) fn start(&mut self, memory: Option<&MemoryTable>) {
         self.queue = memory.and_then(|memory| self.setup.queue(memory));
         self.ended = 0;
@@ -89,7 +89,7 @@ impl Interface {
         }
     }
 
-    /// The queue cannot be used.
+    /// Marks the queue as unusable.
     pub(crate) fn fail(&mut self, why: &QueueError) {
         if self.may_complain() {
             let (vm, setup) = (self.party.vm, self.setup);
@@ -98,7 +98,7 @@ impl Interface {
         (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
     }
 
-    /// Returns whether what a guest does wrong is to be logged: at first, and ever less.
+    /// Returns whether to log a guest's mistake: the first ones, then fewer and fewer.
     fn may_complain(&mut self) -> bool {
         self.complaints += 1;
         vmm_glue::worth_logging(self.complaints)
@@ -114,7 +114,7 @@ impl Interface {
         self.queue = Some(queue);
     }
 
-    /// The batch that has begun and not ended; reads the next one that is available, if none has. `None` when there is none.
+    /// Returns the current batch; if there is none, reads the next available one. `None` when there is none.
     pub(crate) fn next_batch(
         &mut self,
         queue: &mut Queue,
@@ -135,7 +135,7 @@ impl Interface {
         Ok(Some(Box::new(Ongoing { head, parts, batch, copied: None })))
     }
 
-    /// A batch goes on later.
+    /// Stores a batch that continues later.
     pub(crate) fn put_batch(&mut self, ongoing: Box<Ongoing>) {
         self.ongoing = Some(ongoing);
     }
@@ -159,7 +159,7 @@ impl Interface {
         self.counts.operations += u64::from(answers.done());
         self.counts.refused += u64::from(answers.status() != pv::abi::Status::Done);
         queue.add_used(memory, ongoing.head, written)?;
-        // The crate's own test whether to interrupt does not know of the ring's flag.
+        // The crate's own test for the interrupt ignores the ring's flag.
         let flags: u16 = memory.load(GuestAddress(queue.avail_ring()), Ordering::SeqCst)?;
         let wanted = u16::from_le(flags) & NO_INTERRUPT == 0;
         self.interrupt |= wanted && self.interrupt_enabled;
@@ -174,16 +174,16 @@ pub(crate) enum Progress {
     Idle,
     /// A batch has ended.
     Batch,
-    /// A batch goes on.
+    /// A batch continues.
     Part,
-    /// A batch goes on when pages under mapped apertures have moved, or a channel that waits for memory is bound.
+    /// A batch continues when pages under mapped apertures have moved, or a channel that waits for memory is bound.
     Waits,
 }
 
 /// A batch of the queue that has begun.
 #[derive(Debug)]
 pub(crate) struct Ongoing {
-    /// Its chain.
+    /// First descriptor of its chain.
     head: u16,
     parts: Option<Parts>,
     /// `None` for one that cannot be read.
@@ -192,7 +192,7 @@ pub(crate) struct Ongoing {
     pub(crate) copied: Option<u64>,
 }
 
-/// Places of a chain's parts in the guest's RAM. The descriptors are read once.
+/// Addresses of a chain's parts in the guest's RAM. The descriptors are read once.
 #[derive(Debug, Default)]
 struct Parts {
     readable: Vec<(GuestAddress, usize)>,
@@ -222,7 +222,7 @@ impl Parts {
         Ok(parts)
     }
 
-    /// Reads the batch from the readable part, of which it copies at most as much as a batch can have.
+    /// Reads the batch from the readable part; copies at most the size limit of a batch.
     fn batch(&self, memory: &MemoryTable) -> Result<Begun, Unreadable> {
         let mut data = Vec::new();
         for (at, len) in &self.readable {
@@ -233,7 +233,7 @@ impl Parts {
         Ok(Begun::new(data)?)
     }
 
-    /// Writes the answers into the writable part. Returns how many bytes that were.
+    /// Writes the answers into the writable part. Returns the number of bytes written.
     fn answer(&self, memory: &MemoryTable, answers: &Answers) -> u32 {
         let room = self.writable.iter().fold(0, |sum: usize, (_, len)| sum.saturating_add(*len));
         let bytes = answers.bytes(room);

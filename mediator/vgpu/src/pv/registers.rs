@@ -3,20 +3,20 @@
 use super::{Interface, OFFSET};
 use pv::abi::{MAX_QUEUE, SIGNATURE, feature, register as r, status};
 
-/// Work that is left to do after a register was written.
+/// Action that is left to do after a register was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum After {
     Nothing,
     /// There may be batches.
     Doorbell,
-    /// All that the interface has made is to go.
+    /// Remove everything that the interface has created.
     Reset,
-    /// The queue is to be used.
+    /// Start the queue.
     Start,
 }
 
 impl Interface {
-    /// Reads registers. Accesses are of at most eight aligned bytes, so they lie in the interface's wholly.
+    /// Reads registers. Accesses are of at most eight aligned bytes, so all bytes are the interface's.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..).zip(data) {
             let word = self.read32(at as u32 & !3).to_le_bytes();
@@ -68,7 +68,7 @@ impl Interface {
             r::INTERRUPT_ENABLE => {
                 self.interrupt_enabled = value & 1 != 0 && self.accepted & feature::INTERRUPT != 0;
             }
-            // The queue stands once it is used.
+            // The queue is immutable once in use.
             _ if self.status != status::RESET => {}
             r::FEATURES => self.accepted = value,
             r::QUEUE_SIZE => {

@@ -1,4 +1,4 @@
-//! The paravirtual interface of one VM as it is saved. The page tables that are kept for it are a part of their own.
+//! Saved state of one VM's paravirtual interface. The page tables that are kept for it are a separate part.
 
 use super::queue::Setup;
 use super::{Counts, Interface, PvSettings};
@@ -10,14 +10,14 @@ use std::collections::BTreeMap;
 use virtio_queue::{Queue, QueueState, QueueT};
 use vmm_glue::memory::MemoryTable;
 
-/// The interface.
+/// Saved state of an [`Interface`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedInterface {
     accepted: u32,
     status: u32,
     /// Entries, and addresses of the three rings.
     setup: (u16, [u64; 3]),
-    /// Positions in the available and the used ring, of a queue that is used.
+    /// Positions in the available and the used ring, if the queue is in use.
     queue: Option<(u16, u16)>,
     ended: u32,
     interrupt: bool,
@@ -28,10 +28,10 @@ pub(crate) struct SavedInterface {
 }
 
 impl Interface {
-    /// Writes the interface down.
+    /// Saves the interface.
     ///
     /// # Errors
-    /// While a batch is under way.
+    /// While a batch is in progress.
     pub(crate) fn save(&self) -> Result<SavedInterface, HostError> {
         let Self {
             // Settings.
@@ -48,10 +48,10 @@ impl Interface {
             interrupt,
             interrupt_enabled,
             channels,
-            // They are a part of their own.
+            // They are a separate part.
             attachments: _,
             counts,
-            // The log may complain again.
+            // Complaints are logged again.
             complaints: _,
         } = self;
         if ongoing.is_some() {
@@ -72,10 +72,10 @@ impl Interface {
 }
 
 impl SavedInterface {
-    /// The interface as it was, of a VM whose RAM is `memory`.
+    /// Restores the interface of a VM whose RAM is `memory`.
     ///
     /// # Errors
-    /// When it is none that there can be.
+    /// When the saved state is invalid.
     pub(crate) fn restored(
         self,
         settings: &PvSettings,

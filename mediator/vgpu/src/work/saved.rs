@@ -1,4 +1,5 @@
-//! A guest's channels as they are saved. Which of them are on the card, and in which address spaces, the card's channels say.
+//! Saved state of a guest's channels. The card's channels record which of them are on the card, and in which address
+//! spaces.
 
 use super::{Bound, Channel, Runlist, Work};
 use crate::memory::Objects;
@@ -36,19 +37,19 @@ enum SavedRunlist {
 }
 
 impl Work {
-    /// Writes the channels down; `None` while one is still to leave the card.
+    /// Saves the channels; `None` while one has still to leave the card.
     pub(crate) fn save(&self) -> Option<SavedWork> {
         let Self { channels, userd, departing, blocked, runlist } = self;
         let saved = channels.iter().map(|(number, channel)| {
             let Channel {
                 instance,
-                // The card's channels say it.
+                // The card's channels have it.
                 bound: _,
                 gp_put,
-                // Whoever goes on with it looks for it again.
+                // The next process determines it again.
                 polled: _,
                 seen: _,
-                // They are learned again.
+                // Learned again.
                 objects: _,
             } = channel;
             let userd = userd.iter().find(|(_, owner)| *owner == number).map(|(page, _)| *page);
@@ -64,10 +65,10 @@ impl Work {
 }
 
 impl SavedWork {
-    /// The channels as they were; `bound` says which of them are on the card.
+    /// Restores the channels; `bound` returns the card's channel of those that are on the card.
     ///
     /// # Errors
-    /// When they are none that there can be.
+    /// When the saved state is invalid.
     pub(crate) fn restored(self, bound: impl Fn(VirtualChannelId) -> Option<Bound>) -> Result<Work, Invalid> {
         let Self { channels: saved, blocked, runlist } = self;
         let numbers = saved.iter().all(|channel| u32::from(channel.number) < CHANNELS);

@@ -1,4 +1,4 @@
-//! Guest memory as it is read by who saves it: a page that lives under a mapped aperture is not in its chunk.
+//! Guest memory as it is read to save it: a page that is under a mapped aperture is not in its chunk.
 
 use card::HostMemory;
 use nvspec::addr::SMALL_PAGE;
@@ -6,21 +6,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use vm_memory::Bytes;
 
-/// Pages of guest VRAM that live under mapped apertures.
+/// Pages of guest VRAM that are under mapped apertures.
 pub(crate) struct Overlay(BTreeMap<u64, (Arc<dyn HostMemory>, usize)>);
 
 impl Overlay {
-    /// Of the memory that each page is in, and where there, by the page's number.
+    /// Creates it from the memory that each page is in, and the offset there, by the page's number.
     pub(crate) fn of(pages: BTreeMap<u64, (Arc<dyn HostMemory>, usize)>) -> Self {
         Self(pages)
     }
 
-    /// The addresses of all of them, in order.
+    /// Returns the addresses of all of them, in order.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = u64> + '_ {
         self.0.keys().map(|page| page * SMALL_PAGE)
     }
 
-    /// Puts those over `data`, whole pages of guest VRAM from `at` on. Returns whether there are any.
+    /// Copies those pages over `data`, whole pages of guest VRAM from `at` on. Returns whether there are any.
     pub(crate) fn lay_over(&self, at: u64, data: &mut [u8]) -> bool {
         let first = at / SMALL_PAGE;
         let pages = first..first.saturating_add(data.len() as u64 / SMALL_PAGE);

@@ -1,5 +1,6 @@
-//! Apertures that the VMM maps, as they are saved: the books, and where the card sees the memory. That is in files, which are handed over
-//! beside, and which the client goes on with meanwhile: its guest's CPUs write there at any time.
+//! Saved state of apertures that the VMM maps: the records, and the card's addresses of the memory. The memory is in
+//! files, which are handed over separately, and which the client uses meanwhile: its guest's CPUs write there at any
+//! time.
 
 use super::{Remap, Showing, Slot, Want, Window};
 use nvspec::addr::{Iova, SMALL_PAGE};
@@ -9,16 +10,16 @@ use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
 use vm_device::WindowMemory;
 
-/// The apertures.
+/// Saved state of the apertures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRemap {
-    /// BAR1's, BAR3's and PRAMIN's; `None` where all is trapped.
+    /// Those of BAR1, BAR3 and PRAMIN; `None` if all of it is trapped.
     windows: [Option<SavedWindow>; Showing::ALL.len()],
-    /// Pages of guest VRAM that places want, by number.
+    /// Pages of guest VRAM that slots want, by number.
     pages: Vec<SavedPage>,
-    /// Places that want guest RAM.
+    /// Slots that want guest RAM.
     ram: Vec<SavedSlot>,
-    /// The card's TLBs may hold translations that nothing names.
+    /// The card's TLBs may hold translations that no table names.
     stale: bool,
 }
 
@@ -55,14 +56,14 @@ struct SavedWindow {
     iova: u64,
 }
 
-/// A page of guest VRAM, and the places that want it: it lives in the first.
+/// A page of guest VRAM, and the slots that want it: the first is its home.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedPage {
     number: u32,
     places: Vec<SavedSlot>,
 }
 
-/// A place: window, and page.
+/// A slot: window, and page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct SavedSlot(u8, u32);
 
@@ -79,21 +80,21 @@ impl From<SavedSlot> for Slot {
 }
 
 impl Remap {
-    /// Writes the apertures down, if any is mapped, with the files that their memory is in.
+    /// Saves the apertures, if any is mapped, with the files of their memory.
     ///
     /// # Errors
-    /// When the host gives no more descriptors.
+    /// When the host has no more descriptors.
     pub(crate) fn save(&self) -> Result<Option<(SavedRemap, Vec<OwnedFd>)>, HostError> {
         let Self {
             windows,
             homes,
             waiting,
-            // The VM is at rest.
+            // The VM is quiescent.
             closing: _,
-            // It is said again.
+            // Warned of again.
             warned: _,
             stale,
-            // Statistics, which begin anew.
+            // Statistics, which start again.
             counts: _,
         } = self;
         if !self.is_open() {
@@ -124,23 +125,23 @@ impl Remap {
         Ok(Some((SavedRemap { windows: saved, pages, ram, stale: *stale }, files)))
     }
 
-    /// Pages of guest VRAM that live in host memory, and I/O addresses of that memory, for who takes them in.
+    /// Returns the pages of guest VRAM that are in host memory.
     pub(crate) fn homes(&self) -> impl Iterator<Item = u32> + '_ {
         self.homes.keys().copied()
     }
 
-    /// Ranges of I/O addresses at which the card sees the memory.
+    /// Returns the ranges of the card's I/O addresses of the memory.
     pub(crate) fn ranges_of_card(&self) -> impl Iterator<Item = (Iova, u64)> + '_ {
         self.windows.iter().flatten().map(|window| (window.memory.first(), window.memory.area().1.size))
     }
 }
 
 impl SavedRemap {
-    /// The apertures as they were, of `bar1` and `bar3` bytes, with their memory in `files`, of a VM of `vram_bytes` bytes. It is mapped for
-    /// the card where it was.
+    /// Restores the apertures, of `bar1` and `bar3` bytes, with their memory in `files`, for a VM of `vram_bytes`
+    /// bytes. It is mapped for the card at its old address.
     ///
     /// # Errors
-    /// When they are none that there can be, or the files are others; when the host does not map them.
+    /// When the saved state is invalid, or the files are others; when the host does not map them.
     pub(crate) fn restored(
         self,
         host: &HostCard,
@@ -181,7 +182,7 @@ impl SavedRemap {
 }
 
 impl Remap {
-    /// A place wants what no other entry of what was saved has it want.
+    /// Records the content that a slot wants, which no other saved entry may have given it.
     fn wants(&mut self, slot: Slot, want: Want) -> Result<(), Invalid> {
         let window = self.windows.get_mut(slot.window).and_then(Option::as_mut);
         let place = window.and_then(|window| window.want_mut(slot.page)).filter(|place| **place == Want::Nothing);

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 const BAR1: u64 = 17 << 20;
 const BAR3: u64 = 1 << 20;
 
-/// Memory as the books move it: what guest page each place shows.
+/// Memory as the records move it: the guest page that each slot shows.
 #[derive(Default)]
 struct World {
     card: HashMap<u32, u32>,
@@ -32,8 +32,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the guest maps where: a page has one home, among the places that want it, and in PRAMIN only if no other does; its data
-    /// is there and nowhere else; a place that is no home shows zeros.
+    /// For any mappings of the guest: a page has one home, among the slots that want it, and in PRAMIN only if no other
+    /// does; its data is there and nowhere else; a slot that is not a home shows zeros.
     #[test]
     fn every_page_has_one_home_and_its_data(
         steps in prop::collection::vec((0usize..3, prop::collection::vec((0u32..12, 0u32..10), 1..8)), 1..40),
@@ -47,7 +47,7 @@ proptest! {
             let (start, _) = remap.extent(showing).unwrap();
             let mut found = BTreeMap::new();
             for (page, want) in changes {
-                // Page 0 does not occur, so that a blank place is told from one with data.
+                // Page 0 does not occur, so that a blank slot differs from one with data.
                 let place = match want {
                     0 => None,
                     9 => Some(Place::Ram(nvspec::addr::Gpa(0))),
@@ -117,13 +117,13 @@ fn pramin_gives_way_and_what_was_written_there_meanwhile_is_told() {
     assert_eq!((taken.outs, taken.ins), (vec![(4, place(1))], vec![(4, in_bar3)]));
     assert_eq!(taken.strays, []);
     assert_eq!((remap.home(4), remap.counts.aliases), (Some(in_bar3), 0), "a driver goes on to BAR3");
-    // It goes back there, or the window goes elsewhere.
+    // It goes back there, or the window moves.
     let back = remap.book(Showing::Bar3, &[(7, Want::Nothing)]);
     assert_eq!((back.ins, back.strays), (vec![(4, place(1))], vec![place(1)]));
     remap.book(Showing::Bar3, &[(7, Want::Vram(4))]);
     let gone = remap.book(Showing::Pramin, &[(first + 1, Want::Vram(9))]);
     assert_eq!((gone.outs, gone.strays), (vec![], vec![place(1)]));
-    // Between BAR1 and PRAMIN, BAR1 has what BAR3 gives up.
+    // Between BAR1 and PRAMIN, BAR1 gets the page that BAR3 gives up.
     let low = (TRAPPED_BAR1 / SMALL_PAGE) as u32;
     remap.book(Showing::Pramin, &[(first + 2, Want::Vram(4))]);
     remap.book(Showing::Bar1, &[(low, Want::Vram(4))]);
@@ -157,7 +157,7 @@ fn whereabouts_tell_pieces_apart() {
     let Home::Host(first) = remap.whereabouts(at(32), LARGE_PAGE) else { panic!("apart") };
     assert_eq!(remap.whereabouts(at(35), SMALL_PAGE), Home::Host(first.offset(3 * SMALL_PAGE)));
     assert_eq!(first.0 % LARGE_PAGE, 0);
-    // PRAMIN is placed by 64 KiB, so that a large page there need not begin where the card has one begin.
+    // PRAMIN is placed in steps of 64 KiB, so a large page there need not be aligned for the card.
     let start = (u64::from(pramin::BASE) / SMALL_PAGE) as u32;
     remap.book(Showing::Pramin, &(0..32).map(|page| (start + 16 + page, Want::Vram(64 + page))).collect::<Vec<_>>());
     assert_eq!(remap.whereabouts(at(64), LARGE_PAGE), Home::Apart);
