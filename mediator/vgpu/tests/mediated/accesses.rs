@@ -7,7 +7,7 @@ use rig::{Rig, sharing};
 use simgpu::Config;
 use vram::VmId;
 
-/// Chunks of guest VRAM that a page of each buffer is in.
+/// Chunks of guest VRAM with a page of each buffer.
 const CHUNKS: [u64; 3] = [4, 5, 6];
 const CHUNK: u64 = 2 * MIB;
 
@@ -27,7 +27,7 @@ fn accesses_are_counted_by_chunk_for_as_long_as_somebody_records() {
             driver.submit(&mut channel, &[object(CE0), ce_copy(A, to, 1)].concat());
             driver.wait(&channel);
         };
-        // What comes before is not counted.
+        // Accesses before the start are not counted.
         (0..5).for_each(|_| copy(&mut driver, places[2]));
         assert!(rig.host.lock().start_accesses(VmId(0)));
         assert!(!rig.host.lock().start_accesses(VmId(0)), "there is one already");
@@ -40,7 +40,7 @@ fn accesses_are_counted_by_chunk_for_as_long_as_somebody_records() {
         assert!(from > often && often > once && once > 0, "{record:?}");
         assert_eq!(record.counts.len() as u64, super::VM_MIB * MIB / CHUNK);
         assert_eq!(rig.host.lock().end_accesses(VmId(0)), None, "it is over");
-        // A VM that goes takes its record along.
+        // The record goes with its VM.
         assert!(rig.host.lock().start_accesses(VmId(0)));
         driver.guest.remove().unwrap();
         assert_eq!(rig.host.lock().end_accesses(VmId(0)), None);

@@ -1,4 +1,4 @@
-//! Memory of guests that moves at the worst of times.
+//! Relocations of guest memory at unfavourable moments.
 
 use super::relocate::{Dice, driver_of, free_settings, in_host, in_host_at_rest, move_all, work, work_until};
 use super::{A, B, MIB};
@@ -13,7 +13,7 @@ use vgpu::Settings;
 use vmm_glue::RegionIndex;
 use vram::{Limits, To, VmId};
 
-/// Nothing here takes that long.
+/// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
 
 /// A card that moves something after every `every` submissions.
@@ -24,7 +24,7 @@ fn rig_with(chunk_bytes: u64, (card_mib, host_mib): (u32, u64), chaos: Chaos) ->
     Rig::made(&Config { vram_mib: card_mib, ..Config::default() }, &sharing, |card| card)
 }
 
-/// Moves all of the VM's memory to and fro until `act` has ended. Says how many chunks have moved.
+/// Moves all of the VM's memory to and fro until `act` has ended. Returns how many chunks have moved.
 fn while_it_moves(rig: &Rig, vm: u32, act: impl FnOnce()) -> u64 {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -45,7 +45,7 @@ fn while_it_moves(rig: &Rig, vm: u32, act: impl FnOnce()) -> u64 {
     })
 }
 
-/// Two VMs work while something moves after each submission.
+/// Runs two VMs with a relocation after each submission.
 fn stirred(chunk_bytes: u64, sizes: (u32, u64), vm_mib: u64, seed: u64) {
     let rig = rig_with(chunk_bytes, sizes, Chaos { every: 1, seed });
     let drivers = [0, 1].map(|vm| driver_of(&rig, vm, vm_mib));
@@ -55,7 +55,7 @@ fn stirred(chunk_bytes: u64, sizes: (u32, u64), vm_mib: u64, seed: u64) {
             scope.spawn(move || {
                 let began = Instant::now();
                 let moved = || rig.host.lock().memory().moved(VmId(vm as u32)).map_or(0, |moved| moved.sum.moved);
-                // Large chunks take their time before they move, and the VM works meanwhile.
+                // Large chunks take time to move, and the VM works meanwhile.
                 let enough = |round| round >= 40 && (moved() > 0 || began.elapsed() > LONG);
                 work_until(&mut driver, enough, &mut Dice(seed ^ vm << 32));
                 let moved = moved();
@@ -66,7 +66,7 @@ fn stirred(chunk_bytes: u64, sizes: (u32, u64), vm_mib: u64, seed: u64) {
         working.collect::<Vec<_>>().into_iter().map(|vm| vm.join().expect("a VM")).min()
     });
     assert!(moved.is_some_and(|moved| moved > 0), "memory of each VM moved");
-    // What was on its way when its VM went arrives nowhere, but has to end first.
+    // Moves in flight of a removed VM are dropped, but must end first.
     let began = Instant::now();
     while rig.host.lock().vram().chunks.moves().count() != 0 {
         assert!(began.elapsed() < LONG, "a move does not end");
@@ -115,12 +115,12 @@ fn ram_that_is_taken_away_while_memory_moves_is_not_reached_any_more() {
             driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, PAGES as u32)].concat());
             driver.wait(&channel);
             assert!(driver.ram_holds(GPA, PAGES, 1 + round), "round {round}");
-            // What comes back is something else, so that the next round cannot be right by chance.
+            // Copy other data back, so that the next round cannot be right by chance.
             driver.fill_ram(GPA, PAGES, 2 + round);
             driver.submit(&mut channel, &[object(M2MF), m2mf_copy(B, A, bytes as u32)].concat());
             driver.wait(&channel);
             assert!(driver.vram_holds(at, PAGES, 2 + round), "round {round}");
-            // The guest's tables go on naming it.
+            // The guest's tables still name it.
             let file = driver.guest.unmap_ram(GPA).expect("RAM");
             assert_eq!(rustix::io::pwrite(&file, &[0x5a; 16], 0), Ok(16));
             if round == 11 {
@@ -156,7 +156,7 @@ fn pages_under_mapped_apertures_are_the_same_pages_wherever_their_chunk_lies() {
                 let data = pattern(seed, page);
                 assert_eq!(rustix::io::pwrite(&file, &data, HIGH + page * PAGE), Ok(data.len()));
             }
-            // Shown, then hidden: the GPU finds the bytes both times.
+            // Mapped, then unmapped: the GPU finds the bytes both times.
             driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, PAGES as u32)].concat());
             driver.wait(&channel);
             assert!(driver.vram_holds(to, PAGES, seed), "shown in round {round}");
@@ -186,7 +186,7 @@ fn a_lowered_budget_of_host_memory_loses_nothing_and_keeps_more_from_going() {
                 driver.guest.vram_write(buffer + page * PAGE, &pattern(seed + at, page));
             }
             let to = A + u64::from((at + 1) % 12) * MIB;
-            // Onto itself: what matters is who reads and writes where.
+            // Onto itself: only the addresses of the accesses matter.
             driver.submit(&mut channel, &[object(M2MF), m2mf_copy(to, to, 250 * PAGE as u32)].concat());
             driver.wait(&channel);
             assert!(in_host(&rig) <= most, "{} of at most {most}", in_host(&rig));
@@ -212,7 +212,7 @@ fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
         rig.host.lock().memory_mut().set_limits(VmId(0), Limits { quota, ..Limits::default() }).expect("a quota")
     };
     let account = || rig.usage().0.vms[&VmId(0)];
-    // What the driver has used for itself stays below.
+    // The driver's own memory is below.
     let buffers: Vec<u64> = (2..CHUNKS).map(|chunk| 2 * MIB * chunk).collect();
     let done = AtomicBool::new(false);
     let changes = std::thread::scope(|scope| {
@@ -225,7 +225,7 @@ fn quotas_that_change_while_memory_is_allocated_lose_nothing() {
             }
             changes
         });
-        // Each chunk comes into being by the CPU or by the GPU, at whatever quota there is just now.
+        // Each chunk is allocated by the CPU or by the GPU, under the current quota.
         let allocated = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut channel = channel;
             let from = driver.buffer(&channel, A, 64, 7);

@@ -76,7 +76,7 @@ fn fault_is_reported_to_its_vm_and_the_other_goes_on() {
     assert_eq!(good.faults, []);
     assert_eq!((bad.guest.counter("faults"), good.guest.counter("faults")), (1, 0));
 
-    // A new channel in the place of the one that faulted works.
+    // A new channel with the number of the faulted one works.
     bad.unbind(&channel);
     let mut channel = bad.channel(1);
     bad.buffer(&channel, A, 1, 7);

@@ -1,4 +1,4 @@
-//! Resources that are given only when they are asked for, and what a guest is told when there are no more.
+//! Resources that are allocated only on demand, and the errors of a guest when none are left.
 
 use super::oversubscribe::eventually;
 use super::{A, B, MIB, Rig, VM_MIB, driver, rig, usage};
@@ -12,7 +12,7 @@ use simgpu::{EngineId, Fault, FaultKind};
 use std::time::Duration;
 use vgpu::Settings;
 
-/// Copies a page of VRAM to another, by a channel of its own.
+/// Copies a page of VRAM to another, on a channel of its own.
 fn copies(driver: &mut Driver, id: u8, seed: u32) {
     let mut channel = driver.channel(id);
     driver.buffer(&channel, A, 1, seed);
@@ -27,7 +27,7 @@ fn vram_has_no_place_before_it_is_used() {
     let rig = rig();
     let mut guest = rig.guest(0, VM_MIB, 4);
     assert_eq!(usage(&rig).2, 0);
-    // Reading, and writing zeros, is no use.
+    // Reads, and writes of zeros, allocate nothing.
     let mut data = vec![1; MIB as usize];
     guest.vram_read(3 * MIB, &mut data);
     assert!(data.iter().all(|byte| *byte == 0));
@@ -45,10 +45,10 @@ fn chunks_are_zeroed_before_anybody_needs_them() {
     let mut guest = rig.guest(0, VM_MIB, 4);
     let zeroed = || rig.host.lock().vram().chunks.zeroed();
     eventually("chunks that are zeroed", || zeroed().0 >= 8);
-    // Not all: what nobody wants soon can wait, and costs a host the software card's memory.
+    // Not all are zeroed: the rest can wait, and would cost the host the software card's memory.
     let (before, left) = zeroed();
     assert!(before < 16 && left > 0, "{before} are zeroed, {left} are not");
-    // As many as are used are zeroed behind them.
+    // Used chunks are replaced by newly zeroed ones.
     (0..6).for_each(|chunk| guest.poke(chunk * 2 * MIB, 7));
     eventually("more chunks that are zeroed", || zeroed().0 >= 8 || zeroed().1 == 0);
 }
@@ -60,7 +60,7 @@ fn memory_that_a_page_table_names_has_a_place_when_the_gpu_uses_it() {
     let mut channel = driver.channel(1);
     driver.buffer(&channel, A, 1, 5);
     let before = usage(&rig).2;
-    // Far behind all that the driver has used.
+    // Far after the memory that the driver has used.
     let to = driver.guest.vram_bytes - PAGE;
     driver.map(channel.space, B, At::Vram(to), 1);
     driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
@@ -86,7 +86,7 @@ fn overcommitted_guests_are_refused_what_is_not_there_and_go_on() {
     assert!(second.map_ram(0, MIB, true));
     let mut driver = Driver::new(second);
     copies(&mut driver, 1, 3);
-    // The first takes what is left.
+    // The first VM takes all that is left.
     let ones = vec![0xff; MIB as usize];
     for mib in 0..48 {
         first.vram_try_write(mib * MIB, &ones);
@@ -97,7 +97,7 @@ fn overcommitted_guests_are_refused_what_is_not_there_and_go_on() {
     driver.map(channel.space, B, At::Vram(to), 1);
     driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
     assert_eq!(driver.wait_fault().va, B);
-    // What it has goes on working; what the other gives back can be had.
+    // Its own memory still works; memory that the other VM frees can be allocated.
     copies(&mut driver, 3, 11);
     first.remove().unwrap();
     let mut channel = driver.channel(1);
@@ -121,7 +121,7 @@ fn channel_beyond_the_limit_faults_at_its_first_work() {
     let fault = driver.wait_fault();
     assert_eq!((fault.unit, fault.instance), (unit::FIFO, refused.instance));
     assert_eq!(driver.guest.counter("channel_binds_refused"), 1);
-    // Once; and the others are as good as ever.
+    // The refused channel faults once; the others still work.
     driver.submit(&mut refused, &[]);
     driver.submit(&mut good, &[]);
     driver.wait(&good);
@@ -146,7 +146,7 @@ fn bus_mastering_off_keeps_the_gpu_from_ram_and_on_lets_it() {
             assert!(driver.ram_holds(0x8000, 1, 7));
             driver.fill_ram(0x8000, 1, 2);
         } else {
-            // No interrupt can come without bus mastering either: it is a write to memory.
+            // No interrupt can come without bus mastering either, because it is a write to memory.
             let mut tries = 0..1_000_000;
             while driver.guest.rd(pfifo::MMU_FAULT_ID::OFFSET) == 0 {
                 assert!(tries.next().is_some());
@@ -181,7 +181,7 @@ fn toggling_bus_mastering_costs_a_directory_entry_however_much_ram_is_mapped() {
     driver.submit(&mut channel, &work);
     driver.wait(&channel);
     assert!(driver.ram_holds(0x8000 + 127 * PAGE, 1, 7));
-    // What was mapped before is out of reach as well.
+    // Memory that was mapped before is out of reach as well.
     driver.guest.write(vmm_glue::RegionIndex::Config, 4, &2u16.to_le_bytes());
     driver.fill_ram(0x8000 + 127 * PAGE, 1, 2);
     driver.submit(&mut channel, &work);
@@ -211,7 +211,7 @@ fn work_that_never_ends_costs_only_its_channel() {
     driver.wait(&channel);
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
     driver.submit(&mut channel, &copy);
-    // The scheduler's error is where a driver looks for it, with the channel on the engine.
+    // The scheduler's error is in the register that a driver reads, with the channel on the engine.
     driver.guest.wait_msi();
     while !pfifo::INTR::SCHED_ERROR.is_set(driver.guest.rd(pfifo::INTR::OFFSET)) {
         driver.service();
@@ -245,7 +245,7 @@ fn every_way_of_shadowing_shows_the_gpu_what_the_guest_has_mapped() {
             driver.wait(&channel);
             assert!(driver.vram_holds(to, 1, seed + round), "{mode:?}, round {round}");
         }
-        // What is unmapped and flushed is gone before the next work.
+        // Pages that are unmapped and flushed are gone before the next work.
         driver.pte(channel.space, B, 0, 0);
         driver.flush();
         driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());

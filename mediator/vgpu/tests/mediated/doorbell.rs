@@ -1,4 +1,4 @@
-//! The price of a doorbell for those who want the card's lock as well, and for its guest.
+//! The price of a doorbell for its guest and for other users of the card's lock.
 
 use super::saving::ram_of;
 use super::{A, B, driver, rig};
@@ -24,12 +24,12 @@ fn a_doorbell_takes_the_cards_lock_once() {
         driver.wait(&channel);
         times
     });
-    // Events that come meanwhile are taken up by who rings.
+    // The ringing thread handles events that come meanwhile.
     assert_eq!(times.min(), Some(1));
     assert!(driver.vram_holds(to, 1, 1));
 }
 
-/// Queues a copy of the page at `from`, rings, and leaves it at what comes before the answer.
+/// Queues a copy of the page at `from`, rings, and does only the work before the answer.
 fn ring_until_answered(driver: &mut Driver, channel: &mut Channel, from: u64) {
     let put = driver.queue_fenced(channel, &[object(CE0), ce_copy(from, B, 1)].concat());
     let at = u64::from(channel.id) * 4096 + userd::GP_PUT;
@@ -46,12 +46,12 @@ fn a_doorbell_is_answered_before_it_is_taken_up_and_whoever_comes_next_takes_it_
     let before = driver.guest.counter("doorbells");
     ring_until_answered(&mut driver, &mut channel, A);
     assert_eq!(driver.guest.counter("doorbells"), before, "an operator's look takes nothing up");
-    // The guest's next access, whatever it is.
+    // The guest's next access, of any kind.
     driver.guest.rd(pmc::BOOT_0::OFFSET);
     assert_eq!(driver.guest.counter("doorbells"), before + 1);
     driver.wait(&channel);
     assert!(driver.vram_holds(to, 1, 1));
-    // Another one behind it, through BAR1 as well.
+    // Two doorbells in sequence, through BAR1 as well.
     ring_until_answered(&mut driver, &mut channel, A);
     ring_until_answered(&mut driver, &mut channel, A);
     assert_eq!(driver.guest.counter("doorbells"), before + 2);

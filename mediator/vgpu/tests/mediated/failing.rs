@@ -1,4 +1,4 @@
-//! A card that does not answer: what it may still reach goes to nobody.
+//! A card that does not answer: memory that it may still reach is not reused.
 
 use super::relocate::{driver_of, move_all};
 use super::{A, B, MIB};
@@ -25,11 +25,11 @@ struct Failing {
     deaf_to: Arc<AtomicU32>,
     /// No channel leaves its engine.
     holds: Arc<AtomicBool>,
-    /// None does for so many looks.
+    /// Number of polls for which no channel leaves.
     hesitates: Arc<AtomicU32>,
     /// TLB invalidations of that directory, as in the register.
     watched: Arc<AtomicU32>,
-    /// So many so far.
+    /// Number of them so far.
     flushes: Arc<AtomicU32>,
 }
 
@@ -58,7 +58,7 @@ impl Alter for Failing {
 }
 
 impl Failing {
-    /// Counts a look.
+    /// Counts a poll.
     fn hesitates(&self) -> bool {
         self.hesitates.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
     }
@@ -80,7 +80,8 @@ fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Chan
     driver.buffer(&channel, B, 1, 2);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     driver.wait(&channel);
-    // To zero a chunk the mediator moves its own window, which is flushed, too. Nothing is left to be zeroed behind the next.
+    // To zero a chunk the mediator moves its own window, which is flushed, too. Zero all now, so that none is zeroed
+    // after the next.
     rig.host.scrub();
     // A new page is mapped and flushed.
     driver.buffer(&channel, B + PAGE, 1, 3);
@@ -99,7 +100,7 @@ fn what_chunks_have_left_is_quarantined_when_the_tlb_is_not_flushed() {
     assert!(moved > 0);
     rig.host.scrub();
     let summary = rig.host.lock().vram().chunks.summary();
-    // Of the chunks that moved, those that no entry names were not in the TLB.
+    // Chunks that moved and that no entry names were not in the TLB.
     assert!(summary.quarantined > 0 && summary.quarantined <= moved && summary.to_scrub == 0);
 }
 
@@ -113,7 +114,7 @@ fn chunks_change_places_one_after_the_other_with_the_locks_free_in_between() {
     driver.wait(&channel);
     card.watched.store(directory, Ordering::SeqCst);
     let moved = move_all(&rig, 0, To::Host).moved;
-    // Each that the GPU knows is forgotten by the card when it moves, not when all have moved.
+    // The card drops the translation of each chunk that the GPU knows when it moves, not when all have moved.
     let flushes = card.flushes.load(Ordering::SeqCst);
     assert!(flushes > 1 && flushes <= moved, "{moved} chunks, {flushes} flushes");
 }
@@ -134,12 +135,13 @@ fn a_channel_that_leaves_late_keeps_its_ring_and_number_until_it_has_left() {
     let (rig, card) = failing();
     let (mut driver, channel, _) = at_work(&rig, &card);
     let bound = rig.host.channels_in_use();
-    // More looks than the guest's write is served for.
+    // More polls than the guest's write makes.
     card.hesitates.store(100, Ordering::SeqCst);
     card.flushed.store(0, Ordering::SeqCst);
     driver.unbind(&channel);
     while rig.host.lock().channels().stuck() != 0 {
-        // The card's memory of its address space is as it was: its ring is mapped. In this order: it may leave in between.
+        // The card's memory of its address space is unchanged: its ring is mapped. Read in this order, because it may
+        // leave in between.
         let flushed = card.flushed.load(Ordering::SeqCst) != 0;
         let hesitates = card.hesitates.load(Ordering::SeqCst) != 0;
         assert!(!hesitates || !flushed, "its ring is unmapped while it is on the card");
@@ -147,7 +149,7 @@ fn a_channel_that_leaves_late_keeps_its_ring_and_number_until_it_has_left() {
     }
     assert_eq!(card.hesitates.load(Ordering::SeqCst), 0, "it has left when its number is free");
     assert_eq!(rig.host.channels_in_use(), bound - 1);
-    // It can be bound anew, and all that the VM had is given back.
+    // It can be bound again, and all memory of the VM is released.
     driver.bind(&channel);
     driver.unbind(&channel);
     driver.guest.remove().unwrap();
@@ -159,7 +161,8 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
     let (mut driver, channel, _) = at_work(&rig, &card);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // As the scheduler's tick, but more often: they look at what departs whenever the card's lock is free.
+        // Like the scheduler's tick, but more often: these threads poll departing channels whenever the card's lock is
+        // free.
         for _ in 0..4 {
             scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {
@@ -168,7 +171,7 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
             });
         }
         for _ in 0..2000 {
-            // The guest's write looks in vain, who looks next finds that it has left.
+            // The guest's write polls unsuccessfully; the next poll finds that it has left.
             card.hesitates.store(16, Ordering::SeqCst);
             driver.unbind(&channel);
             driver.bind(&channel);
@@ -193,7 +196,7 @@ fn where_chunks_were_to_go_is_quarantined_when_the_copier_cannot_be_stopped() {
     let driver = driver_of(&rig, 0, 16);
     driver.guest.vram_write(0, &[1; 4096]);
     card.holds.store(true, Ordering::SeqCst);
-    // The mediator's own: it fails, and stays on the card.
+    // The mediator's own channel: it fails, and stays on the card.
     let lane = VmId::MEDIATOR;
     rig.host.lock().retire_channel(lane, VirtualChannelId(0)).unwrap_err();
     let done = move_all(&rig, 0, To::Host);

@@ -1,6 +1,6 @@
-//! The seed corpus of the fuzz target is what `rig::fuzz::seeds` makes, and every seed runs.
+//! The seed corpus of the fuzz target is the output of `rig::fuzz::seeds`, and every seed runs.
 //!
-//! `UPDATE_SEEDS=1 cargo test -p vgpu seeds` writes it anew.
+//! `UPDATE_SEEDS=1 cargo test -p vgpu seeds` writes it again.
 
 use rig::fuzz::{decode, encode, run, seeds};
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! A card that goes on with another owner, its VMs in the middle of their work.
+//! A card that continues under another owner while its VMs work.
 
 pub(super) mod edited;
 
@@ -23,7 +23,7 @@ pub(super) fn handover(host_mib: u64) -> Handover {
     Handover { config: Config { vram_mib: 96, shared: true, ..Config::default() }, sharing, older: false }
 }
 
-/// Times of a card on which work takes so long that some is left whenever one looks.
+/// Timing of a card whose work is so slow that some is left at any time.
 pub(super) fn slow() -> TimeModel {
     let engine = EngineTiming { bytes_per_second: 20_000_000, launch_ns: 1_000_000 };
     let compute = ComputeTiming::default();
@@ -44,7 +44,7 @@ fn hand_over(handover: &Handover, rig: &mut Rig, drivers: &mut [Driver]) {
     handover.hand_over(rig, &mut guests(drivers));
 }
 
-/// Submits a copy of a buffer, by one engine or another.
+/// Submits a copy of a buffer, on one of the engines.
 pub(super) fn copy(driver: &mut Driver, channel: &mut Channel, by: u32) {
     let words = match by % 3 {
         0 => [object(M2MF), m2mf_copy(A, B, (PAGES * PAGE) as u32)].concat(),
@@ -54,7 +54,7 @@ pub(super) fn copy(driver: &mut Driver, channel: &mut Channel, by: u32) {
     driver.submit(channel, &words);
 }
 
-/// Each round, work is in flight and queued, and memory lies on the card and in the host's, when the card is handed over.
+/// Hands the card over in each round, with work in flight and queued, and memory on the card and in host memory.
 fn work_goes_on(handover: &Handover, rounds: u32) {
     let mut rig = handover.rig();
     let mut drivers: Vec<Driver> = (0..3).map(|vm| driver(&rig, vm, &free_settings(16))).collect();
@@ -144,7 +144,7 @@ fn accounts_go_on_and_others_come_and_go_as_before() {
     let (submitted, had) = (drivers[0].guest.counter("submissions"), accounts(&rig));
     hand_over(&handover, &mut rig, &mut drivers);
     assert_eq!((drivers[0].guest.counter("submissions"), accounts(&rig)), (submitted, had));
-    // Another comes.
+    // Another VM arrives.
     let mut late = driver(&rig, 2, &free_settings(16));
     work(&mut late, 20, &mut Dice(9));
     for (vm, driver) in drivers.iter_mut().enumerate() {

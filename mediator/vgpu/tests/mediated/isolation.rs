@@ -1,4 +1,4 @@
-//! Accesses of a guest to what it names and does not have.
+//! Accesses of a guest to resources that it names and does not have.
 
 use super::{A, B, CARD_MIB, MIB, Rig, VM_MIB, card_vram, driver, fill, finds, is_filled, rig};
 use nvspec::regs::{pbus, pfb, pfifo, windows::pramin};
@@ -8,7 +8,7 @@ use vram::{CardAddr, VmId};
 
 const CANARY: u8 = 0xc5;
 
-/// Returns what the guest's tables say of the page at [`B`]: name, low and high word of the entry.
+/// Returns entries of the guest's tables for the page at [`B`]: name, low and high word of the entry.
 fn bad_entries(rig: &Rig) -> [(&'static str, u32, u32); 8] {
     let share = VM_MIB * MIB;
     let state = rig.host.lock();
@@ -139,9 +139,9 @@ fn instances_and_runlists_outside_are_not_taken() {
         evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, base);
         evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | length);
     }
-    // Runlists of one's own memory that name the other's channels do not concern them.
+    // Runlists in the guest's own memory that name the other VM's channels do not affect them.
     evil.submit_runlist();
-    // An instance block whose directory or USERD lies outside.
+    // An instance block whose directory or USERD is outside.
     for (offset, value) in [(0x200, 0xffff_f000), (0x200, 2), (0x008, 0xffff_f000), (0x04c, 31 << 16)] {
         let channel = evil.prepare(6);
         evil.guest.poke(channel.instance + offset, value);
@@ -164,8 +164,8 @@ fn instances_and_runlists_outside_are_not_taken() {
 
 #[test]
 fn host_structures_are_unchanged_by_a_guest_that_maps_all_it_can_name() {
-    // What stands at the start of the mediator's own memory and never changes: the instance blocks and page directories
-    // of the card's apertures.
+    // Data at the start of the mediator's own memory that never changes: the instance blocks and page directories of
+    // the card's apertures.
     const FIXED: usize = 2 * 0x1000 + 2 * 0x1_0000;
     let rig = rig();
     let mut evil = driver(&rig, 0);
@@ -174,7 +174,7 @@ fn host_structures_are_unchanged_by_a_guest_that_maps_all_it_can_name() {
     card_vram(&rig, 0, &mut before);
     assert!(before.iter().any(|&byte| byte != 0));
     let own = evil.guest.vram_bytes;
-    // 128 MiB of address space to VRAM, page by page, whether there is any or not.
+    // 128 MiB of address space to VRAM, page by page, whether it exists or not.
     let spare = evil.space();
     for first in (0..0x8000u64).step_by(512) {
         let entries: Vec<u8> = (first..first + 512).flat_map(|page| (((page * PAGE) >> 8) | 1).to_le_bytes()).collect();

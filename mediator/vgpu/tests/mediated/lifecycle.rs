@@ -1,4 +1,4 @@
-//! RAM that is taken back, clients and VMs that go.
+//! RAM that is taken back, clients and VMs that leave.
 
 use super::{A, B, MIB, VM_MIB, driver, fill, is_filled, rig, usage};
 use rig::driver::{At, CE0, Driver, PAGE, ce_copy, object};
@@ -55,7 +55,7 @@ fn next_client_finds_nothing_of_the_last() {
     driver.guest.reconnect();
     assert!(is_filled(&driver.guest, 0));
     assert_eq!(usage(&rig), alone);
-    // And can work at once.
+    // The next client can work at once.
     let Driver { mut guest, .. } = driver;
     assert!(guest.map_ram(0, MIB, true));
     let mut driver = Driver::new(guest);
@@ -82,7 +82,7 @@ fn vms_that_come_and_go_leave_nothing() {
         driver.buffer(&channel, A, 2, round);
         driver.map(channel.space, B, At::Ram(PAGE), 2);
         driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 2)].concat());
-        // Every other goes while its work is under way.
+        // Every other client leaves with its work in flight.
         if round % 2 == 0 {
             driver.wait(&channel);
             assert!(driver.ram_holds(PAGE, 2, round));
@@ -99,7 +99,7 @@ fn channels_that_are_not_bound_leave_no_shadow() {
     let mut driver = Driver::new(rig.guest(0, VM_MIB, 1));
     let first = driver.channel(0);
     let before = usage(&rig);
-    // The register file lets no more than the limit through; an instance block that is refused later gets further.
+    // The register file lets only the limit through; an instance block that is refused later passes it.
     for _ in 0..8 {
         let channel = driver.prepare(0);
         driver.guest.poke(channel.instance + nvspec::instance::ramfc::GP_BASE_HI, 31 << 16);
@@ -122,7 +122,7 @@ fn accesses_are_counted_by_where_they_go_and_which_way() {
     };
     let before = counts(&driver);
     driver.guest.rd(0);
-    // The window on VRAM is a register, and the word behind it another.
+    // The PRAMIN window is a register; the word after it is a second one.
     driver.guest.poke(A, 1);
     driver.guest.read(RegionIndex::Bar1, 100 * PAGE, &mut [0; 8]);
     driver.guest.write(RegionIndex::Bar3, 100 * PAGE, &[0; 4]);

@@ -1,4 +1,4 @@
-//! VMs whose client takes their state elsewhere by its own messages.
+//! VMs whose client migrates their state with the vfio-user protocol.
 
 use super::handover::{copy, handover, slow};
 use super::moving::{Traveller, card, use_up};
@@ -14,10 +14,10 @@ use vram::VmId;
 
 /// Pages of a copy.
 const PAGES: u64 = 20;
-/// Bytes that a client takes at once.
+/// Bytes that a client reads at once.
 const PART: usize = 70_001;
 
-/// Another VM whose client lends the same RAM.
+/// Creates another VM whose client lends the same RAM.
 fn next(rig: &Rig, vm: u32, of: &Guest) -> Guest {
     let mut guest = rig.guest_with(vm, &free_settings(16));
     assert!(guest.map_ram(0, MIB, true));
@@ -27,7 +27,7 @@ fn next(rig: &Rig, vm: u32, of: &Guest) -> Guest {
     guest
 }
 
-/// All of a VM's state, which is stopped then.
+/// Stops a VM and returns all of its state.
 pub(crate) fn state_of(guest: &mut Guest) -> Vec<u8> {
     let device = guest.migration();
     device.stop().unwrap();
@@ -45,7 +45,7 @@ pub(crate) fn state_of(guest: &mut Guest) -> Vec<u8> {
     all
 }
 
-/// Has a VM be what was read; it is stopped then.
+/// Loads a state into a VM; it is stopped then.
 pub(crate) fn take_in(guest: &mut Guest, state: &[u8]) -> Result<(), MigrationError> {
     let device = guest.migration();
     device.stop()?;
@@ -65,7 +65,7 @@ fn a_vm_in_the_middle_of_its_work_goes_on_with_another_device() {
         let state = state_of(&mut one.driver.guest);
         let mut there = next(&cards[to], vm, &one.driver.guest);
         take_in(&mut there, &state).unwrap();
-        // It waits, and nobody else may take it elsewhere.
+        // It waits, and cannot be moved by others.
         assert!(there.check_movable().unwrap_err().to_string().contains("its VMM has stopped it"));
         there.migration().start();
         there.check_movable().unwrap();
@@ -96,7 +96,7 @@ fn a_vm_that_has_worked_becomes_another_and_keeps_nothing() {
     let before = std::mem::replace(&mut one.driver.guest, there);
     before.remove().unwrap();
     one.check();
-    // What it was is gone.
+    // Its previous state is gone.
     let kept = card.host.lock().channels().physical(VmId(2), VirtualChannelId(third.id));
     assert_eq!(kept, None, "a channel of what it was");
     let mut bytes = [1; 64];
@@ -108,7 +108,7 @@ fn a_vm_that_has_worked_becomes_another_and_keeps_nothing() {
 
 #[test]
 fn a_device_that_is_stopped_does_nothing_and_goes_on_as_if_nothing_had_been() {
-    // Work takes its time: some is left to do when the VM is stopped.
+    // Work takes time, so some is left when the VM is stopped.
     let mut handover = handover(0);
     handover.config.time = Some(slow());
     let card = handover.rig();
@@ -116,12 +116,12 @@ fn a_device_that_is_stopped_does_nothing_and_goes_on_as_if_nothing_had_been() {
     let mut stay = Traveller::new(&card, 2);
     one.begin(3);
     one.driver.guest.migration().stop().unwrap();
-    // What is rung for waits; others work on.
+    // Work of rung doorbells waits; others work on.
     let submissions = one.driver.guest.counter("submissions");
     stay.begin(4);
     stay.check();
     assert!(one.driver.guest.check_movable().is_err());
-    // A card that is to stand still, and is then not handed over, does not let it go.
+    // Quiescing the card, without a handover, does not resume it.
     let done = || {
         let usage = card.host.lock().scheduler_usage(1);
         usage.vms[&VmId(1)].accounts.iter().map(|account| account.completed).sum::<u64>()
@@ -138,7 +138,7 @@ fn a_device_that_is_stopped_does_nothing_and_goes_on_as_if_nothing_had_been() {
     one.driver.guest.migration().start();
     one.check();
     assert!(done() > done_before, "something was left to do");
-    // A state is read twice, with nothing between: it is the same but for the time.
+    // A state that is read twice without a change differs only in its time.
     one.begin(6);
     let state = state_of(&mut one.driver.guest);
     let again = {
@@ -185,11 +185,11 @@ fn states_that_were_cut_edited_or_exchanged_fail_a_device_until_it_is_reset() {
     stay.check();
     let placed = || card.usage().0.vms.get(&VmId(2)).map_or(0, |vm| vm.placed);
     eventually("nothing is left of what did not come", || placed() == 0);
-    // It is a device like any other behind that, and its client's work is done.
+    // Afterwards it is a device like any other, and its client's work is done.
     let mut driver = Driver::new(victim);
     let mut channel: Channel = driver.channel(1);
     works(&mut driver, &mut channel, 9);
-    // Also for one who was stopped with it half done, and is gone.
+    // Also for a VM that was stopped halfway, and is removed.
     let mut victim = driver.guest;
     victim.migration().stop().unwrap();
     victim.migration().begin_loading().unwrap();
@@ -203,7 +203,7 @@ fn states_that_were_cut_edited_or_exchanged_fail_a_device_until_it_is_reset() {
     one.check();
 }
 
-/// Copies pages, and looks at them.
+/// Copies pages, and checks them.
 fn works(driver: &mut Driver, channel: &mut Channel, seed: u32) {
     driver.buffer(channel, A, PAGES, seed);
     let to = driver.buffer(channel, B, PAGES, 7);
@@ -234,9 +234,9 @@ fn what_the_card_may_have_written_of_ram_is_reported_until_it_rests() {
     driver.wait(&channel);
     assert_eq!(written(&mut driver, 0..16), [6]);
     assert_eq!(written(&mut driver, 8..16), [0u64; 0]);
-    // As long as there is work, what is named may be written again.
+    // As long as there is work, named memory may be written again.
     assert_eq!(written(&mut driver, 0..16), [6]);
-    // Also what was named in between.
+    // Includes memory that was named in between.
     driver.map(channel.space, B, At::Ram(12 * MIB), PAGES);
     driver.flush();
     driver.map(channel.space, B, At::Ram(2 * MIB), PAGES);

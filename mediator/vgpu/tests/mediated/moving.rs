@@ -1,4 +1,4 @@
-//! VMs that go from one card to another, in the middle of their work, beside others that stay.
+//! VMs that move from one card to another with work in flight, next to others that stay.
 
 use super::handover::{copy, handover};
 use super::oversubscribe::eventually;
@@ -29,7 +29,7 @@ fn driver(rig: &Rig, vm: u32, settings: &Settings) -> Driver {
     Driver::new(guest)
 }
 
-/// A VM, and what of it is checked.
+/// A VM, and its state to check.
 pub(crate) struct Traveller {
     pub(crate) driver: Driver,
     channels: [Channel; 2],
@@ -44,7 +44,7 @@ impl Traveller {
         Self { driver, channels, places: [0; 2], seed: 0 }
     }
 
-    /// Has work in flight and queued on both channels.
+    /// Submits work in flight and queued on both channels.
     pub(crate) fn begin(&mut self, seed: u32) {
         self.seed = seed;
         let Self { driver, channels, places, .. } = self;
@@ -57,7 +57,7 @@ impl Traveller {
         }
     }
 
-    /// Waits for all of it, and looks at each byte.
+    /// Waits for all of it, and checks each byte.
     pub(crate) fn check(&mut self) {
         let Self { driver, channels, places, seed } = self;
         for (channel, to) in channels.iter().zip(places) {
@@ -68,12 +68,12 @@ impl Traveller {
     }
 }
 
-/// Has something in all of a VM's memory that its driver does not use.
+/// Writes to all of a VM's memory that its driver does not use.
 pub(crate) fn use_up(driver: &Driver) {
     (6..16).for_each(|mib| driver.guest.vram_write(mib * MIB, &[0x5a; 64]));
 }
 
-/// Numbers of VMs on a card go to nobody twice: one that comes gets the next.
+/// Numbers of VMs on a card are not reused: a VM that arrives gets the next.
 struct Numbers(u32);
 
 impl Numbers {
@@ -83,7 +83,7 @@ impl Numbers {
     }
 }
 
-/// Two VMs go round `cards`, one that stays has work on each all the while.
+/// Moves two VMs around `cards`; another on each card stays and works meanwhile.
 fn go_round(cards: &[Rig], rounds: u32, emptied: bool) {
     let mut numbers = Numbers(100);
     let mut stay: Vec<Traveller> = cards.iter().map(|card| Traveller::new(card, 0)).collect();
@@ -101,7 +101,7 @@ fn go_round(cards: &[Rig], rounds: u32, emptied: bool) {
         }
         stay.iter_mut().chain(travel.iter_mut().map(|(_, one)| one)).for_each(Traveller::check);
     }
-    // Nothing is left of who has gone.
+    // A VM that has left leaves nothing.
     drop(travel);
 }
 
@@ -127,7 +127,7 @@ fn what_is_written_or_gone_behind_the_copy_is_so_on_the_other_card() {
         guest.vram_write(10 * MIB, &[0; 64]);
     };
     let copied = one.driver.guest.move_beside(&cards[1], 9, true, write, |_, left| drop(left));
-    // Each chunk once.
+    // Each chunk is copied once.
     assert_eq!(copied.unwrap() % CHUNK, 0);
     one.check();
     let read = |guest: &Guest, at: u64| {
@@ -138,7 +138,7 @@ fn what_is_written_or_gone_behind_the_copy_is_so_on_the_other_card() {
     let guest = &mut one.driver.guest;
     assert_eq!([9 * MIB, 13 * MIB + 70_000].map(|at| read(guest, at)), [*b"later"; 2]);
     assert_eq!((read(guest, 10 * MIB), read(guest, 11 * MIB)), ([0; 5], [0x5a; 5]));
-    // The client goes, and with it all memory: nothing of it is on the other card.
+    // The client leaves, and with it all memory: none of it is on the other card.
     guest.move_beside(&cards[0], 10, true, Guest::reconnect, |_, left| drop(left)).unwrap();
     assert!((6..16).all(|mib| read(guest, mib * MIB) == [0; 5]));
 }
@@ -153,7 +153,7 @@ fn what_another_vm_has_by_then_of_what_was_borrowed_is_that_ones() {
     let other = cards[0].guest_with(2, &free_settings(16));
     fill(&other, 0x77);
     let taken = |_: &mut Guest| {
-        // It goes back to the card, and another takes the place that it had.
+        // It goes back to the card, and another VM takes its old slot.
         assert!(move_all(&cards[0], 1, To::Card).moved > 0);
         cards[0].host.scrub();
         assert!(move_all(&cards[0], 2, To::Host).moved > 0);
@@ -174,7 +174,7 @@ fn what_a_guest_writes_while_borrowed_memory_is_copied_stays_written() {
     let cards = [card(64), card(64)];
     let mut one = Traveller::new(&cards[0], 1);
     use_up(&one.driver);
-    // What was written last of each, in whichever round: a host may be so busy that one of them writes little.
+    // The last write to each, in any round: a host may be so busy that one of them writes little.
     let (mut last, mut count) = ([0; 10], 0_u64);
     for (round, to) in [1, 0, 1, 0, 1, 0].into_iter().enumerate() {
         one.begin(50 + round as u32);
@@ -242,7 +242,7 @@ fn a_channel_that_waits_for_a_semaphore_waits_on_the_other_card() {
     driver.flush();
     driver.submit(&mut waits, &acquire(SEMAPHORE, 0x77));
     copy(&mut driver, &mut waits, 0);
-    // So that it has begun to wait, and not only been queued.
+    // Wait until it has begun to wait, and is not only queued.
     std::thread::sleep(std::time::Duration::from_millis(20));
     for (to, vm) in [(1, 2), (0, 3), (1, 4)] {
         driver.guest.move_to(&cards[to], vm, vm % 2 == 0).unwrap();
@@ -273,7 +273,7 @@ fn nothing_is_left_on_the_card_that_a_vm_leaves() {
 #[test]
 fn a_vm_that_cannot_go_goes_on_where_it_is() {
     let here = card(64);
-    // All but a little of it is another's, and it has no host memory.
+    // Another VM has almost all of it, and there is no host memory.
     let there = Rig::made(&Config { vram_mib: 48, ..Config::default() }, &sharing(), |card| card);
     let other = there.guest_with(0, &settings(24, 8));
     fill(&other, 0x11);
@@ -313,7 +313,7 @@ fn memory_goes_along_wherever_it_is_and_what_was_not_used_has_no_place() {
     guest.vram_write(5, b"here");
     guest.vram_write(9 * MIB, b"there");
     cards[0].host.relocate(VmId(1), &[Step { vm: VmId(1), index: 0, to: To::Host }]);
-    // What is zeros there is not copied.
+    // Pages that are zero there are not copied.
     assert!((1..2 * CHUNK).contains(&guest.move_to(&cards[1], 4, false).unwrap()));
     let (mut here, mut there) = ([0; 4], [0; 5]);
     guest.vram_read(5, &mut here);

@@ -1,4 +1,4 @@
-//! Guests whose work raises interrupts in streams.
+//! Guests whose work raises interrupts continuously.
 
 use super::{A, B, driver, rig};
 use rig::driver::{CE0, ce_copy, methods, object};
@@ -11,17 +11,17 @@ fn a_vm_that_causes_a_stream_of_interrupts_is_paused_and_its_neighbour_is_not() 
     quiet.buffer(&work, A, 1, 1);
     let to = quiet.buffer(&work, B, 1, 2);
     let before = noisy.guest.counter("interrupts_caused");
-    // Methods of a subchannel that has no object: the PBDMA reports each, and waits until it is served.
+    // Methods of a subchannel without an object: the PBDMA reports each, and waits until it is served.
     let words: Vec<u32> = (0..1000).flat_map(|_| methods(6, 0x100, &[0])).collect();
     let mut rounds = 0;
     while noisy.guest.counter("interrupt_pauses") == 0 {
-        // How many are served in a tenth of a second is the host's affair.
+        // The host's speed decides how many are served in a tenth of a second.
         rounds += 1;
         assert!(rounds < 1000, "{} interrupts, and no pause", noisy.guest.counter("interrupts_caused"));
         noisy.submit(&mut stream, &words);
         quiet.submit(&mut work, &[object(CE0), ce_copy(A, B, 1)].concat());
         quiet.wait(&work);
-        // Its work goes on after each pause, and comes to its end.
+        // Its work continues after each pause, and completes.
         noisy.wait(&stream);
     }
     assert!(noisy.guest.counter("interrupts_caused") - before >= 257);

@@ -16,20 +16,20 @@ use vgpu::Settings;
 use vram::victim::VictimPolicy;
 use vram::{GuestAddr, Limits, Lookup, Mode, OnFull, Step, To, VmId, VmSummary};
 
-/// Nothing here takes that long.
+/// Longer than anything here takes.
 pub(super) const LONG: Duration = Duration::from_secs(60);
 /// Bytes of a chunk.
 const CHUNK: u64 = 2 * MIB;
-/// MiB that the mediator keeps.
+/// MiB that the mediator reserves.
 const OWN_MIB: u32 = 16;
 
-/// A card of which VMs share `card_mib`, with as much host memory as they need.
+/// Creates a card with `card_mib` for VMs, and as much host memory as they need.
 pub(super) fn rig_with(card_mib: u32, host_mib: u64, division: Division) -> Rig {
     let sharing = Sharing { host_bytes: host_mib * MIB, division, ..sharing() };
     Rig::made(&Config { vram_mib: card_mib + OWN_MIB, ..Config::default() }, &sharing, |card| card)
 }
 
-/// Nothing moves that long after something else, but 2 ms.
+/// Settings without waits between moves, except 2 ms.
 pub(super) fn fast() -> Division {
     let mut division = Division::default();
     (division.balance.return_interval_ns, division.balance.settle_ns) = (2_000_000, 4_000_000);
@@ -49,7 +49,7 @@ fn account(rig: &Rig, vm: u32) -> VmSummary {
     rig.usage().0.vms[&VmId(vm)]
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
@@ -58,7 +58,7 @@ pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Buffers of 64 pages, one in each chunk from the third on, mapped one behind the other from `A` on. All hold a pattern.
+/// Maps buffers of 64 pages, one in each chunk from the third on, contiguously from `A` on. All hold a pattern.
 fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec<u64> {
     let first = 4;
     (0..chunks)
@@ -73,7 +73,7 @@ fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec
         .collect()
 }
 
-/// Has the GPU copy each buffer to the next, from the last to the first, and looks at all bytes.
+/// Makes the GPU copy each buffer to the next, from the last to the first, and checks all bytes.
 fn rotate(driver: &mut Driver, channel: &mut Channel, buffers: &[u64], seed: u32) {
     let count = buffers.len() as u64;
     for chunk in (1..count).rev() {
@@ -136,7 +136,7 @@ fn two_guests_end_within_a_chunk_of_each_other_and_get_memory_back() {
     };
     eventually("both have as much of the card", even);
     rotate(&mut first, &mut one, &buffers, 50);
-    // Who stays gets it all back.
+    // The remaining VM gets all of it back.
     second.guest.remove().unwrap();
     eventually("what was moved comes back", || account(&rig, 0).host == 0);
     for (chunk, at) in (0u32..).zip(&buffers) {
@@ -187,7 +187,7 @@ fn work_waits_for_memory_and_goes_on_when_another_gives_it_back() {
     let mut two = second.channel(1);
     let from = second.buffer(&two, A, 4, 5);
     let to = 40 * MIB;
-    // Takes what is left, so that there is none for what the GPU uses next.
+    // Takes all that is left, so that the GPU finds none for its next access.
     let ones = vec![0xff; MIB as usize];
     for mib in 4..44 {
         first.guest.vram_try_write(mib * MIB, &ones);
@@ -202,12 +202,12 @@ fn work_waits_for_memory_and_goes_on_when_another_gives_it_back() {
     assert!(second.vram_holds(to, 4, 5) && second.vram_holds(from, 4, 5));
     assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
     assert!(second.guest.counter("memory_waited_ns") > 0);
-    // Asked for again and again, and counted once.
+    // Requested repeatedly, and counted once.
     let refused = rig.host.lock().holdings().refusals.of(VmId(1));
     assert_eq!(refused, BTreeMap::from([("card", 1)]));
 }
 
-/// Two VMs of a card without host memory, of which the first has all that there is. Neither gives anything.
+/// Creates two VMs on a card without host memory; the first has all of the card. Neither frees any.
 fn full_card(queue_limit: Duration) -> (Rig, [Driver; 2]) {
     let rig = rig_with(48, 0, fast());
     let drivers = [0, 1].map(|vm| {
@@ -246,7 +246,7 @@ fn what_a_cpu_writes_is_counted_as_lost_when_no_memory_comes_and_the_next_do_not
     }
     let counts = ["memory_writes_waited", "memory_writes_lost"].map(|name| second.guest.counter(name));
     assert!(counts[0] >= 1 && counts[0] < 50 && counts[1] == 100, "{counts:?}");
-    // Beyond its VRAM there is none to wait for.
+    // Past its VRAM a write does not wait.
     second.guest.poke(60 * MIB, 1);
     assert_eq!(second.guest.counter("memory_writes_lost"), 100);
     drop(first);
@@ -255,20 +255,20 @@ fn what_a_cpu_writes_is_counted_as_lost_when_no_memory_comes_and_the_next_do_not
 #[test]
 fn work_that_waits_for_memory_gets_what_others_have_beyond_their_part() {
     let mut division = fast();
-    // Who writes by the CPU only for that long does not count as idle, however slow the host is.
+    // A VM that only writes with the CPU must not count as idle, however slow the host is.
     division.balance.idle_after_ns = u64::MAX;
     let rig = rig_with(48, 64, division);
     let mut second = driver_with(&rig, 1, 44, Limits { on_full: OnFull::Queue, ..Limits::default() });
     let mut two = second.channel(1);
     second.buffer(&two, A, 4, 5);
-    // All that is left, and nobody gives anything back.
+    // All that is left, and no VM frees any.
     let mut first = driver_with(&rig, 0, 64, Limits::default());
     let mut one = first.channel(1);
     let buffers = spread(&mut first, &one, 26, 20);
     for chunk in 0..6 {
         let to = (8 + 2 * chunk) * MIB;
         second.map(two.space, B + chunk * 4 * PAGE, At::Vram(to), 4);
-        // The mover may tell of memory at any time: here between the flush that finds none and the work that needs it.
+        // The mover may report memory at any time: here between the flush that finds none and the work that needs it.
         second.guest.vm().deliver(GuestEvent::Memory);
         second.submit(&mut two, &[object(M2MF), m2mf_copy(A, B + chunk * 4 * PAGE, 4 * PAGE as u32)].concat());
         second.wait(&two);
@@ -280,7 +280,7 @@ fn work_that_waits_for_memory_gets_what_others_have_beyond_their_part() {
     rotate(&mut first, &mut one, &buffers, 20);
 }
 
-/// A card that refuses to map host memory while it is told to.
+/// A card that refuses to map host memory while the flag is set.
 struct Stingy(Arc<AtomicBool>);
 
 impl Alter for Stingy {
@@ -307,7 +307,7 @@ fn host_memory_that_cannot_be_pinned_keeps_chunks_where_they_are_and_work_waits(
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(account(&rig, 0).host, 0);
     rotate(&mut driver, &mut channel, &buffers, 60);
-    // What is new finds no place, and the work that needs it waits.
+    // New memory finds no place, and the work that needs it waits.
     let from = driver.buffer(&channel, B, 4, 61);
     let to = 40 * MIB;
     driver.map(channel.space, B + 0x10_0000, At::Vram(to), 4);
@@ -342,7 +342,7 @@ fn what_submissions_name_stays_while_the_clock_chooses() {
         let rests = || rig.host.lock().vram().chunks.moves().count() == 0;
         eventually("they are gone", || account(&rig, 0).host == gone && rests());
     };
-    // The hand passes all that the CPU has written.
+    // The clock hand passes all memory that the CPU has written.
     evict(6);
     let hot: Vec<usize> = (0..16).filter(|at| on_card()[*at]).step_by(3).take(3).collect();
     let va = |buffer: usize| A + buffer as u64 * 64 * PAGE;
@@ -466,13 +466,13 @@ fn guests_that_do_not_fit_together_take_turns() {
     assert_eq!(in_host_at_rest(&rig), 0);
 }
 
-/// The card counts what it reaches.
+/// The card counts its accesses.
 #[test]
 fn guests_that_work_over_the_bus_take_turns_although_next_to_nothing_moves() {
     take_turns_over_the_bus(true);
 }
 
-/// No real card does.
+/// Real cards do not count.
 #[test]
 fn guests_whose_copies_go_over_the_bus_take_turns_on_a_card_that_does_not_count() {
     take_turns_over_the_bus(false);
@@ -481,7 +481,7 @@ fn guests_whose_copies_go_over_the_bus_take_turns_on_a_card_that_does_not_count(
 fn take_turns_over_the_bus(profile: bool) {
     let mut division = fast();
     (division.quanta.window_ns, division.quanta.min_ns) = (100_000_000, 5_000_000);
-    // Copies take next to no time of all that happens here.
+    // Copies take almost none of the time here.
     division.quanta.on_permille = 1;
     let config = Config { vram_mib: 48 + OWN_MIB, profile, ..Config::default() };
     let rig = Rig::made(&config, &Sharing { host_bytes: 128 * MIB, division, ..sharing() }, |card| card);
@@ -495,7 +495,7 @@ fn take_turns_over_the_bus(profile: bool) {
                 let seed = 1000 * vm;
                 let buffers = spread(&mut driver, &channel, 18, seed);
                 while !stop.load(Ordering::SeqCst) {
-                    // Onto itself: nothing changes, but all is reached.
+                    // Onto itself: the data stays the same, but all of it is accessed.
                     for buffer in 0..18 {
                         let at = A + buffer * 64 * PAGE;
                         driver.submit(&mut channel, &[object(M2MF), m2mf_copy(at, at, 64 * PAGE as u32)].concat());
@@ -509,7 +509,7 @@ fn take_turns_over_the_bus(profile: bool) {
                 }
             });
         }
-        // Each has its part, and what had to move for that says nothing.
+        // Wait until each VM has its part, because moves for that do not count.
         let moved = || [0, 1].map(|vm| rig.host.lock().memory().moved(VmId(vm)).map(|moved| moved.sum.bytes));
         let (mut before, mut since) = (moved(), Instant::now());
         eventually("each has its part", || {

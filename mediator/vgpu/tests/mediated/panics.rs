@@ -1,4 +1,4 @@
-//! Panics that are injected: what they leave half changed is out of service, and all else goes on.
+//! Injected panics: half-changed state is taken out of service, and everything else continues.
 
 use super::{A, B, CARD_MIB, driver, rig};
 use card::Card;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A card whose interrupt status cannot be read without a panic, once it is armed.
+/// A card that panics on a read of its interrupt status, once it is armed.
 struct Panicking(Arc<AtomicBool>);
 
 impl Alter for Panicking {
@@ -25,7 +25,7 @@ fn panics(act: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(act)).is_err()
 }
 
-/// Waits until the card's threads have told the VM's server to disconnect its client.
+/// Waits until the card's threads have made the VM's server disconnect its client.
 fn wait_told(rig: &::rig::Rig, guest: &::rig::Guest) {
     while !guest.is_disconnected() {
         assert!(rig.host.failure().is_some());
@@ -45,12 +45,12 @@ fn panic_under_the_cards_lock_fails_the_card_and_tells_its_vms() {
     let why = rig.host.failure().expect("the card has failed").to_owned();
     assert!(why.contains("half changed"), "{why}");
     wait_told(&rig, &victim.guest);
-    // Nothing is done with what is half changed, by nobody.
+    // No thread uses the half-changed state.
     assert!(panics(|| drop(rig.host.lock())));
     assert!(panics(|| _ = victim.channel(1)));
     let told = victim.guest.remove().unwrap_err().to_string();
     assert!(told.contains("the card has failed"), "{told}");
-    // The card has been reset: no engine works for anybody.
+    // The card has been reset: no engine runs.
     assert_eq!(rig.card.read32(nvspec::regs::pfifo::SCHED_EN::OFFSET), 0);
     let mut channel = neighbour.channel(1);
     super::stuck::works(&mut neighbour, &mut channel, 3);
@@ -82,7 +82,7 @@ fn panic_in_one_vm_leaves_the_card_and_its_neighbours_in_service() {
     assert_eq!(rig.host.failure(), None);
     let mut channel = good.channel(1);
     super::stuck::works(&mut good, &mut channel, 4);
-    // What is left of the bad one can be looked at, and taken down.
+    // The remains of the bad VM can be read, and removed.
     assert_eq!(bad.guest.status().vram_mib, super::VM_MIB);
     bad.guest.remove().unwrap();
     super::stuck::works(&mut good, &mut channel, 5);
@@ -95,12 +95,12 @@ fn vm_whose_lock_is_held_can_be_looked_at() {
     let before = driver.guest.counter("channel_binds");
     let _channel = driver.channel(1);
     driver.guest.while_locked(|| {
-        // As it was when last looked at; a second look finds no lock either.
+        // Returns the last known status; a second call cannot take the lock either.
         let seen = driver.guest.status();
         assert_eq!(seen.counters["channel_binds"], before);
         assert_eq!(driver.guest.status().vram_mib, super::VM_MIB);
     });
-    // Who held the lock has left what was wanted.
+    // The holder of the lock has published the requested status.
     assert!(driver.guest.published().counters["channel_binds"] > before);
     assert!(driver.guest.counter("channel_binds") > before);
 }

@@ -1,4 +1,4 @@
-//! Writes of a VM's work to host memory that are under way there still when that memory goes to somebody else.
+//! Posted writes of a VM's work to host memory that are in flight when that memory gets another owner.
 
 use super::relocate::{driver_of, move_all, rig_of};
 use super::{A, B, MIB, driver, rig};
@@ -12,12 +12,12 @@ use vram::{GuestAddr, Lookup, Place, Step, To, VmId};
 const COMPUTE: (u32, u32) = (1, 0x90c0);
 const CODE: u64 = 0x300_0000;
 const TARGET: u64 = 0x500_0000;
-/// A semaphore that nobody releases.
+/// A semaphore that is never released.
 const NEVER: u64 = 0x600_0000;
 const VALUE: u32 = 0x5a5a_0001;
 
-/// Has a kernel of one thread store [`VALUE`] at [`TARGET`], and returns when it has, with the channel's work not at its end.
-/// What it wrote is under way.
+/// Runs a kernel of one thread that stores [`VALUE`] at [`TARGET`], and returns when it has, before the end of the
+/// channel's work. The store is in flight.
 fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     let source = format!(".kernel k\nMOV32I R0, {TARGET:#x}\nMOV32I R1, {VALUE:#x}\nST [R0], R1\nEXIT");
     let program = sm20::assemble(&source).expect("a program");
@@ -37,7 +37,7 @@ fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
         methods(1, class::GRID_YX, &[1 << 16 | 1, 1]),
         methods(1, class::LAUNCH, &[0]),
         object(M2MF),
-        // Within the card's memory, behind the kernel: it tells of its end and pushes nothing on.
+        // Within the card's memory, after the kernel: it signals its end and does not push other writes.
         m2mf_copy(A, B, PAGE as u32),
         methods(0, 0x10, &[0, NEVER as u32, 1, 1]),
     ];
@@ -49,7 +49,7 @@ fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     }
 }
 
-/// A page of VRAM at [`TARGET`] at the start of a chunk of its own, whose number is returned.
+/// Maps a page of VRAM at [`TARGET`], at the start of a chunk of its own; returns its address and the chunk's number.
 fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
     let (room, pages) = (driver.room(), CHUNK / PAGE);
     let next = driver.guest.vram_bytes - room;
@@ -59,7 +59,7 @@ fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
     (at, (at / CHUNK) as u32)
 }
 
-/// Moves a chunk of VM 0 to host memory, and no other. What goes there first may stay in the card's reserve, so all go.
+/// Moves a chunk of VM 0 to host memory. The first to go may stay in the card's reserve, so all of them go.
 fn send_out(rig: &Rig, at: u64, index: u32) {
     move_all(rig, 0, To::Host);
     let others = (0..index).map(|index| Step { vm: VmId(0), index, to: To::Card }).collect::<Vec<_>>();
@@ -100,7 +100,7 @@ fn chunk_that_moves_takes_along_what_was_written_to_it_before() {
     send_out(&rig, at, index);
     store(&rig, &mut driver, &mut channel);
     assert_eq!(word(&driver, at), 0x0101_0101, "it is under way");
-    // The engines do not move it: the CPU's copy pushes nothing on.
+    // The engines do not move it: the CPU's copy does not push posted writes.
     rig.host.lock().retire_channel(VmId::MEDIATOR, VirtualChannelId(0)).expect("it has no work");
     assert_eq!(rig.host.relocate(VmId(0), &[Step { vm: VmId(0), index, to: To::Card }]).moved, 1);
     assert!(!rig.in_host(0, at));
@@ -120,7 +120,7 @@ fn what_a_vm_that_left_has_written_comes_to_no_other() {
     store(&rig, &mut gone, &mut channel);
     gone.guest.remove().expect("it leaves");
     rig.host.scrub();
-    // What was under way still would arrive in a slot that is free for others by now.
+    // A write still in flight would arrive in a slot that is free for others by now.
     rig.card.hold_posted_writes(false);
     let mut slot = [0; 4];
     rig.host.lock().vram().pinned.read(slot_at, &mut slot);

@@ -1,16 +1,16 @@
-//! Memory that the mediator itself needs of a card which guests have filled: found, or waited for.
+//! Memory that the mediator itself needs on a card full of guest memory: found, or waited for.
 
 use super::oversubscribe::{driver_with, fast, rig_with};
 use super::{A, B, MIB};
 use rig::driver::{At, Channel, Driver, M2MF, PAGE, m2mf_copy, object};
 use vram::{Limits, OnFull, Step, To, VmId};
 
-/// VMs that come up on a full card.
+/// VMs that start on a full card.
 const VMS: u32 = 10;
 /// Address spaces of each.
 const SPACES: u8 = 8;
 
-/// Buffers and a copy between them, submitted and not waited for. Returns where the bytes go.
+/// Fills buffers and submits a copy between them without a wait. Returns the address of the target.
 fn begin_copy(driver: &mut Driver, channel: &mut Channel, seed: u32) -> u64 {
     driver.buffer(channel, A, 2, seed);
     let to = driver.buffer(channel, B, 2, seed + 1);
@@ -86,7 +86,7 @@ fn memory_of_a_vm_that_is_gone_is_not_copied() {
     drop(driver);
     let done = rig.host.relocate(VmId(0), &steps);
     assert_eq!((done.moved, done.stayed, done.copied_ns), (0, 1, 0));
-    // Nobody asks again: others get what they need elsewhere, or in host memory.
+    // No further request comes: others get memory elsewhere, or in host memory.
     assert!(rig.host.lock().vram().chunks.is_frozen(VmId(0)));
     let mut other = driver_with(&rig, 1, 64, Limits::default());
     let mut channel = other.channel(1);

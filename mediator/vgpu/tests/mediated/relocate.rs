@@ -1,4 +1,4 @@
-//! Memory of guests that moves between the card and host memory while they use it.
+//! Relocations of guest memory between the card and host memory while guests use it.
 
 use super::oversubscribe::eventually;
 use super::{A, B, MIB, usage};
@@ -12,10 +12,10 @@ use vram::{Limits, Step, To, VmId};
 
 /// MiB of the card.
 const CARD_MIB: u32 = 64;
-/// MiB of a VM, all of which may lie anywhere.
+/// MiB of a VM, all of which may be anywhere.
 const VM_MIB: u64 = 32;
 
-/// Nothing comes back by itself, nor is it exchanged with another VM's: a test that is slow moves what it wants moved, too.
+/// Settings without automatic returns or exchanges between VMs: slow tests must not trigger moves of their own.
 pub(super) fn still() -> Division {
     let mut division = Division::default();
     division.balance.low_water = u32::MAX;
@@ -40,7 +40,7 @@ pub(super) fn driver_of(rig: &Rig, vm: u32, vram_mib: u64) -> Driver {
     Driver::new(guest)
 }
 
-/// Moves all chunks of a VM that are elsewhere.
+/// Moves all chunks of a VM that are elsewhere to `to`.
 pub(super) fn move_all(rig: &Rig, vm: u32, to: To) -> Relocated {
     let chunks = {
         let state = rig.host.lock();
@@ -55,8 +55,8 @@ pub(super) fn in_host(rig: &Rig) -> u32 {
     rig.usage().0.host.used
 }
 
-/// Returns the slots of host memory in use once no move is under way. A move keeps the slot that it goes to until it ends, also
-/// when its VM is removed meanwhile.
+/// Returns the slots of host memory in use once no move is in flight. A move keeps its target slot until it ends, even
+/// if its VM is removed meanwhile.
 pub(super) fn in_host_at_rest(rig: &Rig) -> u32 {
     eventually("all moves have ended", || rig.host.lock().vram().chunks.moves().count() == 0);
     in_host(rig)
@@ -82,7 +82,7 @@ fn everything_that_a_guest_has_moves_and_the_gpu_and_the_cpu_find_it() {
         let moved = move_all(&rig, 0, there);
         assert!(moved.moved > 0 && moved.bytes == u64::from(moved.moved) * 2 * MIB, "{moved:?}");
         assert_eq!(in_host(&rig) > 0, round % 2 == 0);
-        // Page tables, rings and the instance block are elsewhere, too.
+        // Page tables, rings and the instance block have moved, too.
         assert!(driver.vram_holds(from, 20, 1 + round));
         copy(&mut driver, &mut channel, round, 20);
         driver.wait(&channel);
@@ -98,7 +98,7 @@ fn everything_that_a_guest_has_moves_and_the_gpu_and_the_cpu_find_it() {
 
 #[test]
 fn a_place_that_another_scrubs_meanwhile_is_taken() {
-    // Host memory for one VM: what comes there waits for what was there to be scrubbed.
+    // Host memory for one VM: new chunks there wait until their slots are scrubbed.
     let rig = rig_of(2 * MIB, CARD_MIB, 16);
     let mut driver = driver_of(&rig, 0, 16);
     let channel = driver.channel(1);
@@ -117,7 +117,7 @@ fn a_place_that_another_scrubs_meanwhile_is_taken() {
     });
 }
 
-/// A small generator: tests are the same each time.
+/// A small generator, so that each run of a test is the same.
 pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
@@ -127,18 +127,18 @@ impl Dice {
     }
 }
 
-/// Works in a VM while its memory moves: copies pages about between buffers and compares each with what it must hold.
+/// Works in a VM while its memory moves: copies pages between buffers and compares each with its expected data.
 pub(super) fn work(driver: &mut Driver, rounds: u32, dice: &mut Dice) {
     work_until(driver, |round| round >= rounds, dice);
 }
 
-/// As [`work`], until there are enough rounds.
+/// Same as [`work`], until there are enough rounds.
 pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice: &mut Dice) {
     const BUFFERS: u64 = 6;
     const PAGES: u64 = 40;
     let mut channels = [driver.channel(1), driver.channel(2)];
     let va = |buffer: u64| A + buffer * 0x10_0000;
-    // What each buffer holds, and where it lies.
+    // The data of each buffer, and its address.
     let mut seeds: Vec<u32> = (0..BUFFERS).map(|buffer| 100 + buffer as u32).collect();
     let places: Vec<u64> = (0..BUFFERS)
         .map(|buffer| {
@@ -151,7 +151,7 @@ pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice
         let (from, to) = (dice.below(BUFFERS) as usize, dice.below(BUFFERS) as usize);
         match dice.below(4) {
             0 => {
-                // By the CPU.
+                // With the CPU.
                 seeds[to] = round + 1000;
                 for page in 0..PAGES {
                     driver.guest.vram_write(places[to] + page * PAGE, &pattern(seeds[to], page));
@@ -181,7 +181,7 @@ pub(super) fn work_until(driver: &mut Driver, enough: impl Fn(u32) -> bool, dice
     assert_eq!((driver.faults.len(), driver.guest.counter("faults")), (0, 0));
 }
 
-/// VMs at work, while chunks of theirs are moved at random, until all have ended.
+/// Runs VMs while chunks of theirs are moved at random, until all have ended.
 fn chaos(chunk_bytes: u64, host_mib: u64, seed: u64) {
     let rig = rig_of(chunk_bytes, 96, host_mib);
     let vms = 3u32;
@@ -249,7 +249,7 @@ fn work_that_is_queued_while_memory_moves_is_done_in_full() {
         });
         let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for round in 0..60u32 {
-                // Each buffer goes to the next, one submission each, before any is waited for.
+                // Each buffer is copied to the next, in one submission each, before the first wait.
                 for buffer in (1..BUFFERS).rev() {
                     let (from, to) = (va(buffer - 1), va(buffer));
                     let words = match (round + buffer as u32) % 3 {

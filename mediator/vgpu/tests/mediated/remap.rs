@@ -1,4 +1,4 @@
-//! Apertures that the client maps. The tests play the guest's CPU by the file that the client gets.
+//! Apertures that the client maps. The tests act as the guest's CPU through the client's file.
 
 mod travelled;
 mod upgraded;
@@ -21,7 +21,7 @@ use vmm_glue::RegionIndex::{self, Bar0, Bar1, Bar3};
 
 /// Pages that PRAMIN shows.
 const WINDOW_PAGES: u64 = pramin::BYTES as u64 / PAGE;
-/// A place in the mapped part of BAR1, and one in BAR3 behind what the driver uses.
+/// An address in the mapped part of BAR1, and one in BAR3 after the driver's own pages.
 const HIGH: u64 = 32 << 20;
 const HIGH3: u64 = 8 << 20;
 
@@ -35,7 +35,7 @@ fn driver(rig: &Rig, vm: u32) -> Driver {
     Driver::new(guest(rig, vm))
 }
 
-/// Memory that the client has mapped of a region.
+/// The client's mapping of a region.
 struct Cpu(Arc<OwnedFd>);
 
 impl Cpu {
@@ -69,12 +69,12 @@ fn hide(driver: &mut Driver, aperture: usize, offset: u64, pages: u64) {
     driver.flush();
 }
 
-/// Has PRAMIN show nothing that the VM has.
+/// Makes PRAMIN show none of the VM's memory.
 fn hide_window(driver: &mut Driver) {
     driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, pbus::PRAMIN_WINDOW::BASE.mask());
 }
 
-/// Copies pages by the copy engine, and waits.
+/// Copies pages with the copy engine, and waits.
 fn copy(driver: &mut Driver, channel: &mut Channel, from: u64, to: u64, pages: u32) {
     driver.submit(channel, &[object(CE0), ce_copy(from, to, pages)].concat());
     driver.wait(channel);
@@ -98,7 +98,7 @@ fn what_the_cpu_writes_through_the_mapping_is_what_the_gpu_copies_and_back() {
     cpu.write(HIGH, &pages(3, 4));
     copy(&mut driver, &mut channel, A, B, 4);
     assert_eq!(cpu.read(HIGH + 0x10_0000, 4 * PAGE), pages(3, 4));
-    // By messages, by PRAMIN and for the host it is the same memory.
+    // It is the same memory through messages, through PRAMIN and for the host.
     let mut word = [0; 8];
     let before = driver.guest.counter("aperture_messages");
     driver.guest.read(Bar1, HIGH + 0x10_0000 + 8, &mut word);
@@ -107,7 +107,7 @@ fn what_the_cpu_writes_through_the_mapping_is_what_the_gpu_copies_and_back() {
     driver.guest.poke(to + 4, 0x1234_5678);
     assert_eq!(cpu.read(HIGH + 0x10_0004, 4), 0x1234_5678u32.to_le_bytes());
     assert!(driver.vram_holds(from, 4, 3));
-    // Between a mapped page and one that is not, and RAM, by M2MF.
+    // Between a mapped page and an unmapped one, and RAM, with M2MF.
     driver.map(channel.space, B, At::Ram(0), 4);
     driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, 4 * PAGE as u32)].concat());
     driver.wait(&channel);
@@ -133,7 +133,7 @@ fn a_mapping_that_goes_gives_its_data_back_to_vram() {
     driver.flush();
     assert_eq!(driver.guest.counter("aperture_pages"), before + 3);
     cpu.write(HIGH, &pages(2, 3));
-    // The middle one goes elsewhere, the last becomes another page.
+    // The middle page moves elsewhere, the last is replaced.
     let other = driver.vram(1);
     driver.guest.vram_write(other, &pattern(9, 0));
     let space = driver.apertures[0];
@@ -147,7 +147,7 @@ fn a_mapping_that_goes_gives_its_data_back_to_vram() {
     let to = driver.buffer(&channel, B, 3, 3);
     copy(&mut driver, &mut channel, A, B, 3);
     assert!(driver.vram_holds(to, 3, 2));
-    // What the CPU writes where nothing is mapped goes nowhere.
+    // CPU writes to unmapped pages are dropped.
     cpu.write(HIGH + PAGE, &pattern(7, 0));
     show(&mut driver, 0, HIGH + PAGE, at + PAGE, 1);
     assert_eq!(cpu.read(HIGH + PAGE, PAGE), pages(2, 2)[PAGE as usize..]);
@@ -175,7 +175,7 @@ fn pages_that_change_places_keep_their_data() {
     assert!(cpu.is_zero(HIGH, 2 * PAGE));
     assert_eq!(cpu3.read(HIGH3, 2 * PAGE), pages(4, 2));
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
-    // And all of an aperture at once, by another instance block.
+    // And all of an aperture at once, with another instance block.
     let instance = driver.vram(1);
     let empty = driver.space();
     driver.join(instance, empty);
@@ -272,7 +272,7 @@ fn nothing_that_the_gpu_writes_while_pages_move_is_lost() {
     let from = driver.buffer(&channel, A, PAGES, 1);
     let to = driver.buffer(&channel, B, PAGES, 2);
     let space = driver.apertures[0];
-    // One launch after the other, each about as long as some of the pages take to move.
+    // One launch after another, each about as long as the move of some of the pages.
     let timing = EngineTiming { bytes_per_second: 100 << 20, launch_ns: 0 };
     rig.card.set_time_model(Some(TimeModel {
         graph: timing,
@@ -320,7 +320,7 @@ fn page_tables_that_are_changed_through_a_mapped_aperture_take_effect_at_the_flu
         copy(&mut driver, &mut channel, A, B, 1);
         assert!(driver.vram_holds(to, 1, seed));
     }
-    // And so does what is taken away.
+    // A removed entry also takes effect.
     cpu.write(HIGH3 + (entry & 0xfff), &[0; 8]);
     driver.flush();
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
@@ -351,7 +351,7 @@ fn a_large_page_of_which_some_pages_are_mapped_is_one_page_for_the_gpu() {
     let mut driver = driver(&rig, 0);
     let cpu = Cpu::of(&driver.guest, Bar1);
     let mut channel = driver.channel(1);
-    // 128 KiB at a multiple of it, by a large-page table beside the small one.
+    // 128 KiB, naturally aligned, through a large-page table next to the small one.
     let spare = driver.vram(64);
     let large = spare.next_multiple_of(0x2_0000);
     let table = driver.vram(64);
@@ -377,7 +377,7 @@ fn a_large_page_of_which_some_pages_are_mapped_is_one_page_for_the_gpu() {
     hide(&mut driver, 0, HIGH, 1);
     round(&mut driver, &mut channel, 4);
     hide(&mut driver, 0, HIGH + 0x10_0000, 20);
-    // All of it, in one piece and aligned; then not aligned.
+    // All of it, contiguous and aligned; then not aligned.
     show(&mut driver, 0, HIGH, large, 32);
     round(&mut driver, &mut channel, 5);
     hide(&mut driver, 0, HIGH, 32);
@@ -393,7 +393,7 @@ fn doorbells_under_a_mapped_aperture_are_seen_and_progress_is_shown() {
     let mut driver = driver(&rig, 0);
     let (cpu, cpu3) = (Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3));
     let mut channel = driver.channel(2);
-    // BAR3 shows USERD from offset 0 on; of BAR1 that part is trapped.
+    // BAR3 shows USERD from offset 0 on; that part of BAR1 is trapped.
     let mut at = (&cpu3, 2 * PAGE);
     for round in 1..6u32 {
         if round == 4 {
@@ -414,7 +414,7 @@ fn doorbells_under_a_mapped_aperture_are_seen_and_progress_is_shown() {
             std::thread::yield_now();
         }
     }
-    // The trapped part goes on ringing as well.
+    // Doorbells in the trapped part still work.
     let to = driver.buffer(&channel, B, 1, 50);
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
     driver.wait(&channel);
@@ -445,7 +445,7 @@ fn what_cannot_be_shown_twice_shows_zeros_and_is_counted() {
     let (cpu, cpu3) = (Cpu::of(&driver.guest, Bar1), Cpu::of(&driver.guest, Bar3));
     let at = driver.vram(1);
     driver.guest.vram_write(at, &pattern(1, 0));
-    // Twice where one place is trapped is right.
+    // Two mappings are valid if one of them is trapped.
     show(&mut driver, 0, 0x80_0000, at, 1);
     show(&mut driver, 0, HIGH, at, 1);
     let mut word = [0; 4];
@@ -455,20 +455,20 @@ fn what_cannot_be_shown_twice_shows_zeros_and_is_counted() {
     driver.guest.write(Bar1, 0x80_0000, &[5, 6, 7, 8]);
     assert_eq!(cpu.read(HIGH, 4), [5, 6, 7, 8]);
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
-    // Twice where both are mapped is not.
+    // Two mapped places are not supported.
     show(&mut driver, 1, HIGH3, at, 1);
     show(&mut driver, 0, HIGH + PAGE, at, 1);
     assert_eq!(driver.guest.counter("aperture_aliases"), 2);
     assert!(cpu3.is_zero(HIGH3, PAGE) && cpu.is_zero(HIGH + PAGE, PAGE));
     driver.flush();
     assert_eq!(driver.guest.counter("aperture_aliases"), 2, "nothing is new");
-    // When the first goes the next one has it.
+    // When the first is unmapped the next one gets the page.
     hide(&mut driver, 0, HIGH, 1);
     assert_eq!(cpu3.read(HIGH3, 4), [5, 6, 7, 8]);
     assert!(cpu.is_zero(HIGH, PAGE) && cpu.is_zero(HIGH + PAGE, PAGE));
     hide(&mut driver, 1, HIGH3, 1);
     assert_eq!(cpu.read(HIGH + PAGE, 4), [5, 6, 7, 8]);
-    // RAM never is.
+    // RAM is never mapped.
     driver.guest.ram_write(0, &[9; 64]);
     driver.map(driver.apertures[0], HIGH, At::Ram(0), 1);
     assert!(cpu.is_zero(HIGH, PAGE));
@@ -491,8 +491,8 @@ fn a_reset_shows_zeros_in_the_same_mapping() {
     driver.guest.reset();
     assert!(cpu.is_zero(0, 64 * MIB));
     assert_eq!(driver.guest.counter("aperture_pages"), WINDOW_PAGES);
-    // It works again with the same mapping, as after a reboot of the guest. A driver clears what it uses: where the ring
-    // stood is in the instance block still.
+    // It works again with the same mapping, as after a reboot of the guest. A driver clears its memory: the old ring
+    // indices are still in the instance block.
     fill(&driver.guest, 0);
     driver.bring_up();
     let mut channel = driver.channel(1);
@@ -504,7 +504,7 @@ fn a_reset_shows_zeros_in_the_same_mapping() {
     assert!(driver.vram_holds(to, 2, 8));
 }
 
-/// Counts what is mapped for the card.
+/// Counts mappings for the card.
 #[derive(Default)]
 struct Mapped(Arc<AtomicUsize>);
 
@@ -517,7 +517,7 @@ impl Alter for Mapped {
 
 #[test]
 fn a_reset_leaves_the_memory_mapped_for_the_card() {
-    // Behind an emulated IOMMU each page is a call: QEMU has given up waiting for the reset before the last of 64 MiB.
+    // Each page is a call behind an emulated IOMMU: QEMU gave up on a reset that mapped 64 MiB.
     let mapped = Arc::new(AtomicUsize::new(0));
     let counts = Mapped(Arc::clone(&mapped));
     let rig =
@@ -547,7 +547,8 @@ fn the_next_client_and_the_last_see_nothing_of_each_other() {
     assert!(new[0].is_zero(0, 64 * MIB) && new[1].is_zero(0, 16 * MIB));
     assert!(is_filled(&driver.guest, 0));
     assert_eq!(usage(&rig).4, alone.4 - 1, "the RAM has gone, the apertures have their addresses");
-    // The old mapping stays what it was, whatever the next client does, and the next one does not see it written.
+    // The old mapping keeps its contents, independent of the next client, and the next client does not see writes to
+    // it.
     let Driver { mut guest, .. } = driver;
     assert!(guest.map_ram(0, MIB, true));
     let mut driver = Driver::new(guest);
@@ -610,7 +611,7 @@ fn pages_under_another_vms_aperture_cannot_be_reached() {
         evil.unbind(&channel);
         evil.rewind();
     }
-    // Its own aperture shows its own memory only, whatever it names.
+    // Its own aperture shows only its own memory, for any address that it names.
     let own = Cpu::of(&evil.guest, Bar1);
     for (page, at) in [(0, VM_MIB * MIB), (1, 63 * MIB), (2, 0xff_ffff_f000)] {
         show(&mut evil, 0, HIGH + page * PAGE, at, 1);

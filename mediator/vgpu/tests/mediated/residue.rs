@@ -1,4 +1,4 @@
-//! Residue of one VM's kernels in registers and shared memory, and whether another's find it.
+//! Residue of one VM's kernels in registers and shared memory, and whether another VM's kernels find it.
 
 use super::schedule::acquire;
 use super::{A, B};
@@ -14,11 +14,11 @@ use std::time::Duration;
 
 const COMPUTE: (u32, u32) = (1, 0x90c0);
 const CODE: u64 = 0x300_0000;
-/// A page in which a kernel says what it has found.
+/// A page for the result of a kernel.
 const FOUND: u64 = 0x500_0000;
-/// Word that is left behind; an immediate has twenty bits.
+/// Word that is left as residue; an immediate has twenty bits.
 const CANARY: u32 = 0x5a5a5;
-/// Registers that hold it: all that a thread of a full multiprocessor has, but for those that the kernels need.
+/// Registers that hold it: all registers of a thread on a full multiprocessor, except those that the kernels need.
 const HELD: std::ops::Range<u32> = 8..32;
 
 fn rig(clear: bool) -> Rig {
@@ -26,13 +26,13 @@ fn rig(clear: bool) -> Rig {
     Rig::made(&Config { vram_mib: 64, ..Config::default() }, &sharing, |card| card)
 }
 
-/// Time of a copy of a page by PGRAPH, and by a copy engine.
+/// Time of a copy of a page with PGRAPH, and with a copy engine.
 const GRAPH_NS: u64 = 400_000;
 const COPY_NS: u64 = 5_000_000;
-/// Copies by a copy engine in one submission.
+/// Copies with a copy engine in one submission.
 const COPIES: usize = 20;
 
-/// A card whose work takes time of its own.
+/// Creates a card whose work takes simulated time.
 fn timed(clear: bool) -> Rig {
     let timing = |launch_ns| EngineTiming { bytes_per_second: 0, launch_ns };
     let (graph, copy) = (timing(GRAPH_NS), timing(COPY_NS));
@@ -59,7 +59,7 @@ fn leaves() -> String {
     text + "STS.128 [R0], R8\nSTS.128 [R0+0x4000], R8\nSTS.128 [R0+0x8000], R8\nEXIT\n"
 }
 
-/// Looks for it, in registers before anything is written to them.
+/// Searches for it, in registers before they are written.
 fn looks() -> String {
     let mut text = String::from(".kernel k\n.shared 0xc000\nISETP.EQ.AND P0, PT, RZ, 1, PT\n");
     HELD.for_each(|register| writeln!(text, "ISETP.EQ.OR P0, PT, R{register}, {CANARY:#x}, P0").unwrap());
@@ -71,7 +71,7 @@ fn looks() -> String {
     text + "@P0 ST [R0+4], R1\nEXIT\n"
 }
 
-/// Runs a kernel on all multiprocessors of the card, as large as it may be, to its end.
+/// Runs a kernel of maximal size on all multiprocessors of the card, to its end.
 fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
     let program = sm20::assemble(source).expect("a program");
     let code = driver.buffer(channel, CODE, 1, 0);
@@ -91,7 +91,7 @@ fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
     driver.wait(channel);
 }
 
-/// Looks for what another VM has left: in registers, and in shared memory.
+/// Searches for another VM's residue: in registers, and in shared memory.
 fn found(rig: &Rig) -> [bool; 2] {
     let (mut one, mut other) = (driver(rig, 0), driver(rig, 1));
     let mut channel = one.channel(1);
@@ -195,7 +195,7 @@ fn channel_that_waits_and_is_not_admitted_goes_on_when_what_it_waits_for_comes()
             works.submit(&mut working, &[]);
             works.wait(&working);
         }
-        // The other has nothing to do any more, so that nobody else brings it back.
+        // The other VM is idle, so no other VM causes its return.
         std::thread::sleep(Duration::from_millis(20));
         assert!(!waits.is_done(&waiting));
         waits.guest.poke(page, payload);
@@ -215,13 +215,13 @@ fn channel_that_waits_beside_one_that_always_works_goes_on_when_what_it_waits_fo
     let copies = [object(M2MF), m2mf_copy(A, B, 256 * PAGE as u32)].concat();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // More than one is always on its way.
+            // More than one is always in flight.
             while !done.load(Ordering::SeqCst) {
                 (0..8).for_each(|_| works.submit(&mut working, &copies));
                 works.wait(&working);
             }
         });
-        // However it ends, the other does not go on for ever.
+        // The other thread must stop even after a panic.
         let waited = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for payload in 1..20 {
                 waits.submit(&mut waiting, &acquire(A, payload));
@@ -236,8 +236,9 @@ fn channel_that_waits_beside_one_that_always_works_goes_on_when_what_it_waits_fo
     });
 }
 
-/// Has a VM copy by a copy engine without a pause, on a channel that could use PGRAPH, next to one that uses PGRAPH. Returns the copies
-/// that the latter has done in the time of that, and the time that the former is charged for PGRAPH, and for the copy engine.
+/// Runs a VM that copies with a copy engine without a pause, on a channel that could use PGRAPH, next to one that uses
+/// PGRAPH. Returns the copies of the latter in that time, and the time charged to the former for PGRAPH, and for the
+/// copy engine.
 fn beside_one_that_copies(rig: &Rig) -> (u64, [u64; 2]) {
     let (mut hostile, mut neighbour) = (driver(rig, 0), driver(rig, 1));
     let (mut copying, mut channel) = (hostile.channel(1), neighbour.channel(1));
@@ -258,7 +259,7 @@ fn beside_one_that_copies(rig: &Rig) -> (u64, [u64; 2]) {
             }
             count
         });
-        // However it ends, the other does not go on for ever.
+        // The other thread must stop even after a panic.
         let copied = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             (0..3).for_each(|_| hostile.submit(&mut copying, &copies));
             for _ in 0..12 {
@@ -284,7 +285,8 @@ fn a_vm_that_copies_on_a_channel_of_pgraphs_pays_for_keeping_others_from_pgraph(
     let (count, [graphics, copied]) = beside_one_that_copies(&rig);
     let work = 15 * COPIES as u64 * COPY_NS;
     assert!(copied > work / 2, "the copy engine is charged for as well: {copied} of {work} ns");
-    // Nothing was charged for it before. The part depends on how soon the host runs the neighbour: 0.4 to 0.75 were seen.
+    // In the past nothing was charged for it. The part depends on how soon the host runs the neighbour: 0.4 to 0.75
+    // were seen.
     assert!(graphics > work / 5, "{graphics} of {work} ns are charged for keeping PGRAPH");
     // 850 to 1,400 were seen, and 9 in 4 s before.
     assert!(count > 15 * 15, "{count} copies beside 15 that take {} ms", COPIES as u64 * COPY_NS / 1_000_000);

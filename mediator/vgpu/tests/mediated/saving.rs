@@ -1,4 +1,4 @@
-//! VMs that are saved as bytes in the middle of their work, and go on from them.
+//! VMs that are saved as bytes with work in flight, and continue from them.
 
 use super::moving::{Traveller, card, use_up};
 use super::oversubscribe::eventually;
@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vgpu::Settings;
 use vram::To;
 
-/// Bytes of the RAM that a guest lends.
+/// Reads the RAM that a guest lends.
 pub(crate) fn ram_of(guest: &Guest) -> Vec<u8> {
     let mut all = vec![0; MIB as usize];
     guest.ram_read(0, &mut all);
     all
 }
 
-/// Checks that an operator is told these words.
+/// Checks that the operator's error contains these words.
 fn refused<T>(what: Result<T, vm_device::DeviceError>, words: &str) {
     let Err(error) = what else { panic!("it was not refused: {words}") };
     assert!(error.to_string().contains(words), "{error}");
@@ -50,12 +50,12 @@ fn saving_is_a_copy_and_what_is_restored_is_what_was() {
     one.begin(5);
     let saved = one.driver.guest.save().unwrap();
     let ram = ram_of(&one.driver.guest);
-    // It goes on, and what it has done is undone.
+    // It continues, and its later changes are then undone.
     one.check();
     let places = one.places;
     places.into_iter().for_each(|place| one.driver.guest.vram_write(place, &[0; 4096]));
     one.driver.guest.vram_write(9 * MIB, &[0; 64]);
-    // The client's memory is the client's to bring back.
+    // The client must restore its own memory.
     one.driver.guest.ram_write(0, &ram);
     one.driver.guest.restore(&cards[1], 9, &saved).unwrap();
     one.check();
@@ -83,7 +83,7 @@ fn what_was_not_used_is_not_in_the_file() {
     assert_eq!((&here, &more), (b"here", &[0; 4]));
 }
 
-/// A VM with work in flight, and what was saved of it.
+/// Creates a VM with work in flight, and saves it.
 fn sample(rig: &Rig) -> (Traveller, Vec<u8>) {
     let mut one = Traveller::new(rig, 1);
     one.begin(3);
@@ -171,7 +171,7 @@ fn nothing_is_left_of_who_made_room() {
     eventually("it has gone", || usage(&cards[1]) == before[1]);
 }
 
-/// Threads that change all of a guest's memory and ring its doorbells as fast as they can, while `act` is done.
+/// Runs threads that change all of a guest's memory and ring its doorbells as fast as they can during `act`.
 fn attacked(driver: &mut Driver, mut act: impl FnMut(&mut Driver)) {
     let over = AtomicBool::new(false);
     let file = driver.guest.ram_file(0);
@@ -231,7 +231,7 @@ fn a_guest_that_changes_everything_while_it_is_saved_and_moved_harms_only_itself
                 for _ in 0..3 {
                     vm += 1;
                     let to = 1 - at;
-                    // Whatever comes of it: it is the VM's own matter.
+                    // Any result is allowed: it affects only the VM itself.
                     if round % 2 == 0 {
                         if driver.guest.move_to(&cards[to], vm, vm % 2 == 0).is_ok() {
                             at = to;
@@ -246,7 +246,7 @@ fn a_guest_that_changes_everything_while_it_is_saved_and_moved_harms_only_itself
             over.store(true, Ordering::Relaxed);
         });
         stay.iter_mut().for_each(Traveller::check);
-        // Its channels may be dead; with a reset it begins anew, and is as good as any.
+        // Its channels may be dead; a reset makes it as good as new.
         hostile.driver.guest.reset();
         hostile = {
             let Traveller { driver, .. } = hostile;

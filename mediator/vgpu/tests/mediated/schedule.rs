@@ -1,4 +1,4 @@
-//! VMs that share the card's time, on a card whose work takes time of its own.
+//! VMs that share the card's time, on a card whose work takes simulated time.
 
 mod hushed;
 
@@ -15,15 +15,15 @@ use vram::VmId;
 
 /// Time of a copy of a page.
 const COPY_NS: u64 = 400_000;
-/// Nothing takes that long.
+/// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A card whose copies by M2MF take [`COPY_NS`] each.
+/// Creates a card whose copies with M2MF take [`COPY_NS`] each.
 fn rig(scheduler: Config) -> Rig {
     rig_of(scheduler, COPY_NS)
 }
 
-/// A card whose copies by M2MF take that long.
+/// Creates a card whose copies with M2MF take `copy_ns` each.
 fn rig_of(scheduler: Config, copy_ns: u64) -> Rig {
     Rig::timed(super::CARD_MIB, time_of(copy_ns), scheduler)
 }
@@ -42,7 +42,7 @@ fn driver(rig: &Rig, vm: u32, time: VgpuParams) -> Driver {
     Driver::new(guest)
 }
 
-/// A channel with something to copy.
+/// Creates a channel with buffers to copy.
 fn worker(driver: &mut Driver, id: u8) -> Channel {
     let channel = driver.channel(id);
     driver.buffer(&channel, A, 1, 5);
@@ -50,7 +50,7 @@ fn worker(driver: &mut Driver, id: u8) -> Channel {
     channel
 }
 
-/// Submits so many copies as one submission.
+/// Submits `count` copies as one submission.
 fn copies(driver: &mut Driver, channel: &mut Channel, count: usize) {
     let copy = m2mf_copy(A, B, PAGE as u32);
     driver.submit(channel, &[object(M2MF), copy.repeat(count)].concat());
@@ -62,12 +62,12 @@ fn used(rig: &Rig, vm: u32) -> u64 {
     Engine::ALL.iter().filter_map(|engine| scheduler.account(VgpuId(vm), *engine)).map(|account| account.used).sum()
 }
 
-/// Waits until the scheduler has seen the end of what guests have seen to end.
+/// Waits until the scheduler has seen the ends that guests have seen.
 fn nothing_in_flight(rig: &Rig) {
     in_flight_at_most(rig, 0);
 }
 
-/// Waits until no more than so many submissions are on the card, as the scheduler sees it.
+/// Waits until at most `count` submissions are in flight for the scheduler.
 fn in_flight_at_most(rig: &Rig, count: usize) {
     let began = Instant::now();
     while rig.host.lock().scheduler().in_flight() > count {
@@ -76,7 +76,7 @@ fn in_flight_at_most(rig: &Rig, count: usize) {
     }
 }
 
-/// Keeps each of the VMs supplied with submissions of so many copies, until the card has worked for `ns`.
+/// Keeps each of the VMs supplied with submissions of its number of copies, until the card has worked for `ns`.
 fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
     let began = Instant::now();
     let total = |rig: &Rig, count: usize| -> u64 { (0..count).map(|vm| used(rig, vm as u32)).sum() };
@@ -84,7 +84,7 @@ fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
     while total(rig, drivers.len()) - before < ns {
         assert!(began.elapsed() < LONG, "the card gets on");
         for (driver, channel, size) in &mut *drivers {
-            // Many at a time, so that there is always one that waits.
+            // Many at a time, so that one always waits.
             while channel.fences - driver.guest.peek(channel.fence) < 24 {
                 copies(driver, channel, *size);
             }
@@ -95,7 +95,7 @@ fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
 
 #[test]
 fn vms_get_the_card_by_their_weights_whatever_the_size_of_their_submissions() {
-    // What waits keeps the card at work for as long as a busy host may keep a guest from submitting more.
+    // The backlog keeps the card at work for as long as a busy host may delay a guest's next submission.
     let rig = rig_of(Config::default(), 10 * COPY_NS);
     let mut drivers: Vec<_> = [(300, 1), (100, 3)]
         .into_iter()
@@ -111,7 +111,7 @@ fn vms_get_the_card_by_their_weights_whatever_the_size_of_their_submissions() {
     compete(&rig, &mut drivers, 1_500_000_000);
     let got = [used(&rig, 0) - before[0], used(&rig, 1) - before[1]];
     let part = got[0] as f64 / (got[0] + got[1]) as f64;
-    // Half without weights, a quarter by the size of submissions; on a host without time to spare not exactly 0.75.
+    // Without weights it would be half; by size of submissions, a quarter; a busy host gets not exactly 0.75.
     assert!((0.65..=0.85).contains(&part), "{part} instead of 0.75: {got:?}");
 }
 
@@ -141,7 +141,7 @@ fn what_is_charged_is_what_the_engine_was_busy_and_no_less_than_its_work() {
     };
     assert_eq!(busy, charged);
     assert!(busy >= work, "{busy} ns for work of {work} ns");
-    // An engine is not busy for longer than time goes on, however many there are that wait for it.
+    // An engine cannot be busy for longer than the elapsed time, for any number of waiting channels.
     let passed = time::now_ns(&*rig.card) - before;
     assert!(busy <= passed, "{busy} ns in {passed} ns");
 }
@@ -161,7 +161,7 @@ fn a_submission_that_waits_for_one_behind_it_gives_way() {
     }
     driver.flush();
     copies(&mut busy, &mut other, 4);
-    // The first acquires what the second releases, which comes behind it in the VM's queue.
+    // The first acquires a semaphore that the second releases; the release is after it in the VM's queue.
     driver.submit(&mut first, &acquire(SEMAPHORE, 0x77));
     driver.submit(&mut second, &release(SEMAPHORE, 0x77));
     copies(&mut busy, &mut other, 4);
@@ -182,7 +182,8 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
         guest.map(channel.space, SEMAPHORE, At::Vram(page), 1);
     }
     guest.flush();
-    // More than once, so that what has rested has to look again; the best counts, for a host that is late is charged too.
+    // Several rounds, so that descheduled channels are polled again; the best counts, because delays of the host are
+    // charged too.
     const COPIES: u64 = 300;
     const MOST_NS: u64 = COPIES * COPY_NS * 5 / 2;
     let mut best = u64::MAX;
@@ -201,14 +202,14 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
         guest.guest.vram_write(page, &u32::to_le_bytes(payload));
         waiting.iter().for_each(|channel| guest.wait(channel));
     }
-    // Four channels with a time slice each before the copies have one: five times as long.
+    // Four channels with a time slice each run before the copies: five times as long.
     assert!(best < MOST_NS, "{best} ns for {COPIES} copies of {COPY_NS} ns");
 }
 
 /// Address of the semaphore of two channels.
 const SEMAPHORE: u64 = 0x300_0000;
 
-/// Waits until the semaphore is that.
+/// Returns methods that wait until the semaphore has this value.
 pub(super) fn acquire(va: u64, payload: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, 1])
 }
@@ -228,7 +229,7 @@ fn a_doorbell_of_a_channel_that_may_not_run_holds_up_nobody() {
     other.wait(&channel);
     assert_eq!(rig.host.lock().scheduler().queued(), 0);
     assert_eq!(lazy.guest.peek(stopped.fence), 0);
-    // Started while it runs, and stopped on its way.
+    // Enabled while it runs, and disabled halfway.
     lazy.guest.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0001);
     lazy.guest.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     for _ in 0..8 {
@@ -261,7 +262,7 @@ fn a_submission_beyond_its_limit_is_killed_and_the_third_brings_quarantine() {
         good.wait(&other);
     }
     assert_eq!(rig.host.lock().scheduler().strikes(VgpuId(0)).map(|(strikes, _)| strikes), Some(3));
-    // Nothing of it starts until the operator lets it.
+    // None of its work starts until the operator allows it.
     let mut channel = worker(&mut bad, 5);
     copies(&mut bad, &mut channel, 1);
     copies(&mut good, &mut other, 1);
@@ -303,7 +304,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
             (driver, channel, 4)
         })
         .collect();
-    // The first one's records say at once that everything has ended.
+    // The first channel's records report at once that everything has ended.
     let physical = {
         let state = rig.host.lock();
         state.channels().physical(channels::VmId(0), nvspec::fifo::VirtualChannelId(1)).unwrap()
@@ -359,9 +360,9 @@ fn what_submissions_wait_for_is_known() {
     };
     assert_eq!(of(0, 2), [(stopped.id, Awaited::Guest), (waiting.id, Awaited::Semaphore)]);
     hang(&rig, &mut two, &mut hung);
-    // More than the card takes of one VM beside another.
+    // More than the card accepts from one VM next to another.
     (0..4).for_each(|_| copies(&mut two, &mut behind, 1));
-    // Before it has the engine it waits for its turn, on a busy host for longer than a second.
+    // It waits for its slice before it has the engine, on a busy host for longer than a second.
     let began = Instant::now();
     while awaited(1).first() != Some(&(hung.id, Awaited::Engine)) {
         assert!(began.elapsed() < LONG, "{:?}", awaited(1));
@@ -376,12 +377,12 @@ fn is_busy(rig: &Rig) -> bool {
     pfifo::ENGINE_STATUS::BUSY.is_set(card::Card::read32(&*rig.card, pfifo::ENGINE_STATUS::at(0)))
 }
 
-/// Has the card hang in the next work of a channel, and not in what the mediator clears PGRAPH by for its VM.
+/// Makes the card hang in the next work of a channel, and not in the work that clears PGRAPH for its VM.
 fn hangs_next(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     copies(driver, channel, 1);
     driver.wait(channel);
     let began = Instant::now();
-    // Its last word is written: the engine may still say that it works, and would be taken for what hangs.
+    // Its last word is written: the engine may still report itself busy, which would look like the hang.
     while is_busy(rig) {
         assert!(began.elapsed() < LONG, "it has ended");
         std::thread::yield_now();
@@ -389,7 +390,7 @@ fn hangs_next(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
 }
 
-/// Has the graphics engine hang on the next copy of a channel, and waits until it does.
+/// Makes the graphics engine hang on the next copy of a channel, and waits until it does.
 fn hang(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     hangs_next(rig, driver, channel);
     copies(driver, channel, 1);
@@ -405,7 +406,7 @@ fn strikes(rig: &Rig, vm: u32) -> u32 {
     rig.host.lock().scheduler().strikes(VgpuId(vm)).map_or(0, |(strikes, _)| strikes)
 }
 
-/// A name, and a way in which a guest tells its registers that a channel is not to run.
+/// A name, and a register access with which a guest stops a channel.
 type Stop = (&'static str, fn(&mut Driver, &Channel));
 
 const STOPS: [Stop; 4] = [
@@ -433,9 +434,9 @@ fn who_stops_a_channel_whose_work_goes_on_pays_for_it_and_the_neighbour_does_not
             let mut channel = worker(&mut bad, 1);
             hang(&rig, &mut bad, &mut channel);
             stop(&mut bad, &channel);
-            // Its copy before may not be booked yet.
+            // Its previous copy may not be accounted yet.
             in_flight_at_most(&rig, 1);
-            // Charged, with its limit, unless that has passed already.
+            // It is charged up to its limit, unless that has passed already.
             let in_flight = rig.host.lock().scheduler().in_flight();
             let struck = strikes(&rig, 0);
             let kept = in_flight == 1 || struck == 1;
@@ -453,7 +454,7 @@ fn who_stops_a_channel_whose_work_goes_on_pays_for_it_and_the_neighbour_does_not
     }
 }
 
-/// Waits until the books have all of what a VM's guest has seen to end, and returns what it was charged.
+/// Waits until everything that a VM's guest has seen to end is accounted, and returns the VM's charge.
 fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
     let began = Instant::now();
     loop {
@@ -466,7 +467,7 @@ fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
     }
 }
 
-/// A name, and a way in which a guest stops a channel and lets it go on at once.
+/// A name, and register accesses with which a guest stops a channel and resumes it at once.
 type Toggle = (&'static str, fn(&mut Driver, &Channel));
 
 const TOGGLES: [Toggle; 3] = [
@@ -493,7 +494,7 @@ fn who_toggles_a_channel_pays_for_its_work_and_the_neighbour_for_its_own() {
         let rig = rig(Config::default());
         let (mut bad, mut good) = (driver(&rig, 0, VgpuParams::default()), driver(&rig, 1, VgpuParams::default()));
         let (mut channel, mut other) = (worker(&mut bad, 1), worker(&mut good, 1));
-        // The best counts, for what a late host takes is charged too.
+        // The best counts, because delays of the host are charged too.
         let mut best = u64::MAX;
         for round in 0..20 {
             if round >= 3 && best < MOST_NS {
@@ -504,7 +505,7 @@ fn who_toggles_a_channel_pays_for_its_work_and_the_neighbour_for_its_own() {
             while !is_busy(&rig) {
                 assert!(began.elapsed() < LONG, "{what}: it works");
                 if bad.is_done(&channel) {
-                    // It has ended before anybody looked.
+                    // It has ended before the poll.
                     copies(&mut bad, &mut channel, COPIES);
                 }
                 std::thread::yield_now();

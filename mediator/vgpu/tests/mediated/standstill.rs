@@ -1,4 +1,4 @@
-//! A card that stands still while guests go on.
+//! A quiescent card while its guests continue.
 
 use super::oversubscribe::eventually;
 use super::relocate::{Dice, driver_of, free_settings, rig_of, work_until};
@@ -24,7 +24,7 @@ use vram::VmId;
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Says whether no engine works for a channel.
+/// Returns whether all engines are idle.
 fn is_idle(rig: &Rig) -> bool {
     (0..engine::COUNT).all(|unit| !pfifo::ENGINE_STATUS::BUSY.is_set(rig.card.read32(pfifo::ENGINE_STATUS::at(unit))))
 }
@@ -48,7 +48,7 @@ fn guests_work_on_and_lose_nothing_while_the_card_stands_still_again_and_again()
         while stood < 50 && working.load(Ordering::SeqCst) == 3 {
             let still = rig.host.stand_still(LIMIT).expect("a card that stands still");
             assert!(is_idle(&rig));
-            // Nothing is on an engine, so the card itself can be written down.
+            // No channel is on an engine, so the card itself can be saved.
             rig.card.halt().expect("a card at rest");
             assert!(rig.card.save().is_some());
             rig.card.go_on();
@@ -70,7 +70,7 @@ fn what_was_submitted_before_and_meanwhile_is_done_when_the_card_goes_on() {
     }
 }
 
-/// With a card that clears PGRAPH between VMs, which admits nobody while it stands still, or one that does not.
+/// Runs with a card that clears PGRAPH between VMs, which admits none while it is quiescent, or with one that does not.
 fn does_nothing_until_it_goes_on(clear: bool) {
     let config = simgpu::Config { vram_mib: super::CARD_MIB, ..Default::default() };
     let rig = Rig::made(&config, &owner::Sharing { clear, ..rig::sharing() }, |card| card);
@@ -85,7 +85,7 @@ fn does_nothing_until_it_goes_on(clear: bool) {
     let usage = rig.host.lock().scheduler_usage(1);
     let waits = &usage.vms[&VmId(0)].overdue;
     assert!(waits.iter().any(|waits| waits.awaited == Awaited::Standstill), "{waits:?}");
-    // One that comes now stands still as well, though nobody asked again.
+    // A VM that arrives now is quiescent as well, without another request.
     let mut late = super::driver(&rig, 1);
     let mut other = late.channel(1);
     late.buffer(&other, super::A, 1, 6);
@@ -116,13 +116,13 @@ fn channel_that_does_not_leave_in_time_hangs_and_costs_the_others_nothing() {
         let channel_of_card = rig.host.lock().channels().physical(VmId(0), VirtualChannelId(1));
         assert_eq!(channel_of_card, None, "what hangs once more would hold the card up once more");
         works(&mut good, &mut channel, 4);
-        // Its guest goes on with another channel.
+        // Its guest continues with another channel.
         let mut next = bad.channel(2);
         works(&mut bad, &mut next, 5);
     }
 }
 
-/// The rig's card, as what it has written down is restored into.
+/// The rig's card, as the target of the restore of its own saved state.
 struct Same<'a> {
     rig: &'a Rig,
     own: u32,
@@ -168,11 +168,11 @@ fn read(file: &[u8]) -> SavedCard {
     saved
 }
 
-/// A card with guests at work, of which one has given a channel back, is written down when it
-/// stands still: a file from which comes what was there.
+/// Saves a quiescent card with guests at work, one of which has freed a channel, and reads the same state from the
+/// file.
 #[test]
 fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
-    // What clears PGRAPH is not written down yet.
+    // The state of clearing PGRAPH is not saved yet.
     let sharing = owner::Sharing { chunk_bytes: 2 * MIB, clear: false, ..rig::sharing() };
     let rig = Rig::made(&simgpu::Config { vram_mib: 96, ..Default::default() }, &sharing, |card| card);
     let own = rig.usage().0.mediator;
@@ -221,13 +221,13 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     assert_eq!(text(&(again.balancer, again.quanta, again.pool)), text(&(saved.balancer, saved.quanta, saved.pool)));
     for (again, saved) in again.vms.iter().zip(&saved.vms) {
         assert_eq!(text(&(again.vm, &again.gpu, &again.tables)), text(&(saved.vm, &saved.gpu, &saved.tables)));
-        // Shadow tables are made again as they are needed; their pages are free until then, as are those of old tables that
-        // TLBs may have known.
+        // Shadow tables are rebuilt on demand; their pages are free until then, as are those of old tables that TLBs
+        // may have known.
         let directories = |vm: &SavedVm| text(&vm.spaces).split("old").next().map(str::to_owned);
         assert_eq!(directories(again), directories(saved));
     }
 
-    // Another card's is refused.
+    // Another card's file is refused.
     let mut other = Same { rig: &rig, own: own + 1, origins: same.origins, written: 0 };
     assert!(read(&file).restore(&mut other).is_err());
     drop(still);

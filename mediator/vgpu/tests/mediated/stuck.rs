@@ -1,4 +1,4 @@
-//! Engines that do not end their work.
+//! Engines whose work does not end.
 
 use super::{A, B, CARD_MIB, Rig, driver, fill, is_filled, rig, usage};
 use card::Card;
@@ -10,7 +10,7 @@ use simgpu::{EngineId, Fault, FaultKind, SimGpu};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Lets the next copy of the driver's channel hang its engine, and waits until it does.
+/// Makes the next copy of the driver's channel hang its engine, and waits until it does.
 pub(super) fn hang(rig: &Rig, driver: &mut Driver, engine: EngineId) -> Channel {
     let mut channel = driver.channel(1);
     driver.buffer(&channel, A, 1, 1);
@@ -56,7 +56,7 @@ fn vm_with_a_hung_engine_goes_and_others_use_the_engine_again() {
         bad.guest.remove().unwrap();
         assert_eq!(usage(&rig), before, "{engine:?}");
         works(&mut other, &mut channel, 5);
-        // What it had goes to the next, clean.
+        // Its memory goes to the next VM, zeroed.
         let next = rig.guest(2, 16, 4);
         assert!(is_filled(&next, 0));
     }
@@ -121,7 +121,7 @@ fn fault_of_a_channel_that_is_unbound_before_it_is_served_blocks_no_one() {
     let mut ring = Ring([0; 8]);
     bad.guest.vram_read(channel.ring + 8 * u64::from(put - 1), &mut ring.0);
     {
-        // The card's interrupt thread serves nothing for now.
+        // The card's interrupt thread is blocked for now.
         let state = &mut *rig.host.lock();
         let physical = state.channels().physical(channels::VmId(0), VirtualChannelId(1)).unwrap();
         let (vram, all) = state.parts();
@@ -139,7 +139,7 @@ fn fault_of_a_channel_that_is_unbound_before_it_is_served_blocks_no_one() {
     assert_eq!(good.faults, []);
 }
 
-/// A card that is quick: before its owner does anything more, an engine that may go on has met its next fault.
+/// A quick card: before its owner does anything more, a released engine has met its next fault.
 struct Quick;
 
 impl Alter for Quick {
@@ -147,7 +147,7 @@ impl Alter for Quick {
         card.write32(offset, value);
         if offset == pfifo::SCHED_DISABLE::OFFSET && value == 0 {
             let stopped = || card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) != 0;
-            // There may be no next fault: nobody has work then.
+            // There may be no next fault: then no channel has work.
             let state = |channel| card.read32(pfifo::CHANNEL_STATE::at(channel));
             let at_rest = || (0..16).all(|channel| !pfifo::CHANNEL_STATE::PENDING.is_set(state(channel)));
             let _ = (0..20_000).any(|_| stopped() || at_rest() || (std::thread::yield_now(), false).1);
@@ -175,7 +175,8 @@ fn engine_that_faults_again_at_once_goes_on() {
     works(&mut driver, &mut channel, 8);
 }
 
-/// A card that reports a fault of copy engine 0 late, when whose it was is off the card and the engine was reset.
+/// A card that reports a fault of copy engine 0 late, when the faulted channel is off the card and the engine was
+/// reset.
 struct Late(Arc<AtomicBool>);
 
 impl Alter for Late {
@@ -219,14 +220,14 @@ fn fault_that_is_reported_late_leaves_the_engine_to_who_has_it_now() {
     late.store(true, Ordering::SeqCst);
     let began = std::time::Instant::now();
     while late.load(Ordering::SeqCst) {
-        // The card says by an interrupt that a runlist is in force.
+        // The card signals a runlist in force with an interrupt.
         other.unbind(&channel);
         other.bind(&channel);
         other.list(&[channel.id]);
         assert!(began.elapsed() < std::time::Duration::from_secs(60), "the fault is looked at");
         std::thread::yield_now();
     }
-    // What the report led to is done when the lock is free.
+    // The effects of the report are complete when the lock is free.
     drop(rig.host.lock());
     assert_eq!(works_for(), before, "its work is under way");
 }
@@ -236,7 +237,7 @@ fn wait_interrupted(driver: &mut Driver, before: u64) {
     let began = std::time::Instant::now();
     while driver.guest.counter("interrupts") <= before {
         assert!(began.elapsed() < std::time::Duration::from_secs(60), "an interrupt");
-        // One that came since the last time it was served has to be, or no more come.
+        // Serve interrupts that came since the last service, or no more come.
         driver.service();
         std::thread::yield_now();
     }
@@ -254,7 +255,7 @@ fn vm_whose_lock_is_held_does_not_hold_up_its_neighbours_interrupts() {
     let before = slow.guest.counter("interrupts");
     slow.submit(&mut held, &[object(CE0), ce_copy(A, B, 1)].concat());
     slow.guest.while_locked(|| {
-        // What the slow one has done raises its interrupt now, before the quick one's.
+        // The slow VM's work raises its interrupt now, before the quick one's.
         for _ in 0..3 {
             quick.service();
             let before = quick.guest.counter("interrupts");
@@ -277,7 +278,7 @@ fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
     let pending = pfifo::PREEMPT::PENDING;
     bad.guest.wr(pfifo::PREEMPT::OFFSET, id);
     assert!(pending.is_set(bad.guest.rd(pfifo::PREEMPT::OFFSET)));
-    // The neighbour's channels come and go meanwhile, and leave the card when they are told to.
+    // The neighbour's channels come and go meanwhile, and leave the card on request.
     for _ in 0..3 {
         good.guest.wr(pfifo::PREEMPT::OFFSET, u32::from(channel.id));
         let began = std::time::Instant::now();
@@ -316,7 +317,7 @@ fn fault_that_comes_while_anothers_is_there_is_told_all_the_same() {
     let nowhere = nvspec::fifo::GpEntry::new().with_address_dwords(0x7000_0000 >> 2).with_dwords(4);
     let mut rings: Vec<Ring> = (0..2).map(|_| Ring(u64::from(nowhere).to_le_bytes())).collect();
     {
-        // The card's interrupt thread serves nothing until both have faulted.
+        // The card's interrupt thread is blocked until both have faulted.
         let state = &mut *rig.host.lock();
         for (vm, ring) in (0..).zip(&mut rings) {
             let vm = channels::VmId(vm);

@@ -1,4 +1,4 @@
-//! Domains of Xen on a card: the same driver, by requests of a hypervisor that is none.
+//! Xen domains on a card: the same driver, through requests of a simulated hypervisor.
 
 use super::{A, B, VM_MIB, rig};
 use rig::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
@@ -9,7 +9,7 @@ use vmm_glue::RegionIndex::Bar1;
 
 /// KiB of a domain's RAM.
 const KIB: u64 = 4096;
-/// Pages of a buffer, and where it is in RAM.
+/// Pages of a buffer, and its address in RAM.
 const PAGES: u64 = 8;
 const RAM: u64 = 0x10_0000;
 
@@ -17,7 +17,7 @@ fn vm(rig: &Rig, number: u32) -> XenVm {
     XenVm::new(rig, number, &settings(VM_MIB, 16), &format!("guest{number}"))
 }
 
-/// A driver that is up, with a buffer in VRAM at [`A`] and RAM at [`B`].
+/// Brings a driver up, with a buffer in VRAM at [`A`] and RAM at [`B`].
 fn ready(vm: &XenVm, id: u16) -> (Driver<XenGuest>, Channel) {
     let mut driver = Driver::new(vm.domain(id, KIB));
     let channel = driver.channel(1);
@@ -66,7 +66,7 @@ fn frames_that_a_domain_gives_back_are_out_of_the_cards_reach_also_under_load() 
     let vm = vm(&rig, 0);
     let (mut driver, mut channel) = ready(&vm, 1);
     copies(&mut driver, &mut channel, 3);
-    // The card writes to RAM again and again while the domain gives other frames back.
+    // The card writes to RAM repeatedly while the domain releases other frames.
     let domain = driver.guest.domain.clone();
     let gone = RAM / PAGE + 2;
     std::thread::scope(|scope| {
@@ -78,7 +78,7 @@ fn frames_that_a_domain_gives_back_are_out_of_the_cards_reach_also_under_load() 
         (0..3).for_each(|round| copies(&mut driver, &mut channel, 40 + round));
         others.join().expect("no panic");
     });
-    // Now one that the card has: what it wrote is there, and what it would write next is not.
+    // Now one that the card uses: earlier writes are there, and later ones are not.
     domain.give_back(gone..gone + 1);
     let canary = [0x5a; PAGE as usize];
     driver.guest.ram_write(gone * PAGE, &canary);
@@ -103,7 +103,7 @@ fn domain_that_is_destroyed_in_mid_copy_leaves_its_memory_and_a_clean_card() {
         let domain = driver.guest.domain.clone();
         domain.destroy();
         domain.wait_left();
-        // The next one of that name finds nothing of it.
+        // The next domain of that name finds none of its data.
         let (mut driver, mut channel) = ready(&vm, 2);
         copies(&mut driver, &mut channel, 6);
         driver.guest.domain.destroy();
@@ -113,14 +113,14 @@ fn domain_that_is_destroyed_in_mid_copy_leaves_its_memory_and_a_clean_card() {
     assert_eq!((channels_after, ranges_after), (channels, ranges));
 }
 
-/// A place in the part of BAR1 that has pages beneath it.
+/// An address in the part of BAR1 that is backed by pages.
 const HIGH: u64 = 32 << 20;
 
 fn remapped(rig: &Rig) -> XenVm {
     XenVm::new(rig, 0, &Settings { apertures: Apertures::Remapped, ..settings(VM_MIB, 16) }, "guest0")
 }
 
-/// Copies what the guest's CPU writes into an aperture, with a driver that is up, and back to another page there.
+/// Copies the guest CPU's writes to an aperture, with a driver that is up, and back to another page there.
 fn copies_through_an_aperture(driver: &mut Driver<XenGuest>, seed: u32) {
     let mut channel = driver.channel(1);
     let (from, to) = (driver.buffer(&channel, A, 1, 0), driver.buffer(&channel, B, 1, 0));
@@ -134,7 +134,7 @@ fn copies_through_an_aperture(driver: &mut Driver<XenGuest>, seed: u32) {
     let mut read = [0; PAGE as usize];
     driver.guest.read(Bar1, HIGH + PAGE, &mut read);
     assert!(read[..] == pattern(seed, 0)[..], "seed {seed}");
-    // What PRAMIN shows as well when BAR1 does not any more.
+    // PRAMIN shows the page when BAR1 no longer does.
     let space = driver.apertures[0];
     driver.pte(space, HIGH + PAGE, 0, 0);
     driver.flush();
@@ -150,7 +150,7 @@ fn domain_has_pages_of_its_own_under_its_apertures() {
     copies_through_an_aperture(&mut driver, 7);
     assert_eq!(vm.counter("aperture_messages"), 0, "nothing there was a request");
     assert_eq!(vm.counter("aperture_aliases"), 0);
-    // The next of that name has other pages, of zeros, and so has one that the host has no memory for.
+    // The next domain of that name has other pages, of zeros; without host memory its apertures are trapped.
     driver.guest.domain.destroy();
     driver.guest.domain.wait_left();
     assert!(driver.guest.domain.all_given().is_empty());

@@ -1,4 +1,4 @@
-//! Memory that changes hands is zeroed by the copy engines.
+//! Memory that changes owners is zeroed by the copy engines.
 
 use super::relocate::{driver_of, free_settings, move_all, still};
 use super::{A, MIB};
@@ -21,7 +21,7 @@ fn zeroed_by_engines(rig: &Rig) -> u64 {
     rig.host.lock().vram().zeroed_by_engines()
 }
 
-/// Uses a byte of each page of a VM's VRAM, and says which holds something else.
+/// Writes a byte of each page of a VM's VRAM, and returns the first page whose other bytes are not zero.
 fn first_that_is_not_zero(guest: &Guest) -> Option<u64> {
     (0..guest.vram_bytes / PAGE).find(|page| {
         guest.vram_write(page * PAGE, &[1]);
@@ -33,7 +33,7 @@ fn first_that_is_not_zero(guest: &Guest) -> Option<u64> {
 
 #[test]
 fn next_vm_finds_nothing_where_engines_have_zeroed() {
-    // Without host memory: the channels are there for this alone.
+    // Without host memory: the channels exist only for this.
     let rig = rig_with(0, None);
     for round in 0..4 {
         let before = zeroed_by_engines(&rig);
@@ -81,7 +81,7 @@ fn what_engines_fail_at_is_zeroed_by_the_cpu() {
     let next = rig.guest_with(1, &free_settings(40));
     assert_eq!(first_that_is_not_zero(&next), None);
     next.remove().unwrap();
-    // They are tried again, and do it again.
+    // The engines are tried again, and zero again.
     let before = zeroed_by_engines(&rig);
     for vm in 2..40 {
         let guest = rig.guest_with(vm, &free_settings(16));

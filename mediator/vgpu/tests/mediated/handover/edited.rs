@@ -1,4 +1,4 @@
-//! Files of saved cards with sections that were edited by who can make sums as well: each is refused or opened, and changes nothing.
+//! Files of saved cards with edited sections and correct checksums: each is refused or opened, and changes nothing.
 
 use super::super::oversubscribe::eventually;
 use super::super::relocate::{Dice, free_settings, move_all, work};
@@ -14,10 +14,10 @@ const FILES: u64 = 60;
 const ROUNDS: u64 = 4;
 /// Bytes of a file before its sections: magic, format, identity, count.
 const HEAD: usize = 8 + 4 + 16 + 4;
-/// The identity's place.
+/// Offset of the identity.
 const IDENTITY: Range<usize> = 12..28;
 
-/// A section's place in a file: name and numbers in front, sum, contents.
+/// Location of a section in a file: name and numbers at its start, checksum, contents.
 struct Place {
     name: String,
     head: Range<usize>,
@@ -25,7 +25,7 @@ struct Place {
     contents: Range<usize>,
 }
 
-/// The sections of a file, by the description in `saved-state`.
+/// Returns the sections of a file, as described in `saved-state`.
 fn places(file: &[u8]) -> Vec<Place> {
     let mut places = Vec::new();
     let mut at = HEAD;
@@ -42,17 +42,17 @@ fn places(file: &[u8]) -> Vec<Place> {
     places
 }
 
-/// Edits a few bytes of one section, and makes its sum anew. Returns its name.
+/// Edits a few bytes of one section, and recomputes its checksum. Returns its name.
 fn edit(file: &mut [u8], dice: &mut Dice) -> String {
     edit_one(file, dice, |_| true)
 }
 
-/// As [`edit`], of one of the sections with such a name.
+/// Same as [`edit`], for one of the sections whose names `of` accepts.
 pub(crate) fn edit_one(file: &mut [u8], dice: &mut Dice, of: impl Fn(&str) -> bool) -> String {
     let places: Vec<Place> = places(file).into_iter().filter(|place| of(&place.name)).collect();
     let place = &places[dice.below(places.len() as u64) as usize];
     for _ in 0..=dice.below(3) {
-        // Numbers that say how much there is stand in front.
+        // Counts are at the start.
         let near = if dice.below(2) == 0 { place.contents.len() } else { place.contents.len().min(64) };
         let at = place.contents.start + dice.below(near.max(1) as u64) as usize;
         let byte = &mut file[at];
@@ -67,7 +67,7 @@ pub(crate) fn edit_one(file: &mut [u8], dice: &mut Dice, of: impl Fn(&str) -> bo
     place.name.clone()
 }
 
-/// Gives an edited section the sum that it should have.
+/// Gives an edited section the correct checksum.
 fn seal(file: &mut [u8], place: &Place) {
     let sum = Sha256::new()
         .chain_update(&file[IDENTITY])
@@ -77,12 +77,12 @@ fn seal(file: &mut [u8], place: &Place) {
     file[place.sum.clone()].copy_from_slice(&sum);
 }
 
-/// Bytes of the contents of sections.
+/// Returns the number of content bytes in the sections.
 pub(crate) fn length(file: &[u8], of: impl Fn(&str) -> bool) -> usize {
     places(file).into_iter().filter(|place| of(&place.name)).map(|place| place.contents.len()).sum()
 }
 
-/// Makes a byte of a section zero, counted over all sections that are meant; false if it is zero, or there is none.
+/// Zeros one byte, counted over all matching sections; returns false if it is zero, or does not exist.
 pub(crate) fn zero_one(file: &mut [u8], of: impl Fn(&str) -> bool, mut at: usize) -> bool {
     for place in places(file).into_iter().filter(|place| of(&place.name)) {
         let len = place.contents.len();

@@ -62,7 +62,7 @@ fn hole_03_instance_blocks_are_not_looked_at_after_activation() {
         let after = scene.card_instance(EVIL, ID).map(|at| scene.card_word64(at + vm::PDB_LO));
         assert_eq!(before, after, "{what}: the card's own block");
 
-        // Bound anew, the block is read again, and what it names is not the guest's.
+        // After a new bind the block is read again, and its addresses are not the guest's.
         scene.evil.unbind(&channel);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_LO, channel.userd as u32);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_HI, 0);
@@ -121,7 +121,7 @@ fn hole_04_contexts_are_not_switched_by_hand() {
 fn hole_05_target_bits_lead_nowhere() {
     let mut scene = Scene::new();
     let ram = scene.bus[1];
-    // Beyond what the attacker has by that address.
+    // Addresses that are outside of the attacker's memory.
     let page = scene.on_card(IDLE, SHARE - PAGE);
     assert!(page >= SHARE);
     // The word of the channel table: VRAM of others, and host memory that was not lent.
@@ -153,7 +153,7 @@ fn hole_05_target_bits_lead_nowhere() {
         scene.denied(&format!("peephole's block {at:#x}, target {target}"), |s| {
             s.evil.guest.wr(pbus::PEEPHOLE_BLOCK::OFFSET, pointer(at, target));
         });
-        // Where the hardware would put the bytes of flushes, faults and compression tags.
+        // Registers for the memory that the hardware writes on flushes, faults and for compression tags.
         scene.virtual_only(&format!("sinks at {at:#x}"), |s| {
             for register in [
                 pfb::NISO_ADDRESS::OFFSET,
@@ -169,7 +169,7 @@ fn hole_05_target_bits_lead_nowhere() {
         });
         scene.fresh();
     }
-    // USERD, in a block that is otherwise good.
+    // USERD, in a block that is otherwise valid.
     for low in [page as u32, ram as u32 | 2, ram as u32 | 3, page as u32 | 1] {
         let mut channel = scene.evil.prepare(ID);
         scene.evil.guest.poke(channel.instance + ramfc::USERD_LO, low);
@@ -179,7 +179,7 @@ fn hole_05_target_bits_lead_nowhere() {
             s.evil.list(&[ID]);
             let put = s.evil.queue_fenced(&mut channel, &[]);
             s.evil.guest.poke(userd + nvspec::instance::userd::GP_PUT, put);
-            // Whatever the block says, the card's USERD is a page that no guest has.
+            // The card's USERD is a page that no guest has, for any block.
             if let Some(instance) = s.card_instance(EVIL, ID) {
                 let at = s.card_word64(instance + ramfc::USERD_LO);
                 let guests = s.blocks_of(&[EVIL, GOOD, IDLE]);
@@ -200,7 +200,7 @@ fn hole_12_runlists_name_only_the_guests_channels() {
         s.evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, base);
         s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | length);
     };
-    // Every number there is, numbers that there are not, and the same number again and again.
+    // All valid numbers, invalid numbers, and the same number repeatedly.
     type Numbers = fn(u32) -> u32;
     let lists: [(&str, Numbers); 4] = [
         ("every channel", |index| index),
@@ -217,7 +217,7 @@ fn hole_12_runlists_name_only_the_guests_channels() {
             scene.contained(&format!("{what}, {length} entries"), |s| submit(s, (list >> 12) as u32, length));
         }
     }
-    // Lengths and places that cannot be.
+    // Invalid lengths and addresses.
     let behind = (SHARE >> 12) as u32;
     for (what, base, length) in [
         ("129 entries", (list >> 12) as u32, CHANNELS + 1),
@@ -228,7 +228,7 @@ fn hole_12_runlists_name_only_the_guests_channels() {
     ] {
         scene.denied(what, |s| submit(s, base, length));
     }
-    // One in RAM that cannot be read is empty.
+    // A list in RAM that cannot be read counts as empty.
     for (what, base, length) in [
         ("in RAM that was not lent", 0x2000_0000 | (RAM >> 12) as u32, 1),
         ("at the end of RAM", 0x3fff_ffff, CHANNELS),
@@ -242,7 +242,7 @@ fn hole_12_runlists_name_only_the_guests_channels() {
     scene.finish();
 }
 
-/// Returns where element `index` of an array of registers would be that begins with these two.
+/// Returns the offset that element `index` would have in an array of registers that begins with these two.
 fn behind(first: u32, second: u32, index: u32) -> u32 {
     first + index * (second - first)
 }
@@ -262,7 +262,7 @@ fn hole_13_channel_numbers_end_at_127() {
         scene.denied(&format!("preemption of channel {id}"), |s| s.evil.guest.wr(pfifo::PREEMPT::OFFSET, id));
     }
     scene.denied("preemption of channel 0xfff", |s| s.evil.guest.wr(pfifo::PREEMPT::OFFSET, u32::MAX));
-    // Indexes of engines, PBDMAs and fault units that there are not.
+    // Invalid indexes of engines, PBDMAs and fault units.
     for (what, offset) in [
         ("PBDMA 3", behind(pbdma::INTR_0::at(0), pbdma::INTR_0::at(1), 3)),
         ("PBDMA 7", behind(pbdma::CHANNEL::at(0), pbdma::CHANNEL::at(1), 7)),
@@ -290,7 +290,7 @@ fn hole_13_channel_numbers_end_at_127() {
 #[test]
 fn hole_19_channels_without_a_directory_reach_nothing() {
     let mut scene = Scene::new();
-    // A directory of zeros, none at all, one in RAM of zeros and in RAM that is not there.
+    // A directory of zeros, none at all, one in RAM of zeros and one in RAM that does not exist.
     let zeros = SHARE - 32 * PAGE;
     for (what, low) in [
         ("directory at address 0", 0),
@@ -318,7 +318,7 @@ fn hole_19_channels_without_a_directory_reach_nothing() {
         assert!(!scene.evil.is_done(&channel));
         scene.fresh();
     }
-    // A directory whose only table is one of large pages, in memory of zeros.
+    // A directory whose only table is for large pages, in memory of zeros.
     let mut channel = scene.evil.prepare(ID);
     scene.evil.guest.poke(channel.space.directory + 4, 0);
     let table = large_table(&mut scene.evil, &channel);

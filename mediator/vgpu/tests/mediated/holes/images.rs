@@ -6,10 +6,10 @@ use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pgraph;
 use rig::driver::{IMAGE_VA, methods, release};
 
-/// Pages of the mediator's own from a channel's span on: the copy engines' images, and PGRAPH's first.
+/// Pages of the mediator's own from the start of a channel's span: the copy engines' images, and the first of PGRAPH's.
 const IMAGES: std::ops::Range<u64> = 4..8;
 
-/// A state register of PGRAPH: nothing of the mediator's writes it.
+/// A state register of PGRAPH that the mediator never writes.
 const STATE: u32 = 0x0041_8810;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Kernels that do what no kernel may, beside a neighbour that uses the same engine.
+//! Kernels that make forbidden accesses, next to a neighbour that uses the same engine.
 
 use super::{A, B, Channel, Driver, ID, Scene, object};
 use nvspec::class::compute90c0::{self as class, warp_error};

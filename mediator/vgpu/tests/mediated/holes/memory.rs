@@ -1,4 +1,4 @@
-//! Holes 9 and 17: memory that is no longer the guest's, memory that was not yet.
+//! Holes 9 and 17: memory that is no longer the guest's, and memory that is not yet the guest's.
 
 use super::{
     A, At, B, C, CE0, CE1, EVIL, ID, M2MF, MIB, PAGE, RAM, SECRET, SHARE, Scene, ce_copy, m2mf_copy, object, pattern,
@@ -17,7 +17,7 @@ fn hole_09_unmapped_pages_are_out_of_reach_when_the_flush_returns() {
         let mut channel = scene.evil.channel(ID);
         scene.evil.buffer(&channel, A, 1, 1);
         scene.evil.map(channel.space, B, at, 1);
-        // Used first, so that every cache on the way knows it.
+        // Used first, so that every cache on the way holds it.
         for engine in [CE0, CE1] {
             scene.evil.submit(&mut channel, &[object(engine), ce_copy(A, B, 1)].concat());
             scene.evil.wait(&channel);
@@ -64,7 +64,7 @@ fn hole_09_unmapping_under_work_is_complete_when_the_flush_returns() {
             s.evil.flush();
             // The kernel gives the pages to others now.
             s.evil.fill_ram(gpa, 32, 0x900 + round);
-            // What was under way has ended before, or faults.
+            // Earlier work in flight has ended, or faults.
             let mut later = channel;
             s.evil.submit(&mut later, &copy);
             wait_stopped(&mut s.evil, before, "unmapping under work");
@@ -88,7 +88,7 @@ fn hole_09_memory_that_the_vmm_takes_back_is_out_of_reach() {
     assert!(scene.evil.ram_holds(gpa, 4, 1));
     let file = scene.evil.guest.unmap_ram(gpa).unwrap();
     assert_eq!(rustix::io::pwrite(&file, &[0xee; 4 * PAGE as usize], 0), Ok(4 * PAGE as usize));
-    // The guest does not even unmap it, nor flush.
+    // The guest neither unmaps it nor flushes.
     scene.denied("RAM that was taken back", |s| {
         s.evil.submit(&mut channel, &[object(CE0), ce_copy(A, B, 4)].concat());
         assert_eq!(s.evil.wait_fault().va, B);
@@ -102,7 +102,7 @@ fn hole_09_memory_that_the_vmm_takes_back_is_out_of_reach() {
 #[test]
 fn hole_17_a_client_finds_nothing_of_the_one_before() {
     let mut scene = Scene::new();
-    // A tenant leaves its mark in all memory, in every register that stores, in USERD, on every engine.
+    // A tenant writes its mark to all memory, every register that stores, USERD, and on every engine.
     let mut channel = scene.evil.channel(ID);
     scene.evil.buffer(&channel, A, 2, 1);
     scene.evil.buffer(&channel, B, 2, 2);
@@ -136,14 +136,14 @@ fn hole_17_a_client_finds_nothing_of_the_one_before() {
     }
     assert_eq!(scene.evil.guest.rd(pbus::PRAMIN_WINDOW::OFFSET), 0);
 
-    // The same channel of the next client: USERD, and the state of its engines, are as new.
+    // The next client uses the same channel: USERD, and the state of its engines, are as new.
     assert!(scene.evil.guest.map_ram(0, RAM, true));
     scene.evil.bring_up();
     let mut channel = scene.evil.channel(ID);
     for offset in (0..userd::BYTES).step_by(4) {
         assert_eq!(scene.evil.guest.peek(channel.userd + offset), 0, "USERD {offset:#x}");
     }
-    // A copy engine that keeps addresses would copy by a launch alone: they are 0, where nothing is mapped.
+    // A copy engine that keeps addresses would copy with a launch alone: they are 0, where nothing is mapped.
     scene.contained("a launch with nothing set", |s| {
         let launch = [object(CE0), rig::driver::methods(4, 0x300, &[0x110])].concat();
         s.evil.submit(&mut channel, &launch);
@@ -171,7 +171,7 @@ fn hole_17_engines_that_a_client_held_back_run_for_the_next() {
 #[test]
 fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     let mut scene = Scene::new();
-    // The idle VM goes with its memory full of the secret; a new one gets that memory.
+    // The idle VM is removed with its memory full of the secret; a new one gets that memory.
     let Scene { rig, evil, good, idle, .. } = scene;
     let before: Vec<u64> = {
         let mut state = rig.host.lock();
@@ -184,7 +184,7 @@ fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     idle.driver.guest.remove().unwrap();
     let heir = super::born(&rig, vram::VmId(7));
     assert_eq!(super::finds(&heir.guest, SECRET), 0);
-    // Not in memory that nobody has, either.
+    // Nor is it in free memory.
     for at in before {
         super::card_vram(&rig, at, &mut held);
         assert!(!held.windows(16).any(|run| run.iter().all(|&byte| byte == SECRET)), "{at:#x}");
@@ -199,12 +199,12 @@ fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     scene.good.work("another VM's end");
 }
 
-/// Registers of the attacker's that keep what is written, with what they hold.
+/// Returns the attacker's registers that keep written values, with these values.
 fn stored(scene: &mut Scene) -> Vec<(u32, u32)> {
     let registers = blocks().flat_map(|(_, _, _, info)| *info).filter(|reg| matches!(reg.access, Access::Rw));
     let offsets = registers.flat_map(|reg| (0..reg.count).map(|index| reg.offset + index * reg.stride));
     let states = STATE_RANGES.iter().flat_map(|&(_, base, end)| (base..end).step_by(0x400));
-    // But the trigger of a reset, which would take the rest along, and the engines' brake.
+    // Except the trigger of a reset, which would change the rest, and the register that stops engines.
     let spared = [pmc::ENABLE::OFFSET, pfifo::SCHED_DISABLE::OFFSET];
     let offsets = offsets.chain(states).filter(|offset| !spared.contains(offset));
     offsets.collect::<Vec<_>>().into_iter().map(|offset| (offset, scene.evil.guest.rd(offset))).collect()

@@ -1,10 +1,10 @@
 //! The nineteen holes that were found in the reference code of an earlier GPU mediator, tried one by one, and the same
 //! ideas on registers that it does not know. `docs/design/threat-model.md` has the list.
 //!
-//! Each attempt is made beside two VMs: one that works, whose copies must stay right, and one that does nothing, which
-//! must not even be interrupted. After each attempt [`Scene::check`] looks at both, and at the page tables that the card
-//! uses for the attacker: every entry must name the attacker's own memory. [`Scene::denied`] wants the attempt counted as
-//! well, [`Scene::virtual_only`] that no register of the card changed.
+//! Each attempt runs next to two VMs: one that works, whose copies must stay correct, and one that is idle, which must
+//! not even be interrupted. After each attempt [`Scene::check`] checks both, and the page tables that the card uses for
+//! the attacker: every entry must name the attacker's own memory. [`Scene::denied`] also requires that the attempt was
+//! counted, [`Scene::virtual_only`] that no register of the card changed.
 
 mod channels;
 mod images;
@@ -42,7 +42,7 @@ const SECRET: u8 = 0xc5;
 const SECRET_AT: u64 = SHARE / 2;
 /// Virtual address of a third buffer.
 const C: u64 = 0x300_0000;
-/// Number of the channel that attacks; the other VMs' is the same.
+/// Number of the attacker's channel; the other VMs' is the same.
 const ID: u8 = 1;
 
 /// The VM that works, and its channel.
@@ -54,7 +54,7 @@ struct Worker {
     round: u32,
 }
 
-/// The VM that does nothing, and what was seen of it at the start.
+/// The idle VM, and its state at the start.
 struct Bystander {
     driver: Driver,
     /// Its VRAM below [`SECRET_AT`]: page tables, instance blocks, USERD.
@@ -81,7 +81,7 @@ impl Worker {
         Self { driver, channel, from, to, round: 0 }
     }
 
-    /// Copies fresh data through VRAM and RAM by all three engines, and checks every byte.
+    /// Copies fresh data through VRAM and RAM with all three engines, and checks every byte.
     fn work(&mut self, after: &str) {
         self.round += 1;
         let Self { driver, channel, from, to, round } = self;
@@ -124,8 +124,8 @@ impl Scene {
         let mut scene = Self { rig, evil, good, idle, bus: [0; 2] };
         scene.good.work("the start");
         scene.bus = [scene.bus_address(GOOD), scene.bus_address(IDLE)];
-        // The idle VM begins anew. What the card still had to say of its work has been delivered when an interrupt of later
-        // work has been.
+        // Reset the idle VM. Outstanding interrupts of its work have been delivered once an interrupt of later work has
+        // been.
         scene.idle.driver.guest.reset();
         let seen = scene.good.driver.guest.counter("interrupts");
         while scene.good.driver.guest.counter("interrupts") < seen + 2 {
@@ -142,7 +142,7 @@ impl Scene {
         scene
     }
 
-    /// An attempt that must be refused, by a counted denial or by a fault of the attacker's.
+    /// Runs an attempt that must be refused, with a counted denial or a fault of the attacker.
     fn denied(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
         let before = tally(&self.evil.guest);
         attempt(self);
@@ -150,18 +150,18 @@ impl Scene {
         self.check(what);
     }
 
-    /// An attempt that may succeed as far as the attacker's own memory and state go.
+    /// Runs an attempt that may succeed within the attacker's own memory and state.
     fn contained(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
         attempt(self);
         self.check(what);
     }
 
-    /// Register writes that must change nothing but the attacker's virtual registers.
+    /// Runs register writes that may change only the attacker's virtual registers.
     fn virtual_only(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
         self.settle();
         let before = card_registers(&self.rig);
         attempt(self);
-        // A runlist that was submitted, a channel that was taken off: the card says that it is done.
+        // For example a submitted runlist, or a channel that was taken off: the card reports its completion.
         self.settle();
         let after = card_registers(&self.rig);
         let changed: Vec<_> = before.iter().filter(|(offset, value)| after.get(offset) != Some(value)).collect();
@@ -169,7 +169,7 @@ impl Scene {
         self.check(what);
     }
 
-    /// Waits until the card has told of all work that has ended: its records come behind the fences that drivers see.
+    /// Waits until the card has reported the end of all work: its records come after the fences that drivers see.
     fn settle(&self) {
         let vms = [EVIL, GOOD, IDLE].map(|vm| vm);
         let busy = || {
@@ -183,7 +183,7 @@ impl Scene {
         }
     }
 
-    /// The neighbours, and what the card has been told of the attacker's memory.
+    /// Checks the neighbours, and the card's tables of the attacker's memory.
     fn check(&mut self, after: &str) {
         self.good.work(after);
         assert_eq!(tally(&self.good.driver.guest), 0, "{after}: counted for the working neighbour");
@@ -199,7 +199,7 @@ impl Scene {
         self.check_shadows(after);
     }
 
-    /// All of the idle VM, what the attacker has read, and that the attacker can be got rid of.
+    /// Checks all of the idle VM, the bytes that the attacker has read, and that the attacker can be removed.
     fn finish(mut self) {
         self.check("the end");
         assert!(self.idle_structures() == self.idle.structures, "the idle neighbour's structures");
@@ -220,7 +220,7 @@ impl Scene {
         good.work("the attacker's end");
     }
 
-    /// Another client of the attacker's VM, which brings it up anew; its memory is zero.
+    /// Connects another client to the attacker's VM, and brings it up again; its memory is zero.
     fn fresh(&mut self) {
         self.evil.guest.reconnect();
         assert!(self.evil.guest.map_ram(0, RAM, true));
@@ -233,13 +233,13 @@ impl Scene {
         data
     }
 
-    /// Returns where a VM's VRAM lies on the card.
+    /// Returns the card's address of a VM's VRAM.
     fn on_card(&self, vm: VmId, at: u64) -> u64 {
         let place = self.rig.host.lock().vram_mut().place(vm, GuestVramAddr(at), PAGE).expect("VRAM of the VM");
         place.card().expect("on the card").0
     }
 
-    /// The instance block that the card has of a VM's channel.
+    /// Returns the card's instance block of a VM's channel.
     fn card_instance(&self, vm: VmId, id: u8) -> Option<u64> {
         let physical = self.rig.host.lock().channels().physical(vm, VirtualChannelId(id))?;
         let value = self.rig.card.read32(pfifo::CHANNEL::at(u32::from(physical.0)));
@@ -252,7 +252,7 @@ impl Scene {
         u64::from_le_bytes(word)
     }
 
-    /// Returns where the card believes a VM's RAM at guest-physical 0 to be: what its channel has at [`C`].
+    /// Returns the card's address of a VM's RAM at guest-physical 0, which its channel maps at [`C`].
     fn bus_address(&self, vm: VmId) -> u64 {
         let directory = self.card_word64(self.card_instance(vm, ID).unwrap() + vm::PDB_LO) & 0xff_ffff_f000;
         let pde = Pde::from(self.card_word64(directory + (C >> PDE_SHIFT) * 8));
@@ -261,8 +261,8 @@ impl Scene {
         pte.address()
     }
 
-    /// Addresses in VRAM that the attacker does not have: the first behind its share, the neighbours' and the mediator's
-    /// own as the card numbers them, the ends of the card and of the address space.
+    /// Returns addresses in VRAM that the attacker does not have: the first after its share, the neighbours' and the
+    /// mediator's own in the card's numbering, the ends of the card and of the address space.
     fn outside(&self) -> Vec<(&'static str, u64)> {
         let card = u64::from(CARD_MIB) * MIB;
         let list = vec![
@@ -280,7 +280,7 @@ impl Scene {
         list
     }
 
-    /// Host memory that the attacker does not have, as bus addresses.
+    /// Returns bus addresses of host memory that the attacker does not have.
     fn foreign_ram(&self) -> Vec<(&'static str, u64)> {
         vec![
             ("the idle VM's RAM", self.bus[1]),
@@ -293,7 +293,7 @@ impl Scene {
         ]
     }
 
-    /// Has a copy engine read or write through an entry, which must fault at just that address.
+    /// Makes a copy engine read or write through an entry, which must fault at exactly that address.
     fn faults_at(&mut self, what: &str, entry: u64, size: Size, offset: u64, write: bool) {
         let evil = &mut self.evil;
         let mut channel = evil.channel(ID);
@@ -329,8 +329,8 @@ impl Scene {
         evil.faults.clear();
     }
 
-    /// Every entry that the card has for the attacker's channels names its own memory, and has no compression tags and no
-    /// keys; every table is in memory that no VM has.
+    /// Checks the card's tables of the attacker's channels: every entry names its own memory, without compression tags
+    /// or keys; every table is in memory that no VM has.
     fn check_shadows(&self, after: &str) {
         let own = self.blocks_of(&[EVIL]);
         let guests = self.blocks_of(&[EVIL, GOOD, IDLE]);
@@ -376,14 +376,14 @@ impl Scene {
         bytes.as_chunks().0.iter().map(|entry| u64::from_le_bytes(*entry)).collect()
     }
 
-    /// Numbers of the card's chunks that some VMs have.
+    /// Returns the numbers of the card's chunks that some VMs have.
     fn blocks_of(&self, vms: &[VmId]) -> BTreeSet<u64> {
         let all = vms.iter().flat_map(|vm| (0..SHARE / CHUNK).map(|chunk| self.on_card(*vm, chunk * CHUNK) / CHUNK));
         all.collect()
     }
 }
 
-/// Size of pages that a directory entry's table is for.
+/// Page size of a directory entry's table.
 #[derive(Clone, Copy)]
 enum Size {
     Small,
@@ -403,18 +403,18 @@ fn large_table(driver: &mut Driver, channel: &Channel) -> u64 {
     table
 }
 
-/// A valid entry: VRAM (0), another card (1), host memory (2, 3).
+/// Returns a valid entry: VRAM (0), another card (1), host memory (2, 3).
 fn entry(at: u64, aperture: u64) -> u64 {
     (at >> 8) & 0xffff_fff0 | aperture << 33 | 1
 }
 
-/// Everything that was counted against a guest.
+/// Returns the sum of all counts against a guest.
 fn tally(guest: &Guest) -> u64 {
     let denied: u64 = guest.status().denied.iter().map(|denied| denied.reads + denied.writes).sum();
     denied + stops(guest)
 }
 
-/// Returns how often work of a guest was stopped or not begun: faults, and channels and doorbells that were refused.
+/// Returns how often work of a guest was stopped or not started: faults, and channels and doorbells that were refused.
 fn stops(guest: &Guest) -> u64 {
     let status = guest.status();
     let counted =
@@ -422,8 +422,8 @@ fn stops(guest: &Guest) -> u64 {
     counted.into_iter().flatten().sum()
 }
 
-/// Waits, by interrupts, until [`stops`] is more than `before`, or the guest was shown an error of an engine. Faults are
-/// waited for, not only counted denials: the card has room for one fault of each unit, so the next might get lost.
+/// Waits, using interrupts, until [`stops`] exceeds `before`, or the guest has seen an error of an engine. It waits for
+/// faults, not only for counted denials: the card has room for one fault of each unit, so the next might get lost.
 fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
     for _ in 0..100 {
         let errors = [pgraph::INTR::OFFSET, ce0::INTR::OFFSET, ce1::INTR::OFFSET];
@@ -436,9 +436,9 @@ fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
     panic!("{what}: neither refused nor faulted");
 }
 
-/// The card's own registers, but those that tell the time, that the mediator itself uses from access to access, that say
-/// which channels run or what interrupts are pending (the neighbour's last may still be served), or that change when they
-/// are read.
+/// Returns the card's own registers, except those that tell the time, that the mediator itself uses on each access,
+/// that report running channels or pending interrupts (the neighbour's last may still be served), or that change when
+/// they are read.
 fn card_registers(rig: &Rig) -> BTreeMap<u32, u32> {
     let passing = [
         pbus::PRAMIN_WINDOW::OFFSET,

@@ -16,7 +16,7 @@ fn neighbours_copies_are_whole_while_the_attacker_faults_on_the_same_engine() {
             _ => [object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat(),
         };
         scene.evil.submit(&mut channel, &bad);
-        // Not waited for: the neighbour works while the fault is being dealt with.
+        // Not waited for: the neighbour works while the fault is handled.
         scene.good.work(&format!("round {round}"));
         scene.evil.wait_fault();
         scene.good.work(&format!("round {round}, after the fault"));
@@ -51,8 +51,8 @@ fn neighbours_copies_are_whole_while_the_attacker_comes_and_goes_on_the_same_eng
     scene.finish();
 }
 
-/// Attacks in a round, by its number, while the neighbour works: the attacker's images and
-/// its tables go, its channel goes, with work under way.
+/// Runs one kind of attack per round, while the neighbour works: removes the attacker's images, its tables, or its
+/// channel, with work in flight.
 fn provoke(evil: &mut super::Driver, round: u32) {
     let mut channel = evil.channel(ID);
     evil.buffer(&channel, A, 16, 1);
@@ -84,7 +84,7 @@ fn contexts_are_saved_wherever_the_guest_has_its_images() {
         let mut channel = scene.evil.channel(ID);
         scene.evil.submit(&mut channel, &[object(engine), methods(engine.0, 0x100, &[0])].concat());
         scene.evil.wait(&channel);
-        // The engine holds the attacker's context; the next to use it has it saved. The image is the mediator's.
+        // The engine holds the attacker's context, and saves it for its next user. The image is the mediator's.
         for page in 0..16 {
             scene.evil.pte(channel.space, IMAGE_VA + page * PAGE, 0, 0);
         }

@@ -9,7 +9,7 @@ use vmm_glue::RegionIndex;
 
 /// An offset in an aperture, apart from USERD.
 const OFFSET: u64 = 0x40_0000;
-/// Word that is written where nothing may stay.
+/// Word that is written to places where it must not stay.
 const BRAND: u32 = 0xa77a_c4ed;
 
 /// Both apertures: region, and the register that names the instance block.
@@ -17,7 +17,7 @@ const APERTURES: [(RegionIndex, u32); 2] =
     [(RegionIndex::Bar1, pbus::BAR1_BLOCK::OFFSET), (RegionIndex::Bar3, pbus::BAR3_BLOCK::OFFSET)];
 
 impl Scene {
-    /// An aperture with an address space of the attacker's making: the space, and its instance block.
+    /// Creates an aperture's address space with the attacker's tables: returns the space, and its instance block.
     fn aperture(&mut self, register: u32) -> (Space, u64) {
         let (space, instance) = (self.evil.space(), self.evil.vram(1));
         self.evil.join(instance, space);
@@ -46,7 +46,7 @@ fn hole_01_pramin_ends_with_the_share() {
         scene.denied(&format!("reading {what}"), |s| assert_eq!(s.evil.guest.peek(at), u32::MAX, "{what}"));
         scene.denied(&format!("writing {what}"), |s| s.evil.guest.poke(at, BRAND));
     }
-    // 64 KiB below 2^40 the window itself would reach on to address 0.
+    // 64 KiB below 2^40 the window itself would extend to address 0.
     for base in [SHARE - 0x1_0000, (1 << 40) - 0x1_0000] {
         scene.denied(&format!("past the end from {base:#x}"), |s| {
             s.evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, (base >> 16) as u32);
@@ -56,7 +56,7 @@ fn hole_01_pramin_ends_with_the_share() {
             }
         });
     }
-    // Half of an access.
+    // Half of an access is past the end.
     scene.denied("an access across the end of the share", |s| {
         s.evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, ((SHARE >> 16) - 1) as u32);
         let mut word = [0; 8];
@@ -106,7 +106,7 @@ fn hole_10_aperture_entries_for_ram_reach_ram_and_never_vram() {
             assert_eq!(s.evil.guest.ram_word(page), BRAND, "RAM was written");
         });
         assert!(scene.evil.vram_holds(page, 1, 11), "VRAM at that number was not");
-        // Numbers that are VRAM of somebody's, or RAM of others: as RAM of the guest they are nothing.
+        // Numbers that are someone's VRAM, or other VMs' RAM, are invalid as RAM of the guest.
         let numbers = [scene.outside(), scene.foreign_ram()].concat();
         for (what, at) in numbers {
             for aperture in [1, 2, 3] {
@@ -119,7 +119,7 @@ fn hole_10_aperture_entries_for_ram_reach_ram_and_never_vram() {
                 });
             }
         }
-        // Without bus mastering the function reaches no RAM.
+        // Without bus mastering the function cannot reach RAM.
         scene.evil.map(space, OFFSET, At::Ram(page), 1);
         scene.denied("without bus mastering", |s| {
             s.evil.guest.write(RegionIndex::Config, 4, &2u16.to_le_bytes());
@@ -146,7 +146,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
         }
         assert_eq!(scene.peek(region, OFFSET), 0x600d_600d);
 
-        // Where the region ends, and far beyond.
+        // The end of the region, and far after it.
         for offset in [size - 4, size, size + PAGE, 1 << 32, 1 << 40, u64::MAX - 3] {
             scene.denied(&format!("offset {offset:#x}"), |s| {
                 assert_eq!(s.peek(region, offset), u32::MAX);
@@ -178,7 +178,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
         scene.evil.join(instance, space);
         scene.evil.flush();
 
-        // A table of an eighth of its size: the entries behind that are somebody's data, not entries.
+        // A table of an eighth of its size: memory after that is other data, not entries.
         let eighth = (128 << 20) / 8;
         if eighth < size {
             scene.evil.map(space, eighth, At::Vram(data), 1);
@@ -192,7 +192,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
             scene.evil.guest.poke(space.directory, 0);
         }
 
-        // Tables that lie across the end of VRAM: their entries behind it would be a neighbour's memory.
+        // Tables across the end of VRAM: their entries after it would be a neighbour's memory.
         for table in [SHARE - PAGE, SHARE] {
             scene.denied(&format!("table at {table:#x}"), |s| {
                 s.evil.guest.poke(space.directory + 4, ((table >> 12) as u32) << 4 | 1);

@@ -1,5 +1,5 @@
-//! A map of what the mediator writes to the card's registers while a guest puts one word wherever it can: that word is in none
-//! of them, the registers are the few that the mediator works with, and addresses in them are of its own memory.
+//! Records the mediator's writes to the card's registers while a guest writes one word everywhere it can: that word is
+//! in none of them, the registers are the few that the mediator uses, and addresses in them are of its own memory.
 
 use super::{
     A, B, CARD_MIB, CE0, CE1, CHUNK, EVIL, GOOD, ID, IDLE, M2MF, PAGE, Scene, blocks, ce_copy, m2mf_copy, object, pfb,
@@ -19,14 +19,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use vmm_glue::RegionIndex;
 
-/// The word that the guest writes. No number of the mediator's looks like a run of its bits.
+/// The word that the guest writes. No number of the mediator contains a run of its bits.
 const MARK: u32 = 0xb5c9_b5c9;
-/// Bytes between two writes of the sweep over what is not declared.
+/// Bytes between two writes of the sweep over undeclared offsets.
 const STRIDE: u32 = 0x100;
 /// Bytes of configuration space.
 const CONFIG_BYTES: u64 = 4096;
 
-/// Registers that the mediator writes while guests run. Those with an address have it in pages of the card's memory.
+/// Registers that the mediator writes while guests run. Addresses in them are pages of the card's memory.
 const WRITTEN: [(&str, &str); 23] = [
     ("pmc", "ENABLE"),
     ("pmc", "ELPG_GATE"),
@@ -52,7 +52,7 @@ const WRITTEN: [(&str, &str); 23] = [
     ("pgraph", "INTR_EN"),
     ("pgraph", "CONTROL"),
 ];
-/// Those with a falcon, which is started anew when its engine is reset, and what is written for that.
+/// Units with a falcon, which is restarted when its engine is reset, and the registers written for that.
 const FALCONS: [&str; 4] = ["ce0", "ce1", "fecs", "gpccs"];
 const STARTED: [&str; 9] = [
     "ITFEN",
@@ -66,10 +66,10 @@ const STARTED: [&str; 9] = [
     "DMEM_DATA",
 ];
 
-/// Values that were written, by register.
+/// Written values, by register.
 type Map = BTreeMap<u32, BTreeSet<u32>>;
 
-/// Remembers what is written to registers.
+/// Records writes to registers.
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Map>>);
 
@@ -80,18 +80,18 @@ impl Alter for Recorder {
     }
 }
 
-/// Returns whether a value has sixteen bits of the guest's word in it, wherever.
+/// Returns whether a value contains sixteen bits of the guest's word, at any position.
 fn is_marked(value: u32) -> bool {
     let seen = |shift| (value >> shift) as u16;
     (0..=16).any(|shift| (0..16).any(|turn| seen(shift) == (MARK as u16).rotate_left(turn)))
 }
 
-/// The register's block and name.
+/// Returns the register's block and name.
 fn named(offset: u32) -> (&'static str, &'static str) {
     lookup(offset).map_or(("none", "none"), |(block, register, _)| (block, register.name))
 }
 
-/// The page of card memory that a register was given, if it takes one.
+/// Returns the page of card memory in a register's value, if it takes one.
 fn page_of(offset: u32, value: u32) -> Option<u32> {
     match named(offset) {
         ("pfifo", "CHANNEL") if pfifo::CHANNEL::VALID.is_set(value) => Some(pfifo::CHANNEL::ADDRESS.get(value)),
@@ -101,7 +101,7 @@ fn page_of(offset: u32, value: u32) -> Option<u32> {
     }
 }
 
-/// Writes the word to each register that there is, and between them.
+/// Writes the word to each register, and between them.
 fn mark_registers(scene: &mut Scene) {
     let guest = &mut scene.evil.guest;
     let declared = blocks().flat_map(|(_, _, _, info)| *info);
@@ -115,7 +115,7 @@ fn mark_registers(scene: &mut Scene) {
     }
 }
 
-/// Fills what a channel is made of with the word, before it is bound or when it runs.
+/// Fills the structures of a channel with the word, before it is bound or while it runs.
 fn mark_channel(scene: &mut Scene, bound: bool) {
     let evil = &mut scene.evil;
     let channel = if bound { evil.channel(ID) } else { evil.prepare(ID) };
@@ -136,7 +136,7 @@ fn mark_channel(scene: &mut Scene, bound: bool) {
     scene.evil.rewind();
 }
 
-/// Has the card execute the word: as data, as an address, as an object, as a table's entry.
+/// Makes the card execute the word: as data, as an address, as an object, as a table's entry.
 fn mark_work(scene: &mut Scene) {
     let va = u64::from(MARK & 0xffff_f000);
     let work = [
@@ -171,7 +171,7 @@ fn mark_work(scene: &mut Scene) {
     }
 }
 
-/// Everything that is wrong with what was written.
+/// Returns all violations in the written values.
 fn wrong(map: &Map, guests: &BTreeSet<u64>) -> Vec<String> {
     let images = Falcon::ALL.map(Image::stand_in);
     let firmware: BTreeSet<u32> = images.iter().flat_map(|image| [image.code(), image.data()].concat()).collect();
@@ -182,7 +182,7 @@ fn wrong(map: &Map, guests: &BTreeSet<u64>) -> Vec<String> {
         if !started && !WRITTEN.contains(&(block, name)) {
             wrong.push(format!("{block} {name} at {offset:#08x} is written: {values:x?}"));
         }
-        // A falcon gets what was approved, and nothing else.
+        // A falcon gets only approved firmware.
         if started && name.ends_with("_DATA") && !values.iter().all(|value| firmware.contains(value)) {
             wrong.push(format!("{block} {name} at {offset:#08x} has other firmware: {values:x?}"));
         }
@@ -220,7 +220,7 @@ fn registers_of_the_card_are_given_nothing_that_a_guest_chose() {
     assert_eq!(wrong(&written, &guests), [""; 0]);
     assert!(written.contains_key(&pfifo::RUNLIST::OFFSET) && written.contains_key(&pfb::MMU_INVALIDATE_PDB::OFFSET));
 
-    // Each of the four kinds of mistake would be seen.
+    // Each of the four kinds of violation would be detected.
     let on_card = scene.on_card(EVIL, 0);
     let card = scene.rig.host.card();
     for (offset, value) in [

@@ -1,9 +1,9 @@
-//! Guests that use the interface against its purpose. The holes are those of the study of GPUvm's code, 13 to 19.
+//! Guests that misuse the interface. The holes are those of the study of GPUvm's code, 13 to 19.
 
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A neighbour whose memory and work are looked at afterwards.
+/// A neighbour whose memory and work are checked afterwards.
 struct Neighbour {
     driver: Driver,
     work: Channel,
@@ -23,7 +23,7 @@ impl Neighbour {
         Self { driver, work, at }
     }
 
-    /// It works, and has what it had.
+    /// Checks that it works, and has its old memory.
     fn check(&mut self) {
         self.driver.submit(&mut self.work, &[object(CE0), ce_copy(A, A + PAGE, 0)].concat());
         self.driver.wait(&self.work);
@@ -40,11 +40,11 @@ fn holes_of_gpuvms_interface_are_closed() {
     let mut call = |ops: &Ops| interface.call(&mut evil.guest, ops);
     let tables = Ops::new().create(1, kind::DIRECTORY).create(2, kind::SMALL).create(3, kind::LARGE);
     assert_eq!(call(&tables).status, 0);
-    // 13: a directory for a channel that there is not.
+    // 13: a directory for a channel that does not exist.
     refused(&call(&Ops::new().bind_channel(200, 0)), 0, Status::NoObject);
     refused(&call(&Ops::new().bind(1, u64::MAX - 0xfff)), 0, Status::Range);
     refused(&call(&Ops::new().bind(1, VM_MIB * MIB)), 0, Status::Range);
-    // 14, 18: entries beyond a table, also where 8 * (index + count) wraps.
+    // 14, 18: entries past the end of a table, also where 8 * (index + count) wraps.
     for (table, first, count) in
         [(2, 32768, 1), (2, 32767, 2), (3, 1024, 1), (2, 0x1fff_ffff, 1), (2, u32::MAX, u32::MAX)]
     {
@@ -52,7 +52,7 @@ fn holes_of_gpuvms_interface_are_closed() {
         refused(&call(&Ops::new().run(table, first, count, 1, 1)), 0, Status::Range);
     }
     refused(&call(&Ops::new().set(1, 8192, 2, 0)), 0, Status::Range);
-    // 15: one type for another.
+    // 15: wrong types.
     refused(&call(&Ops::new().set(1, 0, 3, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().set(1, 0, 0, 2)), 0, Status::WrongType);
     refused(&call(&Ops::new().set(1, 0, 1, 0)), 0, Status::WrongType);
@@ -65,7 +65,7 @@ fn holes_of_gpuvms_interface_are_closed() {
     refused(&call(&many), 30, Status::Limit);
     let back = (10..40).fold(Ops::new(), |ops, handle| ops.destroy(handle));
     assert_eq!(call(&back).status, 0);
-    // 18: lists whose counts are not theirs.
+    // 18: lists with wrong counts.
     let mut list = Ops::new().list(2, 0, &[1, 2, 3]).bytes();
     for count in [2u32, 4, 0x1000, u32::MAX] {
         list[20..24].copy_from_slice(&count.to_le_bytes());
@@ -82,12 +82,12 @@ fn what_is_freed_in_use_lives_on_and_what_is_new_is_empty() {
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let mut work = channel(&mut driver, &mut interface, 0, 1);
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().runlist(&[0])).status, 0);
-    // 16: handles go while the card uses the tables.
+    // 16: handles are destroyed while the card uses the tables.
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().destroy(2).destroy(1)).status, 0);
     driver.submit(&mut work, &object(M2MF));
     driver.wait(&work);
     assert_eq!(driver.guest.counter("pv_tables"), 2);
-    // 17: a new table has nothing of an old one.
+    // 17: a new table has no data of an old one.
     let gone = Ops::new().channel(op::CHANNEL_DESTROY, 0).bind(0, work.instance).flush(0);
     assert_eq!(interface.call(&mut driver.guest, &gone).status, 0);
     assert_eq!(driver.guest.counter("pv_tables"), 0);
@@ -124,7 +124,7 @@ fn entries_name_only_what_the_vm_has() {
         assert_eq!(interface.call(&mut evil.guest, &gone).status, 0);
         evil.rewind();
     }
-    // Table space is no memory for the CPU either.
+    // Table space is not memory for the CPU either.
     let instance = evil.vram(1);
     let ops = Ops::new().create(1, kind::DIRECTORY).create(2, kind::SMALL).set(1, 0, 2, 0).bind(1, instance);
     assert_eq!(interface.call(&mut evil.guest, &ops.run(2, 0, 64, pte(own), 16)).status, 0);
@@ -154,7 +154,7 @@ fn rings_and_descriptors_that_point_anywhere_hurt_nobody() {
             interface.publish(&mut evil.guest, 0);
         }
     }
-    // A chain that is a circle; a head that is no descriptor; an index that runs ahead.
+    // A circular chain; a head that is not a descriptor; an index that is too far ahead.
     interface.descriptor(&evil.guest, 0, BASE + 0x2000, 8, 1, 0);
     interface.publish(&mut evil.guest, 0);
     interface.publish(&mut evil.guest, 60_000);
@@ -165,7 +165,7 @@ fn rings_and_descriptors_that_point_anywhere_hurt_nobody() {
     evil.guest.ram_write(BASE + 0x800 + 2, &0x7fffu16.to_le_bytes());
     evil.guest.wr(OFFSET + register::DOORBELL, 0);
     assert_eq!(Interface::status(&mut evil.guest), status::FAILED);
-    // A queue in no memory at all, of no size, or without bus mastering, is not taken.
+    // A queue outside of memory, of size 0, or without bus mastering, is rejected.
     for (register, value) in [
         (register::QUEUE_DESCRIPTORS + 4, 0xffff),
         (register::QUEUE_USED, 0xffff_ffff),
@@ -185,7 +185,7 @@ fn rings_and_descriptors_that_point_anywhere_hurt_nobody() {
     evil.guest.write(RegionIndex::Config, 4, &2u16.to_le_bytes());
     reopen(&mut evil, u32::MAX);
     assert_eq!(Interface::status(&mut evil.guest), status::FAILED);
-    // RAM that goes away under the queue.
+    // RAM that is withdrawn under the queue.
     evil.guest.write(RegionIndex::Config, 4, &6u16.to_le_bytes());
     let mut interface = reopen(&mut evil, u32::MAX);
     assert_eq!(interface.call(&mut evil.guest, &Ops::new().query(query::VRAM)).status, 0);
@@ -195,7 +195,7 @@ fn rings_and_descriptors_that_point_anywhere_hurt_nobody() {
     neighbour.check();
 }
 
-/// Numbers that are as good as random.
+/// Pseudo-random numbers.
 struct Random(u64);
 
 impl Random {
@@ -219,7 +219,7 @@ fn ring_that_another_cpu_writes_meanwhile_hurts_nobody() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut random = Random(0x9876_5432_1234_5677);
-            // Rings and descriptors, the batch, the answer: where it hurts.
+            // Rings and descriptors, the batch, the answer.
             while !over.load(Ordering::Relaxed) {
                 let at = [0, 0x800, 0x1000, 0x2000][random.next() as usize % 4] + random.next() % 0x100;
                 rustix::io::pwrite(&file, &random.next().to_le_bytes(), BASE + at).expect("RAM is written");
@@ -294,7 +294,7 @@ fn mutated_batches_are_refused_or_done_and_hurt_nobody() {
     }
     assert!(statuses.len() > 5, "{statuses:?}");
     neighbour.check();
-    // It can still help itself.
+    // Its guest can still recover.
     let mut interface = reopen(&mut evil, u32::MAX);
     evil.guest.wr(nvspec::regs::pfifo::CHANNEL::at(0), 0);
     work = channel(&mut evil, &mut interface, 1, 1);

@@ -1,4 +1,4 @@
-//! Guests that know the mediator: page tables that it keeps for them, channels, memory, segments; and those that lie to it.
+//! Paravirtual guests: page tables that the mediator keeps for them, channels, memory, segments; and hostile ones.
 
 mod hostile;
 mod share;
@@ -17,7 +17,7 @@ use vmm_glue::RegionIndex;
 use vram::victim::VictimPolicy;
 use vram::{Limits, To};
 
-/// Address of the interface's RAM: behind what the driver lends at 0.
+/// Address of the interface's RAM: after the RAM that the driver lends at 0.
 const BASE: u64 = MIB - RAM_BYTES;
 
 fn offered(group: Option<&str>) -> PvSettings {
@@ -28,12 +28,12 @@ fn knowing(group: Option<&str>) -> Settings {
     Settings { paravirtual: Some(offered(group)), ..settings(VM_MIB, 16) }
 }
 
-/// A guest with a driver and an interface that is set up.
+/// Creates a guest with a driver and an interface that is set up.
 fn guest(rig: &Rig, vm: u32, group: Option<&str>) -> (Driver, Interface) {
     guest_with(rig, vm, &knowing(group))
 }
 
-/// As [`guest`], with other settings.
+/// Same as [`guest`], with other settings.
 fn guest_with(rig: &Rig, vm: u32, settings: &Settings) -> (Driver, Interface) {
     let mut guest = rig.guest_with(vm, settings);
     assert!(guest.map_ram(0, MIB, true));
@@ -47,7 +47,7 @@ fn pte(at: u64) -> u64 {
     at >> 8 | 1
 }
 
-/// Returns what a channel of the driver has in its address space, as operations on a table.
+/// Returns the mappings of a driver's channel, as operations on a table.
 fn entries(ops: Ops, table: u32, channel: &Channel) -> Ops {
     let [ring, push, image] = channel.memory();
     [(RING_VA, ring, 1), (PUSH_VA, push, 4), (FENCE_VA, channel.fence, 1), (IMAGE_VA, image, 16)]
@@ -55,7 +55,7 @@ fn entries(ops: Ops, table: u32, channel: &Channel) -> Ops {
         .fold(ops, |ops, (va, at, pages)| ops.run(table, (va / PAGE) as u32, pages, pte(at), PAGE >> 8))
 }
 
-/// A channel whose address space the mediator keeps: directory `handle`, small-page table `handle + 1`.
+/// Creates a channel whose address space the mediator keeps: directory `handle`, small-page table `handle + 1`.
 fn channel(driver: &mut Driver, interface: &mut Interface, id: u8, handle: u32) -> Channel {
     let channel = driver.prepare(id);
     let ops = Ops::new().create(handle, kind::DIRECTORY).create(handle + 1, kind::SMALL);
@@ -63,7 +63,7 @@ fn channel(driver: &mut Driver, interface: &mut Interface, id: u8, handle: u32) 
     let ops = ops.flush(handle).channel(op::CHANNEL_CREATE, id.into()).bind_channel(id.into(), channel.instance);
     let ops = ops.channel(op::CHANNEL_ENABLE, id.into());
     assert_eq!(interface.call(&mut driver.guest, &ops).status, 0);
-    // What the block itself says leads nowhere.
+    // The directory in the block itself is invalid.
     driver.guest.poke(channel.instance + 0x200, 0xdead_0000);
     channel
 }
@@ -87,7 +87,7 @@ fn interface_is_there_where_it_is_offered_and_nowhere_else() {
     assert_eq!(knowing.rd(offset + register::SIGNATURE), pv::abi::SIGNATURE);
 }
 
-/// BAR, offset and features that the capability says.
+/// Returns BAR, offset and features from the capability.
 fn capability(guest: &mut Guest) -> Option<[u32; 3]> {
     let word = |guest: &mut Guest, at: u32| {
         let mut word = [0; 4];
@@ -123,7 +123,7 @@ fn channel_works_in_tables_that_the_mediator_keeps() {
     driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
     driver.wait(&work);
     assert!(driver.vram_holds(to, 4, 7));
-    // What is taken away is gone when the batch has ended.
+    // Removed mappings are gone when the batch has ended.
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().zero(2, (B / PAGE) as u32, 4).flush(1)).status, 0);
     driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
     let fault = driver.wait_fault();
@@ -154,7 +154,7 @@ fn interface_goes_on_with_another_owner_and_so_do_the_tables_that_it_keeps() {
         driver.wait(&work);
         assert!(driver.vram_holds(to, 4, round));
         assert_eq!(driver.guest.counter("pv_operations"), operations);
-        // Batches go on where they were.
+        // Batches continue where they were.
         let again = Ops::new().run(2, (B / PAGE) as u32, 4, pte(to), PAGE >> 8).flush(1);
         assert_eq!(interface.call(&mut driver.guest, &again).status, 0);
         operations += 2;
@@ -170,7 +170,7 @@ fn large_pages_and_ram_are_named_as_in_any_table() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let mut work = channel(&mut driver, &mut interface, 0, 1);
-    // 128 KiB of VRAM, aligned, by one entry of a large-page table, and pages of RAM.
+    // 128 KiB of VRAM, aligned, through one entry of a large-page table, and pages of RAM.
     let large = driver.vram(64).next_multiple_of(128 << 10);
     let ram = 0x4_0000;
     driver.fill_ram(ram, 4, 9);
@@ -192,7 +192,7 @@ fn aperture_is_led_by_a_directory_that_the_mediator_keeps() {
     let rig = rig();
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let (page, instance) = (driver.vram(1), driver.vram(1));
-    // Only the limit is the block's.
+    // Only the limit comes from the block.
     for (offset, value) in [(0x208, 0xffff_ffff), (0x20c, 0xff)] {
         driver.guest.poke(instance + offset, value);
     }
@@ -243,13 +243,13 @@ fn a_long_batch_lets_others_have_the_vm_in_between_and_is_answered_once() {
     let reply = interface.call(&mut driver.guest, &ops);
     assert_eq!((reply.status, reply.done), (0, 4));
     assert_eq!(reply.answers[2], (0, VM_MIB * MIB));
-    // 256 KiB a time.
+    // 256 KiB at a time.
     assert!(driver.guest.counter("pv_holds") - held >= 2 * BYTES / (256 << 10), "the VM's lock is held for all of it");
     assert_eq!((driver.guest.peek(a), driver.guest.peek(a + BYTES - 4)), (7, 0x5a5a_1234));
     let mut data = vec![0; BYTES as usize];
     driver.guest.vram_read(b, &mut data);
     assert!(data.chunks_exact(4).all(|word| word == 0x5a5a_1234u32.to_le_bytes()));
-    // The next batch is not held up by what was put down, and flushes are each a hold of their own.
+    // Stored progress of the last batch does not delay the next one, and each flush is a hold of its own.
     let held = driver.guest.counter("pv_holds");
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().flush(0).flush(0).flush(0)).status, 0);
     assert_eq!(driver.guest.counter("pv_holds") - held, 3);
@@ -344,7 +344,7 @@ fn features_that_were_not_accepted_are_refused() {
     refused(&interface.call(&mut driver.guest, &Ops::new().create(1, kind::SMALL)), 0, Status::Unsupported);
 }
 
-/// Sets the interface up with fewer features.
+/// Sets the interface up again with fewer features.
 fn reopen(driver: &mut Driver, features: u32) -> Interface {
     Interface::open_with(&mut driver.guest, BASE, features)
 }
@@ -385,14 +385,14 @@ fn buffers_of_low_priority_leave_the_card_first() {
     assert!(guest.map_ram(0, MIB, true));
     let mut driver = Driver::new(guest);
     let mut interface = Interface::open(&mut driver.guest, BASE);
-    // A page in each of 24 chunks; those from 12 to 15 matter least.
+    // A page in each of 24 chunks; those from 12 to 15 have the lowest priority.
     let page = |chunk: u64| chunk * CHUNK;
     for chunk in 4..28 {
         driver.guest.vram_write(page(chunk), &pattern(chunk as u32, 0));
     }
     let ops = Ops::new().priority(0, page(32), 50).priority(page(12), 4 * CHUNK, -50);
     assert_eq!(interface.call(&mut driver.guest, &ops).status, 0);
-    // Another machine is guaranteed what is left, and four chunks more.
+    // Another VM is guaranteed the rest, and four chunks more.
     let left = rig.usage().0.spare();
     let limits = Limits { guarantee: left + 4, ..Limits::default() };
     super::oversubscribe::driver_with(&rig, 1, u64::from(left + 4) * CHUNK / MIB, limits);

@@ -1,4 +1,4 @@
-//! VMs whose client maps their apertures go to another card, are saved and restored, and are taken elsewhere by their client.
+//! VMs with mapped apertures are moved to another card, saved and restored, and migrated by their client.
 
 use super::super::migration::{state_of, take_in};
 use super::super::moving::card;
@@ -7,18 +7,18 @@ use super::super::saving::ram_of;
 use super::*;
 use vgpu::Settings;
 
-/// The page that the guest's CPU has the doorbell of its channel in: BAR3 shows USERD from offset 0 on.
+/// The page with the doorbell of the channel for the guest's CPU: BAR3 shows USERD from offset 0 on.
 const DOORBELL: u64 = 2 * PAGE + userd::GP_PUT;
 
 fn remapped() -> Settings {
     Settings { apertures: Apertures::Remapped, ..free_settings(16) }
 }
 
-/// A VM with four pages in the mapped part of BAR1, its GPU's copies of them, and a doorbell that is no message.
+/// A VM with four pages in the mapped part of BAR1, its GPU's copies of them, and a doorbell that is not a message.
 struct Scene {
     driver: Driver,
     channel: Channel,
-    /// Its pages, and where the GPU copies them to.
+    /// Its pages, and the target of the GPU's copies.
     from: u64,
     to: u64,
 }
@@ -35,7 +35,7 @@ impl Scene {
         Self { driver, channel, from, to }
     }
 
-    /// Copies by the doorbell under the aperture, and looks at every byte.
+    /// Copies with the doorbell under the aperture, and checks every byte.
     fn check(&mut self, cpu3: &Cpu, seed: u32) {
         let Self { driver, channel, to, .. } = self;
         let put = driver.queue_fenced(channel, &[object(CE0), ce_copy(A, B, 4)].concat());
@@ -56,7 +56,7 @@ fn on_another_card_the_client_has_the_same_memory_mapped() {
     let mut one = Scene::new(&cards[0], 1);
     let [cpu, cpu3] = one.cpus();
     for (seed, to) in [(10, 1), (20, 0), (30, 1)] {
-        // Its CPU writes while what can be copied ahead is, and when it has gone on.
+        // Its CPU writes during the copy ahead, and after it has resumed.
         let meanwhile = |_: &mut Guest| cpu.write(HIGH, &pages(seed, 4));
         one.driver.guest.move_beside(&cards[to], 100 + seed, true, meanwhile, |_, left| drop(left)).unwrap();
         assert!(one.driver.vram_holds(one.from, 4, seed));
@@ -65,7 +65,7 @@ fn on_another_card_the_client_has_the_same_memory_mapped() {
         one.check(&cpu3, seed + 1);
         assert!(cards[1 - to].usage().0.vms.is_empty(), "nothing is left of it");
     }
-    // Pages come and go as before.
+    // Pages are mapped and unmapped as before.
     hide(&mut one.driver, 0, HIGH, 4);
     assert!(one.driver.vram_holds(one.from, 4, 31) && cpu.is_zero(HIGH, 4 * PAGE));
     show(&mut one.driver, 0, HIGH + 0x10_0000, one.to, 4);
@@ -80,7 +80,7 @@ fn what_lives_under_apertures_is_saved_and_shown_again_where_the_client_has_it_m
     cpu.write(HIGH, &pages(3, 4));
     let saved = one.driver.guest.save().unwrap();
     let ram = ram_of(&one.driver.guest);
-    // It goes on as if nothing had been, and what it has done is undone.
+    // It continues undisturbed, and its later changes are then undone.
     cpu.write(HIGH, &pages(4, 4));
     let channel = one.channel;
     assert!(one.driver.vram_holds(one.from, 4, 4));
@@ -105,7 +105,7 @@ fn a_state_that_is_refused_leaves_what_lives_there() {
     cpu.write(HIGH, &pages(3, 4));
     let saved = one.driver.guest.save().unwrap();
     cpu.write(HIGH, &pages(4, 4));
-    // It lends more now, which is seen last.
+    // It lends more now, which is checked last.
     assert!(one.driver.guest.map_ram(MIB, MIB, true));
     let refused = one.driver.guest.restore(&cards[1], 9, &saved).unwrap_err().to_string();
     assert!(refused.contains("the client lends"), "{refused}");
@@ -128,7 +128,7 @@ fn a_client_takes_it_to_a_device_with_mapped_apertures_or_without() {
         there.ram_write(0, &ram_of(&one.driver.guest));
         take_in(&mut there, &state).unwrap();
         if mapped {
-            // Its client has other memory mapped, which shows what the first has.
+            // Its client has other memory mapped, which shows the first VM's pages.
             let theirs = Cpu::of(&there, Bar1);
             assert_eq!(theirs.read(HIGH, 4 * PAGE), pages(6, 4));
             theirs.write(HIGH, &pages(7, 4));
@@ -162,7 +162,7 @@ fn a_client_that_goes_on_has_all_as_it_was() {
     one.driver.guest.migration().start();
     assert_eq!(cpu.read(HIGH, 4 * PAGE), pages(8, 4));
     one.check(&cpu3, 8);
-    // A state that comes to a device that has worked: what the client saw before is gone.
+    // A state is loaded into a used device: the client's earlier view is gone.
     cpu.write(HIGH, &pages(9, 4));
     cpu.write(HIGH + 0x20_0000, b"before");
     take_in(&mut one.driver.guest, &state).unwrap();

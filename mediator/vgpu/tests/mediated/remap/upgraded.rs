@@ -1,5 +1,5 @@
-//! VMs whose client maps their apertures go on with another owner. The client has the same memory mapped all the while, and its guest's
-//! CPUs use it.
+//! VMs with mapped apertures continue under another owner. The client keeps the same memory mapped, and its guest's
+//! CPUs use it meanwhile.
 
 use super::super::handover::handover;
 use super::super::relocate::Dice;
@@ -23,7 +23,7 @@ fn what_lives_under_apertures_is_where_it_was() {
     let from = driver.buffer(&channel, A, 4, 1);
     let to = driver.buffer(&channel, B, 4, 2);
     show(&mut driver, 0, HIGH, from, 4);
-    // One page at two places: it lives in the first.
+    // One page in two places: the first is its home.
     show(&mut driver, 0, HIGH + 0x10_0000, from, 1);
     // The page of the channel's table that has the entry for B.
     let entry = channel.space.table + (B >> 12) * 8;
@@ -36,7 +36,7 @@ fn what_lives_under_apertures_is_where_it_was() {
         assert!(driver.vram_holds(to, 4, 10 + round), "round {round}");
         assert_eq!(cpu.read(HIGH, 4 * PAGE), pages(10 + round, 4));
         assert!(cpu.is_zero(HIGH + 0x10_0000, PAGE), "it has one home");
-        // What its CPU changes of page tables there is seen at the next flush.
+        // Page tables that its CPU changes there are read at the next flush.
         let other = driver.vram(1);
         cpu3.write(HIGH3 + (entry & 0xfff), &((other >> 8) | 1).to_le_bytes());
         driver.flush();
@@ -83,7 +83,7 @@ fn doorbells_that_are_no_messages_are_seen_whoever_has_the_card() {
 #[test]
 fn doorbells_that_were_messages_are_not_rung_again() {
     let (handover, mut rig, mut driver) = made();
-    // BAR3 shows USERD from offset 0 on, and a stock driver rings by BAR1.
+    // BAR3 shows USERD from offset 0 on, and a stock driver rings through BAR1.
     let cpu = Cpu::of(&driver.guest, Bar3);
     let (mut channel, mut other) = (driver.channel(2), driver.channel(3));
     let work = [object(CE0), ce_copy(A, B, 1)].concat();
@@ -98,7 +98,7 @@ fn doorbells_that_were_messages_are_not_rung_again() {
         driver.wait(&channel);
         let entries = driver.guest.counter("ring_entries");
         handover.hand_over(&mut rig, &mut [&mut driver.guest]);
-        // Whoever goes on looks for doorbells of both channels before it finds this one.
+        // The next owner must poll both channels before it finds this doorbell.
         let put = driver.queue_fenced(&mut other, &work);
         cpu.write(3 * PAGE + userd::GP_PUT, &put.to_le_bytes());
         driver.wait(&other);
@@ -136,7 +136,7 @@ fn other_settings_are_the_next_clients() {
     copy_is_right(&mut driver, channel);
     driver.guest.reconnect();
     assert!([Bar0, Bar1, Bar3].map(|region| driver.guest.mapped(region)).iter().all(Option::is_none));
-    // And the other way round.
+    // And the reverse.
     driver.guest.configured(|settings| settings.apertures = Apertures::Remapped);
     driver.bring_up();
     handover.hand_over(&mut rig, &mut [&mut driver.guest]);
@@ -145,7 +145,7 @@ fn other_settings_are_the_next_clients() {
     assert!([Bar0, Bar1, Bar3].map(|region| driver.guest.mapped(region)).iter().all(Option::is_some));
 }
 
-/// The VM goes on where it is.
+/// Checks that the VM works after the handover.
 fn copy_is_right(driver: &mut Driver, mut channel: Channel) {
     let to = driver.buffer(&channel, B, 1, 7);
     copy(driver, &mut channel, A, B, 1);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use vmm_glue::RegionIndex::{Bar0, Bar3};
 
-/// Offset in PRAMIN's file, which has offsets of BAR0, of guest VRAM at `at` with the window at a multiple of 64 KiB below.
+/// Sets the window to a multiple of 64 KiB and returns the offset of `at` in PRAMIN's file, which uses offsets of BAR0.
 fn in_window(driver: &mut Driver, at: u64) -> u64 {
     driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, (at >> 16) as u32);
     u64::from(pramin::BASE) + (at & 0xffff)
@@ -27,13 +27,13 @@ fn what_the_cpu_writes_through_pramin_is_no_message_and_the_gpus() {
     cpu.write(at, &pages(3, 4));
     copy(&mut driver, &mut channel, A, B, 4);
     assert!(driver.vram_holds(to, 4, 3));
-    // Elsewhere it shows what is there, and what was written lies in VRAM.
+    // After a move it shows the new pages, and earlier writes are in VRAM.
     let at = in_window(&mut driver, to);
     assert_eq!(cpu.read(at, 4 * PAGE), pages(3, 4));
     hide_window(&mut driver);
     assert!(cpu.is_zero(u64::from(pramin::BASE), pramin::BYTES.into()));
     assert!(driver.vram_holds(from, 4, 3));
-    // Guest RAM, and what lies behind the end of its VRAM, are not there: nothing shows, and nothing is lost.
+    // Guest RAM, and addresses after the end of its VRAM, are not mapped: zeros show, and no data is lost.
     for value in [2 << 24, ((VM_MIB * MIB) >> 16) as u32 - 1] {
         driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, value);
         assert!(cpu.is_zero(u64::from(pramin::BASE) + 0x1_0000, 0xf_0000), "{value:#x}");
@@ -61,7 +61,7 @@ fn page_tables_that_are_made_through_pramin_are_those_of_the_work() {
         copy(&mut driver, &mut channel, A, B, 1);
         assert!(driver.vram_holds(to, 1, seed));
     }
-    // When the window goes elsewhere it is in VRAM.
+    // The data is in VRAM after the window has moved.
     let at = in_window(&mut driver, entry);
     cpu.write(at, &[0; 8]);
     hide_window(&mut driver);
@@ -77,7 +77,7 @@ fn a_page_that_bar3_shows_has_left_pramin_and_comes_back() {
     let (cpu, cpu3) = (Cpu::of(&driver.guest, Bar0), Cpu::of(&driver.guest, Bar3));
     let at = driver.vram(2);
     driver.guest.vram_write(at, &pages(4, 2));
-    // A driver begins in PRAMIN, and goes on in BAR3 without a look back.
+    // A driver starts with PRAMIN, and continues with BAR3 without unmapping PRAMIN.
     let space = driver.apertures[1];
     driver.pte(space, HIGH3, (at >> 8) as u32 | 1, 0);
     let place = in_window(&mut driver, at);
@@ -89,7 +89,7 @@ fn a_page_that_bar3_shows_has_left_pramin_and_comes_back() {
     assert_eq!(cpu.read(place + PAGE, PAGE), pages(4, 2)[PAGE as usize..]);
     cpu3.write(HIGH3, &pattern(6, 0));
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
-    // What a guest writes there meanwhile is lost, and told.
+    // A guest's write there meanwhile is lost, and counted.
     cpu.write(place, &[1]);
     driver.guest.wr(pbus::BAR3_BLOCK::OFFSET, 0);
     assert_eq!(cpu.read(place, PAGE), pattern(6, 0));
@@ -127,7 +127,7 @@ fn pramin_is_where_it_was_on_another_card_and_with_another_owner() {
     goes_on(&driver, 5);
     driver.guest.move_to(&second, 9, true).unwrap();
     goes_on(&driver, 6);
-    // It goes on from there.
+    // It continues from there.
     hide_window(&mut driver);
     assert!(cpu.is_zero(place, 2 * PAGE) && driver.vram_holds(at, 1, 6));
 }
@@ -137,7 +137,7 @@ fn what_was_never_written_is_neither_written_nor_read() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let cpu = Cpu::of(&driver.guest, Bar0);
-    // Two MiB that nothing has used.
+    // Two MiB that are unused.
     let at = (VM_MIB - 2) * MIB;
     let place = in_window(&mut driver, at);
     cpu.write(place + 3 * PAGE, &pattern(5, 0));
@@ -152,11 +152,11 @@ fn what_was_never_written_is_neither_written_nor_read() {
     assert!(cpu.is_zero(place, 3 * PAGE));
 }
 
-/// Pages that a VM may have moved at once, and per second, as `memory/pace.rs` says.
+/// Pages that a VM may move at once, and per second, as in `memory/pace.rs`.
 const BURST: u64 = 1 << 16;
 const RATE: u64 = 1 << 15;
 
-/// Has a guest move pages by `step`, more than its burst, and compares how many have moved with the time that it took.
+/// Makes a guest move pages with `step`, more than its burst, and compares their number with the elapsed time.
 fn moves_no_faster_than_it_may(driver: &mut Driver, mut step: impl FnMut(&mut Driver, usize)) {
     let began = Instant::now();
     let moved = |driver: &Driver| driver.guest.counter("aperture_moves");
@@ -167,7 +167,7 @@ fn moves_no_faster_than_it_may(driver: &mut Driver, mut step: impl FnMut(&mut Dr
         }
         assert!(round < 1000, "{} pages have moved", moved(driver));
     }
-    // The last move is allowed on credit.
+    // The last move may exceed the budget.
     let most = BURST as f64 + RATE as f64 * began.elapsed().as_secs_f64() + 4.0 * 4096.0;
     assert!((moved(driver) as f64) < most, "{} pages have moved, {most} may", moved(driver));
     assert!(driver.guest.counter("aperture_waits") > 0);
@@ -220,7 +220,7 @@ fn a_guest_that_maps_and_unmaps_an_aperture_again_and_again_waits_by_itself() {
     let directory = driver.apertures[1].directory;
     let mut entry = vec![0; 8];
     driver.guest.vram_read(directory, &mut entry);
-    // One entry of the directory, and all of it comes or goes.
+    // One entry of the directory maps or unmaps all of it.
     moves_no_faster_than_it_may(&mut driver, |driver, round| {
         let shown = round % 2 == 1;
         driver.guest.vram_write(directory, if shown { &entry } else { &[0; 8] });

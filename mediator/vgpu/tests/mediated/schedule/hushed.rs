@@ -1,4 +1,4 @@
-//! Ends that nobody waits for, and interrupts that are another's.
+//! Completions that no VM waits for, and interrupts that belong to another VM.
 
 use super::{A, B, COPY_NS, LONG, copies, driver, nothing_in_flight, rig_of, time_of, used, worker};
 use crate::CARD_MIB;
@@ -14,13 +14,13 @@ use sched::{Config, Engine, VgpuId, VgpuParams};
 use simgpu::SimGpu;
 use std::time::{Duration, Instant};
 
-/// Copies that take so long that their end is waited for.
+/// Number of copies that take so long that their guest waits for their end.
 const MANY: usize = 12;
 
-/// Time from when the scheduler has seen an end to when its guest is told. A host that is busier makes another round.
+/// Time from when the scheduler sees an end until its guest is notified. A busier host repeats the round.
 const TOLD: Duration = Duration::from_millis(20);
 
-/// Takes up all that the guest was told.
+/// Handles all of the guest's pending interrupts.
 fn drain(driver: &mut Driver) {
     driver.service();
     while driver.guest.take_msi() {
@@ -28,21 +28,21 @@ fn drain(driver: &mut Driver) {
     }
 }
 
-/// Submits copies whose guest wants no interrupt.
+/// Submits copies without a request for an interrupt.
 fn untold_copies(driver: &mut Driver, channel: &mut Channel) {
     let copy = m2mf_copy(A, B, SMALL_PAGE as u32);
     let put = driver.queue(channel, &[object(M2MF), copy.repeat(MANY)].concat());
     driver.ring(channel, put);
 }
 
-/// Submissions of a VM that the scheduler has seen to end.
+/// Returns the number of submissions of a VM that the scheduler has seen to end.
 fn ended(rig: &Rig, vm: u32) -> u64 {
     let state = rig.host.lock();
     let accounts = Engine::ALL.iter().filter_map(|engine| state.scheduler().account(VgpuId(vm), *engine));
     accounts.map(|account| account.completed).sum()
 }
 
-/// Waits until so many have.
+/// Waits until `count` have ended.
 fn wait_ended(rig: &Rig, vm: u32, count: u64) {
     let began = Instant::now();
     while ended(rig, vm) < count {
@@ -51,7 +51,8 @@ fn wait_ended(rig: &Rig, vm: u32, count: u64) {
     }
 }
 
-/// Submits a copy whose guest wants no interrupt, and waits until its end has been seen. Returns whether there was one all the same.
+/// Submits a copy without a request for an interrupt, and waits until its end was seen. Returns whether an interrupt
+/// came.
 fn is_told(rig: &Rig, driver: &mut Driver, channel: &mut Channel) -> bool {
     drain(driver);
     channel.fences += 1;
@@ -68,11 +69,11 @@ fn end_that_nobody_waits_for_interrupts_nobody() {
     let rig = rig_of(Config::default(), COPY_NS / 20);
     let mut alone = driver(&rig, 0, VgpuParams::default());
     let mut channel = worker(&mut alone, 1);
-    // How long the first ones took is forgotten after some short ones, if the host is not busy.
+    // The length of the first ones is forgotten after some short ones, if the host is not busy.
     let untold = (0..2000).any(|_| !is_told(&rig, &mut alone, &mut channel));
     assert!(untold, "each of 2,000 submissions was told of");
     let charged = used(&rig, 0);
-    // Where somebody else has work, each end is told.
+    // When another VM has work, each end is reported.
     let mut other = driver(&rig, 1, VgpuParams::default());
     let mut busy = worker(&mut other, 1);
     for _ in 0..3 {
@@ -87,8 +88,8 @@ fn end_that_nobody_waits_for_interrupts_nobody() {
     assert!(used(&rig, 0) > charged);
 }
 
-/// Submits work, and behind it something that waits for a semaphore, of so many words more. Returns whether the guest is told of the work's
-/// end before the semaphore comes.
+/// Submits work, and after it a semaphore wait of `words` more words. Returns whether the guest is notified of the
+/// work's end before the semaphore is released.
 fn is_told_of_work(rig: &Rig, driver: &mut Driver, channel: &mut Channel, words: usize) -> bool {
     const SEMAPHORE: u64 = FENCE_VA + 0x20;
     const ACQUIRE_EQUAL: u32 = 1;
@@ -112,7 +113,7 @@ fn one_interrupt_does_for_work_and_the_fence_behind_it() {
     let rig = rig_of(Config::default(), COPY_NS);
     let mut alone = driver(&rig, 0, VgpuParams::default());
     let mut channel = worker(&mut alone, 1);
-    // A busy host may let the work end before what is behind it is there.
+    // On a busy host the work may end before the wait is queued.
     assert!((0..20).any(|_| !is_told_of_work(&rig, &mut alone, &mut channel, 0)), "each end is told");
     assert!(
         (0..20).any(|_| is_told_of_work(&rig, &mut alone, &mut channel, 20)),
@@ -120,7 +121,7 @@ fn one_interrupt_does_for_work_and_the_fence_behind_it() {
     );
 }
 
-/// A card that has begun what it was given before its host has asked whom an engine works for, as hardware has.
+/// A card that starts submitted work before its host reads the channel on an engine, as hardware does.
 struct Prompt;
 
 impl Alter for Prompt {
@@ -135,14 +136,14 @@ impl Alter for Prompt {
 #[test]
 fn whose_work_begins_with_anothers_end_is_not_interrupted_by_it() {
     let config = simgpu::Config { vram_mib: CARD_MIB, time: Some(time_of(COPY_NS)), ..simgpu::Config::default() };
-    // What clears PGRAPH between them would begin first.
+    // The work that clears PGRAPH between them would begin first.
     let sharing = Sharing { scheduler: Config::default(), clear: false, ..rig::sharing() };
     let rig = Rig::made(&config, &sharing, |card| Altered::over(card, Prompt));
     let mut vms = [0, 1].map(|vm| driver(&rig, vm, VgpuParams::default()));
     let mut channels = vms.each_mut().map(|vm| worker(vm, 1));
     let undisturbed = (0..20).any(|_| {
         nothing_in_flight(&rig);
-        // What has ended is told behind that.
+        // Earlier ends are reported after that.
         std::thread::sleep(TOLD);
         vms.iter_mut().for_each(drain);
         let before = ended(&rig, 1);
@@ -151,10 +152,10 @@ fn whose_work_begins_with_anothers_end_is_not_interrupted_by_it() {
             untold_copies(vm, channel);
         }
         wait_ended(&rig, 0, first + 1);
-        // Told what the first one's end has brought.
+        // Reported with the first one's end.
         vms[0].guest.wait_msi();
         let told = vms[1].guest.take_msi();
-        // Else it may have been its own end.
+        // Otherwise it may have been its own end.
         !told && ended(&rig, 1) == before
     });
     assert!(undisturbed, "a VM is told of each end of another's work, when its own begins");
