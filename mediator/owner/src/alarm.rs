@@ -1,4 +1,4 @@
-//! The alarm that brings the card's interrupt thread back to the scheduler.
+//! The alarm that wakes the card's interrupt thread for the scheduler.
 
 use super::HostError;
 use rustix::time::{
@@ -12,20 +12,20 @@ const NS_PER_S: u64 = 1_000_000_000;
 
 /// A timer, and a way to wake the thread at once.
 pub trait Alarm {
-    /// Has the timer expire in `in_ns` ns, instead of when it was set to before.
+    /// Sets the timer to expire in `in_ns` ns, replacing its previous time.
     ///
     /// # Errors
     /// When it cannot be set.
     fn set(&mut self, in_ns: u64) -> io::Result<()>;
 
-    /// The timer has expired: it is silent until it is set anew. There may be nothing to silence, if it was set anew since
-    /// the thread woke.
+    /// Silences the expired timer until it is set again. Has no effect if the timer was set again since the thread
+    /// woke.
     ///
     /// # Errors
     /// When it cannot be read.
     fn silence(&mut self) -> io::Result<()>;
 
-    /// Wakes the thread, which delivers what is in the outbox.
+    /// Wakes the thread, which then delivers the outbox.
     ///
     /// # Errors
     /// When it cannot be woken.
@@ -40,7 +40,7 @@ pub struct TimerAlarm {
 }
 
 impl TimerAlarm {
-    /// `event` is what the thread waits for, too.
+    /// Creates a timer. The thread also waits for `event`.
     ///
     /// # Errors
     /// When there are no timers left.
@@ -51,7 +51,7 @@ impl TimerAlarm {
         Ok(Self { timer, event })
     }
 
-    /// Another descriptor of the timer, to wait for.
+    /// Returns another descriptor of the timer, to wait for.
     ///
     /// # Errors
     /// When there is none left.

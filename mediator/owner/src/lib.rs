@@ -1,13 +1,14 @@
-//! The owner of a card, which `bringup` takes over for it: gives VMs their share of VRAM and channels, routes its interrupts.
+//! The card manager, for which `bringup` initializes a card: gives VMs their share of VRAM and channels, and routes its
+//! interrupts.
 //!
-//! Parts, each of which knows only those before it: `alarm` (timers), `tenants` (what happens on the card that concerns a VM, and
-//! the box that it lies in until the VM takes it), `work` (channels and their schedule), `host_card` (all of that together with
-//! the card's memory, [`card_memory`]: the card's state, its threads, interrupts, recovery and relocation).
+//! Parts, each of which uses only those before it: `alarm` (timers), `tenants` (events of the card for a VM, and the
+//! mailbox that holds them until the VM handles them), `work` (channels and their schedule), `host_card` (combines
+//! these with the card's memory, [`card_memory`]: the card's state, its threads, interrupts, recovery and relocation).
 //!
-//! Lock order: `locks::rank`. The interrupt thread takes the card's lock, collects what is
-//! to be delivered, releases it, and only then calls VMs.
+//! Lock order: `locks::rank`. The interrupt thread takes the card's lock, collects the events, releases it, and only
+//! then calls VMs.
 //!
-//! What it does not do: know a VMM, a guest's registers, the configuration file or the admin API.
+//! It does not know a VMM, a guest's registers, the configuration file or the admin API.
 
 mod alarm;
 mod host_card;

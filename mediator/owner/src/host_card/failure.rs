@@ -1,9 +1,10 @@
-//! A card that has failed: a thread panicked with the card's state half changed, or one of the card's own threads has ended.
+//! A card that has failed: a thread panicked with the card's state half changed, or one of the card's own threads has
+//! ended.
 //!
-//! What tenants share can then not be trusted any more, so nothing is done with it: the card is reset, which takes all work off
-//! it and cuts it off from host memory, its VMs' clients are disconnected, and whoever takes the card's lock from then on
-//! panics. A VM's thread ends by that, and the VM shows as failed. Other cards go on
-//! ([decision 022](../../../docs/decisions/022-panics.md)).
+//! The state that tenants share can then not be trusted, so it is not used: the card is reset, which takes all work off
+//! it and cuts it off from host memory, its VMs' clients are disconnected, and any thread that takes the card's lock
+//! from then on panics. That ends a VM's thread, and the VM shows as failed. Other cards continue ([decision
+//! 022](../../../docs/decisions/022-panics.md)).
 
 use super::{HostCard, HostState};
 use card::InterruptMode;
@@ -17,7 +18,7 @@ use std::time::Duration;
 pub struct StateGuard<'a> {
     host: &'a HostCard,
     state: Guard<'a, rank::Card, HostState>,
-    /// The thread was panicking when it took the lock: what it changed is whole.
+    /// The thread was already panicking when it took the lock: its changes are complete.
     unwinding: bool,
 }
 
@@ -29,17 +30,17 @@ impl<'a> StateGuard<'a> {
         if let Some(why) = host.failure().filter(|_| !unwinding) {
             drop(state);
             if host.is_given_away() {
-                // No fault: the thread ends, and nothing is said of it.
+                // Not a fault: the thread ends without a message.
                 std::panic::resume_unwind(Box::new("the card was given away"));
             }
-            // PANIC: what the lock guards is torn. All threads that get here have a catch around them.
+            // PANIC: the state under the lock is torn. All threads that get here have a catch around them.
             panic!("the card has failed: {why}");
         }
         Self { host, state, unwinding }
     }
 
-    /// Lets a thread that waits for the lock have it first, and takes it again: for work that takes many short holds, which would
-    /// otherwise be one long hold to everybody else, since a thread that runs takes the lock before one that has to be woken.
+    /// Lets a waiting thread have the lock first, and takes it again. For work that takes many short holds, which would
+    /// otherwise be one long hold for other threads: a running thread takes the lock before one that has to be woken.
     ///
     /// # Panics
     /// When the card has failed meanwhile.
@@ -77,27 +78,27 @@ impl DerefMut for StateGuard<'_> {
 impl Drop for StateGuard<'_> {
     fn drop(&mut self) {
         if !self.unwinding && std::thread::panicking() {
-            // Before the lock is free: who waits for it must find the card failed.
+            // Before the lock is free: waiters must find the card failed.
             self.host.fail("a thread panicked with the card's state half changed");
         }
     }
 }
 
 impl HostCard {
-    /// Why the card has failed, if it has.
+    /// Returns the reason that the card has failed, if it has.
     #[must_use]
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
-    /// Lets the card fail, if it has not. Its threads do the rest.
+    /// Marks the card as failed, if it is not. Its threads do the rest.
     pub(crate) fn fail(&self, why: &str) {
         if self.failure.set(why.to_owned()).is_ok() {
             self.wake_threads();
         }
     }
 
-    /// Takes all work off a card that has failed, and tells its VMs.
+    /// Takes all work off a card that has failed, and notifies its VMs.
     fn shut_out(&self) {
         let why = self.failure().unwrap_or_default();
         tracing::error!(why, "a card has failed and is out of service with its VMs; restart the daemon");
@@ -109,8 +110,8 @@ impl HostCard {
     }
 }
 
-/// Runs the body of one of the card's threads. Unless the card is being closed, the card fails when the body ends, and the
-/// first such thread shuts it out.
+/// Runs the body of one of the card's threads. Unless the card is being closed, the card fails when the body ends, and
+/// the first such thread shuts it out.
 pub(crate) fn watched(host: &Weak<HostCard>, name: &str, body: impl FnOnce()) {
     let ended = catch_unwind(AssertUnwindSafe(body));
     let Some(host) = host.upgrade().filter(|host| !host.stopping()) else { return };

@@ -1,4 +1,4 @@
-//! The card's interrupt thread, each time that it wakes.
+//! Handles one wake-up of the card's interrupt thread.
 
 use crate::tenants::GuestEvent;
 use std::io;
@@ -8,39 +8,39 @@ use vram::VmId;
 /// spin.
 const ROUNDS: u32 = 64;
 
-/// Why the thread woke.
+/// Reason for a wake-up of the thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Woken {
-    /// The card has raised an interrupt, or there is something in the outbox.
+    /// The card has raised an interrupt, or the outbox has events.
     pub(crate) signalled: bool,
     /// The scheduler's timer has expired.
     pub(crate) expired: bool,
 }
 
-/// The object that the thread serves. Each call takes the card's lock for itself, if it takes it at all.
+/// The object that the thread serves. Each call takes the card's lock by itself, if it needs it.
 pub(crate) trait Served {
-    /// Takes the signal back, and lets the card raise the next.
+    /// Clears the signal, and lets the card raise the next.
     ///
     /// # Errors
     /// When the signal cannot be read.
     fn acknowledge(&self) -> io::Result<()>;
 
-    /// One pass through the interrupt tree. Says whether anything was pending, and what to deliver.
+    /// Makes one pass through the interrupt tree. Returns whether anything was pending, and the events to deliver.
     fn service(&self) -> (bool, Vec<(VmId, GuestEvent)>);
 
-    /// The scheduler's timer has expired.
+    /// Handles the expired scheduler's timer.
     fn tick(&self);
 
-    /// Returns what the scheduler's decisions have for guests.
+    /// Returns the events for guests that the scheduler's decisions have caused.
     fn take_outbox(&self) -> Vec<(VmId, GuestEvent)>;
 
-    /// Gives an event to a VM, if it is still there. Never waits for the VM.
+    /// Delivers an event to a VM, if it still exists. Never waits for the VM.
     fn deliver(&self, vm: VmId, event: GuestEvent);
 }
 
-/// Serves what the thread was woken for.
+/// Serves one wake-up.
 ///
-/// The signal is taken back first, then the card's status is read and cleared, so that an edge between the two brings a
+/// The signal is cleared first, then the card's status is read and cleared, so that an edge between the two causes a
 /// new message instead of being lost.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
-//! The card's interrupt tree: read, acknowledged, and turned into events of the VMs that are concerned. The same thread
-//! looks now and then for channels that make no progress.
+//! The card's interrupt tree: reads and acknowledges interrupts, and turns them into events of the VMs that they
+//! concern. The same thread regularly checks for channels that make no progress.
 
 use super::interrupt_thread::{Served, Woken, serve_wakeup};
 use super::scrubber::SCRUBBER;
@@ -24,9 +24,9 @@ use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::poll::{PollContext, PollToken};
 use vram::VmId;
 
-/// Word that a PBDMA is given instead of a method that it cannot execute: a NOP, valid, subchannel 0.
+/// Word that replaces a method that a PBDMA cannot execute: a NOP, valid, subchannel 0.
 const NOP_METHOD: u32 = 0x8060_0008;
-/// Time between two looks for channels that make no progress. A look costs nothing while no work is in flight.
+/// Interval of checks for channels that make no progress. A check costs nothing while no work is in flight.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Sources that the interrupt thread waits for.
@@ -48,20 +48,20 @@ impl PollToken for Token {
     }
 }
 
-/// Niceness of the interrupt thread. A host's own threads for interrupts run before all others; this one runs before VMs' processors,
-/// so that a card does not stand still while its host is busy with them.
+/// Niceness of the interrupt thread. A host's own threads for interrupts run before all others; this one runs before
+/// VMs' processors, so that a card does not idle while its host is busy with them.
 const NICE: i32 = -10;
 
-/// Has this thread run before others, where that is allowed: by `RLIMIT_NICE`, or `CAP_SYS_NICE`.
+/// Raises the priority of this thread, where `RLIMIT_NICE` or `CAP_SYS_NICE` allows it.
 pub(crate) fn run_first() {
-    // No process means this thread.
+    // `None` means this thread.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {
         tracing::info!(%error, nice = NICE, "the card's interrupts are served no sooner than VMs run; RLIMIT_NICE would allow it");
     }
 }
 
-/// Body of the interrupt thread: serves `host` whenever `event` is signalled or the scheduler's `timer` has expired, and
-/// guests whose alarm `guest_timer` has expired for, until it is closed or gone.
+/// Body of the interrupt thread: serves `host` whenever `event` is signalled or the scheduler's `timer` has expired,
+/// and guests whose alarm has expired on `guest_timer`, until it is closed or gone.
 pub(crate) fn serve(host: &Weak<HostCard>, event: &EventFd, timer: &OwnedFd, guest_timer: &OwnedFd) {
     let wait = PollContext::new().and_then(|wait| {
         wait.add(event, Token::Event)?;
@@ -112,7 +112,7 @@ pub(crate) fn serve(host: &Weak<HostCard>, event: &EventFd, timer: &OwnedFd, gue
                 let mut state = host.lock();
                 (state.vram().memory.undone(), state.look())
             };
-            // Who closes the card resets it, too.
+            // Closing the card also resets it.
             if let Some(why) = undone.filter(|_| !host.over()) {
                 host.fail(why);
                 return;
@@ -145,7 +145,7 @@ impl Served for Line<'_> {
         let before = state.work.ended();
         state.tick();
         if state.work.ended() != before {
-            // What has ended without an interrupt may have been waited for.
+            // A VM may wait for work that has ended without an interrupt.
             let mut events = Vec::new();
             state.resume(&mut events);
             state.work.schedule_mut().outbox.extend(events);
@@ -162,9 +162,9 @@ impl Served for Line<'_> {
 }
 
 impl HostCard {
-    /// Gives an event to a VM, if it is still there. Never waits for the VM.
+    /// Delivers an event to a VM, if it still exists. Never waits for the VM.
     pub(crate) fn deliver(&self, vm: VmId, event: GuestEvent) {
-        // Looked up for each: a VM may have gone, and its lock must not be taken under the card's.
+        // Looked up for each event: a VM may have gone, and its lock must not be taken under the card's.
         let target = self.lock().vms.get(&vm).and_then(Weak::upgrade);
         if let Some(target) = target {
             target.deliver(event);
@@ -173,13 +173,13 @@ impl HostCard {
 }
 
 impl HostState {
-    /// VMs whose alarm's time has come.
+    /// Returns the VMs whose alarm is due.
     fn due_guest_alarms(&mut self) -> Vec<VmId> {
         let now = self.now_ns();
         self.guest_alarms.due(now)
     }
 
-    /// One pass through the interrupt tree. Says whether anything was pending, and what to deliver.
+    /// Makes one pass through the interrupt tree. Returns whether anything was pending, and the events to deliver.
     pub(super) fn service(&mut self) -> (bool, Vec<(VmId, GuestEvent)>) {
         let mut events = Vec::new();
         let card = std::sync::Arc::clone(self.vram().memory.card());
@@ -196,7 +196,7 @@ impl HostState {
         if pmc::INTR_0::CE1.is_set(pending) {
             self.service_copy(&*card, 1, &mut events);
         }
-        // Units whose interrupts the mediator has no use for: cleared, so that the line can fall.
+        // Interrupts that the mediator does not use: cleared, so that the line can fall.
         if pmc::INTR_0::PBUS.is_set(pending) {
             let intr = card.read32(pbus::INTR::OFFSET);
             tracing::warn!(intr, "the card reports an access fault on its register bus");
@@ -208,7 +208,7 @@ impl HostState {
         (pending != 0, events)
     }
 
-    /// Channels whose work has not ended for too long are killed; rings that wait for room are looked at.
+    /// Kills channels whose work has not ended for too long, and polls rings that wait for room.
     fn look(&mut self) -> Vec<(VmId, GuestEvent)> {
         let mut events = Vec::new();
         let now_ns = self.now_ns();
@@ -217,7 +217,7 @@ impl HostState {
         for vm in self.work.noise_mut().look() {
             self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Noise, false);
         }
-        // Each wait has an owner that looks at it when it may be over; should one not, it is not for ever.
+        // Each wait is polled by its owner when it may be over; this is a fallback.
         self.look_at_waits(None);
         self.look_at_departures();
         for Hang { engine, vm, channel, for_ns, .. } in self.work.channels_mut().look(self.memory.card_mut(), now_ns) {
@@ -242,19 +242,19 @@ impl HostState {
         events
     }
 
-    /// Runlists that have come into force.
+    /// Reports runlists that have come into force.
     fn runlists_taken(&mut self, events: &mut Vec<(VmId, GuestEvent)>) {
         let taken = self.work.channels_mut().runlists_taken(self.memory.card_mut());
         events.extend(taken.into_iter().map(|vm| (vm, GuestEvent::Runlist)));
     }
 
-    /// Rings that have more than the card had room for.
+    /// Reports rings with more entries than the card had room for.
     fn resume(&mut self, events: &mut Vec<(VmId, GuestEvent)>) {
         let waiting = self.work.channels().pending_pull();
         events.extend(waiting.into_iter().map(|doorbell| (doorbell.vm, GuestEvent::Resume(doorbell))));
     }
 
-    /// Returns whose channel has its instance block at `instance` on the card.
+    /// Returns the VM and channel whose instance block is at `instance` on the card.
     fn owner_of(&self, instance: VramAddr) -> Option<(VmId, VirtualChannelId)> {
         let (vm, channel, _) = self.work.channels().by_instance(instance)?;
         Some((vm, channel))
@@ -297,10 +297,11 @@ impl HostState {
             let bits = card.read32(pfifo::NON_STALL_INTR::at(engine));
             card.write32(pfifo::NON_STALL_INTR::at(engine), bits);
         }
-        // What is started for what has ended has raised nothing: its guest would look in vain.
+        // Collected before `complete`: work that starts there has not raised the interrupt, and its guest would poll
+        // unsuccessfully.
         let working: Vec<_> =
             raised().map(|engine| (engine, self.work.channels_mut().at_work(self.memory.card_mut(), engine))).collect();
-        // Once for all engines: it looks at each channel with work in flight.
+        // Once for all engines: it polls each channel with work in flight.
         let before = self.work.ended();
         self.complete();
         let in_vain = self.work.ended() == before;
@@ -314,8 +315,8 @@ impl HostState {
         self.resume(events);
     }
 
-    /// The VM whose work has raised an engine's interrupt by which nothing has ended, as far as that can be told: one of many
-    /// is told wrongly now and then, a stream is not. `vms`: those that it may have been.
+    /// Guesses the VM whose work has raised an engine's interrupt without an end of work: a guess may be wrong now and
+    /// then, but not for a continuous series. `vms`: the candidates.
     fn raised_by(&mut self, engine: u32, vms: &BTreeSet<VmId>) -> Option<VmId> {
         if vms.len() == 1 {
             return vms.first().copied();
@@ -324,7 +325,8 @@ impl HostState {
         self.work.channels().by_physical(occupant).map(|(vm, _)| vm).filter(|vm| vms.contains(vm))
     }
 
-    /// A VM has caused an interrupt by which no work has ended. One that causes too many stands still until the next look.
+    /// Counts an interrupt without an end of work against a VM. A VM that causes too many is paused until the next
+    /// check.
     fn count_noise(&mut self, vm: VmId) {
         if vm == COPIER || vm == SCRUBBER || !self.work.noise_mut().count(vm) {
             return;
@@ -341,7 +343,7 @@ impl HostState {
         let high = card.read32(pfifo::FAULT_VA_HI::at(unit));
         let va = GpuVa((u64::from(high) << 32) | u64::from(low));
         let kind = card.read32(pfifo::FAULT_TYPE::at(unit));
-        // Before the engine goes on: its next fault must find room for the report, or no one would ever hear of it.
+        // Before the engine continues: its next fault must find room for the report, or that would be lost.
         card.write32(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
         let owner = self.owner_of(instance);
         self.recover(card, owner, unit);
@@ -413,7 +415,7 @@ impl HostState {
         let owner = self.owner_of(instance);
         match owner {
             Some((vm, channel)) => {
-                // What its firmware says of the method, and the method's data.
+                // The firmware's report on the method, and the method's data.
                 let (report, data) = (card.read32(scratch), card.read32(scratch + 4));
                 events.push((vm, GuestEvent::Copy { channel, engine: index, intr, report, data }));
             }
@@ -426,7 +428,7 @@ impl HostState {
     }
 }
 
-/// Acknowledges what multiprocessors report, and returns the first of it.
+/// Acknowledges the reports of multiprocessors, and returns the first.
 fn take_sm_errors(card: &dyn Card) -> Option<SmError> {
     let gpcs = card.read32(pgraph::TRAP_GPCS::OFFSET);
     let mut first = None;

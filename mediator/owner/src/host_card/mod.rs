@@ -1,10 +1,12 @@
-//! The card with everything that the mediator keeps about it, and the VMs that share it.
+//! The card with all of the mediator's state about it, and the VMs that share it.
 //!
-//! Parts: `state` (what others ask of it), `scheduling` (the card behind its scheduler), `interrupts` (the card's interrupt
-//! tree, and whom it concerns), `interrupt_thread` (that thread, each time that it wakes), `recovery` (channels that faulted or
-//! are to leave the card), `mover` (the thread that moves memory), `moving` (a VM goes to another card), `relocate` (one VM's chunks change places), `standstill`
-//! (nothing is at work), `saved` (all that is kept of the card, written down, and the card given away), `reopen` (the same in the
-//! next process), `failure` (what a panic has left half changed), `scrubber` (PGRAPH is cleared between tenants).
+//! Parts: `state` (queries and changes from other modules), `scheduling` (the card as the scheduler sees it),
+//! `interrupts` (the card's interrupt tree, and the affected VMs), `interrupt_thread` (one wake-up of that thread),
+//! `recovery` (channels that faulted or must leave the card), `mover` (the thread that moves memory), `moving` (a VM
+//! moves to another card), `relocate` (relocations of one VM's chunks), `sharing` (memory that two cards share during a
+//! move), `standstill` (the quiescent card), `saved` (the card's saved state, and the handover of the card), `reopen`
+//! (the same in the next process), `failure` (state that a panic has left half changed), `scrubber` (PGRAPH is cleared
+//! between tenants), `zeroing` (free memory is zeroed).
 
 mod failure;
 pub(crate) mod interrupt_thread;
@@ -65,15 +67,15 @@ pub trait GuestEvents: Send + Sync {
     /// Called from the card's interrupt thread, without the card's lock.
     fn deliver(&self, event: GuestEvent);
 
-    /// Memory of the VM moves. `commit` is called once, with the VM's lock and the card's, and says which ranges of guest
-    /// VRAM lie elsewhere now. When this returns, the card uses them where they lie. Called without any lock.
+    /// Relocates memory of the VM. Calls `commit` once, with the VM's lock and the card's; it returns the ranges of
+    /// guest VRAM that have moved. When this returns, the card uses their new locations. Called without any lock.
     ///
     /// # Errors
     /// When the card does not answer.
     fn relocated(&self, commit: &mut dyn FnMut(&mut HostState) -> Ranges) -> Result<(), HostError>;
 
-    /// The card was taken over from another owner. When this returns, the VM's address spaces are on the card as its guest has them;
-    /// nothing of it runs before. Called without the card's lock.
+    /// Called after the card was taken over from another owner. When this returns, the VM's address spaces are on the
+    /// card as its guest has them; its work does not run before. Called without the card's lock.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -81,48 +83,48 @@ pub trait GuestEvents: Send + Sync {
         Ok(())
     }
 
-    /// The card has failed: the VM's client is to be disconnected. Called without any lock.
+    /// Disconnects the VM's client because the card has failed. Called without any lock.
     fn card_failed(&self) {}
 }
 
-/// State of one card and of those who share it. Reached through [`HostCard::lock`].
+/// State of one card and of the VMs that share it. Accessed through [`HostCard::lock`].
 pub struct HostState {
     memory: Memory,
     work: Work,
     clock: Clock,
     vms: BTreeMap<VmId, Weak<dyn GuestEvents>>,
-    /// VMs that were removed while the card kept a channel of theirs: their memory is free when that has left.
+    /// VMs that were removed while the card kept a channel of theirs: their memory is freed when that has left.
     removed: BTreeSet<VmId>,
     /// Alarms of guests' PTIMERs.
     guest_alarms: GuestAlarms,
-    /// Clears PGRAPH between VMs, if it is to be cleared.
+    /// Clears PGRAPH between VMs, if configured.
     scrubber: Option<Scrubber>,
     /// Firmware of its falcons.
     firmware: Set,
-    /// Somebody has the card stand still.
+    /// The card is being quiesced, or is quiescent.
     still: bool,
-    /// Virtual machines that somebody holds by themselves.
+    /// Virtual machines that are held individually.
     held: BTreeSet<VmId>,
 }
 
 /// Settings of a card that is shared.
 #[derive(Clone, Copy, Debug)]
 pub struct Sharing {
-    /// VRAM is given away in chunks of so many bytes.
+    /// Bytes of a chunk, the unit in which VRAM is allocated.
     pub chunk_bytes: u64,
-    /// Bytes of it that are kept for the mediator's own tables.
+    /// Bytes of it that are reserved for the mediator's own tables.
     pub reserve_bytes: u64,
-    /// Bytes of host memory for chunks that the card has no room for.
+    /// Bytes of host memory for chunks that do not fit on the card.
     pub host_bytes: u64,
     /// Settings of its memory.
     pub division: Division,
     /// Settings of its time.
     pub scheduler: sched::Config,
-    /// Clear what one VM's kernels leave in PGRAPH before another's run.
+    /// Clear residue of one VM's kernels in PGRAPH before another's run.
     pub clear: bool,
-    /// Have the copy engines zero memory that changes hands: where the CPU's way to it is long.
+    /// Zero memory that changes owners with the copy engines: for cards whose memory the CPU reaches slowly.
     pub engines_zero: bool,
-    /// Host memory for chunks lies in a file without a name, so that another process can go on with the card.
+    /// Host memory for chunks is in an unnamed file, so that another process can continue with the card.
     pub shared: bool,
 }
 
@@ -131,11 +133,11 @@ pub struct Sharing {
 pub struct Share {
     /// Bytes of VRAM that its guest sees.
     pub vram_bytes: u64,
-    /// Limits of what of that has a place.
+    /// Limits of its memory.
     pub memory: Limits,
     /// Physical channels at a time.
     pub channels: u32,
-    /// Time for which a channel may hold an engine without progress; `None` for ever.
+    /// Time for which a channel may hold an engine without progress; `None` for no limit.
     pub hang_limit: Option<Duration>,
     /// Its share of the card's time.
     pub time: VgpuParams,
@@ -148,24 +150,24 @@ pub struct HostCard {
     card: Arc<dyn Card>,
     info: CardInfo,
     layout: channels::Layout,
-    /// Place on the card and bytes of the chunks with the fixed structures.
+    /// Address on the card and bytes of the chunks with the fixed structures.
     own: (VramAddr, u64),
-    /// The copy engines zero memory that changes hands.
+    /// The copy engines zero memory that changes owners.
     engines_zero: bool,
     state: Mutex<rank::Card, HostState>,
     event: EventFd,
     stop: AtomicBool,
-    /// Why the card has failed, once it has.
+    /// Reason that the card has failed.
     failure: OnceLock<String>,
-    /// A thread takes the work off the card that has failed.
+    /// A thread is taking the work off the failed card.
     shut_out: AtomicBool,
     wakeup: Arc<Wakeup>,
-    /// Held by who moves memory: one VM at a time is suspended for that.
+    /// Held by the thread that moves memory: one VM at a time is suspended for that.
     moving: Mutex<rank::Moving, ()>,
     threads: Mutex<rank::Threads, Vec<JoinHandle<()>>>,
-    /// Takes what guests load into their falcons.
+    /// Receives the firmware that guests load into their falcons.
     inbox: OnceLock<Inbox>,
-    /// The card is this process's to reset. Not before it was taken over from another, nor once it was given away.
+    /// This process may reset the card. False before it is taken over from another process, and after it is given away.
     owned: AtomicBool,
 }
 
@@ -183,7 +185,7 @@ struct Parts {
     timers: Timers,
 }
 
-/// Sources that a card's interrupt thread waits for, and what sets that off.
+/// Event and timers that a card's interrupt thread waits for.
 struct Timers {
     event: EventFd,
     guest_alarm: TimerAlarm,
@@ -198,7 +200,7 @@ struct Waits {
 }
 
 impl Timers {
-    /// Makes them, with the alarm of the card's scheduler.
+    /// Creates them, with the alarm of the card's scheduler.
     fn new() -> Result<(Self, TimerAlarm), HostError> {
         let event = EventFd::new(EFD_CLOEXEC).map_err(no_descriptor)?;
         let another = || event.try_clone().map_err(no_descriptor);
@@ -215,7 +217,7 @@ fn no_descriptor(error: std::io::Error) -> HostError {
 }
 
 impl HostCard {
-    /// Resets `card`, takes it over with `firmware` and starts its interrupt thread.
+    /// Resets `card`, initializes it with `firmware` and starts its interrupt thread.
     ///
     /// # Errors
     /// When the card does not come up, or has too little memory.
@@ -225,7 +227,7 @@ impl HostCard {
         let info = start::bring_up(&*card, &firmware)?;
         time::set(&*card);
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
-        // The first chunks to scrub become the mediator's own: the way to scrub any other begins in them.
+        // The first chunks to scrub become the mediator's own: scrubbing any other chunk needs them.
         let graph_image = u64::from(info.context_bytes);
         let needed = Layout::needed(graph_image)?;
         let count = needed.div_ceil(chunk_bytes);
@@ -273,7 +275,7 @@ impl HostCard {
         Ok(host)
     }
 
-    /// A card without VMs, of which no thread takes care yet.
+    /// Creates a card without VMs, whose threads have not started yet.
     fn assembled(parts: Parts) -> (Arc<Self>, Waits) {
         let Parts { card, info, layout, own, memory, work, clock, firmware, engines_zero, timers } = parts;
         let Timers { event, guest_alarm, waits } = timers;
@@ -333,37 +335,37 @@ impl HostCard {
         Ok(())
     }
 
-    /// The card itself.
+    /// Returns the card itself.
     #[must_use]
     pub fn card(&self) -> &Arc<dyn Card> {
         &self.card
     }
 
-    /// Has what guests load into their falcons go to `inbox`, from the first call on.
+    /// Sends firmware that guests load into their falcons to `inbox`, from the first call on.
     pub fn collect_firmware(&self, inbox: Inbox) {
         let _later = self.inbox.set(inbox);
     }
 
-    /// Takes what a guest has started on a falcon of its vGPU.
+    /// Records the firmware that a guest has started on a falcon of its vGPU.
     pub fn offer_firmware(&self, vm: VmId, falcon: Falcon, code: &[u32], data: &[u32]) {
         if let Some(inbox) = self.inbox.get() {
             inbox.offer(vm.0, falcon, code, data);
         }
     }
 
-    /// Returns what bring-up found.
+    /// Returns the results of bring-up.
     #[must_use]
     pub fn info(&self) -> &CardInfo {
         &self.info
     }
 
-    /// Returns where the channels' structures lie on the card.
+    /// Returns the addresses of the channels' structures on the card.
     #[must_use]
     pub fn layout(&self) -> &channels::Layout {
         &self.layout
     }
 
-    /// The card's state. Not to be held across calls into a VM, nor while anything is waited for.
+    /// Locks the card's state. The lock must not be held across calls into a VM, nor across a wait.
     ///
     /// # Panics
     /// When the card has [failed](Self::failure).
@@ -372,7 +374,7 @@ impl HostCard {
         StateGuard::new(self, self.state.lock())
     }
 
-    /// The VMs that are there, of a card that may have failed: no more is read of its state than who they are.
+    /// Returns the existing VMs, also of a failed card: it reads nothing else of the state.
     pub(crate) fn tenants(&self) -> Vec<Arc<dyn GuestEvents>> {
         self.state.lock().vms.values().filter_map(Weak::upgrade).collect()
     }
@@ -382,7 +384,7 @@ impl HostCard {
         !self.shut_out.swap(true, Ordering::AcqRel)
     }
 
-    /// Has the card's threads look whether they are to go on.
+    /// Wakes the card's threads, so that they check whether to end.
     pub(crate) fn wake_threads(&self) {
         if let Err(error) = self.event.write(1) {
             tracing::error!(%error, "the card's interrupt thread cannot be woken");
@@ -390,33 +392,33 @@ impl HostCard {
         self.wakeup.ring();
     }
 
-    /// Physical channels that are the mediator's own: no VM can have them.
+    /// Returns the number of the mediator's own physical channels, which no VM can have.
     #[must_use]
     pub fn own_channels(&self) -> u32 {
         let state = self.lock();
         [COPIER, SCRUBBER].iter().map(|vm| state.channels().in_use(*vm)).sum()
     }
 
-    /// Physical channels that VMs have bound.
+    /// Returns the number of physical channels that VMs have bound.
     #[must_use]
     pub fn channels_in_use(&self) -> u32 {
         let state = self.lock();
         state.vms.keys().map(|vm| state.channels().in_use(*vm)).sum()
     }
 
-    /// Keeps memory from moving while the guard lives.
+    /// Keeps memory from moving while the guard exists.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn hold_moves(&self) -> locks::Guard<'_, rank::Moving, ()> {
         self.moving.lock()
     }
 
-    /// Pieces of chunks that the copy engines have moved.
+    /// Returns the number of pieces of chunks that the copy engines have moved.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn pieces_moved(&self) -> u64 {
         self.lock().memory.copier().map_or(0, card_memory::Copier::pieces)
     }
 
-    /// Returns whether room is being made for a promise.
+    /// Returns whether room is being made for a guarantee.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn makes_room(&self) -> bool {
         self.lock().memory.makes_room()
@@ -426,25 +428,25 @@ impl HostCard {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Returns whether another process goes on with the card.
+    /// Returns whether the card was given to another process.
     pub(crate) fn is_given_away(&self) -> bool {
         self.stopping() && !self.owned.load(Ordering::Acquire)
     }
 
-    /// Returns whether the card's threads are to end.
+    /// Returns whether the card's threads must end.
     pub(crate) fn over(&self) -> bool {
         self.stopping() || self.failure().is_some()
     }
 
-    /// Has the balancer look what is to move: something has moved that it did not plan.
+    /// Wakes the balancer after a move that it did not plan.
     pub fn look_again(&self) {
         self.wakeup.ring();
     }
 
-    /// Gives a VM its share. Its VRAM gets places on the card, zeroed, as it is used.
+    /// Gives a VM its share. Its VRAM gets places on the card, zeroed, on first use.
     ///
     /// # Errors
-    /// When the card has too little memory free for what is reserved.
+    /// When the card has too little free memory for the reserved part.
     pub fn add_vm(&self, vm: VmId, share: &Share, events: Weak<dyn GuestEvents>) -> Result<(), HostError> {
         let made = self.make_room(|state| state.vram_mut().chunks.create_vm(vm, share.vram_bytes, share.memory));
         let mut state = self.lock();
@@ -467,16 +469,16 @@ impl HostCard {
         state.schedule_vm(vm, share.time);
         drop(state);
         self.admit(vm);
-        // Where turns are forced they begin with the second VM.
+        // Forced quanta begin with the second VM.
         self.wakeup.ring();
         Ok(())
     }
 
-    /// Takes a VM's channels and memory back, and scrubs the memory.
+    /// Takes back a VM's channels and memory, and scrubs the memory.
     ///
     /// # Errors
-    /// When the card does not answer. If it does not let go of a channel, the VM's memory stays out of use until it has: the
-    /// channel may still reach it. It is waited for, without a lock, but not for ever.
+    /// When the card does not answer. If it keeps a channel, the VM's memory stays out of use until the channel has
+    /// left, because the channel may still access it. This waits for that, without a lock, for a limited time.
     pub fn remove_vm(&self, vm: VmId) -> Result<(), HostError> {
         {
             let mut state = self.lock();
@@ -501,15 +503,15 @@ impl HostCard {
         Ok(())
     }
 
-    /// Forgets all that the VM's memory held, as for a new client. `quiet`: nothing on the card uses it; else it stays the
-    /// VM's where it is, and is zeroed there.
+    /// Wipes the VM's memory, as for a new client. `quiet`: nothing on the card uses it; otherwise the memory stays in
+    /// place and is zeroed there.
     ///
     /// # Errors
     /// When the card does not answer.
     pub fn wipe_vm(&self, vm: VmId, quiet: bool) -> Result<(), HostError> {
         if !quiet {
             let bytes = self.lock().vram().chunks.vm_bytes(vm).unwrap_or(0);
-            // Pieces of a chunk: others wait for the card's lock.
+            // In parts of a chunk, because other threads wait for the card's lock.
             let piece = self.lock().vram().chunks.chunk_bytes().min(SCRUB_PIECE);
             for at in (0..bytes).step_by(piece as usize) {
                 self.lock().vram_mut().guest_zero(vm, GuestAddr(at), piece.min(bytes - at))?;
@@ -526,7 +528,7 @@ impl HostCard {
         Ok(())
     }
 
-    /// Ends the card's threads and quiets the card, unless it is another process's.
+    /// Ends the card's threads and resets the card, unless it belongs to another process.
     pub fn close(&self) {
         self.end_threads();
         if self.owned.load(Ordering::Acquire) {
@@ -549,8 +551,8 @@ impl HostCard {
 }
 
 impl HostState {
-    /// Binds the mediator's own channels: those that move memory, if there is where to or they are to zero it, and what clears PGRAPH, if
-    /// it is to be.
+    /// Binds the mediator's own channels: those that move memory, if there is a target for moves or they zero memory,
+    /// and the one that clears PGRAPH, if configured.
     fn bind_own(&mut self, (clear, zeroes): (bool, bool), chip: &Chip) -> Result<(), HostError> {
         let Self { memory, work, scrubber, .. } = self;
         memory.start_copier(work.channels_mut(), zeroes)?;

@@ -11,7 +11,7 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 use vram::{Step, VmId};
 
-/// Plans that are carried out for one wake-up before VMs that wait for memory are told.
+/// Plans that are carried out for one wake-up before VMs that wait for memory are notified.
 const ROUNDS: u32 = 16;
 
 /// Body of the thread: serves `host` until it is closed or gone.
@@ -27,33 +27,33 @@ pub(crate) fn serve(host: &Weak<HostCard>, wakeup: &Wakeup) {
     }
 }
 
-/// Record of what VMs that wait for memory were told last. Each tries again then, and wakes the mover when it finds none: without
-/// this the two would keep each other busy for as long as it waits.
+/// Last notification of VMs that wait for memory. Each retries then, and wakes the mover when it finds none: without
+/// this record the two would wake each other for as long as the VM waits.
 #[derive(Debug, Default)]
 struct Told {
     at: Option<Instant>,
     waiting: BTreeSet<VmId>,
-    /// Chunks of the card that anybody could have.
+    /// Chunks of the card that any VM could have.
     spare: u32,
 }
 
 impl Told {
-    /// Returns whether those who wait are to be told now: something has moved, more is spare, another waits as well, or it is
-    /// long ago.
+    /// Returns whether to notify the waiting VMs now: memory has moved, more is spare, another VM waits as well, or the
+    /// last notification is old.
     fn tells(&mut self, waiting: &BTreeSet<VmId>, moved: bool, spare: u32, now: Instant) -> bool {
         let long_ago = self.at.is_none_or(|at| now.saturating_duration_since(at) >= LOOK);
         let tells = moved || spare > self.spare || long_ago || !waiting.is_subset(&self.waiting);
         if tells {
             (self.at, self.waiting) = (Some(now), waiting.clone());
         }
-        // What somebody has taken meanwhile is news when it is spare again.
+        // Chunks taken since then count as new when they are spare again.
         self.spare = spare;
         tells
     }
 }
 
 impl HostCard {
-    /// Moves what the balancer wants moved. Returns when it wants to be asked again, if at any time.
+    /// Carries out the balancer's moves. Returns the time until its next plan, if any.
     fn balance(&self, told: &mut Told) -> Option<Duration> {
         let waiting = self.lock().vram().waiting();
         let stirred = self.lock().stir();
@@ -84,14 +84,14 @@ impl HostCard {
         if told.tells(&wait, moved, spare, Instant::now()) {
             wait.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
         }
-        // Behind all that somebody waits for, and until somebody does.
+        // After all work that a VM waits for, and only until a VM waits again.
         while !self.wakeup.is_rung() && self.zero_by_engines(false) {}
         while !self.wakeup.is_rung() && self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}
         next.into_iter().chain(retry).min()
     }
 
-    /// Has the mediator's first structures for a VM that is admitted be kept for it, and moves what is in the way. Where
-    /// nothing can move they are found when they are needed, or not.
+    /// Reserves the mediator's first structures for a new VM, and moves chunks that are in the way. If none can move,
+    /// the structures are allocated on demand, which may fail.
     pub(crate) fn admit(&self, vm: VmId) {
         {
             let mut state = self.lock();
@@ -105,11 +105,11 @@ impl HostCard {
         }
     }
 
-    /// Does what promises memory of the card, and when others are in the way that have more than they are guaranteed, moves
-    /// theirs and does it again.
+    /// Runs `attempt`, which guarantees memory of the card. If VMs above their guarantee are in the way, moves their
+    /// chunks and tries again.
     ///
     /// # Errors
-    /// What `attempt` says in the end.
+    /// The last error of `attempt`.
     pub fn make_room(&self, attempt: impl FnMut(&mut HostState) -> Result<(), vram::Error>) -> Result<(), vram::Error> {
         self.lock().memory.promise(true);
         let done = self.promise(attempt);
@@ -137,8 +137,8 @@ impl HostCard {
         attempt(&mut self.lock())
     }
 
-    /// Does what a plan says; whether any of it could be done. What the mediator itself needs by then is not behind what is
-    /// left of the plan: everybody's work may wait for it.
+    /// Carries out a plan; returns whether any of it had an effect. The mediator's own needs come between the steps of
+    /// the plan, because all VMs' work may wait for them.
     fn carry_out(&self, plan: Plan) -> bool {
         let mut any = false;
         for (vm, steps) in plan {
@@ -152,7 +152,7 @@ impl HostCard {
         any
     }
 
-    /// Moves what is in the way of the mediator's own structures; whether anything was.
+    /// Moves chunks that are in the way of the mediator's own structures; returns whether any moved.
     fn make_own_room(&self) -> bool {
         let plan = self.lock().plan_own();
         let mut any = false;
@@ -167,7 +167,7 @@ impl HostCard {
         any
     }
 
-    /// As [`Self::relocate`], and keeps the account.
+    /// Same as [`Self::relocate`], and counts it.
     pub fn relocate_counted(&self, vm: VmId, steps: &[Step]) -> Relocated {
         let done = self.relocate(vm, steps);
         if done.moved != 0 {

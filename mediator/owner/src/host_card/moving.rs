@@ -1,11 +1,12 @@
-//! One VM goes from this card to another one of the same host, while the others go on with theirs.
+//! Moves one VM from this card to another one of the same host, while other VMs continue.
 //!
-//! Before it stops, its memory leaves the card for host memory, its guest works on from there ([`HostCard::empty`]), and the other card
-//! borrows it; what could not leave is copied there ([`HostCard::copy_ahead`]). Then it is suspended ([`HostCard::suspend`]): its channels
-//! leave the engines, what this card holds of them is copied ([`Halted::depart`]), and of its memory what was not borrowed and differs
-//! there ([`Suspended::copy_memory`]). The other card has made it a VM already, which is [held](HostState::hold_still), takes the channels in
-//! ([`HostState::arrive`]), and lets it go on. Until then nothing has changed here: when anything fails, the guard is dropped, and it goes
-//! on where it was. Behind that the other card copies what it has borrowed ([`HostCard::settle`]).
+//! Before it stops, its memory leaves the card for host memory, its guest works on from there ([`HostCard::empty`]),
+//! and the other card borrows it; the rest is copied there ([`HostCard::copy_ahead`]). Then it is suspended
+//! ([`HostCard::suspend`]): its channels leave the engines, and this card's state of them is copied
+//! ([`Halted::depart`]), and so is memory that was not borrowed and differs there ([`Suspended::copy_memory`]). The
+//! other card has created the VM already, which is [held](HostState::hold_still), receives the channels
+//! ([`HostState::arrive`]), and resumes it. Until then nothing has changed here: after a failure, the guard is dropped,
+//! and the VM continues here. Afterwards the other card copies the borrowed memory ([`HostCard::settle`]).
 
 use super::{HostCard, HostState};
 use crate::work::schedule::{Held, Stage};
@@ -26,20 +27,20 @@ use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 use vram::{CardAddr, GuestAddr, HostAddr, Lookup, Place, Step, Tier, To, VmId};
 
-/// Bytes that leave the card for host memory at a time: its guest's work stands still for as long as they are copied.
+/// Bytes that leave the card for host memory at a time: its guest's work is stopped while they are copied.
 const BATCH_BYTES: u64 = 8 << 20;
-/// Times that what is on the card again, or new there, is looked for.
+/// Rounds of checks for chunks that are on the card again, or new there.
 const ROUNDS: u32 = 3;
-/// Bytes that are written with a card's lock held once.
+/// Bytes that are written under one hold of a card's lock.
 const PIECE: u64 = 256 << 10;
-/// Bytes that are compared, and copied where they differ: they and their copy stay in a processor's own cache.
+/// Bytes that are compared at a time, and copied if they differ: they and their copy fit in a processor's own cache.
 const COMPARED: u64 = 64 << 10;
-/// Most threads that copy a VM's memory.
+/// Maximum number of threads that copy a VM's memory.
 const THREADS: usize = 4;
-/// Most strikes that come along: more than lead to any quarantine.
+/// Maximum of strikes that are moved: more than any quarantine needs.
 const STRIKES_MAX: u32 = 1024;
 
-/// Channels and strikes of a VM, which go along with it beside what is its own and its memory.
+/// Channels and strikes of a VM, which move with its own state and its memory.
 #[derive(Debug)]
 pub struct Departing {
     channels: Moving,
@@ -48,47 +49,47 @@ pub struct Departing {
 }
 
 impl Departing {
-    /// Writes it down: the channels, and the strikes.
+    /// Saves it: the channels, and the strikes.
     ///
     /// # Errors
-    /// When the channels are none that could come anywhere.
+    /// When the channels are invalid.
     pub fn save(&self) -> Result<(SavedMoving, u32), HostError> {
         let Self { channels, strikes } = self;
         Ok((channels.save()?, *strikes))
     }
 
-    /// With the strikes of somebody who makes room for it, if those are more.
+    /// Raises the strikes to those of the VM that it replaces, if those are more.
     #[must_use]
     pub fn struck(self, strikes: u32) -> Self {
         Self { strikes: self.strikes.max(strikes), ..self }
     }
 
-    /// For a VM that has so many strikes already, and is to have those of this one if they are more.
+    /// Subtracts the strikes that the receiving VM has already.
     #[must_use]
     pub fn beyond(self, strikes: u32) -> Self {
         Self { strikes: self.strikes.saturating_sub(strikes), ..self }
     }
 
-    /// As it was.
+    /// Restores it.
     ///
     /// # Errors
-    /// When the channels are none that there can be.
+    /// When the channels are invalid.
     pub fn restored(channels: SavedMoving, strikes: u32) -> Result<Self, HostError> {
         Invalid::unless(strikes <= STRIKES_MAX, || format!("{strikes} strikes are more than any VM has"))?;
         Ok(Self { channels: channels.restored()?, strikes })
     }
 }
 
-/// A VM whose work stands still while this lives.
+/// A VM whose work is stopped while this exists.
 #[must_use = "the VM goes on when this is dropped"]
 pub struct Halted {
     host: Arc<HostCard>,
     vm: VmId,
-    /// It does not go on.
+    /// It does not resume.
     stays: bool,
 }
 
-/// A VM whose work stands still, and whose memory does not move, while this lives.
+/// A VM whose work is stopped, and whose memory does not move, while this exists.
 #[must_use = "the VM goes on when this is dropped"]
 pub struct Suspended<'a> {
     // Dropped first.
@@ -97,8 +98,8 @@ pub struct Suspended<'a> {
 }
 
 impl Suspended<'_> {
-    /// Lets memory of the card move again, but for the VM's, which has gone to another card: that one may have borrowed it. The VM's work
-    /// stands still as before.
+    /// Lets memory of the card move again, except that of the VM, which has moved to another card: that card may have
+    /// borrowed it. The VM's work stays stopped.
     pub fn gone(self) -> Halted {
         let Self { halted, _no_moves } = self;
         halted.host.lock().vram_mut().chunks.freeze(halted.vm);
@@ -115,8 +116,8 @@ impl std::ops::Deref for Suspended<'_> {
 }
 
 impl HostCard {
-    /// Has a VM's memory leave the card for host memory, as far as there is room, while it works on. Nothing of it comes back before
-    /// [`Self::stays`]. Returns the bytes that have left.
+    /// Moves a VM's memory from the card to host memory, as far as there is room, while it works on. None of it comes
+    /// back before [`Self::stays`]. Returns the bytes that have left.
     pub fn empty(&self, vm: VmId) -> u64 {
         self.lock().memory.travel(vm, true);
         let mut left = 0;
@@ -142,9 +143,9 @@ impl HostCard {
         left
     }
 
-    /// Has what is VM `its` of card `to`, which has no memory yet, borrow that of a VM, or have a copy of it, while the VM works on: what
-    /// it writes meanwhile may have come along or not ([`Suspended::copy_memory`]). Returns the bytes that are copied, now or when they are
-    /// given back.
+    /// Makes VM `its` of card `to`, which has no memory yet, borrow or copy a VM's memory, while the VM works on: its
+    /// writes meanwhile may or may not be included ([`Suspended::copy_memory`]). Returns the bytes that are copied, now
+    /// or when they are given back.
     ///
     /// # Errors
     /// When the other card has no room, or one of them does not answer.
@@ -158,26 +159,27 @@ impl HostCard {
         Ok(lent + self.carry((vm, rest), (to, its), &Known::Zeros)?)
     }
 
-    /// A VM does not leave: its memory may come back to the card.
+    /// Allows the memory of a VM that does not leave to return to the card.
     pub fn stays(&self, vm: VmId) {
         self.lock().memory.travel(vm, false);
         self.look_again();
     }
 
-    /// Has the work of a VM leave the engines. A channel that has not within `limit` hangs: it is killed, and its guest is told. Without
-    /// any lock.
+    /// Makes the work of a VM leave the engines. A channel that has not left within `limit` counts as hung: it is
+    /// killed, and its guest is notified. Call it without any lock.
     ///
     /// # Errors
-    /// When the card keeps a channel all the same; the VM goes on then.
+    /// When the card keeps a channel nevertheless; the VM then continues.
     pub fn suspend(self: &Arc<Self>, vm: VmId, limit: Duration) -> Result<Suspended<'_>, HostError> {
         let no_moves = self.moving.lock();
         Ok(Suspended { halted: self.halt(vm, limit)?, _no_moves: no_moves })
     }
 
-    /// As [`Self::suspend`], while memory of other VMs may go on moving, and the VM's where an operator wants it.
+    /// Same as [`Self::suspend`], but memory of other VMs may move meanwhile, and the VM's own on an operator's
+    /// request.
     ///
     /// # Errors
-    /// As [`Self::suspend`].
+    /// Same as [`Self::suspend`].
     pub fn halt(self: &Arc<Self>, vm: VmId, limit: Duration) -> Result<Halted, HostError> {
         let halted = Halted { host: Arc::clone(self), vm, stays: false };
         if let Some(why) = self.failure() {
@@ -193,22 +195,22 @@ impl HostCard {
 }
 
 impl Halted {
-    /// Tells the VM what has ended. Nothing ends from then on.
+    /// Notifies the VM of ended work. No work ends from then on.
     pub fn settle(&self) {
         self.host.tell_ended();
     }
 
-    /// Copies what this card holds of the VM's channels. Nothing changes here.
+    /// Copies this card's state of the VM's channels. Nothing changes here.
     ///
     /// # Errors
-    /// [`HostError::Unsettled`] when something is under way; when the card does not answer.
+    /// [`HostError::Unsettled`] when something is in flight; when the card does not answer.
     pub fn depart(&self) -> Result<Departing, HostError> {
         let (host, vm) = (&self.host, self.vm);
         let state = &mut *host.lock();
         if state.memory.segments_of(vm) {
             return Err(HostError::Stays("it has made a segment that other address spaces may share"));
         }
-        // What its engines wrote before they were left.
+        // Wait for the last writes of its engines.
         state.vram().memory.barrier()?;
         let strikes = state.scheduler().strikes(vm).map_or(0, |(strikes, _)| strikes);
         let HostState { memory, work, .. } = state;
@@ -217,25 +219,25 @@ impl Halted {
         Ok(Departing { channels, strikes })
     }
 
-    /// Strikes of the VM.
+    /// Returns the strikes of the VM.
     #[must_use]
     pub fn strikes(&self) -> u32 {
         self.host.lock().scheduler().strikes(self.vm).map_or(0, |(strikes, _)| strikes)
     }
 
-    /// Bytes of a chunk.
+    /// Returns the bytes of a chunk.
     #[must_use]
     pub fn chunk_bytes(&self) -> u64 {
         self.host.lock().chunk_bytes()
     }
 
-    /// Begins of the VM's chunks that have a place.
+    /// Returns the start addresses of the VM's chunks that have a place.
     #[must_use]
     pub fn chunks(&self) -> Vec<GuestAddr> {
         self.host.lock().chunks_of(self.vm)
     }
 
-    /// Reads `data` of the VM's memory, which is within a chunk; `false` if that has no place (any more).
+    /// Reads `data` of the VM's memory, within a chunk; returns `false` if that chunk has no place.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -246,14 +248,15 @@ impl Halted {
         Ok(true)
     }
 
-    /// The VM's work never goes on here.
+    /// Prevents the VM's work from resuming here.
     pub fn stays(mut self) {
         self.stays = true;
     }
 }
 
 impl Suspended<'_> {
-    /// Has what is VM `its` of card `to` hold what the VM's memory holds, whatever of it is there already. Returns the bytes that were copied.
+    /// Copies the VM's memory to VM `its` of card `to`, except parts that are equal there. Returns the bytes that were
+    /// copied.
     ///
     /// # Errors
     /// When the other card has no room, or one of them does not answer.
@@ -275,13 +278,13 @@ impl Drop for Halted {
     }
 }
 
-/// Contents of the memory that is copied to, where that is known.
+/// Contents of the target memory, where that is known.
 enum Known {
     Zeros,
     Something,
 }
 
-/// A piece of memory that is copied, at one end: as the host sees it, or by the card.
+/// One end of a copy: memory that the host sees, or memory of the card.
 enum End {
     Memory(DmaMemory, usize),
     Card(Place),
@@ -296,7 +299,7 @@ impl End {
         memory.map_or(Self::Card(place), |(memory, offset)| Self::Memory(memory, offset))
     }
 
-    /// Reads what lies `at` bytes behind its begin. Memory is read without the card's lock.
+    /// Reads at offset `at`. Memory is read without the card's lock.
     fn read(&self, host: &HostCard, at: u64, data: &mut [u8]) -> Result<(), HostError> {
         match self {
             Self::Memory(memory, offset) => {
@@ -308,7 +311,7 @@ impl End {
         }
     }
 
-    /// Writes there.
+    /// Writes at offset `at`.
     fn write(&self, host: &HostCard, at: u64, data: &[u8]) -> Result<(), HostError> {
         match self {
             Self::Memory(memory, offset) => {
@@ -333,8 +336,8 @@ fn beyond(error: impl std::fmt::Display) -> HostError {
 }
 
 impl HostCard {
-    /// Has memory of what is VM `its` of card `to` hold what chunks of a VM hold. Pieces that are the same there are left. Returns the
-    /// bytes that were copied.
+    /// Copies chunks of a VM to VM `its` of card `to`. Pieces that are equal there are skipped. Returns the bytes that
+    /// were copied.
     fn carry(
         &self,
         (vm, chunks): (VmId, Vec<GuestAddr>),
@@ -361,7 +364,7 @@ impl HostCard {
         std::thread::scope(|scope| {
             let runs: Vec<_> =
                 parts.chunks(share).map(|share| scope.spawn(move || share.iter().try_for_each(each))).collect();
-            // All of them are waited for, whatever one says.
+            // Wait for all of them, even after an error.
             let ended: Vec<_> = runs.into_iter().map(ScopedJoinHandle::join).collect();
             ended.into_iter().try_for_each(|run| run.unwrap_or(Err(HostError::OutOfService)))
         })?;
@@ -373,7 +376,8 @@ impl HostCard {
         state.place_of(vm, at).map(|place| End::of(&state, place))
     }
 
-    /// Zeroes what VM `its` of card `to` has, and these chunks of a VM are not: it was copied, and has gone since.
+    /// Zeroes chunks of VM `its` of card `to` that the VM here does not have: they were copied, and have been freed
+    /// since.
     fn take_back(&self, (_, chunks): (VmId, Vec<GuestAddr>), (to, its): (&HostCard, VmId)) -> Result<(), HostError> {
         let here = self.lock().chunk_bytes();
         let has: BTreeSet<u64> = chunks.into_iter().map(|at| at.0).collect();
@@ -392,10 +396,10 @@ impl HostCard {
         Ok(())
     }
 
-    /// Writes memory of a VM that comes from elsewhere, and has nothing but zeros there yet.
+    /// Writes memory of a VM that comes from elsewhere, into memory that is zero.
     ///
     /// # Errors
-    /// When it is none of the VM's, when there is no room for it, or the card does not answer.
+    /// When it is not the VM's memory, when there is no room for it, or the card does not answer.
     pub fn write_received(&self, vm: VmId, at: GuestAddr, data: &[u8]) -> Result<(), HostError> {
         let chunk = self.lock().chunk_bytes();
         let mut rest = (at, data);
@@ -410,8 +414,8 @@ impl HostCard {
         Ok(())
     }
 
-    /// Gives guest memory that comes from another card a place, zeroed: in host memory, or where there is none left on the card. The
-    /// card's lock is free between the pieces of what is scrubbed for it.
+    /// Gives guest memory that comes from another card a place, zeroed: in host memory, or if none is left, on the
+    /// card. The card's lock is released between the parts of a scrub.
     pub(super) fn receive(&self, vm: VmId, at: GuestAddr) -> Result<Place, HostError> {
         if let Some(place) = self.lock().place_of(vm, at) {
             return Ok(place);
@@ -429,7 +433,7 @@ impl HostCard {
             }
         };
         if let Place::Host(slot) = place {
-            // The host finds pages with the card's lock free.
+            // The host allocates pages while the card's lock is free.
             let wanted = self.lock().vram().pinned.lacks(slot);
             if let Some(wanted) = wanted {
                 let memory = wanted.find()?;
@@ -442,7 +446,7 @@ impl HostCard {
     }
 }
 
-/// Copies so many bytes, where they differ. Returns how many were copied.
+/// Copies `bytes` bytes where they differ. Returns how many were copied.
 fn copy(
     (host, from): (&HostCard, &End),
     (to, into): (&HostCard, &End),
@@ -466,7 +470,7 @@ fn copy(
 }
 
 impl HostState {
-    /// Keeps a VM's channels from running, has them leave the engines, and leaves its memory where it is; or lets all of that go on.
+    /// Stops a VM's channels, makes them leave the engines, and keeps its memory in place; or undoes that.
     pub fn hold_still(&mut self, vm: VmId, held: bool) {
         if held {
             self.held.insert(vm);
@@ -481,12 +485,12 @@ impl HostState {
         self.look_at_waits(Some(vm));
     }
 
-    /// Leaves a VM's memory where it is, for it comes from another card; or lets it move.
+    /// Keeps a VM's memory in place while it arrives from another card; or lets it move.
     pub fn travels(&mut self, vm: VmId, travels: bool) {
         self.memory.travel(vm, travels);
     }
 
-    /// Channels of a VM that are still to leave their engines, or `None` when nothing is.
+    /// Returns the channels of a VM that have not left their engines, or `None` when all have left.
     fn stays_of(&mut self, vm: VmId) -> Option<Vec<(VmId, VirtualChannelId)>> {
         self.look_at_departures();
         let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
@@ -494,7 +498,7 @@ impl HostState {
         any.then(|| left.into_iter().map(|channel| (vm, channel)).collect())
     }
 
-    /// Begins of a VM's chunks that have a place.
+    /// Returns the start addresses of a VM's chunks that have a place.
     pub(super) fn chunks_of(&self, of: VmId) -> Vec<GuestAddr> {
         let chunks = &self.vram().chunks;
         let advertised = chunks.vms().find(|(vm, _)| *vm == of).map_or(0, |(_, account)| account.advertised);
@@ -506,7 +510,7 @@ impl HostState {
         self.vram().chunks.chunk_bytes()
     }
 
-    /// Place of a byte of guest VRAM, if it has one.
+    /// Returns the place of a byte of guest VRAM, if it has one.
     pub(super) fn place_of(&self, vm: VmId, at: GuestAddr) -> Option<Place> {
         match self.vram().chunks.lookup(vm, at, 1) {
             Lookup::Placed(place) => Some(place),
@@ -514,11 +518,11 @@ impl HostState {
         }
     }
 
-    /// Takes in the channels of a VM that comes from another card, and is [held](Self::hold_still) here. `directory` says which directory
-    /// takes the place of one there. Its address spaces must map the pages of the channels before it goes on.
+    /// Adopts the channels of a VM that comes from another card, and is [held](Self::hold_still) here. `directory` maps
+    /// an old directory to the new one. Its address spaces must map the pages of the channels before it resumes.
     ///
     /// # Errors
-    /// When there are too few channels, or they are none that this card can have; nothing has changed then.
+    /// When there are too few channels, or they are invalid for this card; nothing has changed then.
     pub fn arrive(
         &mut self,
         vm: VmId,
@@ -540,7 +544,7 @@ impl HostState {
         Ok(())
     }
 
-    /// Notes a channel's submissions: those that have begun wait for their turn, as those of a channel that was stopped.
+    /// Records a channel's submissions: those that have begun wait for a slice, like those of a stopped channel.
     fn adopt(&mut self, vm: VmId, arrived: &Arrived) -> Vec<Event> {
         let now = self.card_time();
         let physical = arrived.physical;

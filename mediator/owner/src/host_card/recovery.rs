@@ -1,4 +1,4 @@
-//! Channels that faulted, and channels that are to leave the card.
+//! Channels that faulted, and channels that must leave the card.
 
 use super::scrubber::SCRUBBER;
 use super::{HostCard, HostState};
@@ -17,14 +17,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::VmId;
 
-/// Time between two looks of who waits, without a lock, for channels to leave.
+/// Poll interval while a thread waits, without a lock, for channels to leave.
 const LOOK: Duration = Duration::from_micros(50);
 
 impl HostState {
     /// Ends one channel of a VM.
     ///
     /// # Errors
-    /// [`Stuck`] when it has not left its engines yet: it departs, and its VM is told when it has ([`GuestEvent::Left`]).
+    /// [`Stuck`] when it has not left its engines yet: it departs, and its VM is notified when it has
+    /// ([`GuestEvent::Left`]).
     pub fn end_channel(&mut self, vm: VmId, channel: VirtualChannelId) -> Result<(), Stuck> {
         self.complete();
         let physical = self.work.channels().physical(vm, channel);
@@ -33,7 +34,7 @@ impl HostState {
         ended
     }
 
-    /// Has a channel leave its engines; it may be scheduled again. Where it does not, its engine is reset.
+    /// Makes a channel leave its engines; it may be scheduled again. If it does not leave, its engine is reset.
     pub fn clear_engines(&mut self, vm: VmId, channel: VirtualChannelId) {
         let Some(physical) = self.work.channels().physical(vm, channel) else { return };
         if self.work.channels_mut().kick(self.memory.card_mut(), physical).is_err() {
@@ -43,7 +44,7 @@ impl HostState {
         }
     }
 
-    /// Takes a channel off the card for good, and keeps its number from others until [`Self::end_channel`].
+    /// Takes a channel off the card for good, and reserves its number until [`Self::end_channel`].
     ///
     /// # Errors
     /// [`Stuck`] when it has not left its engines yet: it departs.
@@ -69,8 +70,8 @@ impl HostState {
         retired
     }
 
-    /// As [`Self::retire_channel`], of a channel that the card does not work for any more, as far as that can be brought
-    /// about: its work is charged no longer.
+    /// Same as [`Self::retire_channel`], for a channel that the card should no longer run; resets its engine if it
+    /// stays: its work is no longer charged.
     pub(crate) fn retire_now(&mut self, vm: VmId, channel: VirtualChannelId) {
         let physical = self.work.channels().physical(vm, channel);
         let retired = self.retire_channel(vm, channel);
@@ -81,13 +82,13 @@ impl HostState {
         }
     }
 
-    /// Retires a channel that holds `engine` and makes no progress: the engine is reset at once, since waiting for it to let
-    /// go would only hold the others up. An engine that has gone over to another channel meanwhile is left alone.
+    /// Retires a channel that holds `engine` and makes no progress: the engine is reset at once, because a wait for it
+    /// would only delay other VMs. An engine that has switched to another channel meanwhile is not reset.
     pub fn kill_channel(&mut self, vm: VmId, channel: VirtualChannelId, engine: u32) {
         let card = Arc::clone(self.vram().memory.card());
         let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
         let physical = self.work.channels().physical(vm, channel);
-        // Nothing is scheduled there between the look and the reset.
+        // Schedules nothing there between the check and the reset.
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << engine);
         if physical.is_some_and(|physical| holds(&*card, engine, physical))
             && let Err(error) = restart_engine(&*card, &self.firmware, engine)
@@ -108,7 +109,7 @@ impl HostState {
         stuck.into_iter().for_each(|stuck| self.work.departures_mut().begin(vm, stuck.channel, false, now_ns));
     }
 
-    /// A channel of a VM is to be off the card, and has left or not.
+    /// Records that a channel of a VM must be off the card, and whether it has left.
     fn departs(&mut self, vm: VmId, physical: Option<ChannelId>, left: Result<(), Stuck>) {
         let Some(physical) = physical else { return };
         let now_ns = self.now_ns();
@@ -122,7 +123,7 @@ impl HostState {
         }
     }
 
-    /// A channel that departed has left its engines.
+    /// Handles a departing channel that has left its engines.
     fn departed(&mut self, vm: VmId, physical: ChannelId) {
         let stuck = self.work.channels().run_state(physical) == RunState::Stuck;
         let lingers = stuck && !self.work.channels_mut().let_go(self.memory.card_mut(), physical);
@@ -135,7 +136,7 @@ impl HostState {
         self.free_removed(vm);
     }
 
-    /// Takes back the memory of a VM that is no more and whose last channel has left the card only now.
+    /// Frees the memory of a removed VM once its last channel has left the card.
     fn free_removed(&mut self, vm: VmId) {
         if !self.removed.contains(&vm) || self.work.channels().has_stuck(vm) {
             return;
@@ -145,11 +146,11 @@ impl HostState {
         if let Err(error) = self.memory.destroy_vm(vm) {
             tracing::error!(%vm, %error, "the memory of a VM that was removed stays out of use");
         }
-        // It is scrubbed when it is needed, or by the mover.
+        // It is scrubbed on demand, or by the mover.
         self.vram().wakeup.ring();
     }
 
-    /// Looks at the channels that depart. Costs a bounded number of accesses for each; to be called until none is left.
+    /// Polls the channels that depart. Makes a bounded number of accesses for each; must be called until none is left.
     pub(crate) fn look_at_departures(&mut self) {
         let now_ns = self.now_ns();
         for (physical, vm) in self.work.departures_mut().due(now_ns) {
@@ -171,37 +172,37 @@ impl HostState {
         }
     }
 
-    /// Says whether a channel of a VM is still to leave its engines.
+    /// Returns whether a channel of a VM has still to leave its engines.
     #[must_use]
     pub(crate) fn is_departing(&self, vm: VmId) -> bool {
         self.work.departures().any_leaving(Some(vm))
     }
 
-    /// Takes the channels of a VM that have left and whose work areas are still in their address spaces: the VM takes them
-    /// out, then calls [`Self::free_left`].
+    /// Takes the channels of a VM that have left and whose work areas are still in their address spaces: the VM removes
+    /// those, then calls [`Self::free_left`].
     pub fn take_left(&mut self, vm: VmId) -> Vec<ChannelId> {
         self.work.departures_mut().take_left(vm)
     }
 
-    /// Nothing reaches the work area of a channel any more that has left: its number is free.
+    /// Frees the number of a channel that has left, once nothing can reach its work area.
     pub fn free_left(&mut self, physical: ChannelId) {
         self.work.channels_mut().unstrand(physical);
         self.work.channels_mut().let_go(self.memory.card_mut(), physical);
     }
 
-    /// Has the tick come soon.
+    /// Schedules an early tick.
     fn look_soon(&mut self) {
         let now = self.card_time();
         self.work.schedule_mut().arm(now, Some(LOOK_NS));
     }
 
-    /// Resets the engines that work for a channel which does not leave them. Others have their channels' contexts in memory,
-    /// so no other work is lost.
+    /// Resets the engines that work for a channel which does not leave them. Other channels' contexts are in memory, so
+    /// no other work is lost.
     pub(crate) fn reset_engines_of(&mut self, physical: ChannelId) {
         let card = Arc::clone(self.vram().memory.card());
         let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
         for unit in 0..engine::COUNT {
-            // Nothing is scheduled there between the look and the reset.
+            // Schedules nothing there between the check and the reset.
             card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << unit);
             if holds(&*card, unit, physical) {
                 tracing::error!(channel = physical.0, engine = unit, "an engine does not end its work and is reset");
@@ -213,9 +214,9 @@ impl HostState {
         }
     }
 
-    /// Takes a channel that faulted (if it is known whose it is) off the card, and lets its engine go on with others. The
-    /// engine that stopped is reset, as nouveau does it (`gf100_fifo_recover_work`): acknowledging the error has the
-    /// scheduler use it again, but does not mend it. One that works for another channel by now is left alone.
+    /// Takes a channel that faulted (if its owner is known) off the card, and lets its engine continue with others. The
+    /// stopped engine is reset, as in nouveau (`gf100_fifo_recover_work`): acknowledging the error makes the scheduler
+    /// use it again, but does not repair it. An engine that works for another channel by now is not reset.
     pub(crate) fn recover(&mut self, card: &dyn Card, channel: Option<(VmId, VirtualChannelId)>, unit: u32) {
         let engine = match unit {
             fault::unit::GR => Some(engine::GR),
@@ -242,15 +243,15 @@ impl HostState {
 }
 
 impl HostCard {
-    /// Waits until the channels of a VM that depart have left, or are known to stay: so many looks at most. No lock is held
-    /// meanwhile, nor may the caller hold a VM's.
+    /// Waits until the departing channels of a VM have left, or are known to stay, within a limited number of polls. No
+    /// lock is held meanwhile, nor may the caller hold a VM's.
     pub fn wait_departed(&self, vm: VmId) {
         loop {
             {
                 let mut state = self.lock();
                 state.look_at_departures();
                 if !state.is_departing(vm) {
-                    // Its memory may be wiped and be another's next.
+                    // Its memory may be wiped and given to another VM next.
                     if let Err(error) = state.vram().memory.barrier() {
                         tracing::error!(%vm, %error, "what a VM's channels wrote last may arrive late");
                     }
@@ -262,7 +263,7 @@ impl HostCard {
     }
 }
 
-/// Says whether an engine that raised a fault still stands on it: the scheduler waits for the acknowledgement, or the
+/// Returns whether an engine that raised a fault is still stopped: the scheduler waits for the acknowledgement, or the
 /// channel that faulted is on the engine. Otherwise it has been reset since and may work for another.
 fn stopped(card: &dyn Card, unit: u32, channel: Option<ChannelId>) -> bool {
     let waits = card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) & 1 << unit != 0;

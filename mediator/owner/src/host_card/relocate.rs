@@ -1,14 +1,14 @@
-//! Moves chunks of a VM between the card and host memory, while the VM goes on.
+//! Moves chunks of a VM between the card and host memory, while the VM continues.
 //!
-//! 1. The destinations are reserved, and the host finds pages for those in its memory.
-//! 2. The VM's channels are kept from running and leave the engines; its CPUs see nothing of that: what they ring for waits in
-//!    their rings, what they write goes to where the chunks still are, and is remembered.
+//! 1. The destinations are reserved, and the host allocates pages for those in its memory.
+//! 2. The VM's channels are stopped and leave the engines; its CPUs do not notice: work of their doorbells waits in the
+//!    rings, their writes go to the old location of the chunks, and are recorded.
 //! 3. The mediator's own channels copy all chunks.
-//! 4. With the VM's lock and the card's: pages that were written meanwhile are copied again, the chunks change places, the
-//!    shadow entries that name them are written anew, the card's TLBs forget the old ones.
-//! 5. The channels go on.
+//! 4. With the VM's lock and the card's: pages that were written meanwhile are copied again, the chunks change places,
+//!    the shadow entries that name them are rewritten, and the card's TLBs are flushed.
+//! 5. The channels resume.
 //!
-//! Neither lock is held while anything is waited for.
+//! Neither lock is held during a wait.
 
 use super::{GuestEvents, HostCard, HostState};
 use crate::{Feeder, HostError};
@@ -20,25 +20,25 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use vram::{CardAddr, Ended, GuestAddr, HostAddr, Move, Place, Step, VmId};
 
-/// Time that a VM's work may take to leave the engines.
-// TIMEOUT: twice the watchdog's own limit, which ends what hangs unless the operator has switched it off.
+/// Time for a VM's work to leave the engines.
+// TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has switched it off.
 const LEAVE_LIMIT: Duration = Duration::from_nanos(2 * channels::HANG_LIMIT_NS);
-/// Time that it may take more once its engines were reset.
-// TIMEOUT: an engine that was reset has no work. Here only the mover waits.
+/// Additional time after its engines were reset.
+// TIMEOUT: an engine that was reset has no work. Only the mover waits here.
 const RESET_LIMIT: Duration = Duration::from_secs(1);
-/// Time between two looks whether it has. The card has no interrupt for that.
+/// Poll interval for that. The card has no interrupt for it.
 const LOOK: Duration = Duration::from_micros(50);
-/// Time for which the engines may move nothing at all before the CPU copies what is left to move.
-// TIMEOUT: a piece of 512 KiB behind a queue of guests' copies. A channel of ours that hangs is the watchdog's.
+/// Time without progress of the engines before the CPU copies the rest.
+// TIMEOUT: a piece of 512 KiB after a queue of guests' copies. The watchdog handles hung channels of the mediator.
 const STILL_LIMIT: Duration = Duration::from_secs(20);
-/// Time between two looks at that.
+/// Poll interval for that.
 const STILL_LOOK: Duration = Duration::from_secs(1);
-/// Bytes that are copied by the CPU with the card's lock held, when the engines do not.
+/// Bytes that the CPU copies under one hold of the card's lock, if the engines fail.
 const BY_HAND: u64 = 64 << 10;
 
-/// Bytes of chunks that change places with the locks held once, unless one chunk is larger.
+/// Bytes of chunks that change places under one hold of the locks, unless one chunk is larger.
 const COMMIT_BYTES: u64 = 2 << 20;
-/// Pages that are copied again with the card's lock held once.
+/// Pages that are copied again under one hold of the card's lock.
 const AGAIN_PAGES: usize = 8;
 
 impl HostCard {
@@ -47,7 +47,7 @@ impl HostCard {
         let _one_at_a_time = self.moving.lock();
         let mut done = Relocated::default();
         if self.over() {
-            // It was waited for until the card had been given away, or was closed.
+            // While this thread waited, the card was given away or closed.
             done.stayed = steps.len() as u32;
             return done;
         }
@@ -66,7 +66,7 @@ impl HostCard {
         }
         let copied = if self.vacate(vm) {
             let copying = Instant::now();
-            // What its engines wrote before they were left is where the chunks are.
+            // Wait for the last writes of its engines to the old location.
             let arrived = self.lock().vram().memory.barrier().map_err(HostError::from);
             let copied = arrived.and_then(|()| self.copy(&moves));
             done.copied_ns = nanoseconds(copying.elapsed());
@@ -77,7 +77,7 @@ impl HostCard {
         match copied {
             Ok(()) => {
                 moves.iter().for_each(|chunk| self.copy_again(vm, chunk));
-                // Others want the card's lock between two of them.
+                // Other threads want the card's lock between two of them.
                 let chunks = moves.first().map_or(1, |chunk| (COMMIT_BYTES / chunk.bytes).max(1)) as usize;
                 moves.chunks(chunks).for_each(|moves| self.commit(&*holder, vm, moves, &mut done));
             }
@@ -92,7 +92,7 @@ impl HostCard {
         done
     }
 
-    /// Returns who is told that memory of a VM has moved. Without one nothing of it moves any more.
+    /// Returns the object to notify of moves of a VM's memory. Without one the VM's memory is frozen.
     fn holder(&self, vm: VmId) -> Option<Arc<dyn GuestEvents>> {
         let mut state = self.lock();
         let holder = state.vms.get(&vm).and_then(Weak::upgrade);
@@ -102,13 +102,13 @@ impl HostCard {
         holder
     }
 
-    /// Reserves the destinations. Chunks that cannot move are left out. Returns as well how many were done with that. The
-    /// card's lock is free between two of them, and between the pieces of what is scrubbed for one.
+    /// Reserves the destinations. Chunks that cannot move are left out. Also returns the number of steps that needed no
+    /// copy. The card's lock is released between two chunks, and between the parts of a scrub.
     fn reserve_moves(&self, vm: VmId, steps: &[Step]) -> (Vec<Move>, u32) {
         let (mut moves, mut rebooked) = (Vec::new(), 0);
         for step in steps.iter().copied().filter(|step| step.vm == vm) {
             let begun = loop {
-                // In one hold: between two, another may scrub the last that there is to scrub.
+                // Under one lock: another thread could scrub the last chunk in between.
                 let state = &mut *self.lock();
                 let vram = state.vram_mut();
                 match vram.chunks.start(step) {
@@ -126,8 +126,7 @@ impl HostCard {
         (moves, rebooked)
     }
 
-    /// Keeps the VM's channels from running, and has them leave the engines. Chunks whose destination has no memory are left
-    /// out.
+    /// Stops the VM's channels, and makes them leave the engines. Chunks whose destination has no memory are left out.
     fn begin_moves(&self, vm: VmId, mut moves: Vec<Move>) -> Vec<Move> {
         moves.retain(|chunk| {
             let mut state = self.lock();
@@ -144,8 +143,8 @@ impl HostCard {
         moves
     }
 
-    /// Copies pages again that were written since they were copied, in pieces with the lock free in between, so that few are
-    /// left for the commit. No more often than a chunk has pages: the VM may go on writing.
+    /// Copies pages again that were written since their copy, in parts with the lock released in between, so that few
+    /// are left for the commit. The number of rounds is limited, because the VM may continue to write.
     fn copy_again(&self, vm: VmId, chunk: &Move) {
         for _ in 0..chunk.bytes / SMALL_PAGE / AGAIN_PAGES as u64 {
             let mut state = self.lock();
@@ -167,8 +166,8 @@ impl HostCard {
         }
     }
 
-    /// Has the host find pages for where chunks go, which takes it long and nobody waits for: the VM still works, and the
-    /// card's lock is free. What fails here is tried again with the lock held, and fails there.
+    /// Makes the host allocate the pages of destinations, which takes long but delays no VM: the VM still works, and
+    /// the card's lock is free. A failure here is tried again under the lock, and reported there.
     fn find_pages(&self, chunks: &[Move]) {
         let lacking: Vec<(HostAddr, Wanted)> = {
             let state = self.lock();
@@ -188,7 +187,7 @@ impl HostCard {
         }
     }
 
-    /// Waits until nothing of a VM that is kept from running is on an engine.
+    /// Waits until no channel of a stopped VM is on an engine.
     pub(super) fn vacate(&self, vm: VmId) -> bool {
         let began = Instant::now();
         loop {
@@ -204,7 +203,7 @@ impl HostCard {
                     return false;
                 }
                 if began.elapsed() > LEAVE_LIMIT {
-                    // Its guest is told by the watchdog, if by anyone; here only the engine is needed.
+                    // The watchdog may notify its guest; this code needs only the engine.
                     let first = left.first().and_then(|channel| state.work.channels().physical(vm, *channel));
                     first.into_iter().for_each(|physical| state.reset_engines_of(physical));
                 }
@@ -213,12 +212,12 @@ impl HostCard {
         }
     }
 
-    /// Copies the chunks, by the engines or, where those fail, by hand.
+    /// Copies the chunks with the engines or, if those fail, with the CPU.
     fn copy(&self, moves: &[Move]) -> Result<(), HostError> {
         let by_engine = self.copy_by_engine(moves);
         by_engine.or_else(|error| {
             tracing::warn!(%error, "chunks are copied by the CPU");
-            // An engine that is at work still would write to what is a guest's by then.
+            // An engine that still works would write to memory that may be a guest's by then.
             let to: Vec<Place> = moves.iter().map(|chunk| chunk.to).collect();
             self.stop_copier(&to)?;
             moves.iter().try_for_each(|chunk| {
@@ -230,8 +229,8 @@ impl HostCard {
         })
     }
 
-    /// Takes the mediator's own channels off the card, if it has any: nothing that they were asked to copy is written later.
-    /// If they do not leave, `places`, which they were to write, stay out of use.
+    /// Takes the mediator's own channels off the card, if it has any, so that they write nothing later. If they do not
+    /// leave, their targets `places` stay out of use.
     pub(super) fn stop_copier(&self, places: &[Place]) -> Result<(), HostError> {
         {
             let mut state = self.lock();
@@ -256,7 +255,7 @@ impl HostCard {
         self.have_done(|_| moves.iter().map(job).collect())
     }
 
-    /// Has the engines do what `wanted` says, and waits until they have.
+    /// Makes the engines do the jobs from `wanted`, and waits for their end.
     pub(super) fn have_done(&self, wanted: impl FnOnce(&mut HostState) -> Vec<Job>) -> Result<(), HostError> {
         let mut guard = self.lock();
         let jobs = wanted(&mut guard);
@@ -289,7 +288,7 @@ impl HostCard {
         }
     }
 
-    /// The copies stand for the chunks from now on.
+    /// Switches the chunks to their copies.
     fn commit(&self, holder: &dyn GuestEvents, vm: VmId, moves: &[Move], done: &mut Relocated) {
         let mut commit = |state: &mut HostState| {
             let ranges = state.commit_moves(vm, moves);
@@ -307,7 +306,7 @@ impl HostCard {
 }
 
 impl HostState {
-    /// Keeps the VM's channels from running, has them leave the engines, and remembers what is written to the chunks.
+    /// Stops the VM's channels, makes them leave the engines, and starts to record writes to the chunks.
     fn set_moving(&mut self, vm: VmId, moves: &[Move]) {
         for chunk in moves {
             self.vram_mut().copied.insert((vm, u64::from(chunk.index)), Dirty::new(chunk.bytes));
@@ -315,14 +314,14 @@ impl HostState {
         self.keep_from_running(vm);
     }
 
-    /// Keeps the VM's channels from running, and has them leave the engines, for its memory to move.
+    /// Stops the VM's channels, and makes them leave the engines, so that its memory can move.
     pub(super) fn keep_from_running(&mut self, vm: VmId) {
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Memory, true);
         self.work.channels_mut().vacate(self.memory.card_mut(), vm);
         self.look_at_waits(Some(vm));
     }
 
-    /// Chunks that have moved are where they have moved to; returns which they are.
+    /// Commits the new places of moved chunks; returns their ranges.
     fn commit_moves(&mut self, vm: VmId, moves: &[Move]) -> Ranges {
         let mut ranges = Vec::new();
         self.memory.forget_left();
@@ -343,7 +342,7 @@ impl HostState {
         ranges
     }
 
-    /// The card's TLBs may still lead to where the chunks were that have just moved: it goes to nobody.
+    /// Quarantines the old places of chunks that have just moved, because the card's TLBs may still refer to them.
     pub fn quarantine_left(&mut self) {
         self.memory.quarantine_left();
     }
@@ -355,7 +354,7 @@ impl HostState {
         }
     }
 
-    /// Binds the mediator's own channels anew, if they have failed and it is time to try them again.
+    /// Binds the mediator's own channels again, if they have failed and a retry is due.
     fn revive_copier(&mut self) {
         if !self.memory.vram_and_copier().1.is_some_and(Copier::is_due) {
             return;
@@ -373,7 +372,7 @@ impl HostState {
         }
     }
 
-    /// After [`Self::keep_from_running`].
+    /// Undoes [`Self::keep_from_running`].
     pub(super) fn go_on(&mut self, vm: VmId) {
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Memory, false);
         self.look_at_waits(Some(vm));

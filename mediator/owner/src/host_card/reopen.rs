@@ -1,10 +1,11 @@
 //! A card that another owner has saved: opened with its VMs, and taken over.
 //!
-//! The other goes on with the card unless this one takes it over. So there are two steps. [`HostCard::reopen`] makes everything of
-//! what was saved, and checks it; VMs are made and [readmitted](Reopened::readmit). Until then the card and its memory are only
-//! looked at, by registers; what is to be written there is kept. [`Reopened::take_over`] writes it and has everything go on.
+//! The other owner continues with the card unless this one takes it over. So there are two steps. [`HostCard::reopen`]
+//! restores everything from the saved state, and checks it; VMs are restored and [readmitted](Reopened::readmit). Until
+//! then only registers of the card are read; writes to its memory are queued. [`Reopened::take_over`] performs them and
+//! resumes everything.
 //!
-//! The channels of the mediator's own are bound anew: nothing of theirs is under way when a card stands still.
+//! The mediator's own channels are bound again: they have no work in flight when a card is quiescent.
 
 use super::saved::{SavedHost, SavedOwner};
 use super::scrubber::{SCRUBBER, Scrubber};
@@ -32,34 +33,34 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use vram::VmId;
 
-/// Time for which the mediator's own channels may take to leave the engines: they have no work.
-// TIMEOUT: microseconds on hardware. The software card needs its thread for it, which a busy host may not let run.
+/// Time for the mediator's own channels to leave the engines: they have no work.
+// TIMEOUT: microseconds on hardware. The software card needs its thread for it, which a busy host may not run.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
-/// Time between two looks whether they have.
+/// Poll interval for that.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// Parts that a card is made of which was saved.
+/// Input of a restored card.
 pub struct Handed {
-    /// The parts that were written down.
+    /// The saved parts.
     pub saved: SavedHost,
-    /// The file that host memory for chunks lies in, where there is such memory.
+    /// The file with host memory for chunks, if there is such memory.
     pub host_memory: Option<File>,
 }
 
-/// A card that can be taken over, and is another's until then.
+/// A card that can be taken over, and belongs to another owner until then.
 pub struct Reopened {
     host: Arc<HostCard>,
     waits: Waits,
     vms: BTreeMap<VmId, RestoredVm>,
-    /// I/O addresses that nobody has said to be his own.
+    /// I/O addresses that no owner has claimed.
     claims: Claims,
-    /// Writes to the card's memory that are to be done.
+    /// Queued writes to the card's memory.
     writes: Vec<(VramAddr, Vec<u8>)>,
     scheduler: sched::Config,
     clear: bool,
 }
 
-/// The card, for what is restored of it.
+/// The card, as context for restoring its parts.
 struct Around<'a> {
     layout: channels::Layout,
     own: (u32, u32),
@@ -91,11 +92,11 @@ impl Surroundings for Around<'_> {
 }
 
 impl HostCard {
-    /// Opens a `card` that another owner has saved, and does nothing to it. Its settings are those of `sharing`, but for what the
-    /// size of chunks and host memory for them are; `vm` says what is set of each VM.
+    /// Opens a `card` that another owner has saved, without changing it. Its settings are those of `sharing`, except
+    /// the size of chunks and their host memory; `vm` returns the settings of each VM.
     ///
     /// # Errors
-    /// When what was saved is no card, or another one, or is set otherwise; when the host has no memory for it.
+    /// When the saved state is invalid, of another card, or has other settings; when the host has no memory for it.
     pub fn reopen(
         card: Arc<dyn Card>,
         sharing: &Sharing,
@@ -175,13 +176,13 @@ impl HostCard {
             state.memory_mut().set_division(&division)?;
             state.vram_mut().chunks.set_host_budget(slots);
         }
-        // A setting that is refused is to be refused now.
+        // A setting that would be refused later is refused now.
         config.check()?;
         Ok(Reopened { host, waits, vms, claims, writes, scheduler: config, clear })
     }
 }
 
-/// Lays out the fixed structures as they lie in the `bytes` bytes from `first` on.
+/// Lays out the fixed structures in the `bytes` bytes from `first` on.
 fn layout_of((first, bytes): (u64, u64), info: &CardInfo, chunk_bytes: u64) -> Result<Layout, HostError> {
     let whole = |bytes: u64| bytes.checked_rem(chunk_bytes) == Some(0);
     let within = first.checked_add(bytes).is_some_and(|end| end <= info.vram_bytes);
@@ -192,32 +193,32 @@ fn layout_of((first, bytes): (u64, u64), info: &CardInfo, chunk_bytes: u64) -> R
 }
 
 impl Reopened {
-    /// The card. It has no VM that was not [readmitted](Self::readmit), and nothing goes on before [`Self::take_over`].
+    /// Returns the card. It has only [readmitted](Self::readmit) VMs, and nothing resumes before [`Self::take_over`].
     #[must_use]
     pub fn host(&self) -> &Arc<HostCard> {
         &self.host
     }
 
-    /// Numbers of the VMs that were saved and are not made anew yet.
+    /// Returns the numbers of the saved VMs that are not restored yet.
     #[must_use]
     pub fn vms(&self) -> Vec<VmId> {
         self.vms.keys().copied().collect()
     }
 
-    /// Takes what was restored of a VM, for it to be made of that.
+    /// Takes the restored state of a VM, to rebuild the VM.
     ///
     /// # Errors
-    /// When it was not saved, or was made already.
+    /// When it was not saved, or was taken already.
     pub fn take_vm(&mut self, vm: VmId) -> Result<RestoredVm, HostError> {
         let restored = self.vms.remove(&vm);
         Ok(restored.ok_or_else(|| Invalid::new(format_args!("VM {vm} was not saved, or is there already")))?)
     }
 
-    /// Lets a VM that was saved be one again, which takes `events`; it has `ram`, ranges of I/O addresses, and pages in a pool of
-    /// `held` bytes.
+    /// Readmits a saved VM, which takes `events`; it has `ram`, ranges of I/O addresses, and pages in a pool of `held`
+    /// bytes.
     ///
     /// # Errors
-    /// When those are another's, or nobody's.
+    /// When the ranges belong to another owner, or to none.
     pub fn readmit(
         &mut self,
         vm: VmId,
@@ -237,10 +238,10 @@ impl Reopened {
         Ok(())
     }
 
-    /// Ranges of I/O addresses are in use by what was made anew.
+    /// Marks ranges of I/O addresses as used by restored objects.
     ///
     /// # Errors
-    /// When they are another's.
+    /// When they belong to another owner.
     pub fn claim(&mut self, ranges: impl Iterator<Item = (Iova, u64)>) -> Result<(), HostError> {
         let mut state = self.host.lock();
         for (iova, len) in ranges {
@@ -249,10 +250,10 @@ impl Reopened {
         Ok(())
     }
 
-    /// Takes the card over: its VMs go on. Who had it before has given it away.
+    /// Takes the card over: its VMs resume. The previous owner has given it away.
     ///
     /// # Errors
-    /// When a VM was not made anew, or the card does not answer. It may be half taken over then, and is to be reset.
+    /// When a VM was not restored, or the card does not answer. It may be half taken over then, and must be reset.
     pub fn take_over(self, name: &str) -> Result<Arc<HostCard>, HostError> {
         let Self { host, waits, vms, claims: _, writes, scheduler, clear } = self;
         if let Some(vm) = vms.keys().next() {
@@ -294,7 +295,7 @@ impl Reopened {
             state.move_again();
             state.tick();
         }
-        // What the card has raised while nobody listened is not raised again.
+        // Interrupts that the card has raised in between are not raised again.
         host.wake_threads();
         drop(no_moves);
         Ok(host)
@@ -302,7 +303,8 @@ impl Reopened {
 }
 
 impl HostCard {
-    /// Has the mediator's own channels, as another owner has left them, leave the card. Without a lock in between.
+    /// Makes the mediator's own channels leave the card, as the previous owner has left them. Releases the lock in
+    /// between.
     fn clear_own(&self) -> Result<(), HostError> {
         for vm in [COPIER, SCRUBBER] {
             let own: Vec<_> = self.lock().channels().bound_of(vm).collect();
@@ -328,13 +330,13 @@ impl HostCard {
 }
 
 impl HostState {
-    /// Asks the card to let go of a channel.
+    /// Asks the card to release a channel.
     fn leaves(&mut self, physical: nvspec::fifo::ChannelId) -> Result<(), channels::Stuck> {
         let Self { memory, work, .. } = self;
         work.channels_mut().kick(memory.card_mut(), physical)
     }
 
-    /// The card's TLBs forget what they hold of any address space.
+    /// Flushes all address spaces from the card's TLBs.
     fn flush_all(&mut self) -> Result<(), HostError> {
         let directories: BTreeSet<VramAddr> = self.channels().directories().map(|(_, directory)| directory).collect();
         for directory in directories {
@@ -343,7 +345,7 @@ impl HostState {
         Ok(())
     }
 
-    /// VMs that have begun work which may be for PGRAPH wait for it again: it is nobody's now.
+    /// Makes VMs wait for PGRAPH again if their begun work may need it: it has no tenant now.
     fn want_graphics_again(&mut self) {
         let begun: Vec<VmId> =
             self.vms.keys().copied().filter(|vm| self.has_on_graphics(*vm, &[Stage::Started])).collect();

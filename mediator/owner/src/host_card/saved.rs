@@ -1,6 +1,6 @@
-//! All that is kept of a card, written down, for who goes on with it; and the card given away.
+//! Saved state of a card, for its next owner; and the handover of the card.
 //!
-//! What its VMs are is theirs to write down. The card itself, its memory and the host's go over as they are.
+//! VMs save their own state. The card itself, its memory and the host's are handed over as they are.
 
 use super::HostCard;
 use super::standstill::Standstill;
@@ -15,19 +15,19 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Owner of the parts that are the card's, in a file.
+/// Owner of the card's parts in a file.
 const CARD: u32 = 0;
 
-/// State of a card that its owner keeps, but for what others below it save themselves.
+/// The card manager's state of a card, without the parts that lower layers save themselves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedOwner {
-    /// Bytes of a chunk, to be told from what is set before anything is read by it.
+    /// Bytes of a chunk, to check against the settings before anything is read with it.
     pub(super) chunk_bytes: u64,
-    /// Place on the card and bytes of the chunks with the fixed structures.
+    /// Address on the card and bytes of the chunks with the fixed structures.
     pub(super) own: (u64, u64),
-    /// Bytes of a PGRAPH context, as its firmware says when it starts.
+    /// Bytes of a PGRAPH context, as reported by its firmware at start.
     pub(super) context_bytes: u32,
-    /// Time since the card was taken over, by the host's clock.
+    /// Time since the card was taken over, in the host's clock.
     pub(super) host_ns: u64,
     pub(super) memory: SavedMemory,
     pub(super) work: SavedWork,
@@ -35,19 +35,19 @@ pub(super) struct SavedOwner {
 
 first_version!(SavedOwner, "owner");
 
-/// A card and its VMs, as far as they are not each VM's own.
+/// A card and its VMs, without each VM's own state.
 #[derive(Debug)]
 pub struct SavedHost {
-    /// The parts below the owner. VMs are among them.
+    /// The parts of lower layers. VMs are among them.
     pub card: SavedCard,
-    /// The owner's.
+    /// The card manager's part.
     pub(super) owner: SavedOwner,
-    /// Segments that VMs share, if there are any: a program that does not know them takes over a card without.
+    /// Segments that VMs share, if any: a program that does not know them can take over a card without.
     pub(super) segments: Option<SavedSegments>,
 }
 
 impl SavedHost {
-    /// The parts that are read here, in the versions that are.
+    /// Returns the parts, in the versions that this code reads.
     #[must_use]
     pub fn known() -> Vec<Known> {
         let mut known = SavedCard::known();
@@ -66,7 +66,7 @@ impl SavedHost {
         segments.as_ref().map_or(Ok(()), |segments| file.put(CARD, segments))
     }
 
-    /// Takes all parts out of a file.
+    /// Reads all parts from a file.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -80,10 +80,10 @@ impl SavedHost {
 }
 
 impl HostCard {
-    /// Says whether another process could go on with the card and its memory; to be asked before it is made to stand still.
+    /// Checks whether another process could continue with the card and its memory; called before it is quiesced.
     ///
     /// # Errors
-    /// What cannot be handed over.
+    /// The first part that cannot be handed over.
     pub fn check_movable(&self) -> Result<(), HostError> {
         let state = self.lock();
         if !state.memory.is_shared() {
@@ -98,7 +98,7 @@ impl HostCard {
         Ok(())
     }
 
-    /// The file that host memory for chunks lies in, for another process; `None` where there is no such memory.
+    /// Returns the file with host memory for chunks, for another process; `None` if there is no such memory.
     #[must_use]
     pub fn host_memory(&self) -> Option<Arc<File>> {
         self.lock().memory.host_file().map(Arc::clone)
@@ -106,15 +106,14 @@ impl HostCard {
 }
 
 impl Standstill<'_> {
-    /// Writes down what the mediator keeps of the card, with its VMs, each of which `vm` has write itself down. They are called
-    /// without any lock.
+    /// Saves the mediator's state of the card, with its VMs, which `vms` saves. It is called without any lock.
     ///
     /// # Errors
-    /// [`HostError::Unsettled`] when something is on its way to a VM still; see also [`HostCard::check_movable`].
+    /// [`HostError::Unsettled`] when events for a VM are still in flight; see also [`HostCard::check_movable`].
     pub fn save(&self, vms: impl FnOnce() -> Result<Vec<SavedVm>, HostError>) -> Result<SavedHost, HostError> {
         self.host.check_movable()?;
         self.host.tell_ended();
-        // They take up what they were told, which the card's state may change by.
+        // They handle their pending events, which may change the card's state.
         let vms = vms()?;
         let state = self.host.lock();
         let divider = state.memory.divider();
@@ -140,17 +139,17 @@ impl Standstill<'_> {
         Ok(SavedHost { card, owner, segments: state.memory.save_segments() })
     }
 
-    /// Gives the card away, to who goes on with what was saved: from now on this process does nothing with it any more, nor when
-    /// all that there is of it here is dropped. Whoever asks for its state from then on is told that it has failed.
+    /// Gives the card away to the next owner of the saved state: this process no longer touches it, not even on drop.
+    /// Later calls for its state fail as on a failed card.
     pub fn give_away(self) {
         let host = self.host;
         host.lock().vram_mut().pinned.hand_over();
         host.owned.store(false, Ordering::Release);
         host.stop.store(true, Ordering::Release);
         host.fail("it was given away");
-        // Who holds the card's lock ends what he does with it; who takes it later is told.
+        // Wait for the current holder of the card's lock; later holders see the failure.
         drop(host.state.lock());
-        // Who waits to move memory finds that out.
+        // Threads that wait to move memory see it now.
         drop(self);
         host.end_threads();
     }

@@ -1,4 +1,4 @@
-//! The card behind its scheduler: what the scheduler is told of it, and what comes of its decisions.
+//! The card as the scheduler sees it: the scheduler's inputs, and the effects of its decisions.
 
 use super::HostState;
 use super::scrubber::{SCRUBBER, Scrubber};
@@ -13,8 +13,8 @@ use residue::Tenancy;
 use sched::{Engine, Nanos};
 use vram::VmId;
 
-/// Time between the first looks whether PGRAPH's tenant has left it, of which the card does not tell: PGRAPH may do nothing
-/// meanwhile, and a channel that is between two submissions leaves in a fraction of that.
+/// Interval of the first polls for PGRAPH's tenant to leave, which the card does not report: PGRAPH may idle meanwhile,
+/// and a channel between two submissions leaves in a fraction of that.
 const LEAVES_NS: u64 = 50_000;
 
 impl Feeder for HostState {
@@ -105,7 +105,7 @@ impl Feeder for HostState {
 
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)> {
         let now_ns = self.now_ns();
-        // Where one VM is alone, no one else pays for what it forges.
+        // With a single VM, no other VM pays for forged records.
         let shared = self.vms.len() > 1;
         let Self { memory, work, .. } = self;
         let mut completions = work.channels_mut().completed(memory.card_mut(), now_ns, shared);

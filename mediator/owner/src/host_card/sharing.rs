@@ -1,12 +1,12 @@
-//! Memory of a VM that goes to another card, while both cards have it: what lies in host memory is mapped for the other card as well, so
-//! that none of it has to be copied while the VM stands still. Only one of the two lets the VM run.
+//! Memory of a VM that moves to another card, while both cards have it: its host memory is mapped for the other card as
+//! well, so that none of it has to be copied during the VM's downtime. Only one of the two lets the VM run.
 //!
-//! 1. The card that the VM comes to *borrows* what of its memory lies in the other's host memory ([`HostCard::lend`]), beside memory of its
-//!    own, which has pages already.
-//! 2. When the VM stands still, what it has elsewhere by then is given up again ([`HostCard::part`]), and is copied as what was
-//!    never borrowed.
-//! 3. When the VM has gone on, what is borrowed is copied, piece by piece, each time with its work off the engines for as long as
-//!    that takes, as when memory is relocated ([`HostCard::settle`]). Only then the card that it has left has its memory back.
+//! 1. The target card *borrows* the VM's memory that is in the other's host memory ([`HostCard::lend`]), in addition to
+//!    memory of its own, which has pages already.
+//! 2. When the VM is stopped, borrowed chunks that have moved since are given up again ([`HostCard::part`]), and are
+//!    copied like chunks that were never borrowed.
+//! 3. When the VM has resumed, the borrowed memory is copied, in parts, each with its work off the engines for as long
+//!    as that takes, as in a relocation ([`HostCard::settle`]). Only then the old card gets its memory back.
 
 use super::{HostCard, HostState};
 use crate::HostError;
@@ -17,10 +17,10 @@ use nvspec::addr::SMALL_PAGE;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{GuestAddr, HostAddr, Place, VmId};
 
-/// Bytes that are copied while the VM's work stands still.
+/// Bytes that are copied while the VM's work is stopped.
 const BATCH_BYTES: u64 = 8 << 20;
 
-/// A chunk whose memory is another card's.
+/// A chunk whose memory belongs to another card.
 struct Lent {
     at: GuestAddr,
     slot: HostAddr,
@@ -28,8 +28,8 @@ struct Lent {
 }
 
 impl HostCard {
-    /// Has VM `its` of card `to` borrow these chunks of a VM, which works on. Returns those that it could not: they lie on a card, or
-    /// chunks there have another size.
+    /// Makes VM `its` of card `to` borrow these chunks of a VM, which works on. Returns those that could not be
+    /// borrowed: they are on a card, or chunks there have another size.
     ///
     /// # Errors
     /// When the other card has no room, or does not answer.
@@ -57,11 +57,11 @@ impl HostCard {
         Ok(rest)
     }
 
-    /// Has VM `its` of card `to` give up what it has borrowed of a VM that lies elsewhere by now: its own memory is zeros there. No
-    /// memory of this card moves. Returns the chunks that are the same on both.
+    /// Makes VM `its` of card `to` give up borrowed chunks of a VM that have moved since: its own memory there is zero.
+    /// No memory of this card moves. Returns the chunks that are the same on both.
     ///
     /// # Errors
-    /// When the other card does not take its own memory.
+    /// When the other card rejects its own memory.
     pub(super) fn part(
         &self,
         (vm, chunks): (VmId, &[GuestAddr]),
@@ -84,11 +84,11 @@ impl HostCard {
         Ok(same)
     }
 
-    /// Has a VM that has come here have its memory in this card's own. Its work leaves the engines again and again meanwhile, each time
-    /// for as long as a few MiB are copied.
+    /// Copies the borrowed memory of an arrived VM to this card's own. Its work leaves the engines repeatedly
+    /// meanwhile, each time for as long as a few MiB are copied.
     ///
     /// # Errors
-    /// When this card has something of the other's still, whose memory nobody else may have then.
+    /// When this card still has memory of the other's, which then must not be reused.
     pub fn settle(&self, vm: VmId) -> Result<(), HostError> {
         loop {
             let _one_at_a_time = self.moving.lock();
@@ -99,7 +99,7 @@ impl HostCard {
             }
             self.settle_some(vm, &lent)?;
         }
-        // What the VM has let go of meanwhile.
+        // Scrub memory that the VM has released meanwhile.
         self.scrub();
         if self.lock().vram().pinned.borrows() {
             return Err(HostError::Unsettled("it still has memory of the card that a VM has left"));
@@ -110,7 +110,7 @@ impl HostCard {
     fn settle_some(&self, vm: VmId, lent: &[Lent]) -> Result<(), HostError> {
         self.lock().begin_settling(vm, lent);
         let settled = if self.vacate(vm) {
-            // What its engines wrote before they were left.
+            // Wait for the last writes of its engines.
             let arrived = self.lock().vram().memory.barrier().map_err(HostError::from);
             let bytes = self.lock().chunk_bytes();
             arrived.and_then(|()| {
@@ -128,14 +128,14 @@ impl HostCard {
 }
 
 impl HostState {
-    /// The host memory that a whole chunk lies in.
+    /// Returns the host memory of a whole chunk.
     fn host_memory_of(&self, vm: VmId, at: GuestAddr) -> Option<DmaMemory> {
         let Some(Place::Host(slot)) = self.place_of(vm, at) else { return None };
         let (memory, offset) = self.vram().pinned.memory(slot)?;
         (offset == 0).then_some(memory)
     }
 
-    /// Chunks of a VM whose memory is another card's.
+    /// Returns the chunks of a VM whose memory belongs to another card.
     fn lent_to(&self, vm: VmId) -> Vec<Lent> {
         let pinned = &self.vram().pinned;
         if !pinned.borrows() {
@@ -148,7 +148,7 @@ impl HostState {
         self.chunks_of(vm).into_iter().filter_map(lent).collect()
     }
 
-    /// Keeps a VM's channels from running, has them leave the engines, and remembers what its CPUs write to these chunks.
+    /// Stops a VM's channels, makes them leave the engines, and records its CPUs' writes to these chunks.
     fn begin_settling(&mut self, vm: VmId, lent: &[Lent]) {
         let bytes = self.chunk_bytes();
         for one in lent {
@@ -157,7 +157,7 @@ impl HostState {
         self.keep_from_running(vm);
     }
 
-    /// A chunk that was copied is the card's own, with what was written meanwhile; unless it has lost its place.
+    /// Switches a copied chunk to the card's own memory, with writes made meanwhile; unless it has lost its place.
     fn settle_one(&mut self, vm: VmId, Lent { at, slot, memory }: &Lent) -> Result<(), HostError> {
         let bytes = self.chunk_bytes();
         let written = self.vram_mut().copied.remove(&(vm, at.0 / bytes));

@@ -1,8 +1,8 @@
-//! The card stands still: no channel of a VM is on an engine, what has ended is told, and no memory moves. For its state to
-//! be written down, or handed over.
+//! Quiesces the card: no channel of a VM is on an engine, ended work is reported, and no memory moves. This allows its
+//! state to be saved, or handed over.
 //!
-//! Guests go on: what they ring for waits in their rings, what they write is where it is. They see that their work takes
-//! longer, and nothing else.
+//! Guests continue: work of their doorbells waits in their rings, and their writes stay in place. They only see that
+//! their work takes longer.
 
 use super::scrubber::Scrubber;
 use super::{HostCard, HostState};
@@ -17,13 +17,13 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use vram::VmId;
 
-/// Time that it may take more once the channels that hang are killed.
-// TIMEOUT: an engine that was reset has no work, and departures give up by themselves after a quarter of a second.
+/// Additional time after the hung channels are killed.
+// TIMEOUT: an engine that was reset has no work, and departures give up after a quarter of a second.
 const KILLED_LIMIT: Duration = Duration::from_secs(1);
-/// Time between two looks whether all have left. The card has no interrupt for that.
+/// Poll interval for all to leave. The card has no interrupt for that.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// A card that stands still while this lives.
+/// A card that is quiescent while this exists.
 #[must_use = "the card goes on when this is dropped"]
 pub struct Standstill<'a> {
     pub(super) host: &'a HostCard,
@@ -31,11 +31,11 @@ pub struct Standstill<'a> {
 }
 
 impl HostCard {
-    /// Has the work of all VMs leave the engines. A channel that has not within `limit` hangs: it is killed, its guest is
-    /// told, and the others are waited for. Without any lock.
+    /// Makes the work of all VMs leave the engines. A channel that has not left within `limit` counts as hung: it is
+    /// killed, its guest is notified, and the others are waited for. Call it without any lock.
     ///
     /// # Errors
-    /// When the card keeps a channel all the same; it goes on then.
+    /// When the card keeps a channel nevertheless; the card then continues.
     pub fn stand_still(&self, limit: Duration) -> Result<Standstill<'_>, HostError> {
         let still = Standstill { host: self, _no_moves: self.moving.lock() };
         let vms: Vec<VmId> = {
@@ -43,7 +43,7 @@ impl HostCard {
             state.still = true;
             state.vms.keys().copied().collect()
         };
-        // The lock is free between two of them.
+        // The lock is released between two of them.
         for vm in &vms {
             let mut state = self.lock();
             state.keep_still(*vm);
@@ -58,11 +58,11 @@ impl HostCard {
         Ok(still)
     }
 
-    /// Waits until nothing is left of what `stays` names, and tells guests what has ended. A channel that has not left within `limit` hangs,
-    /// and is killed.
+    /// Waits until `stays` returns none, and notifies guests of ended work. A channel that has not left within `limit`
+    /// counts as hung, and is killed.
     ///
     /// # Errors
-    /// When the card keeps one all the same.
+    /// When the card keeps one nevertheless.
     pub(super) fn await_rest(
         &self,
         limit: Duration,
@@ -84,13 +84,13 @@ impl HostCard {
         Ok(())
     }
 
-    /// A channel has not left within its limit.
+    /// Handles a channel that has not left within its limit.
     fn hangs(&self, vm: VmId, channel: VirtualChannelId) {
         let told = self.lock().kill_hung(vm, channel);
         told.into_iter().for_each(|event| self.deliver(vm, event));
     }
 
-    /// Tells guests what has ended. The card raises nothing more afterwards, since nothing is at work.
+    /// Notifies guests of ended work. The card raises no more interrupts afterwards, because no work runs.
     pub(super) fn tell_ended(&self) {
         let events = {
             let mut state = self.lock();
@@ -104,19 +104,20 @@ impl HostCard {
 }
 
 impl HostState {
-    /// Returns whether the card stands still, or is about to.
+    /// Returns whether the card is quiescent, or is being quiesced.
     #[must_use]
     pub fn stands_still(&self) -> bool {
         self.still
     }
 
-    /// Keeps a VM's channels from running, if the card stands still or somebody holds this VM.
+    /// Stops a VM's channels, if the card is quiescent or this VM is held.
     pub(super) fn keep_still(&mut self, vm: VmId) {
         let still = self.still || self.held.contains(&vm);
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Standstill, still);
     }
 
-    /// Channels that are still to leave their engines, or `None` when nothing is: among those that depart none is named.
+    /// Returns the channels that have not left their engines, or `None` when all have left: departing channels are not
+    /// named.
     fn stays(&mut self) -> Option<Vec<(VmId, VirtualChannelId)>> {
         self.look_at_departures();
         let vms: BTreeSet<VmId> = self.vms.keys().copied().collect();
@@ -129,7 +130,7 @@ impl HostState {
         (!stays.is_empty() || clears || self.work.departures().any_leaving(None)).then_some(stays)
     }
 
-    /// Kills a channel wherever it is at work, and returns what its guest is told.
+    /// Kills a channel on all engines that it uses, and returns the event for its guest.
     fn kill_hung(&mut self, vm: VmId, channel: VirtualChannelId) -> Option<GuestEvent> {
         let physical = self.work.channels().physical(vm, channel)?;
         let on = Engine::ALL
@@ -137,7 +138,8 @@ impl HostState {
             .map(number_of)
             .find(|engine| self.work.channels_mut().occupant(self.memory.card_mut(), *engine) == Some(physical));
         let Some(engine) = on else {
-            // No engine works for it: a reset of what holds it does, and its guest need not hear of it.
+            // No engine works for it: a reset of the engines that it holds suffices, and its guest need not be
+            // notified.
             self.reset_engines_of(physical);
             return None;
         };

@@ -1,4 +1,4 @@
-//! Memory that nobody has is zeroed: by the copy engines where they are to do it and do, by the CPU otherwise.
+//! Zeroes free memory: with the copy engines if they are configured for it and work, otherwise with the CPU.
 
 use super::HostCard;
 use crate::HostError;
@@ -6,24 +6,25 @@ use card_memory::{Job, Source};
 use vram::Place;
 
 impl HostCard {
-    /// Scrubs what nobody has, as the thread that moves memory does after each relocation.
+    /// Scrubs free memory, as the thread that moves memory does after each relocation.
     pub fn scrub(&self) {
         while self.zero_by_engines(true) {}
         while self.lock().vram_mut().scrub_piece().unwrap_or(false) {}
     }
 
-    /// Scrubs what a VM has left. Where the engines do that the mover has them do it when it is woken: here a VM's lock may be held.
+    /// Scrubs memory that a VM has freed. With engines the mover does it after a wake-up, because a VM's lock may be
+    /// held here.
     ///
     /// # Errors
     /// When the card does not answer.
     pub(super) fn scrub_left(&self) -> Result<(), HostError> {
-        // The card's lock is held for a piece only.
+        // Holds the card's lock for one part at a time.
         while !self.engines_zero && self.lock().vram_mut().scrub_piece()? {}
         Ok(())
     }
 
-    /// Has the engines zero chunks of the card that nobody has: all, or those that are kept zeroed ahead. False when there are none,
-    /// or the CPU is to do it.
+    /// Zeroes free chunks of the card with the engines: all, or those that are kept zeroed ahead. Returns false if
+    /// there are none, or the CPU must do it.
     pub(super) fn zero_by_engines(&self, all: bool) -> bool {
         if !self.engines_zero {
             return false;
@@ -43,7 +44,7 @@ impl HostCard {
             return !places.is_empty();
         };
         tracing::warn!(%error, "memory is zeroed by the CPU");
-        // An engine that is at work still would write to what is a guest's by then.
+        // An engine that still works would write to memory that may be a guest's by then.
         match self.stop_copier(&places) {
             Ok(()) => self.lock().vram_mut().engines_have_failed(),
             Err(_) => self.lock().vram_mut().engines_keep(),

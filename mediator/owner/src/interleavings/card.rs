@@ -1,5 +1,5 @@
-//! A card, as much of it as the scheduler's feeder sees, and the state of the mediator around it. All threads wait for
-//! changes of it; its clock moves when work ends or the timer expires.
+//! A model of the card as the scheduler's feeder sees it, and of the mediator's state around it. All threads wait for
+//! its changes; its clock advances when work ends or the timer expires.
 
 use crate::GuestEvent;
 use crate::alarm::Alarm;
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use vram::VmId;
 
-/// One of several, chosen as the schedule is.
+/// Chooses one element, as part of the schedule.
 pub(super) fn choose<T>(from: &[T]) -> Option<&T> {
     if from.is_empty() { None } else { from.get(thread_rng().gen_range(0..from.len())) }
 }
@@ -25,21 +25,21 @@ pub(super) fn choose<T>(from: &[T]) -> Option<&T> {
 pub(super) struct Ring {
     pub(super) vm: VmId,
     pub(super) engine: Engine,
-    /// The engine that its methods are for, if it has a context for another as well.
+    /// The engine of its methods, if it has a context for another as well.
     pub(super) works_on: Option<Engine>,
-    /// Its guest lets it run.
+    /// Its guest has enabled it.
     pub(super) enabled: bool,
-    /// The mediator does not.
+    /// The mediator has descheduled it.
     withheld: bool,
-    /// A semaphore that it waits for.
+    /// It waits for a semaphore.
     pub(super) acquires: bool,
     /// It keeps the unit that takes methods meanwhile.
     holds: bool,
-    /// Submissions that were taken from the guest and are not started, each with its length in ns; `None` never ends.
+    /// Submissions that were taken from the guest and have not started, each with its length in ns; `None` never ends.
     waiting: VecDeque<(Submission, Option<u64>)>,
 }
 
-/// Something that the card was given.
+/// Work that the card was given.
 #[derive(Debug)]
 struct Work {
     channel: ChannelId,
@@ -56,23 +56,23 @@ pub(super) struct Hardware {
     alarm: Option<u64>,
     pub(super) expired: bool,
     pub(super) signalled: bool,
-    /// The interrupt that was signalled has not been served.
+    /// The signalled interrupt has not been served.
     raised: bool,
     pub(super) stopped: bool,
     pub(super) rings: BTreeMap<ChannelId, Ring>,
     engines: [VecDeque<Work>; Engine::COUNT],
-    /// Work that each engine has begun: it goes on with that, whatever becomes of the channel.
+    /// Work that each engine has begun: it continues even if the channel changes.
     begun: [Option<(ChannelId, Submission)>; Engine::COUNT],
     last_end: [u64; Engine::COUNT],
     busy: [u64; Engine::COUNT],
-    /// Completion records that the mediator has not seen, with the card's time, in the order of that.
+    /// Completion records that the mediator has not seen, with the card's time, in order of time.
     records: Vec<(ChannelId, Submission, u64)>,
-    /// The one of them whose end was doubted.
+    /// The submission whose end was doubted.
     doubted: Option<Submission>,
     deferred: bool,
-    /// Submissions of each VM that have not ended, by what its guest can see.
+    /// Number of submissions of each VM that have not ended, as its guest sees them.
     unfinished: BTreeMap<VmId, usize>,
-    /// VMs with ends that no interrupt has told of.
+    /// VMs with ends that no interrupt has reported.
     news: BTreeSet<VmId>,
     /// VMs whose guest was interrupted.
     pub(super) interrupted: BTreeSet<VmId>,
@@ -84,19 +84,19 @@ pub(super) struct Hardware {
 pub(super) struct Card(Arc<(Mutex<Hardware>, Condvar)>);
 
 impl Card {
-    /// The hardware as it is.
+    /// Returns the current hardware state.
     pub(super) fn look(&self) -> MutexGuard<'_, Hardware> {
         self.0.0.lock().expect("no thread has panicked")
     }
 
-    /// Changes it, and wakes all who wait.
+    /// Changes it, and wakes all waiters.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut Hardware) -> T) -> T {
         let result = change(&mut self.look());
         self.0.1.notify_all();
         result
     }
 
-    /// Waits until there is an answer. `None` once all is over.
+    /// Waits until there is an answer. Returns `None` after the end of the test.
     pub(super) fn wait<T>(&self, mut answer: impl FnMut(&mut Hardware) -> Option<T>) -> Option<T> {
         let mut hardware = self.look();
         loop {
@@ -110,17 +110,17 @@ impl Card {
         }
     }
 
-    /// Body of the engines: each does the first that can run of what it was given.
+    /// Body of the engines: each runs its first work that can run.
     pub(super) fn work(&self) {
         while self.wait(Hardware::run_one).is_some() {
             self.0.1.notify_all();
         }
     }
 
-    /// Body of the timer, which expires when it was set to, or as much later as the other threads take.
+    /// Body of the timer, which expires at its set time, or later if other threads delay it.
     pub(super) fn expire(&self) {
         let mut expire = |hardware: &mut Hardware| {
-            // What ends before has ended then.
+            // Work with an earlier end has ended by then.
             hardware.alarm.filter(|at| hardware.next_end().is_none_or(|end| end > *at))?;
             hardware.clock = hardware.clock.max(hardware.alarm.take()?);
             hardware.expired = true;
@@ -128,14 +128,14 @@ impl Card {
         };
         while self.wait(&mut expire).is_some() {
             self.0.1.notify_all();
-            // What waits for nothing but this thread must not keep the others from running.
+            // This thread must let others run that do not wait for it.
             shuttle::thread::yield_now();
         }
     }
 }
 
 impl Hardware {
-    /// Returns when the first of what engines have begun ends.
+    /// Returns the first end of the work that engines have begun.
     fn next_end(&self) -> Option<u64> {
         let end = |engine: Engine| {
             let (channel, submission) = self.begun[engine.index()]?;
@@ -146,7 +146,7 @@ impl Hardware {
         Engine::ALL.into_iter().filter_map(end).min()
     }
 
-    /// Begins or ends one submission, if one can.
+    /// Begins or ends one submission, if possible.
     pub(super) fn run_one(&mut self) -> Option<()> {
         let Self { rings, engines, begun, .. } = self;
         let runs =
@@ -157,7 +157,7 @@ impl Hardware {
                 let (works, begun) = (&engines[engine.index()], begun[engine.index()]);
                 let under_way = |work: &Work| Some((work.channel, work.submission)) == begun;
                 let at = works.iter().position(|work| if begun.is_some() { under_way(work) } else { runs(work) })?;
-                // What never ends keeps the engine.
+                // Endless work keeps the engine.
                 (begun.is_none() || works[at].length.is_some()).then_some((engine, at))
             })
             .collect();
@@ -190,14 +190,14 @@ impl Hardware {
         *self.unfinished.get_mut(&vm).expect("it has submitted") -= count;
     }
 
-    /// A guest submits, on a channel that must be there.
+    /// Adds a guest's submission, on a channel that must exist.
     pub(super) fn submit(&mut self, channel: ChannelId, submission: Submission, length: Option<u64>) {
         let ring = self.rings.get_mut(&channel).expect("the channel is bound");
         ring.waiting.push_back((submission, length));
         *self.unfinished.entry(ring.vm).or_default() += 1;
     }
 
-    /// A channel leaves the card, with all that it has.
+    /// Removes a channel from the card, with all of its work.
     fn unbind(&mut self, channel: ChannelId) {
         let Some(ring) = self.rings.remove(&channel) else { return };
         let mut count = ring.waiting.len();
@@ -212,7 +212,7 @@ impl Hardware {
         }
     }
 
-    /// A channel for a VM.
+    /// Adds a channel for a VM.
     pub(super) fn bind(&mut self, channel: ChannelId, vm: VmId, engine: Engine) {
         let holds = thread_rng().gen_bool(0.5);
         let ring = Ring {
@@ -228,7 +228,7 @@ impl Hardware {
         assert!(self.rings.insert(channel, ring).is_none());
     }
 
-    /// Returns whether all that a VM has submitted has ended, by what its guest sees.
+    /// Returns whether all of a VM's submissions have ended, as its guest sees them.
     pub(super) fn is_done(&self, vm: VmId) -> bool {
         self.unfinished.get(&vm).is_none_or(|count| *count == 0)
     }
@@ -248,7 +248,7 @@ impl Hardware {
         self.records.is_empty()
     }
 
-    /// Time in ns that an engine has worked for submissions that have ended.
+    /// Returns the time in ns that an engine has worked for submissions that have ended.
     pub(super) fn busy(&self, engine: Engine) -> u64 {
         self.busy[engine.index()]
     }
@@ -279,12 +279,12 @@ impl Alarm for Card {
     }
 }
 
-/// State that the mediator keeps of the card, under the card's lock.
+/// The mediator's state of the card, under the card's lock.
 pub(super) struct State {
     pub(super) schedule: Schedule<Card>,
     card: Card,
     submissions: u64,
-    /// The clock when it was read last. What is started then has begun then.
+    /// The clock at its last read. Submissions that start then get this start time.
     read: Cell<u64>,
 }
 
@@ -299,7 +299,7 @@ impl State {
         self.card.change(change);
     }
 
-    /// A doorbell. Nothing comes of it if the channel is not there any more.
+    /// Handles a doorbell. Does nothing if the channel no longer exists.
     pub(super) fn ring(&mut self, vm: VmId, channel: ChannelId, length: Option<u64>) {
         if !self.card.look().rings.contains_key(&channel) {
             return;
@@ -310,7 +310,7 @@ impl State {
         self.arrived(vm, channel, submission, u32::MAX);
     }
 
-    /// A pass through the interrupt tree.
+    /// Makes one pass through the interrupt tree.
     pub(super) fn service(&mut self) -> (bool, Vec<(VmId, GuestEvent)>) {
         if !self.card.change(|hardware| std::mem::take(&mut hardware.raised)) {
             return (false, Vec::new());
@@ -320,14 +320,14 @@ impl State {
         (true, news.into_iter().map(|vm| (vm, GuestEvent::NonStall { engine: 0 })).collect())
     }
 
-    /// As `HostState::retire_channel`.
+    /// Same as `HostState::retire_channel`.
     pub(super) fn end_channel(&mut self, vm: VmId, channel: ChannelId) {
         self.complete();
         self.card.change(|hardware| hardware.unbind(channel));
         self.channel_ended(vm, channel);
     }
 
-    /// As `HostState::quiesce`.
+    /// Same as `HostState::quiesce`.
     pub(super) fn remove_vm(&mut self, vm: VmId) {
         self.complete();
         self.card.change(|hardware| {
@@ -339,8 +339,8 @@ impl State {
         self.unschedule_vm(vm);
     }
 
-    /// Whoever lets the card's lock go leaves nothing that waits and would never be looked at again, and books that say the
-    /// same of each submission as the scheduler's.
+    /// Checks the state at each release of the card's lock: waiting work will be polled again, and the records agree
+    /// with the scheduler's on each submission.
     pub(super) fn check(&self) {
         for (ticket, held) in &self.schedule.held {
             let expected = match held.stage {
@@ -382,7 +382,7 @@ impl Feeder for State {
         }
     }
 
-    /// Some keep the card while they wait, as their acquires say.
+    /// Some keep the card while they wait for a semaphore.
     fn holds(&mut self, channel: ChannelId) -> bool {
         self.card.look().rings.get(&channel).is_some_and(|ring| ring.enabled && ring.acquires && ring.holds)
     }
@@ -391,12 +391,12 @@ impl Feeder for State {
         self.card.look().begun[engine.index()].map(|(channel, _)| channel)
     }
 
-    /// Each time that it waits it has worked in between.
+    /// Channels that wait have worked since the last call.
     fn progress(&mut self, _: ChannelId) -> u64 {
         thread_rng().gen_range(0..2)
     }
 
-    /// An engine ends what it has begun before anything leaves it.
+    /// An engine ends the work that it has begun before a channel leaves it.
     fn ask_to_leave(&mut self, _: ChannelId) {}
 
     fn withhold(&mut self, channel: ChannelId, withheld: bool) {
@@ -433,7 +433,7 @@ impl Feeder for State {
         self.card.change(|hardware| {
             let mut ended = std::mem::take(&mut hardware.records);
             hardware.deferred = false;
-            // The last one may have ended by a forged record: that is believed at the next look.
+            // The last one may have ended with a forged record, which is believed at the next poll.
             let doubted = hardware.doubted;
             let doubts =
                 |last: &mut (ChannelId, Submission, u64)| doubted != Some(last.1) && thread_rng().gen_bool(0.25);
@@ -441,7 +441,7 @@ impl Feeder for State {
                 (hardware.doubted, hardware.deferred) = (Some(last.1), true);
                 hardware.records.push(last);
             }
-            // Those of each channel in their order.
+            // Keep the order within each channel.
             ended.sort_by_key(|(channel, ..)| *channel);
             ended.into_iter().map(|(_, submission, at)| (submission, Some(Nanos(at)))).collect()
         })

@@ -1,4 +1,4 @@
-//! The mailbox under schedules that a checker chooses: all of them with few threads, thousands with more.
+//! The mailbox under schedules chosen by a checker: all of them with few threads, thousands with more.
 
 use crate::GuestEvent;
 use crate::tenants::mailbox::{Mailbox, Recipient};
@@ -7,7 +7,7 @@ use nvspec::fifo::VirtualChannelId;
 use shuttle::sync::Arc;
 use shuttle::thread::{self, JoinHandle};
 
-/// Events that were taken up, in that order: who delivered it, and its number there.
+/// Handled events in order: the deliverer, and its number for the event.
 #[derive(Debug, Default)]
 struct Guest {
     events: Vec<(u32, u32)>,
@@ -18,7 +18,7 @@ impl Recipient for Guest {
     fn take_up(&mut self, event: GuestEvent) {
         let GuestEvent::Pbdma { unit, data, .. } = event else { panic!("{event:?} was never delivered") };
         self.events.push((unit, data));
-        // As for the card's lock, that a guest's access takes.
+        // A guest's access takes the card's lock here.
         thread::yield_now();
     }
 }
@@ -29,7 +29,7 @@ fn mailbox() -> Shared {
     Arc::new(Mailbox::new(Guest::default()))
 }
 
-/// Events that no other is like.
+/// Starts a thread that delivers distinct events.
 fn deliver(mailbox: &Shared, from: u32, count: u32) -> JoinHandle<()> {
     let mailbox = Arc::clone(mailbox);
     thread::spawn(move || {
@@ -39,7 +39,7 @@ fn deliver(mailbox: &Shared, from: u32, count: u32) -> JoinHandle<()> {
     })
 }
 
-/// Register accesses, as of a VM's own thread.
+/// Starts a thread that makes register accesses, like a VM's own thread.
 fn access(mailbox: &Shared, count: u32) -> JoinHandle<()> {
     let mailbox = Arc::clone(mailbox);
     thread::spawn(move || {
@@ -49,10 +49,10 @@ fn access(mailbox: &Shared, count: u32) -> JoinHandle<()> {
     })
 }
 
-/// All threads have ended: everything was taken up once, in the order of each that delivered it.
+/// Joins all threads and checks that each event was handled once, in the order of each deliverer.
 fn ended(mailbox: &Shared, threads: Vec<JoinHandle<()>>, deliverers: u32, each: u32, accesses: u32) {
     threads.into_iter().for_each(|thread| thread.join().expect("it ends"));
-    // Before anyone takes the lock again, which would take up what was left.
+    // Check before the lock is taken again, because that would handle remaining events.
     assert!(mailbox.is_empty(), "an event was left");
     let guest = mailbox.lock();
     for from in 0..deliverers {
@@ -89,7 +89,7 @@ fn delivery_waits_for_no_lock() {
         let mailbox = mailbox();
         let held = mailbox.lock();
         let threads: Vec<_> = (0..2).map(|from| deliver(&mailbox, from, 2)).collect();
-        // If one waited for the lock, so would this for it.
+        // If a deliverer waited for the lock, this would deadlock.
         threads.into_iter().for_each(|thread| thread.join().expect("it ends"));
         assert!(held.events.is_empty());
         drop(held);

@@ -1,9 +1,9 @@
-//! The scheduler's wiring under thousands of schedules that a checker chooses: guests that submit, the card that works,
-//! the interrupt thread, the timer, and an operator. What is run is the mediator's own [`Feeder`], [`Schedule`], [`turn`]
-//! and [`Mailbox`]; the card is [`card`]'s.
+//! The scheduler's wiring under thousands of schedules chosen by a checker: guests that submit, the card that works,
+//! the interrupt thread, the timer, and an operator. The code under test is the mediator's own [`Feeder`],
+//! [`Schedule`], [`turn`] and [`Mailbox`]; the card is the model in [`card`].
 //!
-//! A thread that waits for what nobody brings about is a deadlock, which the checker reports: so whatever ends, ends
-//! because no wake-up was lost. There is no look each 100 ms here that would hide one.
+//! A thread that waits without a waker is a deadlock, which the checker reports: so a test that ends has lost no
+//! wake-up. The poll every 100 ms that would hide one does not exist here.
 //!
 //! [`Schedule`]: crate::work::schedule::Schedule
 
@@ -27,9 +27,9 @@ use vram::VmId;
 /// Schedules of each test.
 const SCHEDULES: usize = 1000;
 const VMS: u32 = 3;
-/// Of each VM, where it counts.
+/// Submissions of each VM, in tests that count them.
 const SUBMISSIONS: u32 = 4;
-/// Lengths of submissions, in ns: less and more than BAND waits for a VM, and than the card is kept ahead.
+/// Lengths of submissions, in ns: shorter and longer than BAND's wait for a VM, and than the card's run-ahead.
 const LENGTHS: [u64; 3] = [20_000, 600_000, 3_000_000];
 
 /// The mediator's card, under its lock.
@@ -62,7 +62,7 @@ impl Recipient for Guest {
     }
 }
 
-/// All of it.
+/// The complete test setup.
 struct Rig {
     host: Arc<Host>,
     guests: Vec<Mailbox<Guest, Checked>>,
@@ -103,7 +103,7 @@ fn any_channel(vm: VmId) -> (ChannelId, Engine) {
     channels(vm)[thread_rng().gen_range(0..2)]
 }
 
-/// A configuration in which what ends late is charged by the card's time all the same.
+/// Returns a configuration in which late ends are still charged at the card's time.
 fn any_config() -> Config {
     let policy = *choose(&PolicyKind::ALL).expect("some");
     let queues = *choose(&[Queues::Separate, Queues::Single]).expect("some");
@@ -117,7 +117,7 @@ fn any_share(max_run_ns: Option<u64>) -> VgpuParams {
 }
 
 impl Rig {
-    /// A card with its threads, and VMs with two channels each.
+    /// Creates a card with its threads, and VMs with two channels each.
     fn new(config: Config, max_run_ns: Option<u64>) -> (Arc<Self>, Vec<JoinHandle<()>>) {
         let card = Card::default();
         let state = locks::Mutex::new(State::new(config, card.clone()));
@@ -146,24 +146,24 @@ impl Rig {
             })
         };
         while let Some(mut woken) = woken() {
-            // The timer may be set anew between the wake-up and the look at what has expired.
+            // The timer may be set again between the wake-up and the check for expiry.
             woken.expired |= thread_rng().gen_bool(0.1);
             serve_wakeup(self, woken).expect("the signal is read");
         }
     }
 
-    /// A VM's thread does something, as by a register access.
+    /// Runs `act` on a VM's thread, as a register access does.
     fn access<T>(&self, vm: VmId, act: impl FnOnce(&Host) -> T) -> T {
         let guest = self.guests[vm.0 as usize].lock();
         act(&guest.host)
     }
 
-    /// A guest rings the doorbell of one of its channels.
+    /// Rings the doorbell of one of a guest's channels.
     fn submit(&self, vm: VmId, channel: ChannelId, length: Option<u64>) {
         self.access(vm, |host| host.with(|state| state.ring(vm, channel, length)));
     }
 
-    /// A guest waits until all that it has submitted has ended. It looks again with each interrupt only.
+    /// Waits until all of a guest's submissions have ended. Checks only on interrupts.
     fn wait(&self, vm: VmId) {
         let card = &self.host.card;
         while !card.look().is_done(vm) {
@@ -201,13 +201,13 @@ impl Rig {
     }
 }
 
-/// Starts a thread that knows the rig.
+/// Starts a thread that uses the rig.
 fn actor(rig: &Arc<Rig>, body: impl FnOnce(&Rig) + Send + 'static) -> JoinHandle<()> {
     let rig = Arc::clone(rig);
     thread::spawn(move || body(&rig))
 }
 
-/// A guest submits, and now and then waits for that. Each submission ends with that probability.
+/// Submits work of a guest, and sometimes waits for it. Each submission ends with probability `ends`.
 fn busy(rig: &Rig, vm: VmId, ends: f64) {
     for _ in 0..SUBMISSIONS {
         let length = choose(&LENGTHS).copied().filter(|_| thread_rng().gen_bool(ends));
@@ -219,7 +219,7 @@ fn busy(rig: &Rig, vm: VmId, ends: f64) {
     rig.wait(vm);
 }
 
-/// An operator changes policies and shares.
+/// Changes policies and shares, as an operator does.
 fn operator(rig: &Rig, max_run_ns: Option<u64>, fixed: Config) {
     for _ in 0..3 {
         let vm = VmId(thread_rng().gen_range(0..VMS));
@@ -253,13 +253,13 @@ fn all_that_is_submitted_ends_and_is_charged_once() {
     });
 }
 
-/// A guest stops channels, lets them wait for semaphores, and ends them, whatever is on them.
+/// Stops a guest's channels, makes them wait for semaphores, and ends them with any work on them.
 fn restless(rig: &Rig, vm: VmId) {
     for _ in 0..6 {
         let (channel, engine) = any_channel(vm);
         let enable = |enabled| {
             rig.access(vm, |host| {
-                // The card's lock is let go between the two.
+                // The card's lock is released between the two.
                 host.with(|_| {
                     host.card.change(|hardware| {
                         hardware.rings.get_mut(&channel).into_iter().for_each(|ring| ring.enabled = enabled);
@@ -325,9 +325,9 @@ fn what_waits_for_a_semaphore_holds_up_nobody() {
                 });
             };
             acquire(true);
-            // What is behind it on its channel has its turn while it waits.
+            // Later work on its channel gets slices while it waits.
             (0..3).for_each(|_| rig.submit(vm, channel, Some(LENGTHS[0])));
-            // What releases it comes behind all that the others do.
+            // The release comes after all work of the others.
             others.into_iter().for_each(|other| other.join().expect("it ends"));
             acquire(false);
             rig.wait(vm);
@@ -340,7 +340,7 @@ fn what_waits_for_a_semaphore_holds_up_nobody() {
 fn what_never_ends_is_killed_and_its_guest_is_told() {
     try_schedules(SCHEDULES, || {
         let limit = Some(10_000_000);
-        // Each kill is a quarantine, which the timer ends; or none is.
+        // Either each kill causes a quarantine, which the timer ends; or none does.
         let strikes = thread_rng().gen_range(0..=1);
         let config = Config { strikes, quarantine_ns: 5_000_000, ..any_config() };
         let (rig, threads) = Rig::new(config, limit);
@@ -350,8 +350,8 @@ fn what_never_ends_is_killed_and_its_guest_is_told() {
     });
 }
 
-/// A VM whose work never ends, and which stops its channel again and again, beside one that is well-behaved: it is the
-/// first that is blamed, whenever anybody looks.
+/// A VM whose work never ends, and which stops its channel repeatedly, next to a well-behaved one: every check blames
+/// the first.
 #[test]
 fn who_keeps_an_engine_is_killed_and_never_who_waits_for_it() {
     try_schedules(SCHEDULES, || {
@@ -371,7 +371,7 @@ fn who_keeps_an_engine_is_killed_and_never_who_waits_for_it() {
                         state.look_at_waits(Some(vm));
                     });
                 }
-                // It is to be killed for what an engine has begun; what none has it takes off itself.
+                // Work that an engine has begun must be killed; the channel itself removes other work.
                 rig.host.with(|state| {
                     if !rig.host.card.look().has_begun(channel) {
                         state.end_channel(vm, channel);
@@ -397,14 +397,14 @@ fn who_keeps_an_engine_is_killed_and_never_who_waits_for_it() {
     });
 }
 
-/// A VM whose channel has contexts for computing and copying, and which copies, beside one that copies as well: each is charged
-/// for what it has of the copy engine, from the look on at which the card says so.
+/// A VM whose channel has contexts for computing and copying, and which copies, next to one that copies as well: each
+/// is charged for its own use of the copy engine, from the first poll in which the card reports it.
 #[test]
 fn what_works_on_another_engine_than_it_is_booked_on_is_charged_there() {
     const LENGTH: u64 = LENGTHS[2];
     const LOOK: u64 = 500_000;
     try_schedules(10, || {
-        // The checker wants something to choose from.
+        // The checker needs a second thread to choose from.
         let beside = thread::spawn(thread::yield_now);
         let card = Card::default();
         let mut state = State::new(Config { stamp_slack_ns: u64::MAX, ..Config::default() }, card.clone());
@@ -434,7 +434,7 @@ fn what_works_on_another_engine_than_it_is_booked_on_is_charged_there() {
         let used = |vm, engine| account(&state, vm, engine).used;
         assert_eq!([used(0, Engine::Compute), used(0, Engine::Copy0)], [LOOK, LENGTH - LOOK]);
         assert_eq!([used(1, Engine::Compute), used(1, Engine::Copy0)], [0, LENGTH], "who waited does not pay");
-        // What comes next is booked where the last was seen.
+        // The next submission is accounted to the engine where the last was seen.
         state.ring(VmId(0), several, Some(LENGTH));
         assert_eq!([Engine::Compute, Engine::Copy0].map(|engine| account(&state, 0, engine).arrived), [1, 1]);
         beside.join().expect("it ends");

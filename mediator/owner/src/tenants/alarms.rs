@@ -1,11 +1,11 @@
-//! The alarms that guests have armed on their PTIMERs: one timer for a card, set to the first of them.
+//! The alarms that guests have armed on their PTIMERs: one timer per card, set to the first alarm.
 
 use crate::alarm::{Alarm, TimerAlarm};
 use std::collections::BTreeMap;
 use vram::VmId;
 
-/// Least time from arming to ringing, in ns: a guest that arms its alarm again and again wakes the card's interrupt thread
-/// no more often than this.
+/// Minimum time from arming to ringing, in ns: a guest that arms its alarm repeatedly wakes the card's interrupt thread
+/// at most this often.
 const SOONEST_NS: u64 = 100_000;
 
 /// Alarms by VM, and the timer that expires at the first.
@@ -21,7 +21,7 @@ impl<A: Alarm> GuestAlarms<A> {
         Self { timer, at: BTreeMap::new() }
     }
 
-    /// Arms a VM's alarm `in_ns` ns from `now`, in the place of the one before; `None` disarms it.
+    /// Arms a VM's alarm `in_ns` ns from `now`, replacing the previous one; `None` disarms it.
     pub(crate) fn arm(&mut self, vm: VmId, now: u64, in_ns: Option<u64>) {
         match in_ns {
             Some(in_ns) => drop(self.at.insert(vm, now.saturating_add(in_ns.max(SOONEST_NS)))),
@@ -30,7 +30,7 @@ impl<A: Alarm> GuestAlarms<A> {
         self.set(now);
     }
 
-    /// Takes out the alarms whose time has come. Called when the timer has expired.
+    /// Takes out the alarms that are due. Called when the timer has expired.
     pub(crate) fn due(&mut self, now: u64) -> Vec<VmId> {
         if let Err(error) = self.timer.silence() {
             tracing::error!(%error, "the timer of guests' alarms cannot be read");

@@ -5,23 +5,23 @@ use devmodel::events::SmError;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::VirtualChannelId;
 
-/// Something that happened on the card and concerns one VM, in physical terms where the VM's own are not known here.
+/// An event of the card that concerns one VM, in physical terms where the VM's own are not known here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEvent {
-    /// Work of an engine has asked for attention; the VM had work there.
+    /// Work of an engine has raised its interrupt; the VM had work there.
     NonStall {
         /// The engine, as `nvspec::fifo::engine` numbers it.
         engine: u32,
     },
     /// The runlist that the VM submitted last is in force.
     Runlist,
-    /// Channels that were to leave the card have left ([`take_left`](crate::HostState::take_left)).
+    /// Departing channels have left the card ([`take_left`](crate::HostState::take_left)).
     Left,
-    /// The card has room again for what a channel's ring still holds.
+    /// The card has room again for the remaining entries of a channel's ring.
     Resume(Doorbell),
-    /// The time that the VM's PTIMER alarm was set to has come, or is near.
+    /// The time of the VM's PTIMER alarm has come, or is near.
     Alarm,
-    /// There may be memory that the VM waits for, or it has waited for long enough.
+    /// Memory that the VM waits for may be available, or its wait has reached the limit.
     Memory,
     /// A channel held an engine for too long without progress. It is off the card.
     Hang {
@@ -41,7 +41,7 @@ pub enum GuestEvent {
         /// The fault's type word, as `pfifo::FAULT_TYPE`.
         kind: u32,
     },
-    /// A PBDMA met what it cannot execute. It has gone on behind that.
+    /// A PBDMA met a method that it cannot execute, and has continued after it.
     Pbdma {
         /// The VM's channel.
         channel: VirtualChannelId,
@@ -54,7 +54,7 @@ pub enum GuestEvent {
         /// Data of the method.
         data: u32,
     },
-    /// PGRAPH refused a method. It has gone on behind that.
+    /// PGRAPH refused a method, and has continued after it.
     Graph {
         /// The VM's channel.
         channel: VirtualChannelId,
@@ -73,7 +73,7 @@ pub enum GuestEvent {
         /// Report of a multiprocessor, if one trapped: the first that does.
         sm: Option<SmError>,
     },
-    /// A copy engine refused a method. It has gone on behind that.
+    /// A copy engine refused a method, and has continued after it.
     Copy {
         /// The VM's channel.
         channel: VirtualChannelId,

@@ -1,13 +1,14 @@
-//! Events of the card's interrupt thread for a VM whose lock is taken.
+//! Events from the card's interrupt thread for a VM whose lock is taken.
 //!
 //! One thread serves the interrupts of all VMs of a card, so it must never wait for one of them: a guest that keeps its
-//! own vGPU busy with a large flush would hold up its neighbours' interrupts. It leaves the event here instead
-//! (`mailbox` says who takes it up).
+//! own vGPU busy with a large flush would delay its neighbours' interrupts. The thread leaves the event here instead
+//! (`mailbox` handles it later).
 
 use super::GuestEvent;
 use std::collections::VecDeque;
 
-/// Errors that wait. Engines go on behind an error, so a guest can make as many as it likes; more than this are counted.
+/// Limit of queued errors. Engines continue after an error, so a guest can cause any number; further ones are only
+/// counted.
 const MOST: usize = 256;
 
 /// Events that wait for a VM.
@@ -18,18 +19,18 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Appends an event, unless one that waits already says the same.
+    /// Appends an event, unless an equivalent one is queued.
     pub(crate) fn push(&mut self, event: GuestEvent) {
         if self.events.contains(&event) {
             return;
         }
         match event {
-            // A channel's ring is looked at up to its last doorbell.
+            // A channel's ring is read up to its last doorbell.
             GuestEvent::Resume(doorbell) => {
                 let same = |old: &GuestEvent| matches!(old, GuestEvent::Resume(old) if old.channel == doorbell.channel);
                 self.events.retain(|old| !same(old));
             }
-            // Each is the end of a channel that stays bound until it is taken up: no more than there are channels.
+            // Each is the end of a channel that stays bound until the event is handled: at most one per channel.
             GuestEvent::MmuFault { .. }
             | GuestEvent::Hang { .. }
             | GuestEvent::NonStall { .. }
@@ -52,12 +53,12 @@ impl Inbox {
         self.events.pop_front()
     }
 
-    /// Returns whether none waits.
+    /// Returns whether no event is queued.
     pub(crate) fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
 
-    /// Events that found no room since the VM was made.
+    /// Returns the number of events dropped for lack of room since the VM was created.
     pub(crate) fn lost(&self) -> u64 {
         self.lost
     }

@@ -1,8 +1,8 @@
-//! The VM's lock and the inbox beside it, which the card's interrupt thread and the VM's own threads share.
+//! The VM's lock and its inbox, which the card's interrupt thread and the VM's own threads share.
 //!
-//! The interrupt thread serves all VMs of a card and waits for none. It leaves its event in the inbox and tries the lock;
-//! if that is taken, whoever holds it empties the inbox when it lets go. What came between its last look and the release
-//! found the lock taken still, so it looks once more behind that.
+//! The interrupt thread serves all VMs of a card and waits for none. It leaves its event in the inbox and tries the
+//! lock; if that is taken, the holder empties the inbox when it releases the lock. An event between the holder's last
+//! check and the release found the lock still taken, so the holder checks once more afterwards.
 
 use super::GuestEvent;
 use super::inbox::Inbox;
@@ -10,16 +10,16 @@ use locks::{Guard, Locks, Mutex, Real, rank};
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Takes events up.
+/// Handles events.
 pub trait Recipient {
     /// Shows an event to the guest. Called with the lock held.
     fn take_up(&mut self, event: GuestEvent);
 
-    /// The lock is about to be released.
+    /// Called before the lock is released.
     fn leave(&mut self) {}
 }
 
-/// A recipient, its lock, and what waits for it.
+/// A recipient, its lock, and its queued events.
 #[derive(Debug)]
 pub struct Mailbox<R, L: Locks = Real> {
     locked: Mutex<rank::Vm, R, L>,
@@ -28,17 +28,17 @@ pub struct Mailbox<R, L: Locks = Real> {
     torn: AtomicBool,
 }
 
-/// The lock, held. What was left in the inbox meanwhile is taken up before it is released.
+/// The held lock. Queued events are handled before it is released.
 pub struct Held<'a, R: Recipient, L: Locks = Real> {
     mailbox: &'a Mailbox<R, L>,
-    /// Always there, but for the end of [`Drop::drop`].
+    /// Always there, except at the end of [`Drop::drop`].
     guard: Option<Guard<'a, rank::Vm, R, L>>,
     /// The thread was panicking when it took the lock.
     unwinding: bool,
 }
 
 impl<R: Recipient, L: Locks> Mailbox<R, L> {
-    /// With an empty inbox.
+    /// Creates it with an empty inbox.
     pub fn new(recipient: R) -> Self {
         Self { locked: Mutex::new(recipient), inbox: Mutex::default(), torn: AtomicBool::new(false) }
     }
@@ -46,50 +46,50 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
     /// Waits for the lock.
     ///
     /// # Panics
-    /// When the recipient is [torn](Self::is_torn): its thread ends by that, and others ask before.
+    /// When the recipient is [torn](Self::is_torn): this ends a VM's own thread, and other threads check first.
     #[track_caller]
     pub fn lock(&self) -> Held<'_, R, L> {
         let held = self.lock_torn();
-        // PANIC: nothing may be served on what is half changed. The VM's thread has a catch around it.
+        // PANIC: half-changed state must not be served. The VM's thread has a catch around it.
         assert!(!self.is_torn() || held.unwinding, "an earlier panic has left the VM half changed");
         held
     }
 
-    /// Waits for the lock, whatever it guards, to take the rest down.
+    /// Waits for the lock even if the recipient is torn, to take the rest down.
     #[track_caller]
     pub fn lock_torn(&self) -> Held<'_, R, L> {
         Held::new(self, self.locked.lock())
     }
 
-    /// Takes the lock if nobody holds it and what it guards is whole.
+    /// Takes the lock if it is free and the recipient is not torn.
     #[track_caller]
     pub fn try_lock(&self) -> Option<Held<'_, R, L>> {
         self.locked.try_lock().map(|guard| Held::new(self, guard)).filter(|_| !self.is_torn())
     }
 
-    /// Returns whether a panic has dropped the lock: what it guards may be half changed.
+    /// Returns whether a panic has dropped the lock: the recipient may be half changed.
     pub fn is_torn(&self) -> bool {
         self.torn.load(Ordering::Acquire)
     }
 
-    /// Has an event taken up, now or by whoever holds the lock. Never waits for that.
+    /// Queues an event, for this thread or the holder of the lock to handle. Never waits for the lock.
     pub fn deliver(&self, event: GuestEvent) {
         self.inbox.lock().push(event);
-        // If nobody holds the lock, it is the end of this guard that takes it up.
+        // If the lock is free, the end of this guard handles the event.
         drop(self.try_lock());
     }
 
-    /// Events that found no room since the VM was made.
+    /// Returns the number of events dropped for lack of room since the VM was created.
     pub fn lost(&self) -> u64 {
         self.inbox.lock().lost()
     }
 
-    /// A statement of its own, so that the inbox is not held while an event is taken up.
+    /// Takes the next event in a statement of its own, so that the inbox is not locked while the event is handled.
     fn next(&self) -> Option<GuestEvent> {
         self.inbox.lock().pop()
     }
 
-    /// Returns whether no event waits.
+    /// Returns whether no event is queued.
     pub fn is_empty(&self) -> bool {
         self.inbox.lock().is_empty()
     }
@@ -121,7 +121,7 @@ impl<R: Recipient, L: Locks> Drop for Held<'_, R, L> {
             self.mailbox.torn.store(true, Ordering::Release);
         }
         if std::thread::panicking() || self.mailbox.is_torn() {
-            // Nothing more is done with it.
+            // The recipient is no longer used.
             return;
         }
         while let Some(mut recipient) = self.guard.take() {
@@ -133,7 +133,7 @@ impl<R: Recipient, L: Locks> Drop for Held<'_, R, L> {
             torn.whole = true;
             drop(torn);
             drop(recipient);
-            // What came between the look and the release found the lock taken, and is left to this thread.
+            // An event between the check and the release found the lock taken, and is left to this thread.
             if !self.mailbox.is_empty() {
                 self.guard = self.mailbox.locked.try_lock();
             }
@@ -141,7 +141,7 @@ impl<R: Recipient, L: Locks> Drop for Held<'_, R, L> {
     }
 }
 
-/// Marks a recipient as torn unless it is whole when this goes; declared after the lock's guard, it goes before it.
+/// Marks a recipient as torn unless it is whole at the drop; declared after the lock's guard, it is dropped before it.
 struct Tearing<'a> {
     torn: &'a AtomicBool,
     whole: bool,
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// Counts what it takes up, and panics at interrupts of engine 9.
+    /// Counts handled events, and panics at interrupts of engine 9.
     #[derive(Default)]
     struct Counting {
         taken: u32,

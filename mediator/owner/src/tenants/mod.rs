@@ -1,7 +1,7 @@
-//! Events and alarms that the card's owner leaves for its VMs.
+//! Events and alarms that the card manager leaves for its VMs.
 //!
-//! Parts: `events` (what happens on the card), [`mailbox`] and `inbox` (events for a VM whose lock is taken), `alarms` (of
-//! guests' timers).
+//! Parts: `events` (events of the card), [`mailbox`] and `inbox` (events for a VM whose lock is taken), `alarms`
+//! (guests' timers).
 
 mod alarms;
 mod events;
