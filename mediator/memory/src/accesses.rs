@@ -1,7 +1,7 @@
 //! Records of how often the chunks of a VM are accessed: profiles, for `victims = "profiled"`.
 //!
-//! A card that counts, which only the software card does, says how many bursts its engines have made. Otherwise it is counted how often
-//! submissions name memory of a chunk, which leaves out what kernels reach by pointers.
+//! Only the software card counts accesses: it reports the bursts of its engines. Otherwise the record counts how often
+//! submissions name memory of a chunk, which misses accesses of kernels through pointers.
 
 use super::Memory;
 use card::AccessCounts;
@@ -13,7 +13,7 @@ use vram::{ChunkTable, HostAddr, Lookup, Place, VmId};
 pub enum Counted {
     /// Bursts of the card's engines.
     Bursts,
-    /// Times that submissions name memory.
+    /// Number of times that submissions name memory.
     Submissions,
 }
 
@@ -22,21 +22,21 @@ pub enum Counted {
 pub struct Accesses {
     /// The unit.
     pub counted: Counted,
-    /// By chunk of the guest's VRAM, all of them.
+    /// One for each chunk of the guest's VRAM.
     pub counts: Vec<u64>,
 }
 
-/// Records that are being made: at most one of each VM.
+/// Active records: at most one per VM.
 #[derive(Debug, Default)]
 pub struct Records(BTreeMap<VmId, Accesses>);
 
 impl Records {
-    /// Returns whether any is being made.
+    /// Returns whether any record is active.
     pub(crate) fn any(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// A submission names memory of a chunk.
+    /// Counts a submission that names memory of a chunk.
     pub(crate) fn named(&mut self, vm: VmId, index: u64) {
         let record = self.0.get_mut(&vm).filter(|record| record.counted == Counted::Submissions);
         let count = record.and_then(|record| record.counts.get_mut(usize::try_from(index).ok()?));
@@ -45,7 +45,7 @@ impl Records {
         }
     }
 
-    /// Adds what the card has counted since the last look. `accesses`: of the chunk that is there.
+    /// Adds the card's counts since the last poll. `accesses` returns the count of the chunk at a place.
     pub(crate) fn counted(&mut self, chunks: &ChunkTable, accesses: impl Fn(Place) -> u64) {
         for (vm, record) in self.0.iter_mut().filter(|(_, record)| record.counted == Counted::Bursts) {
             for (index, count) in (0..).zip(&mut record.counts) {
@@ -62,12 +62,12 @@ impl Records {
 }
 
 impl Memory {
-    /// Begins a record of a VM's accesses. `false` if there is no such VM, or it has one already.
+    /// Starts a record of a VM's accesses. Returns `false` if there is no such VM, or it has one already.
     pub fn start_accesses(&mut self, now: u64, vm: VmId) -> bool {
         let Some(bytes) = self.vram.chunks.vm_bytes(vm).filter(|_| !self.vram.records.0.contains_key(&vm)) else {
             return false;
         };
-        // What was counted so far is the others'.
+        // The counts so far belong to other records.
         self.take_accesses(now);
         let counted = match self.vram.memory.card().access_counts(true) {
             Some(_) => Counted::Bursts,
@@ -78,7 +78,7 @@ impl Memory {
         true
     }
 
-    /// Ends it; `None` when none is being made, as when the VM has gone.
+    /// Ends it; returns `None` if none is active, for example after the VM's removal.
     pub fn end_accesses(&mut self, now: u64, vm: VmId) -> Option<Accesses> {
         self.take_accesses(now);
         self.vram.records.0.remove(&vm)
@@ -90,7 +90,7 @@ impl Memory {
     }
 }
 
-/// Accesses to a chunk of `bytes` bytes at a place. `host`: I/O address of host memory.
+/// Returns the accesses to a chunk of `bytes` bytes at a place. `host`: I/O address of host memory.
 pub(crate) fn at(counts: &AccessCounts, place: Place, bytes: u64, host: impl Fn(HostAddr) -> u64) -> u64 {
     match place {
         Place::Card(at) => (at.0..at.0.saturating_add(bytes))

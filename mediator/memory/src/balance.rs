@@ -1,4 +1,4 @@
-//! Division of a card's memory: what its balancer and thrash detector are told, and what they want moved.
+//! Division of a card's memory: the inputs of its balancer and thrash detector, and the moves that they want.
 
 use super::chaos::{Chaos, Dice};
 use super::moved::{Holds, Moved, Plan, Planned, Relocated};
@@ -10,44 +10,44 @@ use vram::balance::{By, Config, PinError, Request};
 use vram::victim::VictimPolicy;
 use vram::{Balancer, Change, Done, GuestAddr, Lookup, Mode, Place, Quanta, QuantaConfig, Step, Turn, VmId};
 
-/// Settings by which a card's memory is divided.
+/// Settings of the division of a card's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Division {
-    /// The balancer's: who gives, and who gets.
+    /// The balancer's settings.
     pub balance: Config,
-    /// The turns' of VMs.
+    /// The settings of quanta.
     pub quanta: QuantaConfig,
-    /// Chunks of the card that take evictions at once.
+    /// Chunks of the card that are reserved for immediate evictions.
     pub reserve: u32,
-    /// Moves without a reason, for tests.
+    /// Random moves, for tests.
     pub chaos: Chaos,
 }
 
 /// A hint about a range of a VM's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
-    /// It stays on the card, or not any more.
+    /// Pins the range to the card, or unpins it.
     Pinned(bool),
-    /// The lowest goes first.
+    /// Eviction priority: the lowest is evicted first.
     Priority(u8),
-    /// Number of accesses, against the rest of the VM's.
+    /// Number of accesses, relative to the rest of the VM's memory.
     Accesses(u32),
 }
 
 /// Divides a card's memory.
 pub struct Divider {
-    /// Decides who gives to whom.
+    /// Decides which VMs gain and lose memory.
     pub balancer: Balancer,
-    /// Turns at memory.
+    /// Quanta of memory.
     pub quanta: Quanta,
     /// The operator's settings.
     division: Division,
-    /// VMs that do not run, since it is another one's turn.
+    /// VMs that are stopped during another VM's quantum.
     waiting: BTreeSet<VmId>,
-    /// Memory moves for a turn that is to begin. Its holder waits, too: it would work on what lies in host memory, and each
-    /// chunk of it that comes would have to wait for that work.
+    /// Memory moves for a quantum that is about to begin. Its holder waits, too: its work would use chunks in host
+    /// memory, and the return of each such chunk would have to wait for that work.
     settling: bool,
-    /// Turns that have begun.
+    /// Quanta that have begun.
     turns: u64,
     /// The card's counts, and the copies since.
     bus: Bus,
@@ -56,14 +56,14 @@ pub struct Divider {
 /// Traffic on the bus, as the card counts it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bus {
-    /// Time at which the counts were taken last, in ns.
+    /// Time at which the counts were last taken, in ns.
     since: Option<u64>,
-    /// Bytes that the mediator itself has copied since then: they are among what is counted.
+    /// Bytes that the mediator itself has copied since then, which the counts include.
     copied: u64,
 }
 
 impl Divider {
-    /// One that divides memory that way, with nobody yet.
+    /// Creates a divider with these settings, without VMs.
     pub fn new(division: &Division) -> Self {
         Self {
             balancer: Balancer::new(division.balance),
@@ -76,7 +76,7 @@ impl Divider {
         }
     }
 
-    /// The divider as it was, by new settings. `waiting`: VMs that are kept from running since it is not their turn.
+    /// Restores the divider, with new settings. `waiting`: VMs that are stopped during another VM's quantum.
     pub fn restored(
         division: &Division,
         balancer: Balancer,
@@ -84,30 +84,30 @@ impl Divider {
         turns: u64,
         waiting: BTreeSet<VmId>,
     ) -> Self {
-        // Its holder waits only as long as memory moves for the turn.
+        // The holder waits only while memory moves for the quantum.
         let settling = quanta.turn().is_some_and(|turn| waiting.contains(&turn.holder));
         Self { balancer, quanta, waiting, settling, turns, ..Self::new(division) }
     }
 
-    /// Returns what an operator has set.
+    /// Returns the operator's settings.
     #[must_use]
     pub fn division(&self) -> Division {
         self.division
     }
 
-    /// Returns whose turn it is, if VMs take turns.
+    /// Returns the current quantum, if there is one.
     #[must_use]
     pub fn turn(&self) -> Option<&Turn> {
         self.quanta.turn()
     }
 
-    /// Turns that have begun since the card was taken over.
+    /// Returns the number of quanta that have begun since the card was taken over.
     #[must_use]
     pub fn turns(&self) -> u64 {
         self.turns
     }
 
-    /// Returns what decides who gives and who gets.
+    /// Returns the balancer.
     #[must_use]
     pub fn balancer(&self) -> &Balancer {
         &self.balancer
@@ -115,9 +115,10 @@ impl Divider {
 }
 
 impl Memory {
-    /// Returns what is to move now, what the mediator itself needs first. `done`: work that a VM has had done since it came.
+    /// Returns the moves that are due now, first those for the mediator itself. `done`: work of a VM completed since it
+    /// was added.
     pub fn plan(&mut self, now: u64, working: impl Iterator<Item = VmId>, done: impl Fn(VmId) -> Done) -> Planned {
-        // Who has work that has not ended is at work, if only in a queue; so is who waits for memory.
+        // VMs with unfinished work are active, even if it is queued; so are VMs that wait for memory.
         let working: BTreeSet<VmId> = working.chain(self.vram.waiting()).collect();
         working.into_iter().for_each(|vm| self.divider.balancer.active(vm, now));
         self.tell_working_sets(now, done);
@@ -134,7 +135,7 @@ impl Memory {
         if divider.settling {
             balancer.hurry();
         }
-        // Whoever found no room on the card stands for a request: somebody may have more than its share.
+        // A chunk that found no room on the card is a request: another VM may have more than its share.
         let mut requests: BTreeMap<VmId, u32> = BTreeMap::new();
         let bytes = vram.chunks.chunk_bytes();
         for (vm, index) in std::mem::take(&mut vram.unmet) {
@@ -149,7 +150,7 @@ impl Memory {
             steps.extend(for_it);
         }
         if steps.is_empty() && divider.quanta.wants_bandwidth() {
-            // A chunk goes, and comes back: then it is known.
+            // Evict and return a chunk to measure the bandwidth.
             let chunks = vram.chunks.spare() + 1;
             steps = balancer.plan(&vram.chunks, now, Some(Request { by: By::Guarantee, chunks }));
         }
@@ -159,19 +160,19 @@ impl Memory {
         Planned { plan: by_vm(self.without_travellers(steps)), served, holds }
     }
 
-    /// Returns what is to move for the mediator's own structures, if anything.
+    /// Returns the moves for the mediator's own structures, if any.
     pub fn plan_own(&mut self, now: u64) -> Plan {
         let steps = self.own_steps(now);
         by_vm(self.without_travellers(steps))
     }
 
-    /// Leaves the memory of VMs alone that go to another card or come from one.
+    /// Removes steps of VMs that are moving to or from another card.
     fn without_travellers(&self, mut steps: Vec<Step>) -> Vec<Step> {
         steps.retain(|step| !self.travelling.contains(&step.vm));
         steps
     }
 
-    /// Returns what becomes free for it is no VM's; what is borrowed from the reserve for it is evicted behind that.
+    /// Returns moves that free chunks for the mediator; chunks borrowed from the reserve are then repaid by evictions.
     fn own_steps(&mut self, now: u64) -> Vec<Step> {
         let Self { vram, divider, .. } = self;
         if !vram.has_host_memory() {
@@ -186,8 +187,8 @@ impl Memory {
         divider.balancer.plan(&vram.chunks, now, Some(request))
     }
 
-    /// The mover has looked: `waiting` waited for it all the while, and something was moved for `served`. Returns who
-    /// waits now.
+    /// Records a scan of the mover: `waiting` waited for it all the while, and memory was moved for `served`. Returns
+    /// the VMs that wait now.
     pub fn looked(&mut self, now: u64, waiting: &BTreeSet<VmId>, served: &BTreeSet<VmId>) -> BTreeSet<VmId> {
         let wait = self.vram.waiting();
         for vm in wait.intersection(waiting) {
@@ -196,7 +197,7 @@ impl Memory {
         wait
     }
 
-    /// Nothing moves any more for now: a turn that memory was moved for begins.
+    /// Starts the quantum for which memory was moved: nothing moves for now.
     pub fn begin_turn(&mut self, now: u64) -> Holds {
         if !std::mem::take(&mut self.divider.settling) {
             return Holds::new();
@@ -205,20 +206,21 @@ impl Memory {
         self.hold_waiting()
     }
 
-    /// Returns what is to move so that `chunks` more of the card can be promised.
+    /// Returns the moves that allow `chunks` more of the card to be guaranteed.
     pub fn plan_promise(&mut self, now: u64, chunks: u32) -> Plan {
         let Self { vram, divider, .. } = self;
-        // A promise counts what the mediator claims as there; the plan does not, so that it stays the mediator's.
+        // A guarantee counts chunks that the mediator claims as available; the plan does not, so that they stay the
+        // mediator's.
         let chunks = chunks.saturating_add(vram.chunks.uncommitted());
         let steps = divider.balancer.plan(&vram.chunks, now, Some(Request { by: By::Guarantee, chunks }));
         by_vm(self.without_travellers(steps))
     }
 
-    /// Returns when there may be more to move, if nothing happens before.
+    /// Returns the time until more moves may be due, if nothing happens before.
     pub fn next_plan(&self) -> Option<Duration> {
         let summary = self.vram.chunks.summary();
         let swapped = summary.host.used != 0 || summary.vms.values().any(|vm| vm.parked != 0);
-        // In forced mode turns begin whether or not anything has to move.
+        // In forced mode quanta begin even if nothing has to move.
         let forced = self.divider.division.quanta.mode == Mode::Forced && summary.vms.len() > 1;
         let often = swapped || forced || self.divider.turn().is_some();
         often.then(|| Duration::from_nanos(self.divider.balancer.config().return_interval_ns))
@@ -227,7 +229,7 @@ impl Memory {
     /// Changes how the card's memory is divided, from now on.
     ///
     /// # Errors
-    /// When the reserve cannot be had; nothing has changed then.
+    /// When the reserve is not available; nothing has changed then.
     pub fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
         self.vram.chunks.set_reserve(division.reserve)?;
         self.vram.watches = division.balance.policy == VictimPolicy::Clock;
@@ -239,17 +241,17 @@ impl Memory {
         Ok(())
     }
 
-    /// Changes what a VM may have, from now on. What it has beyond that goes; nothing of it is lost.
+    /// Changes the limits of a VM, from now on. Memory beyond them is evicted, not lost.
     ///
     /// # Errors
-    /// When that cannot be promised; nothing has changed then.
+    /// When they cannot be guaranteed; nothing has changed then.
     pub fn set_limits(&mut self, vm: VmId, limits: vram::Limits) -> Result<(), vram::Error> {
         self.vram.chunks.set_limits(vm, limits)?;
         self.vram.wakeup.ring();
         Ok(())
     }
 
-    /// Changes what is known of ranges of a VM's memory.
+    /// Sets a hint about a range of a VM's memory.
     ///
     /// # Errors
     /// When the range is not the VM's, or more would be pinned than is guaranteed.
@@ -265,7 +267,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Chunks of a VM that lie on the card (or do not) and could move, in a range of its VRAM, in ascending order.
+    /// Returns the movable chunks of a VM that are on the card (or are not), in a range of its VRAM, in ascending
+    /// order.
     pub fn movable(&self, vm: VmId, address: GuestAddr, len: u64, on_card: bool) -> Vec<u32> {
         let chunks = &self.vram.chunks;
         let pieces = chunks.pieces(address, len.min(chunks.vm_bytes(vm).unwrap_or(0).saturating_sub(address.0)));
@@ -280,12 +283,12 @@ impl Memory {
         pieces.filter_map(|(at, _)| here(at)).collect()
     }
 
-    /// Returns what was moved of a VM's memory, if anything was.
+    /// Returns the moves of a VM's memory, if there were any.
     pub fn moved(&self, vm: VmId) -> Option<&Moved> {
         self.moved.get(&vm)
     }
 
-    /// A VM has submitted work.
+    /// Records that a VM has submitted work.
     pub fn worked(&mut self, now: u64, vm: VmId) {
         self.divider.balancer.active(vm, now);
         if self.dice.submitted() {
@@ -293,14 +296,14 @@ impl Memory {
         }
     }
 
-    /// Memory was moved.
+    /// Records moves of memory.
     pub fn has_moved(&mut self, now: u64, vm: VmId, done: &Relocated) {
         self.divider.quanta.relocated(now, done.bytes, done.copied_ns);
         self.divider.bus.copied += done.bytes;
         self.moved.entry(vm).or_default().add(done);
     }
 
-    /// Tells the balancer what was seen used, and what the card counts.
+    /// Reports used chunks and the card's counts to the balancer.
     pub(super) fn tell_balancer(&mut self, counts: Option<&AccessCounts>) {
         let Self { vram, divider, .. } = self;
         let touched = std::mem::take(&mut vram.touched);
@@ -312,7 +315,7 @@ impl Memory {
             let _ = balancer.arrived(chunks, vm, GuestAddr(index * bytes));
         }
         for (vm, index) in touched {
-            // Of a VM that has gone meanwhile nothing is to be known.
+            // A VM that has gone meanwhile is ignored.
             let _ = balancer.touched(chunks, vm, GuestAddr(index * bytes), 1);
         }
         let Some(counts) = counts else { return };
@@ -332,8 +335,8 @@ impl Memory {
         }
     }
 
-    /// Returns what the card counts, if anybody wants to know: of chunks for the balancer, and of the bus for the
-    /// thrash detector.
+    /// Returns the card's counts, if they are needed: of chunks for the balancer, and of the bus for the thrash
+    /// detector.
     pub(super) fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
         let Self { vram, divider, .. } = self;
         let profiles = divider.balancer.config().policy == VictimPolicy::Profiled;
@@ -342,15 +345,15 @@ impl Memory {
         let counts = wanted.then(|| vram.memory.card().access_counts(true)).flatten();
         let Bus { since, copied } = std::mem::take(&mut divider.bus);
         let Some(counts) = counts else {
-            // A card that does not count: what its work names has to do. That is known when the work comes, which may be long
-            // before it is done, so it is looked at as soon as anything lies in host memory.
+            // A card that does not count: use the memory that its work names. That is known when the work arrives,
+            // possibly long before it is done, so it is recorded as soon as any chunk is in host memory.
             let watches = divider.quanta.watches() && vram.chunks.summary().host.used != 0;
             let named = std::mem::replace(&mut vram.over_bus, watches.then_some(0));
             divider.quanta.accessed(now, named.unwrap_or(0));
             return None;
         };
         divider.bus.since = Some(now);
-        // What was counted while nobody looked was not in the last window.
+        // Counts from a longer period are not of the last window.
         let window = divider.quanta.config().window_ns;
         if detects && since.is_some_and(|since| now.saturating_sub(since) < window) {
             let (first, bytes) = (vram.pinned.range().0.0, vram.pinned.range().1);
@@ -361,7 +364,8 @@ impl Memory {
         Some(counts)
     }
 
-    /// Tells the thrash detector which VMs are active, what they work on and have had done, and which of them have no work now.
+    /// Reports active VMs to the thrash detector, with their working sets, completed work, and whether they are idle
+    /// now.
     fn tell_working_sets(&mut self, now: u64, done: impl Fn(VmId) -> Done) {
         let Self { vram, divider, .. } = self;
         let (chunks, idle_after) = (&vram.chunks, divider.balancer.config().idle_after_ns);
@@ -382,7 +386,7 @@ impl Memory {
         divider.quanta.set_idle(idle);
     }
 
-    /// Has VMs take turns when their memory does not fit together.
+    /// Starts or ends quanta, depending on whether the VMs' memory fits together.
     fn take_turns(&mut self, now: u64) -> Holds {
         let divider = &mut self.divider;
         let before = divider.quanta.turn().map(|turn| turn.holder);
@@ -410,7 +414,7 @@ impl Memory {
         self.hold_waiting()
     }
 
-    /// Returns which VMs are to be kept from running, since it is not their turn, and which no more.
+    /// Returns the VMs to stop because it is not their quantum, and the VMs to resume.
     fn hold_waiting(&mut self) -> Holds {
         let divider = &mut self.divider;
         let waiting: BTreeSet<VmId> = divider.quanta.turn().map_or_else(BTreeSet::new, |turn| {
@@ -422,7 +426,7 @@ impl Memory {
     }
 }
 
-/// Steps that follow one another of the same VM, together.
+/// Groups consecutive steps of the same VM.
 fn by_vm(steps: Vec<Step>) -> Plan {
     let mut plan = Plan::new();
     for step in steps {

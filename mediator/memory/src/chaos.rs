@@ -1,25 +1,25 @@
-//! Fault injection: moves chunks at random while VMs work, for tests. Nobody needs it who does not test the mediator.
+//! Fault injection: moves chunks at random while VMs work. Only for tests of the mediator.
 //!
-//! Of each VM in turn a few chunks are drawn from a seed: those on the card go to host memory, those in host memory come
-//! back. What the limits do not allow stays where it is.
+//! For each VM in turn a few chunks are drawn from a seed: those on the card go to host memory, those in host memory
+//! come back. Chunks whose move exceeds the limits stay in place.
 
 use super::Memory;
 use super::moved::Plan;
 use vram::{Step, Tier, To, VmId};
 
-/// Most chunks that move at a time.
+/// Maximum number of chunks that move at a time.
 const CHUNKS: u64 = 4;
 
-/// Rate of moves at random.
+/// Rate of random moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Chaos {
-    /// Something moves after so many submissions of all VMs; 0 for never.
+    /// Moves chunks after this many submissions of all VMs; 0 for never.
     pub every: u32,
-    /// The moves follow from it and from what VMs have.
+    /// The moves are determined by it and by the VMs' chunks.
     pub seed: u64,
 }
 
-/// Counts submissions, and draws.
+/// Counts submissions, and draws random numbers.
 #[derive(Debug, Default)]
 pub struct Dice {
     chaos: Chaos,
@@ -29,13 +29,13 @@ pub struct Dice {
 }
 
 impl Dice {
-    /// Dice that fall that often.
+    /// Creates dice with this rate.
     #[must_use]
     pub fn new(chaos: Chaos) -> Self {
         Self { chaos, state: chaos.seed, ..Self::default() }
     }
 
-    /// Work was submitted. Says whether something is to move now.
+    /// Counts a submission. Returns whether a move is due now.
     pub fn submitted(&mut self) -> bool {
         if self.chaos.every == 0 {
             return false;
@@ -47,7 +47,7 @@ impl Dice {
         self.due
     }
 
-    /// The next number below `bound`, which is not 0: a linear congruential generator by its upper half.
+    /// Returns the next number below `bound`, which is not 0: the upper half of a linear congruential generator.
     fn below(&mut self, bound: u64) -> u64 {
         self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.state >> 32) % bound
@@ -55,7 +55,7 @@ impl Dice {
 }
 
 impl Memory {
-    /// Returns what is to move at random, if it is time to: what leaves the card, then what comes to it.
+    /// Returns random moves, if they are due: first evictions, then returns.
     pub fn stir(&mut self) -> Plan {
         if !std::mem::take(&mut self.dice.due) {
             return Plan::new();

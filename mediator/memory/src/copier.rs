@@ -1,8 +1,8 @@
-//! The mediator's own channels, one for each copy engine: they move chunks between the card's memory and the host's, and zero
-//! those of the card.
+//! The mediator's own channels, one for each copy engine: they move chunks between the card's memory and the host's,
+//! and zero those of the card.
 //!
-//! They are channels of the card like those of a guest, of a "VM" that is the mediator itself, and take turns with guests'
-//! on the engines. Nobody schedules them: what they move is waited for.
+//! They are channels of the card like those of a guest, of a "VM" that is the mediator itself, and share the engines
+//! with guests' channels. The scheduler does not schedule them, because VMs wait for their copies.
 
 use super::own_space::{OwnSpace, va};
 use super::vram::CardVram;
@@ -23,11 +23,11 @@ pub const COPIER: VmId = VmId::MEDIATOR;
 
 /// Bytes of a copy that an engine does before another channel can have it.
 const PIECE: u64 = 512 << 10;
-/// Bytes of a line of it: the engine copies rectangles.
+/// Bytes of a line of a piece: the engine copies rectangles.
 const LINE: u64 = 16 << 10;
-/// Words of a push buffer of one piece: a header and eight words, a header and one.
+/// Words of a push buffer for one piece: a header and eight words, a header and one.
 const PIECE_WORDS: u64 = 11;
-/// Words of a push buffer that come first: the object is bound.
+/// Words at the start of a push buffer: they bind the object.
 const FIRST_WORDS: u64 = 2;
 /// Bytes of a lane's push buffer.
 const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
@@ -35,29 +35,29 @@ const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
 const PIECES: usize = ((PUSH_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS) as usize;
 /// Log2 of the entries of a lane's ring.
 pub const RING_LOG2: u32 = 4;
-/// Log2 of the copies that others do, at most, before engines that have failed are tried again.
+/// Log2 of the maximum number of copies without the engines before failed engines are tried again.
 const RESTS_MAX_LOG2: u32 = 8;
-/// Place of the ring, as far as anyone asks: its entries are read from the mediator's own memory.
+/// Address of the ring in its instance block: its entries are read from the mediator's own memory.
 const RING_VA: GpuVa = GpuVa(SMALL_PAGE);
 /// The subchannel that drivers bind copy engines to.
 const SUBCHANNEL: u8 = 4;
 /// SET_OBJECT data of copy engines 0 and 1: class, and above it the engine.
 const OBJECTS: [u32; 2] = [0x4_90b5, 0x5_90b8];
 
-/// A number for a copy that was asked for.
+/// The number of a requested copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CopyId(u64);
 
 /// A source of a copy.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
-    /// Memory that lies there.
+    /// Memory at this place.
     Place(Place),
     /// Zeros.
     Zeros,
 }
 
-/// A copy that is to be done.
+/// A requested copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
     /// The source.
@@ -90,28 +90,28 @@ struct Lane {
     busy: Option<(Submission, Vec<Piece>)>,
 }
 
-/// The channels, and what they have to do.
+/// The channels, and their queue of copies.
 pub struct Copier {
     space: OwnSpace,
-    /// A line of zeros, which nothing writes.
+    /// A line of zeros, which is never written.
     zeros: VramAddr,
     lanes: Vec<Lane>,
     waiting: VecDeque<Piece>,
     /// Pieces of each copy that have not ended.
     left: BTreeMap<CopyId, usize>,
     copies: u64,
-    /// Pieces that have ended, ever.
+    /// Total number of pieces that have ended.
     pieces: u64,
-    /// A channel of it has gone: nothing is copied until [`Self::revive`].
+    /// One of its channels has failed: nothing is copied until [`Self::revive`].
     broken: bool,
-    /// Times that it broke since a copy ended.
+    /// Failures since the last copy that ended.
     breaks: u32,
-    /// Copies that others do before it is to be revived.
+    /// Copies that are left to the CPU before the next revival.
     rests: u32,
     ended: Arc<Condvar>,
 }
 
-/// The mediator's own ring: nothing that a guest could write.
+/// The mediator's own ring, which a guest cannot write.
 pub struct OwnRing<'a>(pub &'a [u64]);
 
 impl GuestRing for OwnRing<'_> {
@@ -124,7 +124,7 @@ impl GuestRing for OwnRing<'_> {
     }
 }
 
-/// The mediator's channels have no instance block but the card's.
+/// The mediator's channels have only the card's instance block.
 pub struct NoMemory;
 
 impl GuestMemory for NoMemory {
@@ -174,14 +174,14 @@ impl Copier {
         channels.submit_runlist(&mut own, COPIER, &list);
     }
 
-    /// To be asked before each copy: whether the channels, which have failed, are to be [revived](Self::revive) first. Each
-    /// failure costs the copy that meets it a hang's time, so a card on which they fail again and again is asked ever less.
+    /// Returns whether the failed channels must be [revived](Self::revive) first; called before each copy. Each failure
+    /// costs its copy the time limit of a hang, so after repeated failures the engines are tried less and less often.
     pub fn is_due(&mut self) -> bool {
         self.rests = self.rests.saturating_sub(1);
         self.broken && self.rests == 0
     }
 
-    /// Binds the channels anew. None of them is bound; what they were asked for is forgotten.
+    /// Binds the channels again. None of them is bound; their queued copies are dropped.
     ///
     /// # Errors
     /// When the card has no channels left, or does not answer: they stay as they were.
@@ -215,22 +215,22 @@ impl Copier {
         Ok(())
     }
 
-    /// Pieces that have ended so far: more when the engines move anything.
+    /// Returns the number of pieces that have ended so far: it grows while the engines make progress.
     #[must_use]
     pub fn pieces(&self) -> u64 {
         self.pieces
     }
 
-    /// Signalled whenever a copy has ended, or none will any more.
+    /// Returns the condition that is signalled when a copy has ended, or the channels have failed.
     #[must_use]
     pub fn ended(&self) -> Arc<Condvar> {
         Arc::clone(&self.ended)
     }
 
-    /// Asks for work, all of which the engines share from the start on. [`Self::has_ended`] says of each when it is done.
+    /// Queues jobs, which the engines share. [`Self::has_ended`] returns whether each is done.
     ///
     /// # Errors
-    /// When the engines do not work any more.
+    /// When the engines have failed.
     pub fn submit(
         &mut self,
         vram: &mut CardVram,
@@ -261,7 +261,7 @@ impl Copier {
         Ok(copies)
     }
 
-    /// Returns whether a copy has ended. `None` when it never will.
+    /// Returns whether a copy has ended. `None` if it never will.
     #[must_use]
     pub fn has_ended(&self, copy: CopyId) -> Option<bool> {
         match (self.left.contains_key(&copy), self.broken) {
@@ -270,7 +270,7 @@ impl Copier {
         }
     }
 
-    /// A submission of the mediator's own channels has ended.
+    /// Handles the end of a submission of the mediator's own channels.
     pub fn completed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64, submission: Submission) {
         let lane = self.lanes.iter_mut().find(|lane| lane.busy.as_ref().is_some_and(|(at, _)| *at == submission));
         let Some((_, pieces)) = lane.and_then(|lane| lane.busy.take()) else { return };
@@ -291,7 +291,7 @@ impl Copier {
         self.ended.notify_all();
     }
 
-    /// A channel of the mediator's own has hung or faulted: what was to be copied is not, and nothing will be until
+    /// Handles a hung or faulted channel of the mediator's own: queued copies are not done, and none will be until
     /// [`Self::revive`].
     pub fn breaks(&mut self) {
         if !std::mem::replace(&mut self.broken, true) {
@@ -302,13 +302,13 @@ impl Copier {
         self.ended.notify_all();
     }
 
-    /// The mediator's channels.
+    /// Returns the mediator's channels.
     #[must_use]
     pub fn channels(&self) -> Vec<VirtualChannelId> {
         self.lanes.iter().map(|lane| lane.channel).collect()
     }
 
-    /// Gives lanes that have nothing to do their parts of what waits: who comes first leaves the others theirs.
+    /// Distributes the queued pieces evenly to idle lanes.
     fn feed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), HostError> {
         let Self { space, zeros, lanes, waiting, .. } = self;
         let zeros = va(Place::Card(vram::CardAddr(zeros.0)));
@@ -327,7 +327,7 @@ impl Copier {
     }
 }
 
-/// Returns what the address space of a channel must map of the mediator's.
+/// Returns the mediator's pages that the address space of a channel must map.
 pub fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr, Rights)> {
     let layout = channels.layout();
     layout
@@ -345,9 +345,9 @@ pub fn bind(
     (vm, channel): (VmId, VirtualChannelId),
     engine: u32,
 ) -> Result<ChannelId, HostError> {
-    // Where a context is, is not asked.
+    // The address of a context is not used.
     let contexts = [engine::GR, engine::CE0, engine::CE1].map(|unit| (unit == engine).then_some(GpuVa(0)));
-    // The addresses are in a VRAM that the mediator as a guest does not have: nothing is read there.
+    // The addresses are in VRAM that the mediator as a guest does not have: nothing is read there.
     let nowhere = channels::Place::Vram(GuestVramAddr(0));
     let guest = GuestInstance {
         userd: GuestVramAddr(u64::from(channel.0) * SMALL_PAGE),
@@ -401,14 +401,14 @@ impl Lane {
     }
 }
 
-/// Methods that follow one another.
+/// Returns words for consecutive methods.
 fn to(method: u32, data: &[u32]) -> Vec<u32> {
     let header = MethodHeader::to(HeaderOp::Increasing, SUBCHANNEL, method, data.len() as u16);
     std::iter::once(header.into()).chain(data.iter().copied()).collect()
 }
 
-/// The copy of a piece: a rectangle of lines that follow one another on both sides, or on one side the line of `zeros`, again
-/// and again.
+/// Returns the methods for the copy of a piece: a rectangle of consecutive lines on both sides, or with the line of
+/// `zeros` repeated as the source.
 fn rectangle(piece: &Piece, zeros: GpuVa) -> Vec<u32> {
     let line = LINE.min(piece.bytes) as u32;
     let lines = (piece.bytes / u64::from(line)) as u32;

@@ -11,7 +11,7 @@ use std::io;
 use vm_memory::VolatileMemoryError;
 use vram::PoolError;
 
-/// Why the host side of the mediator cannot do something.
+/// Reason that the host side of the mediator cannot do something.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// The card does not come up, or does not answer.
@@ -20,10 +20,10 @@ pub enum HostError {
     /// The card has no memory for the mediator's own tables now; guests' may move for them.
     #[error("the card has no memory left for the mediator's own tables; give it a larger `reserve_mib`")]
     Lacking,
-    /// A limit of memory is in the way.
+    /// A limit of memory was reached.
     #[error(transparent)]
     OutOfMemory(#[from] Shortage),
-    /// Host memory for chunks could not be had.
+    /// The host did not provide memory for chunks.
     #[error(
         "the host does not give {bytes:#x} bytes of memory that the card may reach: {why}; lower `memory.host_mib` of the \
          card, or raise the daemon's LimitMEMLOCK"
@@ -31,10 +31,10 @@ pub enum HostError {
     Pinned {
         /// Bytes wanted.
         bytes: usize,
-        /// The host's own words.
+        /// The host's own error.
         why: String,
     },
-    /// No I/O addresses left.
+    /// No I/O addresses are left.
     #[error("the card's 40-bit I/O address space has no gap of {len:#x} bytes; remove VMs or give them less RAM")]
     OutOfIova {
         /// Bytes wanted.
@@ -54,7 +54,7 @@ pub enum HostError {
     /// Host memory could not be mapped for the card.
     #[error("guest memory cannot be mapped for the card: {0}")]
     Dma(#[from] DmaError),
-    /// Memory that is to be mapped for the card is none.
+    /// Memory to map for the card is invalid.
     #[error("memory for the card: {0}")]
     Memory(#[from] VolatileMemoryError),
     /// The host refuses a descriptor, a timer, a thread or a mapping.
@@ -66,19 +66,19 @@ pub enum HostError {
         #[source]
         source: io::Error,
     },
-    /// The books of the card's chunks do not allow it.
+    /// The table of the card's chunks does not allow it.
     #[error(transparent)]
     Chunks(#[from] vram::Error),
     /// A pool of the card's memory may not grow.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// A shadow page table cannot be made.
+    /// A shadow page table cannot be created.
     #[error(transparent)]
     Tables(#[from] NoMemory),
     /// A setting of the scheduler is out of its bounds.
     #[error(transparent)]
     Scheduler(#[from] sched::ConfigError),
-    /// No physical channel.
+    /// No physical channel is available.
     #[error(transparent)]
     Bind(#[from] BindError),
     /// A channel does not leave its engines.
@@ -93,13 +93,13 @@ pub enum HostError {
     /// Nothing was taken from the mediator's own ring.
     #[error("the mediator's own channel takes nothing from its ring")]
     OwnRingStill,
-    /// The kernel that clears PGRAPH between VMs is none.
+    /// The kernel that clears PGRAPH between VMs is invalid.
     #[error("the mediator's own kernel does not assemble: {why}; report this fault of the program")]
     OwnKernel {
-        /// The assembler's words.
+        /// The assembler's error.
         why: String,
     },
-    /// The mediator's own channels may write still.
+    /// The mediator's own channels may still write.
     #[error("the mediator's own channels stay on the card")]
     OwnChannelsStay,
     /// More memory than the mediator can address.
@@ -109,19 +109,19 @@ pub enum HostError {
         what: &'static str,
         /// Its bytes.
         bytes: u64,
-        /// The most there may be.
+        /// The maximum.
         most: u64,
     },
-    /// A channel of a VM that is removed is on the card still.
+    /// A channel of a removed VM is still on the card.
     #[error("the card holds on to a channel of the VM; the VM's memory stays out of use until it lets go or is reset")]
     ChannelStays,
-    /// Saved state of a card or a VM is none that there can be, or another's.
+    /// Saved state of a card or a VM is invalid, or of another one.
     #[error("what was saved is refused: {0}")]
     Saved(#[from] Invalid),
-    /// Something has not come to rest that is to be saved.
+    /// State to be saved is not quiescent yet.
     #[error("the card is not at rest: {0}; it goes on, try again")]
     Unsettled(&'static str),
-    /// The card, or what a VM has there, cannot be handed over.
+    /// The card, or state of a VM there, cannot be handed over.
     #[error("the card cannot be handed over: {0}")]
     Stays(&'static str),
     /// A channel does not leave its engines although these were reset.
@@ -129,7 +129,7 @@ pub enum HostError {
         "a channel stays on the card's engines, which therefore does not stand still; remove its VM, or restart the daemon"
     )]
     NotStill,
-    /// An address space is there no more.
+    /// An address space no longer exists.
     #[error("the channel's address space has gone")]
     SpaceGone,
     /// A panic has left the VM half changed.
@@ -150,7 +150,7 @@ impl From<StreamError> for HostError {
 }
 
 impl HostError {
-    /// The host refuses what `what` names.
+    /// Creates the error for a refusal by the host; `what` names the request.
     #[must_use]
     pub fn host(what: &'static str, source: impl Into<io::Error>) -> Self {
         Self::Host { what, source: source.into() }

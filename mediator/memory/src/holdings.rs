@@ -1,4 +1,4 @@
-//! A copy of who has which part of a card's memory: it is looked at without holding up the card.
+//! A copy of the division of a card's memory, which can be read without delaying the card.
 
 use super::Memory;
 use super::balance::Division;
@@ -17,7 +17,7 @@ pub struct Holdings {
     pub summary: Summary,
     /// Bytes per second of copies between the card and the host, as measured; 0 before the first.
     pub bytes_per_second: u64,
-    /// The current turn, if VMs take turns.
+    /// The current quantum, if there is one.
     pub turn: Option<Turn>,
     /// Entitlements of the VMs, in chunks.
     pub entitled: BTreeMap<VmId, Entitlement>,
@@ -27,12 +27,12 @@ pub struct Holdings {
     pub moved: BTreeMap<VmId, Moved>,
     /// Requests of each VM that were refused.
     pub refusals: Refusals,
-    /// Turns that have begun.
+    /// Quanta that have begun.
     pub turns: u64,
 }
 
 impl Memory {
-    /// Returns what lies where now.
+    /// Returns the current state.
     pub fn holdings(&self, now: u64) -> Holdings {
         let (chunks, balancer) = (&self.vram.chunks, self.divider.balancer());
         let summary = chunks.summary();

@@ -1,10 +1,10 @@
-//! The card's I/O virtual addresses, shared by all VMs: who has which range.
+//! The card's I/O virtual addresses, shared by all VMs: allocates ranges.
 //!
 //! A Fermi page table entry holds 40 bits of bus address, so guest-physical addresses of several VMs cannot be used as
 //! they are; each lent memory region gets a range of its own.
 //!
-//! A VMM lends as many regions as it likes, so each VM has a window of its own, as large as what it is guaranteed, which nobody
-//! else can fill or fragment; what does not fit there comes from what nobody has a window on, up to a quota. The bottom is the
+//! A VMM may lend any number of regions, so each VM has a window of its own, as large as its guarantee, which other VMs
+//! cannot fill or fragment; other regions come from addresses outside of all windows, up to a quota. The bottom is the
 //! mediator's.
 
 mod saved;
@@ -17,26 +17,26 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use vram::VmId;
 
-/// First address that is handed out: address 0 stays unused, so that a null pointer names nothing.
+/// First address that is allocated: address 0 stays unused, so that a null pointer names nothing.
 const FIRST: u64 = 2 << 20;
-/// Regions begin at multiples of this, so that large pages stay large whatever the guest aligns.
+/// Regions begin at multiples of this, so that large pages stay large for any alignment of the guest.
 const ALIGN: u64 = 2 << 20;
-/// The part that VMs share. The mediator's own ranges may lie there, too, but no VM's below it.
+/// The part that VMs share. The mediator's own ranges may be there, too, but VMs' ranges are not below it.
 const SHARED: Range<u64> = 128 << 30..1 << BUS_BITS;
-/// Bytes of bus addresses that all VMs together can have.
+/// Bytes of bus addresses for all VMs together.
 pub const SHARED_BYTES: u64 = SHARED.end - SHARED.start;
 
 /// Amounts of RAM that a VM may lend, in steps of 2 MiB for each region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RamShare {
-    /// Most bytes.
+    /// Maximum bytes.
     pub quota: u64,
-    /// Bytes for which there are addresses whatever others do.
+    /// Bytes for which addresses are always available.
     pub guarantee: u64,
 }
 
 impl Default for RamShare {
-    /// A window for each of 64 VMs, and a quarter of the rest beside it.
+    /// Returns a share with which 64 VMs have a window each, and a quarter of the rest as additional quota.
     fn default() -> Self {
         let guarantee = 4 << 30;
         Self { quota: guarantee + (SHARED_BYTES - 64 * guarantee) / 4, guarantee }
@@ -53,10 +53,10 @@ struct Part {
     charged: u64,
 }
 
-/// Why a VM gets no range.
+/// Reason that a VM gets no range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoIova {
-    /// It would have more than so many bytes, its quota.
+    /// Its quota, in bytes, would be exceeded.
     Quota(u64),
     /// Neither its window nor the shared part has such a gap.
     Full,
@@ -65,28 +65,28 @@ pub enum NoIova {
 /// First-fit allocator over the 40-bit space.
 #[derive(Debug, Default)]
 pub struct IovaSpace {
-    /// Start and length of what is taken.
+    /// Start and length of the ranges in use.
     taken: BTreeMap<u64, u64>,
     vms: BTreeMap<VmId, Part>,
 }
 
-/// Returns what a range of `len` bytes counts.
+/// Returns the bytes that a range of `len` bytes counts.
 fn charge(len: u64) -> Option<u64> {
     len.checked_next_multiple_of(ALIGN)
 }
 
 impl IovaSpace {
-    /// A space without what the host cannot map for the card.
+    /// Creates a space without the ranges that the host cannot map for the card.
     #[must_use]
     pub fn without(unmappable: &[Range<u64>]) -> Self {
         let within = unmappable.iter().map(|range| (range.start, range.end.saturating_sub(range.start)));
         Self { taken: within.filter(|(start, len)| *len != 0 && *start < 1 << BUS_BITS).collect(), ..Self::default() }
     }
 
-    /// Gives a VM its share, or another one than it has. What it has lent stays lent.
+    /// Sets or changes a VM's share. RAM that it has lent stays lent.
     ///
     /// # Errors
-    /// When there is no room for what is guaranteed: the bytes that it could be guaranteed at most. Nothing has changed then.
+    /// When there is no room for the guarantee: the maximum bytes for it. Nothing has changed then.
     pub fn set_share(&mut self, vm: VmId, share: RamShare) -> Result<(), u64> {
         let before = self.vms.get_mut(&vm).and_then(|part| part.window.take());
         let kept = before.as_ref().is_some_and(|window| window.end - window.start == share.guarantee);
@@ -106,18 +106,18 @@ impl IovaSpace {
         }
     }
 
-    /// Finds room for a window, as high as can be: the mediator's ranges come from below.
+    /// Finds room for a window, as high as possible: the mediator's ranges come from below.
     fn window(&self, len: u64) -> Option<Range<u64>> {
         let gap = self.gaps().into_iter().rev().find(|gap| gap.end - gap.start >= len)?;
         (len != 0).then(|| gap.end - len..gap.end)
     }
 
-    /// Returns how large a window could be.
+    /// Returns the bytes of the largest possible window.
     fn largest_window(&self) -> u64 {
         self.gaps().into_iter().map(|gap| gap.end - gap.start).max().unwrap_or(0)
     }
 
-    /// Returns what of the shared part is neither taken nor in a window, in whole steps.
+    /// Returns the free ranges of the shared part outside of windows, in whole steps.
     fn gaps(&self) -> Vec<Range<u64>> {
         let mut used: Vec<Range<u64>> = self.taken.iter().map(|(&start, &len)| start..start + len).collect();
         used.extend(self.vms.values().filter_map(|part| part.window.clone()));
@@ -134,18 +134,18 @@ impl IovaSpace {
         gaps
     }
 
-    /// Takes a VM's window back. Ranges that it has not given back stay taken.
+    /// Removes a VM's window. Ranges that it has not freed stay in use.
     pub fn dismiss(&mut self, vm: VmId) {
         self.vms.remove(&vm);
     }
 
-    /// Returns what a VM may have, and what counts against its quota.
+    /// Returns a VM's share, and the bytes that count against its quota.
     #[must_use]
     pub fn of(&self, vm: VmId) -> (RamShare, u64) {
         self.vms.get(&vm).map_or((RamShare::default(), 0), |part| (part.share, part.charged))
     }
 
-    /// Takes `len` bytes for a VM, as [`Self::allocate`]: of its window, or of what nobody has a window on.
+    /// Allocates `len` bytes for a VM, like [`Self::allocate`]: in its window, or outside of all windows.
     ///
     /// # Errors
     /// When its quota or the space is used up.
@@ -160,7 +160,7 @@ impl IovaSpace {
         Ok(iova)
     }
 
-    /// Gives back what [`Self::allocate_for`] returned.
+    /// Frees the result of [`Self::allocate_for`].
     pub fn free_for(&mut self, vm: VmId, iova: Iova) {
         let bytes = self.taken.get(&iova.0).copied().and_then(charge).unwrap_or(0);
         self.free(iova);
@@ -169,13 +169,13 @@ impl IovaSpace {
         }
     }
 
-    /// Takes `len` bytes for the mediator, whose address has the same offset within 2 MiB as `like`, so that alignment is
-    /// kept. `None` when no gap is large enough.
+    /// Allocates `len` bytes for the mediator, at an address with the same offset within 2 MiB as `like`, so that
+    /// alignment is kept. Returns `None` if no gap is large enough.
     pub fn allocate(&mut self, len: u64, like: u64) -> Option<Iova> {
         self.allocate_in(FIRST..SHARED.end, len, like, None)
     }
 
-    /// Takes `len` bytes within `range`, outside of windows but `of`'s own.
+    /// Allocates `len` bytes within `range`, outside of windows except `of`'s own.
     fn allocate_in(&mut self, range: Range<u64>, len: u64, like: u64, of: Option<VmId>) -> Option<Iova> {
         let skew = like % ALIGN;
         let mut candidate = range.start + skew;
@@ -195,13 +195,13 @@ impl IovaSpace {
         Some(Iova(candidate))
     }
 
-    /// Gives back what [`Self::allocate`] returned.
+    /// Frees the result of [`Self::allocate`].
     pub fn free(&mut self, iova: Iova) {
         let known = self.taken.remove(&iova.0);
         debug_assert!(known.is_some(), "an I/O address range was given back twice");
     }
 
-    /// Ranges in use.
+    /// Returns the number of ranges in use.
     #[must_use]
     pub fn ranges(&self) -> usize {
         self.taken.len()
@@ -244,7 +244,7 @@ mod tests {
         }
         assert!(had <= QUOTA, "{had:#x}");
         assert_eq!(space.allocate_for(vms[0], 1, 0), Err(NoIova::Quota(QUOTA)));
-        // The others take turns to take the rest; what is theirs alone is left to each.
+        // The others alternately take the rest; each keeps its own window.
         for vm in &vms[1..] {
             (0..36).take_while(|_| space.allocate_for(*vm, WINDOW + ALIGN, 0).is_ok()).count();
         }
@@ -275,18 +275,18 @@ mod tests {
         let share = |quota: u64, guarantee: u64| RamShare { quota: quota << 30, guarantee: guarantee << 30 };
         space.set_share(VmId(1), share(8, 4)).unwrap();
         let lent = space.allocate_for(VmId(1), 3 << 30, 0).unwrap();
-        // A quota below what is lent: it stays, and nothing more is.
+        // A quota below the lent amount: that stays lent, and no more can be.
         space.set_share(VmId(1), share(2, 1)).unwrap();
         assert_eq!(space.of(VmId(1)), (share(2, 1), 3 << 30));
         assert_eq!(space.allocate_for(VmId(1), ALIGN, 0), Err(NoIova::Quota(2 << 30)));
         space.free_for(VmId(1), lent);
         space.allocate_for(VmId(1), 2 << 30, 0).unwrap();
-        // Who cannot be given more keeps the window that it has: nobody else could have those addresses.
+        // A VM whose guarantee cannot grow keeps its window: no other VM could have those addresses.
         space.set_share(VmId(4), share(8, 8)).unwrap();
         let left = space.set_share(VmId(5), share(1000, 1000));
         space.set_share(VmId(4), share(900, 900)).unwrap_err();
         assert_eq!(space.set_share(VmId(5), share(1000, 1000)), left);
-        // A guarantee is kept or refused, and what was there holds then.
+        // A guarantee is set or refused, and the previous one stays valid then.
         space.set_share(VmId(2), share(600, 600)).unwrap();
         let most = space.set_share(VmId(1), share(512, 512)).unwrap_err();
         assert!(most < 300 << 30, "{most:#x}");
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn what_the_host_cannot_map_is_given_to_nobody() {
-        // As an IOMMU with 39 bits, and the interrupts' addresses.
+        // Like an IOMMU with 39 bits, and the addresses of interrupts.
         let holes = [0xfee0_0000..0xfef0_0000, 1 << 39..1 << BUS_BITS];
         let mut space = IovaSpace::without(&holes);
         space.set_share(VmId(1), RamShare::default()).unwrap();

@@ -1,14 +1,14 @@
-//! A card's memory: whose it is, where it lies, and what moves.
+//! A card's memory: its owners, its places, and its moves.
 //!
-//! Parts: [`shortage`] (limits, and how they are told), `vram` (guests' memory wherever it lies), [`pinned`] (host memory for it),
-//! `accesses` (records of how often guests' memory is), `pages` (where the host finds that), [`iova`] (I/O addresses), [`balance`] (who gives and who gets), [`holdings`] (what of that
-//! the operator sees), [`refusals`] (what nobody got), `wants` (who waits, and what the mediator needs itself), `moved` (what
-//! moves, and has), `saved` (how it is written down), `wakeup` (what wakes the thread that moves it), `zeroing`
-//! (what becomes free, for the next to have it) with `zeroed` (how far that is), `copier` and `own_space` (the
-//! mediator's own channels, and their address space), [`chaos`] (what moves without a reason, for tests), [`segments`] (what
-//! several address spaces share).
+//! Parts: [`shortage`] (limits, and their messages), `vram` (guests' memory in all places), [`pinned`] (host memory for
+//! it), `accesses` (records of accesses to guests' memory), `pages` (allocates host memory), [`iova`] (I/O addresses),
+//! [`balance`] (division among the VMs), [`holdings`] (the operator's view of it), [`refusals`] (refused requests),
+//! `wants` (VMs that wait, and the mediator's own needs), `moved` (planned and finished moves), `saved` (saved state),
+//! `wakeup` (wakes the thread that moves memory), `zeroing` (zeroes free memory for its next owner) with `zeroed`
+//! (progress of that), `copier` and `own_space` (the mediator's own channels, and their address space), [`chaos`]
+//! (random moves, for tests), [`segments`] (memory that several address spaces share).
 //!
-//! What it does not do: know threads, a schedule, or what of a VM runs; `owner` has all of that.
+//! It does not know threads, a schedule, or the running work of a VM; `owner` has all of that.
 
 mod accesses;
 pub mod balance;
@@ -53,38 +53,39 @@ use nvspec::addr::Iova;
 use segments::Segments;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most card memory for page tables, code and push buffers of the mediator's own channels, in bytes: with large chunks, one for
-/// each of them would be dear. A card of 6 GiB and as much host memory need less than 3 MiB.
+/// Maximum card memory for page tables, code and push buffers of the mediator's own channels, in bytes: with large
+/// chunks, one chunk for each of them would be expensive. A card of 6 GiB with as much host memory needs less than 3
+/// MiB.
 pub(crate) const OWN_BYTES: u64 = 64 << 20;
 
 /// A card's memory, with its owners.
 pub struct Memory {
     vram: CardVram,
     iova: IovaSpace,
-    /// Place of the page that barriers write to.
+    /// Address of the page that barriers write to.
     barrier: Iova,
-    /// The card's memory that the mediator's own channels have.
+    /// Card memory for the mediator's own channels.
     own: PagePool,
-    /// The mover of memory, if there is where to.
+    /// The channels that move memory, if there is a target for moves or they zero memory.
     copier: Option<Copier>,
     /// Division among the VMs.
     divider: Divider,
-    /// Moves without a reason.
+    /// Random moves.
     dice: Dice,
-    /// Promises that room is being made for: nobody gets back what was moved for them.
+    /// Guarantees for which room is being made: evicted chunks do not return meanwhile.
     promising: u32,
     /// Memory that several address spaces share.
     segments: Segments,
-    /// VMs that go to another card, or come from one: nothing of their memory moves but for that.
+    /// VMs that are moving to or from another card: their memory does not move for other reasons.
     travelling: BTreeSet<VmId>,
     /// Moves of VMs' memory.
     moved: BTreeMap<VmId, Moved>,
-    /// Places that chunks have left, of the relocation that was committed last.
+    /// Places that chunks have left in the last committed relocation.
     left: Vec<Place>,
 }
 
 impl Memory {
-    /// Memory that nothing moves yet ([`Self::start_copier`]).
+    /// Creates memory whose copier is not started yet ([`Self::start_copier`]).
     pub fn new(vram: CardVram, iova: IovaSpace, barrier: Iova, divider: Divider) -> Self {
         Self {
             vram,
@@ -102,42 +103,42 @@ impl Memory {
         }
     }
 
-    /// Guests' memory wherever it lies.
+    /// Returns guests' memory in all places.
     pub fn vram(&self) -> &CardVram {
         &self.vram
     }
 
-    /// As [`Self::vram`], to change it.
+    /// Same as [`Self::vram`], mutable.
     pub fn vram_mut(&mut self) -> &mut CardVram {
         &mut self.vram
     }
 
-    /// The card, for its channels.
+    /// Returns the card, for its channels.
     pub fn card_mut(&mut self) -> &mut CardMemory {
         &mut self.vram.memory
     }
 
-    /// I/O virtual addresses.
+    /// Returns the I/O virtual addresses.
     pub fn iova(&self) -> &IovaSpace {
         &self.iova
     }
 
-    /// As [`Self::iova`], to change them.
+    /// Same as [`Self::iova`], mutable.
     pub fn iova_mut(&mut self) -> &mut IovaSpace {
         &mut self.iova
     }
 
-    /// The card, and the memory there that the mediator's own channels have.
+    /// Returns the card, and the card memory for the mediator's own channels.
     pub fn vram_and_own(&mut self) -> (&mut CardVram, &mut PagePool) {
         (&mut self.vram, &mut self.own)
     }
 
-    /// The card's memory that the mediator's own channels have.
+    /// Returns the card memory for the mediator's own channels.
     pub fn own(&self) -> &PagePool {
         &self.own
     }
 
-    /// Binds the channels that move memory, if there is where to, or if they are to zero the card's.
+    /// Binds the channels that move memory, if there is a target for moves, or if they zero the card's memory.
     ///
     /// # Errors
     /// When the card has no memory or no channels left, or does not answer.
@@ -149,12 +150,12 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the mover of memory, if there is where to.
+    /// Returns the copier, if there is one.
     pub fn copier(&self) -> Option<&Copier> {
         self.copier.as_ref()
     }
 
-    /// As [`Self::copier`], to change it, with what it moves.
+    /// Same as [`Self::copier`], mutable, with the memory that it moves.
     pub fn vram_and_copier(&mut self) -> (&mut CardVram, Option<&mut Copier>) {
         (&mut self.vram, self.copier.as_mut())
     }
@@ -164,18 +165,18 @@ impl Memory {
         &self.divider
     }
 
-    /// Room is being made for a promise, or no more.
+    /// Starts or ends the making of room for a guarantee.
     pub fn promise(&mut self, begins: bool) {
         self.promising = if begins { self.promising.saturating_add(1) } else { self.promising.saturating_sub(1) };
     }
 
-    /// Returns whether room is being made for a promise.
+    /// Returns whether room is being made for a guarantee.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn makes_room(&self) -> bool {
         self.promising != 0
     }
 
-    /// A VM goes to another card or comes from one, so that nothing of its memory moves by itself; or no more.
+    /// Sets whether a VM is moving to or from another card, so that its memory does not move otherwise.
     pub fn travel(&mut self, vm: VmId, travels: bool) {
         if travels {
             self.travelling.insert(vm);
@@ -184,13 +185,12 @@ impl Memory {
         }
     }
 
-    /// Returns whether a VM has made segments.
+    /// Returns whether a VM has created segments.
     pub fn segments_of(&self, vm: VmId) -> bool {
         self.segments.of(vm).1 != 0
     }
 
-    /// Forgets a VM that is removed: nobody is told any more what of it has moved, so that what the card does not let go of
-    /// stays where it is.
+    /// Forgets a removed VM: its moves are no longer reported, so memory that the card has not released stays in place.
     pub fn dismiss(&mut self, vm: VmId) {
         self.iova.dismiss(vm);
         self.forget_segments(vm);
@@ -201,7 +201,7 @@ impl Memory {
         self.vram.records.forget(vm);
     }
 
-    /// Takes a VM's memory back, with what is known about it.
+    /// Takes back a VM's memory, with the records about it.
     ///
     /// # Errors
     /// When there is no such VM.
@@ -211,17 +211,17 @@ impl Memory {
         Ok(())
     }
 
-    /// A relocation begins.
+    /// Forgets vacated places, because a new relocation begins.
     pub fn forget_left(&mut self) {
         self.left.clear();
     }
 
-    /// A chunk has left a place.
+    /// Records that a chunk has left a place.
     pub fn leave(&mut self, place: Place) {
         self.left.push(place);
     }
 
-    /// The card's TLBs may still lead to where the chunks were that have just moved: it goes to nobody.
+    /// Quarantines the old places of chunks that have just moved, because the card's TLBs may still refer to them.
     pub fn quarantine_left(&mut self) {
         for place in std::mem::take(&mut self.left) {
             self.vram.chunks.quarantine(place);

@@ -7,11 +7,11 @@ use vram::{GuestAddr, Step, VmId};
 /// Outcome of a move of a VM's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Relocated {
-    /// Chunks that lie elsewhere now.
+    /// Chunks that have moved.
     pub moved: u32,
-    /// Chunks that stay where they were.
+    /// Chunks that stay in place.
     pub stayed: u32,
-    /// Chunks that count elsewhere and lie where they were: they went into the reserve, or came out of it.
+    /// Chunks that are accounted elsewhere without a move: they were put into the reserve, or taken from it.
     pub rebooked: u32,
     /// Bytes that were copied.
     pub bytes: u64,
@@ -29,7 +29,7 @@ impl Relocated {
     }
 }
 
-/// Ranges of guest VRAM that lie elsewhere than before.
+/// Ranges of guest VRAM that have moved.
 pub type Ranges = Vec<(GuestAddr, u64)>;
 
 /// Moves of a VM's memory since it was added.
@@ -42,7 +42,7 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// Counts one relocation more.
+    /// Adds one more relocation.
     pub fn add(&mut self, one: &Relocated) {
         self.sum.moved = self.sum.moved.saturating_add(one.moved);
         self.sum.stayed = self.sum.stayed.saturating_add(one.stayed);
@@ -55,16 +55,16 @@ impl Moved {
 
 /// A plan of the balancer.
 pub struct Planned {
-    /// Moves that are to be made.
+    /// Moves to make.
     pub plan: Plan,
-    /// VMs that waited for what it will free.
+    /// VMs that waited for memory that the plan frees.
     pub served: BTreeSet<VmId>,
-    /// VMs of which the channels are to wait, or to go on.
+    /// VMs whose channels must stop, or resume.
     pub holds: Holds,
 }
 
-/// VMs to keep from running (or to let run again), as another one's turn begins.
+/// VMs to stop (or to resume), as another VM's quantum begins.
 pub(crate) type Holds = Vec<(VmId, bool)>;
 
-/// Steps in the order in which they are to be done, those of one VM together that follow one another.
+/// Steps in order of execution, with consecutive steps of one VM grouped.
 pub type Plan = Vec<(VmId, Vec<Step>)>;

@@ -1,6 +1,6 @@
-//! The mediator's own GPU address space: all of the card's memory, and the host memory that takes chunks of guests'.
+//! The mediator's own GPU address space: all of the card's memory, and the host memory for guests' chunks.
 //!
-//! Only the mediator's own channels use it. Everything is mapped by large pages, but for the channels' work areas.
+//! Only the mediator's own channels use it. Everything is mapped with large pages, except the channels' work areas.
 
 use super::vram::CardVram;
 use crate::HostError;
@@ -12,18 +12,18 @@ use nvspec::mmu::{
 use std::collections::BTreeMap;
 use vram::{CardAddr, HostAddr, PagePool, Place};
 
-/// Begin of the card's memory in the space.
+/// Start of the card's memory in the space.
 const VRAM_VA: GpuVa = GpuVa(1 << 36);
-/// Begin of the host's slots.
+/// Start of the host's slots.
 const SLOTS_VA: GpuVa = GpuVa(1 << 38);
-/// Most bytes of slots that there is room for.
+/// Maximum bytes of slots.
 pub(crate) const SLOTS_BYTES_MAX: u64 = HOST_VA_BASE.0 - SLOTS_VA.0;
-/// Most bytes of the card's memory.
+/// Maximum bytes of the card's memory.
 const VRAM_BYTES_MAX: u64 = SLOTS_VA.0 - VRAM_VA.0;
 /// The size code of the work areas' table: an eighth, as in every other space.
 const WORK_SIZE_CODE: u8 = 3;
 
-/// Returns where a chunk lies in the space.
+/// Returns the address of a chunk in the space.
 #[must_use]
 pub fn va(place: Place) -> GpuVa {
     match place {
@@ -38,12 +38,12 @@ pub struct OwnSpace {
     /// Tables of large pages by directory entry.
     tables: BTreeMap<u64, VramAddr>,
     work: VramAddr,
-    /// Entries were written since the card's TLBs were told.
+    /// Entries were written since the last flush of the card's TLBs.
     stale: bool,
 }
 
 impl OwnSpace {
-    /// A space that maps all of the card's memory, and the host's slots.
+    /// Creates a space that maps all of the card's memory, and the host's slots.
     ///
     /// # Errors
     /// When the card has no memory for the tables, or does not answer.
@@ -66,13 +66,13 @@ impl OwnSpace {
         Ok(space)
     }
 
-    /// The page directory.
+    /// Returns the page directory.
     #[must_use]
     pub fn directory(&self) -> VramAddr {
         self.directory
     }
 
-    /// Maps a page of a channel's work area or images: its index from [`HOST_VA_BASE`] on, where it lies, the rights to it.
+    /// Maps a page of a channel's work area or images: its index from [`HOST_VA_BASE`] on, its address, its rights.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -86,7 +86,7 @@ impl OwnSpace {
         Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &u64::from(pte).to_le_bytes())?)
     }
 
-    /// Takes such a page out again.
+    /// Unmaps such a page.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -95,7 +95,7 @@ impl OwnSpace {
         Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &[0; ENTRY_BYTES as usize])?)
     }
 
-    /// Has the card's TLBs forget what has changed, if anything has.
+    /// Flushes the card's TLBs, if anything has changed.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -106,7 +106,7 @@ impl OwnSpace {
         Ok(())
     }
 
-    /// Whole large pages at the end of which may be beyond `bytes`: the card has no memory there, and nothing is copied.
+    /// Maps whole large pages, whose end may be after `bytes`: the card has no memory there, and nothing is copied.
     fn map(
         &mut self,
         vram: &mut CardVram,
@@ -151,7 +151,7 @@ impl OwnSpace {
     }
 }
 
-/// An address as entries hold it: 28 bits of 4 KiB, which all addresses of the card's 40 bits fit into.
+/// Returns an address in the form of entries: 28 bits of 4 KiB, enough for the card's 40 bits.
 fn frame(address: u64) -> u32 {
     (address / SMALL_PAGE) as u32
 }

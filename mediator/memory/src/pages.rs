@@ -1,6 +1,8 @@
-//! Pages of the host for a slot of the pinned pool: anonymous ones, or those of a file that another process can go on with.
+//! Host pages for a slot of the pinned pool: anonymous ones, or those of a file with which another process can
+//! continue.
 #![expect(unsafe_code, reason = "asks the kernel for the pages of a mapping")]
-// UNSAFETY: `madvise` on all of a mapping that was made here and is nobody else's. Both kinds of advice leave its contents alone.
+// UNSAFETY: `madvise` on all of a mapping that was created here and is used nowhere else. Both kinds of advice keep its
+// contents.
 
 use crate::HostError;
 use card::DmaMemory;
@@ -14,20 +16,20 @@ use vm_memory::{FileOffset, MmapRegion};
 /// Bytes of a huge page of x86-64.
 const HUGE: usize = 2 << 20;
 
-/// Most threads that find pages at a time. The host's other processors are for VMs.
+/// Maximum number of threads that allocate pages. The host's other processors are for VMs.
 const THREADS: usize = 4;
 
-/// Memory that is to be found.
+/// Memory to allocate.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// Its bytes.
     pub bytes: usize,
-    /// The file that it is to lie in, and where; anonymous memory without.
+    /// The file that it must be in, and the offset there; without a file, anonymous memory.
     pub file: Option<(Arc<File>, u64)>,
 }
 
 impl Wanted {
-    /// As [`found`].
+    /// Same as [`found`].
     pub fn find(&self) -> Result<DmaMemory, HostError> {
         match &self.file {
             None => found(self.bytes),
@@ -36,7 +38,7 @@ impl Wanted {
     }
 }
 
-/// Finds all that is wanted, several at a time.
+/// Allocates all wanted memory in parallel.
 pub fn found_beside(wanted: &[Wanted]) -> Vec<Result<DmaMemory, HostError>> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS).min(wanted.len());
     if threads < 2 {
@@ -49,7 +51,7 @@ pub fn found_beside(wanted: &[Wanted]) -> Vec<Result<DmaMemory, HostError>> {
             (wanted, thread.ok())
         };
         let started: Vec<_> = wanted.chunks(wanted.len().div_ceil(threads)).map(start).collect();
-        // The share of a thread that was not to be had is left to this one.
+        // This thread does the share of a thread that could not be started.
         let ended = started
             .into_iter()
             .map(|(wanted, thread)| thread.and_then(|it| it.join().ok()).unwrap_or_else(|| work(wanted)));
@@ -57,7 +59,8 @@ pub fn found_beside(wanted: &[Wanted]) -> Vec<Result<DmaMemory, HostError>> {
     })
 }
 
-/// `bytes` bytes of zeros that the host has found pages for. It takes that long, so the caller holds no lock if it can.
+/// Returns `bytes` bytes of zeros with pages that the host has allocated. This takes time, so the caller should hold no
+/// lock.
 ///
 /// # Errors
 /// When the host has no memory for it.
@@ -69,7 +72,7 @@ pub fn found(bytes: usize) -> Result<DmaMemory, HostError> {
     populated(region)
 }
 
-/// `bytes` bytes of `file` from `offset` on, as they are there.
+/// Maps `bytes` bytes of `file` from `offset` on, with their contents.
 ///
 /// # Errors
 /// When the host does not map them.
@@ -80,17 +83,17 @@ pub fn mapped(file: &Arc<File>, offset: u64, bytes: usize) -> Result<MmapRegion,
         .map_err(|error| HostError::Pinned { bytes, why: error.to_string() })
 }
 
-/// Has the host find the pages of a mapping.
+/// Makes the host allocate the pages of a mapping.
 fn populated(region: MmapRegion) -> Result<DmaMemory, HostError> {
     let bytes = region.size();
     let refused = |why: String| HostError::Pinned { bytes, why };
     let start = region.as_ptr().cast();
     if bytes >= HUGE {
-        // A kernel without huge pages has small ones.
+        // A kernel without huge pages uses small ones.
         // SAFETY: the mapping has `bytes` bytes from `start` on, and lives until the end of this function at least.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
     }
-    // Before Linux 5.14 they are found when they are used.
+    // Before Linux 5.14 they are allocated on first use.
     // SAFETY: as above.
     match unsafe { madvise(start, bytes, Advice::LinuxPopulateWrite) } {
         Ok(()) | Err(rustix::io::Errno::INVAL) => {}

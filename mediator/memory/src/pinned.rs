@@ -1,8 +1,9 @@
-//! Host memory that takes chunks of guests' VRAM when the card has no room: mapped for the card for as long as it is used.
+//! Host memory for chunks of guests' VRAM when the card has no room: mapped for the card for as long as it is used.
 //!
-//! A slot is as large as a chunk and a mapping of its own. It comes into being when it gets an owner, and goes when it
-//! loses it, so that the next owner finds zeros and the host has the memory back; the I/O addresses of all slots follow
-//! one another and stay. Some slots are zeroed and stay instead: finding fresh memory takes longer than copying to it.
+//! A slot is as large as a chunk and a mapping of its own. Its memory is allocated when it gets an owner, and freed
+//! when it loses it, so that the next owner finds zeros and the host has the memory back; the I/O addresses of all
+//! slots are contiguous and fixed. Some slots are zeroed and keep their memory instead, because fresh memory takes
+//! longer than a copy to it.
 
 mod borrowed;
 mod saved;
@@ -22,10 +23,10 @@ use std::sync::Arc;
 use vm_memory::Bytes;
 use vram::HostAddr;
 
-/// Most bytes of slots without an owner that keep their memory: as much as moves in a few milliseconds.
+/// Maximum bytes of slots without an owner that keep their memory: as much as moves in a few milliseconds.
 const KEPT_BYTES: u64 = 32 << 20;
 
-/// Seals that keep the file's length as it is: an access behind its end would kill the process.
+/// Seals that keep the file's length: an access past its end would kill the process.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// The slots.
@@ -34,22 +35,22 @@ pub struct PinnedPool {
     base: Iova,
     slot_bytes: u64,
     slots: Vec<Option<DmaMemory>>,
-    /// Slots without an owner that have memory, full of zeros.
+    /// Slots without an owner that have memory, all zeros.
     kept: BTreeSet<usize>,
-    /// The file that all of their memory lies in, each at its place, if another process can go on with it.
+    /// The file with all of their memory, each at its offset, if another process can continue with it.
     file: Option<Arc<File>>,
-    /// Slots that hold another card's memory for now, each with its own.
+    /// Slots that currently hold another card's memory, each with its own.
     borrowed: BTreeMap<usize, DmaMemory>,
-    /// Another goes on with the memory, and with what is mapped for the card.
+    /// Another process continues with the memory, and with its mappings for the card.
     handed: bool,
 }
 
 impl PinnedPool {
-    /// Room for `slots` slots of `slot_bytes` bytes, none of which takes memory yet. `shared`: their memory is to be one file,
-    /// that another process can go on with.
+    /// Creates `slots` slots of `slot_bytes` bytes, which do not take memory yet. `shared`: their memory must be one
+    /// file, with which another process can continue.
     ///
     /// # Errors
-    /// When the card's I/O address space has no such gap, or the host no such file.
+    /// When the card's I/O address space has no such gap, or the host cannot create the file.
     pub fn new(
         card: Arc<dyn Card>,
         iova: &mut IovaSpace,
@@ -65,7 +66,7 @@ impl PinnedPool {
         Ok(Self { card, base, slot_bytes, slots, kept, file, borrowed, handed: false })
     }
 
-    /// The file that the memory of all slots lies in, for another process; `None` if it lies in none.
+    /// Returns the file with the memory of all slots, for another process; `None` if there is none.
     #[must_use]
     pub fn file(&self) -> Option<&Arc<File>> {
         self.file.as_ref()
@@ -77,24 +78,24 @@ impl PinnedPool {
         self.file.is_some() || self.slots.is_empty()
     }
 
-    /// From now on another goes on with the slots: their memory stays, and what is mapped for the card stays mapped.
+    /// Hands the slots over to another process: their memory stays, and so do its mappings for the card.
     pub fn hand_over(&mut self) {
         self.handed = true;
     }
 
-    /// First I/O address of the slots, and bytes of all.
+    /// Returns the first I/O address of the slots, and the bytes of all.
     #[must_use]
     pub fn range(&self) -> (Iova, u64) {
         (self.base, self.slots.len() as u64 * self.slot_bytes)
     }
 
-    /// Returns where the card sees an address in the slots.
+    /// Returns the card's address of an address in the slots.
     #[must_use]
     pub fn iova(&self, address: HostAddr) -> Iova {
         self.base.offset(address.0)
     }
 
-    /// Memory that the slot at `address` lacks: all, or none when it has some.
+    /// Returns the memory that the slot at `address` lacks: all of it, or none if it has some.
     #[must_use]
     pub fn lacks(&self, address: HostAddr) -> Option<Wanted> {
         let (index, _) = self.at(address);
@@ -102,7 +103,8 @@ impl PinnedPool {
         self.slots[index].is_none().then_some(Wanted { bytes: self.slot_bytes as usize, file })
     }
 
-    /// The slot at `address` has an owner, and needs memory, zeroed and mapped for the card. Nothing when it has.
+    /// Gives the slot at `address`, which has an owner, memory, zeroed and mapped for the card. Does nothing if it has
+    /// some.
     ///
     /// # Errors
     /// When the host has no memory for it, or may not pin it.
@@ -115,7 +117,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Gives the slot at `address`, which lacks memory, some that was [found](Wanted::find) for it.
+    /// Gives the slot at `address`, which lacks memory, memory that was [allocated](Wanted::find) for it.
     ///
     /// # Errors
     /// When the host may not pin it.
@@ -128,11 +130,11 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// The slot that begins at `address` has no owner any more. Whether it keeps its memory, which is to be zeroed then; else it
-    /// has given it back to the host, or had none. What is another card's is let go of as it is.
+    /// Releases the slot at `address` from its owner. Returns whether it keeps its memory, which must be zeroed then;
+    /// otherwise it has freed it, or had none. Another card's memory is released unchanged.
     ///
     /// # Errors
-    /// When the card keeps it; the slot keeps its memory then, which is not to be used again.
+    /// When the card keeps the mapping; the slot then keeps its memory, which must not be used again.
     pub fn leave(&mut self, address: HostAddr) -> Result<bool, HostError> {
         let (index, _) = self.at(address);
         let own = self.slots[index].is_some() && !self.borrowed.contains_key(&index);
@@ -186,8 +188,8 @@ impl PinnedPool {
         }
     }
 
-    /// Memory of the slot that holds `address`, and where that is in it; `None` if it has none. Whoever has it after the slot has gone to
-    /// another owner reads and writes what is that one's.
+    /// Returns the memory of the slot that holds `address`, and the offset in it; `None` if it has none. If the slot
+    /// gets another owner, the returned memory is that owner's.
     #[must_use]
     pub fn memory(&self, address: HostAddr) -> Option<(DmaMemory, usize)> {
         let (index, offset) = self.at(address);
@@ -199,7 +201,7 @@ impl PinnedPool {
     }
 }
 
-/// A file without a name, of `bytes` bytes.
+/// Creates an unnamed file of `bytes` bytes.
 fn memory_file(bytes: u64) -> Result<File, HostError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let made = memfd_create("swapped-vram", flags).and_then(|file| {

@@ -3,39 +3,39 @@
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{Limit, VmId};
 
-/// Chunks that got no place when they were first wanted, by VM and what was in the way.
+/// Chunks that got no place when they were first wanted, by VM and limit.
 #[derive(Clone, Debug, Default)]
 pub struct Refusals {
     counts: BTreeMap<VmId, BTreeMap<&'static str, u64>>,
-    /// Those that have none yet: whoever waits for a chunk asks again and again. No more than guests have chunks.
+    /// Those that have none yet: a waiting VM asks for its chunk repeatedly. At most the number of guests' chunks.
     open: BTreeSet<(VmId, u64)>,
 }
 
 impl Refusals {
-    /// A chunk has no place, by its VM and its index there.
+    /// Records that a chunk, given by its VM and its index there, has no place.
     pub fn refused(&mut self, chunk: (VmId, u64), limit: Limit) {
         if self.open.insert(chunk) {
             *self.counts.entry(chunk.0).or_default().entry(limit.name()).or_default() += 1;
         }
     }
 
-    /// It has one.
+    /// Records that a chunk has a place.
     pub fn placed(&mut self, chunk: (VmId, u64)) {
         self.open.remove(&chunk);
     }
 
-    /// The VM's guest has begun anew, and wants nothing.
+    /// Drops the requests of a VM whose guest has restarted.
     pub fn restart(&mut self, vm: VmId) {
         self.open.retain(|(of, _)| *of != vm);
     }
 
-    /// The VM is gone.
+    /// Forgets a VM that has gone.
     pub fn forget(&mut self, vm: VmId) {
         self.restart(vm);
         self.counts.remove(&vm);
     }
 
-    /// Returns how many of a VM there were, by the limit's name.
+    /// Returns the refusals of a VM, by the limit's name.
     #[must_use]
     pub fn of(&self, vm: VmId) -> BTreeMap<&'static str, u64> {
         self.counts.get(&vm).cloned().unwrap_or_default()

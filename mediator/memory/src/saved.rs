@@ -1,4 +1,4 @@
-//! A card's memory as it is saved, but for the table of its chunks and the policies of who gives and who gets.
+//! Saved state of a card's memory, without the table of its chunks and the policies of its division.
 
 use super::balance::Divider;
 use super::iova::{Claims, IovaSpace, SavedIova};
@@ -13,85 +13,85 @@ use std::fs::File;
 use std::sync::Arc;
 use vram::{ChunkTable, Lookup, PagePool, Place, VmId};
 
-/// The memory.
+/// Saved state of a [`Memory`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedMemory {
     iova: SavedIova,
     /// I/O address of the page that barriers write to.
     barrier: u64,
     slots: SavedSlots,
-    /// Turns that have begun.
+    /// Quanta that have begun.
     turns: u64,
 }
 
-/// Parts of a memory that was saved.
+/// Parts of a restored memory.
 pub struct Restored {
     /// I/O addresses.
     pub iova: IovaSpace,
-    /// Those of them that somebody has still to claim.
+    /// Those of them that are still to be claimed.
     pub claims: Claims,
-    /// Place of the page that barriers write to.
+    /// Address of the page that barriers write to.
     pub barrier: Iova,
     /// Host memory.
     pub pinned: PinnedPool,
-    /// Turns at memory that there were.
+    /// Quanta that had begun.
     pub turns: u64,
 }
 
 impl Memory {
-    /// Writes the memory down. Nothing of it moves.
+    /// Saves the memory. None of it moves.
     pub fn save(&self) -> SavedMemory {
         let Self {
             vram,
             iova,
             barrier,
-            // It is a part of the card's.
+            // A part of the card.
             own: _,
-            // They are bound anew.
+            // They are bound again.
             copier: _,
-            // Most of it is parts of the card's, or a setting.
+            // Most of it is in parts of the card, or a setting.
             divider,
             dice: _,
-            // Nobody is being added.
+            // No VM is being added.
             promising: _,
-            // They are a part of their own.
+            // They are a separate part.
             segments: _,
-            // Nobody goes to another card at the time.
+            // No VM is moving to another card.
             travelling: _,
-            // Statistics, which begin anew.
+            // Statistics, which start again.
             moved: _,
             left: _,
         } = self;
         let CardVram {
-            // The way into it is found again.
+            // Set up again.
             memory: _,
             pinned,
-            // It is a part of the card's.
+            // A part of the card.
             chunks: _,
             // Nothing is being copied.
             copied: _,
-            // Who lacks memory asks again, since its page tables are read again.
+            // VMs that lack memory ask again, because their page tables are read again.
             unmet: _,
-            // How chunks come and go is learnt anew.
+            // The history of chunks is learned again.
             born: _,
             short: _,
             wants: _,
             watches: _,
             over_bus: _,
-            // Whoever wants one asks the next owner.
+            // Operators request a new one from the next process.
             records: _,
             touched: _,
             // It is done again.
             zeroing: _,
             refusals: _,
             wakeup: _,
-            // A statistic, which begins anew.
+            // Statistics, which start again.
             words: _,
         } = vram;
         SavedMemory { iova: iova.save(), barrier: barrier.0, slots: pinned.save(), turns: divider.turns() }
     }
 
-    /// The file that host memory for chunks lies in, for another process.
+    /// Returns the file with host memory for chunks, for another process.
     pub fn host_file(&self) -> Option<&Arc<File>> {
         self.vram.pinned.file()
     }
@@ -101,23 +101,23 @@ impl Memory {
         self.vram.pinned.is_shared()
     }
 
-    /// Gives the mediator's own channels' memory back: none of them is bound.
+    /// Frees the memory of the mediator's own channels, none of which is bound.
     pub fn give_back_own(&mut self) {
         let Self { vram, own, .. } = self;
         own.release_all(&mut vram.chunks);
     }
 
-    /// The memory of a card of which all is known.
+    /// Restores the memory of a card from all of its parts.
     pub fn restored(vram: CardVram, iova: IovaSpace, barrier: Iova, own: PagePool, divider: Divider) -> Self {
         Self { own, ..Self::new(vram, iova, barrier, divider) }
     }
 }
 
 impl SavedMemory {
-    /// The parts of the memory, mapped for `card`, which has nothing of it. Chunks have `chunk_bytes` bytes.
+    /// Restores the parts of the memory, mapped for `card`, which has none of it. Chunks have `chunk_bytes` bytes.
     ///
     /// # Errors
-    /// When they are none that there can be, or the host does not map them.
+    /// When the saved state is invalid, or the host does not map it.
     pub fn restored(self, card: &Arc<dyn Card>, chunk_bytes: u64, file: Option<File>) -> Result<Restored, HostError> {
         let Self { iova, barrier, slots, turns } = self;
         let (mut iova, mut claims) = IovaSpace::restored(iova, &card.unmappable())?;
@@ -133,7 +133,7 @@ impl SavedMemory {
     }
 }
 
-/// Checks that each chunk of a VM's that lies in host memory has some.
+/// Checks that each chunk of a VM in host memory has memory there.
 pub fn check_places(chunks: &ChunkTable, pinned: &PinnedPool) -> Result<(), Invalid> {
     let lacks = |vm: VmId, index: u32| match chunks.lookup(vm, chunks.guest_address(index), 1) {
         Lookup::Placed(Place::Host(at)) => !pinned.has(at),

@@ -1,9 +1,10 @@
 //! Segments of card memory that several address spaces map, of one VM or of several: shared device memory in the manner of
 //! Gdev (4.2), with the names of System V.
 //!
-//! A segment's memory is the mediator's own, taken from a pool of the VM that has made it, so an operator bounds it for each
-//! VM. It is zeroed before it is mapped first, stays on the card, and goes when nothing has it attached and no key finds
-//! it any more. Here: who may have what. Which address space maps it, and where, is `vgpu::pv`'s.
+//! A segment's memory is the mediator's own, taken from a pool of the VM that has created it, so an operator limits it
+//! for each VM. It is zeroed before it is first mapped, stays on the card, and is freed when nothing has it attached
+//! and no key finds it. This module decides on access. `vgpu::pv` records the address spaces that map it, and its
+//! addresses there.
 
 mod saved;
 
@@ -20,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use vram::{CardAddr, PagePool, VmId};
 
-/// Segments that a VM may have made and not removed.
+/// Maximum number of segments that a VM may have created and not removed.
 const SEGMENTS_OF_A_VM: usize = 1024;
 
 /// A VM as segments know it.
@@ -34,7 +35,7 @@ pub struct Party {
     pub limit: u64,
 }
 
-/// Scope in which a segment is found.
+/// Scope in which a segment can be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Scope {
     Own(VmId),
@@ -49,7 +50,7 @@ struct Segment {
     mode: u32,
     bytes: u64,
     at: VramAddr,
-    /// Bytes of it that are zeroed; nothing maps it before all are.
+    /// Bytes of it that are zeroed; it is not mapped before all are.
     zeroed: u64,
     /// Address spaces that map it, by VM.
     attached: BTreeMap<VmId, u32>,
@@ -61,29 +62,29 @@ struct Segment {
 pub struct Wanted {
     /// Its key; 0 for none.
     pub key: u64,
-    /// Bytes that it has at least, or gets.
+    /// Its minimum bytes; the exact number if it is created.
     pub bytes: u64,
-    /// It is made if there is none.
+    /// Create it if there is none.
     pub create: bool,
-    /// It is not to be there already.
+    /// Fail if it exists.
     pub exclusive: bool,
-    /// It is one of the group.
+    /// Look in the group's scope.
     pub abroad: bool,
-    /// Rights of other VMs, if it is made.
+    /// Rights of other VMs, if it is created.
     pub mode: u32,
 }
 
 /// All segments of a card.
 #[derive(Debug, Default)]
 pub struct Segments {
-    /// By id. An id is not used again before 2^32 others were.
+    /// By id. An id is not reused before 2^32 others were used.
     segments: BTreeMap<u32, Segment>,
     last: u32,
     pools: BTreeMap<VmId, PagePool>,
 }
 
 impl Segments {
-    /// The segment, if `party` can know of it.
+    /// Returns the segment, if `party` may know of it.
     fn visible(&self, party: &Party, id: u32) -> Result<&Segment, Status> {
         let segment = self.segments.get(&id).ok_or(Status::NoObject)?;
         let visible = segment.owner == party.vm
@@ -91,7 +92,7 @@ impl Segments {
         visible.then_some(segment).ok_or(Status::NoObject)
     }
 
-    /// The segment, if it is `party`'s own.
+    /// Returns the segment, if it is `party`'s own.
     fn owned(&mut self, party: &Party, id: u32) -> Result<&mut Segment, Status> {
         if self.visible(party, id)?.owner != party.vm {
             return Err(Status::Denied);
@@ -99,7 +100,7 @@ impl Segments {
         self.segments.get_mut(&id).ok_or(Status::NoObject)
     }
 
-    /// Bytes that a VM's segments take, and how many segments there are of it.
+    /// Returns the bytes of a VM's segments, and their number.
     #[must_use]
     pub fn of(&self, vm: VmId) -> (u64, usize) {
         let own = || self.segments.values().filter(|segment| segment.owner == vm);
@@ -130,7 +131,7 @@ impl Segments {
 }
 
 impl Memory {
-    /// Finds or makes a segment; its id.
+    /// Finds or creates a segment; returns its id.
     ///
     /// # Errors
     /// See [`Status`].
@@ -187,7 +188,7 @@ impl Memory {
         Ok(id)
     }
 
-    /// Zeroes a piece of a segment that is new. Whether there may be more: the card's lock is held for one piece only.
+    /// Zeroes a part of a new segment. Returns whether more may be left: the card's lock is held for one part only.
     ///
     /// # Errors
     /// See [`Status`].
@@ -200,7 +201,8 @@ impl Memory {
         Ok(segment.zeroed < segment.bytes)
     }
 
-    /// One more address space of `party`'s maps the segment, which is zeroed: where it lies, and how many bytes it has.
+    /// Counts one more address space of `party` that maps the segment, which is zeroed. Returns the segment's address
+    /// and bytes.
     ///
     /// # Errors
     /// See [`Status`].
@@ -218,7 +220,7 @@ impl Memory {
         Ok((segment.at, segment.bytes))
     }
 
-    /// One address space of the VM less maps the segment; the card's TLBs have forgotten it.
+    /// Counts one address space of the VM less; the card's TLBs do not hold the segment.
     pub fn share_detach(&mut self, vm: VmId, id: u32) {
         if let Some(segment) = self.segments.segments.get_mut(&id)
             && let Some(count) = segment.attached.get_mut(&vm)
@@ -231,7 +233,7 @@ impl Memory {
         self.segments.free_unused(id, &mut self.vram);
     }
 
-    /// Asks about a segment, or changes it.
+    /// Queries or changes a segment.
     ///
     /// # Errors
     /// See [`Status`].
@@ -251,8 +253,8 @@ impl Memory {
         Ok(0)
     }
 
-    /// Removes a VM's segments, as their maker is gone: no key finds them any more. Those that others have attached stay until
-    /// these let go.
+    /// Removes a VM's segments, because the VM has gone: no key finds them. Segments that others have attached stay
+    /// until those detach.
     pub fn forget_segments(&mut self, vm: VmId) {
         let own: Vec<u32> = self.segments.segments.iter().filter(|(_, it)| it.owner == vm).map(|(id, _)| *id).collect();
         for id in own {

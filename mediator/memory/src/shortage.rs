@@ -1,26 +1,26 @@
-//! Limits of memory that are in the way, as an operator reads them.
+//! Memory limits that were reached, as messages for operators.
 
 use vram::balance::PinError;
 use vram::{Error, Limit};
 
-/// A limit with its key and value, and what can be done about it. Whose it is says who tells of it: errors of the admin API
-/// begin with the virtual machine or the card, log events of a virtual machine's thread are in its span.
+/// A limit with its key and value, and a remedy. The context names its owner: errors of the admin API begin with the
+/// virtual machine or the card, log events of a virtual machine's thread are in its span.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}; {what_to_do}")]
 pub struct Shortage {
-    /// The key, its value, and what would have to be.
+    /// The key, its value, and the allowed values.
     pub what: String,
     /// A remedy for the operator.
     pub what_to_do: String,
 }
 
 impl Shortage {
-    /// Something that is told in the words of its keys.
+    /// Creates it from two texts.
     pub fn new(what: impl Into<String>, what_to_do: impl Into<String>) -> Self {
         Self { what: what.into(), what_to_do: what_to_do.into() }
     }
 
-    /// Tells what the chunk table refuses, which has chunks of `chunk_bytes`.
+    /// Describes an error of the chunk table, which has chunks of `chunk_bytes`.
     #[must_use]
     pub fn of(error: &Error, chunk_bytes: u64) -> Self {
         let mib = |chunks: u64| size(chunks.saturating_mul(chunk_bytes));
@@ -71,7 +71,7 @@ impl Shortage {
                 format!("chunk_kib: {}, expected a power of two from 128 to 65536", bytes >> 10),
                 "correct the card's `chunk_kib`",
             ),
-            // Not a limit: something is in between, or not as the mediator believed.
+            // Not a limit: the state is temporary, or not as the mediator assumed.
             Error::NeedsScrub { .. } | Error::Moving { .. } | Error::Settled { .. } => {
                 Self::new(error.to_string(), "try it again")
             }
@@ -114,7 +114,7 @@ impl Shortage {
         }
     }
 
-    /// Bus addresses that a VM is to be guaranteed, and how many of them there are in one piece.
+    /// Describes a guarantee of bus addresses that cannot be met; `most`: the largest contiguous free range.
     #[must_use]
     pub fn of_ram(guarantee: u64, most: u64) -> Self {
         let what = format!(
@@ -126,7 +126,7 @@ impl Shortage {
         Self::new(what, "ask for less, or lower another VM's with `mediatorctl memory set-ram`")
     }
 
-    /// Why a range cannot be pinned.
+    /// Describes the reason that a range cannot be pinned.
     #[must_use]
     pub fn of_pin(error: &PinError, chunk_bytes: u64) -> Self {
         match error {
@@ -142,7 +142,7 @@ impl Shortage {
     }
 }
 
-/// In MiB, or what is less in KiB.
+/// Returns a size in MiB, or in KiB if it is not a whole number of MiB.
 fn size(bytes: u64) -> String {
     if bytes.is_multiple_of(1 << 20) { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
 }
@@ -155,7 +155,7 @@ mod tests {
     const CHUNK: u64 = 2 << 20;
     const VM: VmId = VmId(7);
 
-    /// Returns which variant it is. Whoever adds one says here which, and below how it reads.
+    /// Returns the number of the variant. A new variant is added here, and its message below.
     fn variant(error: &Error) -> usize {
         match error {
             Error::ChunkSize(_) => 0,
@@ -223,7 +223,7 @@ mod tests {
             (Error::Advertised(3 << 40), &["vram_mib"], &["3145728 MiB"]),
             (Error::ReserveFull(6), &["memory.reserve_mib"], &["12 MiB"]),
         ];
-        // What is no limit needs none.
+        // Errors that are not limits need none.
         let (index, address) = (5, GuestAddr(0x40_0000));
         let others = [
             Error::NeedsScrub { tier: Tier::Card, short: 1 },

@@ -1,4 +1,4 @@
-//! Guests' memory wherever it lies: on the card, or in host memory that the card reaches.
+//! Guests' memory in all places: on the card, or in host memory that the card can access.
 
 use super::accesses::Records;
 use super::pinned::PinnedPool;
@@ -19,12 +19,12 @@ use vram::{Block, CardAddr, ChunkTable, GuestAddr, Lookup, PagePool, Place, Pool
 pub struct Dirty(Vec<u64>);
 
 impl Dirty {
-    /// None of the pages of a chunk of `bytes` bytes.
+    /// Creates marks for a chunk of `bytes` bytes, none of them set.
     pub fn new(bytes: u64) -> Self {
         Self(vec![0; (bytes / SMALL_PAGE).div_ceil(64) as usize])
     }
 
-    /// Marks those that hold one of the `len` bytes from `offset` on, which is relative to the chunk.
+    /// Marks the pages with one of the `len` bytes from `offset` on, which is relative to the chunk.
     pub fn mark(&mut self, offset: u64, len: u64) {
         let last = offset + len.max(1) - 1;
         for page in offset / SMALL_PAGE..=last / SMALL_PAGE {
@@ -34,7 +34,7 @@ impl Dirty {
         }
     }
 
-    /// Takes the marks of up to `most` pages off; returns their byte offsets, relative to the chunk.
+    /// Clears the marks of up to `most` pages; returns their byte offsets, relative to the chunk.
     pub fn take(&mut self, most: usize) -> Vec<u64> {
         let pages: Vec<u64> = self.pages().take(most).collect();
         for page in pages.iter().map(|offset| offset / SMALL_PAGE) {
@@ -45,44 +45,44 @@ impl Dirty {
         pages
     }
 
-    /// Byte offset of each that is marked, relative to the chunk.
+    /// Returns the byte offsets of marked pages, relative to the chunk.
     pub fn pages(&self) -> impl Iterator<Item = u64> + '_ {
         let marked = |page: &u64| self.0[(page / 64) as usize] >> (page % 64) & 1 != 0;
         (0..self.0.len() as u64 * 64).filter(marked).map(|page| page * SMALL_PAGE)
     }
 }
 
-/// Words of up to 8 bytes that this processor has moved by the card's BARs.
+/// Words of up to 8 bytes that this processor has moved through the card's BARs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Words {
-    /// Each of which it waits for.
+    /// The processor waits for each of these.
     pub read: u64,
-    /// None of which it waits for.
+    /// The processor does not wait for these.
     pub written: u64,
 }
 
-/// The card's VRAM: the way into it, what takes chunks that it has no room for, and who owns which chunk.
+/// The card's VRAM: access to it, host memory for chunks that do not fit, and the owners of chunks.
 pub struct CardVram {
-    /// The way into VRAM.
+    /// Access to VRAM.
     pub memory: CardMemory,
     /// Host memory for chunks.
     pub pinned: PinnedPool,
     /// Owners of chunks.
     pub chunks: ChunkTable,
-    /// Chunks that are being copied: which of their pages were written since.
+    /// Chunks that are being copied, with the pages that were written since.
     pub copied: BTreeMap<(VmId, u64), Dirty>,
-    /// New chunks that found no room on the card since the balancer was told: they were born in host memory, or have no place
-    /// and are waited for.
+    /// New chunks that found no room on the card since the balancer was last notified: they were allocated in host
+    /// memory, or wait for a place.
     pub(crate) unmet: BTreeSet<(VmId, u64)>,
-    /// Chunks that have got their first place since it was told, on the card, in their order by the number of each.
+    /// Chunks that have got their first place since then, on the card, with their number in order of arrival.
     pub(crate) born: BTreeMap<(VmId, u64), u64>,
-    /// The policy that picks victims wants to know what is used.
+    /// The victim policy needs to know which memory is used.
     pub watches: bool,
-    /// Bytes that work names in host memory since somebody began to ask; `None` when nobody does.
+    /// Bytes in host memory that work has named since the last query; `None` if nothing queries it.
     pub(crate) over_bus: Option<u64>,
-    /// Records of what guests use.
+    /// Records of guests' accesses.
     pub(crate) records: Records,
-    /// Chunks that were used since it was told.
+    /// Chunks that were used since the balancer was last notified.
     pub touched: BTreeSet<(VmId, u64)>,
     /// Words of VRAM that this processor has read and written for each VM.
     pub(super) words: BTreeMap<VmId, Words>,
@@ -90,16 +90,16 @@ pub struct CardVram {
     pub(super) zeroing: Zeroing,
     /// Requests of guests that were refused.
     pub refusals: Refusals,
-    /// VMs that wanted memory that there was none of.
+    /// VMs that wanted memory when none was available.
     pub short: BTreeSet<VmId>,
     /// Requests that wait for the mover.
     pub wants: Wants,
-    /// Rung when a guest wanted memory that there was none of on the card, and when some has become free.
+    /// Rung when the card has no memory for a guest, and when memory is freed.
     pub wakeup: Arc<Wakeup>,
 }
 
 impl CardVram {
-    /// Memory of which nothing is being copied.
+    /// Creates it without copies in progress.
     pub fn new(memory: CardMemory, pinned: PinnedPool, chunks: ChunkTable) -> Self {
         Self {
             memory,
@@ -121,8 +121,8 @@ impl CardVram {
         }
     }
 
-    /// Returns where `len` bytes of guest VRAM lie, if they are the VM's and in one piece. What has no place yet gets
-    /// one. `None` also when there is none left.
+    /// Returns the place of `len` bytes of guest VRAM, if they are the VM's and contiguous. Chunks without a place get
+    /// one. Returns `None` also when no memory is left.
     pub fn place(&mut self, vm: VmId, address: GuestVramAddr, len: u64) -> Option<Place> {
         let address = GuestAddr(address.0);
         match self.chunks.lookup(vm, address, len) {
@@ -143,10 +143,10 @@ impl CardVram {
             match self.chunks.place(vm, address) {
                 Ok(placed) => {
                     if placed.new {
-                        // To be mapped is no use, but nothing is mapped for the first time in vain.
+                        // A mapping is not a use, but new memory is rarely mapped without being used.
                         self.touch(vm, address);
                         if placed.place.card().is_some() {
-                            // One that was given up and is placed again is last.
+                            // A chunk that was freed and placed again is last.
                             let number = self.born.len() as u64;
                             self.born.insert(chunk, number);
                         }
@@ -165,7 +165,7 @@ impl CardVram {
                     self.ring_for_zeroed();
                     return Some(placed.place);
                 }
-                // Ends: each turn makes one of the chunks that wait a free one.
+                // Ends, because each pass scrubs one of the waiting chunks.
                 Err(vram::Error::NeedsScrub { .. }) if self.scrub_one().ok()? => {}
                 Err(error) => {
                     if let vram::Error::Full { limit, host, .. } = error {
@@ -183,7 +183,7 @@ impl CardVram {
         }
     }
 
-    /// Forgets what a VM wanted that is removed.
+    /// Forgets the requests of a removed VM.
     pub fn forget(&mut self, vm: VmId) {
         self.words.remove(&vm);
         self.short.remove(&vm);
@@ -191,12 +191,12 @@ impl CardVram {
         self.refusals.forget(vm);
     }
 
-    /// Returns whether the VM wanted memory that there was none of, since [`Self::was_short`] was called.
+    /// Returns whether the VM wanted memory when none was available, since the last call of [`Self::was_short`].
     pub fn is_short(&self, vm: VmId) -> bool {
         self.short.contains(&vm)
     }
 
-    /// As [`Self::is_short`], and forgets it.
+    /// Same as [`Self::is_short`], and clears it.
     pub fn was_short(&mut self, vm: VmId) -> bool {
         self.short.remove(&vm)
     }
@@ -207,7 +207,7 @@ impl CardVram {
         }
     }
 
-    /// Words of VRAM that were moved for a VM by this processor, since it came.
+    /// Returns the words of VRAM that this processor has moved for a VM, since it was added.
     pub fn words_of(&self, vm: VmId) -> Words {
         self.words.get(&vm).copied().unwrap_or_default()
     }
@@ -220,7 +220,7 @@ impl CardVram {
         }
     }
 
-    /// Reads guest VRAM, whatever chunks it spans. What was never used reads as zeros, and stays without a place.
+    /// Reads guest VRAM across chunks. Unused memory reads as zeros, and stays without a place.
     pub fn guest_read(&mut self, vm: VmId, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let mut rest = data;
         for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
@@ -239,7 +239,7 @@ impl CardVram {
         rest.is_empty().then_some(())
     }
 
-    /// Writes guest VRAM, whatever chunks it spans. Zeros need no place where there is none.
+    /// Writes guest VRAM across chunks. Zeros do not allocate a place.
     pub fn guest_write(&mut self, vm: VmId, address: GuestVramAddr, data: &[u8]) -> Option<()> {
         let mut rest = data;
         for (piece, len) in self.chunks.pieces(GuestAddr(address.0), rest.len() as u64) {
@@ -261,7 +261,7 @@ impl CardVram {
         rest.is_empty().then_some(())
     }
 
-    /// Fills the `len` bytes from `address` on, which lie in one chunk, with zeros where they lie.
+    /// Zeroes `len` bytes from `address` on, within one chunk, in place.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -277,13 +277,13 @@ impl CardVram {
         }
     }
 
-    /// Returns whether somebody wants to know what work names.
+    /// Returns whether the memory that work names is recorded.
     #[must_use]
     pub fn watches(&self) -> bool {
         self.watches || self.over_bus.is_some() || self.records.any()
     }
 
-    /// Work names `bytes` bytes in the chunk of `address`.
+    /// Records that work names `bytes` bytes in the chunk of `address`.
     pub fn named(&mut self, vm: VmId, address: GuestAddr, bytes: u64) {
         self.touch(vm, address);
         self.records.named(vm, address.0 / self.chunks.chunk_bytes());
@@ -292,14 +292,14 @@ impl CardVram {
         }
     }
 
-    /// The chunk of `address` is used. There are no more than guests have chunks.
+    /// Records that the chunk of `address` is used. At most the number of guests' chunks.
     fn touch(&mut self, vm: VmId, address: GuestAddr) {
         if self.watches {
             self.touched.insert((vm, address.0 / self.chunks.chunk_bytes()));
         }
     }
 
-    /// Notes that something has changed while it is being copied.
+    /// Marks pages that have changed while they are being copied.
     fn written(&mut self, vm: VmId, address: GuestAddr, len: u64) {
         if self.copied.is_empty() {
             return;
@@ -310,7 +310,7 @@ impl CardVram {
         }
     }
 
-    /// Reads where a chunk lies.
+    /// Reads at a chunk's place.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -324,7 +324,7 @@ impl CardVram {
         }
     }
 
-    /// Writes where a chunk lies.
+    /// Writes at a chunk's place.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -338,11 +338,11 @@ impl CardVram {
         }
     }
 
-    /// Card memory for a VM's page tables, as [`Self::alloc`]. Where there is none the VM counts as short of memory, and the
-    /// mover is asked for some.
+    /// Allocates card memory for a VM's page tables, like [`Self::alloc`]. If there is none, the VM counts as short of
+    /// memory, and the mover is asked for some.
     ///
     /// # Errors
-    /// As [`Self::alloc`].
+    /// Same as [`Self::alloc`].
     pub fn alloc_for(&mut self, vm: VmId, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
         let found = self.alloc(pool, bytes);
         match found {
@@ -351,7 +351,7 @@ impl CardVram {
                 self.pool_changed(vm, pool);
             }
             Err(HostError::Lacking) => {
-                // Enough of them, but not in a row: more have to be free.
+                // Enough chunks are free, but not contiguous: more must be freed.
                 let there = self.chunks.for_mediator();
                 let wanted = self.count(bytes);
                 self.wants.lack(vm, if there >= wanted { there.saturating_add(wanted) } else { wanted });
@@ -363,18 +363,18 @@ impl CardVram {
         found
     }
 
-    /// The pool of a VM's page tables holds more or less than before.
+    /// Updates the reservation of a VM whose page tables' pool has grown or shrunk.
     pub fn pool_changed(&mut self, vm: VmId, pool: &PagePool) {
         let (held, first) = (self.count(pool.held_bytes()), self.count(FIRST_BYTES));
         self.wants.hold(vm, held, first);
     }
 
-    /// Chunks that so many bytes take.
+    /// Returns the number of chunks for so many bytes.
     pub fn count(&self, bytes: u64) -> u32 {
         u32::try_from(bytes.div_ceil(self.chunks.chunk_bytes())).unwrap_or(u32::MAX)
     }
 
-    /// Card memory for the mediator's own structures, zeroed and aligned to 4 KiB.
+    /// Allocates card memory for the mediator's own structures, zeroed and aligned to 4 KiB.
     ///
     /// # Errors
     /// [`HostError::Lacking`] when the card has none now; when the pool may not grow further, or the card does not answer.
@@ -386,10 +386,10 @@ impl CardVram {
         Ok(VramAddr(address))
     }
 
-    /// The same, with anything in it.
+    /// Same as [`Self::alloc`], with arbitrary contents.
     ///
     /// # Errors
-    /// As [`Self::alloc`].
+    /// Same as [`Self::alloc`].
     pub fn take(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
         Ok(VramAddr(self.take_block(pool, bytes)?.address.0))
     }
@@ -398,7 +398,7 @@ impl CardVram {
         let block = loop {
             match pool.alloc_block(&mut self.chunks, bytes) {
                 Ok(block) => break block,
-                // Chunks that wait to be scrubbed may do.
+                // Chunks awaiting scrub would suffice.
                 Err(_) if self.scrub_one()? => {}
                 Err(PoolError::Chunks(vram::Error::CardFull { .. } | vram::Error::NeedsScrub { .. })) => {
                     return Err(HostError::Lacking);
@@ -413,46 +413,46 @@ impl CardVram {
         Ok(block)
     }
 
-    /// Returns whether there is host memory that guests' chunks could move to.
+    /// Returns whether there is host memory to which guests' chunks could move.
     pub(crate) fn has_host_memory(&self) -> bool {
         self.pinned.range().1 != 0
     }
 
-    /// Returns whether the mediator may soon be without memory for its own structures, while guests' could move.
+    /// Returns whether the mediator may soon lack memory for its own structures, while guests' chunks could move.
     pub(crate) fn is_tight(&self) -> bool {
         self.has_host_memory() && self.chunks.kept_for_mediator() < self.own_chunks()
     }
 
-    /// Chunks that the mediator is to have at hand, and what it has borrowed to have them.
+    /// Returns the chunks that the mediator must keep free for itself, plus those that it has borrowed for that.
     pub(crate) fn own_chunks(&self) -> u32 {
         self.wants.chunks().saturating_add(self.chunks.borrowed())
     }
 
-    /// Notes whether work of a VM waits for memory: the mover tells it whenever there may be some.
+    /// Records whether work of a VM waits for memory: the mover then notifies it of available memory.
     pub fn set_waits(&mut self, vm: VmId, waits: bool) {
         self.wants.set_waits(vm, waits);
     }
 
-    /// VMs that wait for memory, their own or that of their page tables.
+    /// Returns the VMs that wait for memory, for themselves or for their page tables.
     pub fn waiting(&self) -> BTreeSet<VmId> {
         self.short.iter().copied().chain(self.wants.vms()).collect()
     }
 
-    /// Returns what the mover has done for a VM so far.
+    /// Returns the mover's scans for a VM so far.
     #[must_use]
     pub fn looks(&self, vm: VmId) -> Looks {
         self.wants.looks(vm)
     }
 
-    /// Returns whether the mover has looked in vain for a VM since `since` for as long as `limit` lets it wait. A card
-    /// whose memory can move is asked once in any case.
+    /// Returns whether the mover has scanned unsuccessfully for a VM since `since` for as long as `limit` allows. On a
+    /// card whose memory can move, at least one scan is required.
     #[must_use]
     pub fn is_vain(&self, vm: VmId, since: Looks, limit: Duration) -> bool {
         self.wants.is_vain(vm, since, limit, self.has_host_memory())
     }
 }
 
-/// An access of a guest that the card has failed at is lost; the card's state is not.
+/// Logs an access of a guest that the card has failed: the access is lost; the card's state is not.
 fn failed(result: Result<(), HostError>) -> Option<()> {
     result.inspect_err(|error| tracing::error!(%error, "the card failed at an access of a guest")).ok()
 }

@@ -3,7 +3,7 @@
 use locks::{Condvar, Mutex, rank};
 use std::time::Duration;
 
-/// Rung by whoever finds that memory should move. Does not hold up who rings.
+/// Rung by any thread that finds that memory should move. Does not delay that thread.
 #[derive(Debug, Default)]
 pub struct Wakeup {
     rung: Mutex<rank::Wakeup, bool>,
@@ -11,19 +11,19 @@ pub struct Wakeup {
 }
 
 impl Wakeup {
-    /// Wakes who waits, or will.
+    /// Wakes the waiter, now or at its next wait.
     pub fn ring(&self) {
         *self.rung.lock() = true;
         self.wake.notify_all();
     }
 
-    /// Returns whether it was rung since the last wait has ended.
+    /// Returns whether it was rung since the end of the last wait.
     #[must_use]
     pub fn is_rung(&self) -> bool {
         *self.rung.lock()
     }
 
-    /// Waits until it is rung or, if there is such a time, for `limit`.
+    /// Waits until it is rung or, if set, for `limit`.
     pub fn wait(&self, limit: Option<Duration>) {
         let mut rung = self.rung.lock();
         if !*rung {

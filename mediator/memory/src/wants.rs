@@ -1,34 +1,34 @@
-//! Waits for memory of the card, the mediator's own needs, and how often the mover has looked in vain.
+//! Waits for memory of the card, the mediator's own needs, and the number of the mover's unsuccessful scans.
 //!
-//! What waits is not refused by the clock: a limit counts the mover's looks that found nothing to move for the VM. A host
-//! that is busy delays these looks, and with them the end of the wait.
+//! The clock does not end a wait: its limit counts the mover's scans that found nothing to move for the VM. A busy host
+//! delays these scans, and with them the end of the wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vram::VmId;
 
-/// Chunks that are kept at hand for the mediator's own structures beyond what VMs are known to need: a guest's next channel
-/// or page table must not wait since other guests' memory fills the card.
+/// Chunks that are kept free for the mediator's own structures beyond the known needs of VMs: a guest's next channel or
+/// page table must not wait because other guests' memory fills the card.
 pub(crate) const KEPT: u32 = 2;
-/// Time between two looks of the mover while somebody waits. A look that comes sooner is not counted.
+/// Interval of the mover's scans while a VM waits. An earlier scan is not counted.
 pub const LOOK: Duration = Duration::from_millis(50);
 /// Bytes of a VM's first page tables: two address spaces.
 pub const FIRST_BYTES: u64 = 1 << 20;
-/// Most chunks that one VM's tables wait for: what a pool may hold.
+/// Maximum number of chunks that one VM's tables wait for: the limit of a pool.
 const MOST: u32 = 1 << 10;
 
-/// Looks of the mover for a VM that waits. Both only grow.
+/// Scans of the mover for a VM that waits. Both numbers only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Looks {
-    /// Looks that moved something for it.
+    /// Scans that moved memory for it.
     pub useful: u64,
-    /// Looks that found nothing to move for it.
+    /// Scans that found nothing to move for it.
     pub vain: u64,
 }
 
 impl Looks {
-    /// Returns how many vain looks `limit` stands for. `moves`: memory can move on this card, so that the mover is
-    /// asked at least once.
+    /// Returns the number of unsuccessful scans that `limit` allows. `moves`: memory can move on this card, so that at
+    /// least one scan is required.
     fn of(limit: Duration, moves: bool) -> u64 {
         let looks = limit.as_nanos().div_ceil(LOOK.as_nanos());
         u64::try_from(looks).unwrap_or(u64::MAX).max(u64::from(moves))
@@ -38,11 +38,11 @@ impl Looks {
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     looks: Looks,
-    /// Time at which a vain look was counted last, in ns.
+    /// Time at which the last unsuccessful scan was counted, in ns.
     vain_ns: Option<u64>,
 }
 
-/// See the module.
+/// Waits and needs; see the module.
 #[derive(Debug, Default)]
 pub struct Wants {
     /// Chunks that a VM's first page tables have not taken yet.
@@ -55,36 +55,36 @@ pub struct Wants {
 }
 
 impl Wants {
-    /// A VM is admitted whose first page tables take so many chunks.
+    /// Admits a VM whose first page tables take `chunks` chunks.
     pub fn admit(&mut self, vm: VmId, chunks: u32) {
         self.first.insert(vm, chunks);
     }
 
-    /// The VM is gone.
+    /// Forgets a VM that has gone.
     pub fn forget(&mut self, vm: VmId) {
         self.first.remove(&vm);
         self.set_waits(vm, false);
         self.seen.remove(&vm);
     }
 
-    /// A VM's page tables find none of `chunks` chunks.
+    /// Records that a VM's page tables wait for `chunks` chunks.
     pub(crate) fn lack(&mut self, vm: VmId, chunks: u32) {
         self.tables.insert(vm, chunks.min(MOST));
     }
 
-    /// A VM's page tables have found what they looked for.
+    /// Records that a VM's page tables have got their memory.
     pub fn found(&mut self, vm: VmId) {
         self.tables.remove(&vm);
     }
 
-    /// A VM's page tables hold `held` chunks, and begin with `first`.
+    /// Records that a VM's page tables hold `held` chunks, of `first` at the start.
     pub fn hold(&mut self, vm: VmId, held: u32, first: u32) {
         if let Some(left) = self.first.get_mut(&vm) {
             *left = first.saturating_sub(held);
         }
     }
 
-    /// Work of the VM waits, or none does any more.
+    /// Sets whether work of the VM waits.
     pub fn set_waits(&mut self, vm: VmId, waits: bool) {
         if waits {
             self.waiting.insert(vm);
@@ -94,22 +94,22 @@ impl Wants {
         }
     }
 
-    /// Chunks of the card that the mediator is to have at hand.
+    /// Returns the chunks of the card that the mediator must keep free.
     pub fn chunks(&self) -> u32 {
         self.first.values().chain(self.tables.values()).fold(KEPT, |sum, chunks| sum.saturating_add(*chunks))
     }
 
-    /// VMs whose work or page tables wait.
+    /// Returns the VMs whose work or page tables wait.
     pub fn vms(&self) -> impl Iterator<Item = VmId> + '_ {
         self.waiting.iter().chain(self.tables.keys()).copied()
     }
 
-    /// VMs whose page tables wait.
+    /// Returns the VMs whose page tables wait.
     pub fn of_tables(&self) -> impl Iterator<Item = VmId> + '_ {
         self.tables.keys().copied()
     }
 
-    /// The mover has looked at `now_ns` for a VM that waited all the while, and moved something for it or not.
+    /// Counts a scan at `now_ns` for a VM that waited all the while; `useful`: it moved memory for the VM.
     pub fn looked(&mut self, vm: VmId, useful: bool, now_ns: u64) {
         let seen = self.seen.entry(vm).or_default();
         let apart = u64::try_from(LOOK.as_nanos()).unwrap_or(u64::MAX);
@@ -121,12 +121,12 @@ impl Wants {
         }
     }
 
-    /// Returns what it has done for a VM so far.
+    /// Returns the mover's scans for a VM so far.
     pub fn looks(&self, vm: VmId) -> Looks {
         self.seen.get(&vm).map(|seen| seen.looks).unwrap_or_default()
     }
 
-    /// Returns whether a wait that began at `since` has had as many vain looks as `limit` stands for.
+    /// Returns whether a wait that began at `since` has had as many unsuccessful scans as `limit` allows.
     pub fn is_vain(&self, vm: VmId, since: Looks, limit: Duration, moves: bool) -> bool {
         self.looks(vm).vain.saturating_sub(since.vain) >= Looks::of(limit, moves)
     }
@@ -145,7 +145,7 @@ mod tests {
         let limit = Duration::from_millis(120);
         let since = wants.looks(VM);
         assert!(!wants.is_vain(VM, since, limit, true));
-        // However late a look is, it is one; what comes in quick succession is one as well.
+        // A late scan counts once; scans in quick succession count once, too.
         for at in [1_000_000, 1_000_001, 1_000_049] {
             wants.looked(VM, false, at * MS);
         }
@@ -155,7 +155,7 @@ mod tests {
         assert!(!wants.is_vain(VM, since, limit, true));
         wants.looked(VM, false, 1_000_120 * MS);
         assert!(wants.is_vain(VM, since, limit, true), "{:?}", wants.looks(VM));
-        // Who has no patience asks the mover once, where there is anything to move.
+        // A wait without a limit in time needs one scan, if there is anything to move.
         let now = wants.looks(VM);
         assert!(wants.is_vain(VM, now, Duration::ZERO, false) && !wants.is_vain(VM, now, Duration::ZERO, true));
     }

@@ -5,12 +5,12 @@ use vram::ScrubWork;
 /// Chunks that are being zeroed.
 #[derive(Debug, Default)]
 pub struct Zeroing {
-    /// The chunk that the CPU is at, and how much of it is zeroed.
+    /// The chunk that the CPU is zeroing, and how much of it is done.
     pub(crate) begun: Option<(ScrubWork, u64)>,
-    /// Chunks that the engines are at.
+    /// Chunks that the engines are zeroing.
     pub(crate) engines: Vec<ScrubWork>,
-    /// Chunks that they have failed at.
+    /// Chunks that they have failed to zero.
     pub(crate) left: Vec<ScrubWork>,
-    /// Chunks that they have zeroed since the beginning.
+    /// Total number of chunks that they have zeroed.
     pub(crate) by_engines: u64,
 }

@@ -1,8 +1,8 @@
-//! Chunks that nobody has are zeroed before somebody gets them: by the CPU, or by the copy engines.
+//! Zeroes free chunks before they get an owner: with the CPU, or with the copy engines.
 //!
-//! Through an aperture the CPU writes eight bytes at a time, uncached: a chunk takes milliseconds of a card that is hardware, and as many
-//! messages as it has words where that card is another process. The engines do it in microseconds, while nobody holds the card's
-//! lock. Who needs a chunk at once and finds none but those that they zero waits for the mover.
+//! Through an aperture the CPU writes eight bytes at a time, uncached: a chunk takes milliseconds on hardware, and one
+//! message per word if the card is another process. The engines take microseconds, without the card's lock. A VM that
+//! needs a chunk at once, when all free ones are with the engines, waits for the mover.
 
 use crate::HostError;
 use crate::vram::CardVram;
@@ -10,19 +10,19 @@ use crate::zeroed::Zeroing;
 use nvspec::addr::VramAddr;
 use vram::{CardAddr, HostAddr, Place, ScrubWork, Tier};
 
-/// Bytes that are zeroed with the card's lock held, when there is time: a chunk may be far larger. Some 5 us through a window
-/// of hardware, and where the software card's memory is touched for the first time, four pages that the host has to find.
+/// Bytes that are zeroed under one hold of the card's lock, when there is time: a chunk may be far larger. Some 5 us
+/// through a window of hardware; on first use of the software card's memory, four pages that the host has to allocate.
 pub const SCRUB_PIECE: u64 = 16 << 10;
-/// Chunks of the card that are kept free and zeroed, if there are as many: who needs one at once would have it zeroed whole with
-/// the card's lock held.
+/// Chunks of the card that are kept free and zeroed, if there are enough: otherwise an urgent request would zero a
+/// whole chunk under the card's lock.
 const AHEAD: u32 = 8;
-/// The same in bytes, where the engines zero.
+/// The same in bytes, if the engines zero.
 const AHEAD_BY_ENGINES: u64 = 16 << 20;
 /// Bytes that the engines zero for one request.
 const AT_ONCE: u64 = 4 << 20;
 
 impl CardVram {
-    /// Wakes the mover when few of the chunks that are free are zeroed.
+    /// Wakes the mover when few of the free chunks are zeroed.
     pub(crate) fn ring_for_zeroed(&self) {
         let (zeroed, to_scrub) = self.chunks.zeroed();
         if to_scrub > 0 && zeroed < AHEAD / 2 {
@@ -30,7 +30,7 @@ impl CardVram {
         }
     }
 
-    /// As [`Self::scrub_piece`], unless enough chunks are free and zeroed.
+    /// Same as [`Self::scrub_piece`], unless enough chunks are free and zeroed.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -39,7 +39,7 @@ impl CardVram {
         if to_scrub == 0 || zeroed >= AHEAD { Ok(false) } else { self.scrub_piece() }
     }
 
-    /// Scrubs one chunk that waits for it, or ends what was begun with; false when there is none.
+    /// Scrubs one waiting chunk, or finishes the current one; returns false when there is none.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -54,7 +54,7 @@ impl CardVram {
         Ok(any)
     }
 
-    /// Zeroes a piece of what is to be scrubbed, for who has time; false when nothing is.
+    /// Zeroes a part of a waiting chunk, when there is time; returns false when none waits.
     ///
     /// # Errors
     /// When the card does not answer.
@@ -87,8 +87,8 @@ impl CardVram {
         Ok(true)
     }
 
-    /// Takes chunks of the card that wait to be zeroed, for the engines: `all`, or those that are kept zeroed ahead. No more than they
-    /// do at once, and only when they have done what they took before.
+    /// Takes chunks of the card that wait to be zeroed, for the engines: `all`, or those that are kept zeroed ahead.
+    /// Limited to the amount of one request, and only after the previous ones are done.
     #[must_use]
     pub fn take_for_engines(&mut self, all: bool) -> Vec<ScrubWork> {
         let chunks = |bytes: u64| u32::try_from(bytes / self.chunks.chunk_bytes()).unwrap_or(u32::MAX);
@@ -102,27 +102,27 @@ impl CardVram {
         self.zeroing.engines.clone()
     }
 
-    /// The engines have done what was taken for them.
+    /// Records that the engines have zeroed the chunks that were taken for them.
     pub fn engines_have_zeroed(&mut self) {
         self.zeroing.by_engines += self.zeroing.engines.len() as u64;
         self.engines_keep();
     }
 
-    /// Nobody waits for the engines any more. What was taken for them and is quarantined, since they may still write to it, stays out of
-    /// use.
+    /// Ends the wait for the engines. Chunks that were taken for them and are quarantined, because the engines may
+    /// still write to them, stay out of use.
     pub fn engines_keep(&mut self) {
         for work in std::mem::take(&mut self.zeroing.engines) {
             self.chunks.scrubbed(work.place);
         }
     }
 
-    /// The engines do not do it, and write nothing there any more: the CPU does.
+    /// Gives the engines' chunks to the CPU: the engines have failed, and no longer write there.
     pub fn engines_have_failed(&mut self) {
         let Zeroing { engines, left, .. } = &mut self.zeroing;
         left.append(engines);
     }
 
-    /// Chunks that the engines have zeroed since the beginning.
+    /// Returns the total number of chunks that the engines have zeroed.
     #[must_use]
     pub fn zeroed_by_engines(&self) -> u64 {
         self.zeroing.by_engines

@@ -1,5 +1,5 @@
-//! I/O virtual addresses as they are saved: what is taken, and the share of each VM. What counts against a VM's quota follows from
-//! the ranges that it says are its own.
+//! Saved state of I/O virtual addresses: the ranges in use, and the share of each VM. The usage of a VM's quota follows
+//! from the ranges that it claims.
 
 use super::{IovaSpace, Part, RamShare, SHARED, charge};
 use nvspec::addr::{BUS_BITS, Iova};
@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use vram::VmId;
 
-/// The space.
+/// Saved state of an [`IovaSpace`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedIova {
-    /// Start and bytes, in their order; what the host cannot map among them.
+    /// Start and bytes, in order; includes ranges that the host cannot map.
     taken: Vec<(u64, u64)>,
     /// By number.
     vms: Vec<SavedPart>,
@@ -27,12 +27,12 @@ struct SavedPart {
     window: Option<(u64, u64)>,
 }
 
-/// Ranges of a restored space that nobody has named yet as his own. Each goes to one.
+/// Ranges of a restored space that are not claimed yet. Each has one owner.
 #[derive(Debug, Default)]
 pub struct Claims(BTreeMap<u64, u64>);
 
 impl IovaSpace {
-    /// Writes the space down.
+    /// Saves the space.
     pub(crate) fn save(&self) -> SavedIova {
         let Self { taken, vms } = self;
         let vms = vms.iter().map(|(vm, part)| {
@@ -43,11 +43,11 @@ impl IovaSpace {
         SavedIova { taken: taken.iter().map(|(start, len)| (*start, *len)).collect(), vms: vms.collect() }
     }
 
-    /// The space as it was, on a host that cannot map `unmappable`, with the ranges that are to be claimed. One that nobody
-    /// claims stays taken: the card may have kept it.
+    /// Restores the space, on a host that cannot map `unmappable`; returns the ranges to claim. An unclaimed range
+    /// stays in use: the card may have kept it.
     ///
     /// # Errors
-    /// When ranges overlap, or lie where the card reaches none.
+    /// When ranges overlap, or are outside of the card's reach.
     pub(crate) fn restored(saved: SavedIova, unmappable: &[Range<u64>]) -> Result<(Self, Claims), Invalid> {
         let SavedIova { taken, vms } = saved;
         let mut space = Self::without(unmappable);
@@ -83,10 +83,10 @@ impl IovaSpace {
         Ok((space, claims))
     }
 
-    /// A range is the mediator's, or a VM's, against whose quota it counts.
+    /// Claims a range for the mediator, or for a VM, against whose quota it counts.
     ///
     /// # Errors
-    /// When nobody has it, or somebody else.
+    /// When the range is not in use, or has another owner.
     pub fn claim(&mut self, claims: &mut Claims, vm: Option<VmId>, iova: Iova, len: u64) -> Result<(), Invalid> {
         let claimed = claims.0.get(&iova.0) == Some(&len);
         Invalid::unless(claimed, || format!("I/O addresses {iova}+{len:#x} are used twice, or taken by nobody"))?;
@@ -106,7 +106,7 @@ mod tests {
 
     const VM: VmId = VmId(3);
 
-    /// A space with a range of the mediator's and one of a VM's, beside what cannot be mapped.
+    /// Creates a space with a range of the mediator's and one of a VM's, next to ranges that cannot be mapped.
     fn space() -> (IovaSpace, Iova, Iova) {
         let mut space = IovaSpace::without(slice::from_ref(&HOLE));
         space.set_share(VM, RamShare::default()).unwrap();

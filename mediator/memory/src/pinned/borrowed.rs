@@ -1,5 +1,5 @@
-//! Slots that hold another card's memory: a VM that goes from card to card has it there before it is there itself, and nothing of it is
-//! copied until it has come.
+//! Slots that hold another card's memory: a VM that moves between cards uses it before it has arrived, and none of it
+//! is copied until it has.
 
 use super::PinnedPool;
 use crate::HostError;
@@ -8,11 +8,12 @@ use vm_memory::VolatileMemoryError;
 use vram::HostAddr;
 
 impl PinnedPool {
-    /// The slot that begins at `address`, which has memory, full of zeros, holds `theirs` in its place, which is as large. It is let go of by
-    /// [`Self::own`] or when the slot loses its owner, and neither zeroed then nor given back to the host. `false` if the card does not take it.
+    /// Makes the slot at `address`, which has zeroed memory, hold `theirs` instead, which is as large. It is released
+    /// by [`Self::own`] or when the slot loses its owner, and then neither zeroed nor freed. Returns `false` if the
+    /// card rejects it.
     ///
     /// # Errors
-    /// When the card takes its own memory no more either.
+    /// When the card then also rejects its own memory.
     pub fn borrow(&mut self, address: HostAddr, theirs: DmaMemory) -> Result<bool, HostError> {
         let (index, offset) = self.at(address);
         let fits = offset == 0 && theirs.len() as u64 == self.slot_bytes && !self.borrowed.contains_key(&index);
@@ -26,10 +27,10 @@ impl PinnedPool {
         Ok(true)
     }
 
-    /// The slot at `address` holds its own memory from now on, whatever is in that; nothing if it does already.
+    /// Switches the slot at `address` to its own memory, with any contents; does nothing if it uses that already.
     ///
     /// # Errors
-    /// When the card keeps the other, or does not take its own.
+    /// When the card keeps the other memory, or rejects its own.
     pub fn own(&mut self, address: HostAddr) -> Result<(), HostError> {
         let (index, _) = self.at(address);
         if let Some(own) = self.borrowed.get(&index).cloned() {
@@ -39,7 +40,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Memory that the slot at `address` has borrowed, and its own.
+    /// Returns the memory that the slot at `address` has borrowed, and its own.
     #[must_use]
     pub fn borrowed(&self, address: HostAddr) -> Option<Borrowed> {
         let (index, _) = self.at(address);
@@ -53,7 +54,7 @@ impl PinnedPool {
         !self.borrowed.is_empty()
     }
 
-    /// Has the card see other memory in a slot. When it does not take that, it sees none there.
+    /// Maps other memory for the card in a slot. If the card rejects it, the slot stays unmapped.
     fn exchange(&mut self, index: usize, memory: DmaMemory) -> Result<(), HostError> {
         let at = index as u64 * self.slot_bytes;
         self.card.unmap_dma(self.base.offset(at).0, self.slot_bytes)?;
@@ -71,10 +72,10 @@ pub struct Borrowed {
 }
 
 impl Borrowed {
-    /// Copies `len` bytes from `at` on into the slot's own.
+    /// Copies `len` bytes from `at` on to the slot's own memory.
     ///
     /// # Errors
-    /// When they are beyond the slot.
+    /// When they are past the end of the slot.
     pub fn copy(&self, at: u64, len: u64) -> Result<(), VolatileMemoryError> {
         let from = self.theirs.slice(at as usize, len as usize)?;
         from.copy_to_volatile_slice(self.own.slice(at as usize, len as usize)?);

@@ -1,5 +1,5 @@
-//! Slots of host memory as they are saved: where the card sees them, and which have memory. That is in a file, which is handed over
-//! beside.
+//! Saved state of slots of host memory: their addresses for the card, and which have memory. The memory is in a file,
+//! which is handed over separately.
 
 use super::{PinnedPool, SEALS};
 use crate::HostError;
@@ -14,20 +14,20 @@ use std::fs::File;
 use std::sync::Arc;
 use vram::HostAddr;
 
-/// The slots.
+/// Saved state of a [`PinnedPool`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedSlots {
     /// First I/O address of all.
     pub base: u64,
     pub slots: u32,
-    /// Numbers of those that have memory, in their order.
+    /// Numbers of those that have memory, in order.
     filled: Vec<u32>,
     /// Numbers of those among them that have no owner.
     kept: Vec<u32>,
 }
 
 impl PinnedPool {
-    /// Writes the slots down. What they hold is in [`PinnedPool::file`].
+    /// Saves the slots. Their contents are in [`PinnedPool::file`].
     pub(crate) fn save(&self) -> SavedSlots {
         let Self {
             card: _,
@@ -36,7 +36,7 @@ impl PinnedPool {
             slots,
             kept,
             file: _,
-            // None is, when a card stands still.
+            // None is borrowed when a card is quiescent.
             borrowed: _,
             handed: _,
         } = self;
@@ -49,11 +49,11 @@ impl PinnedPool {
         }
     }
 
-    /// The slots as they were, each of `slot_bytes` bytes, with their memory in `file`. They are mapped for `card`, which does not
-    /// have them. When this is dropped before [`Self::owned`], the memory stays.
+    /// Restores the slots, each of `slot_bytes` bytes, with their memory in `file`. They are mapped for `card`, which
+    /// does not have them. If the result is dropped before [`Self::owned`], the memory stays.
     ///
     /// # Errors
-    /// When they are none that there can be, or the file is another; when the host does not map it.
+    /// When the saved state is invalid, or the file is another; when the host does not map it.
     pub(crate) fn restored(
         saved: SavedSlots,
         card: Arc<dyn Card>,
@@ -82,7 +82,7 @@ impl PinnedPool {
         Ok(pool)
     }
 
-    /// The slots and their memory are this process's from now on.
+    /// Makes the slots and their memory this process's own.
     pub fn owned(&mut self) {
         self.handed = false;
     }
@@ -94,7 +94,7 @@ impl PinnedPool {
     }
 }
 
-/// The file, if it has that length and nobody can cut it.
+/// Returns the file, if it has that length and its length is sealed.
 fn checked(file: File, len: u64) -> Result<Arc<File>, HostError> {
     let look = |error| HostError::host("a file of host memory cannot be looked at", error);
     let (seals, bytes) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?.st_size);

@@ -1,4 +1,4 @@
-//! Segments as they are saved, with the pages that they lie in. Who has mapped them where is each VM's to say.
+//! Saved state of segments, with the pages that they are in. Each VM saves its own mappings of them.
 
 use super::{SEGMENTS_OF_A_VM, Scope, Segment, Segments};
 use crate::Memory;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use vram::{CardAddr, PagePool, SavedPool, VmId};
 
-/// Most bytes of a group's name.
+/// Maximum bytes of a group's name.
 const NAME_MAX: usize = 256;
 
 /// All segments of a card.
@@ -17,7 +17,7 @@ pub struct SavedSegments {
     last: u32,
     /// By id.
     segments: Vec<SavedSegment>,
-    /// By who has made them.
+    /// By the VM that created them.
     pools: Vec<(u32, SavedPool)>,
 }
 
@@ -28,20 +28,20 @@ first_version!(SavedSegments, "card-memory.segments");
 struct SavedSegment {
     id: u32,
     key: u64,
-    /// Name of the group that it is found in; none if its maker alone finds it.
+    /// Name of the group in which it is found; none if only its creator finds it.
     group: Option<String>,
     owner: u32,
     mode: u32,
     bytes: u64,
     at: u64,
     zeroed: u64,
-    /// Virtual machines that have it mapped, and in how many address spaces each.
+    /// VMs that have it mapped, and in how many address spaces each.
     attached: Vec<(u32, u32)>,
     removed: bool,
 }
 
 impl Memory {
-    /// Writes the segments down; `None` if there are none.
+    /// Saves the segments; `None` if there are none.
     pub fn save_segments(&self) -> Option<SavedSegments> {
         let Segments { segments, last, pools } = &self.segments;
         let one = |(id, segment): (&u32, &Segment)| {
@@ -50,7 +50,7 @@ impl Memory {
                 id: *id,
                 key: *key,
                 group: match scope {
-                    // Its maker.
+                    // Its creator.
                     Scope::Own(_) => None,
                     Scope::Group(group) => Some(group.to_string()),
                 },
@@ -70,11 +70,11 @@ impl Memory {
         })
     }
 
-    /// Takes in segments that were saved, with the pools that they lie in. Each VM is to say where it has mapped them
+    /// Restores segments, with the pools that they are in. Each VM must then restore its mappings of them
     /// ([`Self::segments_attached`]).
     ///
     /// # Errors
-    /// When they are none that there can be.
+    /// When the saved state is invalid.
     pub fn restore_segments(&mut self, saved: SavedSegments, pools: BTreeMap<VmId, PagePool>) -> Result<(), Invalid> {
         let SavedSegments { last, segments, pools: _ } = saved;
         Invalid::unless(ascend(segments.iter().map(|segment| segment.id)), || {
@@ -98,7 +98,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Segments that a VM has mapped: in how many address spaces, where each lies, and its bytes.
+    /// Returns the segments that a VM has mapped: the number of address spaces, the address, and the bytes of each.
     pub fn segments_attached(&self, vm: VmId) -> BTreeMap<u32, (u32, VramAddr, u64)> {
         let all = self.segments.segments.iter();
         all.filter_map(|(id, segment)| Some((*id, (*segment.attached.get(&vm)?, segment.at, segment.bytes)))).collect()
@@ -106,7 +106,7 @@ impl Memory {
 }
 
 impl SavedSegments {
-    /// The pools that the segments lie in.
+    /// Returns the pools of the segments.
     #[must_use]
     pub fn pools(&self) -> Vec<(VmId, SavedPool)> {
         self.pools.iter().map(|(vm, pool)| (VmId(*vm), pool.clone())).collect()
