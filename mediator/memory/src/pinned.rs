@@ -72,7 +72,7 @@ impl PinnedPool {
         self.file.as_ref()
     }
 
-    /// Returns whether another process could go on with the slots.
+    /// Returns whether another process could continue with the slots.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.file.is_some() || self.slots.is_empty()

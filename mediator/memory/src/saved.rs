@@ -96,7 +96,7 @@ impl Memory {
         self.vram.pinned.file()
     }
 
-    /// Returns whether another process could go on with the memory.
+    /// Returns whether another process could continue with the memory.
     pub fn is_shared(&self) -> bool {
         self.vram.pinned.is_shared()
     }

@@ -1,5 +1,5 @@
-//! Segments of card memory that several address spaces map, of one VM or of several: shared device memory in the manner of
-//! Gdev (4.2), with the names of System V.
+//! Segments of card memory that several address spaces map, of one VM or of several: shared device memory in the manner
+//! of Gdev (4.2), with the names of System V.
 //!
 //! A segment's memory is the mediator's own, taken from a pool of the VM that has created it, so an operator limits it
 //! for each VM. It is zeroed before it is first mapped, stays on the card, and is freed when nothing has it attached

@@ -377,7 +377,8 @@ impl CardVram {
     /// Allocates card memory for the mediator's own structures, zeroed and aligned to 4 KiB.
     ///
     /// # Errors
-    /// [`HostError::Lacking`] when the card has none now; when the pool may not grow further, or the card does not answer.
+    /// [`HostError::Lacking`] when the card has none now; when the pool may not grow further, or the card does not
+    /// answer.
     pub fn alloc(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, HostError> {
         let Block { address: CardAddr(address), zeroed } = self.take_block(pool, bytes)?;
         if !zeroed {

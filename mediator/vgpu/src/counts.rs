@@ -17,7 +17,7 @@ macro_rules! counts {
             }
 
             /// Restores the counts that `of` knows by name; the others start at 0.
-            #[allow(dead_code, reason = "not all are of what goes on in another process")]
+            #[allow(dead_code, reason = "not all counts continue in another process")]
             pub(crate) fn of(of: impl Fn(&str) -> Option<u64>) -> Self {
                 Self { $($field: of($metric).unwrap_or(0)),+ }
             }

@@ -207,7 +207,7 @@ pub(super) enum Phase {
     Saving(Box<Reading>),
     Loading(Halted, Box<Coming>),
     /// The state that came was invalid; its remains are unusable.
-    Failed(#[expect(dead_code, reason = "it stands still")] Option<Halted>),
+    Failed(#[expect(dead_code, reason = "keeps the VM halted")] Option<Halted>),
 }
 
 /// A state that is read.

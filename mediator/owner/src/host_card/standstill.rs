@@ -90,7 +90,7 @@ impl HostCard {
         told.into_iter().for_each(|event| self.deliver(vm, event));
     }
 
-    /// Notifies guests of ended work. The card raises no more interrupts afterwards, because no work runs.
+    /// Notifies guests of ended work. The card raises no interrupts afterwards, because no work runs.
     pub(super) fn tell_ended(&self) {
         let events = {
             let mut state = self.lock();

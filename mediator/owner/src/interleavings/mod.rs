@@ -183,7 +183,7 @@ impl Rig {
             let scheduler = state.schedule.scheduler();
             assert_eq!((scheduler.queued(), scheduler.in_flight()), (0, 0));
             for vm in (0..VMS).map(VmId) {
-                // Work arrives on the engine that it is booked on, and ends on the one that it was found on.
+                // Work is accounted as arrived on its expected engine, and as ended on the engine where it was seen.
                 let accounts = || Engine::ALL.iter().filter_map(|engine| scheduler.account(vm, *engine));
                 let arrived: u64 = accounts().map(|account| account.arrived).sum();
                 assert_eq!(arrived, accounts().map(|account| account.completed + account.dropped).sum::<u64>());

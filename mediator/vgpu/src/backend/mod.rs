@@ -241,12 +241,12 @@ impl VmBackend {
         self.counts.register_reads += 1;
     }
 
-    /// Counts a write of one.
+    /// Counts a write of a register.
     pub(super) fn count_register_write(&mut self) {
         self.counts.register_writes += 1;
     }
 
-    /// Counts bytes of VRAM that have come by message.
+    /// Counts bytes of VRAM in accesses that came as messages.
     fn count_bytes(&mut self, bytes: usize) {
         self.counts.aperture_bytes += bytes as u64;
     }

@@ -106,7 +106,7 @@ fn hole_10_aperture_entries_for_ram_reach_ram_and_never_vram() {
             assert_eq!(s.evil.guest.ram_word(page), BRAND, "RAM was written");
         });
         assert!(scene.evil.vram_holds(page, 1, 11), "VRAM at that number was not");
-        // Numbers that are someone's VRAM, or other VMs' RAM, are invalid as RAM of the guest.
+        // Addresses of VRAM, or of other VMs' RAM, are invalid as RAM of the guest.
         let numbers = [scene.outside(), scene.foreign_ram()].concat();
         for (what, at) in numbers {
             for aperture in [1, 2, 3] {
