@@ -35,7 +35,7 @@ pub use moving::{Left, Parts};
 pub use saved::SavedSide;
 pub use saving::{Coming, Saving};
 
-/// How the apertures BAR1 and BAR3, and PRAMIN, are served to the VMM.
+/// The way in which the apertures BAR1 and BAR3, and PRAMIN, are served to the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Apertures {
     /// Each access is a message.
