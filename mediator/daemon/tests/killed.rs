@@ -23,7 +23,7 @@ const MSI: u32 = 1;
 /// Kills while a VMM is busy.
 const KILLS: u32 = 24;
 /// Kills that may leave a request without an answer: those between the mark of an answer and its sending, some hundred
-/// nanoseconds of each request (decision 075).
+/// nanoseconds of each request (decision 129).
 const UNANSWERED: u32 = 2;
 /// Time after which an answer is considered lost.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -40,7 +40,7 @@ const MS: u64 = 1_000_000;
 const ANSWER: Duration = Duration::from_secs(10);
 /// Changes of one card that may wait at the same time: more would use up the permits of changes of other cards.
 const CHANGES: usize = 16;
-/// Length of a quantum as a multiple of the copies at its start, if the configuration has none (decision 026).
+/// Length of a quantum as a multiple of the copies at its start, if the configuration has none (decision 120).
 const QUANTUM_FACTOR: u32 = 80;
 
 /// A card with its owner.

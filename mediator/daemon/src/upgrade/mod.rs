@@ -1,7 +1,7 @@
 //! One daemon takes over the cards, virtual machines and sockets of another, in the middle of their work.
 //!
 //! The running daemon starts the next program with one end of a socket as its standard input, and hands its state over
-//! with the crate `handover` ([decision 069](../../../../docs/decisions/069-from-one-process-to-the-next.md)): `giver`
+//! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)): `giver`
 //! is its side, `taker` the next one's. Until the next daemon reports that it has rebuilt everything, the first one
 //! resumes when anything fails. `roster` is the state that cards and virtual machines do not serialize themselves; at
 //! `points`, tests kill one of the two.

@@ -4,7 +4,7 @@
 //! The state that tenants share can then not be trusted, so it is not used: the card is reset, which takes all work off
 //! it and cuts it off from host memory, its VMs' clients are disconnected, and any thread that takes the card's lock
 //! from then on panics. That ends a VM's thread, and the VM shows as failed. Other cards continue ([decision
-//! 022](../../../docs/decisions/022-panics.md)).
+//! 115](../../../docs/decisions/115-panics.md)).
 
 use super::{HostCard, HostState};
 use card::InterruptMode;

@@ -2,7 +2,7 @@
 //!
 //! Batches have no separate access to the card: a channel's operations are the register accesses that they stand for,
 //! and page tables are read and checked by `shadow-pt` like those that a guest keeps itself ([decision
-//! 015](../../../../docs/decisions/015-paravirtual-tables.md)).
+//! 108](../../../../docs/decisions/108-paravirtual-tables.md)).
 
 mod execute;
 
