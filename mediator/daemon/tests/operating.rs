@@ -200,3 +200,26 @@ fn get(place: &Place, path: &str) -> String {
     stream.read_to_string(&mut text).unwrap();
     text
 }
+
+#[test]
+fn quick_start_of_the_readme_prints_its_output() {
+    let readme = include_str!("../../../README.md");
+    let section = readme.split("## A virtual machine on the software card").nth(1).unwrap();
+    let block = |kind: &str| section.split(kind).nth(1).unwrap().split("```").next().unwrap();
+    let (build, script) = block("```sh\n").split_once('\n').unwrap();
+    assert!(build.starts_with("cargo build"), "{build}");
+    let folder = tempfile::tempdir().unwrap();
+    let programs =
+        [ctl().parent().unwrap(), Path::new(DAEMON).parent().unwrap()].map(|path| path.display().to_string());
+    // The test has built the programs, chooses the folder, and ends the daemon.
+    let script = script
+        .replace("$PWD/target/release", &programs.join(":"))
+        .replace("$(mktemp -d)", &folder.path().display().to_string())
+        .replace("&\n", "2> \"$folder/log\" & trap 'kill %1; wait' EXIT\n");
+    // TIMEOUT: only a failing test takes so long.
+    let output =
+        Command::new("timeout").args(["60", "bash", "-e", "-c", &script]).stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).replace(&folder.path().display().to_string(), "FOLDER");
+    let log = fs::read_to_string(folder.path().join("log")).unwrap_or_default();
+    assert_eq!(text, block("```text\n"), "{}{log}", String::from_utf8_lossy(&output.stderr));
+}
