@@ -338,7 +338,9 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
 #[test]
 fn what_submissions_wait_for_is_known() {
     let rig = rig(Config::default());
-    let (mut one, mut two) = (driver(&rig, 0, VgpuParams::default()), driver(&rig, 1, VgpuParams::default()));
+    // Without a limit: on a busy host a channel could be killed before this test sees it.
+    let endless = VgpuParams { max_run_ns: None, ..VgpuParams::default() };
+    let (mut one, mut two) = (driver(&rig, 0, endless), driver(&rig, 1, endless));
     let [mut stopped, mut waiting] = [1, 2].map(|id| worker(&mut one, id));
     let (mut hung, mut behind) = (worker(&mut two, 1), worker(&mut two, 2));
     let page = one.vram(1);
