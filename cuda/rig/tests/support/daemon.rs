@@ -41,9 +41,26 @@ impl Daemon {
     }
 }
 
-/// Sends a signal.
+/// Sends a signal. After SIGSTOP it waits until every thread has stopped, because a running thread takes the signal later.
 pub fn signal(which: &str, pid: &str) {
     assert!(Command::new("kill").args([which, pid]).status().expect("starts").success());
+    // TIMEOUT: only a failing test waits so long.
+    for _ in 0..6000 {
+        if which != "-STOP" || is_stopped(pid) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("process {pid} does not stop");
+}
+
+/// Returns true if all threads of a process are stopped, or if it has none.
+fn is_stopped(pid: &str) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok()).all(|stat| {
+        let state = stat.rsplit_once(") ").map(|(_, state)| state.chars().next());
+        matches!(state, Some(Some('T' | 't' | 'Z' | 'X')))
+    })
 }
 
 impl Drop for Daemon {
