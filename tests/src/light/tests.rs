@@ -68,15 +68,6 @@ fn turns_of_two(card_mib: u64, runs: u64, enough: impl Fn(u64) -> bool + Sync) -
 }
 
 #[test]
-fn guests_whose_kernels_reach_by_pointers_what_does_not_fit_take_turns_and_others_do_not() {
-    // A trial is one of each; there are more of them only if it has helped.
-    // One that was in vain, since what guests did changed meanwhile, is followed by a rest that is longer than this.
-    let found = (0..3).any(|_| turns_of_two(14, 30, |turns| turns > 3) > 3);
-    assert!(found, "a card that counts nothing does not tell");
-    assert_eq!(turns_of_two(64, 12, |turns| turns > 0), 0, "both fit");
-}
-
-#[test]
 fn a_working_set_of_four_times_the_card_is_right() {
     let options = Options { working_set: Some(16 * MIB), rounds: Some(2), ..Options::default() };
     two(&card(8, 2 * MIB, Chaos::default()), "memory", options);
@@ -104,5 +95,19 @@ fn buffers_of_a_job_that_runs_again_take_no_more_than_once() {
         taken.rotate_left(run % 4);
         taken.into_iter().for_each(|(at, bytes)| heap.give(at, bytes));
         assert_eq!((heap.mapped, &heap.free[..]), (13 * PAGE, &[(0, 13 * PAGE)][..]), "run {run}");
+    }
+}
+
+/// A probe compares lengths of submissions by the clock. A busy host can hide the difference, so the default run leaves this out.
+mod full {
+    use super::*;
+
+    #[test]
+    fn guests_whose_kernels_reach_by_pointers_what_does_not_fit_take_turns_and_others_do_not() {
+        // A trial is one of each; there are more of them only if it has helped.
+        // One that was in vain, since what guests did changed meanwhile, is followed by a rest that is longer than this.
+        let found = (0..3).any(|_| turns_of_two(14, 30, |turns| turns > 3) > 3);
+        assert!(found, "a card that counts nothing does not tell");
+        assert_eq!(turns_of_two(64, 12, |turns| turns > 0), 0, "both fit");
     }
 }
