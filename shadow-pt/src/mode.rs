@@ -17,7 +17,7 @@ pub enum Mode {
     LazyAdd,
 }
 
-/// Which of the possibly changed pages are read.
+/// The possibly changed pages that a flush reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// Pages that can lose permissions.

@@ -80,7 +80,7 @@ pub(super) enum Source {
     Lent(#[expect(dead_code, reason = "kept until the mapping is dropped")] Box<dyn LentPages>),
 }
 
-/// Whether the client really shares a file's memory, or has a private copy of it (`share=off`).
+/// Says if the client shares a file's memory, or has a private copy of it (`share=off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Not known yet.

@@ -25,7 +25,7 @@ pub(crate) struct SavedRegion {
 struct SavedFile {
     descriptor: u32,
     offset: u64,
-    /// Whether the client shares its memory, if known.
+    /// Says if the client shares its memory, if known.
     shared: Option<bool>,
 }
 

@@ -24,7 +24,7 @@ struct Vm {
     exhausted: bool,
 }
 
-/// Which of the chunks that were returned a short time ago stay.
+/// The chunks that stay, of those that were returned a short time ago.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stays {
     /// None.
