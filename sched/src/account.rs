@@ -7,11 +7,11 @@ pub(crate) use saved::{SavedAccount, SavedHistory};
 use crate::types::{Engine, Nanos};
 use std::collections::VecDeque;
 
-/// Buckets of a histogram for each power of two: 1/8 is how exact a quantile is.
+/// Buckets of a histogram for each power of two: quantiles are exact to 1/8.
 const STEPS: u32 = 8;
-/// Log2 of that.
+/// Log2 of `STEPS`.
 const STEPS_LOG2: u32 = 3;
-/// All buckets of a histogram.
+/// Number of buckets of a histogram.
 const BUCKETS: usize = (STEPS * (u64::BITS - STEPS_LOG2 + 1)) as usize;
 
 /// Counts of durations, in a fixed number of buckets.
@@ -66,7 +66,7 @@ impl Histogram {
         self.sum
     }
 
-    /// Returns how many durations were at most `ns`. One that is less than that by up to an eighth may be missing.
+    /// Returns the number of durations of at most `ns`. It may miss durations less than an eighth below `ns`.
     #[must_use]
     pub fn at_most(&self, ns: u64) -> u64 {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
@@ -98,7 +98,7 @@ impl Histogram {
         self.max
     }
 
-    /// Adds what another has counted.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (to, from) in self.counts.iter_mut().zip(&other.counts) {
             *to += from;
@@ -118,9 +118,9 @@ pub struct Account {
     pub started: u64,
     /// Submissions that ended.
     pub completed: u64,
-    /// Submissions that ended otherwise: withdrawn, or with their channel.
+    /// Submissions that ended otherwise: withdrawn, or removed with their channel.
     pub dropped: u64,
-    /// Submissions for which a channel was to be killed.
+    /// Submissions for which the scheduler asked to kill a channel.
     pub killed: u64,
     /// Engine time used, in ns.
     pub used: u64,
@@ -139,7 +139,7 @@ pub struct Sample {
     pub used: [u64; Engine::COUNT],
 }
 
-/// The last uses of a vGPU, in intervals: as many as fit, and only those in which it was charged.
+/// Recent use of a vGPU, in intervals. Only intervals with a charge are kept, up to a fixed number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     samples: VecDeque<Sample>,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Nanoseconds of a millisecond.
 pub(crate) const MS: u64 = 1_000_000;
-/// Parts of the whole in which guarantees and caps are given.
+/// Unit of guarantees and caps: parts of the whole.
 pub const PERMILLE: u32 = 1000;
 
 /// A scheduling policy.
@@ -15,12 +15,12 @@ pub enum PolicyKind {
     Direct,
     /// One vGPU at a time, in the order of arrival.
     Fifo,
-    /// GPUvm's CREDIT: budgets that are filled each period; who has spent its own goes behind the others.
+    /// GPUvm's CREDIT: budgets are filled each period; a vGPU that has spent its budget goes after the others.
     Credit,
     /// Gdev's bandwidth-aware non-preemptive device scheduler, as GPUvm uses it.
     #[default]
     Band,
-    /// Uses are sampled for a short time, then all run free, but for those that had too much.
+    /// Samples uses for a short time, then lets all vGPUs run free, except those that had too much.
     Disengaged,
 }
 
@@ -62,18 +62,19 @@ pub struct BandParams {
     pub period_ns: u64,
     /// Time that BAND waits for a vGPU that has had too little to submit again, in ns.
     pub wait_ns: u64,
-    /// Carry over what a vGPU has had too much or too little of, instead of forgetting it at the end of the period, and
-    /// measure it against those that compete; wait only for who is due. Off is BAND as published.
+    /// Carry over the surplus or deficit of a vGPU instead of forgetting it at the end of the period, and measure it
+    /// against the vGPUs that compete; wait only for vGPUs that are due. Off is BAND as published.
     pub correct: bool,
     /// Debit the scheduler's own time, and the time for which the engine waited, as GPU time (GPUvm, section 3.5).
     pub own_time: bool,
-    /// With `correct`: part of the GPU time that a vGPU has used since it has the engine, in permille, for which the engine waits for it at
-    /// no charge. Waiting beyond that is debited, so that who lets others wait pays for it.
+    /// With `correct`: part of the GPU time that a vGPU has used since it got the engine, in permille, for which the
+    /// engine waits for it without a charge. Waiting beyond that is debited, so that a vGPU pays for letting others
+    /// wait.
     pub free_wait_permille: u32,
 }
 
 impl Default for BandParams {
-    /// The papers' 30 ms and 500 us, corrected.
+    /// The papers' 30 ms and 500 us, with `correct`.
     fn default() -> Self {
         Self { period_ns: 30 * MS, wait_ns: MS / 2, correct: true, own_time: true, free_wait_permille: 125 }
     }
@@ -103,16 +104,16 @@ impl Default for DisengagedParams {
     }
 }
 
-/// Number of submissions that an engine may hold, of policies that gate. They are all of the same vGPU.
+/// Number of submissions that an engine may hold, for policies with a gate. They are all of the same vGPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Pipeline {
-    /// At most, while others compete.
+    /// Limit while others compete.
     pub contended: u32,
-    /// At most, while no one else does.
+    /// Limit while no other vGPU competes.
     pub alone: u32,
-    /// No more is given when what is there is expected to last longer than this, in ns: it is what others may have to wait
-    /// for. While no one competes there may be two, however long.
+    /// Start nothing more while the work on the engine is expected to last longer than this, in ns: others may have to
+    /// wait for it. A vGPU without competitors may have two submissions of any length.
     pub ahead_ns: u64,
 }
 
@@ -135,14 +136,14 @@ pub struct Config {
     pub policy: PolicyKind,
     /// Engines that share a queue.
     pub queues: Queues,
-    /// Of CREDIT and BAND.
+    /// Parameters of CREDIT and BAND.
     pub band: BandParams,
-    /// Of the disengaged policy.
+    /// Parameters of the disengaged policy.
     pub disengaged: DisengagedParams,
-    /// Time by which the card is kept ahead of its work.
+    /// Run-ahead of the card.
     pub pipeline: Pipeline,
-    /// Most by which the card's time of an end may lie before the time at which it was seen, in ns. Guests can forge that time;
-    /// what lies further back is taken as this far.
+    /// Most by which the card's time of an end may precede the time at which it was seen, in ns. Guests can forge that
+    /// time; an earlier time is clamped to this bound.
     pub stamp_slack_ns: u64,
     /// Submissions beyond their limit after which a vGPU is quarantined; 0 for never.
     pub strikes: u32,
@@ -180,9 +181,9 @@ pub struct ConfigError {
     pub name: &'static str,
     /// The value.
     pub value: u64,
-    /// The least that it may be.
+    /// Lower bound.
     pub least: u64,
-    /// The most that it may be.
+    /// Upper bound.
     pub most: u64,
 }
 
@@ -194,7 +195,7 @@ impl Config {
     /// Checks the settings against their bounds.
     ///
     /// # Errors
-    /// The first one that is out of bounds.
+    /// Returns the first setting that is out of bounds.
     pub fn check(&self) -> Result<(), ConfigError> {
         let Self { policy: _, queues: _, band, disengaged, pipeline, stamp_slack_ns: _, strikes: _, quarantine_ns: _ } =
             self;
@@ -208,8 +209,8 @@ impl Config {
     }
 }
 
-/// Order among those that are due. It shifts waits, not shares: who has had more than its share is behind those
-/// that have not, whatever the class.
+/// Order among the vGPUs that are due. It shifts waits, not shares: a vGPU that exceeds its share goes after those that
+/// do not, whatever its class.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -217,9 +218,9 @@ impl Config {
 pub enum LatencyClass {
     /// Before the others.
     Interactive,
-    /// As most.
+    /// The default.
     #[default]
     Normal,
-    /// Behind the others.
+    /// After the others.
     Background,
 }

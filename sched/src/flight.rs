@@ -1,4 +1,4 @@
-//! Submissions that an engine has been given, and those that it has been busy with.
+//! Submissions on an engine, and the time that it was busy with them.
 
 use crate::types::{Channel, Nanos, Ticket, VgpuId};
 use serde::{Deserialize, Serialize};
@@ -11,26 +11,27 @@ pub(crate) struct Flight {
     pub(crate) vgpu: VgpuId,
     pub(crate) channel: Channel,
     pub(crate) started: Nanos,
-    /// Since when the engine works on it, by the books, for its limit; set when it comes to the front. Ends of what is
-    /// behind it do not move that: who keeps sending short work beside a long one would never meet its limit.
+    /// Start of the submission's time limit, according to the accounts: set when it comes to the front. Ends of later
+    /// submissions do not move it, or a vGPU that keeps sending short work next to a long one would never meet its
+    /// limit.
     #[serde(default)]
     pub(crate) began: Option<Nanos>,
-    /// Its channel is to be killed; that was said.
+    /// A kill of its channel was requested.
     pub(crate) killed: bool,
 }
 
 /// One engine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct EngineState {
-    /// In the order of their starts, which is the engine's own.
+    /// In the order of their starts, which is the engine's order.
     flights: VecDeque<Flight>,
-    /// Those that wait for something else than the engine.
+    /// Submissions that wait for something other than the engine.
     aside: Vec<Flight>,
-    /// Up to when it was busy, as far as is known.
+    /// Latest time up to which it was busy, as far as is known.
     last_end: Nanos,
     /// Time that it was busy, in ns.
     pub(crate) busy: u64,
-    /// Of that, what vGPUs have used that are gone.
+    /// Part of `busy` that removed vGPUs used.
     pub(crate) departed: u64,
 }
 
@@ -40,7 +41,7 @@ impl EngineState {
         self.promote();
     }
 
-    /// Notes since when the engine works on the first, if that is new.
+    /// Sets the start of the first submission's work, if it is new at the front.
     fn promote(&mut self) {
         let last_end = self.last_end;
         if let Some(first) = self.flights.front_mut() {
@@ -48,7 +49,7 @@ impl EngineState {
         }
     }
 
-    /// The card has got a submission at `now`.
+    /// Records that the card received a submission at `now`.
     pub(crate) fn given(&mut self, ticket: Ticket, now: Nanos) {
         if let Some(flight) = self.flights.iter_mut().find(|flight| flight.ticket == ticket) {
             (flight.started, flight.began) = (now, None);
@@ -56,8 +57,8 @@ impl EngineState {
         self.promote();
     }
 
-    /// The engine works on a channel's submission now, whatever the books say: it comes to the front. `false` when the
-    /// channel has none here.
+    /// Brings a channel's submission to the front, since the engine works on it now, whatever the accounts say. Returns
+    /// `false` if the channel has none here.
     pub(crate) fn bring_forward(&mut self, of: impl Fn(&Flight) -> bool) -> bool {
         let Some(at) = self.flights.iter().position(of) else { return false };
         if let Some(first) = self.flights.front_mut().filter(|_| at > 0) {
@@ -70,21 +71,21 @@ impl EngineState {
         true
     }
 
-    /// The first has not had the engine before `since`: its limit counts from then on.
+    /// Restarts the limit of the first submission: it has not had the engine before `since`.
     pub(crate) fn begin_anew(&mut self, since: Nanos) {
         if let Some(first) = self.flights.front_mut() {
             (first.began, first.killed) = (Some(since), false);
         }
     }
 
-    /// Charges a submission that was set aside for what it did at some time since `since`, and not before the end of
-    /// anything else. Returns whose it is, and the time in ns.
+    /// Charges a submission that was set aside for work that it did after `since`, but not before the last end on this
+    /// engine. Returns the submission and the time in ns.
     pub(crate) fn charge_aside(&mut self, ticket: Ticket, since: Nanos, now: Nanos) -> Option<(Flight, u64)> {
         let flight = *self.aside.iter().find(|flight| flight.ticket == ticket)?;
         Some((flight, self.charge_until(since, now)))
     }
 
-    /// Books the time up to `now`, from `since` or the end of the submission before. Returns it in ns.
+    /// Books the time up to `now`, from `since` or the end of the previous submission. Returns it in ns.
     fn charge_until(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = now.since(since.max(self.last_end));
         self.last_end = self.last_end.max(now);
@@ -92,7 +93,8 @@ impl EngineState {
         used
     }
 
-    /// Up to `now` the engine was kept from all of its submissions, since `since` or the end of the one before. Returns the time in ns.
+    /// Skips the time up to `now`, in which the engine was kept from all of its submissions, from `since` or the last
+    /// end. Returns the time in ns.
     pub(crate) fn pass(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = self.charge_until(since, now);
         self.begin_anew(now);
@@ -103,12 +105,12 @@ impl EngineState {
         self.flights.iter()
     }
 
-    /// Those that wait for something else than the engine.
+    /// Submissions that wait for something other than the engine.
     pub(crate) fn asides(&self) -> impl Iterator<Item = &Flight> {
         self.aside.iter()
     }
 
-    /// Returns what the engine works on, and since when.
+    /// Returns the submission that the engine works on, and its start.
     pub(crate) fn running(&self) -> Option<(&Flight, Nanos)> {
         let first = self.flights.front()?;
         Some((first, first.began.unwrap_or(first.started.max(self.last_end))))
@@ -120,8 +122,8 @@ impl EngineState {
         }
     }
 
-    /// A submission has ended. Returns it and the time in ns that it used: since its start, or since the end of the one
-    /// before. `ended` is taken as not before that.
+    /// Ends a submission. Returns it and the time in ns that it used: since its start, or since the end of the previous
+    /// one. An earlier `ended` is clamped to that.
     pub(crate) fn end(&mut self, ticket: Ticket, ended: Nanos) -> Option<(Flight, u64)> {
         let at = self.flights.iter().position(|flight| flight.ticket == ticket)?;
         let flight = self.flights.remove(at)?;
@@ -132,7 +134,8 @@ impl EngineState {
         Some((flight, used))
     }
 
-    /// A submission waits for something else from `now` on. Returns it and the time in ns that it used before.
+    /// Sets a submission aside from `now` on, because it waits for something else. Returns it and the time in ns that
+    /// it used before.
     pub(crate) fn set_aside(&mut self, ticket: Ticket, now: Nanos) -> Option<(Flight, u64)> {
         let first = self.flights.front()?.ticket == ticket;
         let (flight, used) = if first { self.end(ticket, now)? } else { (self.withdraw(ticket)?, 0) };
@@ -140,7 +143,7 @@ impl EngineState {
         Some((flight, used))
     }
 
-    /// A submission that has begun elsewhere waits.
+    /// Adds a submission that began elsewhere, set aside.
     pub(crate) fn adopt(&mut self, flight: Flight) {
         self.aside.push(flight);
     }
@@ -151,12 +154,12 @@ impl EngineState {
         Some(self.aside.remove(at))
     }
 
-    /// Takes out those set aside that `gone` says of.
+    /// Removes those set aside for which `gone` is true.
     pub(crate) fn drop_aside(&mut self, gone: impl Fn(&Flight) -> bool) -> Vec<Flight> {
         self.aside.extract_if(.., |flight| gone(flight)).collect()
     }
 
-    /// Takes out a submission that was nothing to the engine.
+    /// Removes a submission that never used the engine.
     pub(crate) fn withdraw(&mut self, ticket: Ticket) -> Option<Flight> {
         let at = self.flights.iter().position(|flight| flight.ticket == ticket)?;
         let flight = self.flights.remove(at);
@@ -164,8 +167,8 @@ impl EngineState {
         flight
     }
 
-    /// Takes out the first submission that `gone` says of, at `now`, with the time in ns that it used. Only the one that the
-    /// engine works on has used any.
+    /// Removes the first submission for which `gone` is true, at `now`, and returns it with the time in ns that it
+    /// used. Only the one that the engine works on has used any.
     pub(crate) fn drop_first(&mut self, now: Nanos, gone: impl Fn(&Flight) -> bool) -> Option<(Flight, u64)> {
         let at = self.flights.iter().position(gone)?;
         if at == 0 {

@@ -9,13 +9,13 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Time that a cap's bucket takes to fill, in ns: within which time a cap is kept.
+/// Time that a cap's bucket takes to fill, in ns: caps are kept within this time.
 const CAP_NS: u64 = 30 * MS;
 
-/// Expected length of a vGPU's first submission, in ns: long enough to be careful.
+/// Expected length of a vGPU's first submission, in ns: a cautious value.
 const UNKNOWN_NS: u64 = MS;
 
-/// Most that a cap's bucket can hold or lack, in thousandths of a nanosecond: sums with any time stay within 128 bits.
+/// Bound of a bucket's level and debt, in thousandths of a nanosecond: sums with any time fit 128 bits.
 const LEVEL_MAX: u128 = 1 << 100;
 
 /// A submission that waits.
@@ -25,7 +25,7 @@ pub(crate) struct Queued {
     pub(crate) channel: Channel,
     pub(crate) engine: Engine,
     pub(crate) arrived: Nanos,
-    /// Its number among all arrivals.
+    /// Its sequence number among all arrivals.
     pub(crate) order: u64,
     /// It was started before.
     #[serde(default)]
@@ -37,13 +37,13 @@ pub(crate) struct Queued {
 pub(crate) struct Member {
     pub(crate) params: VgpuParams,
     pub(crate) queue: VecDeque<Queued>,
-    /// Of it on the card.
+    /// Number of its submissions on the card.
     pub(crate) in_flight: u32,
     /// Time at which the end of its last submission was seen.
     pub(crate) last_seen: Option<Nanos>,
-    /// Length of one of its submissions, in ns, as far as it is known: the longest lately.
+    /// Expected length of one of its submissions, in ns: the longest lately.
     pub(crate) expected: u64,
-    /// Not to be started from: it is in quarantine.
+    /// It is in quarantine: start nothing of it.
     pub(crate) held: bool,
     bucket: Bucket,
 }
@@ -54,14 +54,14 @@ impl Member {
         Self { params, queue: VecDeque::new(), in_flight: 0, last_seen: None, expected: UNKNOWN_NS, held, bucket }
     }
 
-    /// Returns whether something of it may start.
+    /// Returns whether one of its submissions may start.
     pub(crate) fn ready(&self) -> bool {
         !self.queue.is_empty()
             && !self.held
             && (self.params.cap_permille == PERMILLE || self.bucket.level >= self.ahead())
     }
 
-    /// Returns what it has in flight is expected to take from the bucket.
+    /// Returns the use that its submissions in flight are expected to take from the bucket.
     fn ahead(&self) -> i128 {
         i128::from(self.expected) * i128::from(self.in_flight) * i128::from(PERMILLE)
     }
@@ -94,7 +94,7 @@ impl Bucket {
         self.level -= i128::from(used) * i128::from(PERMILLE);
     }
 
-    /// Returns when it is not below zero any more.
+    /// Returns the time at which the level is no longer below zero.
     fn opens(&self, cap_permille: u32) -> Nanos {
         let missing = (-self.level).max(0).div_euclid(i128::from(cap_permille.max(1))) + 1;
         self.at.after(u64::try_from(missing).unwrap_or(u64::MAX))
@@ -110,11 +110,11 @@ pub(crate) struct Lane {
     queued: usize,
     /// Submissions on the card.
     in_flight: u32,
-    /// Something has happened since nothing more could start.
+    /// An event came since nothing more could start.
     changed: bool,
-    /// The vGPU that started something last.
+    /// The vGPU whose submission started last.
     last: Option<VgpuId>,
-    /// Since when something could start and nothing of the lane runs.
+    /// Time since which something could start while nothing of the lane runs.
     waiting: Option<Nanos>,
     /// End of the wait for a cap.
     opens: Option<Nanos>,
@@ -140,7 +140,7 @@ impl Lane {
         self.policy.joined(vgpu);
     }
 
-    /// Takes a vGPU out; returns what was queued. What it has in flight counts until it has ended.
+    /// Removes a vGPU; returns its queued submissions. Its work in flight counts until it has ended.
     pub(crate) fn leave(&mut self, vgpu: VgpuId) -> Vec<Queued> {
         self.policy.left(vgpu);
         self.changed = true;
@@ -153,7 +153,7 @@ impl Lane {
         self.changed = true;
         if let Some(member) = self.members.get_mut(&vgpu) {
             if member.params.cap_permille != params.cap_permille {
-                // What it did under the former cap is not held against it.
+                // Use under the former cap does not count against the new one.
                 member.bucket = Bucket { level: 0, at: now };
             }
             member.params = params;
@@ -175,8 +175,7 @@ impl Lane {
         self.policy.arrived(vgpu, &view);
     }
 
-    /// Something that was set aside is to have its turn again, before anything else of its vGPU: what is behind it may wait
-    /// for it.
+    /// Queues a submission that was set aside again, before the others of its vGPU: those after it may depend on it.
     pub(crate) fn requeue(&mut self, config: &Config, vgpu: VgpuId, queued: Queued, now: Nanos) {
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.queue.push_front(queued);
@@ -185,7 +184,7 @@ impl Lane {
         self.policy.arrived(vgpu, &view);
     }
 
-    /// Something that was set aside has used `used` ns all the same.
+    /// Charges `used` ns to a submission that was set aside.
     pub(crate) fn charged(&mut self, config: &Config, vgpu: VgpuId, used: u64, now: Nanos) {
         self.changed = true;
         let Some(member) = self.members.get_mut(&vgpu) else { return };
@@ -195,7 +194,7 @@ impl Lane {
         self.policy.charged(vgpu, used, &view);
     }
 
-    /// Takes over what was queued in another lane.
+    /// Adopts a submission queued in another lane.
     pub(crate) fn adopt(&mut self, vgpu: VgpuId, queued: Queued) {
         if let Some(member) = self.members.get_mut(&vgpu) {
             member.queue.push_back(queued);
@@ -203,7 +202,7 @@ impl Lane {
         }
     }
 
-    /// Takes in what is in flight when a lane is made anew.
+    /// Adopts a submission in flight when a lane is rebuilt.
     pub(crate) fn adopt_flight(&mut self, vgpu: VgpuId) {
         self.in_flight += 1;
         if let Some(member) = self.members.get_mut(&vgpu) {
@@ -212,7 +211,7 @@ impl Lane {
         }
     }
 
-    /// Takes out what is queued and `gone` says of; returns it.
+    /// Removes and returns the queued submissions for which `gone` is true.
     pub(crate) fn drop_queued(&mut self, vgpu: VgpuId, gone: impl Fn(&Queued) -> bool) -> Vec<Queued> {
         let Some(member) = self.members.get_mut(&vgpu) else { return Vec::new() };
         let (dropped, kept): (Vec<_>, Vec<_>) = member.queue.drain(..).partition(&gone);
@@ -221,8 +220,8 @@ impl Lane {
         dropped
     }
 
-    /// Checks what was read of a lane: that it has the vGPUs of `known` with their settings and whether they are held, and
-    /// counts what is queued for `engines` and the `flights` there.
+    /// Checks a lane that was read: that it has the vGPUs of `known` with their settings and quarantines, and counts
+    /// the submissions queued for `engines` and the `flights` there.
     pub(crate) fn check(
         &self,
         config: &Config,
@@ -253,12 +252,12 @@ impl Lane {
         policy.check(members.keys())
     }
 
-    /// Returns whether the policy is the one of the settings.
+    /// Returns whether the policy is the one in the settings.
     pub(crate) fn is_of(&self, config: &Config) -> bool {
         self.policy.kind() == config.policy
     }
 
-    /// Returns what waits, in the order of its vGPUs.
+    /// Returns the waiting submissions, in the order of their vGPUs.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = (VgpuId, &Queued)> {
         self.members.iter().flat_map(|(vgpu, member)| member.queue.iter().map(|queued| (*vgpu, queued)))
     }
@@ -268,19 +267,19 @@ impl Lane {
         self.members.values().map(|member| member.queue.len()).sum()
     }
 
-    /// The vGPU of which a ticket is queued.
+    /// Returns the vGPU that has queued a ticket.
     pub(crate) fn holder(&self, ticket: Ticket) -> Option<VgpuId> {
         let holds = |member: &Member| member.queue.iter().any(|queued| queued.ticket == ticket);
         self.members.iter().find(|(_, member)| holds(member)).map(|(vgpu, _)| *vgpu)
     }
 
-    /// Something that was in flight has ended: it was seen now, `late` ns after its end, and had used `used` ns.
+    /// Records that a submission in flight has ended: it was seen now, `late` ns after its end, and had used `used` ns.
     pub(crate) fn ended(&mut self, config: &Config, vgpu: VgpuId, used: u64, late: u64, now: Nanos) {
         (self.in_flight, self.changed) = (self.in_flight.saturating_sub(1), true);
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.in_flight = member.in_flight.saturating_sub(1);
         member.last_seen = Some(now);
-        // The longest lately: who sends one long submission after many short ones is expected to do so again.
+        // The longest lately: a vGPU that sends one long submission after many short ones is expected to do so again.
         member.expected = used.max(member.expected - member.expected / 8);
         member.bucket.fill(member.params.cap_permille, now);
         member.bucket.take(used);
@@ -288,24 +287,25 @@ impl Lane {
         self.policy.ended(vgpu, used, late, &view);
     }
 
-    /// The engine did nothing for `ns`, since the card had not got what a vGPU was to have it for.
+    /// Records that the engine idled for `ns`, because a vGPU's work had not reached the card yet.
     pub(crate) fn idled(&mut self, config: &Config, vgpu: VgpuId, ns: u64, now: Nanos) {
         let view = View { now, config, members: &self.members, room: self.room(config, now) };
         self.policy.idled(vgpu, ns, &view);
     }
 
-    /// Returns whether a vGPU has had it for itself for `ns`, has nothing queued, and its submissions last no longer than `most` ns.
+    /// Returns whether a vGPU has had the lane alone for `ns`, has nothing queued, and its submissions last at most
+    /// `most` ns.
     pub(crate) fn is_brief_and_alone(&self, vgpu: VgpuId, now: Nanos, ns: u64, most: u64) -> bool {
         let own = |member: &Member| member.queue.is_empty() && member.expected <= most;
         self.members.iter().all(|(id, member)| if *id == vgpu { own(member) } else { !member.active(now, ns) })
     }
 
-    /// Time has passed, or the settings are others.
+    /// Marks the lane as changed, after time has passed or the settings changed.
     pub(crate) fn touch(&mut self) {
         self.changed = true;
     }
 
-    /// The next submission to start, if there is one now.
+    /// Returns the next submission to start, if one may start now.
     pub(crate) fn next(&mut self, config: &Config, now: Nanos) -> Option<(VgpuId, Queued)> {
         if !self.changed {
             return None;
@@ -337,7 +337,7 @@ impl Lane {
     }
 
     fn next_open(&self) -> Option<Nanos> {
-        // With something of it in flight, its end is soon enough.
+        // With work of it in flight, the end of that work is soon enough.
         let capped = self.members.values().filter(|m| !m.queue.is_empty() && !m.held && m.in_flight == 0 && !m.ready());
         capped.map(|member| member.bucket.opens(member.params.cap_permille)).min()
     }
@@ -349,7 +349,7 @@ impl Lane {
         [self.policy.wakeup(), self.opens].into_iter().flatten().min()
     }
 
-    /// Returns what the policy thinks of a vGPU.
+    /// Returns the policy's standing of a vGPU.
     pub(crate) fn standing(&self, vgpu: VgpuId) -> policy::Standing {
         self.policy.standing(vgpu)
     }
@@ -364,7 +364,7 @@ impl Lane {
         let contended = self.members.iter().any(|(vgpu, other)| *vgpu != last && other.active(now, idle));
         let ahead = member.expected.saturating_mul(self.in_flight.into());
         let full = if contended {
-            // Whoever comes next waits for all of it.
+            // The next vGPU waits for all of it.
             self.in_flight >= pipeline.contended || ahead > pipeline.ahead_ns
         } else {
             let much = ahead.saturating_add(member.expected) > pipeline.ahead_ns;

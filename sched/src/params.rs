@@ -8,37 +8,37 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct VgpuParams {
-    /// Its part of the time is this over the sum of those that compete.
+    /// Its part of the time is this over the sum of the weights that compete.
     pub weight: u32,
     /// Its part is at least this, in permille, while it wants it.
     pub guarantee_permille: u32,
-    /// Its part is at most this, in permille, even when no one else wants the rest.
+    /// Its part is at most this, in permille, even when no other vGPU wants the rest.
     pub cap_permille: u32,
-    /// Latency class: it decides who goes first.
+    /// Latency class: among vGPUs that are due, the better class runs first.
     pub class: LatencyClass,
-    /// Time that one submission may run, in ns; `None` for as long as it likes.
+    /// Time that one submission may run, in ns; `None` for no limit.
     pub max_run_ns: Option<u64>,
-    /// Its share of the copy engines, where that is another one. With one queue for all engines there is one share.
+    /// Its share of the copy engines, if it differs. With one queue for all engines there is one share.
     pub copies: CopyShare,
 }
 
-/// Share of a vGPU of each copy engine: what is not said is as of compute.
+/// Share of a vGPU of each copy engine: a setting that is absent is that of compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CopyShare {
-    /// Its part of the time is this over the sum of those that compete.
+    /// Its part of the time is this over the sum of the weights that compete.
     pub weight: Option<u32>,
     /// Its part is at least this, in thousandths, while it wants it.
     pub guarantee_permille: Option<u32>,
-    /// Its part is at most this, in thousandths, even when no one else wants the rest.
+    /// Its part is at most this, in thousandths, even when no other vGPU wants the rest.
     pub cap_permille: Option<u32>,
 }
 
 impl CopyShare {
-    /// As of compute.
+    /// The settings of compute.
     pub const AS_COMPUTE: Self = Self { weight: None, guarantee_permille: None, cap_permille: None };
 
-    /// Returns whether it is as of compute.
+    /// Returns whether all settings are those of compute.
     #[must_use]
     pub fn is_silent(&self) -> bool {
         *self == Self::AS_COMPUTE
@@ -62,7 +62,7 @@ impl Default for VgpuParams {
 pub const WEIGHT_MAX: u32 = 10_000;
 
 impl VgpuParams {
-    /// Only a weight.
+    /// Returns the default settings with a weight.
     #[must_use]
     pub fn weight(weight: u32) -> Self {
         Self { weight, ..Self::default() }
@@ -71,7 +71,7 @@ impl VgpuParams {
     /// Checks the settings against their bounds.
     ///
     /// # Errors
-    /// The first one that is out of bounds.
+    /// Returns the first setting that is out of bounds.
     pub fn check(&self) -> Result<(), ConfigError> {
         let Self { weight, guarantee_permille, cap_permille, class: _, max_run_ns, copies } = *self;
         within("weight", weight.into(), 1, WEIGHT_MAX.into())?;
@@ -87,7 +87,7 @@ impl VgpuParams {
         within("copies.cap_permille", cap_permille.into(), guarantee_permille.max(1).into(), PERMILLE.into())
     }
 
-    /// Returns what counts for one engine: for one that copies, what `copies` says is in its place.
+    /// Returns the settings for one engine: for a copy engine, those of `copies` replace the others.
     #[must_use]
     pub fn of(&self, engine: Engine) -> Self {
         let plain = Self { copies: CopyShare::AS_COMPUTE, ..*self };
@@ -104,8 +104,8 @@ impl VgpuParams {
     }
 }
 
-/// The settings without [`VgpuParams::copies`]. A saved scheduler has those [beside itself](crate::SavedScheduler), so that what a
-/// vGPU had before they were there is still read.
+/// The settings without [`VgpuParams::copies`]. A saved scheduler keeps those [separately](crate::SavedScheduler), so
+/// that settings saved before copy shares existed can still be read.
 #[derive(Serialize, Deserialize)]
 struct Saved {
     weight: u32,
@@ -115,7 +115,7 @@ struct Saved {
     max_run_ns: Option<u64>,
 }
 
-/// The settings as people and programs read them.
+/// The settings in the form for people and programs.
 #[derive(Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename = "VgpuParams")]
 struct Told {

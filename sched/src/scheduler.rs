@@ -18,9 +18,9 @@ use std::collections::BTreeMap;
 /// Quarantine of a vGPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Quarantine {
-    /// No.
+    /// Not quarantined.
     Free,
-    /// Until then, or the operator ends it before.
+    /// Until this time, unless the operator ends it before.
     Until(Nanos),
     /// Until the operator ends it.
     Held,
@@ -38,25 +38,25 @@ struct Vgpu {
     quarantine: Quarantine,
 }
 
-/// The scheduler of a card. Written down, it is all that its next decisions depend on, without accounts.
+/// The scheduler of a card. Serialized, it is all the state that its next decisions depend on, without accounts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Scheduler {
     config: Config,
     vgpus: BTreeMap<VgpuId, Vgpu>,
     engines: [EngineState; Engine::COUNT],
-    /// One for each engine, or one for all, which counts as that of compute.
+    /// One for each engine, or one for all, at the index of compute.
     lanes: Vec<Lane>,
-    /// Number of the next arrival.
+    /// Sequence number of the next arrival.
     order: u64,
     ignored: u64,
     now: Nanos,
 }
 
 impl Scheduler {
-    /// A card without vGPUs.
+    /// Creates the scheduler of a card without vGPUs.
     ///
     /// # Errors
-    /// When a setting is out of its bounds.
+    /// If a setting is out of its bounds.
     pub fn new(config: Config, now: Nanos) -> Result<Self, ConfigError> {
         config.check()?;
         let engines = Default::default();
@@ -64,7 +64,7 @@ impl Scheduler {
         Ok(Self { config, vgpus: BTreeMap::new(), engines, lanes, order: 0, ignored: 0, now })
     }
 
-    /// Returns whether what was read as a scheduler can be one.
+    /// Returns whether a scheduler that was read is valid.
     pub(crate) fn is_whole(&self) -> bool {
         let lanes = lane_count(&self.config);
         self.config.check().is_ok()
@@ -72,8 +72,7 @@ impl Scheduler {
             && self.lanes.iter().all(|lane| lane.is_of(&self.config))
     }
 
-    /// Takes in one event and appends what is to be done, in order. A `now` that is before the last one is taken as
-    /// the last one.
+    /// Handles one event and appends its decisions, in order. A `now` before the last one is taken as the last one.
     pub fn event(&mut self, now: Nanos, event: Event, decisions: &mut Vec<Decision>) {
         self.now = self.now.max(now);
         let known = match event {
@@ -112,8 +111,8 @@ impl Scheduler {
         self.start_what_may(decisions);
     }
 
-    /// Returns when an [`Event::Tick`] is wanted, if no other event comes before. `None` while nothing is queued or in
-    /// flight, unless a quarantine is to end.
+    /// Returns the time of the next [`Event::Tick`], unless another event comes before. `None` while nothing is queued
+    /// or in flight, unless a quarantine will end.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let lanes = self.lanes.iter().filter_map(Lane::wakeup);
@@ -136,13 +135,13 @@ impl Scheduler {
         self.vgpus.keys().copied()
     }
 
-    /// Returns what a vGPU may have.
+    /// Returns the settings of a vGPU.
     #[must_use]
     pub fn params(&self, vgpu: VgpuId) -> Option<&VgpuParams> {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.params)
     }
 
-    /// Returns what a vGPU has submitted to an engine, and used of it.
+    /// Returns the submissions of a vGPU to an engine, and its use.
     #[must_use]
     pub fn account(&self, vgpu: VgpuId, engine: Engine) -> Option<&Account> {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.accounts[engine.index()])
@@ -154,25 +153,25 @@ impl Scheduler {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.history)
     }
 
-    /// Submissions beyond their limit since the vGPU was added or released last, and whether it is quarantined.
+    /// Submissions beyond their limit since the vGPU was added or released last, and its quarantine.
     #[must_use]
     pub fn strikes(&self, vgpu: VgpuId) -> Option<(u32, Quarantine)> {
         self.vgpus.get(&vgpu).map(|vgpu| (vgpu.strikes, vgpu.quarantine))
     }
 
-    /// Returns what the policy thinks of a vGPU on an engine.
+    /// Returns the policy's standing of a vGPU on an engine.
     #[must_use]
     pub fn standing(&self, vgpu: VgpuId, engine: Engine) -> Standing {
         self.lanes[self.lane_of(engine)].standing(vgpu)
     }
 
-    /// Time in ns that an engine has been busy, as charged: of the vGPUs there are, and of those that are gone.
+    /// Time in ns that an engine has been busy, as charged to present and removed vGPUs.
     #[must_use]
     pub fn busy(&self, engine: Engine) -> u64 {
         self.engines[engine.index()].busy
     }
 
-    /// Of [`Self::busy`], what vGPUs have used that are gone.
+    /// Returns the part of [`Self::busy`] that removed vGPUs used.
     #[must_use]
     pub fn departed(&self, engine: Engine) -> u64 {
         self.engines[engine.index()].departed
@@ -184,13 +183,13 @@ impl Scheduler {
         self.engines.iter().map(|engine| engine.flights().count()).sum()
     }
 
-    /// Submissions that wait for their turn.
+    /// Submissions that wait for a slice.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.lanes.iter().map(Lane::queued).sum()
     }
 
-    /// Returns what waits for its turn, then what is on the card.
+    /// Returns the queued submissions, then those on the card.
     pub(crate) fn pending(&self) -> impl Iterator<Item = (VgpuId, Channel, Engine, Ticket)> {
         let queued = self.lanes.iter().flat_map(Lane::waiting);
         let queued = queued.map(|(vgpu, queued)| (vgpu, queued.channel, queued.engine, queued.ticket));
@@ -201,20 +200,20 @@ impl Scheduler {
         queued.chain(flights)
     }
 
-    /// Says whether an engine has something.
+    /// Returns whether an engine has work.
     #[must_use]
     pub fn is_busy(&self, engine: Engine) -> bool {
         self.engines[engine.index()].running().is_some()
     }
 
-    /// Returns whether a vGPU has had an engine for itself for a period, nothing of it waits for its turn, and what it submits lasts
-    /// no longer than `most` ns, as far as that is known: nobody waits for the next end.
+    /// Returns whether a vGPU has had an engine alone for a period, has nothing queued, and its submissions last at
+    /// most `most` ns, as far as that is known: no other vGPU waits for the next end.
     #[must_use]
     pub fn is_brief_and_alone(&self, vgpu: VgpuId, engine: Engine, now: Nanos, most: u64) -> bool {
         self.lanes[self.lane_of(engine)].is_brief_and_alone(vgpu, now, self.config.band.period_ns, most)
     }
 
-    /// Returns the place of a submission. `None` for one that is not here.
+    /// Returns the place of a submission. `None` if it is unknown.
     #[must_use]
     pub fn place(&self, ticket: Ticket) -> Option<Place> {
         if self.engine_of(ticket).is_some() {
@@ -226,7 +225,7 @@ impl Scheduler {
         self.lanes.iter().any(|lane| lane.holder(ticket).is_some()).then_some(Place::Queued)
     }
 
-    /// Events that named what was not there, or settings that are out of bounds.
+    /// Events that named unknown vGPUs or submissions, or had settings out of bounds.
     #[must_use]
     pub const fn ignored(&self) -> u64 {
         self.ignored
@@ -283,7 +282,7 @@ impl Scheduler {
     fn started(&mut self, ticket: Ticket) -> bool {
         let Some(engine) = self.engine_of(ticket) else { return false };
         let first = self.engines[engine.index()].running().filter(|(flight, _)| flight.ticket == ticket);
-        // The engine has had nothing since then.
+        // The engine has idled since then.
         let idle = first.map(|(flight, since)| (flight.vgpu, self.now.since(since)));
         self.engines[engine.index()].given(ticket, self.now);
         if let Some((vgpu, ns)) = idle {
@@ -308,7 +307,7 @@ impl Scheduler {
         true
     }
 
-    /// An engine has something from now on that it had not.
+    /// Adds a submission to the work of an engine.
     fn put_back(&mut self, engine: Engine, flight: Flight) {
         let flight = Flight { started: self.now, began: None, killed: false, ..flight };
         self.engines[engine.index()].start(flight);
@@ -337,7 +336,7 @@ impl Scheduler {
         true
     }
 
-    /// Submissions given to the engine meanwhile have not had it.
+    /// Charges a vGPU for keeping the engine. Submissions given to the engine in the meantime have not had it.
     fn kept(&mut self, engine: Engine, vgpu: VgpuId, since: Nanos) -> bool {
         let now = self.now;
         let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
@@ -350,8 +349,8 @@ impl Scheduler {
         true
     }
 
-    /// Returns what the card says is right: the submission that has the engine is the one that runs, wherever it was
-    /// booked. What was taken to run has not had the engine.
+    /// Corrects the accounts as the card says: the submission that has the engine runs, wherever it was booked. The one
+    /// that the accounts took for it has not had the engine.
     fn occupied(&mut self, engine: Engine, vgpu: VgpuId, channel: Channel) -> bool {
         let of = |flight: &Flight| (flight.vgpu, flight.channel) == (vgpu, channel);
         if self.engines[engine.index()].bring_forward(of) {
@@ -386,7 +385,7 @@ impl Scheduler {
 
     fn complete(&mut self, ticket: Ticket, ended: Option<Nanos>) -> bool {
         if let Some((engine, flight)) = self.take_aside(ticket) {
-            // What it has done since it waited is not known.
+            // Its use since it waited is unknown.
             if let Some(vgpu) = self.vgpus.get_mut(&flight.vgpu) {
                 vgpu.accounts[engine.index()].completed += 1;
             }
@@ -396,13 +395,14 @@ impl Scheduler {
         let earliest = Nanos(self.now.0.saturating_sub(self.config.stamp_slack_ns));
         let ended = ended.unwrap_or(self.now).clamp(earliest, self.now);
         let Some((flight, used)) = self.engines[engine.index()].end(ticket, ended) else { return false };
-        // What the engine had behind it is charged from that end on; only what it had nothing for is lost.
+        // Submissions after it on the engine are charged from that end on; only time in which the engine had no work is
+        // lost.
         let idle_until = self.engines[engine.index()].running().map_or(self.now, |(_, since)| since.min(self.now));
         self.leave_engine(engine, &flight, used, idle_until.since(ended), true);
         true
     }
 
-    /// Something that was to have its turn again had ended before it was taken off the card.
+    /// Completes a queued submission that had ended before it was taken off the card.
     fn complete_queued(&mut self, ticket: Ticket) -> bool {
         let holds = |lane: &Lane| lane.holder(ticket);
         let Some((lane, vgpu)) = self.lanes.iter().enumerate().find_map(|(at, lane)| Some((at, holds(lane)?))) else {
@@ -472,7 +472,7 @@ impl Scheduler {
         true
     }
 
-    /// Lanes of another policy or division, with all that is queued and in flight.
+    /// Rebuilds the lanes for another policy or division, with all queued and in-flight submissions.
     fn remake_lanes(&mut self) {
         let mut old = std::mem::replace(&mut self.lanes, lanes(&self.config, self.now));
         for (vgpu, known) in &self.vgpus {
@@ -507,13 +507,13 @@ impl Scheduler {
         true
     }
 
-    /// Returns the engine that has a submission, by the books.
+    /// Returns the engine that has a submission, according to the accounts.
     #[must_use]
     pub fn engine_of(&self, ticket: Ticket) -> Option<Engine> {
         Engine::ALL.into_iter().find(|engine| self.engines[engine.index()].flights().any(|f| f.ticket == ticket))
     }
 
-    /// Something has left an engine: it is charged.
+    /// Charges a submission that has left an engine.
     fn leave_engine(&mut self, engine: Engine, flight: &Flight, used: u64, late: u64, completed: bool) {
         self.charge(engine, flight, used);
         if let Some(vgpu) = self.vgpus.get_mut(&flight.vgpu) {
@@ -558,7 +558,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns when what an engine works on has run for as long as it may.
+    /// Returns the time at which the submission on an engine reaches its limit.
     fn deadline(&self, engine: &EngineState) -> Option<Nanos> {
         let (flight, since) = engine.running().filter(|(flight, _)| !flight.killed)?;
         Some(since.after(self.vgpus.get(&flight.vgpu)?.params.max_run_ns?))

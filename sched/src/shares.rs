@@ -1,12 +1,12 @@
-//! Parts of an engine's time, and whose they are.
+//! Division of an engine's time.
 
 use crate::config::PERMILLE;
 use crate::params::VgpuParams;
 
-/// Parts of the whole in which shares are given.
+/// Unit of shares: parts of the whole.
 pub const WHOLE: u64 = 1_000_000;
 
-/// Bounds of what one may have of something that is divided.
+/// Bounds of one claimant's part of a divided whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) weight: u32,
@@ -17,7 +17,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// By the settings of a vGPU, on a whole of so many parts.
+    /// Converts the settings of a vGPU, for a whole of this many parts.
     pub(crate) fn of(params: &VgpuParams, whole: u64) -> Self {
         Self {
             weight: params.weight,
@@ -27,25 +27,25 @@ impl Claim {
     }
 }
 
-/// Shares of those that compete, in parts of [`WHOLE`], in their order: by weight, but no one less than its guarantee
-/// or more than its cap. What a cap leaves goes to the others by weight; the shares are together at most the
-/// whole, and less only when caps leave some or by rounding. Guarantees that are together more than the whole shrink alike.
+/// Shares of the vGPUs that compete, in parts of [`WHOLE`], in their order: by weight, but none less than its guarantee
+/// or more than its cap. The others get the rest that a cap leaves, by weight; the shares sum to at most the whole, and
+/// to less only because of caps or rounding. Guarantees that exceed the whole in total shrink in proportion.
 pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
     let claims: Vec<_> = of.iter().map(|params| Claim::of(params, WHOLE)).collect();
     divide(WHOLE, &claims)
 }
 
-/// The same of any whole and any bounds.
+/// Divides any whole, with any bounds, like [`shares`].
 pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     if of.iter().all(|claim| claim.least == 0 && claim.most >= whole) {
         let weights: u64 = of.iter().map(|claim| u64::from(claim.weight)).sum();
         return of.iter().map(|claim| scale(whole, claim.weight.into(), weights)).collect();
     }
-    // No one is promised more than it may have.
+    // A guarantee does not exceed the cap.
     let promise = |claim: &Claim| claim.least.min(claim.most);
     let promised = of.iter().map(promise).fold(0u64, u64::saturating_add);
     let least = |claim: &Claim| if promised <= whole { promise(claim) } else { scale(whole, promise(claim), promised) };
-    // Those that are held at a bound, with what they have there.
+    // The claims that are held at a bound, with their parts.
     let mut fixed: Vec<Option<u64>> = vec![None; of.len()];
     loop {
         let taken: u64 = fixed.iter().flatten().sum();
@@ -53,8 +53,8 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
         let loose = || of.iter().zip(&fixed).filter(|(_, fixed)| fixed.is_none());
         let weights: u64 = loose().map(|(claim, _)| u64::from(claim.weight)).sum();
         let share = |claim: &Claim| scale(rest, claim.weight.into(), weights);
-        // Who is to be held, and by how much that changes what is left for the others: the larger side first, as holding
-        // it can bring those of the other side within their bounds.
+        // Find the claims to hold, and by how much that changes the rest for the others: the larger side first, as
+        // holding it can bring those of the other side within their bounds.
         let below: u64 = loose().map(|(claim, _)| least(claim).saturating_sub(share(claim))).sum();
         let above: u64 = loose().map(|(claim, _)| share(claim).saturating_sub(claim.most)).sum();
         if below == 0 && above == 0 {

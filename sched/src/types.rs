@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 pub use tenant::TenantId as VgpuId;
 
-/// One submission: a number that the feeder chooses, never twice, and the scheduler gives back.
+/// One submission: a number that the feeder chooses, never reuses, and the scheduler gives back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Ticket(pub u64);
 
@@ -73,8 +73,8 @@ impl Engine {
     }
 }
 
-/// An event. One that names what the scheduler does not know is counted and has no other effect, since
-/// a vGPU or a channel may end while an event about it is on its way.
+/// An event. An event that names something unknown is counted and has no other effect, since a vGPU or a channel may
+/// end while an event about it is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
@@ -85,12 +85,12 @@ pub enum Event {
         /// Its parameters.
         params: VgpuParams,
     },
-    /// A vGPU is gone, with all that it had submitted: nothing of it runs on the card any more.
+    /// A vGPU is gone, with all its submissions: nothing of it runs on the card.
     Removed {
         /// The vGPU.
         vgpu: VgpuId,
     },
-    /// A vGPU wants to run something.
+    /// A vGPU has a submission to run.
     Arrival {
         /// The vGPU that it belongs to.
         vgpu: VgpuId,
@@ -101,8 +101,8 @@ pub enum Event {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// Something has come from another card that had begun there: it is off the card, and waits. Where it goes on it is
-    /// [requeued](Self::Requeued).
+    /// A submission that had begun on another card has come from there: it is off the card, and waits. It is
+    /// [requeued](Self::Requeued) when it can resume.
     Adopted {
         /// The vGPU that it belongs to.
         vgpu: VgpuId,
@@ -113,46 +113,46 @@ pub enum Event {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// The card has got what [`Decision::Start`] asked for. Says more exactly since when; may be left out.
+    /// The card has received the work of [`Decision::Start`]. Gives a more exact start; may be left out.
     Started {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// Something that was started waits for what is not the engine: a semaphore, or its guest to let its channel run. The
-    /// engine is free for others meanwhile.
+    /// A submission that was started waits for something other than the engine: a semaphore, or its guest to let its
+    /// channel run. The engine is free for others in the meantime.
     Waiting {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// It waits no more: the card has gone on with it by itself.
+    /// It no longer waits: the card has resumed it by itself.
     Resumed {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// It waits no more, but is off the card: it is to have its turn again, before anything else of its vGPU. It is
-    /// started a second time then.
+    /// It no longer waits, but is off the card: queue it again, before anything else of its vGPU. It is then started a
+    /// second time.
     Requeued {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// It waits still (or has ended meanwhile), and has worked in between. That is charged.
+    /// It still waits (or has ended), and has worked in between. That is charged.
     Moved {
         /// The submission, by its ticket.
         ticket: Ticket,
         /// Time at which it was last known to have done nothing since it waited.
         since: Nanos,
     },
-    /// A vGPU has kept an engine from the others since then without a submission of its own there: its work elsewhere had to end
-    /// before they might use the engine. It is charged for that, and the submissions that wait there are not.
+    /// A vGPU has kept an engine from the others since then without a submission of its own there: its work elsewhere
+    /// had to end before they could use the engine. It is charged for that; the submissions that wait there are not.
     Kept {
         /// The engine.
         engine: Engine,
         /// The vGPU.
         vgpu: VgpuId,
-        /// Begin of that, or of the part that was not told before.
+        /// Begin of that, or of the part that was not reported before.
         since: Nanos,
     },
-    /// An engine works for a channel, as the card says when it is asked what runs for too long.
+    /// An engine works for a channel, as the card answers when asked about an overrun.
     Occupied {
         /// The engine.
         engine: Engine,
@@ -161,8 +161,8 @@ pub enum Event {
         /// The channel.
         channel: Channel,
     },
-    /// The submission that an engine was taken to work on has not had it for that long, as the card says when it is asked about
-    /// what runs for too long.
+    /// The submission that the accounts have on an engine has not had it for that long, as the card answers when asked
+    /// about an overrun.
     Unoccupied {
         /// The engine.
         engine: Engine,
@@ -170,27 +170,28 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         since: Option<Nanos>,
     },
-    /// A channel of a vGPU held an engine for longer than it may, and was killed for that. Counts towards quarantine.
+    /// A channel of a vGPU held an engine for longer than its limit, and was killed for that. Counts towards
+    /// quarantine.
     Struck {
         /// The vGPU that it belongs to.
         vgpu: VgpuId,
         /// The engine.
         engine: Engine,
     },
-    /// Something that was started has ended. Of one engine, the earlier end comes first.
+    /// A submission that was started has ended. Ends on one engine are reported in order.
     Completed {
         /// The submission, by its ticket.
         ticket: Ticket,
         /// Time at which the card says that it ended, on the feeder's clock; `None` when the card does not say.
         ended: Option<Nanos>,
     },
-    /// A submission comes to nothing: there was no work behind its doorbell any more. It may have been started or not.
+    /// A submission is void: its doorbell had no work left. It may have been started or not.
     Withdrawn {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// A channel is off the card, with all that was queued and in flight on it. What of it had ended before is to be said
-    /// before; what the engine was working on is charged up to now.
+    /// A channel is off the card, with all that was queued and in flight on it. Report its submissions that ended
+    /// earlier first; the one that the engine was working on is charged up to now.
     ChannelEnded {
         /// The vGPU that it belongs to.
         vgpu: VgpuId,
@@ -206,7 +207,7 @@ pub enum Event {
     },
     /// The card's policy or its parameters have changed. Nothing that is queued or in flight is lost.
     Configured(Config),
-    /// The operator lets a vGPU out of quarantine, and forgets its strikes.
+    /// The operator releases a vGPU from quarantine, and clears its strikes.
     Released {
         /// The vGPU.
         vgpu: VgpuId,
@@ -221,9 +222,9 @@ pub enum Event {
 pub enum Decision {
     /// Give the submission to the card now.
     Start(Ticket),
-    /// By the books the submission has run for longer than its vGPU's limit. The card is to be asked who has the engine. If
-    /// it is that channel: take it off the card, tell the guest, and say [`Event::ChannelEnded`] and [`Event::Struck`]. Else
-    /// say [`Event::Occupied`] or [`Event::Unoccupied`].
+    /// According to the accounts the submission has run for longer than its vGPU's limit. Ask the card which channel
+    /// has the engine. If it is this one: take it off the card, notify the guest, and send [`Event::ChannelEnded`] and
+    /// [`Event::Struck`]. Else send [`Event::Occupied`] or [`Event::Unoccupied`].
     Kill {
         /// The vGPU that it belongs to.
         vgpu: VgpuId,
@@ -236,14 +237,14 @@ pub enum Decision {
         /// Time that it has run, in ns.
         ran_ns: u64,
     },
-    /// The vGPU has had its last strike: nothing of it is started until it is released. To be shown to the operator.
+    /// The vGPU has had its last strike: nothing of it is started until it is released. Show this to the operator.
     Quarantined {
         /// The vGPU.
         vgpu: VgpuId,
         /// Time at which the timer releases it; `None` when only the operator does.
         until: Option<Nanos>,
     },
-    /// The quarantine has ended. To be shown to the operator.
+    /// The quarantine has ended. Show this to the operator.
     Released {
         /// The vGPU.
         vgpu: VgpuId,
@@ -253,10 +254,10 @@ pub enum Decision {
 /// Place of a submission that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// It waits for its turn.
+    /// It waits for a slice.
     Queued,
-    /// An engine has it, or has it next.
+    /// The engine works on it, or has it queued.
     OnEngine,
-    /// The card has it, but it waits for something else than an engine.
+    /// The card has it, but it waits for something other than an engine.
     Aside,
 }

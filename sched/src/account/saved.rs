@@ -6,7 +6,7 @@ use crate::types::{Engine, Nanos};
 use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 
-/// Largest time, in ns, that a vGPU can have used within an interval; far more than that is long.
+/// Largest time, in ns, that a vGPU can have used within an interval; far above any real time.
 const USED_MAX: u64 = 1 << 62;
 
 /// Submissions of a vGPU to one engine.
@@ -25,14 +25,14 @@ pub(crate) struct SavedAccount {
     waits_max: u64,
 }
 
-/// Intervals with what was charged in them, by engine.
+/// Intervals, with the time charged in them, by engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedHistory(Vec<(Nanos, [u64; Engine::COUNT])>);
 
 impl Account {
     pub(crate) fn save(&self) -> SavedAccount {
         let Self { arrived, started, completed, dropped, killed, used, longest, waits } = self;
-        // The number follows from the buckets.
+        // The count follows from the buckets.
         let Histogram { counts, count: _, sum, max } = waits;
         let held = (0u16..).zip(counts).filter(|(_, count)| **count > 0);
         SavedAccount {
@@ -91,7 +91,7 @@ impl TryFrom<SavedHistory> for History {
 
 #[cfg(test)]
 impl SavedAccount {
-    /// Makes it one that there cannot be.
+    /// Turns it into an invalid account.
     pub(crate) fn edit(&mut self) {
         self.waits.push((u16::MAX, 1));
     }

@@ -1,14 +1,14 @@
 //! BAND: Gdev's bandwidth-aware non-preemptive device scheduler (Gdev, figure 2), with GPUvm's accounts (GPUvm, section
 //! 3.5).
 //!
-//! When something has ended, its vGPU goes behind the others if its budget is overdrawn *and* it has had more than its
-//! bandwidth. The first vGPU that has work is next; but if that is another one than before and has had more than its
-//! bandwidth, a short wait gives those that have had less the time to submit again, and the first to do so runs.
+//! When a submission has ended, its vGPU goes after the others if its budget is overdrawn *and* it has had more than
+//! its bandwidth. The first vGPU that has work is next; but if that is another one than before and has had more than
+//! its bandwidth, a short wait gives those that have had less the time to submit again, and the first to do so runs.
 //!
 //! As published, bandwidth is measured within a period and forgotten at its end. With `correct` it is measured by
-//! [`Lags`] instead: what could not be preempted is made up for, an idle vGPU's share belongs to those that
-//! want it, the engine waits only for a vGPU that is due, long waits are paid for by the one that was waited for, and who has the
-//! engine keeps it for a short turn.
+//! [`Lags`] instead: overuse that could not be preempted is made up for, an idle vGPU's share belongs to those that
+//! want it, the engine waits only for a vGPU that is due, that vGPU pays for long waits, and the vGPU that has the
+//! engine keeps it for a short slice.
 
 use super::credit::Budgets;
 use super::lag::Lags;
@@ -20,34 +20,35 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Turns in a period, with `correct`: who has the engine goes on until it has had a turn more than who would be next. An engine that
-/// changes hands after each of many short submissions idles until the end of each was seen, and what one VM has left there is
-/// cleared each time. By default a turn is 1.5 ms, short enough for shares to be right within a hundredth of 100 ms.
+/// Slices in a period, with `correct`: the vGPU that has the engine keeps it until it is one slice ahead of the next
+/// vGPU. An engine that changes hands after each of many short submissions idles until the end of each was seen, and
+/// one VM's residue there is cleared each time. By default a slice is 1.5 ms, short enough for shares to be right
+/// within a hundredth of 100 ms.
 const TURNS: u64 = 20;
 
-/// The engine waits for someone else than who is next.
+/// A wait of the engine for another vGPU than the next one.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Wait {
     until: Nanos,
     next: VgpuId,
-    /// The vGPU that submitted meanwhile.
+    /// The vGPU that submitted in the meantime.
     came: Option<VgpuId>,
 }
 
-/// The last that ended, until something of another starts.
+/// The vGPU whose submission ended last, until another vGPU starts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Last {
     vgpu: VgpuId,
-    /// Time for which the engine may still wait at no charge, in ns.
+    /// Time for which the engine may still wait without a charge, in ns.
     free: u64,
-    /// Set while the next one is not chosen yet.
+    /// Set while the next vGPU is not chosen yet.
     undecided: bool,
 }
 
-/// A period: who competes in it, and what was used.
+/// A period: the vGPUs that compete in it, and their use.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Period {
-    /// Parts of [`WHOLE`] of those that compete.
+    /// Shares of the vGPUs that compete, in parts of [`WHOLE`].
     shares: BTreeMap<VgpuId, u64>,
     used: BTreeMap<VgpuId, u64>,
     total: u64,
@@ -60,14 +61,14 @@ impl Period {
         period
     }
 
-    /// Those that compete have shares from now on.
+    /// Gives shares to the vGPUs that compete from now on.
     fn divide(&mut self, competing: impl IntoIterator<Item = VgpuId>, view: &View<'_>) {
         let params = |vgpu: VgpuId| Some((vgpu, view.members.get(&vgpu)?.params));
         let (competing, params): (Vec<_>, Vec<_>) = competing.into_iter().filter_map(params).unzip();
         self.shares = competing.into_iter().zip(shares(&params)).collect();
     }
 
-    /// A vGPU competes from now on, if it did not.
+    /// Adds a vGPU to those that compete, if it is not among them.
     fn enter(&mut self, vgpu: VgpuId, view: &View<'_>) {
         if !self.shares.contains_key(&vgpu) {
             let competing: Vec<_> = self.shares.keys().copied().chain([vgpu]).collect();
@@ -80,7 +81,7 @@ impl Period {
         self.used.remove(&vgpu);
     }
 
-    /// Returns what a vGPU has had beyond its bandwidth, in ns.
+    /// Returns the use of a vGPU beyond its bandwidth, in ns.
     fn beyond(&self, vgpu: VgpuId) -> i64 {
         let of = |map: &BTreeMap<VgpuId, u64>| map.get(&vgpu).copied().unwrap_or(0);
         let entitled = scale(self.total, of(&self.shares), WHOLE);
@@ -109,7 +110,7 @@ impl Band {
         }
     }
 
-    /// Returns what a vGPU has had beyond its bandwidth, in ns.
+    /// Returns the use of a vGPU beyond its bandwidth, in ns.
     fn beyond(&self, vgpu: VgpuId, view: &View<'_>) -> i64 {
         if view.config.band.correct { self.lags.beyond(vgpu) } else { self.period.beyond(vgpu) }
     }
@@ -118,7 +119,7 @@ impl Band {
         self.beyond(vgpu, view) > 0
     }
 
-    /// A vGPU has used the engine.
+    /// Records that a vGPU has used the engine.
     fn use_up(&mut self, vgpu: VgpuId, used: u64, view: &View<'_>) {
         self.fill(view);
         self.budgets.use_up(vgpu, used);
@@ -137,7 +138,7 @@ impl Band {
         }
     }
 
-    /// A vGPU pays for time in which the engine could have run something.
+    /// Debits a vGPU for time in which the engine could have run something.
     fn pay(&mut self, vgpu: VgpuId, ns: u64, view: &View<'_>) {
         let band = &view.config.band;
         if !band.own_time || ns == 0 {
@@ -149,15 +150,16 @@ impl Band {
         }
     }
 
-    /// Returns who is next, were there no waiting, when a vGPU is to use some more ns before.
+    /// Returns the next vGPU, without any wait, if `ahead` names a vGPU that will use some more ns first.
     fn first(&self, view: &View<'_>, ahead: Option<(VgpuId, u64)>) -> Option<VgpuId> {
         if !view.config.band.correct {
             let first = self.budgets.ready(view).next()?;
             let spent = ahead.is_some_and(|(_, ns)| self.budgets.of(first) < i64::try_from(ns).unwrap_or(i64::MAX));
             return (!spent || !view.others_ready(first)).then_some(first);
         }
-        // Who is due comes before who is not, whatever their places; and among those the class counts. Who has the engine is
-        // seen as behind what it has had by a turn, less one more submission: long ones change hands each time.
+        // A vGPU that is due goes first, whatever its place; among those that are due the class counts. The vGPU that
+        // has the engine counts as one slice behind its use, less one more submission: long ones change hands each
+        // time.
         let has_it = ahead.map(|(vgpu, _)| vgpu).or(self.last.map(|last| last.vgpu));
         let turn = view.config.band.period_ns / TURNS;
         let rank = |vgpu: &VgpuId| {
@@ -172,7 +174,7 @@ impl Band {
         self.budgets.ready(view).min_by_key(rank)
     }
 
-    /// Returns whether it is worth to wait before `next` runs.
+    /// Returns whether to wait before `next` runs.
     fn waits(&self, last: VgpuId, next: VgpuId, view: &View<'_>) -> bool {
         let band = &view.config.band;
         let due = || !band.correct || !self.over(last, view);
@@ -206,11 +208,11 @@ impl Policy for Band {
 
     fn started(&mut self, vgpu: VgpuId, gap: u64, view: &View<'_>) {
         self.budgets.start(vgpu, view);
-        // The engine waited for the vGPU that ran last, if it was waited for at all.
+        // If the engine waited, it waited for the vGPU that ran last.
         let last = self.last.take().filter(|_| view.config.band.correct);
         let (payer, free) = last.map_or((vgpu, 0), |last| (last.vgpu, last.free));
         self.wait = None;
-        // What it has not used is its own as long as it has the engine.
+        // The vGPU keeps its unused free wait as long as it has the engine.
         self.last = last.filter(|_| payer == vgpu).map(|last| Last {
             free: free.saturating_sub(gap),
             undecided: false,
@@ -234,7 +236,8 @@ impl Policy for Band {
         self.use_up(vgpu, used, view);
         let band = &view.config.band;
         let free = if band.correct {
-            // Drivers send short submissions behind long ones: what counts is what the vGPU has used since it has the engine.
+            // Drivers send short submissions after long ones, so the sum counts that the vGPU has used since it got the
+            // engine.
             let left = self.last.filter(|last| last.vgpu == vgpu).map_or(0, |last| last.free);
             let earned = used.saturating_mul(band.free_wait_permille.into()) / u64::from(PERMILLE);
             left.saturating_add(earned).min(band.wait_ns.max(earned))
@@ -252,13 +255,13 @@ impl Policy for Band {
     fn pick(&mut self, view: &View<'_>) -> Option<VgpuId> {
         self.fill(view);
         if !matches!(view.room, Room::Free) {
-            // What was set aside goes on: nobody waits for an engine that is at work.
+            // The work that was set aside resumes: do not wait for an engine that is busy.
             self.wait = None;
         }
         match view.room {
             Room::Full => return None,
             Room::Behind { vgpu, ahead } => {
-                // Only while it would be next also with that charged.
+                // Only if it would still be next with that charged.
                 let goes = view.is_ready(vgpu) && self.first(view, Some((vgpu, ahead))) == Some(vgpu);
                 return goes.then_some(vgpu);
             }
@@ -274,7 +277,7 @@ impl Policy for Band {
             self.wait = None;
             return if view.is_ready(wait.next) { Some(wait.next) } else { self.first(view, None) };
         }
-        // Chosen once for each end: who comes later to an idle engine runs at once.
+        // Chosen once for each end: a vGPU that comes later to an idle engine runs at once.
         let ended = self.last.as_mut().and_then(|last| std::mem::take(&mut last.undecided).then_some(last.vgpu));
         let next = self.first(view, None)?;
         if ended.is_some_and(|last| self.waits(last, next, view)) {

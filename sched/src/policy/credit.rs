@@ -1,9 +1,9 @@
-//! GPUvm's CREDIT: each vGPU has a budget that is filled each period and debited by what it uses. The vGPU that has
-//! overdrawn it goes behind the others; the first that has work runs. So does GPUvm's code; its paper (section 5.3) says that
-//! the one with most credit runs.
+//! GPUvm's CREDIT: each vGPU has a budget that is filled each period and debited by its use. A vGPU that has overdrawn
+//! it goes after the others; the first that has work runs. So does GPUvm's code; its paper (section 5.3) says that the
+//! one with most credit runs.
 //!
-//! GPUvm's virtual machines all compete. Here budgets are divided among those that do: what idle ones had of them would leave
-//! the others overdrawn for good, and all that are overdrawn take turns, whatever they use.
+//! GPUvm's virtual machines all compete. Here budgets are divided among those that do: otherwise the part of idle vGPUs
+//! would leave the others overdrawn for good, and all that are overdrawn take turns, whatever they use.
 
 use super::{Policy, Room, Standing, View};
 use crate::lane::Member;
@@ -15,42 +15,43 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Time that a vGPU may use yet, in ns.
+/// Time that a vGPU may still use, in ns.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Budget {
     /// Below zero when it is overdrawn.
     left: i64,
     /// Debits since budgets were filled.
     used: u64,
-    /// It runs something since no one with something left wants to.
+    /// It runs although overdrawn, because no vGPU with budget left has work.
     spare: bool,
 }
 
 impl Budget {
-    /// It does not compete: what it has not used is the others', and what it owes melts as if it were served.
+    /// Updates a vGPU that does not compete: its unused budget goes to the others, and its debt decays as if it were
+    /// served.
     fn rest(&mut self, melts: u64) {
         self.left = self.left.saturating_add_unsigned(melts).min(0);
     }
 }
 
-/// One that competes, while budgets are filled; in ns.
+/// A vGPU that competes, while budgets are filled; in ns.
 #[derive(Clone, Copy, Debug)]
 struct Competitor {
     vgpu: VgpuId,
     params: VgpuParams,
-    /// Its budget, what that may be at most, and what it was debited since the last time.
+    /// Its budget, the bound of that, and its debits since the last time.
     left: i64,
     most: i64,
     used: i64,
 }
 
-/// Budgets and the order of vGPUs; BAND has them too.
+/// Budgets and the order of vGPUs; BAND uses them too.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Budgets {
     budgets: BTreeMap<VgpuId, Budget>,
     order: VecDeque<VgpuId>,
     filled: Nanos,
-    /// Time used since then by those that had overdrawn, for want of others; in ns.
+    /// Time used since the last filling by overdrawn vGPUs that ran without competition, in ns.
     spare: u64,
 }
 
@@ -65,7 +66,7 @@ impl Budgets {
         }
     }
 
-    /// Checks that budgets that were read are of those vGPUs, with a place for each.
+    /// Checks that budgets that were read are of `members`, with a place for each.
     pub(super) fn check(&self, members: &[&VgpuId]) -> Result<(), Invalid> {
         of_members(self.budgets.keys(), members.iter().copied())?;
         Invalid::unless(is_order_of(&self.order, members.iter().copied()), || {
@@ -78,10 +79,11 @@ impl Budgets {
         self.order.retain(|known| *known != vgpu);
     }
 
-    /// Fills the budgets when a period has passed; returns who competes then, and `None` when none has passed.
+    /// Fills the budgets when a period has passed; returns the vGPUs that compete then, or `None` if no period has
+    /// passed.
     ///
-    /// Brings what those that compete have left to one period in all, by their shares; so what one has had too much is in
-    /// the others' budgets.
+    /// Normalizes competitors' budgets to one period in total, by their shares; so one vGPU's overdraft is the others'
+    /// credit.
     pub(super) fn fill(&mut self, view: &View<'_>) -> Option<Vec<VgpuId>> {
         let period = view.config.band.period_ns;
         let passed = view.now.since(self.filled) / period * period;
@@ -99,12 +101,13 @@ impl Budgets {
         Some(vgpus)
     }
 
-    /// Those that have work (or had some within BAND's wait, which is as good), and those that were debited since budgets
-    /// were filled last. The others rest.
+    /// Returns the vGPUs that have work (or had some within BAND's wait, which counts the same), and those that were
+    /// debited since budgets were filled last. The others rest.
     ///
-    /// Two kinds have a bound. Who wants nothing now has no more than its share, or what it has just used. Who had more than
-    /// its share left while overdrawn ones ran for want of others, or while nobody else wanted the engine, loses that, and is
-    /// given no more. A debt is forgiven beyond a period for each that competes: it is that deep only if others have saved as much.
+    /// Two kinds have a bound. A vGPU without work keeps no more than its share, or its recent use. A vGPU that had
+    /// more than its share left while overdrawn ones ran without competition, or while no other vGPU wanted the engine,
+    /// loses that, and gets no more. A debt is forgiven beyond a period for each competitor: it is that deep only if
+    /// others have saved as much.
     fn competitors(&mut self, view: &View<'_>, passed: u64) -> Vec<Competitor> {
         let period = view.config.band.period_ns;
         let weights = view.members.values().map(|member| u64::from(member.params.weight)).sum();
@@ -112,7 +115,7 @@ impl Budgets {
             let used = self.budgets.get(vgpu).is_some_and(|budget| budget.used > 0);
             used || member.active(view.now, view.config.band.wait_ns)
         };
-        // One that wants to and owes is no reason for another to lose what it has saved.
+        // A vGPU in debt that has work is no reason for another to lose its savings.
         let alone = view.members.iter().filter(|(vgpu, member)| wants(vgpu, member)).count() == 1;
         let spare = if alone { i64::MAX } else { signed(self.spare) };
         self.spare = 0;
@@ -151,7 +154,7 @@ impl Budgets {
         }
     }
 
-    /// Something of a vGPU starts.
+    /// Records that a submission of a vGPU starts.
     pub(super) fn start(&mut self, vgpu: VgpuId, view: &View<'_>) {
         let spare = self.of(vgpu) < 0 && !self.ready(view).any(|other| self.of(other) > 0);
         if let Some(budget) = self.budgets.get_mut(&vgpu) {
@@ -159,7 +162,7 @@ impl Budgets {
         }
     }
 
-    /// A vGPU has used the engine.
+    /// Records that a vGPU has used the engine.
     pub(super) fn use_up(&mut self, vgpu: VgpuId, ns: u64) {
         self.debit(vgpu, ns);
         if self.budgets.get(&vgpu).is_some_and(|budget| budget.spare) {
@@ -178,7 +181,7 @@ impl Budgets {
         }
     }
 
-    /// vGPUs of which something may start, in order.
+    /// Returns the vGPUs that have a submission ready to start, in order.
     pub(super) fn ready<'a>(&'a self, view: &'a View<'_>) -> impl Iterator<Item = VgpuId> + 'a {
         self.order.iter().copied().filter(|vgpu| view.is_ready(*vgpu))
     }
@@ -188,12 +191,12 @@ fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
 }
 
-/// The budgets of those that compete when they are filled, `passed` ns after the last time. Who is at its bound counts with
-/// what it uses, not with what it has saved: the others have the rest of the period.
+/// Returns the budgets of the competitors when they are filled, `passed` ns after the last time. A vGPU at its bound
+/// counts with its use, not with its savings: the others share the rest of the period.
 fn filled(period: i64, passed: u64, mut loose: Vec<Competitor>) -> Vec<(VgpuId, i64)> {
     let mut filled = Vec::with_capacity(loose.len());
     let mut rest = period;
-    // Each round leaves fewer, so there are at most as many as vGPUs.
+    // Each round leaves fewer vGPUs, so there are at most as many rounds as vGPUs.
     loop {
         let pot = loose.iter().fold(rest, |pot, of| pot.saturating_sub(of.left));
         let pot = u64::try_from(pot).unwrap_or(0);

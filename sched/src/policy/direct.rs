@@ -1,4 +1,4 @@
-//! No mediation: every arrival starts at once. What caps and quarantines hold back starts when they let it.
+//! No mediation: every arrival starts at once, except submissions that a cap or quarantine holds back.
 
 use super::{Policy, View};
 use crate::types::VgpuId;

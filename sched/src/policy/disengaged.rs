@@ -1,12 +1,13 @@
-//! Disengaged scheduling: the policy looks closely for a short interval, and lets go for a longer one.
+//! Disengaged scheduling: the policy measures closely for a short interval, and lets go for a longer one.
 //!
 //! The idea is Menychtas, Shen and Scott's ("Disengaged Scheduling for Fair, Protected Access to Fast Computational
-//! Accelerators", ASPLOS 2014; GPUvm's reference 29). In the engaged interval one vGPU runs at a time, so that the length
-//! of its submissions is known for sure. In the free interval everything starts when it arrives, from several vGPUs at
-//! once; what each has used is estimated from how many submissions it started. At the end of each free interval those
-//! that had too much are found, and do not run in the next one, unless no one else has work.
+//! Accelerators", ASPLOS 2014; GPUvm's reference 29). In the engaged interval one vGPU runs at a time, so that the
+//! length of its submissions is known exactly. In the free interval everything starts when it arrives, from several
+//! vGPUs at once; the use of each is estimated from the number of submissions that it started. At the end of each free
+//! interval the policy finds the vGPUs that had too much, and they do not run in the next one, unless no other vGPU has
+//! work.
 //!
-//! A vGPU that has the card to itself is not looked at.
+//! A vGPU that has the card to itself is not measured.
 
 use super::lag::Lags;
 use super::{Policy, Room, Standing, View};
@@ -21,18 +22,18 @@ use std::collections::BTreeMap;
 enum Phase {
     /// Everything runs.
     Free {
-        /// Until then, if anyone wants the card at that time.
+        /// End of the phase, if any vGPU wants the card then.
         until: Nanos,
     },
-    /// Nothing starts before the card has drained: first what ran free, later what was measured last, so that a long
-    /// submission takes nothing from the interval behind it.
+    /// Nothing starts before the card has drained: first the work of the free interval, later the work measured last,
+    /// so that a long submission takes nothing from the interval after it.
     Drain {
-        /// Kind of phase that comes then.
+        /// Kind of the next phase.
         engage: bool,
     },
     /// One at a time.
     Engaged {
-        /// Until then.
+        /// End of the phase.
         until: Nanos,
     },
 }
@@ -41,15 +42,15 @@ enum Phase {
 struct Use {
     /// Length of a submission, in ns, as last measured.
     length: u64,
-    /// Measured in this engaged interval: sum in ns, and how many.
+    /// Measured in this engaged interval: sum in ns, and count.
     sum: u64,
     count: u64,
-    /// Started in the free interval.
+    /// Submissions started in the free interval.
     started: u64,
-    /// Of those that ended there, the time that the card says they took, in ns.
+    /// Time in ns that the card reports for those that ended there.
     charged: u64,
     throttled: bool,
-    /// Its turn in the engaged interval: the vGPU with the lowest is next.
+    /// Its slice number in the engaged interval: the vGPU with the lowest is next.
     turn: u64,
 }
 
@@ -59,7 +60,7 @@ pub(crate) struct Disengaged {
     uses: BTreeMap<VgpuId, Use>,
     lags: Lags,
     turns: u64,
-    /// Time at which those that are throttled may run, for want of others.
+    /// Time at which throttled vGPUs may run because no other has work.
     unthrottle: Option<Nanos>,
 }
 
@@ -69,7 +70,7 @@ impl Disengaged {
         Self { phase, uses: BTreeMap::new(), lags: Lags::default(), turns: 0, unthrottle: None }
     }
 
-    /// Ends what is over.
+    /// Ends a phase that is over.
     fn advance(&mut self, view: &View<'_>) {
         let params = &view.config.disengaged;
         match self.phase {
@@ -94,19 +95,19 @@ impl Disengaged {
         }
     }
 
-    /// A free interval begins.
+    /// Begins a free interval.
     fn release(&mut self, view: &View<'_>) {
         self.charge_round(view);
         self.phase = Phase::Free { until: view.now.after(view.config.disengaged.free_ns) };
     }
 
-    /// Charges what was used since the last time, and finds those that had too much.
+    /// Charges the use since the last time, and finds the vGPUs that had too much.
     fn charge_round(&mut self, view: &View<'_>) {
         let params = &view.config.disengaged;
         let cycle = params.engaged_ns.saturating_add(params.free_ns);
         for (vgpu, of) in &mut self.uses {
             of.length = of.sum.checked_div(of.count).unwrap_or(of.length);
-            // Who was short while it was measured and long when free is taken by its ends.
+            // The ends decide for a vGPU whose submissions were short while measured and long when free.
             let free = of.started.saturating_mul(of.length).max(of.charged);
             self.lags.charge(*vgpu, of.sum.saturating_add(free), cycle, cycle, view);
             *of = Use { length: of.length, turn: of.turn, ..Use::default() };
@@ -166,8 +167,8 @@ impl Policy for Disengaged {
                 if free.is_some() || view.room != Room::Free {
                     return free;
                 }
-                // No one is held back for those that want nothing; but who has just ended something may want more, and is
-                // waited for as long as that took.
+                // Do not hold vGPUs back for others without work. But a vGPU that has just ended something may submit
+                // more: wait for it as long as that took.
                 let near = |member: &Member| member.expected.min(view.config.band.wait_ns);
                 let others = view.members.iter().filter(|(vgpu, member)| !throttled(**vgpu) && !member.held);
                 let until = others.filter_map(|(_, member)| Some(member.last_seen?.after(near(member)))).max();

@@ -1,4 +1,4 @@
-//! In the order of arrival, one vGPU at a time.
+//! Runs submissions in the order of arrival, one vGPU at a time.
 
 use super::{Policy, Room, View};
 use crate::types::VgpuId;

@@ -1,8 +1,8 @@
 //! Lag: use of each vGPU beyond its share, over any time.
 //!
-//! Each use of the engine by one is an entitlement of all that compete for it then, by their shares. What a vGPU has had
-//! less what it was entitled to is its lag; those that compete do not change the sum of all lags. So a long
-//! submission that could not be preempted is paid for later, in full, and what no one else wanted is not.
+//! Each use of the engine by one vGPU entitles all that compete for it at that time, by their shares. A vGPU's lag is
+//! its use less its entitlement; the vGPUs that compete do not change the sum of all lags. So a long submission that
+//! could not be preempted is paid for later, in full, and time that no other vGPU wanted is free.
 
 use super::{Member, View};
 use crate::config::MS;
@@ -13,14 +13,14 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Bound of a lag, in ns: a submission may run that long by default.
+/// Bound of a lag, in ns: the default limit of a submission's run time.
 const MOST: i64 = 10_000 * MS as i64;
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Lag {
     /// In ns.
     beyond: i64,
-    /// Since when it has not competed.
+    /// Time since which it has not competed.
     away: Option<Nanos>,
 }
 
@@ -39,25 +39,25 @@ impl Lags {
         self.lags.remove(&vgpu);
     }
 
-    /// Checks that lags that were read are of those vGPUs, and within their bounds.
+    /// Checks that lags that were read are of `members`, and within their bounds.
     pub(crate) fn check(&self, members: &[&VgpuId]) -> Result<(), Invalid> {
         of_members(self.lags.keys(), members.iter().copied())?;
         let within = self.lags.values().all(|lag| (-MOST..=MOST).contains(&lag.beyond));
         Invalid::unless(within, || "a vGPU is further from its share than it can be".into())
     }
 
-    /// Returns what a vGPU has had beyond its share, in ns.
+    /// Returns the use of a vGPU beyond its share, in ns.
     pub(crate) fn beyond(&self, vgpu: VgpuId) -> i64 {
         self.lags.get(&vgpu).map_or(0, |lag| lag.beyond)
     }
 
-    /// A vGPU has had `used` ns. Competing are those that have work, or had some within `near` ns; those that do not
+    /// Charges a vGPU `used` ns. The competitors are the vGPUs that have work, or had some within `near` ns; the others
     /// [rest](Lag::rest), with up to their share of `keep` ns to their credit.
     pub(crate) fn charge(&mut self, vgpu: VgpuId, used: u64, near: u64, keep: u64, view: &View<'_>) {
         let now = view.now;
         let competes = |id: &VgpuId, member: &Member| *id == vgpu || member.active(now, near);
         let weight = |member: &Member| u64::from(member.params.weight);
-        // What a vGPU would have beside those: VMs that have booted and do nothing change nothing.
+        // The share of a vGPU next to these: VMs that have booted and do nothing change nothing.
         let theirs: u64 = view.members.iter().filter(|(id, member)| competes(id, member)).map(|(_, m)| weight(m)).sum();
         let mut competing = Vec::with_capacity(self.lags.len());
         let mut params = Vec::with_capacity(self.lags.len());
@@ -77,7 +77,7 @@ impl Lags {
         }
         let used_signed = i64::try_from(used).unwrap_or(i64::MAX);
         if let [alone] = competing[..] {
-            // No one else wanted it: that pays off what it owes, or is what it was owed.
+            // No other vGPU wanted it: that pays off its debt, or consumes its credit.
             self.change(alone, |beyond| beyond - beyond.signum() * used_signed.min(beyond.saturating_abs()));
             return;
         }
@@ -87,7 +87,7 @@ impl Lags {
             rest -= entitled;
             self.change(*id, |beyond| beyond.saturating_sub(entitled));
         }
-        // What the shares leave (by rounding, or since caps leave it) is no one's, so that the sum stays.
+        // The remainder of the shares (from rounding, or because of caps) goes to no vGPU, so that the sum stays.
         self.change(vgpu, |beyond| beyond.saturating_add(used_signed).saturating_sub(rest));
     }
 
@@ -99,8 +99,8 @@ impl Lags {
 }
 
 impl Lag {
-    /// It does not compete: it is as if it were served by its share, until it has that of `keep` ns to its credit. What it is owed
-    /// beyond that it keeps a little of.
+    /// Updates a vGPU that does not compete: it counts as served by its share, until it has its share of `keep` ns to
+    /// its credit. It keeps a little of any credit beyond that.
     fn rest(&mut self, now: Nanos, keep: u64, share: u64) {
         let of = |ns: u64| i64::try_from(u128::from(ns) * u128::from(share) / u128::from(WHOLE)).unwrap_or(i64::MAX);
         let since = self.away.replace(now).unwrap_or(now);

@@ -1,7 +1,7 @@
-//! The seam of a policy: it is told what happened in its lane, and picks who goes next.
+//! The interface of a policy: it learns the events of its lane, and picks the next vGPU.
 //!
-//! A policy keeps what it needs to choose; queues, what is in flight, caps, quarantines, limits and the accounts are the
-//! lane's and the scheduler's, and the same for all.
+//! A policy keeps only the state that it needs to choose; queues, work in flight, caps, quarantines, limits and the
+//! accounts belong to the lane and the scheduler, and are the same for all.
 
 mod band;
 mod credit;
@@ -19,12 +19,12 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
-/// Room for a start beside what is in flight.
+/// Room for a start in addition to the work in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
     /// Anything: nothing is in flight.
     Free,
-    /// More of the same vGPU, of which work of about `ahead` ns is in flight.
+    /// More of the same vGPU, which has work of about `ahead` ns in flight.
     Behind {
         /// The vGPU.
         vgpu: VgpuId,
@@ -45,22 +45,22 @@ pub(crate) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// vGPUs of which something may start.
+    /// Returns the vGPUs that have a submission ready to start.
     pub(crate) fn ready(&self) -> impl Iterator<Item = (VgpuId, &'a Member)> + use<'a> {
         self.members.iter().filter(|(_, member)| member.ready()).map(|(vgpu, member)| (*vgpu, member))
     }
 
-    /// Returns whether something of a vGPU may start.
+    /// Returns whether a vGPU has a submission ready to start.
     pub(crate) fn is_ready(&self, vgpu: VgpuId) -> bool {
         self.members.get(&vgpu).is_some_and(Member::ready)
     }
 
-    /// Returns whether something of another vGPU may start.
+    /// Returns whether another vGPU has a submission ready to start.
     pub(crate) fn others_ready(&self, than: VgpuId) -> bool {
         self.ready().any(|(vgpu, _)| vgpu != than)
     }
 
-    /// The vGPU whose first submission has waited longest, of those that `among` says of.
+    /// Returns the vGPU whose first submission has waited longest, of those for which `among` is true.
     pub(crate) fn oldest(&self, among: impl Fn(VgpuId) -> bool) -> Option<VgpuId> {
         let ready = self.ready().filter(|(vgpu, _)| among(*vgpu));
         ready.min_by_key(|(_, member)| member.queue.front().map(|first| first.order)).map(|(vgpu, _)| vgpu)
@@ -70,57 +70,58 @@ impl<'a> View<'a> {
 /// Standing of a vGPU with a policy, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Budget that is left; below zero when it is overdrawn. 0 with policies that have none.
+    /// Budget that is left; below zero when it is overdrawn. 0 with policies that have no budgets.
     pub credit: i64,
     /// Use beyond its share; below zero when it has had less. 0 with policies that do not measure it.
     pub beyond: i64,
 }
 
-/// A way of choosing who goes next. What has no effect on it has an empty body.
+/// A way of choosing the next vGPU. Events that do not affect it have an empty body.
 pub(crate) trait Policy: Debug + Send {
-    /// A vGPU takes part.
+    /// Adds a vGPU.
     fn joined(&mut self, vgpu: VgpuId);
 
-    /// A vGPU takes part no more.
+    /// Removes a vGPU.
     fn left(&mut self, vgpu: VgpuId);
 
-    /// Something of a vGPU has been queued.
+    /// Records that a submission of a vGPU has been queued.
     fn arrived(&mut self, _vgpu: VgpuId, _view: &View<'_>) {}
 
-    /// Something of a vGPU starts now, after the engine could have run something for `gap` ns.
+    /// Records that a submission of a vGPU starts now, after the engine could have run something for `gap` ns.
     fn started(&mut self, _vgpu: VgpuId, _gap: u64, _view: &View<'_>) {}
 
-    /// A vGPU has used `used` ns of the engine beside what [ends](Self::ended).
+    /// Charges `used` ns to a vGPU in addition to its submissions that [end](Self::ended).
     fn charged(&mut self, _vgpu: VgpuId, _used: u64, _view: &View<'_>) {}
 
-    /// The engine has done nothing for `ns`, which is how long the card took to get what a vGPU was given it for.
+    /// Records that the engine has idled for `ns`, until the card received the work that a vGPU was given the engine
+    /// for.
     fn idled(&mut self, _vgpu: VgpuId, _ns: u64, _view: &View<'_>) {}
 
-    /// Something of a vGPU has ended `late` ns ago, and had used `used` ns of the engine; or less than that ago if the engine went on
-    /// meanwhile: `late` is the time in which it could have run something else.
+    /// Records that a submission of a vGPU has ended `late` ns ago, and had used `used` ns of the engine. `late` is
+    /// shorter if the engine worked in the meantime: it is the time in which it could have run something else.
     fn ended(&mut self, _vgpu: VgpuId, _used: u64, _late: u64, _view: &View<'_>) {}
 
-    /// The vGPU whose first submission is to start now. It must be [ready](View::ready). Called after each event, and again
-    /// after each start.
+    /// Returns the vGPU whose first submission starts now. It must be [ready](View::ready). Called after each event,
+    /// and again after each start.
     fn pick(&mut self, view: &View<'_>) -> Option<VgpuId>;
 
-    /// Returns when [`Self::pick`] is to be called again if nothing happens before.
+    /// Returns the time of the next call of [`Self::pick`], unless an event comes before.
     fn wakeup(&self) -> Option<Nanos> {
         None
     }
 
-    /// Returns what it thinks of a vGPU.
+    /// Returns the policy's standing of a vGPU.
     fn standing(&self, _vgpu: VgpuId) -> Standing {
         Standing::default()
     }
 
-    /// Checks what was read of it: that it is of those vGPUs, which ascend.
+    /// Checks a policy that was read: that it has exactly the vGPUs in `members`, which ascend.
     fn check(&self, _members: &[&VgpuId]) -> Result<(), Invalid> {
         Ok(())
     }
 }
 
-/// A policy of any kind, with what it keeps: so that it can be copied and written down.
+/// A policy of any kind, with its state: so that it can be copied and serialized.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum AnyPolicy {
     Direct(direct::Direct),
@@ -141,7 +142,7 @@ impl AnyPolicy {
         }
     }
 
-    /// Checks what was read of a policy: that it is of those vGPUs, which ascend.
+    /// Checks a policy that was read: that it has exactly the vGPUs in `members`, which ascend.
     pub(crate) fn check<'a>(&self, members: impl Iterator<Item = &'a VgpuId>) -> Result<(), Invalid> {
         (**self).check(&members.collect::<Vec<_>>())
     }

@@ -1,4 +1,4 @@
-//! The scheduler as it is saved: as it is written down in a record, with its accounts.
+//! The saved scheduler: in the form of a record, with its accounts.
 
 use super::{Quarantine, Scheduler, Vgpu, lane_count};
 use crate::account::{Account, History, SavedAccount, SavedHistory};
@@ -9,7 +9,7 @@ use saved_state::{Invalid, Part, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Largest count of what has happened: sums over many vGPUs fit 64 bits.
+/// Bound of event counts: sums over many vGPUs fit 64 bits.
 pub(crate) const COUNT_MAX: u64 = 1 << 48;
 /// Most strikes.
 const STRIKES_MAX: u32 = 1 << 30;
@@ -17,7 +17,7 @@ const STRIKES_MAX: u32 = 1 << 30;
 /// The scheduler of a card.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedScheduler {
-    /// Whole, but for what its encoding leaves out.
+    /// The scheduler, without the parts that its encoding leaves out.
     scheduler: Scheduler,
     /// Accounts by engine and last uses of each vGPU, by number.
     accounts: Vec<(VgpuId, [SavedAccount; Engine::COUNT], SavedHistory)>,
@@ -25,7 +25,7 @@ pub struct SavedScheduler {
     copies: Vec<(VgpuId, CopyShare)>,
 }
 
-/// The scheduler as version 1 has it: a vGPU has one share of all engines.
+/// The scheduler in version 1: a vGPU has one share of all engines.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Version1 {
     scheduler: Scheduler,
@@ -41,8 +41,8 @@ impl Part for SavedScheduler {
         Ok(Self { scheduler, accounts, copies: Vec::new() })
     }
 
-    /// Leaves a vGPU with another share of copies that of compute: an operator's setting, which a daemon of that version has
-    /// no word for.
+    /// Converts to version 1. Fails if a vGPU has its own share of copies: an operator's setting that version 1 cannot
+    /// express.
     fn to_before(&self) -> Result<Version1, Invalid> {
         let Self { mut scheduler, accounts, copies } = self.clone();
         for (vgpu, _) in copies {
@@ -56,7 +56,7 @@ impl Part for SavedScheduler {
 }
 
 impl Scheduler {
-    /// Writes the scheduler down.
+    /// Serializes the scheduler.
     #[must_use]
     pub fn save(&self) -> SavedScheduler {
         let accounts = self.vgpus.iter().map(|(vgpu, known)| {
@@ -68,10 +68,10 @@ impl Scheduler {
         SavedScheduler { scheduler: self.clone(), accounts: accounts.collect(), copies }
     }
 
-    /// The scheduler as it was, at `now` of the clock that it was told.
+    /// Restores the scheduler, at `now` of the clock of its events.
     ///
     /// # Errors
-    /// When it is none that there can be, or of a later time.
+    /// If it is invalid, or of a later time.
     pub fn restored(saved: SavedScheduler, now: Nanos) -> Result<Self, Invalid> {
         let SavedScheduler { mut scheduler, accounts, copies } = saved;
         Invalid::unless(ascend(copies.iter().map(|(vgpu, _)| vgpu)), || "shares of copies are not in order".into())?;
@@ -93,14 +93,14 @@ impl Scheduler {
         Ok(scheduler)
     }
 
-    /// Submissions that it knows, queued or on the card, with whose they are.
+    /// Returns the submissions, queued or on the card, with their vGPUs.
     pub fn tickets(&self) -> impl Iterator<Item = (VgpuId, Ticket)> {
         let on_card = self.engines.iter().flat_map(|engine| engine.flights().chain(engine.asides()));
         let queued = self.lanes.iter().flat_map(|lane| lane.waiting().map(|(vgpu, queued)| (vgpu, queued.ticket)));
         on_card.map(|flight| (flight.vgpu, flight.ticket)).chain(queued)
     }
 
-    /// Checks that what was read can be a scheduler.
+    /// Checks that the state that was read is valid.
     fn check(&self, now: Nanos) -> Result<(), Invalid> {
         let Self { config, vgpus, engines, lanes, order, ignored, now: last } = self;
         config.check().map_err(Invalid::new)?;
@@ -136,7 +136,7 @@ impl Scheduler {
     }
 }
 
-/// Returns whether maps are of the same vGPUs as `members`.
+/// Returns whether maps have the vGPUs of `members`.
 pub(crate) fn of_members<'a>(
     keys: impl IntoIterator<Item = &'a VgpuId>,
     members: impl IntoIterator<Item = &'a VgpuId>,

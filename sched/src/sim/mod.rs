@@ -1,13 +1,13 @@
-//! A card, guests and their workloads, all in simulated time: what a scheduler does with them, before a guest meets it.
+//! A card, guests and their workloads, in simulated time: they show how a scheduler behaves, before a guest meets it.
 //!
 //! The scheduler is the real one; what is simulated are the engines (in order, without preemption), the time that an
 //! interrupt and a doorbell take, and guests that submit, wait for the end, think, and submit again. The same seed gives
 //! the same run, event by event.
 //!
-//! Parts: [`Scenario`] and what it is made of: workloads as data; [`run`]; [`Outcome`]: what came of it; [`Uses`]:
-//! who had what, and when.
+//! Parts: [`Scenario`] and its parts: workloads as data; [`run`]; [`Outcome`]: the result; [`Uses`]: use by VM and
+//! time.
 //!
-//! Not here: memory, page tables, and what makes a kernel take as long as it does.
+//! Not here: memory, page tables, and the reasons for a kernel's length.
 
 mod outcome;
 mod random;

@@ -8,15 +8,15 @@ use crate::{Engine, Histogram, Scheduler};
 pub struct Outcome {
     /// The scheduler at the end, with its accounts.
     pub scheduler: Scheduler,
-    /// Of each VM: from doorbell to the engine's beginning with the work.
+    /// Of each VM: time from doorbell to the engine's start of the work.
     pub waits: Vec<Histogram>,
-    /// Of each VM: rounds of its streams that came to their end.
+    /// Of each VM: completed rounds of its streams.
     pub rounds: Vec<u64>,
     /// Submissions that ended.
     pub completed: u64,
     /// Channels that were killed.
     pub killed: u64,
-    /// Events that the scheduler was told.
+    /// Events sent to the scheduler.
     pub events: u64,
     /// Ticks among them.
     pub ticks: u64,
@@ -44,18 +44,18 @@ impl Outcome {
         self.uses.used(vm, engine, from, until)
     }
 
-    /// Parts of what was used of an engine from `from` until `until` ns, by VM.
+    /// Shares of an engine's use from `from` until `until` ns, by VM.
     #[must_use]
     pub fn shares(&self, engine: Engine, from: u64, until: u64) -> Vec<f64> {
         self.uses.shares(engine, from, until)
     }
 
-    /// Shares in windows of `window` ns, one behind the other, of what lies from `from` until `until` ns.
+    /// Shares in consecutive windows of `window` ns from `from` until `until` ns.
     pub fn windows(&self, engine: Engine, window: u64, from: u64, until: u64) -> impl Iterator<Item = Vec<f64>> {
         self.uses.windows(engine, window, from, until)
     }
 
-    /// Returns how far the shares in those windows are from `wanted`, one for each VM.
+    /// Returns the distance of the shares in those windows from `wanted`, one for each VM.
     #[must_use]
     pub fn share_error(&self, engine: Engine, window: u64, from: u64, wanted: &[f64]) -> ShareError {
         self.uses.share_error(engine, window, from, self.length, wanted)

@@ -1,5 +1,5 @@
-//! A vGPU whose guest stops its channel and lets it go again while its work is on the card, beside one that always has work: the
-//! events that a card's owner makes of that, with an engine that does not preempt.
+//! A vGPU whose guest stops its channel and lets it run again while its work is on the card, next to one that always
+//! has work: the events that a card manager makes of that, with an engine that does not preempt.
 
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Scheduler, Ticket, VgpuId, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
@@ -12,7 +12,7 @@ const TOGGLES: [u64; 5] = [200_000, 600_000, 3_000_000, 11_000_000, 31_000_000];
 const SEEN: u64 = 100_000;
 /// Time that is simulated, in ns.
 const LENGTH: u64 = 30_000_000_000;
-/// Time that the other has the engine for itself before, in ns: then more of its work is with the card at a time.
+/// Time that the other has the engine alone before, in ns: afterwards more of its work is on the card at a time.
 const ALONE: u64 = 300_000_000;
 /// Submissions of each that are queued at a time.
 const DEPTH: u64 = 16;
@@ -94,7 +94,7 @@ impl World {
         self.work();
     }
 
-    /// The engine takes the next that it may.
+    /// The engine starts the next submission that it may run.
     fn work(&mut self) {
         if self.works.is_some() {
             return;

@@ -19,15 +19,15 @@ pub struct Uses {
 }
 
 impl Uses {
-    /// Nothing, of so many VMs, in intervals of `interval` ns, which is not 0, that cover `length` ns. Windows are multiples
-    /// of an interval.
+    /// Creates empty uses of this many VMs, in intervals of `interval` ns, which is not 0, that cover `length` ns.
+    /// Windows are multiples of an interval.
     #[must_use]
     pub fn new(vms: usize, interval: u64, length: u64) -> Self {
         let count = usize::try_from(length.div_ceil(interval)).unwrap_or(0);
         Self { interval, of: (0..vms).map(|_| Engine::ALL.map(|_| vec![0; count])).collect() }
     }
 
-    /// Adds what a VM used from `from` until `until` ns; what lies beyond the last interval is left out.
+    /// Adds the use of a VM from `from` until `until` ns, without the part after the last interval.
     pub fn add(&mut self, vm: usize, engine: Engine, from: u64, until: u64) {
         let mut from = from;
         while from < until {
@@ -55,7 +55,7 @@ impl Uses {
         intervals.iter().take(end).skip(first).sum()
     }
 
-    /// Parts of what was used of an engine from `from` until `until` ns, by VM.
+    /// Shares of an engine's use from `from` until `until` ns, by VM.
     #[must_use]
     pub fn shares(&self, engine: Engine, from: u64, until: u64) -> Vec<f64> {
         let used: Vec<u64> = (0..self.of.len()).map(|vm| self.used(vm, engine, from, until)).collect();
@@ -63,13 +63,13 @@ impl Uses {
         used.iter().map(|used| if sum == 0 { 0.0 } else { *used as f64 / sum as f64 }).collect()
     }
 
-    /// Shares in windows of `window` ns, one behind the other, of what lies from `from` until `until` ns.
+    /// Shares in consecutive windows of `window` ns from `from` until `until` ns.
     pub fn windows(&self, engine: Engine, window: u64, from: u64, until: u64) -> impl Iterator<Item = Vec<f64>> {
         let ends = (from + window..=until).step_by(usize::try_from(window).unwrap_or(usize::MAX));
         ends.map(move |end| self.shares(engine, end - window, end))
     }
 
-    /// Returns how far the shares in those windows are from `wanted`, one for each VM.
+    /// Returns the distance of the shares in those windows from `wanted`, one for each VM.
     #[must_use]
     pub fn share_error(&self, engine: Engine, window: u64, from: u64, until: u64, wanted: &[f64]) -> ShareError {
         let mut sums = vec![0.0; wanted.len()];
@@ -87,7 +87,7 @@ impl Uses {
     }
 }
 
-/// Jain's index of what each has over what it should have: 1 when all have alike, 1/n when one has all.
+/// Jain's index of each share over its wanted share: 1 when all are alike, 1/n when one has all.
 #[must_use]
 pub fn jain(shares: &[f64], wanted: &[f64]) -> f64 {
     let parts: Vec<f64> = shares.iter().zip(wanted).map(|(share, wanted)| share / wanted).collect();

@@ -39,12 +39,12 @@ pub struct Step {
     pub length: Length,
 }
 
-/// A stream that works now and then, in ns.
+/// Activity of a stream that works intermittently, in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pulse {
-    /// For how long it works.
+    /// Time for which it works.
     pub on: u64,
-    /// For how long it does not.
+    /// Time for which it pauses.
     pub off: u64,
 }
 
@@ -62,7 +62,7 @@ pub struct Stream {
     pub from: Nanos,
     /// Time after which it submits no more.
     pub until: Option<Nanos>,
-    /// Works only now and then.
+    /// Works only intermittently.
     pub pulse: Option<Pulse>,
 }
 
@@ -74,7 +74,7 @@ impl Stream {
         Self { steps, think, depth: 1, from: Nanos(0), until: None, pulse: None }
     }
 
-    /// Returns when work may begin that is wanted at `at`; `None` when not any more.
+    /// Returns the time at which work wanted at `at` may begin; `None` if the stream has ended.
     pub(super) fn next_start(&self, at: Nanos) -> Option<Nanos> {
         let at = at.max(self.from);
         let at = match self.pulse {
@@ -123,7 +123,7 @@ pub struct Card {
     pub submit: Length,
     /// From an end on the card to the scheduler's and the guest's seeing it.
     pub interrupt: Length,
-    /// Time by which a copy takes longer that begins while the compute engine works, in permille.
+    /// Time by which a copy takes longer if it begins while the compute engine works, in permille.
     pub copy_slowdown_permille: u32,
 }
 

@@ -1,4 +1,4 @@
-//! The simulated time: what happens next, and what comes of it.
+//! The simulated time: the next events, and their effects.
 
 use super::outcome::Outcome;
 use super::uses::Uses;
@@ -20,15 +20,15 @@ enum Happening {
     Death(usize),
     /// A guest rings the doorbell for a round of a stream.
     Doorbell(Round),
-    /// The card has got a submission.
+    /// The card has received a submission.
     Given(Ticket),
-    /// An engine has done what it works on, if that is still this.
+    /// An engine has completed a submission, if it still works on it.
     Done(Engine, Ticket),
-    /// That is seen; it was done at the time.
+    /// The scheduler sees an end, which was at this time.
     Seen(Ticket, Nanos),
     /// A killed channel is off the card.
     Killed(VgpuId, Channel, Engine),
-    /// The scheduler's wakeup, if it is still the last that was asked for.
+    /// The scheduler's wakeup, if it is still the last one requested.
     Wakeup(u64),
 }
 
@@ -85,15 +85,15 @@ struct Tally {
 /// Runs a scenario.
 ///
 /// # Errors
-/// When a setting of the scheduler's is out of bounds.
+/// If a setting of the scheduler is out of bounds.
 pub fn run(scenario: &Scenario, seed: u64) -> Result<Outcome, ConfigError> {
     run_with(scenario, seed, &mut |_, _, _| {})
 }
 
-/// The same; `observe` is told each event and what the scheduler decided.
+/// Runs a scenario; calls `observe` with each event and the scheduler's decisions.
 ///
 /// # Errors
-/// When a setting of the scheduler's is out of bounds.
+/// If a setting of the scheduler is out of bounds.
 pub fn run_with(
     scenario: &Scenario,
     seed: u64,
@@ -194,7 +194,7 @@ impl World<'_> {
         }
     }
 
-    /// Tells the scheduler, and does what it decides.
+    /// Sends an event to the scheduler, and carries its decisions out.
     fn feed(&mut self, event: Event) {
         let mut decisions = Vec::new();
         self.scheduler.event(self.now, event, &mut decisions);
@@ -214,7 +214,7 @@ impl World<'_> {
         if wanted != self.wakeup.1 {
             self.wakeup = (self.wakeup.0 + 1, wanted);
             if let Some(at) = wanted {
-                // A time that has passed already is as good as now; that time moves on all the same.
+                // Replace a time that has passed by now; the clock must advance all the same.
                 self.at(at.max(self.now.after(1)), Happening::Wakeup(self.wakeup.0));
             }
         }
@@ -246,7 +246,7 @@ impl World<'_> {
         }
     }
 
-    /// An engine begins with the first of what it has.
+    /// Starts the first submission of an engine.
     fn work(&mut self, engine: Engine) {
         let compute = !self.engines[Engine::Compute.index()].is_empty();
         let Some(ticket) = self.engines[engine.index()].front().copied() else { return };
@@ -270,7 +270,7 @@ impl World<'_> {
         self.work(engine);
     }
 
-    /// Counts what a submission has used so far as its VM's.
+    /// Counts the use of a submission so far for its VM.
     fn count(&mut self, ticket: Ticket) {
         let Some((submission, began)) = self.submissions.get(&ticket).and_then(|s| Some((s, s.began?))) else { return };
         let engine = submission.engine;
@@ -290,12 +290,12 @@ impl World<'_> {
         let step = (step + 1) % of.steps.len();
         self.outcome.rounds[guest] += u64::from(step == 0);
         let thought = of.think.draw(&mut self.random).map(|ns| self.now.after(ns));
-        // A round that has begun is brought to its end.
+        // Complete a round that has begun.
         let at = thought.and_then(|at| if step == 0 { of.next_start(at) } else { Some(at) });
         at.into_iter().for_each(|at| self.at(at, Happening::Doorbell(Round { guest, stream, step })));
     }
 
-    /// Takes off the card what `gone` says of, and forgets it.
+    /// Removes the submissions for which `gone` is true from the card.
     fn take_off(&mut self, gone: impl Fn(&Round) -> bool) {
         for engine in Engine::ALL {
             let first = self.engines[engine.index()].front().copied();

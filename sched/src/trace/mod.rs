@@ -1,10 +1,10 @@
-//! A record of what a scheduler was told and what it decided: one line of JSON for each event. A record of a real run is
-//! replayed through the same state machine, which must decide the same.
+//! A record of a scheduler's events and decisions: one line of JSON for each event. A record of a real run is replayed
+//! through the same state machine, which must decide the same.
 //!
-//! The first line holds the format and the scheduler as it was when the record began, without its accounts; each other line a
-//! time, an event and the decisions that it brought. So a record may begin at any time.
+//! The first line holds the format and the scheduler at the start of the record, without its accounts; each other line
+//! a time, an event and its decisions. So a record may begin at any time.
 //!
-//! [`Trace::replay`] asks whether the decisions are the same, [`Trace::under`] what they would be with other settings.
+//! [`Trace::replay`] checks whether the decisions are the same, [`Trace::under`] decides with other settings.
 
 mod under;
 
@@ -16,7 +16,7 @@ use std::io::{self, BufRead, Write};
 /// Number of the format.
 const FORMAT: u32 = 3;
 
-/// Format that a first line is checked for before the rest of it is looked at.
+/// Format of a first line, checked before the rest of the line is parsed.
 #[derive(Debug, Deserialize)]
 struct Format {
     sched_trace: u32,
@@ -56,7 +56,7 @@ pub struct Recorder<W> {
 }
 
 impl<W: Write> Recorder<W> {
-    /// A record of `scheduler` from `at` on; `names` are what operators call its vGPUs.
+    /// Starts a record of `scheduler` from `at` on; `names` are the operators' names of its vGPUs.
     ///
     /// # Errors
     /// Those of `to`.
@@ -65,7 +65,7 @@ impl<W: Write> Recorder<W> {
         Ok(Self { to })
     }
 
-    /// Writes down an event and what it brought.
+    /// Writes an event and its decisions.
     ///
     /// # Errors
     /// Those of the writer.
@@ -94,7 +94,7 @@ pub enum TraceError {
     /// It cannot be read.
     #[error("the record cannot be read")]
     Io(#[from] io::Error),
-    /// A line is not what it should be.
+    /// A line is malformed.
     #[error("line {line} of the record is not of a scheduler's")]
     Line {
         /// Number of the line, from 1.
@@ -108,7 +108,7 @@ pub enum TraceError {
     /// It is empty.
     #[error("the record has no first line")]
     Empty,
-    /// The state that it begins with cannot be a scheduler.
+    /// The state that it begins with is not a valid scheduler.
     #[error("the record begins with what cannot be a scheduler")]
     State,
 }
@@ -116,7 +116,7 @@ pub enum TraceError {
 /// A record, read.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// The scheduler at its start, with accounts of nothing.
+    /// The scheduler at its start, with empty accounts.
     pub scheduler: Scheduler,
     /// Time at which it starts.
     pub at: Nanos,
@@ -129,9 +129,9 @@ pub struct Trace {
 /// Outcome of replaying a record.
 #[derive(Debug)]
 pub struct Replay {
-    /// The scheduler behind the last event.
+    /// The scheduler after the last event.
     pub scheduler: Scheduler,
-    /// Events, by index, that brought other decisions than are recorded, with those.
+    /// Events, by index, that caused other decisions than recorded, with those.
     pub other: Vec<(usize, Vec<Decision>)>,
 }
 
@@ -156,7 +156,7 @@ impl Trace {
         Ok(Self { scheduler, at, names, entries })
     }
 
-    /// Returns how long it is, in ns.
+    /// Returns its length, in ns.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.entries.last().map_or(0, |entry| entry.at.since(self.at))

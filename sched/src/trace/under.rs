@@ -1,7 +1,7 @@
 //! The outcome of a record's submissions with other settings.
 //!
-//! The submissions arrive when they did and last as long as they did; when each starts is decided anew. So what guests would
-//! have done in answer, to submit sooner or later, is not in it: [`crate::sim`] has guests that answer.
+//! The submissions arrive when they did and last as long as they did; their starts are decided again. The result does
+//! not include the guests' reaction, to submit sooner or later: [`crate::sim`] has guests that react.
 
 use super::Trace;
 use crate::types::{Engine, Ticket};
@@ -13,11 +13,11 @@ use std::collections::{BTreeMap, VecDeque};
 struct Work {
     engine: Engine,
     started: Option<Nanos>,
-    /// Time that the engine worked on it, in ns; `None` of what did not end, which is left out.
+    /// Time that the engine worked on it, in ns; `None` if it did not end; such work is left out.
     length: Option<u64>,
 }
 
-/// An engine that works through what it is given.
+/// An engine that works through its submissions.
 #[derive(Debug, Default)]
 struct Busy {
     queue: VecDeque<Ticket>,
@@ -41,7 +41,8 @@ impl Trace {
         }
         let mut engines: [Busy; Engine::COUNT] = Default::default();
         let mut now = self.at;
-        // What has arrived ends, so this does: each round takes an event, an end, or a time that the scheduler has named.
+        // This terminates, because all work that has arrived ends: each round takes an event, an end, or a time that
+        // the scheduler has named.
         loop {
             let next_end =
                 Engine::ALL.into_iter().filter_map(|engine| Some((engines[engine.index()].until?, engine))).min();
@@ -111,7 +112,8 @@ impl Trace {
         works
     }
 
-    /// Returns what the scheduler is told whatever its settings are, in order: who comes and goes, and what arrives.
+    /// Returns the events that do not depend on the scheduler's settings, in order: vGPUs that come and go, and
+    /// arrivals.
     fn told(&self, works: &BTreeMap<Ticket, Work>) -> VecDeque<(Nanos, Event)> {
         let whole = |ticket: &Ticket| works.get(ticket).is_some_and(|work| work.length.is_some());
         let before = self.scheduler.pending().filter(|(.., ticket)| whole(ticket));
