@@ -24,8 +24,8 @@
 //!
 //! Not here: preemption of running work. Memory is bounded by the number of vGPUs and of queued submissions.
 //!
-//! Sources: Gdev (Kato et al., USENIX ATC 2012), sections 5.1, 5.2 and figure 2; GPUvm (Suzuki et al., USENIX ATC 2014),
-//! section 3.5; each policy's file has its own.
+//! Sources: Gdev (Kato et al., USENIX ATC 2012), sections 5.1, 5.2 and figure 2; GPUvm (Suzuki et al., USENIX ATC
+//! 2014), section 3.5; each policy's file has its own.
 
 #![forbid(unsafe_code)]
 

@@ -34,7 +34,7 @@ impl Nanos {
     }
 }
 
-/// An engine of the card. Each runs what it was given in order.
+/// An engine of the card. Each runs its work in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {

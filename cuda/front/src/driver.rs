@@ -46,7 +46,7 @@ pub type Object = *mut c_void;
 #[derive(Clone, Copy, Debug)]
 pub struct Ipc(pub [u8; 64]);
 
-/// `CUmemAccessDesc`: who may access a mapping, and how.
+/// `CUmemAccessDesc`: a device that may access a mapping, and its rights.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {

@@ -1,10 +1,11 @@
 //! Ends of work that was not measured, for drains while a stream captures.
 //!
-//! A context in which a stream captures must not be synchronised: that would end the capture, which a program may keep open for
-//! ever. A drain waits then for a *fence* of each stream, an event behind the last of its work. A stream that captures takes no
-//! event from outside, and others may join it. So before a capture begins, each stream with unmeasured work gets its fence, and
-//! while one is open each submission is followed by its own. Work that cannot be fenced, such as that in another thread's own stream, is
-//! waited for until its thread submits again or the capture ends: the turn is kept, and the tenant's limit holds.
+//! A context in which a stream captures must not be synchronised: that would end the capture, which a program may keep
+//! open for ever. A drain then waits for a *fence* of each stream, an event after the last of its work. A stream that
+//! captures takes no event from outside, and others may join it. So before a capture begins, each stream with
+//! unmeasured work gets its fence, and while one is open each submission is followed by its own. Work that cannot be
+//! fenced, such as that in another thread's own stream, is waited for until its thread submits again or the capture
+//! ends: the slice is kept, and the tenant's limit holds.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +31,7 @@ static STATE: Mutex<Option<Fences>> = Mutex::new(None);
 
 #[derive(Default)]
 struct Fences {
-    /// Streams with work behind their last fence.
+    /// Streams with work after their last fence.
     noted: HashSet<(u64, Stream)>,
     /// Fences that have not passed: context, stream, event.
     fences: Vec<(u64, Stream, Event)>,
@@ -68,7 +69,7 @@ pub fn submitted(stream: Stream) {
         let context = driver::current_context() as u64;
         lock().get_or_insert_default().noted.insert((context, stream));
     }
-    // Behind that: a capture that begins meanwhile sees the note, or is seen here.
+    // After that, a capture that begins sees the note, or is seen here.
     if captures::any() {
         let context = driver::current_context() as u64;
         pace::quietly(|| lock().get_or_insert_default().fence(context, stream));
@@ -152,7 +153,7 @@ impl Fences {
         }
     }
 
-    /// Puts a fence behind the work of a stream, if it takes one.
+    /// Records a fence after the work of a stream, if the stream takes one.
     fn fence(&mut self, context: u64, stream: Stream) {
         if !stream.is_in_reach() {
             self.noted.insert((context, stream));

@@ -1,4 +1,4 @@
-//! The gate before submissions: open, or closed while the turn is another's or chunks move.
+//! Submission gate: closed while another tenant has the slice or chunks are relocated.
 //!
 //! A submission that finds the gate open costs two additions to a counter that few threads share. Closing it counts the
 //! threads that are within the real driver's submit functions down to none.
@@ -17,7 +17,7 @@ use crate::slots::{Arguments, COPIES, at};
 use crate::streams::{self, stream};
 use crate::{captures, fences, lone, memory, pace, tenant};
 
-/// Reason to be closed: the turn is over, or has not begun.
+/// Reason to be closed: the slice is over, or has not begun.
 pub const TURN: u32 = 1;
 /// Reason to be closed: chunks move.
 pub const ORDER: u32 = 2;
@@ -34,9 +34,9 @@ static STRIPE: [Stripe; STRIPES] = [const { Stripe(AtomicU32::new(0)) }; STRIPES
 static CLOSED: AtomicU32 = AtomicU32::new(0);
 /// Threads that the gate holds.
 static HELD: AtomicU32 = AtomicU32::new(0);
-/// The owner has been told that a submission waits.
+/// The owner has been notified that a submission waits.
 static TOLD: AtomicBool = AtomicBool::new(false);
-/// Until when a turn is expected to begin, in ns of [`clock`]; one thread looks for that without sleeping.
+/// Deadline until which one thread spins for the next slice, in ns of [`clock`].
 static SOON: AtomicU64 = AtomicU64::new(0);
 static LOOKS: AtomicBool = AtomicBool::new(false);
 static LOCK: Mutex<()> = Mutex::new(());
@@ -66,7 +66,7 @@ fn shaped(function: u64, grid: [u32; 3]) -> u64 {
     grid.into_iter().fold(function, mix)
 }
 
-/// Returns what repeated submissions of the same work have in common, for estimates of its length.
+/// Returns a key that repeated submissions of the same work share, for estimates of its length.
 fn key(index: usize, arguments: Arguments) -> u64 {
     // SAFETY: the places are those of the headers' declarations.
     let get = |n| unsafe { arguments.get(n) };
@@ -101,7 +101,7 @@ pub fn enter(index: usize, arguments: Arguments) -> u64 {
     }
     let held = !measured || closed();
     let stripe = pass();
-    // The turn that begins while this thread is held may be of the other sort.
+    // The slice that begins while this thread is held may be of the other sort.
     if pace::active() {
         pace::begin(stream(index, arguments), held);
     }
@@ -164,7 +164,7 @@ fn hold() {
     HELD.fetch_add(1, Ordering::SeqCst);
     let mut guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     while closed() {
-        // The turn may end while a relocation holds this thread: whoever waits at its end is told of then.
+        // The slice may end while a relocation holds this thread: report waiting threads at its end.
         if CLOSED.load(Ordering::SeqCst) & TURN != 0 && !TOLD.swap(true, Ordering::SeqCst) {
             drop(guard);
             tenant::waiting();
@@ -194,7 +194,7 @@ fn is_soon() -> bool {
     clock() < SOON.load(Ordering::SeqCst)
 }
 
-/// A turn is expected to begin within `time`: a thread that waits for it does not sleep so long.
+/// Notes that a slice is expected to begin within `time`: one waiting thread then spins instead of sleeping.
 pub fn soon(time: Duration) {
     SOON.store(clock() + time.as_nanos() as u64, Ordering::SeqCst);
     let _guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
@@ -241,7 +241,7 @@ pub fn open(reason: u32) {
     }
 }
 
-/// Says if the gate is open to work once `reason` is taken away, but for what the program's own threads close it for.
+/// Returns whether the gate is open to work without `reason`, apart from closures by the program's own threads.
 pub fn opens_without(reason: u32) -> bool {
     CLOSED.load(Ordering::SeqCst) & !reason & (TURN | ORDER) == 0
 }
@@ -260,7 +260,7 @@ pub mod tests {
         assert_eq!(all.len(), 5);
     }
 
-    /// Has the gate, and what is measured behind it, for one test: they are the process's.
+    /// Locks the gate, and the measurements after it, for one test: they are global to the process.
     pub fn one() -> MutexGuard<'static, ()> {
         static ONE: Mutex<()> = Mutex::new(());
         ONE.lock().unwrap_or_else(PoisonError::into_inner)

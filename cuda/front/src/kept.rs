@@ -1,9 +1,9 @@
 //! Descriptors of the library in the program's process: chunks', and the connection's.
 //!
-//! A chunk's descriptor is kept for the next owner, since the driver exports no handle that was imported. So a program may
-//! have thousands, which lie beyond the numbers that it needs itself, and beyond its limit of open files. That limit is
-//! neither raised, which every child would inherit, nor in the way: a descriptor with a number beyond it is as good as any, and is made by
-//! [`raised`] (decision 097). Each is closed on `exec`, and in a child after `fork`.
+//! A chunk's descriptor is kept for the next owner, since the driver exports no handle that was imported. So a program
+//! may have thousands, with numbers above those that it needs itself, and above its limit of open files. That limit is
+//! not raised, because every child would inherit it; descriptors with numbers above it are made by [`raised`] (decision
+//! 097) and work like any other. Each is closed on `exec`, and in a child after `fork`.
 //!
 //! UNSAFETY: copies and closes descriptors by number, and has a process that shares this one's memory do so.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -37,7 +37,8 @@ static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 /// Words of them that were used, from the first.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// The mark of a number that is the library's. It goes before the descriptor: a child must not close one of the program's.
+/// The mark of a number that is the library's. It goes before the descriptor: a child must not close one of the
+/// program's.
 #[derive(Debug)]
 struct Mark(i32);
 
@@ -104,7 +105,8 @@ impl Connection {
         Ok(Self { _mark: mark, link: Link::new(descriptor) })
     }
 
-    /// Sends a message with descriptors, of which a user may have as many under way as the sender's limit of open files says.
+    /// Sends a message with descriptors, of which a user may have as many under way as the sender's limit of open files
+    /// says.
     pub fn send_many(&self, message: &FromTenant, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         let until = Instant::now() + SENDING;
         let is_crowded =
@@ -178,12 +180,13 @@ fn limit() -> Option<libc::rlimit> {
     (unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0).then_some(limit)
 }
 
-/// Runs `work` without the soft limit of open files, on this process's descriptors and in its memory; nothing is run if that
-/// cannot be had. It is run by a process of its own, which is gone when this returns: limits are a process's, and this
-/// one's is the program's to set, to see and to pass on. The thread stands still meanwhile, as in `posix_spawn`.
+/// Runs `work` without the soft limit of open files, on this process's descriptors and in its memory; runs nothing if
+/// that is impossible. A separate process runs it, and has exited when this returns: limits belong to a process, and
+/// this one's limit is the program's to set, to see and to pass on. The calling thread waits, as in `posix_spawn`.
 fn raised(work: &mut dyn FnMut()) {
     extern "C" fn run(work: *mut c_void) -> c_int {
-        // SAFETY: `raised` waits with this pointer to its own argument; the limit is that of the process that runs this.
+        // SAFETY: `raised` waits with this pointer to its own argument; the limit is that of the process that runs
+        // this.
         unsafe {
             let mut limit: libc::rlimit = std::mem::zeroed();
             if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
@@ -199,8 +202,8 @@ fn raised(work: &mut dyn FnMut()) {
     // Handlers of the program must not run in the other process.
     let _blocked = Blocked::new();
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_FS;
-    // SAFETY: the stack lives until the other process has ended, for which `CLONE_VFORK` waits; it has no signal for its end
-    // and is waited for by its number, so the program's own waiting does not find it.
+    // SAFETY: the stack lives until the other process has ended, for which `CLONE_VFORK` waits; it has no signal for
+    // its end and is waited for by its number, so the program's own waiting does not find it.
     unsafe {
         let top = stack.as_mut_ptr().add(STACK_BYTES).map_addr(|address| address & !63);
         let process = libc::clone(run, top.cast(), flags, (&raw mut work).cast());
@@ -213,8 +216,8 @@ fn raised(work: &mut dyn FnMut()) {
     }
 }
 
-/// Closes all of them in a child after `fork`: memory that the program gives up would live on with them, and the owner would
-/// not see the program's end.
+/// Closes all of them in a child after `fork`: memory that the program gives up would live on with them, and the owner
+/// would not see the program's end.
 pub fn forked() {
     for (at, word) in OURS.iter().enumerate().take(USED.load(Ordering::SeqCst)) {
         let mut bits = word.swap(0, Ordering::SeqCst);
@@ -249,7 +252,8 @@ pub mod tests {
 
     /// Runs `work` in a child, whose limit of open files is its own; true if it holds there.
     fn in_child(soft: u64, work: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child works, and ends without running anything of the parent's. It shares no limit with other tests.
+        // SAFETY: the child works, and ends without running anything of the parent's. It shares no limit with other
+        // tests.
         unsafe {
             let child = libc::fork();
             if child == 0 {

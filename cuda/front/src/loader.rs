@@ -52,7 +52,8 @@ fn load() {
     }
 }
 
-/// Loads the library of this name, or the file `named`, and notes its functions for these symbols; whether there is one.
+/// Loads the library of this name, or the file `named`, and notes its functions for these symbols; returns whether it
+/// exists.
 pub fn library(name: &str, named: Option<PathBuf>, symbols: Range<usize>) -> bool {
     let library = candidates(name, named).find_map(|path| open(&path));
     if library.is_none() {

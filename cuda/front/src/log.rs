@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 pub fn wanted() -> bool {
     const UNKNOWN: u8 = 2;
     static WANTED: AtomicU8 = AtomicU8::new(UNKNOWN);
-    // No lock: a child that the program makes meanwhile would wait for it.
+    // No lock: a child that the program forks in the meantime would wait for it.
     match WANTED.load(Ordering::Relaxed) {
         UNKNOWN => {
             let wanted = std::env::var_os(cuda_protocol::LOG_VARIABLE).is_some_and(|value| value == "1");

@@ -1,10 +1,10 @@
-//! Work in flight of a program that is alone: nobody measures it, but it is not without a bound.
+//! Work in flight of a program that is alone: it is not measured, but it is bounded.
 //!
-//! Who comes next waits until it is over, and work that does not end within the tenant's limit then ends the program. So each
-//! few submissions an event follows in their stream, a *mark*, and a stream with as many marks as [`MOST`] in flight takes
-//! nothing more until one of them has passed. How many submissions lie between two marks goes by how long they take to pass:
-//! what is in flight takes about a tenth of a second, or is four submissions. A real card's own queue ends too, but after
-//! a thousand submissions, however long each of them takes.
+//! The next tenant waits for this backlog, and a backlog over the run limit gets the program killed. So an event, a
+//! *mark*, follows every few submissions in their stream, and a stream with [`MOST`] marks in flight accepts nothing
+//! more until one of them has passed. The number of submissions between two marks depends on how long they take: about
+//! a tenth of a second of work is in flight, or four submissions. A real card's own queue is bounded too, but only at a
+//! thousand submissions, however long each of them takes.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -22,13 +22,13 @@ const MOST: usize = 4;
 const FIRST: u32 = 4;
 const LEAST: u32 = 1;
 const LONGEST: u32 = 32;
-/// Marks that pass within this time lie too close to each other,
+/// Widen the interval when marks complete faster than this.
 const SHORT: Duration = Duration::from_millis(20);
-/// and those that are waited for beyond it too far apart.
+/// Narrow the interval when a wait for a mark exceeds this.
 const LONG: Duration = Duration::from_millis(100);
 /// Time without a passing mark after which a stream may have twice as many.
-// TIMEOUT: what a stream waits for may come from the thread that waits here, so it must go on at last. A program whose
-// launches take longer has as many in flight as end it, when another one comes, whatever is done here.
+// TIMEOUT: a stream may wait for the thread that waits here, so that thread must resume in the end. A program whose
+// launches take longer already has enough in flight to be killed when another one comes, in any case.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Events that are kept for further marks.
 const SPARE: usize = 64;
@@ -61,8 +61,8 @@ fn lock() -> MutexGuard<'static, Lone> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Before a submission to a stream: waits while that has as much in flight as it may have, or until `closed` says that the gate is
-/// closed.
+/// Before a submission to a stream: waits while that has as much in flight as it may have, or until `closed` says that
+/// the gate is closed.
 pub fn wait(stream: impl FnOnce() -> Stream, closed: impl Fn() -> bool) {
     if FULL.load(Ordering::Relaxed) {
         wait_long(stream(), closed);
@@ -85,7 +85,7 @@ fn wait_long(stream: Stream, closed: impl Fn() -> bool) {
         if closed() || pace::active() {
             return;
         }
-        // About three times as much as what has been waited for is in flight still.
+        // About three times the work that was waited for is still in flight.
         if age < Duration::from_micros(200) {
             std::thread::yield_now();
         } else {

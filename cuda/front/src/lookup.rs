@@ -1,6 +1,6 @@
-//! `cuGetProcAddress`: the driver finds the function first, and ours takes its place where there is one.
+//! `cuGetProcAddress`: the driver finds the function first, and ours, if any, replaces it.
 //!
-//! UNSAFETY: reads and writes what the program's pointers name, as the driver would.
+//! UNSAFETY: reads and writes through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::cmp::Ordering;

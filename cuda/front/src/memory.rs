@@ -1,8 +1,8 @@
 //! Memory of the program.
 //!
 //! - [`chunks`]: allocations at addresses that never change, backed by the owner's chunks ([`region`], [`arena`]);
-//! - [`ordered`]: what streams free in the order of their work;
-//! - [`calls`]: the driver's functions that allocate, free and tell, answered from there;
+//! - [`ordered`]: memory that streams free in the order of their work;
+//! - [`calls`]: the driver's functions that allocate, free and report memory, answered from there;
 //! - [`own`]: virtual memory that the program manages itself, by [`handles`] that chunks back;
 //! - [`opened`]: memory that processes of a tenant share;
 //! - [`fixed`], [`foreign`], [`graphs`]: memory that the driver allocates itself, counted.

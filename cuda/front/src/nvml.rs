@@ -1,11 +1,11 @@
-//! NVML, the management library: its calls pass, but what it tells of a card's memory is what the tenant may have.
+//! NVML, the management library: its calls pass, but the memory of a card that it reports is the tenant's quota.
 //!
-//! Programs and tools that ask NVML need no context and never call the driver, and a child after `fork` may ask as well. So
-//! each question has a connection of its own to the owner, as a program without work. Cards that the tenant does not have are
-//! not found, and none is found until an owner has answered once. Where one does not answer later, NVML's own answer about
-//! the tenant's card stands. Of the processes on a card a tenant sees its own.
+//! Programs and tools that ask NVML need no context and never call the driver, and a child after `fork` may ask as
+//! well. So each question has a connection of its own to the owner, as a program without work. Cards that the tenant
+//! does not have are not found, and none is found until an owner has answered once. If one does not answer later,
+//! NVML's own answer about the tenant's card is returned. Of the processes on a card a tenant sees its own.
 //!
-//! UNSAFETY: calls functions by the signatures of NVML's header, and writes what the program's pointers name.
+//! UNSAFETY: calls functions by the signatures of NVML's header, and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -64,8 +64,8 @@ struct MemoryV2 {
     used: u64,
 }
 
-/// Returns the function that a call of a symbol runs in this process, also in a child: there NVML works once it was initialised
-/// again. Loads the real library and fills its slots, once.
+/// Returns the function that a call of a symbol runs in this process, also in a child: there NVML works once it was
+/// initialised again. Loads the real library and fills its slots, once.
 pub fn resolve(index: usize) -> *mut () {
     static ONCE: Once = Once::new();
     if ONCE.run(load) { slots::get(index) } else { uninitialized as *mut () }
@@ -142,7 +142,8 @@ unsafe extern "C" fn memory_info_v2(device: Device, to: *mut MemoryV2) -> c_int 
     result
 }
 
-/// A connection to the owner as a tenant that has the card of a device, with the card's number and the version that holds.
+/// A connection to the owner as a tenant that has the card of a device, with the card's number and the version that
+/// holds.
 fn connect(device: Device) -> Option<(Connection, u8, u16)> {
     let uuid = uuid(device)?;
     let (link, welcome) = hello()?;
@@ -189,7 +190,7 @@ fn uuid(device: Device) -> Option<[u8; 16]> {
     (result == SUCCESS).then(|| parsed(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?)).flatten()
 }
 
-/// Reads `GPU-` and 32 digits in groups; a part of a card (`MIG-`) is nobody's here.
+/// Parses `GPU-` and 32 digits in groups; a part of a card (`MIG-`) is not accepted.
 fn parsed(text: &str) -> Option<[u8; 16]> {
     let digits: String = text.strip_prefix("GPU-")?.chars().filter(|digit| *digit != '-').collect();
     let number = u128::from_str_radix(&digits, 16).ok()?;

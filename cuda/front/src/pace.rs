@@ -1,8 +1,8 @@
 //! Bounded run-ahead: how much of this program's work is in flight, and how long the card was busy with it.
 //!
-//! Submissions to one stream are gathered in *groups*, each ended by an event. The length of work in flight is estimated
-//! from what the same work took before; when the estimate reaches the bound, submissions wait for events. Nothing here
-//! runs while the tenant is alone.
+//! Submissions to one stream are gathered in *groups*, each ended by an event. The length of work in flight is
+//! estimated from earlier runs of the same work; when the estimate reaches the bound, submissions wait for events.
+//! Nothing here runs while the tenant is alone.
 //!
 //! UNSAFETY: records and queries events of the driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -23,13 +23,13 @@ use crate::streams::Stream;
 const UNKNOWN_NS: f64 = 200_000.0;
 /// Submissions of a group at most.
 const LONGEST_GROUP: u32 = 256;
-/// Part of the bound that a group has at most. An event costs the card 2 to 4 us, in which it does nothing else: groups that
-/// end seldom cost least, and two of them suffice to know how much is in flight.
+/// Part of the bound that a group has at most. An event costs the card 2 to 4 us, in which it does nothing else: groups
+/// that end seldom cost least, and two of them suffice to know how much is in flight.
 const GROUPS_OF_BOUND: f64 = 2.0;
 /// Nanoseconds before the expected end of all work in which that end is looked for.
 const NEAR_NS: f64 = 300_000.0;
-/// Time without a submission after which that end is looked for: a program with little in flight at a time always seems to be
-/// about to end, and each look costs the card an event.
+/// Time without a submission after which that end is looked for: a program with little in flight at a time always seems
+/// to be about to end, and each look costs the card an event.
 const PAUSE: Duration = Duration::from_micros(100);
 /// Kinds of work whose length is remembered.
 const MOST_KEYS: usize = 4096;
@@ -71,7 +71,7 @@ impl Event {
         (result == SUCCESS).then_some(Self(event as u64))
     }
 
-    /// Says if what is before it has ended.
+    /// Returns whether the work before it has ended.
     pub fn done(self) -> bool {
         // SAFETY: an event of ours that is never destroyed. Anything but "not ready" means that nothing more will come.
         unsafe { driver::event_query(self.raw()) != driver::NOT_READY }
@@ -132,7 +132,7 @@ struct Clock {
 #[derive(Clone, Copy, Debug)]
 struct Length {
     ns: f64,
-    /// Groups in a row that took what was expected.
+    /// Groups in a row that took the expected time.
     steady: u8,
 }
 
@@ -143,7 +143,7 @@ pub enum Left {
     Nothing,
     /// Work that takes so long still, as the same work did before.
     About(Duration),
-    /// Work of which that cannot be told.
+    /// Work of unknown length.
     Unknown,
 }
 
@@ -171,7 +171,7 @@ pub fn active() -> bool {
     ACTIVE.load(Ordering::Relaxed)
 }
 
-/// Bounds what is in flight to `run_ahead_us`; 0 ends bounding and measuring.
+/// Bounds the work in flight to `run_ahead_us`; 0 ends bounding and measuring.
 pub fn bound(run_ahead_us: u32) {
     BOUND_NS.store(u64::from(run_ahead_us) * 1000, Ordering::Relaxed);
     if run_ahead_us > 0 {
@@ -197,7 +197,8 @@ pub fn is_measured() -> bool {
     active() && !UNMEASURED.load(Ordering::SeqCst)
 }
 
-/// Waits until less than the bound is in flight before a submission to `stream`, or `closed` says that the gate is closed.
+/// Waits until less than the bound is in flight before a submission to `stream`, or `closed` says that the gate is
+/// closed.
 pub fn wait(stream: Stream, closed: impl Fn() -> bool) {
     loop {
         let ahead = {
@@ -205,8 +206,8 @@ pub fn wait(stream: Stream, closed: impl Fn() -> bool) {
             let Some(pace) = state.as_mut() else { return };
             quietly(|| pace.reap());
             let bound = BOUND_NS.load(Ordering::Relaxed) as f64;
-            // Of a kernel longer than the bound, the next follows when it is about to end: the card is never without
-            // work, and a turn that ends has no more than the one to wait for.
+            // After a kernel longer than the bound, the next follows when it is about to end: the card always has work,
+            // and a slice that ends waits for only this one.
             let ahead = pace.left_ns(Instant::now());
             if ahead <= bound || pace.is_free_for(stream) {
                 return;
@@ -231,8 +232,8 @@ pub fn wait(stream: Stream, closed: impl Fn() -> bool) {
     }
 }
 
-/// Begins a group before a submission to a stream that has nothing in flight, so that the card's idleness is not counted.
-/// What was in flight is looked at anew if the submission was `held`.
+/// Begins a group before a submission to a stream that has nothing in flight, so that the card's idleness is not
+/// counted. Checks the work in flight again if the submission was `held`.
 pub fn begin(stream: Stream, held: bool) {
     let context = driver::current_context() as u64;
     let mut state = lock();
@@ -247,7 +248,7 @@ pub fn begin(stream: Stream, held: bool) {
     pace.groups.push_back(Group::new(context, stream, start));
 }
 
-/// Takes back what [`begin`] began for a submission that failed.
+/// Reverts [`begin`] for a submission that failed.
 pub fn failed(stream: Stream) {
     if let Some(pace) = lock().as_mut() {
         pace.groups.retain(|g| g.stream != stream || !g.keys.is_empty());
@@ -302,7 +303,8 @@ pub fn finish_groups() {
     }
 }
 
-/// Ends groups if all work is about to end and the program submits no more, so that this is seen; whether nothing is in flight.
+/// Ends groups if all work is about to end and the program submits no more, so that this is seen; returns whether
+/// nothing is in flight.
 pub fn quiet() -> bool {
     let mut state = lock();
     let Some(pace) = state.as_mut() else { return true };
@@ -310,7 +312,7 @@ pub fn quiet() -> bool {
     pace.groups.iter().all(|g| g.keys.is_empty())
 }
 
-/// Ends all groups and looks at them; returns how long what is in flight takes still.
+/// Ends all groups and checks them; returns the remaining time of the work in flight.
 pub fn left() -> Left {
     let mut state = lock();
     let Some(pace) = state.as_mut() else { return Left::Nothing };
@@ -324,7 +326,7 @@ pub fn idle() -> Duration {
     lock().as_ref().and_then(|pace| pace.last.max(pace.seen)).map_or(Duration::MAX, |last| last.elapsed())
 }
 
-/// Returns the time in which what is in flight is expected to end, if there is something.
+/// Returns the time until the next expected end of work in flight, if any.
 pub fn next_end() -> Option<Duration> {
     let state = lock();
     let pace = state.as_ref().filter(|pace| pace.groups.iter().any(|g| !g.keys.is_empty()))?;
@@ -346,29 +348,30 @@ impl Pace {
         }
     }
 
-    /// Returns the nanoseconds to assume of work that was never seen: half the `bound`, so that of a long kind no more than a few
-    /// are in flight before the first has ended, and then what such work took lately.
+    /// Returns the nanoseconds to assume for unseen work: half the `bound`, so that only a few long ones are in flight
+    /// before the first has ended, and afterwards the recent length of such work.
     fn unknown_ns(&self, bound: f64) -> f64 {
         self.unknown_ns.unwrap_or(bound / 2.0).max(UNKNOWN_NS)
     }
 
-    /// The same for work of one kind. Other kinds may have been short, a copy beside kernels: while some of this kind is in flight
-    /// and none of it has ever ended, no less is assumed than if nothing were known.
+    /// Returns the same for work of one kind. Other kinds may have been short, a copy next to kernels: while some of
+    /// this kind is in flight and none of it has ever ended, assume no less than for unseen work.
     fn unknown_ns_of(&self, key: u64, bound: f64) -> f64 {
         let flies = self.groups.iter().any(|group| group.keys.contains(&key));
         self.unknown_ns(bound).max(if flies { bound / 2.0 } else { 0.0 })
     }
 
-    /// Returns the nanoseconds that what is in flight takes still, by what the same work took before.
+    /// Returns the nanoseconds that the work in flight still takes, by earlier runs of the same work.
     fn left_ns(&self, now: Instant) -> f64 {
         let Some(first) = self.groups.front() else { return 0.0 };
-        // It has run since it was submitted, or since what was before it ended.
+        // It has run since it was submitted, or since the end of the group before it.
         let since = self.seen.map_or(first.opened, |seen| seen.max(first.opened));
         let ran = now.saturating_duration_since(since).as_nanos() as f64;
         self.groups.iter().map(|g| g.estimate).sum::<f64>() - ran.min(first.estimate)
     }
 
-    /// Says if a stream without work may have some beside what another one has: a copy beside a long kernel.
+    /// Returns whether a stream without work may have some in addition to another stream's: a copy next to a long
+    /// kernel.
     fn is_free_for(&self, stream: Stream) -> bool {
         self.groups.len() < 2 && self.groups.iter().all(|g| g.stream != stream)
     }
@@ -408,7 +411,8 @@ impl Pace {
                 continue;
             }
             let end = within(context, || self.event(context).filter(|event| record(*event, stream)));
-            // Of a stream that takes no event nothing can be told: the next drain waits for all that its context has.
+            // The end of work in a stream that takes no event is unknown: the next drain waits for all work of its
+            // context.
             match end {
                 Some(end) => self.groups[at].end = Some(end),
                 None => {
@@ -422,7 +426,7 @@ impl Pace {
 
     /// Takes the groups that are done.
     fn reap(&mut self) {
-        // The driver tells nothing to a thread without a context, as the one is that obeys the owner.
+        // The driver answers nothing to a thread without a context, such as the one that obeys the owner.
         let done = |g: &Group| g.end.is_some_and(|end| within(g.context, || end.done()));
         while let Some(at) = self.groups.iter().position(done) {
             let Some(group) = self.groups.remove(at) else { return };
@@ -471,15 +475,15 @@ impl Pace {
         }
     }
 
-    /// Corrects the estimates of the group's work by what it took.
+    /// Corrects the estimates of the group's work by its measured length.
     fn learn(&mut self, group: &Group, took_ns: f64) {
-        // By what is known now: since the group was submitted, others may have corrected the same lengths.
+        // Use the present estimate: since the group was submitted, others may have corrected the same lengths.
         let length = |key: &u64| self.lengths.get(key).map_or(group.unknown_ns, |length| length.ns);
         let off = took_ns / group.keys.iter().map(length).sum::<f64>().max(1.0);
         if self.lengths.len() > MOST_KEYS {
             self.lengths.clear();
         }
-        // Each kind once, however often it is in the group: what the group took is said of it once.
+        // Each kind once, however often it is in the group: the group's length is applied to it once.
         let kinds: HashSet<u64> = group.keys.iter().copied().collect();
         let trust = match (group.keys.len(), kinds.len()) {
             (1, _) => 1.0,
@@ -511,7 +515,7 @@ pub fn quietly<T>(work: impl FnOnce() -> T) -> T {
     if captures::any() { driver::relaxed(work) } else { work() }
 }
 
-/// Records an event at the end of what a stream has; whether that could be done.
+/// Records an event at the end of a stream's work; returns whether that succeeded.
 pub fn record(event: Event, stream: Stream) -> bool {
     // SAFETY: the event is ours; the program has submitted to the stream and has not destroyed it.
     stream.is_in_reach() && unsafe { driver::event_record(event.raw(), stream.object()) == SUCCESS }

@@ -18,13 +18,13 @@ static NEXT: AtomicU32 = AtomicU32::new(1);
 static ANSWERS: Mutex<Option<HashMap<u32, Answer>>> = Mutex::new(None);
 /// An answer has come, or the connection has.
 static ANSWERED: Condvar = Condvar::new();
-/// Bytes of fixed memory that the program has, by card and kind. Held while an owner is told of a change.
+/// Bytes of fixed memory that the program has, by card and kind. Locked while a change is reported to an owner.
 static FIXED: Mutex<Option<HashMap<(u8, FixedKind), u64>>> = Mutex::new(None);
 
 /// An answer to a request, gathered until its last part.
 #[derive(Debug)]
 pub enum Answer {
-    /// No last part yet; with what has come.
+    /// The last part is missing; with the parts so far.
     Waiting(Vec<(Chunk, Kept)>),
     /// Chunks.
     Granted(Vec<(Chunk, Kept)>),
@@ -44,8 +44,8 @@ fn answers() -> MutexGuard<'static, Option<HashMap<u32, Answer>>> {
     ANSWERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Requests of the program's threads that are under way at a time. Further threads wait: an owner refuses requests beyond
-/// [`MAX_PENDING`], and a program that is told again of its fixed memory has some of its own.
+/// Requests of the program's threads that are in flight at a time. Further threads wait: an owner refuses requests
+/// beyond [`MAX_PENDING`], and a program that reports its fixed memory again has some of its own.
 const PLACES: usize = MAX_PENDING / 2;
 static TAKEN: Mutex<usize> = Mutex::new(0);
 static LEFT: Condvar = Condvar::new();
@@ -121,7 +121,7 @@ pub fn any() -> bool {
     answers().as_ref().is_some_and(|answers| !answers.is_empty())
 }
 
-/// Takes in a part of an answer. What nobody asked for is dropped.
+/// Takes in a part of an answer. An answer without a request is dropped.
 pub fn answer(request: u32, change: impl FnOnce(Vec<(Chunk, Kept)>) -> Answer) {
     let mut guard = answers();
     if let Some(Answer::Waiting(parts)) = guard.as_mut().and_then(|a| a.remove(&request)) {
@@ -130,7 +130,7 @@ pub fn answer(request: u32, change: impl FnOnce(Vec<(Chunk, Kept)>) -> Answer) {
     ANSWERED.notify_all();
 }
 
-/// The connection has ended: nothing is answered any more.
+/// Records that the connection has ended: no more answers come.
 pub fn abandon() {
     for answer in answers().iter_mut().flat_map(|answers| answers.values_mut()) {
         if let Answer::Waiting(_) = answer {
@@ -140,7 +140,7 @@ pub fn abandon() {
     ANSWERED.notify_all();
 }
 
-/// Counts bytes of fixed memory, added or taken away, and tells the owner by `tell` before another thread counts.
+/// Counts bytes of fixed memory, added or taken away, and notifies the owner with `tell` before another thread counts.
 fn change<T>(card: u8, kind: FixedKind, by: impl FnOnce(u64) -> u64, tell: impl FnOnce() -> T) -> T {
     let mut fixed = FIXED.lock().unwrap_or_else(PoisonError::into_inner);
     let bytes = fixed.get_or_insert_default().entry((card, kind)).or_default();
@@ -154,7 +154,7 @@ pub fn fix(card: u8, kind: FixedKind, bytes: u64) -> bool {
     let _place = Place::take();
     let add = |sum: u64| sum.saturating_add(bytes);
     let number = change(card, kind, add, || begin(|request| FromTenant::Fix { request, card, kind, bytes }));
-    // An owner that is away refuses nothing: the next one is told.
+    // An absent owner refuses nothing: the next one gets the report.
     let may = matches!(number.map_or(Answer::Away, wait), Answer::Fixed | Answer::Away);
     if !may {
         change(card, kind, |sum| sum.saturating_sub(bytes), || ());
@@ -168,16 +168,16 @@ pub fn unfix(card: u8, kind: FixedKind, bytes: u64) {
     change(card, kind, |sum| sum.saturating_sub(bytes), tell);
 }
 
-/// Calls `connect`, from which on requests go to a new owner, and tells that one of all fixed memory.
+/// Calls `connect`, from which on requests go to a new owner, and reports all fixed memory to that owner.
 pub fn recount(connect: impl FnOnce()) {
     let fixed = FIXED.lock().unwrap_or_else(PoisonError::into_inner);
     connect();
     for (&(card, kind), &bytes) in fixed.iter().flatten().filter(|(_, bytes)| **bytes > 0) {
-        // The program has it, whatever the answer: nobody waits for that.
+        // The program has it, whatever the answer: no thread waits for that.
         tenant::send(&FromTenant::Fix { request: 0, card, kind, bytes });
     }
     drop(fixed);
-    // Whoever waits for the answers' lock has not seen the connection yet.
+    // A thread that waits for the answers' lock has not seen the connection yet.
     drop(answers());
     ANSWERED.notify_all();
 }

@@ -1,5 +1,5 @@
-//! Settings from the environment, read once. The program may change its environment and its working directory later, while a
-//! thread of the library connects to the next owner.
+//! Settings from the environment, read once. The program may change its environment and its working directory later,
+//! while a thread of the library connects to the next owner.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -9,7 +9,7 @@ use cuda_protocol::MAX_NAME;
 /// Settings of this process.
 #[derive(Debug)]
 pub struct Settings {
-    /// Absolute path of the owner's socket, if the program is to be a tenant.
+    /// Absolute path of the owner's socket, if the program is a tenant's.
     pub socket: Option<PathBuf>,
     /// Name of the tenant; empty if there is none.
     pub tenant: String,

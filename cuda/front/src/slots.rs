@@ -18,20 +18,20 @@ pub fn real(index: usize) -> *mut () {
     REAL.get(index).map_or(std::ptr::null_mut(), |r| r.load(Ordering::Relaxed))
 }
 
-/// Sets what a call of a symbol runs.
+/// Sets the function of a symbol.
 pub fn set(index: usize, function: *mut ()) {
     if let Some(slot) = SLOTS.get(index) {
         slot.store(function, Ordering::Release);
     }
 }
 
-/// Returns what a call of a symbol runs now.
+/// Returns the current function of a symbol.
 pub fn get(index: usize) -> *mut () {
     SLOTS.get(index).map_or(std::ptr::null_mut(), |slot| slot.load(Ordering::Acquire))
 }
 
-/// Call of a symbol in a process that has not called any, or is a child of one that has: its library is loaded if it is not,
-/// then the call continues through the slot, or fails.
+/// Call of a symbol in a process that has not called any, or is a child of one that has: its library is loaded if it is
+/// not, then the call continues through the slot, or fails.
 #[unsafe(naked)]
 unsafe extern "C" fn lazy_common() {
     // In: [rsp] number of the symbol, [rsp + 8] return address. The registers of arguments come back as they were.
@@ -57,7 +57,7 @@ extern "C" fn resolve(index: usize) -> *mut () {
     if index < COUNT { crate::loader::resolve(index) } else { crate::nvml::resolve(index) }
 }
 
-/// A call that may name addresses and waits for no turn: what is away is mapped, then the call goes on to the real function.
+/// A call that may name addresses and waits for no slice: maps chunks that are away, then calls the real function.
 #[unsafe(naked)]
 unsafe extern "C" fn present_common() {
     // In: as `lazy_common`.
@@ -84,11 +84,11 @@ extern "C" fn present(index: usize) -> *mut () {
     real(index)
 }
 
-/// A submission: asks the gate, calls the real function with a copy of the caller's stack arguments, tells the gate.
+/// A submission: asks the gate, calls the real function with a copy of the caller's stack arguments, notifies the gate.
 #[unsafe(naked)]
 unsafe extern "C" fn gate_common() {
-    // In: [rsp] number of the symbol, [rsp + 8] return address, [rsp + 16] arguments from the seventh on. At most ten of
-    // those are copied: the longest signature that is gated has eleven arguments.
+    // In: [rsp] number of the symbol, [rsp + 8] return address, [rsp + 16] arguments from the seventh on. At most ten
+    // of those are copied: the longest signature that is gated has eleven arguments.
     core::arch::naked_asm!(
         "push rbp",
         "mov rbp, rsp",

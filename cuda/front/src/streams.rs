@@ -46,7 +46,8 @@ impl Stream {
         Self { handle, thread: 0 }
     }
 
-    /// The stream that this thread names by `handle`, in a form of a call in which null means the thread's own one or not.
+    /// The stream that this thread names by `handle`, in a form of a call in which null means the thread's own one or
+    /// not.
     pub fn named(handle: u64, per_thread: bool) -> Self {
         match handle {
             OWN => Self { handle: OWN, thread: thread() },
@@ -250,14 +251,15 @@ const ALL: [(u8, &[usize]); 11] = [
     (DEFAULT, &[at::cuLaunch, at::cuLaunchGrid]),
 ];
 
-/// The stream that a call submits to. Synchronous calls use the default stream, and of a call with several streams nothing is known:
-/// see [`is_known`].
+/// The stream that a call submits to. Synchronous calls use the default stream, and of a call with several streams
+/// nothing is known: see [`is_known`].
 pub fn stream(index: usize, arguments: Arguments) -> Stream {
     let per_thread = PER_THREAD.get(index).copied().unwrap_or(false);
     let handle = match PLACES.get(index).copied().unwrap_or(DEFAULT) {
         DEFAULT | SEVERAL => 0,
         CONFIG => {
-            // SAFETY: the first argument is the configuration. It has seven 32-bit numbers, padding, and then the stream.
+            // SAFETY: the first argument is the configuration. It has seven 32-bit numbers, padding, and then the
+            // stream.
             unsafe {
                 let config = arguments.get(0) as *const u64;
                 if config.is_null() { 0 } else { *config.add(4) }
@@ -269,7 +271,7 @@ pub fn stream(index: usize, arguments: Arguments) -> Stream {
     Stream::named(handle, per_thread)
 }
 
-/// Says if [`stream`] tells where the work of a call goes.
+/// Returns whether [`stream`] finds the stream of a call.
 pub fn is_known(index: usize) -> bool {
     PLACES.get(index) != Some(&SEVERAL)
 }

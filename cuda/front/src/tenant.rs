@@ -1,6 +1,6 @@
 //! The connection to the owner, and the thread that obeys it.
 //!
-//! UNSAFETY: binds contexts of the program to the thread, and registers what a child after `fork` runs.
+//! UNSAFETY: binds contexts of the program to the thread, and registers the handlers of a child after `fork`.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::cell::Cell;
@@ -29,14 +29,15 @@ static LINK: RwLock<Option<Arc<Connection>>> = RwLock::new(None);
 /// Contexts of the program that work or memory was seen in.
 static CONTEXTS: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
 static STARTED: AtomicBool = AtomicBool::new(false);
-/// Time for which chunks that nothing lies in are kept, unless the owner asks for them.
+/// Time for which empty chunks are kept, unless the owner asks for them.
 // TIMEOUT: without it an asynchronous pool that returns all it has and allocates it again is 40 times slower.
 const KEPT: Duration = Duration::from_secs(1);
 /// Time between two looks for such chunks when the owner has asked for them.
-// TIMEOUT: work of a turn ends within a few milliseconds.
+// TIMEOUT: work of a slice ends within a few milliseconds.
 const RECLAIM_LOOK: Duration = Duration::from_millis(1);
-/// Time beyond the expected one for which the end of work, or the begin of a turn, is looked for without sleeping.
-// TIMEOUT: lengths of work are known to a third, and of the last there is as much as a turn may be idle: 300 us.
+/// Time beyond the expected one for which one thread polls for the end of work, or the start of a slice, without
+/// sleeping.
+// TIMEOUT: lengths of work are known to a third, and the last work is at most as long as a slice may idle: 300 us.
 const OVERTIME: Duration = Duration::from_micros(300);
 
 /// The owner's terms.
@@ -60,7 +61,8 @@ pub fn card(device: i32) -> Option<u8> {
     get()?.devices.get(usize::try_from(device).ok()?).copied().flatten()
 }
 
-/// Connects to the owner, once, and initialises the driver by `init`, which is told the tenant's cards; its result.
+/// Connects to the owner, once, and initialises the driver with `init`, which gets the tenant's cards; returns its
+/// result.
 pub fn start(init: impl FnOnce(&[CardInfo]) -> std::ffi::c_int) -> std::ffi::c_int {
     /// A process that was refused is not a tenant later.
     static REFUSED: process::Lock<bool> = process::Lock::new(false);
@@ -163,8 +165,8 @@ fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
 /// Remembers the context that is current to this thread, for drains.
 pub fn note_context() {
     thread_local! {
-        /// The one that this thread has noted last. Who makes a context notes that as well, so none is missed when the
-        /// handle of one that was destroyed is used again.
+        /// The context that this thread has noted last. A thread that makes a context notes that as well, so none is
+        /// missed when the handle of a destroyed one is used again.
         static NOTED: Cell<u64> = const { Cell::new(0) };
     }
     let context = driver::current_context() as u64;
@@ -196,14 +198,14 @@ pub fn connected() -> bool {
     LINK.read().unwrap_or_else(PoisonError::into_inner).is_some()
 }
 
-/// Tells the owner that a submission waits.
+/// Notifies the owner that a submission waits.
 pub fn waiting() {
     for card in 0..get().map_or(0, |t| t.cards.len()) {
         send(&FromTenant::Waiting { card: u8::try_from(card).unwrap_or(u8::MAX) });
     }
 }
 
-/// A turn as the owner gave it.
+/// A slice as the owner gave it.
 struct Turn {
     run: Run,
     began: Instant,
@@ -213,7 +215,7 @@ struct Turn {
 impl Turn {
     /// Returns the time in which it may be over by itself.
     fn next_look(&self) -> Duration {
-        // TIMEOUT: finer than any turn's length, and a thousandth of a processor.
+        // TIMEOUT: finer than any slice's length, and a thousandth of a processor.
         const LONGEST: Duration = Duration::from_millis(1);
         // TIMEOUT: a fiftieth of a processor for a program of short kernels.
         const SHORTEST: Duration = Duration::from_micros(200);
@@ -226,7 +228,7 @@ impl Turn {
     }
 }
 
-/// The owner has asked for chunks that nothing lies in.
+/// A request of the owner for empty chunks.
 struct Reclaim {
     since: Instant,
     /// Until it is answered.
@@ -237,12 +239,12 @@ struct Reclaim {
 
 struct Agent {
     link: Arc<Connection>,
-    /// Time at which chunks that nothing lies in went back last.
+    /// Time at which empty chunks last went back.
     tidied: Instant,
     reclaim: Option<Reclaim>,
     /// Of the messages.
     version: u16,
-    /// Until when a turn is expected to begin.
+    /// Time until which a slice is expected to begin.
     soon: Option<Instant>,
     turn: Option<Turn>,
     order: Option<u32>,
@@ -250,7 +252,7 @@ struct Agent {
 
 /// Obeys the owner until the process ends.
 fn serve(link: Arc<Connection>, version: u16) {
-    // What a capture forbids to other threads does not concern this one.
+    // A capture's restrictions on other threads do not apply to this one.
     let mut mode = 2;
     // SAFETY: the pointer is valid. The other call has this thread's waits end on time, not up to 50 us later.
     unsafe {
@@ -281,8 +283,8 @@ impl Agent {
         }
     }
 
-    /// Returns chunks that are kept for the next allocation, after a while. Prefers the time between turns: the owner may
-    /// want a turn to end.
+    /// Returns chunks that are kept for the next allocation, after a while. Prefers the time between slices: the owner
+    /// may want a slice to end.
     fn tidy(&mut self) {
         let is_measured = self.turn.as_ref().is_some_and(|turn| turn.run.run_ahead_us > 0);
         if self.tidied.elapsed() >= if is_measured { 2 * KEPT } else { KEPT } {
@@ -292,8 +294,7 @@ impl Agent {
         }
     }
 
-    /// Returns chunks that nothing lies in, if the owner has asked for them. Those that work still uses which was given to the
-    /// driver before follow the answer.
+    /// Returns empty chunks, if the owner has asked for them. Those that earlier work still uses follow the answer.
     fn reclaim(&mut self) -> Result<(), LinkError> {
         let Some(reclaim) = self.reclaim.as_mut().filter(|reclaim| reclaim.looked.elapsed() >= RECLAIM_LOOK) else {
             return Ok(());
@@ -310,7 +311,7 @@ impl Agent {
         answer.map_or(Ok(()), |order| self.link.send(&FromTenant::Reclaimed { order }, &[]))
     }
 
-    /// Waits for a message, at most until the turn must be looked at.
+    /// Waits for a message, at most until the slice needs attention.
     fn ready(&mut self) -> Result<bool, LinkError> {
         while self.soon.is_some_and(|until| Instant::now() < until) {
             if self.poll(Duration::ZERO) {
@@ -396,7 +397,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Ends the turn or reports its use, when it is time.
+    /// Ends the slice or reports its use, when it is time.
     fn look(&mut self) -> Result<(), LinkError> {
         let Some(turn) = &mut self.turn else { return Ok(()) };
         if turn.run.run_ahead_us == 0 {
@@ -423,17 +424,17 @@ impl Agent {
 
     fn stop(&mut self) -> Result<(), LinkError> {
         let Some(turn) = self.turn.take() else { return Ok(()) };
-        // It takes about as long as idleness is borne for until all who wait for the end are awake.
+        // Waking all threads that wait for the end takes about as long as the idleness that is tolerated.
         let lead = Duration::from_micros(turn.run.idle_us.into());
         gate::close(gate::TURN, None);
-        // Nothing that the driver knows of is behind work that was measured.
+        // The driver knows of no work after the measured work.
         if !self.approach_end(&turn.run, lead) || !pace::is_measured() {
             drain(None);
         }
         let usage = pace::take_usage();
         let (card, waiting) = (turn.run.card, gate::held());
         self.link.send(&FromTenant::Stopped { card, turn: turn.run.turn, usage, waiting }, &[])?;
-        // What ends a little later is looked at before the next turn: its length is not that of the others' turns.
+        // Work that ends a little later is checked before the next slice: its length is not that of the others' slices.
         let _ = sees_end(OVERTIME, Duration::ZERO);
         if !waiting && gate::told() {
             // A thread's own word may have gone out before `Stopped`, and counts for nothing there.
@@ -456,15 +457,15 @@ impl Agent {
         self.link.send(&FromTenant::Busy { order }, &[])
     }
 
-    /// Says when the last work of a turn ends; whether the owner could be told.
+    /// Announces the end of a slice's last work; returns whether the owner was notified.
     fn announce(&self, run: &Run, left: Duration) -> bool {
         let in_us = u32::try_from(left.as_micros()).unwrap_or(u32::MAX);
         let ending = FromTenant::Ending { card: run.card, turn: run.turn, in_us };
         self.version >= VERSION_HANDOVER && self.link.send(&ending, &[]).is_ok()
     }
 
-    /// Waits for the last work of a turn, if it can be told when that ends, and says so `lead` before; whether it has
-    /// ended, or does so within [`EARLY_US`]. The gate is closed.
+    /// Waits for the last work of a slice, if its end is predictable, and announces it `lead` before; returns whether
+    /// it has ended, or does so within [`EARLY_US`]. The gate is closed.
     fn approach_end(&self, run: &Run, lead: Duration) -> bool {
         if lead.is_zero() {
             return false;
@@ -483,10 +484,10 @@ impl Agent {
         }
     }
 
-    /// Lets the program go on without its owner.
+    /// Lets the program run without its owner.
     fn alone(&mut self) {
         *LINK.write().unwrap_or_else(PoisonError::into_inner) = None;
-        // What a thread sends now fails, and is not waited for.
+        // Messages that threads send now fail, and are not waited for.
         // SAFETY: a descriptor of ours that is open.
         unsafe { libc::shutdown(self.link.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
         (self.turn, self.order, self.soon, self.reclaim) = (None, None, None, None);
@@ -495,7 +496,7 @@ impl Agent {
         open(gate::TURN | gate::ORDER);
     }
 
-    /// Reaches the owner again, and tells it which chunks this process has.
+    /// Connects to the owner again, and reports the chunks of this process.
     fn reconnect(&mut self) {
         loop {
             std::thread::sleep(Duration::from_millis(RECONNECT_MS));
@@ -514,7 +515,7 @@ impl Agent {
                 || requests::recount(|| use_link(&link)),
             );
             if told {
-                // Only now: a submission that meets the closed gate tells the owner so once, over this connection.
+                // Only now: a submission that meets the closed gate notifies the owner once, over this connection.
                 gate::close(gate::TURN, None);
                 (self.link, self.version) = (link, welcome.version);
                 return;
@@ -523,10 +524,10 @@ impl Agent {
     }
 }
 
-/// Opens the gate. What is away is mapped first if the program's work may run then.
+/// Opens the gate. Maps chunks that are away first if the program's work may run then.
 fn open(reason: u32) {
-    // TIMEOUT: the driver may have no memory for a page table while others' memory moves; then the program is let run, and
-    // ended by the card if it needs what is away.
+    // TIMEOUT: the driver may have no memory for a page table while others' memory moves; then the program runs anyway,
+    // and the card ends it if it needs chunks that are away.
     const TRIES: u32 = 1000;
     if gate::opens_without(reason) {
         let mut tries = 0;
@@ -609,7 +610,7 @@ pub fn drained(work: impl FnOnce() -> std::ffi::c_int) -> std::ffi::c_int {
     result
 }
 
-/// Looks without sleeping, for `time` at most, until no more than `rest` is in flight; whether that is so.
+/// Polls without sleeping, for `time` at most, until no more than `rest` is in flight; returns whether that is so.
 fn sees_end(time: Duration, rest: Duration) -> bool {
     let since = Instant::now();
     loop {

@@ -1,8 +1,8 @@
 //! The cards that the program sees: the tenant's, and no others.
 //!
-//! The driver itself hides the rest. It reads the variable [`VARIABLE`] in `cuInit`, so that is where the tenant's cards are
-//! named, by their identities: count, order, numbers and PCI addresses follow. The value that the program or its user had in the
-//! variable chooses among the tenant's cards, and stands there again afterwards.
+//! The driver itself hides the rest. It reads the variable [`VARIABLE`] in `cuInit`, so that variable names the
+//! tenant's cards, by their identities: count, order, numbers and PCI addresses follow. The value that the program or
+//! its user had in the variable chooses among the tenant's cards, and is restored afterwards.
 //!
 //! UNSAFETY: changes the environment.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -23,7 +23,7 @@ pub fn initialise(cards: &[CardInfo], init: impl FnOnce() -> c_int) -> c_int {
         None => own.iter().map(String::as_str).collect(),
     };
     // SAFETY: as where a program sets this variable before it uses CUDA: no thread may walk through the environment by
-    // itself meanwhile. Those that call the C library's functions, or Rust's, see the old value or the new one.
+    // itself in the meantime. Those that call the C library's functions, or Rust's, see the old value or the new one.
     unsafe { std::env::set_var(VARIABLE, seen.join(",")) };
     let result = init();
     match before {
@@ -41,8 +41,8 @@ fn name(uuid: &[u8; 16]) -> String {
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// The tenant's cards that a list chooses, by number or by the begin of a name. As the driver has it, nothing behind a
-/// wrong entry is seen.
+/// The tenant's cards that a list chooses, by number or by the begin of a name. As in the driver, entries after a wrong
+/// one are not seen.
 fn chosen<'a>(list: &str, own: &'a [String]) -> Vec<&'a str> {
     let mut seen: Vec<&str> = Vec::new();
     for entry in list.split(',').map(str::trim) {

@@ -1,8 +1,8 @@
 //! A card, guests and their workloads, in simulated time: they show how a scheduler behaves, before a guest meets it.
 //!
-//! The scheduler is the real one; what is simulated are the engines (in order, without preemption), the time that an
-//! interrupt and a doorbell take, and guests that submit, wait for the end, think, and submit again. The same seed gives
-//! the same run, event by event.
+//! The scheduler is the real one; the engines (in order, without preemption), the time that an interrupt and a doorbell
+//! take, and guests that submit, wait for the end, think, and submit again are simulated. The same seed gives the same
+//! run, event by event.
 //!
 //! Parts: [`Scenario`] and its parts: workloads as data; [`run`]; [`Outcome`]: the result; [`Uses`]: use by VM and
 //! time.

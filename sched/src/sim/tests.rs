@@ -301,7 +301,8 @@ fn an_hour_of_sixteen_idle_vms_costs_nothing() {
     assert_eq!((outcome.events, outcome.ticks), (16, 0));
 }
 
-/// Guests that always have something queued, and whose drivers send a short submission behind each kernel, as nouveau's do.
+/// Guests that always have something queued, and whose drivers send a short submission behind each kernel, as nouveau's
+/// do.
 fn fenced(length: u64) -> Guest {
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     Guest::new(Stream {
@@ -330,7 +331,8 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
 
 #[test]
 fn idle_vms_do_not_keep_an_interactive_one_waiting() {
-    // 2 ms of work each 16 ms beside three that always have some: what it has had beyond its share while it competed melts meanwhile.
+    // 2 ms of work each 16 ms beside three that always have some: what it has had beyond its share while it competed
+    // melts meanwhile.
     let waits = |idle: usize| {
         let bursts = Guest::new(Stream::looping(Length::Fixed(2 * MS), Length::Fixed(14 * MS)));
         let batch = Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed(LONG_MADD), THINK) });

@@ -2,7 +2,7 @@
 
 use crate::Engine;
 
-/// Distance of shares in windows from what they should have been, in parts of 1.
+/// Distance of shares in windows from the wanted ones, in parts of 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ShareError {
     /// Mean over all windows, of the vGPU for which that is largest.

@@ -48,8 +48,8 @@ pub struct Pulse {
     pub off: u64,
 }
 
-/// Activity of one channel of a guest: rounds of steps. The guest waits for the end of each step before it submits the next,
-/// and thinks after each.
+/// Activity of one channel of a guest: rounds of steps. The guest waits for the end of each step before it submits the
+/// next, and thinks after each.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stream {
     /// The steps of a round.

@@ -1,5 +1,5 @@
-//! BAND as published, once more: Gdev's figure 2 line by line, with GPUvm's budgets, divided among those that compete, in
-//! plain fractions. The policy must decide as this does, event by event.
+//! BAND as published, once more: Gdev's figure 2 line by line, with GPUvm's budgets, divided among those that compete,
+//! in plain fractions. The policy must decide as this does, event by event.
 
 use super::harness::Harness;
 use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, VgpuId, VgpuParams};
@@ -26,8 +26,8 @@ struct VirtualGpu {
     suspended: VecDeque<u64>,
 }
 
-/// The published scheduler. `bw` of a virtual GPU is its weight over those of all that compete, `utl` its part of what all
-/// have used in this period.
+/// The published scheduler. `bw` of a virtual GPU is its weight over those of all that compete, `utl` its part of what
+/// all have used in this period.
 struct Published {
     queue: Vec<VirtualGpu>,
     current: Option<u32>,

@@ -1,4 +1,5 @@
-//! Policies with budgets beside VMs that do nothing, or little: sixteen VMs of which a few compete. All in simulated time.
+//! Policies with budgets beside VMs that do nothing, or little: sixteen VMs of which a few compete. All in simulated
+//! time.
 
 use super::harness::Harness;
 use crate::sim::{Guest, Length, Outcome, Pulse, Scenario, Stream, run};
@@ -171,8 +172,8 @@ proptest! {
     // The same cases each time: no proof bounds how far off the worst of all is.
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(60) })]
 
-    /// Nobody has more for its weight than one that always wants more: not by coming and going, by what it saves up or by
-    /// what it owes, nor two of them together. BAND as published forgets what could not be preempted, so it may be
+    /// Nobody has more for its weight than one that always wants more: not by coming and going, by what it saves up or
+    /// by what it owes, nor two of them together. BAND as published forgets what could not be preempted, so it may be
     /// further off.
     #[test]
     fn no_one_gains_by_coming_and_going(

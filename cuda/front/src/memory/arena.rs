@@ -78,7 +78,7 @@ impl Arena {
         Some(Placed { offset: start, chunks })
     }
 
-    /// Frees the allocation at `offset`; the chunks that nothing lies in any more.
+    /// Frees the allocation at `offset`. Returns the chunks that became empty.
     pub fn release(&mut self, offset: u64) -> Option<Vec<u32>> {
         let bytes = self.used.remove(&offset)?;
         let mut chunks = Vec::new();
@@ -106,7 +106,7 @@ impl Arena {
         Some(chunks)
     }
 
-    /// Offset and length of the allocation that `offset` lies in.
+    /// Returns offset and length of the allocation that contains `offset`.
     pub fn find(&self, offset: u64) -> Option<(u64, u64)> {
         let (&start, &bytes) = self.used.range(..=offset).next_back()?;
         (offset < start + bytes).then_some((start, bytes))

@@ -1,6 +1,6 @@
-//! The driver's functions that allocate, free and tell about memory.
+//! The driver's functions that allocate, free and report memory.
 //!
-//! UNSAFETY: reads and writes what the program's pointers name, as the driver would.
+//! UNSAFETY: reads and writes through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
@@ -16,7 +16,8 @@ use crate::slots::at;
 use crate::streams::Stream;
 use crate::tenant;
 
-/// `CU_POINTER_ATTRIBUTE_*`: numbers of what the driver would answer for a chunk instead of the allocation.
+/// `CU_POINTER_ATTRIBUTE_*`: numbers of the attributes that the driver would answer for a chunk instead of the
+/// allocation.
 mod attribute {
     use std::ffi::c_int;
 
@@ -44,7 +45,7 @@ pub(super) fn card() -> Option<(c_int, u8)> {
     tenant::card(device).map(|card| (device, card))
 }
 
-/// Allocates for the work in a stream, which may have what it has freed before: for that no more is asked of the driver.
+/// Allocates for the work in a stream, which may reuse memory that it has freed: that asks nothing more of the driver.
 unsafe fn allocate_after(address: *mut Address, bytes: u64, stream: Object, per_thread: bool) -> c_int {
     let again = if address.is_null() || bytes == 0 { None } else { chunks::take_back(bytes, stream, per_thread) };
     let Some(found) = again else {
@@ -208,7 +209,7 @@ unsafe extern "C" fn device_total_mem(bytes: *mut usize, device: c_int) -> c_int
     result
 }
 
-/// An allocation or a mapping that an address lies in, as the program knows it.
+/// An allocation or a mapping that contains an address, as the program knows it.
 struct Known {
     start: Address,
     bytes: u64,
@@ -245,7 +246,8 @@ unsafe extern "C" fn mem_get_address_range(base: *mut Address, bytes: *mut usize
     })
 }
 
-/// Corrects an attribute that the driver has answered for a chunk, wherever that lies now; whether there is an answer.
+/// Corrects an attribute that the driver has answered for a chunk, wherever that is now; returns whether there is an
+/// answer.
 unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
     let plain = known.own.is_none();
     // SAFETY: the driver has written an answer of this type here.
@@ -259,7 +261,7 @@ unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
             attribute::DEVICE_ORDINAL => *data.cast::<c_int>() = known.device,
             attribute::HANDLE_TYPES => *data.cast::<u32>() = 0,
             attribute::LEGACY_IPC => *data.cast::<bool>() = plain,
-            // What the program has reserved itself is its own range.
+            // A range that the program has reserved is its own.
             attribute::RANGE_START if plain => *data.cast::<u64>() = known.start,
             attribute::RANGE_SIZE if plain => *data.cast::<usize>() = known.bytes as usize,
             attribute::MAPPING_BASE => *data.cast::<u64>() = known.start,
@@ -277,7 +279,7 @@ unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
 }
 
 unsafe extern "C" fn pointer_get_attribute(data: *mut c_void, attribute: c_int, address: Address) -> c_int {
-    // Nothing moves meanwhile: the driver knows no address whose chunk is just being exchanged.
+    // Prevent moves in the meantime: the driver does not know an address whose chunk is being exchanged.
     chunks::with(|memory| {
         memory.bring_for(address);
         // SAFETY: the caller's promise.

@@ -68,7 +68,7 @@ fn lock() -> MutexGuard<'static, Option<Memory>> {
     MEMORY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Tells [`redirect`] that chunks arrive, before the thread that asked for them learns of it.
+/// Notifies [`redirect`] that chunks arrive, before the thread that asked for them learns of it.
 pub fn arriving() {
     ARRIVING.fetch_add(1, Ordering::SeqCst);
 }
@@ -113,8 +113,8 @@ fn attempt(device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
     result
 }
 
-/// Frees what may be freed by now if an allocation would take chunks that a region does not have. What streams have freed stays
-/// at hand for them until that is too much.
+/// Frees pending memory if an allocation would take chunks that a region does not have. Memory that streams have freed
+/// stays available to them until it exceeds a bound.
 fn save_chunks(at: usize, bytes: u64) {
     let lacks = || with(|memory| !memory.ordered.is_empty() && memory.lacks(at, bytes));
     if lacks() {
@@ -125,7 +125,7 @@ fn save_chunks(at: usize, bytes: u64) {
     }
 }
 
-/// Asks for chunks of a card and has `take` use them, or learn that there are none; the chunks that it returns go back.
+/// Asks for chunks of a card and makes `take` use them, or learn that it gets none; the chunks that it returns go back.
 pub fn obtain(card: u8, wanted: u32, take: impl FnOnce(&mut Memory, Option<Vec<(Chunk, Kept)>>) -> Vec<ChunkId>) {
     obtain_by(|request| FromTenant::Allocate { request, card, chunks: wanted }, wanted, take);
 }
@@ -172,7 +172,7 @@ pub fn with<T>(work: impl FnOnce(&mut Memory) -> T) -> T {
 /// Runs `attempt` again if it finds no memory and some can be had without the owner.
 pub fn persist<T>(attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
     let mut done = attempt();
-    // What waits for no work comes first.
+    // First the memory that waits for no work.
     for wait in [false, true] {
         if matches!(done, Err(OUT_OF_MEMORY)) && (free_released(wait) | (wait && trim())) {
             done = attempt();
@@ -194,7 +194,7 @@ pub fn free(address: Address) -> bool {
         return true;
     }
     drop(guard);
-    // SAFETY: no pointers. As with the driver's own function, memory is freed when no work uses it any more.
+    // SAFETY: no pointers. As with the driver's own function, memory is freed once no work uses it.
     unsafe { driver::ctx_synchronize() };
     release(address);
     true
@@ -236,7 +236,7 @@ pub fn free_after(address: Address, stream: Object, per_thread: bool) -> bool {
     true
 }
 
-/// A stream is to be destroyed: what it has freed is given up behind its work.
+/// Gives up the memory that a stream has freed, after its work, before the stream is destroyed.
 pub fn stream_ends(stream: u64) {
     let mut guard = lock();
     let Some(memory) = guard.as_mut().filter(|memory| !memory.ordered.is_empty()) else { return };
@@ -245,7 +245,7 @@ pub fn stream_ends(stream: u64) {
     }
 }
 
-/// A context is to be destroyed.
+/// Prepares for the destruction of a context.
 pub fn context_ends(context: u64) {
     if let Some(memory) = lock().as_mut() {
         memory.ordered.forget(context);
@@ -259,13 +259,13 @@ pub fn contexts_end() {
     }
 }
 
-/// Frees what may be freed by now, or with `wait` all; whether anything was freed. A context must be current.
+/// Frees pending memory, or with `wait` all; returns whether anything was freed. A context must be current.
 fn free_released(wait: bool) -> bool {
     gather();
     collect(wait)
 }
 
-/// Puts memory that streams have freed behind their work. A context must be current.
+/// Queues memory that streams have freed after their work. A context must be current.
 fn gather() {
     if let Some(memory) = lock().as_mut().filter(|_| !captures::any()) {
         memory.ordered.lanes().into_iter().for_each(|lane| memory.gather(lane));
@@ -311,12 +311,12 @@ fn any_away() -> bool {
     AWAY.load(Ordering::SeqCst) > 0
 }
 
-/// Maps what is away; whether nothing is away any more.
+/// Maps chunks that are away; returns whether none is left.
 pub fn bring() -> bool {
     !any_away() || with(|memory| driver::relaxed(|| memory.bring()))
 }
 
-/// Maps what is away, for a call that names addresses and does not wait for the program's turn.
+/// Maps chunks that are away, for a call that names addresses and does not wait for the program's slice.
 pub fn present() {
     if any_away() && !bring() {
         report!("memory that is away cannot be mapped");
@@ -331,14 +331,15 @@ pub fn tidy() {
     }
 }
 
-/// Has memory that streams have freed be given up behind their work. The thread that obeys the owner waits for no work.
+/// Begins to give up memory that streams have freed, after their work. The thread that obeys the owner waits for no
+/// work.
 pub fn begin_to_empty() {
     if with(|memory| !memory.ordered.waits_for_all()) {
         gather();
     }
 }
 
-/// Returns the chunks that nothing lies in by now. True if work that ends leaves no more of them.
+/// Returns the empty chunks to the owner. True if work that ends leaves no more of them.
 pub fn give_up_empty() -> bool {
     if with(|memory| !memory.ordered.waits_for_all()) {
         collect(false);
@@ -347,7 +348,7 @@ pub fn give_up_empty() -> bool {
     with(|memory| !memory.ordered.waits_for_events())
 }
 
-/// Returns the chunks that nothing lies in; whether there were any.
+/// Returns the empty chunks to the owner; returns whether there were any.
 fn trim() -> bool {
     let mut guard = lock();
     let Some(memory) = guard.as_mut() else { return false };
@@ -361,7 +362,7 @@ fn trim() -> bool {
     any
 }
 
-/// Bytes of a card's chunks that the next allocation may have without the owner: those that nothing lies in, and memory that streams
+/// Bytes of a card's chunks that the next allocation may have without the owner: empty chunks, and memory that streams
 /// have freed.
 pub fn spare(card: u8) -> u64 {
     let guard = lock();
@@ -374,7 +375,7 @@ pub fn spare(card: u8) -> u64 {
     regions.map(|region| region.spare.len() as u64 * region.chunk_bytes + freed(region)).sum()
 }
 
-/// Tells the owner of chunks that are released.
+/// Tells the owner that chunks are released.
 pub fn give_back(chunks: Vec<ChunkId>) {
     for part in chunks.chunks(MAX_CHUNKS) {
         tenant::send(&FromTenant::Free { chunks: part.to_vec() });
@@ -415,11 +416,11 @@ pub fn redirect(moves: Vec<(Chunk, Kept)>) -> u32 {
     u32::try_from(moves.len() - rest.len()).unwrap_or(u32::MAX)
 }
 
-/// Tells all chunks by `tell`, in parts, with whether more follow, and then calls `connected`; false as soon as telling
-/// fails. Nothing is allocated or freed in between, so what the program says of chunks after `connected` is said of
-/// chunks that the owner knows.
+/// Reports all chunks with `tell`, in parts, with whether more follow, and then calls `connected`; returns false as
+/// soon as a report fails. Nothing is allocated or freed in between, so after `connected` the program names only chunks
+/// that the owner knows.
 pub fn adopted(mut tell: impl FnMut(Vec<Adopted>, Vec<Kept>, bool) -> bool, connected: impl FnOnce()) -> bool {
-    // What an owner before has granted is mapped first: the next one must know of it.
+    // Map the chunks that the previous owner granted first: the next owner must know of them.
     let guard = mapped_memory();
     let mut all: Vec<(u8, &Backing)> = Vec::new();
     for memory in guard.iter() {
@@ -445,8 +446,8 @@ pub fn adopted(mut tell: impl FnMut(Vec<Adopted>, Vec<Kept>, bool) -> bool, conn
     told
 }
 
-/// The memory, when no chunks are delivered that are not yet mapped. A thread that was answered maps what it got without
-/// waiting for anybody.
+/// Locks the memory when every delivered chunk is mapped. A thread with an answer maps its chunks without waiting for
+/// another.
 fn mapped_memory() -> MutexGuard<'static, Option<Memory>> {
     loop {
         let guard = lock();
@@ -459,14 +460,14 @@ fn mapped_memory() -> MutexGuard<'static, Option<Memory>> {
 }
 
 impl Memory {
-    /// Returns base and length of the allocation that an address lies in, with its device.
+    /// Returns base and length of the allocation that contains an address, with its device.
     pub fn find(&self, address: Address) -> Option<(Address, u64, c_int)> {
         let region = self.regions.iter().find(|r| r.contains(address))?;
         region.arena.find(address - region.base).map(|(offset, bytes)| (region.base + offset, bytes, region.device))
     }
 
-    /// Returns the chunks that an allocation lies in, in the order of their addresses, with its card, base, length and
-    /// offset in the first of them.
+    /// Returns the chunks of an allocation, in the order of their addresses, with its card, base, length and offset in
+    /// the first of them.
     pub fn backing(&self, address: Address) -> Option<Backed> {
         let region = self.regions.iter().find(|r| r.contains(address))?;
         let (offset, bytes) = region.arena.find(address - region.base)?;
@@ -485,7 +486,7 @@ impl Memory {
         }
     }
 
-    /// Says if allocations may lie in a range: the program does not manage it itself.
+    /// Returns whether a range may hold allocations: the program does not manage it itself.
     pub fn reserved(&self, at: Address, bytes: u64) -> bool {
         let end = at.saturating_add(bytes);
         self.regions.iter().any(|r| at < r.base + r.bytes && end > r.base) || self.opened.reserved(at, bytes)
@@ -549,7 +550,7 @@ impl Memory {
         self.unmap(at, &over)
     }
 
-    /// Unmaps chunks that nothing lies in; their ids.
+    /// Unmaps empty chunks; returns their ids.
     fn unmap(&mut self, at: usize, numbers: &[u32]) -> Vec<ChunkId> {
         let ids = self.regions[at].unmap(&mut Driver, numbers);
         for id in &ids {
@@ -559,14 +560,14 @@ impl Memory {
         ids
     }
 
-    /// Maps what is away if an address lies there: the driver is to be asked about it.
+    /// Maps chunks that are away if they contain an address: the driver will be asked about it.
     pub fn bring_for(&mut self, address: Address) {
         if self.regions.iter().any(|region| region.is_away(address)) {
             driver::relaxed(|| self.bring());
         }
     }
 
-    /// Maps what is away; whether nothing is away any more.
+    /// Maps chunks that are away; returns whether none is left.
     fn bring(&mut self) -> bool {
         // Each is brought, also after one that could not be.
         let mut all = true;
@@ -601,7 +602,7 @@ impl Memory {
         })
     }
 
-    /// Puts what a lane has freed behind its work, which may have ended.
+    /// Queues memory that a lane has freed after its work, which may have ended.
     fn gather(&mut self, lane: Lane) {
         let before = driver::current_context();
         if before as u64 != lane.context {

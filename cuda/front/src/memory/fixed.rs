@@ -49,7 +49,7 @@ fn give_back(ended: impl IntoIterator<Item = Counted>) {
     }
 }
 
-/// Asks to count memory; chunks that nothing lies in are given back if that is what it takes. Whether it may be had.
+/// Asks to count memory; gives empty chunks back if that is needed. Returns whether the owner allows it.
 pub fn fix(card: u8, kind: FixedKind, bytes: u64) -> bool {
     chunks::persist(|| if requests::fix(card, kind, bytes) { Ok(()) } else { Err(OUT_OF_MEMORY) }).is_ok()
 }
@@ -160,7 +160,7 @@ unsafe fn described(descriptor: *const c_void, dimensions: usize) -> u64 {
     if descriptor.is_null() {
         return 0;
     }
-    // SAFETY: the caller's promise: extents are 64-bit numbers, the two others 32-bit numbers behind them.
+    // SAFETY: the caller's promise: extents are 64-bit numbers, followed by the two others as 32-bit numbers.
     unsafe {
         let extents = std::slice::from_raw_parts(descriptor.cast::<u64>(), dimensions);
         let rest = descriptor.cast::<u64>().add(dimensions).cast::<u32>();
@@ -203,7 +203,8 @@ unsafe extern "C" fn array_destroy(array: Object) -> c_int {
 }
 
 unsafe extern "C" fn mipmap(made: *mut Object, descriptor: *const c_void, levels: u32) -> c_int {
-    // SAFETY: the caller's promise. All smaller levels together have less than a third of the first, and at most all of it.
+    // SAFETY: the caller's promise. All smaller levels together have less than a third of the first, and at most all of
+    // it.
     let bytes = unsafe { described(descriptor, 3) }.saturating_mul(2);
     count(FixedKind::Array, bytes, || {
         // SAFETY: as above.
@@ -224,12 +225,14 @@ unsafe extern "C" fn mipmap_destroy(array: Object) -> c_int {
     result
 }
 
-/// `cuMemCreate` of memory that the driver must have itself. It counts until its last reference and its last mapping have gone.
+/// `cuMemCreate` of memory that the driver must have itself. It counts until its last reference and its last mapping
+/// have gone.
 ///
 /// # Safety
 /// As for the driver's function.
 pub unsafe fn create(handle: *mut Handle, bytes: usize, property: *const c_void, flags: u64) -> c_int {
-    // SAFETY: the caller's promise: `CUmemAllocationProp` begins with four 32-bit numbers, the third and fourth the place.
+    // SAFETY: the caller's promise: `CUmemAllocationProp` begins with four 32-bit numbers, the third and fourth the
+    // place.
     let [_, _, location, device] = unsafe { property.cast::<[c_int; 4]>().as_ref() }.copied().unwrap_or([1, 0, 1, 0]);
     let (kind, card) = match (location, tenant::card(device)) {
         (1, Some(card)) => (FixedKind::Driver, card),
@@ -298,7 +301,7 @@ pub fn bound(target: Target, handle: Handle) {
     handles(|handles| handles.bind(target, handle));
 }
 
-/// Nothing is bound to something any more.
+/// Removes everything that was bound to a target.
 pub fn unbound(is_it: impl Fn(Target) -> bool) {
     give_back(handles(|handles| handles.unbind(is_it)));
 }

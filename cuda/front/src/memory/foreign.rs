@@ -1,6 +1,7 @@
 //! Handles of memory that only the driver can have: compressed, for sparse arrays, of the host, for other processes.
 //!
-//! Such memory lives until the last reference, the last mapping and the last binding of it has gone, and counts as long.
+//! Such memory lives until the last reference, the last mapping and the last binding of it has gone, and counts as
+//! long.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -67,7 +68,7 @@ impl<T> Foreign<T> {
         }
     }
 
-    /// Nothing is mapped in a range any more. Returns the counts of memory that has ended with it.
+    /// Records that nothing is mapped in a range. Returns the counts of memory that has ended with it.
     #[must_use]
     pub fn unmap(&mut self, at: Address, bytes: u64) -> Vec<T> {
         let starts: Vec<Address> = self.mapped.range(at..at.saturating_add(bytes)).map(|(start, _)| *start).collect();
@@ -84,7 +85,7 @@ impl<T> Foreign<T> {
         }
     }
 
-    /// Nothing is bound to something any more. Returns the counts of memory that has ended with it.
+    /// Records that nothing is bound to a target. Returns the counts of memory that has ended with it.
     #[must_use]
     pub fn unbind(&mut self, is_it: impl Fn(Target) -> bool) -> Vec<T> {
         let handles: Vec<Handle> = self.bound.extract_if(|target, _| is_it(*target)).flat_map(|(_, all)| all).collect();

@@ -1,9 +1,10 @@
 //! Memory that the driver reserves for graphs with nodes that allocate: it is counted, and stays where it is.
 //!
-//! The driver takes it when such a graph is uploaded or launched, and keeps it for the next. So each launch uploads first, and
-//! the owner is asked for what that has added: a tenant that may not have it learns so before the graph runs.
+//! The driver takes it when such a graph is uploaded or launched, and keeps it for the next. So each launch uploads
+//! first, and the owner is asked for the memory that this added: a tenant that may not have it learns so before the
+//! graph runs.
 //!
-//! UNSAFETY: passes calls on, and reads what they have written.
+//! UNSAFETY: passes calls on, and reads their results.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::{HashMap, HashSet};
@@ -79,8 +80,8 @@ fn allocates(node: Object, depth: u32) -> Option<u64> {
     }
 }
 
-/// Asks for what the driver has reserved on the current card since the last time, or gives back what it has given up;
-/// whether the tenant may have it.
+/// Asks for memory that the driver has reserved on the current card since the last time, or gives back memory that it
+/// has released; returns whether the tenant may have it.
 fn count() -> bool {
     let Some((device, card)) = card() else { return true };
     let mut counted = COUNTED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +101,7 @@ fn count() -> bool {
     true
 }
 
-/// Has the driver give up what no graph uses now.
+/// Makes the driver release memory that no graph uses now.
 fn give_up() {
     if let Some((device, _)) = card() {
         // SAFETY: no pointers.
@@ -124,14 +125,14 @@ unsafe fn gated(index: usize, graph: Object, stream: Object) -> c_int {
     unsafe { call(graph, stream) }
 }
 
-/// Uploads a graph that allocates, and counts what that takes.
+/// Uploads a graph that allocates, and counts the memory.
 unsafe fn reserve(index: usize, graph: Object, stream: Object) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { gated(index, graph, stream) };
     if result == SUCCESS && count() {
         return SUCCESS;
     }
-    // An upload that fails keeps what it had got.
+    // An upload that fails keeps the memory that it got.
     give_up();
     if result == SUCCESS { OUT_OF_MEMORY } else { result }
 }
@@ -162,8 +163,8 @@ macro_rules! launched {
                 }
                 let result = gated(at::$real_launch, graph, stream);
                 if known {
-                    // Beside another graph that runs it may take more than alone. That is there now, and counts when
-                    // it may; until then no such graph is launched.
+                    // Next to another running graph it may take more than alone. That memory is reserved now, and
+                    // counts when the owner allows it; until then no such graph is launched.
                     count();
                 }
                 result

@@ -1,8 +1,8 @@
 //! Handles and mappings of a program that manages its virtual memory itself.
 //!
-//! A handle is a number of ours. It stands for whole chunks of the owner's and, where its length is no whole number of
-//! them, an allocation of the driver's for the rest. Each of these pieces is mapped by itself within a mapping of the
-//! program's; what the program may do is decided by its own mappings, as the driver decides it.
+//! A handle is a number of ours. It stands for whole chunks of the owner and, if its length is not a multiple of a
+//! chunk, an allocation of the driver for the rest. Each of these pieces is mapped separately within a mapping of the
+//! program; the program's own mappings decide its access, as in the driver.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
@@ -27,7 +27,7 @@ pub trait Pages {
     fn map(&mut self, at: Address, bytes: u64, handle: Handle) -> c_int;
     /// Unmaps whole mappings.
     fn unmap(&mut self, at: Address, bytes: u64) -> c_int;
-    /// Sets who may access whole mappings.
+    /// Sets the access to whole mappings.
     fn allow(&mut self, at: Address, bytes: u64, access: &[Access]) -> c_int;
     /// Gives a driver's handle up.
     fn release(&mut self, handle: Handle);
@@ -53,11 +53,11 @@ pub struct Piece {
     pub handle: Handle,
     /// Bytes.
     pub bytes: u64,
-    /// The chunk; none for what the driver has allocated.
+    /// The chunk; none for memory that the driver has allocated.
     pub chunk: Option<Backing>,
 }
 
-/// Remains of a handle that nothing needs any more.
+/// Remains of a handle that is no longer needed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Freed {
     /// Card.
@@ -70,7 +70,7 @@ pub struct Freed {
     pub exported: u64,
 }
 
-/// A handle that is to be exported.
+/// A handle to export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Described {
     /// Card.
@@ -110,15 +110,15 @@ struct Mapping {
 /// Relation of a range of addresses to our mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cover {
-    /// None lies in it.
+    /// The range contains none.
     None,
-    /// All that lie in it lie in it whole.
+    /// The range contains each of them whole or not at all.
     Whole,
-    /// One lies in it in part.
+    /// The range contains a part of one.
     Part,
 }
 
-/// A mapping that an address lies in.
+/// A mapping that contains an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// First address.
@@ -198,7 +198,7 @@ impl Handles {
         before.into_iter().chain(self.mappings.range(at..end)).map(|(start, mapping)| (*start, mapping.bytes))
     }
 
-    /// Returns how a range lies to our mappings.
+    /// Returns the relation of a range to our mappings.
     pub fn cover(&self, at: Address, bytes: u64) -> Cover {
         let mut cover = Cover::None;
         for (start, length) in self.within(at, bytes) {
@@ -210,7 +210,8 @@ impl Handles {
         cover
     }
 
-    /// Unmaps all that lies in a range, other mappings of the program included; what nothing needs any more.
+    /// Unmaps everything in a range, other mappings of the program included; returns the parts that are no longer
+    /// needed.
     pub fn unmap(&mut self, pages: &mut impl Pages, at: Address, bytes: u64) -> Result<Vec<Freed>, c_int> {
         if self.cover(at, bytes) == Cover::Part {
             return Err(INVALID_VALUE);
@@ -231,7 +232,7 @@ impl Handles {
         Ok(freed)
     }
 
-    /// Says who may access a range, other mappings of the program included.
+    /// Sets the access to a range, other mappings of the program included.
     pub fn allow(&mut self, pages: &mut impl Pages, at: Address, bytes: u64, access: &[Access]) -> c_int {
         match self.cover(at, bytes) {
             Cover::Part => return INVALID_VALUE,
@@ -260,7 +261,7 @@ impl Handles {
         Some(mapping.access.iter().find(|known| known.same_location(&location)).map_or(0, Access::flags))
     }
 
-    /// Gives a reference up; what is left if nothing needs it any more.
+    /// Drops a reference; returns the parts that are no longer needed.
     pub fn release(&mut self, pages: &mut impl Pages, handle: Handle) -> Result<Option<Freed>, c_int> {
         let made = self.made.get_mut(&handle).filter(|made| made.references > 0).ok_or(INVALID_VALUE)?;
         made.references -= 1;
@@ -274,7 +275,7 @@ impl Handles {
         Some(found.handle)
     }
 
-    /// Returns the mapping that an address lies in.
+    /// Returns the mapping that contains an address.
     pub fn find(&self, at: Address) -> Option<Found> {
         let (&start, mapping) = self.mappings.range(..=at).next_back()?;
         let made = self.made.get(&mapping.handle)?;
@@ -290,7 +291,7 @@ impl Handles {
         Some(self.ended(pages, made.card, made.pieces, made.exported))
     }
 
-    /// Gives up pieces that nothing names any more.
+    /// Gives up pieces that no handle or mapping names.
     fn ended(&mut self, pages: &mut impl Pages, card: u8, pieces: Vec<Piece>, exported: bool) -> Freed {
         let mut freed = Freed { card, ..Freed::default() };
         for piece in pieces {
@@ -307,7 +308,7 @@ impl Handles {
         freed
     }
 
-    /// Returns what is to be known of a handle before it can be exported, while the program has a reference.
+    /// Returns the description of a handle that an export needs, while the program has a reference.
     pub fn described(&self, handle: Handle) -> Option<Described> {
         let made = self.made.get(&handle).filter(|made| made.references > 0)?;
         let whole = made.pieces.first().filter(|_| made.exported).map(|piece| piece.handle);
@@ -320,8 +321,8 @@ impl Handles {
         made.into_iter().flat_map(|made| &made.pieces).map(|piece| (piece.handle, piece.bytes)).collect()
     }
 
-    /// Puts one piece of the driver's, which can be exported and has the same contents, in the place of a handle's pieces
-    /// wherever it is mapped; what is left of those. None: all is as before, and `whole` is not used.
+    /// Replaces a handle's pieces wherever they are mapped by one piece of the driver, which can be exported and has
+    /// the same contents; returns the replaced pieces. None: nothing has changed, and `whole` is not used.
     pub fn unite(&mut self, pages: &mut impl Pages, handle: Handle, whole: Handle) -> Option<Freed> {
         let made = self.made.get_mut(&handle)?;
         let (bytes, mapped) = (made.bytes, made.mapped.clone());
@@ -366,8 +367,8 @@ impl Handles {
         self.places.get(&chunk).copied()
     }
 
-    /// Puts the driver's handle `new` in the place of a chunk's piece wherever it is mapped; it cannot be accessed before
-    /// [`Handles::restore`]. False: all is as before, and `new` is not used.
+    /// Puts the driver's handle `new` in the place of a chunk's piece wherever it is mapped; it cannot be accessed
+    /// before [`Handles::restore`]. False: all is as before, and `new` is not used.
     pub fn replace(
         &mut self,
         pages: &mut impl Pages,
@@ -435,12 +436,12 @@ impl Handles {
 }
 
 impl Backing {
-    /// Returns a chunk that nobody else has.
+    /// Creates a chunk that no other process has.
     pub fn new(chunk: Chunk, kept: Option<Kept>) -> Self {
         Self { id: chunk.id, place: chunk.place, kept, shared: false }
     }
 
-    /// Returns what the next owner is told of the chunk.
+    /// Returns the report about the chunk to the next owner.
     pub fn adopted(&self, card: u8, descriptor: bool) -> Adopted {
         Adopted { card, id: self.id, place: self.place, descriptor }
     }

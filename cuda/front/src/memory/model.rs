@@ -1,4 +1,4 @@
-//! A driver for tests: it knows what is mapped where.
+//! A driver for tests that tracks all mappings.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use super::handles::Pages;
 use crate::driver::{Access, Address, Handle, INVALID_VALUE, SUCCESS};
 
-/// A driver that knows what is mapped where, and refuses to map when told so.
+/// A driver that tracks all mappings, and refuses to map on demand.
 #[derive(Debug, Default)]
 pub struct Model {
     /// Mappings by their addresses: bytes, handle and access.

@@ -1,10 +1,10 @@
 //! Memory in chunks that processes of one tenant share by `cuIpcGetMemHandle` and `cuIpcOpenMemHandle`.
 //!
-//! The owner keeps such chunks where they are and hands them to the other process. What is in a handle of ours:
-//! the owner's token (32 bytes), [`MARK`], the offset and the length of the allocation in bytes, the number of chunks and the
-//! card. The driver's own handles pass.
+//! The owner keeps such chunks where they are and hands them to the other process. Contents of a handle of ours: the
+//! owner's token (32 bytes), [`MARK`], the offset and the length of the allocation in bytes, the number of chunks and
+//! the card. The driver's own handles pass.
 //!
-//! UNSAFETY: reads and writes what the program's pointers name, maps and unmaps memory of the card.
+//! UNSAFETY: reads and writes through the program's pointers, maps and unmaps memory of the card.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::{BTreeMap, HashSet};
@@ -88,7 +88,7 @@ impl Token {
         Some(Self { share, offset: word(40)?, bytes: word(48)?, chunks: u32::from_le_bytes(chunks), card })
     }
 
-    /// Says if the allocation lies in the chunks: the handle came from another process.
+    /// Returns whether the allocation is within the chunks: the handle came from another process.
     fn fits(&self, chunk_bytes: u64) -> bool {
         let all = u64::from(self.chunks).saturating_mul(chunk_bytes);
         self.bytes > 0 && self.offset < chunk_bytes && self.offset.saturating_add(self.bytes) <= all
@@ -96,7 +96,7 @@ impl Token {
 }
 
 impl Opened {
-    /// Returns first address, bytes and device of the allocation that an address lies in.
+    /// Returns first address, bytes and device of the allocation that contains an address.
     pub fn find(&self, address: Address) -> Option<(Address, u64, c_int)> {
         let (&start, foreign) = self.foreign.range(..=address).next_back()?;
         (address - start < foreign.bytes).then_some((start, foreign.bytes, foreign.device))
@@ -107,13 +107,13 @@ impl Opened {
         self.foreign.values().flat_map(|f| f.pieces.iter().map(|(_, chunk)| (f.card, chunk)))
     }
 
-    /// Says if addresses of ours lie in a range.
+    /// Returns whether a range contains addresses of ours.
     pub fn reserved(&self, at: Address, bytes: u64) -> bool {
         let end = at.saturating_add(bytes);
         self.foreign.values().any(|f| at < f.base + f.pieces.len() as u64 * f.chunk_bytes && end > f.base)
     }
 
-    /// Opens what is open already once more.
+    /// Opens an open share once more.
     fn again(&mut self, share: Share) -> Option<Address> {
         let (start, foreign) = self.foreign.iter_mut().find(|(_, foreign)| foreign.share == share)?;
         foreign.count += 1;
@@ -150,7 +150,8 @@ impl Opened {
         Ok(base + token.offset)
     }
 
-    /// Closes what was opened at an address once; the chunks that go back, or none of our memory begins there.
+    /// Closes the memory that was opened at an address once; returns the chunks that go back, or `None` if none of our
+    /// memory begins there.
     fn close(&mut self, address: Address) -> Option<Vec<ChunkId>> {
         let foreign = self.foreign.get_mut(&address)?;
         foreign.count -= 1;
@@ -164,12 +165,12 @@ impl Opened {
 }
 
 impl Foreign {
-    /// Unmaps what is mapped, and frees the `length` bytes of addresses.
+    /// Unmaps the chunks, and frees the `length` bytes of addresses.
     fn end(self, length: u64) -> Vec<ChunkId> {
         if !self.pieces.is_empty() {
             Driver.unmap(self.base, self.pieces.len() as u64 * self.chunk_bytes);
         }
-        // SAFETY: a reservation of ours in which nothing is mapped any more.
+        // SAFETY: a reservation of ours without mappings.
         unsafe { driver::mem_address_free(self.base, length as usize) };
         self.pieces.iter().for_each(|(handle, _)| Driver.release(*handle));
         self.pieces.into_iter().map(|(_, chunk)| chunk.id).collect()
@@ -180,7 +181,7 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
     let since = Instant::now();
     loop {
         if chunks::with(|memory| memory.opened.find(address).is_some()) {
-            // As the driver has it: who opened memory does not hand it on.
+            // As in the driver: a process that opened memory does not hand it on.
             return INVALID_VALUE;
         }
         let backed = chunks::with(|memory| {

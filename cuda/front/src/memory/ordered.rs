@@ -1,8 +1,8 @@
 //! Memory that programs free in the order of a stream's work (`cuMemFreeAsync`).
 //!
-//! What a stream has freed, the same stream may have again at once: its work comes one after the other. Nothing is asked of
-//! the driver for that. Everybody else gets it when an event behind the work has passed, which is recorded only when somebody
-//! looks for memory.
+//! A stream may reuse memory that it has freed at once: its work is in order. That asks nothing of the driver. Other
+//! streams get the memory when an event after the work has passed, which is recorded only when an allocation looks for
+//! memory.
 
 use foldhash::{HashMap, HashSet};
 
@@ -84,7 +84,7 @@ impl Ordered {
         self.loose.entry(lane).or_default().entry(bytes).or_default().push(address);
     }
 
-    /// Takes memory back that is given up behind work of a context.
+    /// Queues memory that is given up after work of a context.
     pub fn put_behind(&mut self, context: u64, behind: Behind, address: Address) {
         self.freed.insert(address);
         self.waits.push(Waits { context, behind, addresses: vec![address] });
@@ -113,7 +113,7 @@ impl Ordered {
             .collect()
     }
 
-    /// Puts all that a lane has freed behind work of its context.
+    /// Queues all memory that a lane has freed after work of its context.
     pub fn gather(&mut self, lane: Lane, behind: Behind) {
         let lengths = self.loose.remove(&lane).unwrap_or_default();
         self.loose_bytes -= lengths.iter().map(|(bytes, list)| bytes * list.len() as u64).sum::<u64>();

@@ -1,9 +1,9 @@
 //! The driver's functions of virtual memory that a program manages itself.
 //!
-//! A handle of the card's memory that the program does not want to share is one of ours: it moves as all else does. Others
-//! are the driver's, and counted as fixed. Wrong calls get the codes that NVIDIA's driver 580 gives.
+//! A handle of the card's memory that the program does not want to share is one of ours: it moves as all else does.
+//! Others are the driver's, and counted as fixed. Wrong calls get the codes that NVIDIA's driver 580 gives.
 //!
-//! UNSAFETY: reads and writes what the program's pointers name, as the driver would.
+//! UNSAFETY: reads and writes through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
@@ -26,7 +26,7 @@ const PINNED: c_int = 1;
 const DEVICE: c_int = 1;
 /// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
 const RECOMMENDED: c_int = 1;
-/// Bytes of `CUarrayMapInfo`, and where its handle, its array, its operation and its kind of handle lie.
+/// Bytes of `CUarrayMapInfo`, and the offsets of its handle, array, operation and kind of handle.
 const ARRAY_MAP: (usize, usize) = (96, 64);
 const ARRAY_OF_MAP: usize = 8;
 const OPERATION_OF_MAP: usize = 56;
@@ -37,8 +37,8 @@ const GENERIC: u32 = 0;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const DESCRIPTOR: c_int = 1;
-/// `CUmemAllocationProp::allocFlags::gpuDirectRDMACapable`. PyTorch sets it wherever the card can do it; chunks cannot, as
-/// is said of each address.
+/// `CUmemAllocationProp::allocFlags::gpuDirectRDMACapable`. PyTorch sets it wherever the card can do it; chunks cannot,
+/// as is said of each address.
 const RDMA: c_int = 1 << 8;
 
 /// Returns the card and the device of a handle that can be one of ours: pinned memory of a card, neither compressed nor
@@ -85,7 +85,7 @@ unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const 
     }
 }
 
-/// Makes a handle of chunks, and of the driver's memory for what is less than a chunk.
+/// Makes a handle of chunks, and of the driver's memory for the part that is less than a chunk.
 fn make(card: u8, property: &Property, bytes: u64) -> Result<Handle, c_int> {
     let chunk_bytes = tenant::get().map_or(2 << 20, |tenant| tenant.chunk_bytes);
     let wanted = u32::try_from(bytes / chunk_bytes).map_err(|_| OUT_OF_MEMORY)?;
@@ -117,7 +117,7 @@ fn make(card: u8, property: &Property, bytes: u64) -> Result<Handle, c_int> {
     made
 }
 
-/// Has the driver allocate what is no whole chunk, counted as fixed.
+/// Makes the driver allocate the part that is not a whole chunk, counted as fixed.
 fn rest(card: u8, property: &Property, bytes: u64) -> Result<Option<Piece>, c_int> {
     if bytes == 0 {
         return Ok(None);
@@ -138,7 +138,7 @@ fn rest(card: u8, property: &Property, bytes: u64) -> Result<Option<Piece>, c_in
     }
 }
 
-/// Returns what nothing needs any more. The memory is locked, so that an owner that comes meanwhile is told the same.
+/// Returns memory that is no longer needed. The memory is locked, so that a new owner is told the same.
 fn freed(freed: Freed) {
     chunks::give_back(freed.chunks);
     if freed.fixed > 0 {
@@ -368,7 +368,7 @@ fn unite(memory: &mut Memory, handle: Handle, (whole, device, bytes): (Handle, c
     if mapped > 0 {
         Driver.unmap(base, mapped);
     }
-    // SAFETY: a reservation of ours in which nothing is mapped any more.
+    // SAFETY: a reservation of ours without mappings.
     unsafe { driver::mem_address_free(base, 2 * bytes as usize) };
     if result != SUCCESS {
         return result;
@@ -389,8 +389,8 @@ unsafe fn names_ours(list: *const c_void, count: u32) -> bool {
     !list.is_null() && (0..count as usize).any(|n| Handles::is_ours(handle(n)))
 }
 
-/// Notes which memory was mapped in arrays. It counts until the array ends: only the driver knows which part of an array
-/// is unmapped again, in the order of a stream's work.
+/// Notes which memory was mapped in arrays. It counts until the array ends: only the driver knows which part of an
+/// array is unmapped again, in the order of a stream's work.
 unsafe fn note_arrays(list: *const c_void, count: u32) {
     let (stride, place) = ARRAY_MAP;
     for n in 0..if list.is_null() { 0 } else { count as usize } {

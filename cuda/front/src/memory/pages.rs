@@ -30,12 +30,12 @@ impl Pages for Driver {
     }
 
     fn map(&mut self, at: Address, bytes: u64, handle: Handle) -> c_int {
-        // SAFETY: no pointers; the driver refuses what is not right.
+        // SAFETY: no pointers; the driver refuses wrong arguments.
         unsafe { driver::mem_map(at, bytes as usize, 0, handle, 0) }
     }
 
     fn unmap(&mut self, at: Address, bytes: u64) -> c_int {
-        // SAFETY: as above. What the program unmaps it does not use, and for a relocation nothing is in flight.
+        // SAFETY: as above. The program does not use memory that it unmaps, and for a relocation nothing is in flight.
         unsafe { driver::mem_unmap(at, bytes as usize) }
     }
 
@@ -45,7 +45,7 @@ impl Pages for Driver {
     }
 
     fn release(&mut self, handle: Handle) {
-        // SAFETY: a handle of ours that was imported or created, and that nothing names any more.
+        // SAFETY: a handle of ours that was imported or created, and is no longer used.
         unsafe { driver::mem_release(handle) };
     }
 }

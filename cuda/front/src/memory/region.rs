@@ -1,8 +1,8 @@
 //! The addresses of one card, and the chunks that back them.
 //!
-//! A chunk that goes to host memory is taken away from its addresses, and mapped there again when the program's work may
-//! run: to map 16 MiB of host memory takes the driver 0.3 ms, and to take them away 0.08 ms, for which a change of hands would
-//! wait twice, although the chunk is back on the card before anything uses it, as a rule.
+//! A chunk that goes to host memory is taken away from its addresses, and mapped there again when the program's work
+//! may run: to map 16 MiB of host memory takes the driver 0.3 ms, and to take them away 0.08 ms, for which a change of
+//! hands would wait twice, although the chunk is back on the card before anything uses it, as a rule.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
@@ -40,7 +40,7 @@ pub struct Region {
     pub chunk_bytes: u64,
     /// Allocations.
     pub arena: Arena,
-    /// Chunks that nothing lies in.
+    /// Empty chunks.
     pub spare: BTreeSet<u32>,
     slots: BTreeMap<u32, Slot>,
     /// Chunks that are mapped nowhere: their memory is the host's.
@@ -72,7 +72,7 @@ impl Region {
         address >= self.base && address - self.base < self.bytes
     }
 
-    /// Says if an address lies in a chunk that is away.
+    /// Returns whether an address is in a chunk that is away.
     pub fn is_away(&self, address: Address) -> bool {
         let number = || u32::try_from((address - self.base) / self.chunk_bytes).unwrap_or(u32::MAX);
         !self.away.is_empty() && self.contains(address) && self.away.contains(&number())
@@ -130,7 +130,7 @@ impl Region {
         ids
     }
 
-    /// Unmaps what is mapped of chunks in rising order, whole runs at once, and gives the handles up.
+    /// Unmaps the mapped ones of chunks in rising order, whole runs at once, and gives the handles up.
     fn take_away(&mut self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>) {
         let mapped = numbers.filter(|number| self.slots.get(number).is_some_and(|slot| slot.handle.is_some()));
         for (first, count) in runs(mapped) {
@@ -153,8 +153,8 @@ impl Region {
         None
     }
 
-    /// Puts other memory under chunks that follow each other from `first` on; how many of them, from the first. Those that
-    /// are away now cannot be accessed before [`Self::bring`]. Nothing is in flight.
+    /// Puts other memory under chunks that follow each other from `first` on; how many of them, from the first. Those
+    /// that are away now cannot be accessed before [`Self::bring`]. Nothing is in flight.
     pub fn redirect(&mut self, pages: &mut impl Pages, first: u32, moves: &[(Chunk, Kept)]) -> usize {
         let mut new: Vec<(Option<Handle>, Backing)> = Vec::new();
         for (chunk, descriptor) in moves {
@@ -179,7 +179,7 @@ impl Region {
             failed |= handle.is_some_and(|handle| !failed && pages.map(at, self.chunk_bytes, handle) != SUCCESS);
             let Some(slot) = self.slots.get_mut(&number) else { continue };
             if failed {
-                // What was there stays.
+                // The former mapping stays.
                 handle.into_iter().for_each(|handle| pages.release(handle));
                 if let Some(old) = slot.handle {
                     pages.map(at, self.chunk_bytes, old);
@@ -200,7 +200,7 @@ impl Region {
         done
     }
 
-    /// Maps what is away; whether nothing is away any more.
+    /// Maps chunks that are away; returns whether none is left.
     pub fn bring(&mut self, pages: &mut impl Pages) -> bool {
         let numbers: Vec<u32> = self.away.iter().copied().collect();
         let mut here = Vec::new();
@@ -227,7 +227,7 @@ impl Region {
         self.away.is_empty()
     }
 
-    /// Lets the card access what is mapped of chunks in rising order; whether it may.
+    /// Gives the card access to the mapped ones of chunks in rising order; returns whether that succeeded.
     fn allow(&self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>) -> bool {
         let mapped = numbers.filter(|number| self.slots.get(number).is_some_and(|slot| slot.handle.is_some()));
         let access = [Access::all(self.device)];

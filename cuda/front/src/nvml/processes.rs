@@ -1,6 +1,6 @@
 //! NVML's lists of the processes that use a card: a tenant sees those of its own programs.
 //!
-//! UNSAFETY: calls functions by the signatures of NVML's header, and writes what the program's pointers name.
+//! UNSAFETY: calls functions by the signatures of NVML's header, and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_int;

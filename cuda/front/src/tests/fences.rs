@@ -1,4 +1,4 @@
-//! Fences of streams beside an open capture.
+//! Fences of streams next to an open capture.
 //!
 //! UNSAFETY: stands in for functions of the driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -38,7 +38,7 @@ fn marks_lie_as_far_apart_as_what_is_between_them_is_short() {
     };
     assert_eq!([1, 1, 1, 1, 1].map(|took| every(&mut lone, took, true)), [8, 16, 32, 32, 32]);
     assert_eq!([50, 50].map(|took| every(&mut lone, took, true)), [32, 32], "it is as long as it may be");
-    // Nobody has waited: the mark may have passed long ago.
+    // No wait happened: the mark may have passed long ago.
     assert_eq!(every(&mut lone, 5000, false), 32);
     assert_eq!([200; 7].map(|took| every(&mut lone, took, true)), [16, 8, 4, 2, 1, 1, 1]);
 }

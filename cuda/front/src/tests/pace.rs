@@ -74,7 +74,8 @@ fn flying(lengths: &[(f64, bool)], at: Instant) -> Pace {
     pace
 }
 
-/// Has a group of one kernel take so many milliseconds, of which what is known of its kind was expected; that, after it.
+/// Measures a group of one kernel that takes `ms` milliseconds, where its known length was expected; returns the new
+/// length.
 fn taken(pace: &mut Pace, ms: f64) -> Length {
     let expected = pace.lengths.get(&1).map_or(UNKNOWN_NS, |length| length.ns);
     let group = flying(&[(expected / 1e6, false)], Instant::now()).groups.remove(0).expect("one");
@@ -89,7 +90,7 @@ fn what_has_run_of_a_long_kernel_is_not_ahead_any_more() {
     assert!(pace.left_ns(at) > 20e6, "nothing of it has run");
     let late = at + Duration::from_millis(18);
     assert!((pace.left_ns(late) - 3e6).abs() < 1e3);
-    // One that takes longer than it should is about to end, and what is behind it has not begun.
+    // Work that takes longer than expected is about to end, and the work after it has not begun.
     pace.groups.extend(flying(&[(21.0, true)], at).groups);
     assert!((pace.left_ns(at + Duration::from_millis(50)) - 21e6).abs() < 1e3);
     // That the first has ended was seen late: the second runs since then, as far as is known.
@@ -128,7 +129,7 @@ fn of_work_that_may_have_begun_at_any_time_no_length_is_learnt() {
     let group = pace.groups.remove(0).expect("one");
     pace.account(&group, Event(9));
     assert!(pace.lengths.is_empty(), "{:?}", pace.lengths);
-    // What follows it begins when it has ended.
+    // The next work begins when it has ended.
     pace.ends.insert((1, STREAM), 3.0);
     pace.account(&group, Event(9));
     assert_eq!(pace.lengths[&1].ns, 2e6);
