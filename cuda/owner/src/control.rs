@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vram::{Limits, QuantaConfig};
 
-/// Answers requests from `input` until it ends. Programs go on with what they have then, and look for the next owner.
+/// Answers requests from `input` until it ends. Programs then continue with their memory, and look for the next owner.
 ///
 /// # Errors
 /// When `output` is closed.
@@ -45,7 +45,8 @@ fn say(output: &mut impl Write, answer: &Answer) -> io::Result<()> {
 pub(crate) struct Pipe(Server);
 
 impl Pipe {
-    /// Starts the owner that the first line describes, of the card that `open` finds. With `watches` it looks at the card's users.
+    /// Starts the owner that the first line describes, of the card that `open` finds. With `watches` it looks at the
+    /// card's users.
     pub(crate) fn open(
         line: &str,
         open: impl FnOnce(&Settings) -> Result<Arc<dyn Driver>, String>,
@@ -135,7 +136,7 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
                 server.call(move |core| core.tenant(&known).ok_or_else(|| core.lingering(&known))).ok_or(ENDED)?;
             let pids = match there {
                 Ok(id) => {
-                    // No program connects any more before the connected ones are counted.
+                    // Accept no more connections before counting the connected programs.
                     server.unlisten(id);
                     let retired = server.call(move |core| core.retire_tenant(id, kills)).ok_or(ENDED)?;
                     retired.map_err(|error| error.to_string())?
@@ -166,8 +167,8 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
     }
 }
 
-/// Does what promises memory of the card. Where others are in the way that have more than they are guaranteed, theirs is moved,
-/// and it is done again.
+/// Runs `work` that guarantees memory of the card. If memory of tenants beyond their guarantees is in the way, that is
+/// moved, and `work` runs again.
 fn promise<T: Send + 'static>(
     server: &Server,
     attempt: impl Fn(&mut Core) -> Result<T, TenantError> + Send + Clone + 'static,

@@ -1,4 +1,5 @@
-//! The owner's protocol and its control pipe under any input, for the fuzz targets `owner_protocol` and `owner_control`.
+//! The owner's protocol and its control pipe under any input, for the fuzz targets `owner_protocol` and
+//! `owner_control`.
 
 use crate::control::Pipe;
 use crate::core::{Action, CardConfig, Core, Event, OnStuck, PieceId, SessionId, TenantSpec};
@@ -17,7 +18,7 @@ const EVENTS_MOST: usize = 2000;
 /// Connections at a time at most.
 const CONNECTIONS_MOST: usize = 6;
 
-/// Numbers out of the input; zeros behind its end.
+/// Numbers from the input; zeros after its end.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -297,8 +298,8 @@ impl World {
     }
 }
 
-/// Messages of several tenants' processes, valid and not, among workers that fail now and then. After each event the accounts
-/// are checked against each other; at the end nothing may be left.
+/// Messages of several tenants' processes, valid and not, among workers that fail now and then. After each event the
+/// accounts are checked against each other; at the end nothing may be left.
 ///
 /// # Panics
 /// When the accounts disagree.
@@ -404,8 +405,8 @@ fn tenant(input: &mut Input<'_>, folder: &Path) -> Tenant {
     }
 }
 
-/// Lines of the daemon, valid and not. Each has one answer; the card shows the tenants that were added, and a request that
-/// failed has changed nothing.
+/// Lines of the daemon, valid and not. Each has one answer; the card shows the tenants that were added, and a request
+/// that failed has changed nothing.
 ///
 /// # Panics
 /// When an answer or the card is another one.

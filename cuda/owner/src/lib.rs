@@ -1,17 +1,17 @@
-//! The owner of a modern card behind NVIDIA's driver: its memory, its time, and the programs that share both.
+//! The owner of a modern card on top of NVIDIA's driver: its memory, its time, and the programs that share both.
 //!
 //! Parts:
-//! - [`core`]: everything that is decided, as a state machine: who has which chunk, what moves, whose turn it is;
+//! - [`core`]: all decisions, as a state machine: the tenants' chunks, moves, and turns;
 //! - [`turns`]: grants of the card's time, by the scheduler's decisions;
-//! - [`driver`]: what is asked of the driver, with a model of it for tests;
+//! - [`driver`]: the calls to the driver, with a model of it for tests;
 //! - [`control`]: requests of the daemon, of which this is a child;
 //! - [`server`]: the socket that programs connect to (`cuda-protocol`), and the threads that call the driver.
 //!
-//! Chunks are allocations of the owner's that programs import and map at addresses of their own; the owner copies them
-//! through mappings of its own. A program is told to be quiet, its chunks are copied, it maps the copies at the same
-//! addresses. `vram` says what moves, `sched` whose turn it is; neither knows CUDA.
+//! Chunks are allocations of the owner that programs import and map at addresses of their own; the owner copies them
+//! through mappings of its own. To move chunks it quiesces a program, copies its chunks, and the program maps the
+//! copies at the same addresses. `vram` decides the moves, `sched` the turns; neither knows CUDA.
 //!
-//! What it does not do: speak to a GPU but through `driver`, or decide for cards that the mediator itself owns.
+//! Not its task: to access a GPU except through `driver`, or to decide for cards that the mediator itself owns.
 
 pub mod control;
 pub mod core;

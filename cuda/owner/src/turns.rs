@@ -1,11 +1,11 @@
 //! Turns: grants of the whole card to one tenant at a time, recalled when another one is due.
 //!
-//! A tenant that has a *turn* submits freely, with its run-ahead bounded by its front; the others hold back. A turn is a
-//! sequence of *slices*, each one submission for [`sched`], which decides who goes next and keeps the accounts. At the end of
-//! a slice a copy of the scheduler is asked who would be next. If it is the same tenant, the copy becomes the scheduler and
-//! the tenant hears nothing; if not, the turn is recalled, and the slice is charged up to the end of the last work that
-//! ran over it. So a turn costs a drain only when it changes hands, a tenant that is alone is never told anything after its
-//! grant, and what runs over the end is paid back by the policy's own accounts.
+//! A tenant that has a *turn* submits freely, with its run-ahead bounded by its shim; the others hold back. A turn is a
+//! sequence of *slices*, each one submission for [`sched`], which picks the next one and keeps the accounts. At the
+//! end of a slice a copy of the scheduler is asked for the next tenant. If it is the same tenant, the copy becomes the
+//! scheduler and the tenant gets no message; if not, the turn is recalled, and the slice is charged up to the end of
+//! the last work that ran over it. So a turn costs a drain only when it changes hands, a tenant that is alone gets no
+//! message after its grant, and the policy's own accounts pay back any overrun.
 //!
 //! Pure: no I/O, no threads, time as an argument.
 
@@ -24,9 +24,9 @@ const CHANNEL: Channel = Channel(0);
 /// Lengths of turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnsConfig {
-    /// Length of a slice, in ns: how often it is decided anew whose turn it is.
+    /// Length of a slice, in ns: the interval between decisions about the next turn.
     pub slice_ns: u64,
-    /// A turn is not cut short for a tenant of a better latency class before it has lasted so long, in ns.
+    /// Shortest time of a turn, in ns, before it is cut short for a tenant of a better latency class.
     pub least_ns: u64,
 }
 
@@ -43,12 +43,12 @@ pub fn scheduler_defaults() -> Config {
     Config { pipeline: sched::Pipeline::ONE, ..Config::default() }
 }
 
-/// Order to tell a tenant something, or to do something to it.
+/// Order that sends a message to a tenant, or acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// It may submit until it is told otherwise.
+    /// It may submit until it is recalled.
     Grant(TenantId),
-    /// It is to submit nothing more, and to report when what it has submitted has ended.
+    /// It must submit nothing more, and report the end of its submitted work.
     Recall(TenantId),
     /// It was recalled, or its slice began, longer ago than its limit allows: the card is stuck with its work.
     Overdue {
@@ -66,7 +66,7 @@ pub enum Order {
 struct Slice {
     ticket: Ticket,
     since: Nanos,
-    /// Since when the tenant has had the turn that the slice is part of.
+    /// Start of the tenant's turn that the slice is part of.
     turn_since: Nanos,
     recalled: bool,
     /// It has lasted long enough to be cut short, and was looked at for that.
@@ -77,7 +77,7 @@ struct Slice {
 struct Member {
     /// It has work that waits for a turn, or for the next one.
     wants: bool,
-    /// It takes no turns for now: its memory moves, or it waits for its quantum.
+    /// It has no turns for now: its memory moves, or it waits for its quantum.
     paused: bool,
     /// Queued ticket.
     queued: Option<Ticket>,
@@ -113,7 +113,7 @@ impl Turns {
         &self.scheduler
     }
 
-    /// Returns how often a turn was granted.
+    /// Returns the number of turns granted.
     #[must_use]
     pub fn switches(&self) -> u64 {
         self.switches
@@ -136,7 +136,7 @@ impl Turns {
         self.members.get(&tenant).is_some_and(|member| member.slice.is_some())
     }
 
-    /// Returns whether a tenant has a turn that it is to give back.
+    /// Returns whether a tenant has a turn that it must give back.
     #[must_use]
     pub fn is_recalled(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.recalled)
@@ -153,7 +153,7 @@ impl Turns {
         std::mem::take(&mut self.orders)
     }
 
-    /// A tenant comes into being. One that is there already keeps what it has.
+    /// Adds a tenant. One that exists already keeps its state.
     pub fn add(&mut self, tenant: TenantId, params: VgpuParams, now: Nanos) {
         if self.members.contains_key(&tenant) {
             return;
@@ -198,14 +198,14 @@ impl Turns {
         if member.paused || member.queued.is_some() || member.slice.is_some() {
             return;
         }
-        // What a tenant has used while no one else wanted it is no one's loss: it is charged before another one competes.
+        // Use of a tenant while no other wanted the card is free: it is charged before another one competes.
         self.roll_all(now);
         self.queue(tenant, now);
         self.cut_short(tenant, now);
     }
 
-    /// A tenant has given its turn back: its work has ended, the last of it at `ended` as it says, which is taken as not
-    /// later than now. With `more` it has some that waits. Without a turn only that is noted.
+    /// A tenant has given its turn back: its work has ended, the last of it at `ended` according to the tenant, clamped
+    /// to now. With `more` it has more work that waits. Without a turn only that is noted.
     pub fn ended(&mut self, tenant: TenantId, ended: Nanos, more: bool, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         member.wants = more;
@@ -227,8 +227,8 @@ impl Turns {
         }
     }
 
-    /// A tenant takes no turns for now (or may again): what it has is recalled, what is queued waits outside. The tenant's
-    /// work counts as there still.
+    /// Pauses a tenant's turns (or resumes them): its turn is recalled, and its queued work waits outside. The tenant's
+    /// work still counts.
     pub fn pause(&mut self, tenant: TenantId, paused: bool, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant).filter(|member| member.paused != paused) else { return };
         member.paused = paused;
@@ -245,7 +245,7 @@ impl Turns {
         self.recall(tenant);
     }
 
-    /// Returns who gets the card if a tenant that was told to give its turn back does so now.
+    /// Returns the tenant that gets the card if a recalled tenant gives its turn back now.
     #[must_use]
     pub fn next_after(&self, tenant: TenantId, now: Nanos) -> Option<TenantId> {
         let slice = self.members.get(&tenant)?.slice.filter(|slice| slice.recalled)?;
@@ -292,7 +292,7 @@ impl Turns {
         }
     }
 
-    /// Returns when a turn has lasted long enough to be cut short for a tenant that waits.
+    /// Returns the time at which a turn has lasted long enough to be cut short for a tenant that waits.
     fn next_weighing(&self) -> Option<Nanos> {
         let best = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| self.class(t)).min()?;
         let worse = self.members.iter().filter(|&(&tenant, _)| self.class(tenant) > best);
@@ -325,7 +325,7 @@ impl Turns {
         self.event(now, Event::Arrival { vgpu: vgpu(tenant), channel: CHANNEL, engine: ENGINE, ticket });
     }
 
-    /// Ends the slices of all that have one and that no one else competes with, and begins new ones.
+    /// Ends the slices of all tenants without competition, and begins new ones.
     fn roll_all(&mut self, now: Nanos) {
         if self.scheduler.queued() > 0 {
             return;
@@ -354,7 +354,7 @@ impl Turns {
         true
     }
 
-    /// A tenant has just queued work: whoever has the turn gives it back at once if the newcomer's latency class is better
+    /// A tenant has just queued work: takes the turn from its holder at once if the newcomer's latency class is better
     /// and the scheduler would choose it.
     fn cut_short(&mut self, newcomer: TenantId, now: Nanos) {
         if self.members.get(&newcomer).is_none_or(|member| member.queued.is_none()) {
@@ -412,7 +412,7 @@ impl Turns {
     }
 }
 
-/// Ends the first of two slices of a tenant in `scheduler`, and says whether the second is what begins then.
+/// Ends the first of two slices of a tenant in `scheduler`, and returns whether the second begins then.
 fn picks_again(scheduler: &mut Scheduler, tenant: TenantId, (ends, begins): (Ticket, Ticket), now: Nanos) -> bool {
     let mut decisions = Vec::new();
     let arrival = Event::Arrival { vgpu: vgpu(tenant), channel: CHANNEL, engine: ENGINE, ticket: begins };

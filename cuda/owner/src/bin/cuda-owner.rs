@@ -34,7 +34,8 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Serves tenants until the time is over or standard input ends; prints their accounts then, and for each line there.
+    /// Serves tenants until the time is over or standard input ends; prints their accounts then, and for each line
+    /// there.
     Serve(Box<Serve>),
     /// Serves as mediatord says on standard input.
     #[command(hide = true)]
@@ -247,7 +248,7 @@ fn describe(view: &CardView) -> Value {
     })
 }
 
-/// Pieces of one memory, mapped one behind the other.
+/// Pieces of one memory, mapped consecutively.
 struct Pieces {
     at: Address,
     made_s: f64,
@@ -293,7 +294,7 @@ fn measure(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<()
         Ok(driver.finish(Queue::In)?)
     })?;
     let both = timed(&|| {
-        // In turns: a queue takes about a thousand copies, and one that is full would hold up the other direction.
+        // Alternate: a queue takes about a thousand copies, and a full one would hold up the other direction.
         for offset in (0..bytes).step_by(chunk as usize) {
             driver.copy(Queue::Out, host.at.plus(offset), card.at.plus(offset), chunk)?;
             driver.copy(Queue::In, other.at.plus(offset), second.at.plus(offset), chunk)?;
@@ -323,7 +324,7 @@ fn measure(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<()
     Ok(())
 }
 
-/// A process that is killed when it is not needed any more.
+/// A process that is killed when it is no longer needed.
 struct Holder(Child);
 
 impl Drop for Holder {

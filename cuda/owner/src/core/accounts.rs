@@ -1,17 +1,17 @@
 //! Comparison of the accounts with NVML and the driver: memory of the card that a tenant has past its account.
 //!
 //! The owner compares three numbers every second: the memory that a tenant's processes were given, NVML's bytes of each
-//! process, and the bytes of the card in use that NVML counts for no process. On an H100 with driver 580, NVML counts an
-//! allocation once: at the process that made it while that has it, then at one that has imported it. A chunk counts at the
-//! owner until the owner gives it up, and from then on at a program that keeps its handle or its mapping. Memory that only a
-//! descriptor keeps counts at no process, but the card has less free. Managed memory counts at no process either; the
-//! accounts have it by its requests.
+//! process, and the bytes of the card in use that NVML counts for no process. On an H100 with driver 580, NVML counts
+//! an allocation once: at the process that made it while that has it, then at one that has imported it. A chunk counts
+//! at the owner until the owner gives it up, and from then on at a program that keeps its handle or its mapping. Memory
+//! that only a descriptor keeps counts at no process, but the card has less free. Managed memory counts at no process
+//! either; the accounts have it by its requests.
 //!
 //! The worker that gives a piece up measures whether the card has as much more free. If it has less, the tenant is a
-//! suspect for some looks. If that much of the card stays in use for no process, it is charged to the suspects until it is
-//! free, also after their programs have ended. A program that ends gives its memory up a little later than its connection,
-//! and other kinds of memory are not measured. For both, a tenant is charged only as far as no other tenant's memory can be
-//! the missing one.
+//! suspect for some looks. If that much of the card stays in use for no process, it is charged to the suspects until it
+//! is free, also after their programs have ended. A program that ends gives its memory up a little later than its
+//! connection, and other kinds of memory are not measured. For both, a tenant is charged only as far as no other
+//! tenant's memory can be the missing one.
 
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ pub(super) struct Accounts {
 /// Bytes of a tenant that were missing when they were given up, by look, the last one first.
 #[derive(Debug, Default)]
 struct Suspect {
-    /// Its programs had said that they have them no more.
+    /// Its programs had said that they have released them.
     sure: [u64; SUSPECT_LOOKS],
     /// They may be on their way.
     perhaps: [u64; SUSPECT_LOOKS],
@@ -200,7 +200,8 @@ impl Core {
         tenants.into_iter().for_each(|id| self.charge(id));
     }
 
-    /// Memory that a tenant gave back is not free. `sure`: it had said that it has it no more.
+    /// Records memory that a tenant gave back and that is not free. `sure`: the tenant had said that it has released
+    /// it.
     pub(super) fn missing(&mut self, tenant: TenantId, sure: bool, bytes: u64) {
         if bytes > 0 && self.accounts.sees && self.tenants.contains_key(&tenant) {
             let suspect = self.accounts.suspects.entry(tenant).or_default();
@@ -217,8 +218,8 @@ impl Core {
         self.bell = true;
     }
 
-    /// Says if a tenant would have more than it may if all that it gave back last is in use still. The next two looks tell; until
-    /// then it waits.
+    /// Returns whether a tenant would exceed its limit if all memory that it gave back last is still in use. The next
+    /// two polls decide; until then it waits.
     pub(super) fn waits_for_missing(&self, tenant: TenantId) -> bool {
         let Some(Suspect { sure: [last, before, ..], .. }) = self.accounts.suspects.get(&tenant) else { return false };
         let missing = last.saturating_add(*before).div_ceil(self.table.chunk_bytes());
@@ -226,20 +227,21 @@ impl Core {
         missing > 0 && self.most(tenant).saturating_sub(has) <= missing
     }
 
-    /// A process does not count memory any more that a descriptor may keep.
+    /// A process no longer counts memory that a descriptor may keep.
     pub(super) fn gave_back(&mut self, tenant: TenantId, kind: FixedKind, bytes: u64) {
         if matches!(kind, FixedKind::Shared | FixedKind::Driver) {
             self.missing(tenant, false, bytes);
         }
     }
 
-    /// The tenant that a piece of the card was given up by, and whether it had said that it has it no more; told once.
+    /// Returns the tenant that gave up a piece of the card, and whether it had said that it has released it; reported
+    /// once.
     pub fn giver_of(&mut self, piece: PieceId) -> Option<(TenantId, bool)> {
         self.pieces.given_up(piece)
     }
 
-    /// Has as many indices of a tenant stand for the memory past its account as that takes, logs it, and handles memory
-    /// beyond all that it may have.
+    /// Makes enough indices of a tenant stand for the memory past its account, logs it, and handles memory beyond its
+    /// whole limit.
     fn charge(&mut self, id: TenantId) {
         let chunk = self.table.chunk_bytes();
         let Some(tenant) = self.tenants.get(&id) else { return };
@@ -268,7 +270,7 @@ impl Core {
                         over = ((wanted - has) as u64).saturating_mul(chunk);
                         break;
                     }
-                    // The card is full of others' memory: it is charged when there is a place.
+                    // The card is full of others' memory: charge it when there is a place.
                     Err(false) => break,
                 }
             } else {
@@ -284,7 +286,7 @@ impl Core {
         }
     }
 
-    /// One more index stands for memory past a tenant's account. `Err(true)`: that is more than the tenant may have.
+    /// Makes one more index stand for memory past a tenant's account. `Err(true)`: that exceeds the tenant's limit.
     fn place_past(&mut self, id: TenantId) -> Result<(), bool> {
         let index = self.tenants.get(&id).map(|tenant| tenant.indices.lowest()).ok_or(false)?;
         if u64::from(index) >= self.most(id) {
@@ -332,13 +334,14 @@ impl Core {
         );
     }
 
-    /// Kills the programs of a tenant that have memory past its account; all of them, if it only keeps memory that it gave back.
+    /// Kills the programs of a tenant that have memory past its account; all of them, if it only keeps memory that it
+    /// gave back.
     fn kill_past(&mut self, id: TenantId) {
         let counts =
             |pid: &u32| self.accounts.beyond.get(pid).is_some_and(|(tenant, .., counts)| *tenant == id && *counts > 0);
         let all: Vec<_> =
             self.sessions_of(id).filter_map(|session| Some((session, self.sessions.get(&session)?.pid))).collect();
-        // One that was killed a moment ago may have no connection any more, and it was that one.
+        // A process that was killed a moment ago may have lost its connection, and was the cause.
         let any = self.tenants.get(&id).is_some_and(|tenant| tenant.past.beyond > 0);
         let sessions: Vec<_> = all.into_iter().filter(|(_, pid)| !any || counts(pid)).collect();
         for (session, pid) in sessions {

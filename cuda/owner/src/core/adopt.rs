@@ -21,7 +21,7 @@ impl Core {
         let (most, unused) = (self.most(tenant), self.unused_numbers());
         let Some(session) = self.sessions.get_mut(&id) else { return self.drop_all(pieces) };
         let known = session.chunks.len() + session.adopting.len() + chunks.len();
-        // A number stands for one chunk, and only this owner gives those that it has not given yet.
+        // A number stands for one chunk, and only this owner assigns numbers that it has not assigned yet.
         let mut named = BTreeSet::new();
         let is_new = |chunk: &Adopted| {
             named.insert(chunk.id)
@@ -88,8 +88,8 @@ impl Core {
         true
     }
 
-    /// An index for an adopted chunk. Where there is no room in the accounts of the memory that it lies in, it has a place
-    /// in the other one, and is to be moved there.
+    /// Returns an index for an adopted chunk. If the accounts of the chunk's memory have no room, it gets a place in
+    /// the other memory, and moves there later.
     fn place_adopted(&mut self, tenant: TenantId, memory: Memory) -> Option<u32> {
         let index = self.tenants.get(&tenant)?.indices.lowest();
         if u64::from(index) >= self.most(tenant) {
@@ -109,7 +109,7 @@ impl Core {
         Some(index)
     }
 
-    /// A process gives up a chunk of which the piece is being mapped. Says whether there is such a one.
+    /// A process gives up a chunk whose piece is being mapped. Returns whether there is one.
     pub(super) fn free_adopting(&mut self, id: SessionId, chunk: ChunkId) -> bool {
         let Some(session) = self.sessions.get_mut(&id) else { return false };
         let Some(piece) = session.adopting.remove(&chunk) else { return false };

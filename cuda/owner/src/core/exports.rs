@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use std::hash::BuildHasher as _;
 use vram::VmId as TenantId;
 
-/// Numbers of chunks that all processes of a tenant have together at most, for each chunk that it believes to have. A process
-/// gets a number for each chunk that it allocates or opens.
+/// Numbers of chunks that all processes of a tenant have together at most, for each chunk that it believes to have. A
+/// process gets a number for each chunk that it allocates or opens.
 const USERS_PER_CHUNK: u64 = 8;
 /// The same for tenants with little memory.
 const USERS_MIN: u64 = 1 << 16;
@@ -60,8 +60,8 @@ impl Core {
         let mut token = [0; 32];
         token[..8].copy_from_slice(&first.to_le_bytes());
         token[8..16].copy_from_slice(&second.to_le_bytes());
-        // A token opens nothing for another tenant. Within the tenant it is secret, since programs may be of several users: a
-        // program opens memory only if it was given the token.
+        // A token opens nothing for another tenant. Within the tenant it is secret, since programs may be of several
+        // users: a program opens memory only if it was given the token.
         for (part, keys) in token[16..].chunks_exact_mut(8).zip(&self.token_keys) {
             part.copy_from_slice(&keys.hash_one((first, second)).to_le_bytes());
         }

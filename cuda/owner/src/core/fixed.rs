@@ -1,6 +1,7 @@
 //! Memory that counts and cannot move, and memory that is released a part at a time.
 //!
-//! Both may concern all chunks of a card in one message. An event does a bounded part of it, and the next one continues.
+//! Both may concern all chunks of a card in one message. An event does a bounded part of it, and the next one
+//! continues.
 
 use super::memory::ROOM_NS;
 use super::sessions::Session;
@@ -35,13 +36,13 @@ pub(super) struct Release {
 
 #[cfg(any(test, feature = "fuzz"))]
 impl Release {
-    /// Returns true if a process's number of a chunk is to be released.
+    /// Returns true if a process's number of a chunk will be released.
     pub(super) fn has(&self, id: SessionId, chunk: ChunkId, index: u32) -> bool {
         self.id == id && self.users.as_slice().contains(&(chunk, index))
     }
 }
 
-/// Memory that is to be released, the oldest first.
+/// Memory to release, the oldest first.
 pub(super) type Releases = VecDeque<Release>;
 
 impl Core {
@@ -66,8 +67,8 @@ impl Core {
         self.count_fixed(id, tenant);
     }
 
-    /// Has as many indices stand for fixed memory on the card as it takes, and answers the requests for it in order. The
-    /// next event does the part that does not fit into this one.
+    /// Makes as many indices stand for fixed memory on the card as it needs, and answers the requests for it in order.
+    /// The next event does the part that does not fit into this one.
     pub(super) fn count_fixed(&mut self, id: SessionId, tenant: TenantId) {
         loop {
             let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -78,7 +79,7 @@ impl Core {
                 head.begun = true;
                 *session.fixed.entry(head.kind).or_default() += head.bytes;
                 let wanted = wanted(session, self.table.chunk_bytes());
-                // Other processes of the tenant may keep chunks that nothing lies in.
+                // Other processes of the tenant may keep empty chunks.
                 if wanted.saturating_sub(has) > self.left(tenant)
                     && !self.waits_for_releases(self.clock)
                     && !self.reclaim(Some(tenant), Some(id))
@@ -137,8 +138,8 @@ impl Core {
         self.send(id, FromOwner::Refused { request, reason });
     }
 
-    /// Returns true if a request that came at `since` is to wait rather than be refused: memory is being released, which it
-    /// may lack.
+    /// Returns true if a request that came at `since` must wait rather than be refused: memory is being released, which
+    /// it may lack.
     pub(super) fn waits_for_releases(&self, since: u64) -> bool {
         !self.releases.is_empty() && self.clock.saturating_sub(since) < ROOM_NS
     }
@@ -177,7 +178,7 @@ impl Core {
             }
             self.pieces.ends = false;
             if release.users.len() + release.fixed.len() > 0 {
-                // Tenants take turns.
+                // Tenants alternate.
                 return self.releases.push_back(release);
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// Indices that stand for nothing. The lowest one is found without looking at those in use.
+/// Unused indices. Finds the lowest one without visiting those in use.
 #[derive(Debug, Default)]
 pub(super) struct Indices {
     /// Indices that were used before and are free again.

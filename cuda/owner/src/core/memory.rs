@@ -9,23 +9,24 @@ use cuda_protocol::{Chunk, ChunkId, End, FromOwner, MAX_CHUNKS, Refusal};
 use std::collections::BTreeMap;
 use vram::{Error, GuestAddr, Limit, OnFull, Place, VmId as TenantId};
 
-/// Longest wait of an allocation of the tenant whose quantum it is for others' memory to go, in ns; then it gets what there is.
+/// Longest wait of an allocation of the tenant with the quantum for others' memory to be evicted, in ns; after it the
+/// tenant gets the memory that is free.
 // TIMEOUT: all of a card's memory changes hands in less.
 pub(super) const ROOM_NS: u64 = 500_000_000;
-/// Time for which nobody waits for that after one has waited in vain, in ns.
+/// Time without such waits after one has timed out, in ns.
 const CROWDED_NS: u64 = 10_000_000_000;
-/// Bytes that go beyond those of such an allocation, at most: a program that fills its memory asks for the next part soon, and
-/// who is waiting for a quantum loses nothing by that.
+/// Bytes evicted beyond those of such an allocation, at most: a program that fills its memory asks for the next part
+/// soon, and tenants that wait for a quantum lose nothing.
 const AHEAD_BYTES: u64 = 1 << 30;
-/// Pieces that are made for the requests of one tenant at a time: a neighbour's next one waits for no more than these.
+/// Pieces made for the requests of one tenant at a time: a neighbour's next request waits for no more than these.
 pub(super) const MAKING_MOST: u32 = 32;
 
 impl Core {
     pub(super) fn allocate(&mut self, id: SessionId, tenant: TenantId, request: u32, card: u8, chunks: u32) {
         let reason = match () {
             () if card != 0 || chunks == 0 => Some(Refusal::Invalid),
-            // Memory that is being released is the tenant's again soon: see `waits_for_releases`. Other processes of the tenant
-            // may keep chunks that nothing lies in.
+            // Memory that is being released is the tenant's again soon: see `waits_for_releases`. Other processes of
+            // the tenant may keep empty chunks.
             () if u64::from(chunks) > self.most(tenant) => Some(Refusal::Quota),
             () if u64::from(chunks) > self.left(tenant)
                 && !self.waits_for_releases(self.clock)
@@ -50,7 +51,7 @@ impl Core {
         self.serve(id, tenant);
     }
 
-    /// Returns the number of chunks that a tenant may still ask for: they stand for nothing, and no request waits for them.
+    /// Returns the number of chunks that a tenant may still ask for: neither in use nor reserved for a waiting request.
     pub(super) fn left(&self, tenant: TenantId) -> u64 {
         let most = self.most(tenant);
         most.saturating_sub(self.tenants.get(&tenant).map_or(0, |known| known.bodies.len() as u64 + known.wanted))
@@ -61,7 +62,7 @@ impl Core {
         self.table.vm_bytes(tenant).unwrap_or(0) / self.table.chunk_bytes()
     }
 
-    /// Gives a process's requests their places, the oldest first, as far as there are some and the event may go on.
+    /// Gives a process's requests their places, the oldest first, as far as places and the event's budget allow.
     pub(super) fn serve(&mut self, id: SessionId, tenant: TenantId) {
         let waits_for_others = !self.expected.is_empty();
         let mut at = 0;
@@ -83,7 +84,7 @@ impl Core {
                     self.unserved.insert(id);
                     break 'requests;
                 }
-                // Before host memory is used, which is to move to the card at once.
+                // Before using host memory, which would move to the card at once.
                 if !has_asked && self.swaps_now(tenant) {
                     has_asked = true;
                     if self.reclaim(None, Some(id)) {
@@ -115,7 +116,7 @@ impl Core {
         self.answer(id);
     }
 
-    /// Says if the next chunk of a tenant lies in host memory although the tenant may have it on the card.
+    /// Returns whether the next chunk of a tenant goes to host memory although the tenant may have it on the card.
     fn swaps_now(&self, tenant: TenantId) -> bool {
         let account = self.table.vms().find(|(vm, _)| *vm == tenant).map(|(_, account)| account);
         let swaps = |own: &vram::VmSummary| {
@@ -125,8 +126,9 @@ impl Core {
         self.table.spare() == 0 && account.as_ref().is_some_and(swaps)
     }
 
-    /// Says if chunks of the tenant whose quantum it is wait until memory of those that wait for theirs has gone, and has that
-    /// go. In host memory they would be used over the link, and moved at once, for which the program would have to be quiet.
+    /// Says if chunks of the tenant whose quantum it is wait until memory of those that wait for theirs has gone, and
+    /// has that go. In host memory they would be used over the link, and moved at once, for which the program would
+    /// have to be quiet.
     fn waits_for_room(&mut self, tenant: TenantId, chunks: u32, since: u64) -> bool {
         let Some(turn) = self.quanta.turn().filter(|turn| turn.holder == tenant) else { return false };
         let of = |id| self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account);
@@ -181,7 +183,7 @@ impl Core {
         }
     }
 
-    /// As [`vram::ChunkTable::place`], with what waits to be scrubbed scrubbed.
+    /// Like [`vram::ChunkTable::place`], after scrubbing pending places.
     pub(super) fn try_place(&mut self, tenant: TenantId, address: GuestAddr) -> Result<Place, Error> {
         loop {
             match self.table.place(tenant, address) {
@@ -196,8 +198,8 @@ impl Core {
         }
     }
 
-    /// Places without an owner have no piece any more, and get a new, zeroed one with their next: there is nothing in
-    /// them to scrub.
+    /// Places without an owner no longer have a piece, and get a new, zeroed one with their next: nothing in them needs
+    /// scrubbing.
     pub(super) fn scrub(&mut self) -> bool {
         let mut any = false;
         while let Some(work) = self.table.take_scrub_work() {
@@ -238,7 +240,7 @@ impl Core {
         }
     }
 
-    /// No request waits for a piece any more. Returns the process and the tenant that did.
+    /// Ends the wait of a request for a piece. Returns the process and the tenant that waited.
     fn awaits_no_more(&mut self, piece: PieceId) -> Option<(SessionId, TenantId)> {
         let (id, tenant) = self.making.remove(&piece)?;
         if let Some(known) = self.tenants.get_mut(&tenant) {
@@ -287,7 +289,7 @@ impl Core {
         }
     }
 
-    /// Tells a process of at most [`MAX_CHUNKS`] chunks that it has got.
+    /// Reports at most [`MAX_CHUNKS`] granted chunks to a process.
     pub(super) fn give(&mut self, id: SessionId, request: u32, part: &[(ChunkId, u32)], more: bool) {
         let Some(tenant) = self.sessions.get(&id).and_then(|session| session.tenant) else { return };
         self.work(part.len());
@@ -315,7 +317,7 @@ impl Core {
         self.send(id, FromOwner::Refused { request, reason });
     }
 
-    /// A request that was removed is not served any more. Chunks that were delivered stay the process's until it frees them.
+    /// Removes the requests. Chunks that were delivered stay the process's until it frees them.
     pub(super) fn withdraw(&mut self, id: SessionId, tenant: TenantId, pending: Pending) {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             known.wanted -= u64::from(pending.wanted);
@@ -357,9 +359,9 @@ impl Core {
         }
     }
 
-    /// The driver has no memory of the card for a chunk that has its place there, since a process that was given up has not ended
-    /// yet, or a tenant has memory past its account: the chunk begins in host memory, and is moved when there is some. False if
-    /// neither is so: then somebody uses the card past the owner.
+    /// Starts a chunk in host memory, because the driver has no memory of the card for its place: a process that was
+    /// given up has not ended yet, or a tenant has memory past its account. The chunk moves when the card has memory.
+    /// Returns false if neither is the case: then an unmanaged process uses the card.
     fn begin_in_host(&mut self, id: SessionId, at: usize, piece: PieceId) -> bool {
         let is_known = !self.given_up.is_empty() || self.is_past();
         if !is_known || self.pieces.memory(piece) != Some(Memory::Device) {
@@ -400,7 +402,7 @@ impl Core {
         }
     }
 
-    /// A process does not have a chunk any more.
+    /// Records that a process has freed a chunk.
     pub(super) fn release_user(&mut self, tenant: TenantId, index: u32, user: (SessionId, ChunkId)) {
         self.work(1);
         let Some(known) = self.tenants.get_mut(&tenant) else { return };
@@ -417,7 +419,7 @@ impl Core {
         }
     }
 
-    /// An index of a tenant stands for nothing any more.
+    /// Releases the index of a tenant.
     pub(super) fn release_body(&mut self, tenant: TenantId, index: u32) {
         self.work(1);
         let Some(known) = self.tenants.get_mut(&tenant) else { return };

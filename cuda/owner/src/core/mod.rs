@@ -1,14 +1,14 @@
-//! The owner as a state machine: what processes say and what was done goes in, what is to be done comes out.
+//! The owner as a state machine: messages of processes and results go in, actions come out.
 //!
-//! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. It does no I/O and calls no driver; whoever
-//! carries the actions out answers those that say so with an event. Parts: connections (`sessions`), chunks (`memory`),
-//! relocation (`relocate`), turns and quanta (`time`), processes that outlived an owner (`adopt`), memory shared between
-//! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts
+//! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. It does no I/O and calls no driver; the
+//! caller carries the actions out and answers those that say so with an event. Parts: connections (`sessions`), chunks
+//! (`memory`), relocation (`relocate`), turns and quanta (`time`), processes that outlived an owner (`adopt`), memory
+//! shared between processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts
 //! compared with NVML and the driver (`accounts`).
 //!
-//! An event does at most `WORK_AT_ONCE` units of work that can be put off: places given, chunks released. The rest is done with
-//! the next events, and [`Core::next_wakeup`] asks for one at once. The rest is bounded by the message: see the
-//! table in `cuda-protocol`.
+//! An event does at most `WORK_AT_ONCE` units of work that can be put off: places given, chunks released. The rest is
+//! done with the next events, and [`Core::next_wakeup`] asks for one at once. The rest is bounded by the message: see
+//! the table in `cuda-protocol`.
 
 mod accounts;
 mod adopt;
@@ -45,18 +45,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use vram::balance::Config as BalanceConfig;
 use vram::{Balancer, ChunkTable, Contents, Place, Quanta, QuantaConfig, VmId as TenantId};
 
-/// Most that the clock moves on from one event to the next, in ns: an owner that the host did not let run for longer has
-/// not seen anybody be late.
+/// Most that the clock moves on from one event to the next, in ns: an owner that the host did not let run for longer
+/// has not seen anybody be late.
 const STEP_MOST: u64 = 100_000_000;
 
-/// Time for which memory is moved for a guarantee that nobody asks for any more.
+/// How long to keep freeing memory after the last request for a guarantee.
 const PROMISE_NS: u64 = 10_000_000_000;
 
-/// Time after memory has moved in which none is pinned for the stock, in ns: memory that moves in parts leaves gaps of a few
-/// milliseconds, and pinning holds the driver's locks for as long.
+/// Time after memory has moved in which none is pinned for the stock, in ns: memory that moves in parts leaves gaps of
+/// a few milliseconds, and pinning holds the driver's locks for as long.
 const RESTOCK_NS: u64 = 200_000_000;
 
-/// Units of work of one event that can be put off. A unit is one or two searches in an ordered map, about a microsecond.
+/// Units of work of one event that can be put off. A unit is one or two searches in an ordered map, about a
+/// microsecond.
 const WORK_AT_ONCE: usize = 1024;
 
 /// Numbers that one owner gives, from its first one on.
@@ -75,9 +76,9 @@ pub struct CardConfig {
     pub host_ready_bytes: u64,
     /// `cuDeviceGetUuid` of the card.
     pub uuid: [u8; 16],
-    /// Settings of the balancer: who gives memory, who gets it.
+    /// Settings of the balancer, which distributes memory between tenants.
     pub balance: BalanceConfig,
-    /// Long turns of tenants whose memory does not fit together.
+    /// Quanta of tenants whose working sets do not fit together.
     pub quanta: QuantaConfig,
     /// The scheduler.
     pub time: TimeConfig,
@@ -87,8 +88,8 @@ pub struct CardConfig {
     pub run_ahead_us: u32,
     /// The same while a tenant of a better latency class is there: it may have to wait for that.
     pub run_ahead_urgent_us: u32,
-    /// Idleness after which a turn ends by itself, in microseconds, while the tenant is not alone; also how long before the
-    /// last work of a turn that is over those concerned get ready for the next one.
+    /// Idleness after which a turn ends by itself, in microseconds, while the tenant is not alone; also how long before
+    /// the last work of an ending turn the next tenant is prepared.
     pub idle_us: u32,
     /// Time that a process may take to answer an order about its memory, in ns.
     pub patience_ns: u64,
@@ -96,8 +97,8 @@ pub struct CardConfig {
     pub on_stranger: OnStranger,
     /// Connections of one tenant at most.
     pub connections_most: usize,
-    /// Bytes by which NVML's and the driver's numbers may exceed the accounts of a process, and of the card: modules, and
-    /// memory that the driver needs itself.
+    /// Bytes by which NVML's and the driver's numbers may exceed the accounts of a process, and of the card: modules,
+    /// and memory that the driver needs itself.
     pub margin_bytes: u64,
 }
 
@@ -112,8 +113,8 @@ impl CardConfig {
             host_ready_bytes: 256 << 20,
             uuid: [0; 16],
             balance: BalanceConfig::default(),
-            // Copies take an eightieth of a quantum, and what interrupts programs for them as long again: sharing memory in
-            // turns is to cost 3 % at most.
+            // Copies take an eightieth of a quantum, and interruptions of programs for them as long again: sharing
+            // memory in quanta should cost 3 % at most.
             quanta: QuantaConfig { factor: 80, ..QuantaConfig::default() },
             time: crate::turns::scheduler_defaults(),
             turns: TurnsConfig::default(),
@@ -145,14 +146,14 @@ enum Body {
     /// A chunk.
     Chunk {
         piece: PieceId,
-        /// The chunk's own number, which tells it from others that have its index later.
+        /// The chunk's own number, which distinguishes it from later chunks at its index.
         number: u64,
         /// Processes that have it, each by its own number of it.
         users: BTreeSet<(SessionId, ChunkId)>,
         /// It stays where it is.
         pinned: bool,
     },
-    /// A part of what the driver gave the tenant's processes and that cannot move.
+    /// A part of the memory that the driver gave the tenant's processes and that cannot move.
     Fixed,
 }
 
@@ -209,7 +210,7 @@ pub struct Core {
     tenants: BTreeMap<TenantId, Tenant>,
     sessions: BTreeMap<SessionId, Session>,
     relocations: BTreeMap<SessionId, Relocation>,
-    /// Copies whose process has gone meanwhile.
+    /// Copies whose process has left in the meantime.
     orphans: BTreeMap<BatchId, relocate::Batch>,
     shares: shares::Shares,
     /// Pieces that requests wait for, each with the process and the tenant.
@@ -231,24 +232,24 @@ pub struct Core {
     misplaced: BTreeMap<(TenantId, u32), bool>,
     /// Chunks that could not be had on the card, by tenant, since it was planned last.
     unmet: BTreeMap<TenantId, u32>,
-    /// Until when no allocation waits for others' memory to go.
+    /// Allocations skip the eviction wait before this time.
     crowded_until: u64,
-    /// Until when answers about chunks that nothing lies in are waited for.
+    /// Time until which answers about empty chunks are awaited.
     reclaims_until: Option<u64>,
     /// Time at which memory moved last, or came from the host's.
     moved_at: Option<u64>,
     /// Memory may have to move.
     bell: bool,
-    /// Memory moves for a quantum that is to begin.
+    /// Memory moves for a quantum that will begin.
     settling: bool,
     strangers: strangers::Strangers,
     accounts: accounts::Accounts,
-    /// Chunks that are to be spare for a guarantee, and until when that is tried.
+    /// Chunks that must become free for a guarantee, and the time until which that is tried.
     promise: Option<(u32, u64)>,
     /// Since when nothing has moved although more memory may come for that.
     still_since: Option<u64>,
     actions: Vec<Action>,
-    /// Time as the machine counts it, and when it was told the time last, in ns.
+    /// The machine's clock, and the time of the last event, in ns.
     clock: u64,
     told: Option<u64>,
     next: u64,
@@ -346,8 +347,7 @@ impl Core {
         self.pieces.number()
     }
 
-    /// Takes in one event at `now`, in ns of a clock that never goes back. What is to be done is in
-    /// [`Self::take_actions`].
+    /// Handles one event at `now`, in ns of a clock that never goes back. [`Self::take_actions`] returns the actions.
     pub fn handle(&mut self, now: u64, event: Event) {
         let step = now.saturating_sub(self.told.unwrap_or(now)).min(STEP_MOST);
         (self.clock, self.told) = (self.clock + step, Some(now));
@@ -424,14 +424,14 @@ impl Core {
         let work = self.has_work().then_some(0);
         let reclaims = self.reclaims_in();
         let soonest = turns.into_iter().chain(memory).chain(late).chain(stock).chain(reclaims).chain(work).min();
-        // The clock moves on by no more than that, however late the next event is.
+        // The clock advances by no more than that, however late the next event is.
         soonest.map(|ns| ns.clamp(50_000, STEP_MOST))
     }
 
     /// Makes a tenant.
     ///
     /// # Errors
-    /// When there is one of its name, or what it is to have cannot be had; nothing has changed then.
+    /// If the name is taken, or its limits cannot be met; nothing has changed then.
     pub fn add_tenant(&mut self, spec: TenantSpec) -> Result<TenantId, TenantError> {
         if self.tenants.values().any(|tenant| tenant.spec.name == spec.name) {
             return Err(TenantError::Exists(spec.name));
@@ -464,11 +464,11 @@ impl Core {
         Ok(id)
     }
 
-    /// Takes a tenant away as soon as its connections have ended. Its programs are killed, which nothing waits for, or only lose
-    /// their connections. Returns the processes that are there.
+    /// Takes a tenant away as soon as its connections have ended. Its programs are killed, which nothing waits for, or
+    /// only lose their connections. Returns the processes that are there.
     ///
     /// # Errors
-    /// When there is no such tenant.
+    /// If the tenant does not exist.
     pub fn retire_tenant(&mut self, id: TenantId, kills: bool) -> Result<Vec<u32>, TenantError> {
         self.tenants.get_mut(&id).ok_or(TenantError::Unknown(id))?.retired = true;
         let sessions: Vec<SessionId> = self.sessions_of(id).collect();
@@ -485,7 +485,8 @@ impl Core {
         Ok(pids)
     }
 
-    /// Changes the rules by which the card is shared, from now on. Host memory beyond what the card began with is not had.
+    /// Changes the rules by which the card is shared, from now on. Host memory beyond the initial amount is not
+    /// obtained.
     ///
     /// # Errors
     /// When a setting of the scheduler is out of its bounds; nothing has changed then.
@@ -517,7 +518,7 @@ impl Core {
     /// Takes a tenant away that has no programs.
     ///
     /// # Errors
-    /// When it has some, or there is no such tenant.
+    /// If it has programs, or the tenant does not exist.
     pub fn remove_tenant(&mut self, id: TenantId) -> Result<(), TenantError> {
         let tenant = self.tenants.get(&id).ok_or(TenantError::Unknown(id))?;
         let sessions = self.sessions_of(id).count();
@@ -532,7 +533,7 @@ impl Core {
         Ok(())
     }
 
-    /// Begins to move what is in the way of a guarantee that could not be given, for `PROMISE_NS` at most; false if that
+    /// Begins to free memory for a guarantee that could not be given, for `PROMISE_NS` at most; returns false if that
     /// would not help.
     pub fn make_room(&mut self, refused: &TenantError) -> bool {
         let TenantError::Memory(vram::Error::Promise { wanted, now, left, .. }) = *refused else { return false };
@@ -545,12 +546,12 @@ impl Core {
         true
     }
 
-    /// Whoever wanted a guarantee has it, or does not wait for it any more.
+    /// Ends the search for room: the guarantee was given, or is no longer wanted.
     pub fn promised(&mut self) {
         self.promise = None;
     }
 
-    /// Changes what a tenant may have, from now on. Its name, its user and the memory that it believes to have stay.
+    /// Changes the limits of a tenant, from now on. Its name, its user and the memory size that it sees stay.
     ///
     /// # Errors
     /// When that cannot be had; nothing has changed then.
@@ -568,7 +569,8 @@ impl Core {
         Ok(())
     }
 
-    /// Processes of a tenant of this name that were given up and go on: they cannot be killed, or have not ended yet.
+    /// Returns processes of a tenant of this name that were given up and still run: they cannot be killed, or have not
+    /// ended yet.
     #[must_use]
     pub fn lingering(&self, name: &str) -> Vec<u32> {
         self.given_up.iter().filter(|(_, tenant)| *tenant == name).map(|(&pid, _)| pid).collect()
@@ -586,7 +588,7 @@ impl Core {
         self.tenants.get(&id).map(|tenant| &tenant.spec)
     }
 
-    /// Does what follows from what has happened, until nothing does any more.
+    /// Handles all consequences of the events, until none is left.
     fn follow_up(&mut self) {
         self.go_on_working();
         self.take_retired_away();
@@ -651,7 +653,7 @@ impl Core {
     }
 }
 
-/// Kinds of fixed memory that lie on the card.
+/// Kinds of fixed memory that are on the card.
 fn on_card(kind: FixedKind) -> bool {
     !matches!(kind, FixedKind::Host)
 }

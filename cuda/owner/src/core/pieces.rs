@@ -1,9 +1,10 @@
-//! Physical pieces, and the chunks that each may stand for.
+//! Physical pieces, and the chunks that each may back.
 //!
-//! A process keeps a piece that it has imported for as long as it likes, whatever it says. So a piece that was given to a
-//! process never goes to another one, of the same tenant or not: programs of a tenant may belong to several users. On the card it is
-//! given up, and a new one made, which takes 15 us; in host memory, where that takes milliseconds, it waits for the same process to
-//! need one again, unless somebody else needs the room. A piece that several processes had is given up everywhere.
+//! A process keeps a piece that it has imported for as long as it likes, whatever it reports. So a piece that was given
+//! to a process never goes to another one, of the same tenant or not: programs of a tenant may belong to several users.
+//! On the card it is given up, and a new one made, which takes 15 us; in host memory, where that takes milliseconds, it
+//! is kept for the same process to need one again, unless another process needs the room. A piece that several
+//! processes had is given up everywhere.
 
 use super::types::{Action, PieceId, SessionId};
 use crate::driver::Memory;
@@ -16,8 +17,8 @@ enum Use {
     Stocking,
     /// In the stock, seen by no tenant.
     Stocked,
-    /// Given to, or being made for, a tenant; so many chunks and moves hold it. Without `only` several of its processes have
-    /// it, or had.
+    /// Given to, or being made for, a tenant; so many chunks and moves hold it. Without `only` several of its processes
+    /// have it, or had.
     Held { by: TenantId, only: Option<SessionId>, count: u32 },
     /// Waits for its process to need one again.
     Parked,
@@ -43,7 +44,7 @@ struct Piece {
     ready: bool,
 }
 
-/// Pieces that are made for the stock at a time: whoever needs one now waits behind them.
+/// Pieces made for the stock at a time: an urgent request waits for these.
 const STOCKING_MOST: usize = 2;
 
 /// All pieces of a card.
@@ -58,10 +59,10 @@ pub(super) struct Pieces {
     /// Host pieces that may be there at once, and how many are.
     host_most: u32,
     host: u32,
-    /// Host pieces that are to be ready before they are needed.
+    /// Host pieces to make before they are needed.
     ready_host: u32,
-    /// Pieces of the card that tenants had and that are being given up: by which tenant, and whether it had said that it has
-    /// them no more.
+    /// Pieces of the card that tenants had and that are being given up: the tenant, and whether it had said that it has
+    /// released them.
     given_up: BTreeMap<PieceId, (TenantId, bool)>,
     /// The pieces that are given up now are of a program whose connection has ended.
     pub(super) ends: bool,
@@ -85,8 +86,8 @@ impl Pieces {
         self.take_some(memory, by, true, actions)
     }
 
-    /// As [`Self::take`], to copy to. One of the card is given up if nothing comes of that, so it need not be zeroed, for
-    /// which it would wait for its turn on the card.
+    /// Like [`Self::take`], as the target of a copy. A piece of the card is given up if the copy does not happen, so it
+    /// need not be zeroed, which would wait for its turn on the card.
     pub(super) fn take_to_copy(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, memory == Memory::Host, actions)
     }
@@ -145,7 +146,7 @@ impl Pieces {
         }
     }
 
-    /// A piece exists, or could not be had. Says who holds it, if anybody does still.
+    /// A piece exists, or could not be made. Returns its holder, if it still has one.
     pub(super) fn made(&mut self, id: PieceId, done: bool, actions: &mut Vec<Action>) -> Option<TenantId> {
         let piece = self.pieces.get_mut(&id)?;
         piece.ready = done;
@@ -158,7 +159,7 @@ impl Pieces {
             }
             Use::Stocking | Use::Stocked | Use::Parked => {
                 self.forget(id, actions);
-                // What cannot be had now is not asked for again and again.
+                // Do not ask repeatedly for memory that is unavailable.
                 self.ready_host = self.ready_host.saturating_sub(1);
             }
         }
@@ -191,7 +192,7 @@ impl Pieces {
         }
     }
 
-    /// Says if one more piece is to be made for the stock now.
+    /// Returns whether to make one more piece for the stock now.
     pub(super) fn is_short(&self) -> bool {
         self.stock.len() + self.stocking < self.ready_host as usize
             && self.stocking < STOCKING_MOST
@@ -229,7 +230,7 @@ impl Pieces {
         id
     }
 
-    /// Gives up pieces that are kept for other processes, if there is no room for one more host piece.
+    /// Gives up pieces that are kept for other processes, if one more host piece has no room.
     fn make_room(&mut self, actions: &mut Vec<Action>) {
         while self.host >= self.host_most {
             let Some(kept) = self.parked.values_mut().find_map(Vec::pop) else { return };
@@ -237,7 +238,8 @@ impl Pieces {
         }
     }
 
-    /// The tenant that a piece of the card was given up by, and whether it had said that it has it no more; told once.
+    /// Returns the tenant that gave up a piece of the card, and whether it had said that it has released it; reported
+    /// once.
     pub(super) fn given_up(&mut self, id: PieceId) -> Option<(TenantId, bool)> {
         self.given_up.remove(&id)
     }

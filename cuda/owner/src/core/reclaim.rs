@@ -1,4 +1,4 @@
-//! Chunks that programs keep although nothing lies in them: asked for before a request fails, or memory moves, for want of room.
+//! Empty chunks that programs keep: asked for before a request fails, or memory moves, because memory is short.
 
 use super::types::SessionId;
 use super::{Core, Session};
@@ -22,8 +22,8 @@ pub(super) struct Reclaims {
 }
 
 impl Core {
-    /// Asks processes for chunks that nothing lies in, of one tenant or of all, but not `asking` itself. Returns true while
-    /// answers may come.
+    /// Asks processes of one tenant or of all for empty chunks, except `asking` itself. Returns true while answers may
+    /// come.
     pub(super) fn reclaim(&mut self, of: Option<TenantId>, asking: Option<SessionId>) -> bool {
         let clock = self.clock;
         let concerned = |(id, session): &(&SessionId, &mut Session)| {
@@ -69,7 +69,7 @@ impl Core {
         }
     }
 
-    /// Returns in how many ns answers are not waited for any more.
+    /// Returns the time in ns until answers are no longer awaited.
     pub(super) fn reclaims_in(&self) -> Option<u64> {
         self.reclaims_until.map(|until| until.saturating_sub(self.clock))
     }

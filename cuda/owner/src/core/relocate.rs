@@ -4,9 +4,9 @@
 //! plan -> Quiesce -> Quiet -> copies -> Redirect -> Redirected -> the move is committed, the old piece given up -> Resume
 //! ```
 //!
-//! A process has one order at a time, of several batches: while one is redirected the next is copied. Those of different
-//! processes run beside each other, so that what one gives up goes out while what another gets comes in. Nothing of a move
-//! is in effect until its process has redirected it; if that never happens, the chunk stays where it was.
+//! A process has one order at a time, of several batches: while one is redirected the next is copied. Those of
+//! different processes run concurrently, so that one process's evictions overlap another's returns. A move takes effect
+//! only when its process has redirected it; if that never happens, the chunk stays where it was.
 
 use super::pieces::Receiver;
 use super::types::{Action, BatchId, PieceId, SessionId};
@@ -17,21 +17,22 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vram::balance::{By, Request};
 use vram::{Error, MoveId, Step, VmId as TenantId};
 
-/// Bytes of a batch at most: large enough for the link's full rate, and small enough that what one process gives up is soon
-/// another one's.
+/// Largest size of a batch in bytes: large enough for the link's full rate, and small enough that memory changes hands
+/// soon.
 const BATCH_BYTES: u64 = 256 << 20;
 /// Batches of a process at a time.
 const BATCHES_MOST: usize = 6;
-/// A process that has more of them gets no new ones: with one new batch for each that ends, they come to be of one chunk each.
+/// A process that has more of them gets no new ones: with one new batch for each that ends, they come to be of one
+/// chunk each.
 const BATCHES_FEW: usize = 3;
 /// Plans that are made for one event.
 const ROUNDS: u32 = 8;
 /// Time for which a process that has declined to be quiet is left alone, in ns.
 const DECLINED_NS: u64 = 500_000_000;
-/// Microseconds after which a process is to decline rather than drain on, at first; twice as many after each time.
+/// Microseconds after which a process should decline rather than drain on, at first; twice as many after each time.
 const QUIESCE_US: u32 = 2_000_000;
-/// Orders that a process may decline more often than it carries one out, for as long as its tenant's work may run: beyond both
-/// it keeps memory from others, and is stuck.
+/// Orders that a process may decline more often than it carries one out, for as long as its tenant's work may run:
+/// beyond both it keeps memory from others, and is stuck.
 const DECLINES_MOST: u32 = 6;
 
 /// A chunk on its way.
@@ -72,7 +73,7 @@ pub(super) struct Relocation {
     quiet: bool,
     /// Batches that are not copied yet.
     batches: VecDeque<Batch>,
-    /// Batches that the process maps, in the order in which it was told of them: copies may end in another order.
+    /// Batches that the process maps, in the order in which they were sent: copies may end in another order.
     redirecting: VecDeque<Vec<Item>>,
     /// Since when the process owes an answer.
     since: Option<u64>,
@@ -90,11 +91,11 @@ impl Relocation {
 }
 
 impl Core {
-    /// Plans what is to move, and begins with it.
+    /// Plans moves, and begins with them.
     pub(super) fn balance(&mut self) {
         self.take_quanta();
         let mut started = self.put_in_place();
-        // Chunks that nothing lies in make room without a copy.
+        // Empty chunks make room without a copy.
         if !self.unmet.is_empty() && self.reclaim(None, None) {
             return started.into_iter().for_each(|session| self.go_on(session));
         }
@@ -149,10 +150,10 @@ impl Core {
             let chunks = self.table.spare() + 1;
             steps = self.balancer.plan(&self.table, now, Some(Request { by: By::Guarantee, chunks }));
         }
-        // What has gone for a guarantee must not come back before that is given.
+        // Memory evicted for a guarantee must not return before that is given.
         if steps.is_empty() && self.promise.is_none_or(|(_, until)| now >= until) {
             let tenants: BTreeSet<_> = self.sessions.values().filter_map(|session| session.tenant).collect();
-            // Nobody else is held up by the moves of one that is alone.
+            // The moves of a tenant that is alone hold no other tenant up.
             if self.settling || tenants.len() < 2 {
                 self.balancer.hurry();
             }
@@ -256,7 +257,7 @@ impl Core {
         sessions
     }
 
-    /// As [`vram::ChunkTable::start`], with what waits to be scrubbed scrubbed.
+    /// Like [`vram::ChunkTable::start`], after scrubbing pending places.
     fn start(&mut self, step: Step) -> Result<Option<vram::Move>, Error> {
         match self.table.start(step) {
             Err(Error::NeedsScrub { .. }) if self.scrub() => self.table.start(step),
@@ -278,7 +279,7 @@ impl Core {
         let order = session.order;
         let since = Some(self.clock);
         let batches = VecDeque::from([batch]);
-        // The more often it has declined, the longer it may take; it is to answer before it is taken for stuck.
+        // The more often it has declined, the longer it may take; it must answer before it counts as stuck.
         let longest = u32::try_from(self.config.patience_ns / 1000 * 4 / 5).unwrap_or(u32::MAX);
         let patience_us = QUIESCE_US.saturating_mul(1 << session.declines.min(8)).min(longest);
         let (redirecting, complied, declined) = (VecDeque::new(), true, false);
@@ -288,7 +289,7 @@ impl Core {
             known.moving.insert(id);
         }
         tracing::debug!(session = id.0, order, ?to, "a program is to be quiet");
-        // The turn goes to somebody else meanwhile.
+        // The turn goes to another tenant in the meantime.
         self.pause_as_due(tenant);
         self.send(id, FromOwner::Quiesce { order, patience_us });
     }
@@ -312,7 +313,8 @@ impl Core {
         self.decline(id);
     }
 
-    /// A process has declined an order, or a part of it: it is left alone for a while. One that does nothing else is stuck.
+    /// A process has declined an order, or a part of it: it is left alone for a while. One that does nothing else is
+    /// stuck.
     fn decline(&mut self, id: SessionId) {
         let (clock, patience) = (self.clock, self.config.patience_ns);
         let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -337,7 +339,7 @@ impl Core {
         }
     }
 
-    /// Copies what can be copied, and lets the process go on when nothing is left.
+    /// Copies all chunks that can be copied, and resumes the process when none is left.
     fn go_on(&mut self, id: SessionId) {
         self.forget_freed(id);
         let Some(relocation) = self.relocations.get_mut(&id).filter(|relocation| relocation.quiet) else { return };
@@ -514,7 +516,7 @@ impl Core {
         self.moved(id, relocation.tenant);
     }
 
-    /// An order has ended: the tenant takes turns again.
+    /// An order has ended: the tenant may have turns again.
     fn moved(&mut self, id: SessionId, tenant: TenantId) {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             known.moving.remove(&id);

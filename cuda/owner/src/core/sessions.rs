@@ -22,7 +22,7 @@ pub(super) struct Pending {
     pub(super) wanted: u32,
     /// Holders: each process's number of it, and its index.
     pub(super) items: Vec<(ChunkId, u32)>,
-    /// Number of those that the process was told of, from the first. They stay where they are until the request is answered.
+    /// Number of those reported to the process, from the first. They stay where they are until the request is answered.
     pub(super) delivered: usize,
     /// Pieces of it that do not exist yet.
     pub(super) missing: BTreeSet<PieceId>,
@@ -42,7 +42,7 @@ impl Pending {
 pub(super) struct Session {
     pub(super) pid: u32,
     pub(super) uid: u32,
-    /// The tenant whose own socket it has come by: the socket's rights say who may be that one.
+    /// The tenant on whose own socket it connected: the rights of the socket protect that tenant.
     pub(super) bound: Option<TenantId>,
     /// Of the messages.
     pub(super) version: u16,
@@ -51,7 +51,7 @@ pub(super) struct Session {
     pub(super) tenant: Option<TenantId>,
     pub(super) chunks: BTreeMap<ChunkId, u32>,
     pub(super) fixed: HashMap<FixedKind, u64>,
-    /// Indices that stand for what is fixed on the card.
+    /// Indices that stand for memory fixed on the card.
     pub(super) fixed_indices: Vec<u32>,
     /// Its requests for fixed memory that are not answered yet.
     pub(super) fixing: VecDeque<Fixing>,
@@ -65,7 +65,7 @@ pub(super) struct Session {
     /// Its gate is open, since the turn of this number.
     pub(super) run: Option<u32>,
     pub(super) run_since: u64,
-    /// The bound of its work in flight and of its idleness that it was told.
+    /// The bounds of its work in flight and of its idleness, as last sent to it.
     pub(super) told: (u32, u32),
     /// It has met a closed gate.
     pub(super) waiting: bool,
@@ -75,14 +75,14 @@ pub(super) struct Session {
     pub(super) busy_until: u64,
     /// Orders that it has declined, less those that it has carried out since.
     pub(super) declines: u32,
-    /// Since when there are such.
+    /// Time since which there are such.
     pub(super) declining_since: Option<u64>,
     /// Time of its last message about memory that it had under an earlier owner.
     pub(super) adopts_since: u64,
     pub(super) reclaims: Reclaims,
-    /// Since when the driver is to suspend it, and has not said that it has.
+    /// Time since which the driver should have suspended it, and has not confirmed that.
     pub(super) suspends: Option<u64>,
-    /// The owner has given it up: it has no turn and no memory, and nothing that it says counts.
+    /// The owner has given it up: it has no turn and no memory, and its messages are ignored.
     pub(super) stuck: bool,
 }
 
@@ -94,7 +94,8 @@ impl Session {
 }
 
 impl Core {
-    /// Processes of an owner before this one: no memory is given to others before they are back, or `within_ns` are over.
+    /// Processes of an owner before this one: no memory is given to others before they are back, or `within_ns` are
+    /// over.
     pub fn expect(&mut self, pids: impl IntoIterator<Item = u32>, within_ns: u64) {
         self.expected.extend(pids);
         self.expected_until = self.clock + within_ns;
@@ -263,7 +264,7 @@ impl Core {
         self.renew_terms();
     }
 
-    /// A connection has ended: what its process held is free.
+    /// A connection has ended: releases everything that its process held.
     pub(super) fn gone(&mut self, id: SessionId) {
         let Some(tenant) = self.sessions.get(&id).map(|session| session.tenant) else { return };
         self.give_up_memory(id, tenant);
@@ -277,7 +278,7 @@ impl Core {
         self.bell = true;
     }
 
-    /// Frees what a process held.
+    /// Frees the memory of a process.
     fn give_up_memory(&mut self, id: SessionId, tenant: Option<TenantId>) {
         self.abandon_relocation(id);
         let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -323,8 +324,8 @@ impl Core {
         }
     }
 
-    /// Takes everything from a process at once, its connections, its turn and its memory, and has it killed. Nothing depends
-    /// on whether it can be.
+    /// Takes the connections, the turn and the memory from a process at once, and has it killed. Nothing depends on
+    /// whether the kill succeeds.
     pub(super) fn give_up(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get(&id) else { return };
         let (pid, Some(tenant)) = (session.pid, session.tenant) else { return self.end(id, End::Evicted) };
@@ -353,8 +354,8 @@ impl Core {
         }
     }
 
-    /// The driver has taken a process off the card, or could not: then it is killed. Driver 580 lets no process go on that had
-    /// memory of another's, so none of its memory is needed.
+    /// The driver has taken a process off the card, or could not: then it is killed. Driver 580 does not resume a
+    /// process that had memory of another process, so none of its memory is needed.
     pub(super) fn suspended(&mut self, id: SessionId, done: bool) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.suspends.is_some()) else { return };
         session.suspends = None;
@@ -365,8 +366,8 @@ impl Core {
         tenant.into_iter().for_each(|known| known.suspended += 1);
     }
 
-    /// Processes that the driver does not get to suspend are killed: of one that is stopped it waits for ever. Those that have
-    /// begun to report their memory, and do not continue, are stuck.
+    /// Processes that the driver does not get to suspend are killed: of one that is stopped it waits for ever. Those
+    /// that have begun to report their memory, and do not continue, are stuck.
     pub(super) fn late_suspensions(&mut self) {
         let (clock, patience) = (self.clock, self.config.patience_ns);
         let late = |since: u64| clock.saturating_sub(since) >= patience;

@@ -29,13 +29,13 @@ struct Own {
 
 /// All of them, by tenant: none of them opens anything for another one, nor takes room from it.
 ///
-/// A chunk that is given up costs nothing here. Its tokens name a number that no chunk has any more, and are removed a few
-/// at a time when others are made.
+/// A chunk that is given up costs nothing here. Its tokens name a number that is no longer in use, and are removed a
+/// few at a time when others are made.
 #[derive(Debug, Default)]
 pub(super) struct Shares(HashMap<TenantId, Own>);
 
 impl Shares {
-    /// Returns the chunks of a tenant's token. Some of them may not exist any more.
+    /// Returns the chunks of a tenant's token. Some of them may no longer exist.
     pub(super) fn chunks(&self, tenant: TenantId, share: Share) -> Option<&Vec<Named>> {
         self.0.get(&tenant)?.by_token.get(&share)
     }
@@ -45,7 +45,7 @@ impl Shares {
         self.0.get(&tenant)?.by_chunks.get(chunks).copied()
     }
 
-    /// Removes some of the tokens that name a chunk that does not `exist` any more. Returns the number of chunks looked at.
+    /// Removes some of the tokens that name a chunk that no longer `exist`s. Returns the number of chunks visited.
     pub(super) fn sweep(&mut self, tenant: TenantId, exists: impl Fn(&Named) -> bool) -> usize {
         let Some(own) = self.0.get_mut(&tenant) else { return 0 };
         let mut looked_at = 0;
@@ -78,7 +78,7 @@ impl Shares {
         own.by_token.insert(share, chunks);
     }
 
-    /// Removes all tokens of a tenant: it has no programs any more.
+    /// Removes all tokens of a tenant without programs.
     pub(super) fn forget(&mut self, tenant: TenantId) {
         self.0.remove(&tenant);
     }

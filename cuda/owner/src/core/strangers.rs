@@ -1,4 +1,4 @@
-//! Processes that use the card past the owner: the library was bypassed, or they are nobody's here.
+//! Unmanaged processes that use the card: the library was bypassed, or they belong to no tenant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ const LOOKS: u32 = 2;
 pub(super) struct Strangers(BTreeMap<u32, (Stranger, u32)>);
 
 impl Core {
-    /// NVML has told which processes use the card, but for the owner itself.
+    /// NVML has reported the processes that use the card, without the owner itself.
     pub(super) fn users(&mut self, users: Vec<User>) {
         let served: BTreeSet<u32> = self.pids().chain(self.expected.iter().copied()).collect();
         let mut before = std::mem::take(&mut self.strangers.0);

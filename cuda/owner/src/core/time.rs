@@ -1,4 +1,4 @@
-//! Turns and quanta: whose gate is open.
+//! Turns and quanta: they decide which gate is open.
 
 use super::types::{Action, SessionId};
 use super::{Core, Nanos};
@@ -7,20 +7,20 @@ use cuda_protocol::{FromOwner, Run, Usage, VERSION_HANDOVER};
 use std::collections::BTreeMap;
 use vram::{Change, VmId as TenantId};
 
-/// Time for which a turn's end is attended to at most, in microseconds: a program that says too often that its turn ends
-/// costs no more than that each time.
+/// Longest attention to a turn's end, in microseconds: a program that announces its end too often costs no more than
+/// that each time.
 const ATTENDED_US: u32 = 1000;
 
-/// Microseconds of work in flight while all others wait for their quantum: events cost the card less so, and the end of a
-/// quantum, which is to drain it, costs far more anyway.
+/// Microseconds of work in flight while all others wait for their quantum: events then cost the card less, and the end
+/// of a quantum, which must drain it, costs far more anyway.
 const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 
-/// Idleness after which a turn ends while all others wait for their quantum, in microseconds: long for a program that works,
-/// short beside a change of the quantum, which idleness can bring about.
+/// Idleness after which a turn ends while all others wait for their quantum, in microseconds: long for a program that
+/// works, short compared to a change of the quantum, which idleness can cause.
 const IDLE_UNDISTURBED_US: u32 = 10_000;
 
 impl Core {
-    /// Does what the turns have come to.
+    /// Carries out the orders of the turns.
     pub(super) fn carry_out_orders(&mut self) {
         loop {
             let orders = self.turns.take_orders();
@@ -40,7 +40,7 @@ impl Core {
 
     fn grant(&mut self, tenant: TenantId) {
         if !self.turns.has_turn(tenant) {
-            // Whoever it was for has left since it was decided.
+            // The tenant has left since the decision.
             return;
         }
         self.balancer.active(tenant, self.clock);
@@ -68,7 +68,7 @@ impl Core {
     }
 
     /// Returns the terms of a tenant's turns now. A process that is alone, with all its memory on the card, is not
-    /// measured, and bounds itself; what is to come back from host memory waits for all that is in flight.
+    /// measured, and bounds itself; memory that returns from the host waits for all work in flight.
     fn terms(&self, tenant: TenantId) -> Run {
         let present = || self.sessions.values().filter_map(|session| session.tenant);
         let away = self.table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
@@ -80,7 +80,8 @@ impl Core {
         let unless_alone = |us| if alone { 0 } else { us };
         let mut others = present().filter(|other| *other != tenant);
         let waits = |id: TenantId| self.tenants.get(&id).is_some_and(|known| known.waits);
-        // Nobody else can use the card: to give the turn back in each pause would only cost the begin of the next one.
+        // No other tenant can use the card: to give the turn back in each pause would only cost the begin of the next
+        // one.
         let undisturbed = self.quanta.turn().is_some() && others.all(waits);
         let idle = if undisturbed { self.config.idle_us.max(IDLE_UNDISTURBED_US) } else { self.config.idle_us };
         let ahead = if undisturbed { ahead.max(RUN_AHEAD_UNDISTURBED_US) } else { ahead };
@@ -90,7 +91,7 @@ impl Core {
 
     /// Renews the terms of those whose gates are open: a process has come or gone, or a tenant's class is another one.
     pub(super) fn renew_terms(&mut self) {
-        // A tenant's terms take as long to find as there are processes: once for each tenant.
+        // Finding a tenant's terms takes time for each process: once for each tenant.
         let mut by_tenant: BTreeMap<TenantId, Run> = BTreeMap::new();
         let mut concerned = Vec::new();
         for (&id, session) in self.sessions.iter().filter(|(_, session)| session.run.is_some()) {
@@ -152,8 +153,9 @@ impl Core {
         self.look_whether_ended(tenant);
     }
 
-    /// A turn that was recalled is about to end: who comes next is told, so that the card is idle for as short a time as
-    /// can be. Work of the next one that came before the end would have the hardware switch to and fro between the two.
+    /// A turn that was recalled is about to end: notifies the next tenant, so that the card idles as briefly as
+    /// possible. If the next tenant's work came before the end, the hardware would switch back and forth between the
+    /// two.
     pub(super) fn ending(&mut self, id: SessionId, tenant: TenantId, turn: u32, in_us: u32) {
         let is_it = self.sessions.get(&id).is_some_and(|session| session.run == Some(turn));
         let open = self.sessions_of(tenant).filter(|id| self.sessions.get(id).is_some_and(|s| s.run.is_some())).count();
@@ -174,7 +176,7 @@ impl Core {
         self.actions.push(Action::Attend { ns: u64::from(in_us + ATTENDED_US / 2) * 1000 });
     }
 
-    /// Notes what a process says that it has used: no more than the time for which its gate was open.
+    /// Notes the use that a process reports, bounded by the time for which its gate was open.
     pub(super) fn used(&mut self, id: SessionId, tenant: TenantId, usage: Usage) {
         let clock = self.clock;
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.run.is_some()) else { return };
@@ -186,7 +188,7 @@ impl Core {
         tenant.launches += u64::from(usage.launches);
     }
 
-    /// A tenant's turn ends when no gate of it is open any more.
+    /// Ends a tenant's turn if all its gates are closed.
     pub(super) fn look_whether_ended(&mut self, tenant: TenantId) {
         let of_it = || self.sessions.values().filter(|session| session.tenant == Some(tenant));
         if of_it().any(|session| session.run.is_some()) {
@@ -242,7 +244,7 @@ impl Core {
                 idle.insert(tenant, since);
             }
             if self.turns.has_turn(tenant) {
-                // Nobody counts what kernels read over the link: each look at it, as much as lies there.
+                // Kernels' reads over the link are not counted: assume for each poll all memory that is there.
                 over_link += u64::from(account.host) * bytes;
             }
         }
@@ -272,13 +274,13 @@ impl Core {
         self.tenants.get(&tenant).is_some_and(|known| !known.moving.is_empty())
     }
 
-    /// Nothing moves: a quantum that memory was moved for begins, unless more of it may come soon. A program that ends gives
-    /// nothing up when it is asked, and everything a little later; work that began meanwhile would reach its memory over
-    /// the link, and hold up what comes then.
+    /// Begins a quantum whose memory has moved, unless more of it may come soon. A program that ends gives nothing up
+    /// when asked, and everything a little later; work that began in between would reach its memory over the link, and
+    /// hold up the rest.
     pub(super) fn look_whether_settled(&mut self) {
         let Some(turn) = self.quanta.turn().filter(|_| self.settling) else { return };
         let since = *self.still_since.get_or_insert(self.clock);
-        // No more than a change is meant to cost.
+        // No more than a change should cost.
         let patience = turn.quantum_ns / u64::from(self.quanta.config().factor.max(1));
         if self.clock.saturating_sub(since) < patience && self.more_may_come(turn.holder) {
             return;
@@ -309,7 +311,7 @@ impl Core {
         }
     }
 
-    /// A tenant takes no turns while its memory moves, or while it waits for its quantum.
+    /// Pauses a tenant's turns while its memory moves, or while it waits for its quantum.
     pub(super) fn pause_as_due(&mut self, id: TenantId) {
         let Some(tenant) = self.tenants.get(&id) else { return };
         let paused = tenant.waits || !tenant.moving.is_empty();

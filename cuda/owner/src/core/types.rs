@@ -32,7 +32,7 @@ pub enum OnStuck {
 pub struct TenantSpec {
     /// Its name, by which programs ask for it.
     pub name: String,
-    /// User who may be this tenant; root may always.
+    /// User whose processes may be this tenant's; root's always may.
     pub uid: Option<u32>,
     /// Bytes of memory that it believes to have.
     pub memory_bytes: u64,
@@ -72,7 +72,7 @@ pub enum Event {
         /// The process's connection.
         session: SessionId,
     },
-    /// A piece that was to be made or imported exists, zeroed if it was to be; `None`: it could not be had.
+    /// A piece exists, zeroed if requested; `None`: it could not be made or imported.
     Made {
         /// The piece.
         piece: PieceId,
@@ -107,7 +107,8 @@ pub enum Event {
         /// Its number.
         pid: u32,
     },
-    /// Processes that use the card, as NVML says, without the owner, which has `own` bytes of the card, if that is known.
+    /// Processes that use the card, as NVML says, without the owner, which has `own` bytes of the card, if that is
+    /// known.
     Users {
         /// The others.
         users: Vec<User>,
@@ -122,7 +123,7 @@ pub enum Event {
     Missing {
         /// The tenant that had it.
         tenant: TenantId,
-        /// It had said that it has it no more; if not, its program may just end.
+        /// It had said that it has released it; if not, its program may just end.
         sure: bool,
         /// Bytes that are missing.
         bytes: u64,
@@ -156,8 +157,8 @@ pub struct Unaccounted {
     pub bytes: u64,
 }
 
-/// Treatment of processes that use the card past the owner, and of a tenant's that have more of it past their accounts than
-/// the tenant may have.
+/// Treatment of processes that use the card past the owner, and of a tenant's that have more of it past their accounts
+/// than the tenant may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnStranger {
     /// They are told of.
@@ -185,7 +186,7 @@ pub enum Action {
         piece: PieceId,
         /// Of which memory.
         memory: Memory,
-        /// It is to hold zeros. If not, all of it is copied to before anybody sees it.
+        /// It must hold zeros. If not, all of it is overwritten before a process sees it.
         zeroed: bool,
     },
     /// Map a piece that came from a tenant. Answered by [`Event::Made`].
@@ -217,7 +218,7 @@ pub enum Action {
         /// Its number.
         pid: u32,
     },
-    /// Kill a process that is given up: it has no turn and no memory any longer. Answered by [`Event::Signalled`], and by
+    /// Kill a process that is given up: it has no turn and no memory. Answered by [`Event::Signalled`], and by
     /// [`Event::Ended`] once it has ended.
     Kill {
         /// The process's connection, which ends.
@@ -225,17 +226,17 @@ pub enum Action {
         /// Its tenant.
         tenant: TenantId,
     },
-    /// A process has told all that it had before this connection: it does not go on without one.
+    /// A process has reported all memory that it had before this connection: it ends without a connection.
     Adopted {
         /// The process's connection.
         session: SessionId,
     },
-    /// Listen without sleeping for a while: a turn is about to change hands, and the card is idle meanwhile.
+    /// Poll without sleeping for a while: a turn is about to change hands, and the card idles until then.
     Attend {
         /// Length of that, in ns.
         ns: u64,
     },
-    /// End a connection, behind what was sent.
+    /// Close a connection, after the queued messages.
     Close {
         /// The process's connection.
         session: SessionId,
@@ -245,10 +246,10 @@ pub enum Action {
 /// Reason that a tenant cannot be had or changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TenantError {
-    /// There is one of that name.
+    /// The name is taken.
     #[error("there is a tenant `{0}` already")]
     Exists(String),
-    /// There is none.
+    /// The tenant does not exist.
     #[error("there is no tenant {0}")]
     Unknown(TenantId),
     /// Its programs have not ended.

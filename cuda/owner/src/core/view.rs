@@ -21,7 +21,7 @@ pub struct TenantView {
     pub memory: VmSummary,
     /// Time of the card that it was charged, in ns.
     pub charged_ns: u64,
-    /// Of its turns, the time in which its work was in flight, by its own events, in ns.
+    /// Part of its turns in which its work was in flight, by its own events, in ns.
     pub busy_ns: u64,
     /// Of that, the time in which only copies were, in ns.
     pub copy_ns: u64,
@@ -33,7 +33,7 @@ pub struct TenantView {
     pub wait_p99_ns: u64,
     /// Programs of it that were killed since they did not answer.
     pub killed: u64,
-    /// Programs of it that could not be killed: they go on without connection, turns and memory in the accounts.
+    /// Programs of it that could not be killed: they still run without connection, turns and memory in the accounts.
     pub kill_failures: u64,
     /// Programs of it that were suspended since they did not answer.
     pub suspended: u64,

@@ -15,8 +15,8 @@ pub(super) type RawHandle = c_ulonglong;
 /// Arguments of `cuCheckpointProcess...`: 64 bytes, all of them zero here.
 pub(super) type CheckpointArgs = [u64; 8];
 
-/// Declares a table of functions. Results are plain numbers: a newer driver may answer with a code that the header which
-/// the types come from does not have.
+/// Declares a table of functions. Results are plain numbers: a newer driver may answer with a code that the header
+/// which the types come from does not have.
 macro_rules! functions {
     (
         required { $($field:ident = $name:literal : fn($($argument:ty),*);)* }
@@ -36,7 +36,8 @@ macro_rules! functions {
                     path: path.display().to_string(),
                     reason: error.to_string(),
                 };
-                // SAFETY: the operator names the library; NVIDIA's has initializers that any program runs which links it.
+                // SAFETY: the operator names the library; NVIDIA's has initializers that any program runs which links
+                // it.
                 let library = unsafe { Library::new(path) }.map_err(library_error)?;
                 Ok(Self {
                     // SAFETY: each type is that of the function of this name in NVIDIA's header, with the result's

@@ -1,7 +1,8 @@
-//! Calls of the owner to NVIDIA's driver, and no more.
+//! The owner's calls to NVIDIA's driver.
 //!
-//! [`Real`] loads the driver's library by path, so that a fake one works under it as well; `Model` keeps the rules of the
-//! virtual memory functions in this process, for tests. Every call may be made by any thread; none is made with a lock held.
+//! [`Real`] loads the driver's library by path, so that a fake one works under it as well; `Model` keeps the rules of
+//! the virtual memory functions in this process, for tests. Every call may be made by any thread; none is made with a
+//! lock held.
 
 mod functions;
 #[cfg(any(test, feature = "model"))]
@@ -14,7 +15,7 @@ pub use real::Real;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// One of the two memories that a chunk may lie in.
+/// One of the two memories that a chunk may be in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Memory {
     /// The card's own.
@@ -39,7 +40,7 @@ impl Address {
     }
 }
 
-/// Queue of work. Each does what it is given in order, beside the others.
+/// Queue of work. Each runs its work in order, concurrently with the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Queue {
     /// Copies from the card to host memory.
@@ -151,6 +152,6 @@ pub trait Driver: Send + Sync {
     /// Suspends a process: its work ends, its memory of the card is copied to host memory and freed.
     fn suspend(&self, pid: u32) -> Result<(), DriverError>;
 
-    /// Has a suspended process go on.
+    /// Resumes a suspended process.
     fn resume(&self, pid: u32) -> Result<(), DriverError>;
 }

@@ -31,7 +31,8 @@ pub struct Real {
     device: Device,
 }
 
-// SAFETY: the driver's functions may be called by any thread; contexts and streams are its own handles, not memory of ours.
+// SAFETY: the driver's functions may be called by any thread; contexts and streams are its own handles, not memory of
+// ours.
 unsafe impl Send for Real {}
 // SAFETY: as above.
 unsafe impl Sync for Real {}
@@ -85,7 +86,7 @@ impl Real {
     /// Loads the library at `path` and opens a card by its number, by `GPU-` and its UUID, or by its PCI address.
     ///
     /// # Errors
-    /// When there is no such card, and as the loader or the driver fails.
+    /// If the card does not exist, or if the loader or the driver fails.
     pub fn find(path: &Path, device: &str) -> Result<Self, DriverError> {
         if let Ok(ordinal) = device.parse() {
             return Self::open(path, ordinal);

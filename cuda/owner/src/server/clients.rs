@@ -1,6 +1,6 @@
 //! Connections: let in, listened to, and ended.
 //!
-//! Each tenant may take so much of the serving thread before the others have their turn, whatever the number of its
+//! Each tenant may take a bounded part of the serving thread before the others are served, whatever the number of its
 //! connections.
 
 use super::limits::{Admission, FULL_NS, SILENT_NS};
@@ -13,9 +13,9 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Messages that are taken from one process before the tenant's others have their turn.
+/// Messages taken from one process before the tenant's others are served.
 const MESSAGES_AT_ONCE: usize = 16;
-/// Messages that are taken from one tenant's processes before the other tenants have their turn.
+/// Messages taken from one tenant's processes before the other tenants are served.
 const TENANT_MESSAGES_AT_ONCE: usize = 64;
 /// The same in the state machine's units of work.
 const TENANT_STEPS_AT_ONCE: u64 = 4096;
@@ -74,7 +74,8 @@ impl Serving {
         let _ = link.try_send(&FromOwner::Goodbye(end), &[]);
     }
 
-    /// Takes messages of the processes that have sent some. Tenants, and processes of a tenant, take turns.
+    /// Takes messages of the processes that have sent some. Alternates between tenants, and between processes of a
+    /// tenant.
     pub(super) fn hear_all(&mut self, ready: Vec<SessionId>) {
         let mut by_cause: BTreeMap<Cause, Vec<SessionId>> = BTreeMap::new();
         for session in ready {
@@ -108,7 +109,7 @@ impl Serving {
             match connection.link.try_receive() {
                 Ok(received) => {
                     let greets = matches!(received.message, FromTenant::Hello(_));
-                    // It may have exited since it connected, for somebody else to go on.
+                    // It may have exited since it connected, with the connection passed to another process.
                     if greets && !self.peers.lives(session) {
                         self.lose(session);
                         return number;
@@ -170,7 +171,7 @@ impl Serving {
         }
     }
 
-    /// Returns the time until connections are to be looked at though nothing has come, in ns.
+    /// Returns the time until connections need attention without a message, in ns.
     pub(super) fn next_retry(&self) -> Option<u64> {
         let now = self.now();
         let silent = self.silent().map(|(_, since)| since + SILENT_NS).min();

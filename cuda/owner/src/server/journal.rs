@@ -16,7 +16,7 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Reads what an owner before this one has left, if there is anything.
+    /// Reads the journal of the previous owner, if any.
     pub(super) fn open(path: &Path) -> Self {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let alive = text.lines().filter_map(|line| {
@@ -33,7 +33,7 @@ impl Journal {
         self.alive.iter().copied()
     }
 
-    /// Writes down whom this owner serves, if that has changed.
+    /// Writes the processes that this owner serves, if they have changed.
     pub(super) fn keep(&mut self, pids: impl Iterator<Item = u32>) {
         let pids: BTreeSet<u32> = pids.collect();
         if self.kept.keys().eq(&pids) {
@@ -53,7 +53,8 @@ impl Journal {
     }
 }
 
-/// Replaces a file by way of another one, which is new in any case: a link that somebody has put there is not followed.
+/// Replaces a file by way of another one, which is always created: a link that another user has put there is not
+/// followed.
 fn replace(new: &Path, path: &Path, text: &[u8]) -> std::io::Result<()> {
     match std::fs::remove_file(new) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
@@ -67,7 +68,7 @@ fn replace(new: &Path, path: &Path, text: &[u8]) -> std::io::Result<()> {
 /// Reads when a process was started: field 22 of its `stat`.
 fn start_of(pid: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in parentheses and may hold anything; fields behind it begin with the third.
+    // The name is in parentheses and may contain anything; the fields after it begin with the third.
     let fields = &stat[stat.rfind(')')? + 1..];
     fields.split_whitespace().nth(19).map(str::to_owned)
 }

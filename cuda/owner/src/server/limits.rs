@@ -12,7 +12,7 @@ const CONNECTIONS_MOST: usize = 2048;
 // TIMEOUT: the library says it at once; a busy host may take a second to run it.
 pub(super) const SILENT_NS: u64 = 5_000_000_000;
 /// Time for which no connection is accepted after the system had no descriptor, in ns.
-// TIMEOUT: something ends meanwhile; a program that connects waits for this and for the owner alike.
+// TIMEOUT: a connection ends in the meantime; a program that connects waits for this as it waits for the owner.
 pub(super) const FULL_NS: u64 = 100_000_000;
 /// Descriptors for all else: logs, sockets, the driver's own files.
 const OTHERS: u64 = 128;
@@ -24,7 +24,8 @@ pub(super) struct Limits {
     pub(super) connections: usize,
     /// Pieces of memory, each with one.
     pub(super) pieces: usize,
-    /// Descriptors on their way to programs: half of those that the kernel lets one user have, for other owners of the same user.
+    /// Descriptors on their way to programs: half of those that the kernel lets one user have, for other owners of the
+    /// same user.
     unread: usize,
 }
 
@@ -44,7 +45,8 @@ impl Limits {
         Self { connections, pieces: count(pieces), unread: count(descriptors / 2) }
     }
 
-    /// Returns the connections that one tenant, or one user without a tenant, may have while there are so many tenants.
+    /// Returns the number of connections that one tenant, or one user without a tenant, may have among this many
+    /// tenants.
     pub(super) fn of_cause(&self, tenants: usize) -> usize {
         (self.connections / (tenants + 1)).max(2)
     }
@@ -53,8 +55,8 @@ impl Limits {
         Unread { all: self.unread, tenants }
     }
 
-    /// Decides about one more connection. Where all places are taken, it takes that of the oldest one that has not said `Hello`:
-    /// of its own tenant or user if these have all of theirs, else of any.
+    /// Decides about one more connection. Where all places are taken, it takes that of the oldest one that has not said
+    /// `Hello`: of its own tenant or user if these have all of theirs, else of any.
     pub(super) fn admit(
         &self,
         connections: &BTreeMap<SessionId, Connection>,

@@ -1,4 +1,4 @@
-//! Lines of the log that programs cause: who causes many has the rest left out, and others' are written still.
+//! Rate limit of log lines that programs cause: excess lines of one cause are dropped, and others' are still written.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use vram::VmId as TenantId;
 const AT_ONCE: u64 = 10;
 /// Time after which one more may be, in ns.
 const EACH_NS: u64 = 6_000_000_000;
-/// Causes that are told apart. Beyond them the one that was quiet for longest is forgotten.
+/// Causes that are distinguished. Beyond them the one that was quiet for longest is forgotten.
 const CAUSES_MOST: usize = 1024;
 
 /// Subject of a line.

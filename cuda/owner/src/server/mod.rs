@@ -1,8 +1,8 @@
 //! The threads around [`Core`]: one that serves the socket and decides, and workers that call the driver.
 //!
-//! The serving thread owns the state machine, so nothing is locked while something is decided; it calls neither the driver
-//! nor anything else that may wait. Each worker does what it is given in order: one makes and gives up pieces of the card,
-//! one those of host memory, and one copies for each direction.
+//! The serving thread owns the state machine, so decisions hold no lock; it calls neither the driver nor anything else
+//! that may wait. Each worker runs its orders in sequence: one makes and gives up pieces of the card, one those of host
+//! memory, and one copies for each direction.
 
 mod clients;
 mod journal;
@@ -39,7 +39,7 @@ use vault::{New, Vault};
 use vram::VmId as TenantId;
 use workers::Workers;
 
-/// Notes of other threads that are taken before processes have their turn.
+/// Notes of other threads that are taken before processes are served.
 const NOTES_AT_ONCE: usize = 256;
 /// Time that programs of an earlier daemon have to come back before their memory is given to others.
 // TIMEOUT: they try every `cuda_protocol::RECONNECT_MS`; ten tries.
@@ -72,7 +72,7 @@ type Call = Box<dyn FnOnce(&mut Core) + Send>;
 /// Reason for which the serving thread wakes.
 enum Note {
     Event(Event),
-    /// A piece could not be had, as it is going to be told: why.
+    /// A piece could not be made, for this reason, which will be reported.
     Failed(PieceId, String),
     Call(Call),
     Listen(Option<TenantId>, OwnedFd),
@@ -96,7 +96,7 @@ impl Notes {
     }
 }
 
-/// An owner of a card at work. Dropping it ends it: programs go on with what they have, and look for a new one.
+/// A running owner of a card. Dropping it ends it: programs continue with their memory, and look for a new one.
 pub struct Server {
     notes: Notes,
     sockets: Vec<(Option<TenantId>, Bound)>,
@@ -106,8 +106,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes a card over and listens at `socket`, which is replaced if it exists. With a `journal`, programs of an owner
-    /// before this one are waited for before memory is given to others.
+    /// Takes a card over and listens at `socket`, which is replaced if it exists. With a `journal`, programs of an
+    /// owner before this one are waited for before memory is given to others.
     ///
     /// # Errors
     /// See [`ServerError`].
@@ -170,7 +170,8 @@ impl Server {
         Ok(Self { notes, sockets: Vec::new(), thread: Some(thread), users: None, driver })
     }
 
-    /// Watches through NVML and the driver which processes use the card, and how much of it; `driver` is the path of the driver's library, beside which NVML's lies.
+    /// Watches through NVML and the driver which processes use the card, and how much of it; `driver` is the path of
+    /// the driver's library, which is in the same folder as NVML's.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -200,7 +201,7 @@ impl Server {
     /// Path of the first socket that programs connect to.
     ///
     /// # Panics
-    /// When there is none.
+    /// If there is none.
     #[cfg(test)]
     fn socket(&self) -> &Path {
         self.sockets[0].1.path()
@@ -209,7 +210,7 @@ impl Server {
     /// Has the serving thread do something with the state machine; `None` when it has ended.
     pub fn call<T: Send + 'static>(&self, what: impl FnOnce(&mut Core) -> T + Send + 'static) -> Option<T> {
         let (done, wait) = channel();
-        // Whoever asked waits for it.
+        // The caller waits for it.
         let call: Call = Box::new(move |core| drop(done.send(what(core))));
         self.notes.put(Note::Call(call));
         wait.recv().ok()
@@ -305,7 +306,7 @@ impl Serving {
         let mut polled: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match poll(&mut polled, limit.as_ref()) {
             Ok(0) if attends.is_some() => {
-                // Whoever it listens for may need this processor.
+                // The process that it listens for may need this processor.
                 std::thread::yield_now();
                 return Ready::default();
             }
@@ -335,7 +336,7 @@ impl Serving {
                     self.warn(cause, |left_out| tracing::warn!(?cause, why, left_out, "no memory for a program"));
                 }
                 Note::Call(call) => {
-                    // The clock moves on first, so that what the call changes happens now.
+                    // Advance the clock first, so that the call's changes happen now.
                     self.handle(Event::Tick);
                     call(&mut self.core);
                     self.carry_out();
@@ -353,7 +354,7 @@ impl Serving {
         self.carry_out();
     }
 
-    /// Tells the state machine the end of a process.
+    /// Reports the end of a process to the state machine.
     fn tell(&mut self, news: News) {
         match news {
             News::Signalled(Some(tenant), done) => self.handle(Event::Signalled { tenant, done }),
@@ -362,7 +363,7 @@ impl Serving {
         }
     }
 
-    /// Writes a line of the log, unless whoever causes it has caused too many.
+    /// Writes a line of the log, unless its cause exceeds its rate limit.
     fn warn(&mut self, cause: Option<Cause>, write: impl FnOnce(u64)) {
         let now = self.now();
         if let Some(left_out) = cause.map_or(Some(0), |cause| self.lines.may_write(cause, now)) {
@@ -375,7 +376,7 @@ impl Serving {
         self.warn(cause, |left_out| tracing::warn!(?session, ?cause, %error, left_out, "{what}"));
     }
 
-    /// A connection is no more.
+    /// Removes a closed connection.
     fn lose(&mut self, session: SessionId) {
         if let Some(connection) = self.sessions.remove(&session) {
             self.outboxes.ended(session, connection);

@@ -1,10 +1,10 @@
 //! Messages on their way to processes, and the descriptors that no process has taken yet.
 //!
-//! The kernel counts the descriptors that a user has sent and no process has received, and refuses more than the sender's limit
-//! of open files (`ETOOMANYREFS`). So each connection, each tenant and all of them together have a bound of such descriptors
-//! below that. A message beyond it waits here, as does one that the socket has no room for: a process that does not read
-//! delays messages to its own tenant only. A connection ends for its queue only if its process does not take answers that it has
-//! asked for.
+//! The kernel counts the descriptors that a user has sent and no process has received, and refuses more than the
+//! sender's limit of open files (`ETOOMANYREFS`). So each connection, each tenant and all of them together have a bound
+//! of such descriptors below that. A message beyond it waits here, as does one that the socket has no room for: a
+//! process that does not read delays messages to its own tenant only. A connection ends for its queue only if its
+//! process does not take answers that it has asked for.
 //!
 //! UNSAFETY: asks a socket for its unread bytes, which no library does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -16,7 +16,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Messages without descriptors that wait for one process at most. Those with descriptors are as many as it may have chunks.
+/// Messages without descriptors that wait for one process at most. Those with descriptors are as many as it may have
+/// chunks.
 const WAITING_MOST: usize = 256;
 /// Descriptors that one connection has not read, beyond which the next message with some waits.
 const UNREAD_MOST: usize = 256;
@@ -39,7 +40,7 @@ pub(super) struct Connection {
     pub(super) cause: Cause,
     /// Time of its begin, in ns.
     pub(super) since: u64,
-    /// About turns, which does not wait behind chunks: no other message depends on its order.
+    /// Messages about turns, which do not wait for those about chunks: no other message depends on their order.
     urgent: VecDeque<Packet>,
     waiting: VecDeque<Packet>,
     /// Messages in `waiting` without descriptors.
@@ -88,7 +89,7 @@ impl Connection {
 }
 
 impl Outboxes {
-    /// Sends a message, behind those that wait.
+    /// Sends a message, after those that wait.
     ///
     /// # Errors
     /// When the process does not take its answers, or the connection fails.
@@ -153,7 +154,7 @@ impl Outboxes {
                         self.readers.insert(id);
                     }
                 }
-                // Others' descriptors, or the process's own: the owner cannot tell whose fault it is.
+                // Others' descriptors, or the process's own: the owner cannot know the cause.
                 Err(LinkError::WouldBlock | LinkError::Crowded) => {
                     connection.again = now + (AGAIN_NS << connection.tries.min(DOUBLINGS_MOST));
                     connection.tries += 1;
@@ -221,7 +222,7 @@ impl Outboxes {
         if self.due(connections).is_none_or(|due| due > now) {
             return Vec::new();
         }
-        // A process of the same tenant may have read meanwhile.
+        // A process of the same tenant may have read in the meantime.
         for id in self.readers.clone() {
             match connections.get_mut(&id) {
                 Some(connection) if connection.unread > 0 && !is_read(connection.link.as_fd()) => {}

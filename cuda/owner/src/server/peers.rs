@@ -1,7 +1,7 @@
 //! Processes at the other ends of connections: their identity, whether they live, and signals to them.
 //!
-//! No tenant's turn or memory depends on this module: the state machine has taken both away when a process
-//! is signalled, and a signal that fails is reported and tried again for a while.
+//! No tenant's turn or memory depends on this module: the state machine has taken both away when a process is
+//! signalled, and a signal that fails is reported and retried for a while.
 //!
 //! UNSAFETY: asks a socket for its peer, with options of the system that no library has.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -18,7 +18,7 @@ use vram::VmId as TenantId;
 
 /// Time between two looks at processes that have left, in ns.
 const LOOK_NS: u64 = 100_000_000;
-/// Looks after which a process that has left is killed if it goes on: it would keep chunks that count for no one.
+/// Polls after which a process that has left but still runs is killed: it would keep uncounted chunks.
 // TIMEOUT: a program whose connection ended by accident is back within `cuda_protocol::RECONNECT_MS`; this is 5 s.
 const LOOKS: u32 = 50;
 /// Processes that have left and may come back; further ones are killed at the next look.
@@ -45,7 +45,7 @@ pub(super) enum Refused {
     /// Another process, of which nothing is known, uses the connection.
     #[error("the process that made the connection has exited: connect from the process that uses the card")]
     Exited,
-    /// It could not be signalled, nor told from others.
+    /// It could not be signalled, or not be identified.
     #[error("the process is in a PID namespace that the owner cannot see: run the daemon in the host's PID namespace")]
     Invisible,
     /// The owner has given it up, and it continues.
@@ -78,7 +78,7 @@ pub(super) enum News {
     Ended(u32),
 }
 
-/// All of them, and those that have left but go on.
+/// All of them, and those that have left but still run.
 #[derive(Debug)]
 pub(super) struct Peers {
     peers: BTreeMap<SessionId, Peer>,
@@ -129,7 +129,8 @@ impl Peer {
 /// Reads an option of a socket into `value`.
 fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> Result<(), Errno> {
     let mut length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the pointers are to locals of the callers, of the length that is said; any bytes are a value of both types.
+    // SAFETY: the pointers are to locals of the callers, of the length that is said; any bytes are a value of both
+    // types.
     let done = unsafe {
         let value = std::ptr::from_mut(value).cast();
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, value, &raw mut length)
@@ -167,7 +168,7 @@ impl Peers {
         self.ends.as_fd()
     }
 
-    /// Connections whose processes have exited: somebody else holds them open.
+    /// Returns connections whose processes have exited: another process holds them open.
     pub(super) fn ended(&self) -> Vec<SessionId> {
         let mut events = Vec::with_capacity(ENDS_AT_ONCE);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -186,7 +187,7 @@ impl Peers {
         self.peers.get(&session).is_some_and(Peer::lives)
     }
 
-    /// Kills a process that the owner has given up, and serves it no more.
+    /// Kills a process that the owner has given up, and closes its connection.
     pub(super) fn give_up(&mut self, session: SessionId, tenant: TenantId) -> Option<News> {
         let peer = self.remove(session)?;
         self.left.retain(|left| left.peer.pid != peer.pid);
@@ -209,7 +210,7 @@ impl Peers {
         }
     }
 
-    /// The process of a connection has told the owner of all that it has.
+    /// The process of a connection has reported all its memory to the owner.
     pub(super) fn adopted(&mut self, session: SessionId) {
         if let Some(peer) = self.peers.get(&session) {
             self.left.retain(|left| left.given_up || left.peer.pid != peer.pid);
@@ -227,8 +228,8 @@ impl Peers {
         (!self.left.is_empty()).then_some(LOOK_NS)
     }
 
-    /// Forgets processes that have ended, and kills those that have left and go on. `adopts` says if the process of a
-    /// connection is reporting its memory to the owner.
+    /// Forgets processes that have ended, and kills those that have left but still run. `adopts` returns whether the
+    /// process of a connection is reporting its memory to the owner.
     pub(super) fn look(&mut self, adopts: impl Fn(SessionId) -> bool) -> Vec<News> {
         if self.left.is_empty() || self.looked.is_some_and(|at| at.elapsed() < Duration::from_nanos(LOOK_NS)) {
             return Vec::new();

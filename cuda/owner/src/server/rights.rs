@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Access rights of a socket. What is not said stays as the system makes it.
+/// Access rights of a socket. Unset ones keep the system's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rights {
     /// Permission bits.
@@ -38,7 +38,7 @@ impl Bound {
     }
 
     /// Removes the file, unless the next owner has put its own in its place: an owner whose daemon was killed may end
-    /// behind the start of that one.
+    /// after the start of that one.
     pub(super) fn remove(&self) {
         if id(&self.path).is_ok_and(|id| id == self.id) {
             let _ = std::fs::remove_file(&self.path);
@@ -51,7 +51,7 @@ fn id(path: &Path) -> io::Result<(u64, u64)> {
 }
 
 impl Rights {
-    /// Listens at `path`, in the place of what is there. Nobody can connect before the socket has its rights.
+    /// Listens at `path`, replacing an existing file. No process can connect before the socket has its rights.
     pub(super) fn listen(&self, path: &Path) -> Result<(OwnedFd, Bound), ServerError> {
         let failed = |source| ServerError::Listen { path: path.to_owned(), source };
         let hidden = path.with_extension("new");
@@ -66,8 +66,8 @@ impl Rights {
         Ok((listener, Bound { path: path.to_owned(), ..bound }))
     }
 
-    /// Gives the socket at `path` its rights, by one descriptor: where another user may write to the folder, something else may take
-    /// the path meanwhile.
+    /// Sets the rights of the socket at `path`, through one descriptor: if another user may write to the folder, the
+    /// path may be replaced in the meantime.
     fn give(&self, path: &Path) -> io::Result<()> {
         let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let there = rustix::fs::fstat(&file)?;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// File name of NVML's library.
 const NAME: &str = "libnvidia-ml.so.1";
 /// Time between two looks.
-// TIMEOUT: who bypasses the owner is noticed within seconds; a look takes NVML less than a millisecond.
+// TIMEOUT: an unmanaged process is noticed within seconds; a poll takes NVML less than a millisecond.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Time before NVML is asked again that has failed, doubled each time, up to [`AGAIN_MOST`].
 const AGAIN: Duration = Duration::from_secs(1);
@@ -37,8 +37,8 @@ pub(super) struct Users {
 }
 
 impl Users {
-    /// Begins to look at the card with this identity; `driver` is the path of the driver's library, beside which NVML lies.
-    /// Comes back when it has looked once, or NVML has failed.
+    /// Begins to watch the card with this identity; `driver` is the path of the driver's library, which is in the same
+    /// folder as NVML. Returns after the first poll, or if NVML has failed.
     pub(super) fn start(driver: &Path, uuid: [u8; 16], card: &Arc<dyn Driver>, notes: &Notes) -> std::io::Result<Self> {
         let (end, ended) = channel();
         let card = Arc::clone(card);
@@ -91,7 +91,7 @@ impl Drop for Users {
     }
 }
 
-/// Failures of NVML, one behind the other.
+/// Consecutive failures of NVML.
 #[derive(Debug, Default)]
 struct Fails(u32);
 
@@ -111,7 +111,7 @@ impl Fails {
     }
 }
 
-/// Looks until this is to end, or NVML fails.
+/// Polls until the watch ends, or NVML fails.
 fn watch(
     path: &Path,
     uuid: [u8; 16],
@@ -139,7 +139,7 @@ fn watch(
                     let of_processes = of_each.into_iter().fold(0, u64::saturating_add);
                     Event::InUseForNobody(used.saturating_sub(of_processes))
                 }
-                // Some systems tell no bytes of a process.
+                // Some systems do not report the bytes of a process.
                 _ => Event::Blind,
             });
         }

@@ -6,22 +6,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A piece that is to be made.
+/// A piece to make.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct New {
     pub(super) piece: PieceId,
     pub(super) memory: Memory,
-    /// It is to hold zeros.
+    /// It must hold zeros.
     pub(super) zeroed: bool,
 }
 
 impl New {
-    /// Says if it is zeroed faster than its turn on the card comes.
+    /// Returns whether zeroing it takes less time than its wait for the card.
     pub(super) fn is_quick(&self) -> bool {
         self.memory == Memory::Device && self.zeroed
     }
 
-    /// Returns the queue that it is zeroed in, if it is to be.
+    /// Returns the queue that zeroes it, if any.
     fn queue(&self) -> Option<Queue> {
         self.zeroed.then_some(match self.memory {
             Memory::Device => Queue::Zero,
@@ -98,7 +98,7 @@ impl Vault {
         }
     }
 
-    /// A piece is to be made. Until that begins, [`Self::cancel`] saves it.
+    /// Orders a piece. Until its making begins, [`Self::cancel`] can cancel it.
     pub(super) fn order(&self, piece: PieceId) {
         self.lock().ordered.insert(piece);
     }
@@ -108,7 +108,7 @@ impl Vault {
         self.lock().ordered.remove(&piece);
     }
 
-    /// Returns true if an ordered piece is to be made still: from now on it is given up by [`Self::drop_piece`].
+    /// Returns true if an ordered piece is still wanted: from now on [`Self::drop_piece`] gives it up.
     pub(super) fn begins(&self, piece: PieceId) -> bool {
         self.lock().ordered.remove(&piece)
     }
@@ -121,7 +121,7 @@ impl Vault {
         self.lock().pieces.get(&piece).map(|physical| physical.memory)
     }
 
-    /// Makes pieces of one memory. Those that are to hold zeros are waited for together.
+    /// Makes pieces of one memory. Waits for all that must hold zeros together.
     pub(super) fn make(&self, pieces: Vec<New>) -> Vec<(New, Result<(), DriverError>)> {
         let begun: Vec<_> = pieces.into_iter().map(|new| (new, self.begin(new))).collect();
         let queues: BTreeSet<Queue> = begun.iter().filter_map(|(new, _)| new.queue()).collect();
@@ -146,7 +146,7 @@ impl Vault {
         begun.into_iter().map(end).collect()
     }
 
-    /// Makes a piece and begins to zero it, if it is to be.
+    /// Makes a piece and begins to zero it, if requested.
     fn begin(&self, new: New) -> Result<(Handle, Address), DriverError> {
         if self.lock().descriptors() >= self.descriptors_most {
             return Err(DriverError::Missing("descriptor for one more chunk: raise the limit of open files"));
@@ -192,8 +192,8 @@ impl Vault {
         }
     }
 
-    /// Gives pieces of the card up. Returns how many bytes of them the card does not have free afterwards: something else
-    /// keeps them, or another process has taken as much meanwhile.
+    /// Gives pieces of the card up. Returns the number of their bytes that are not free on the card afterwards:
+    /// something else keeps them, or another process has taken as much in the meantime.
     pub(super) fn give_up(&self, pieces: &[PieceId]) -> u64 {
         let before = self.driver.free_bytes();
         pieces.iter().for_each(|piece| self.drop_piece(*piece));
@@ -248,7 +248,7 @@ impl Vault {
 }
 
 impl Drop for Vault {
-    /// Gives up what the owner has of all pieces. Programs keep theirs, and bring them to the next owner.
+    /// Gives up the owner's part of all pieces. Programs keep theirs, and bring them to the next owner.
     fn drop(&mut self) {
         let pieces = std::mem::take(&mut self.lock().pieces);
         for Physical { handle, at, descriptor, .. } in pieces.into_values() {

@@ -14,7 +14,7 @@ use vram::VmId as TenantId;
 
 /// Pieces that are given up together, between two looks at the card's free memory.
 const GIVEN_UP_TOGETHER: usize = 64;
-/// Zeroed pieces of the card that are waited for together: to zero one takes less than its turn on the card.
+/// Zeroed pieces of the card that are awaited together: zeroing one takes less time than its wait for the card.
 const TOGETHER: usize = 16;
 
 /// Task of a worker.
@@ -22,7 +22,7 @@ const TOGETHER: usize = 16;
 enum Job {
     Make(New),
     Import(PieceId),
-    /// With the tenant that had it, and whether it had said that it has it no more.
+    /// With the tenant that had it, and whether it had said that it has released it.
     Drop(PieceId, Option<(TenantId, bool)>),
     Copy(BatchId, Vec<(PieceId, PieceId)>, Queue),
 }
@@ -30,8 +30,8 @@ enum Job {
 /// Processes that the driver suspends at a time.
 const SUSPENDING_MOST: usize = 16;
 
-/// The workers. Dropping them lets each do what it has been given, and end, except suspensions: the driver waits for ever
-/// for a process that is stopped.
+/// The workers. Dropping them lets each complete its orders, and end, except suspensions: the driver waits for ever for
+/// a process that is stopped.
 pub(super) struct Workers {
     card: Option<Sender<Job>>,
     host: Option<Sender<Job>>,
@@ -68,7 +68,7 @@ impl Workers {
         put(&self.card, Job::Import(piece));
     }
 
-    /// Gives a piece up, behind what was ordered before of its memory.
+    /// Gives a piece up, after the earlier orders for its memory.
     pub(super) fn drop_piece(&self, piece: PieceId, memory: Option<Memory>, by: Option<(TenantId, bool)>) {
         self.vault.cancel(piece);
         match memory {
@@ -149,7 +149,7 @@ fn work(vault: &Vault, notes: &Notes, jobs: &Receiver<Job>) {
                         Err(_) => break,
                     }
                 }
-                // Requests of a connection that has ended are not served any more.
+                // Requests of a connection that has ended are no longer served.
                 together.retain(|new| vault.begins(new.piece));
                 for (New { piece, memory, .. }, made) in vault.make(together) {
                     if let Err(error) = &made {

@@ -1,5 +1,5 @@
-//! The threads, over a real socket, with the model of a driver: programs are threads of this process that do what the
-//! library does, and look at their chunks through the descriptors.
+//! The threads, over a real socket, with the model of a driver: programs are threads of this process that act like the
+//! library, and look at their chunks through the descriptors.
 
 use super::*;
 use crate::core::{OnStuck, TenantSpec};
@@ -16,7 +16,7 @@ fn config(card: u64) -> CardConfig {
         host_bytes: 32 * CHUNK,
         chunk_bytes: CHUNK,
         host_ready_bytes: 2 * CHUNK,
-        // Here chunks are to be shared, not to be had in turns.
+        // Chunks are shared here, without quanta.
         quanta: vram::QuantaConfig { mode: vram::Mode::Off, ..vram::QuantaConfig::default() },
         ..CardConfig::new(card * CHUNK)
     }
@@ -100,7 +100,7 @@ impl Program {
         self.chunks.lock().expect("whole").values().filter(|(place, _)| *place == cuda_protocol::Place::Host).count()
     }
 
-    /// Its connection ends; what it has stays with whoever wants it.
+    /// Closes its connection; the caller keeps its chunks.
     fn leave(mut self) -> Chunks {
         rustix::net::shutdown(&*self.link, rustix::net::Shutdown::Both).expect("shut down");
         self.thread.take().expect("once").join().expect("no panic");
@@ -142,7 +142,7 @@ fn listen(link: &Link, chunks: &Mutex<Chunks>, runs: &std::sync::atomic::AtomicU
     }
 }
 
-/// Waits for what lasts as long as it lasts.
+/// Waits for a condition, without a limit.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     // TIMEOUT: nothing here takes a second on an idle host; a minute is for busy ones.
     let limit = Instant::now() + Duration::from_secs(60);

@@ -21,7 +21,7 @@ fn turns() -> Turns {
 struct Program {
     kernel_ns: u64,
     ahead: u64,
-    /// Kernels of a burst, and how long the program does something else behind it; none for a program that never rests.
+    /// Kernels of a burst, and the pause after it; none for a program that never pauses.
     burst: Option<(u64, u64)>,
 }
 
@@ -90,7 +90,7 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
             now = turns.next_wakeup().map(|at| at.0).into_iter().chain(wake).min().unwrap_or(until).max(now + 1);
             continue;
         };
-        // What is in flight when the turn is recalled ends all the same.
+        // Work in flight when the turn is recalled ends all the same.
         let kernels = if recalled { runner.program.ahead.min(runner.left) } else { 1 };
         now += kernels * runner.program.kernel_ns;
         *outcome.done.entry(tenant).or_default() += kernels * runner.program.kernel_ns;
@@ -322,7 +322,7 @@ proptest! {
                 prop_assert!(there.contains(&holder.0));
             }
         }
-        // Whoever has the turn gives it back, again and again: all that want one and may get one do.
+        // The tenant with the turn gives it back, repeatedly: all that want one and may get one do.
         wanting.retain(|t| !paused.contains(t));
         for _ in 0..200 {
             now += 11 * MS;

@@ -100,7 +100,7 @@ fn an_allocation_of_the_whole_card_is_served_in_parts_and_a_neighbour_waits_for_
     bare.say(one, FromTenant::Allocate { request: 1, card: 0, chunks: CHUNKS as u32 });
     assert!(bare.makes.len() <= memory::MAKING_MOST as usize, "{} pieces before anybody else's", bare.makes.len());
     bare.say(two, FromTenant::Allocate { request: 1, card: 0, chunks: 4 });
-    // The neighbour's four come behind those of one part.
+    // The neighbour's four come after those of one part.
     let ahead = bare.makes.len();
     for _ in 0..ahead {
         let piece = bare.makes.pop_front().expect("counted");
@@ -317,7 +317,8 @@ fn requests_of_a_connection_that_ended_leave_the_queue() {
 
 #[test]
 fn a_number_that_a_process_brings_twice_or_that_this_owner_is_still_to_give_is_refused() {
-    // The numbers, where this owner gave `last` last. A program that lost its connection brings those that it was given.
+    // The numbers, where this owner gave `last` last. A program that lost its connection brings those that it was
+    // given.
     type Ids = fn(u64) -> Vec<u64>;
     let cases: [(Ids, usize); 4] =
         [(|_| vec![5, 5], 1), (|last| vec![last + 1], 1), (|last| vec![last + 1000], 1), (|last| vec![last], 0)];

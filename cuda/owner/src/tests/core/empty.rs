@@ -1,4 +1,4 @@
-//! Chunks that programs keep although nothing lies in them, and those that they have given up.
+//! Empty chunks that programs keep, and those that they have given up.
 
 use super::*;
 
@@ -92,7 +92,7 @@ fn chunks_that_are_freed_before_a_program_is_quiet_are_not_copied() {
     world.ask(one, 1, 8);
     world.write(one);
     world.ask(two, 1, 1);
-    // It has been asked a moment ago, and is not asked again before its memory is to move. `World` looks at each copy.
+    // It was asked a moment ago, and is not asked again before its memory moves. `World` checks each copy.
     empty(&mut world, one, 6);
     world.ask(two, 2, 5);
     world.pass(1_000 * MS);

@@ -1,4 +1,4 @@
-//! Programs that the owner gives up: the fate of their turns and memory depends on nothing that they or the system do.
+//! Programs that the owner gives up: neither they nor the system can affect the fate of their turns and memory.
 
 use super::world::*;
 use super::*;

@@ -1,4 +1,4 @@
-//! The owner's state machine among programs and workers that do what they are told, in any order.
+//! The owner's state machine with programs and workers that follow its orders, in any order.
 
 mod accounts;
 mod bounds;
@@ -128,7 +128,7 @@ fn a_tenant_that_is_retired_goes_with_its_programs_and_what_they_had() {
         world.pass(1_000 * MS);
         world.check();
         assert_eq!((world.core.tenant("one"), world.places(two)), (None, (6, 0)), "kills: {kills}");
-        // Its name and what it was promised are free.
+        // Its name and its guarantee are free.
         let all = Limits { guarantee: 2, ..Limits::default() };
         world.core.add_tenant(spec("one", 8, all)).expect("it may be");
         let again = world.connect("one");
@@ -358,7 +358,7 @@ fn a_program_that_declines_keeps_running_and_is_asked_again() {
     world.programs.get_mut(&one).expect("there").mute = true;
     let two = world.connect("two");
     world.ask(two, 1, 4);
-    // It does not say either whether it has chunks that nothing lies in.
+    // It does not report either whether it has empty chunks.
     world.pass(50 * MS);
     let order = world.programs[&one].quiet.expect("it is asked to be quiet");
     let program = world.programs.get_mut(&one).expect("there");

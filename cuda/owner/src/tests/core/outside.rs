@@ -1,4 +1,4 @@
-//! Memory and processes outside of what the owner moves: fixed, shared, and past it.
+//! Memory and processes outside the memory that the owner moves: fixed, shared, and past it.
 
 use super::*;
 
@@ -93,7 +93,8 @@ fn a_process_past_the_owner_is_a_stranger_when_it_is_found_twice() {
     assert_eq!(pids(&world), [0; 0]);
 }
 
-/// A program that fills the card and does not answer, and one that needs memory, after so long; what has become of the first.
+/// Runs a program that fills the card and does not answer, and one that needs memory, for `ms`; returns the fate of the
+/// first.
 fn mute_beside_one_in_need(suspends: Option<bool>, ms: u64) -> (World, bool) {
     let mut world = World::new(8, 16);
     world.suspends = suspends;
@@ -194,7 +195,7 @@ fn a_turn_that_is_not_given_back_ends_in_time_though_nothing_else_happens() {
     world.say(two, FromTenant::Waiting { card: 0 });
     let limit = sched::VgpuParams::default().max_run_ns.expect("there is one");
     while world.now < 2 * limit && world.programs.contains_key(&one) {
-        // As the server does: nothing wakes the owner but what it wants to be woken for.
+        // As in the server: only the wakeups that the owner asked for.
         world.now += world.core.next_wakeup().expect("the turn's end is awaited");
         world.event(Event::Tick);
         world.settle();

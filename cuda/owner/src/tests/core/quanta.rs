@@ -1,4 +1,4 @@
-//! Turns at the card's memory, and the host's memory that they need.
+//! Quanta, and the host memory that they need.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn a_quantum_does_not_begin_before_the_memory_of_a_program_that_ends_can_be_had(
     }
     world.pass(500 * MS);
     assert_eq!(world.places(one), (4, 4), "the card is shared");
-    // It maps nothing any more.
+    // It maps nothing from now on.
     world.programs.get_mut(&other).expect("there").ends = true;
     world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
     world.pass(100 * MS);
@@ -45,7 +45,7 @@ fn a_quantum_does_not_begin_before_the_memory_of_a_program_that_ends_can_be_had(
     assert_eq!(terms.idle_us, 10_000, "nobody else could use the card");
 }
 
-/// Two programs that do not fit together, and take turns of 20 s with their memory.
+/// Two programs that do not fit together, with quanta of 20 s.
 fn two_that_take_turns() -> (World, [SessionId; 2]) {
     let mut world = two(16, 32);
     let config = world.core.config().clone();
@@ -70,7 +70,7 @@ fn nobody_waits_for_others_memory_without_an_end() {
     }
     let [first, other] = sessions;
     assert_eq!((world.places(first), world.places(other)), ((12, 0), (4, 8)));
-    // It maps nothing any more.
+    // It maps nothing from now on.
     world.programs.get_mut(&other).expect("there").ends = true;
     world.ask(first, 2, 2);
     world.pass(400 * MS);
@@ -92,7 +92,7 @@ fn who_waits_for_memory_is_not_idle() {
     world.say(session, FromTenant::Allocate { request: 2, card: 0, chunks: 2 });
     let usage = Usage::default();
     world.say(session, FromTenant::Stopped { card: 0, turn: run.turn, usage, waiting: false });
-    // Nobody does anything.
+    // No program does anything.
     for _ in 0..40 {
         world.now += 10 * MS;
         world.event(Event::Tick);

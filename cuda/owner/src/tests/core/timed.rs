@@ -1,5 +1,5 @@
-//! The time that memory takes to change hands, by a clock of its own: workers, the link and programs take as long as they do
-//! on a card of today.
+//! The time that memory takes to change hands, by a clock of its own: workers, the link and programs take as long as
+//! they do on a card of today.
 
 use super::*;
 use std::cmp::Reverse;
@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000 * US;
-/// Chunks of this size are what these times are of.
+/// Chunk size of these times.
 const CHUNK: u64 = 16 << 20;
 /// To make a piece of the card.
 const MAKE: u64 = 130 * US;
@@ -25,7 +25,7 @@ const BATCH: u64 = 60 * US;
 /// To take a chunk away from a program's addresses, and to map one of the card there.
 const AWAY: u64 = 35 * US;
 const MAP: u64 = 70 * US;
-/// To be told something by the owner, and to answer.
+/// Time to receive a message of the owner, and to answer.
 const WORD: u64 = 50 * US;
 /// To be quiet, and to end a turn.
 const DRAIN: u64 = 2 * MS;
@@ -39,7 +39,7 @@ enum Next {
     Say(SessionId, FromTenant),
 }
 
-/// Somebody who does one thing after the other.
+/// An actor that does one thing at a time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Hand {
     Card,
@@ -216,7 +216,7 @@ impl Timed {
     }
 }
 
-/// Two tenants with so much host memory ready, turns of a second, and programs that have work.
+/// Two tenants with this much host memory ready, turns of a second, and programs that have work.
 fn two_at_once(ready: u64) -> (Timed, [SessionId; 2]) {
     let mut config = CardConfig::new(640 * CHUNK);
     (config.host_bytes, config.host_ready_bytes) = (1024 * CHUNK, ready * CHUNK);
@@ -268,7 +268,7 @@ fn who_needs_memory_of_the_host_first_does_not_wait_for_a_stock_that_is_made_ane
     let (start, ran) = (timed.now, timed.ran());
     timed.run(start + 1_000 * MS);
     let lost = timed.now - start - (timed.ran() - ran);
-    // 120 pieces more than were ready are pinned; what is made for the stock is as much again.
+    // 120 pieces more than were ready are pinned; as many again are made for the stock.
     assert!(lost <= 120 * PIN + 200 * MS, "the first quantum begins after {} ms", lost / MS);
 }
 
@@ -298,7 +298,7 @@ fn who_fills_its_memory_in_its_quantum_gets_it_on_the_card() {
     let took = wait(&mut timed, &|timed: &Timed| timed.is_full(two));
     let copied = |memory| timed.copies.get(&memory).unwrap_or(&0) - before.get(&memory).unwrap_or(&0);
     assert_eq!((copied(Memory::Device), on_card(&timed, 1)), (0, 512), "nothing of it was used over the link first");
-    // What goes for the last part goes 64 chunks ahead.
+    // Evictions for the last part run 64 chunks ahead.
     assert!((missing - 16..=missing + 80).contains(&copied(Memory::Host)), "{} chunks", copied(Memory::Host));
     assert!(took <= alone + missing * COPY * 4 / 3, "{} ms, {} ms alone", took / MS, alone / MS);
 }

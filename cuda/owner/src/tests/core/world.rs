@@ -19,7 +19,7 @@ const ANYTHING: u64 = u64::MAX;
 #[derive(Debug, Default)]
 pub(super) struct Program {
     pub(super) tenant: Option<u32>,
-    /// Its chunks: the piece that each is mapped to, and what the program has written there last.
+    /// Its chunks: the piece that each is mapped to, and the value that the program has written there last.
     pub(super) chunks: BTreeMap<ChunkId, (PieceId, u64)>,
     pub(super) run: Option<Run>,
     pub(super) quiet: Option<u32>,
@@ -27,7 +27,7 @@ pub(super) struct Program {
     pub(super) answers: VecDeque<FromTenant>,
     pub(super) ended: Option<End>,
     pub(super) killed: bool,
-    /// Those of its chunks that nothing lies in, which it returns when it is asked for them.
+    /// Its empty chunks, which it returns on request.
     pub(super) empty: Vec<ChunkId>,
     /// Pieces that it returned just before it was quiet.
     returned: BTreeSet<PieceId>,
@@ -35,13 +35,13 @@ pub(super) struct Program {
     pub(super) mute: bool,
     /// It declines orders: to be quiet, or to redirect anything.
     pub(super) declines: Option<bool>,
-    /// Its driver takes no calls any more.
+    /// Its driver accepts no more calls.
     pub(super) ends: bool,
     pub(super) memory: Option<(u64, u64)>,
     pub(super) share: Option<Share>,
     /// Processes of its tenant.
     pub(super) pids: Vec<u32>,
-    /// Microseconds until its next turn, as it was told.
+    /// Microseconds until its next turn, as last announced.
     pub(super) soon: Option<u32>,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct World {
     pub(super) device_most: usize,
     /// Batches of copies that programs were to map.
     pub(super) told: usize,
-    /// The driver's answer to who wants a process suspended; none: it does not come back.
+    /// The driver's answer to a suspension; none: it does not return.
     pub(super) suspends: Option<bool>,
     /// Programs can be killed.
     pub(super) kills: bool,
@@ -175,7 +175,7 @@ impl World {
         }
     }
 
-    /// Every chunk holds what its program has written there last.
+    /// Checks that every chunk holds the value that its program has written there last.
     pub(super) fn check(&self) {
         for (session, program) in &self.programs {
             for (chunk, (piece, value)) in &program.chunks {
@@ -255,7 +255,7 @@ impl World {
                 assert_eq!(program.quiet, Some(order), "redirected while it runs");
                 for (Chunk { id, .. }, &piece) in moves.iter().zip(pieces) {
                     assert_ne!(self.pieces[&piece].1, ANYTHING, "it was copied to");
-                    // One that was freed meanwhile is named all the same.
+                    // A chunk that was freed in the meantime is still named.
                     if let Some(chunk) =
                         program.chunks.get_mut(id).filter(|_| !program.ends && program.declines.is_none())
                     {
@@ -285,7 +285,7 @@ impl World {
         }
     }
 
-    /// One thing more happens: a worker has done something, or a program answers. False when there is nothing to do.
+    /// Does one more thing: a worker has completed an order, or a program answers. Returns false when nothing is left.
     pub(super) fn step(&mut self, choice: u64) -> bool {
         let speakers: Vec<_> =
             self.programs.iter().filter(|(_, p)| !p.mute && !p.answers.is_empty()).map(|(&id, _)| id).collect();
@@ -389,7 +389,7 @@ impl World {
         (card.len(), host.len())
     }
 
-    /// Another owner takes the programs over, with what they have.
+    /// Another owner takes the programs over, with their memory.
     pub(super) fn restart(&mut self, core: Core) -> Vec<SessionId> {
         self.restart_and(core, |_, _| ())
     }
