@@ -75,10 +75,10 @@ pub enum ReadError {
     /// A section's name is none.
     #[error("section {0} of the saved state has no proper name")]
     Name(u32),
-    /// Bytes behind the last section.
+    /// Bytes after the last section.
     #[error("{0} bytes follow the last section of the saved state")]
     Behind(usize),
-    /// A section does not hold what was written.
+    /// The checksum of a section is wrong.
     #[error("section `{name}` of {of} is damaged, or comes from another file: its sum is wrong")]
     Sum {
         /// The part.

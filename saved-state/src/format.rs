@@ -1,4 +1,4 @@
-//! The bytes of a file, but for its contents.
+//! The bytes of a file, without its contents.
 
 use sha2::{Digest, Sha256};
 

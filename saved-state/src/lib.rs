@@ -1,7 +1,7 @@
-//! Saved state: what a vGPU, or a card, is made of, written down so that it can go on elsewhere.
+//! Saved state: the parts of a vGPU, or a card, serialized so that it can resume elsewhere.
 //!
-//! Each crate saves its own part, beside its state, as a [`Part`]: plain data with a name, which is the crate's, and a version.
-//! This crate makes one file of the parts and takes it apart again.
+//! Each crate saves its own part, next to its state, as a [`Part`]: plain data with a name, which is the crate's, and a
+//! version. This crate makes one file of the parts and takes it apart again.
 //!
 //! # The file
 //! All numbers are little-endian.
@@ -13,7 +13,7 @@
 //! | 16 | the file's identity, which no other file has |
 //! | 4 | how many sections follow, at most [`SECTIONS_MAX`] |
 //!
-//! Then the sections, one behind the other:
+//! Then the sections, consecutively:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -24,21 +24,21 @@
 //! | 32 | SHA-256 of the file's identity, all of the above, and the contents |
 //! | n | the contents, in the encoding of `postcard` |
 //!
-//! Nothing follows the last one. A section's sum covers the file's identity, so that a section of another file does not pass for
-//! one of this.
+//! Nothing follows the last one. A section's sum covers the file's identity, so that a section of another file does not
+//! pass for one of this.
 //!
 //! # Versions
-//! A program reads each part in its own version and in the one before, and writes either: [`Part::Before`] is the part as it was
-//! then. So the newer of two programs that follow each other does all of the conversion, in both directions; the older one
-//! need not know what comes after it. What the older one reads it says itself ([`Known`]).
+//! A program reads each part in its own version and in the one before, and writes either: [`Part::Before`] is the part
+//! in the earlier version. So the newer of two consecutive programs does all of the conversion, in both directions; the
+//! older one need not know later versions. The older program announces the versions that it reads ([`Known`]).
 //!
 //! # Trust
-//! A file is untrusted input: the sums find damage, not malice. Nothing here allocates more than the file is long, and what a part
-//! holds is for its crate to check, value by value ([`Invalid`]), before it acts on it.
+//! A file is untrusted input: the sums find damage, not malice. Nothing here allocates more than the file's length, and
+//! each crate must check its part, value by value ([`Invalid`]), before it acts on it.
 //!
 //! The memory of one VM can follow its state in a [`stream`].
 //!
-//! Not here: what the parts hold; the memory of cards, which goes by reference, and of guests' RAM; encryption.
+//! Not here: the contents of parts; the memory of cards, which goes by reference, and of guests' RAM; encryption.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

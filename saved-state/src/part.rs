@@ -6,10 +6,10 @@ use std::fmt;
 
 /// Plain data that a crate saves, made from its state by a pattern that names each field, so that none is forgotten.
 pub trait Part: Serialize + DeserializeOwned {
-    /// The crate's name, with what it is of the crate behind a dot where that has several.
+    /// The crate's name; if the crate has several parts, followed by a dot and the name of this one.
     const NAME: &'static str;
-    /// Counts up with each change of the encoding, from 1. Lists end a number of elements that each take bytes: a list of things
-    /// that take none would be as long as its length says.
+    /// Counts up with each change of the encoding, from 1. Lists end a number of elements that each take bytes: a list
+    /// of things that take none would be as long as its length says.
     const VERSION: u32;
     /// The part as it was in the version before; [`Unversioned`] in version 1.
     type Before: Serialize + DeserializeOwned;
@@ -17,7 +17,7 @@ pub trait Part: Serialize + DeserializeOwned {
     /// From the version before.
     ///
     /// # Errors
-    /// When it is a state that there is not any more.
+    /// If the state no longer exists.
     fn from_before(before: Self::Before) -> Result<Self, Invalid>;
 
     /// To the version before, for a program that is older.
@@ -27,7 +27,7 @@ pub trait Part: Serialize + DeserializeOwned {
     fn to_before(&self) -> Result<Self::Before, Invalid>;
 }
 
-/// The version before the first: there is none.
+/// The version before the first, which does not exist.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Unversioned {}
 
@@ -68,7 +68,7 @@ impl Known {
     }
 }
 
-/// Why saved values are no state that there can be.
+/// The reason why saved values are not a valid state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Invalid(String);
@@ -79,7 +79,7 @@ impl Invalid {
         Self(why.to_string())
     }
 
-    /// Nothing if `holds`; else says what does not.
+    /// Returns `Ok` if `holds`; else an error that names the violated condition.
     ///
     /// # Errors
     /// If it does not hold.

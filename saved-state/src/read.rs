@@ -62,7 +62,7 @@ impl<'a> SavedState<'a> {
         P::from_before(before).map_err(|why| ReadError::Invalid { name, of, why })
     }
 
-    /// As [`Self::take`], with what the part's crate makes of it.
+    /// Like [`Self::take`], converted by the part's crate.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -95,7 +95,7 @@ fn decode<T: serde::de::DeserializeOwned>(contents: &[u8]) -> Option<T> {
     rest.is_empty().then_some(value)
 }
 
-/// A section as it stands in the file.
+/// A section as in the file.
 struct Section<'a> {
     name: &'a str,
     of: u32,
@@ -157,7 +157,7 @@ impl<'a> Bytes<'a> {
         let version = u32::from_le_bytes(self.array("a section's head")?);
         let length = u64::from_le_bytes(self.array("a section's head")?);
         let sum = self.array("a section's sum")?;
-        // What no file of this machine's is as long as is longer than this one.
+        // A length that overflows `usize` exceeds any file.
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         let contents = self.take(length, "a section's contents")?;
         Ok(Section { name, of, version, sum, contents })

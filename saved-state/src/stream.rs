@@ -1,4 +1,4 @@
-//! A saved state with memory behind it, as a stream: neither who writes it nor who reads it holds more than a piece of it.
+//! A saved state followed by memory, as a stream: neither its writer nor its reader holds more than a piece of it.
 //!
 //! All numbers are little-endian. The head is a file of parts ([`Writer`](crate::Writer)).
 //!
@@ -10,7 +10,8 @@
 //! | n | the head |
 //! | 32 | SHA-256 of all of the above |
 //!
-//! Then the pieces of memory that are not zero, by address, and an end, which is a piece without bytes at the last address there is:
+//! Then the pieces of memory that are not zero, by address, and an end, which is a piece without bytes at the last
+//! possible address:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -19,8 +20,8 @@
 //! | n | the bytes |
 //! | 32 | SHA-256 of the sum before, and all of the above |
 //!
-//! Each sum covers the one before, so that a piece that is left out, exchanged, or of another stream is found where it is. As for
-//! [files](crate), that finds damage, and not malice.
+//! Each sum covers the one before, so that a piece that is left out, exchanged, or of another stream is found where it
+//! is. As for [files](crate), that finds damage, and not malice.
 
 use sha2::{Digest, Sha256};
 
@@ -28,7 +29,8 @@ use sha2::{Digest, Sha256};
 pub const MAGIC: [u8; 8] = *b"GPUMVMST";
 /// Version of the stream's format.
 pub const FORMAT: u32 = 1;
-/// Most bytes of a head: contexts of all channels that a card has, and page tables that are kept for a guest, are a part of it.
+/// Most bytes of a head: contexts of all channels that a card has, and page tables that are kept for a guest, are a
+/// part of it.
 pub const HEAD_MAX: usize = 64 << 20;
 /// Most bytes of a piece.
 pub const PIECE_MAX: usize = 256 << 10;
@@ -65,15 +67,15 @@ pub enum StreamError {
     /// A piece comes at or before the one before it.
     #[error("the saved VM has memory at {0:#x} behind what is above that")]
     Order(u64),
-    /// There is more.
+    /// Bytes follow the end.
     #[error("bytes follow the end of the saved VM")]
     Behind,
-    /// There is less.
+    /// Bytes are missing.
     #[error("the saved VM ends after {0} bytes: it was cut")]
     Cut(u64),
 }
 
-/// A stream that is written. What it returns is to be sent, in that order.
+/// Writer of a stream. Send the bytes that it returns, in that order.
 #[derive(Debug)]
 pub struct StreamWriter {
     sum: Sum,
@@ -130,7 +132,7 @@ pub enum Item<'a> {
 /// A stream that is read, in parts of any length.
 #[derive(Debug, Default)]
 pub struct StreamReader {
-    /// Bytes of what has not come whole.
+    /// Bytes of an incomplete unit.
     rest: Vec<u8>,
     /// Bytes before these.
     before: u64,
@@ -148,10 +150,10 @@ enum Expects {
 }
 
 impl StreamReader {
-    /// Takes the next bytes, and gives `sink` what is whole with them: it was checked by its sum.
+    /// Takes the next bytes, and passes complete units to `sink`, after checking their sums.
     ///
     /// # Errors
-    /// When it is no stream, or `sink` says so. Nothing may be fed any more then.
+    /// If it is not a stream, or `sink` fails. Feed nothing more then.
     pub fn feed<E: From<StreamError>>(
         &mut self,
         mut bytes: &[u8],
@@ -167,7 +169,7 @@ impl StreamReader {
         Ok(())
     }
 
-    /// All was fed that there is.
+    /// Ends the stream: everything was fed.
     ///
     /// # Errors
     /// When the end has not come.

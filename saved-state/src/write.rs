@@ -16,20 +16,20 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A file for a program of this version. No other file may have the `identity`: sections of files with the same one can be
-    /// taken for each other's.
+    /// A file for a program of this version. No other file may have the `identity`: sections of files with the same one
+    /// can be taken for each other's.
     #[must_use]
     pub fn new(identity: [u8; IDENTITY]) -> Self {
         Self { identity, reader: None, written: BTreeSet::new(), sections: Vec::new() }
     }
 
-    /// A file for a program that reads what it says.
+    /// A file for a program with these known versions.
     #[must_use]
     pub fn for_reader(identity: [u8; IDENTITY], reader: Vec<Known>) -> Self {
         Self { reader: Some(reader), ..Self::new(identity) }
     }
 
-    /// Appends a part, as `of` whom it is.
+    /// Appends a part, named after its owner `of`.
     ///
     /// # Errors
     /// See [`WriteError`]. The file is as it was then.

@@ -1,9 +1,10 @@
 //! Requests of the daemon to the owner of a CUDA card, which is a process of its own, and the owner's answers.
 //!
 //! Over the owner's standard input and output, one JSON object a line: first [`Settings`], answered by
-//! [`Answer::Ready`] or [`Answer::Failed`]; then each [`Request`], answered in order. The owner ends when its input does.
+//! [`Answer::Ready`] or [`Answer::Failed`]; then each [`Request`], answered in order. The owner ends when its input
+//! does.
 //!
-//! Sizes are bytes, times nanoseconds unless a name says otherwise. No memory, no policy: only what is said.
+//! Sizes are bytes, times nanoseconds unless a name says otherwise. No memory, no policy: only the messages.
 
 #![forbid(unsafe_code)]
 
@@ -20,7 +21,7 @@ pub struct Settings {
     pub device: String,
     /// Memory of the card that tenants share.
     pub card_bytes: u64,
-    /// Host memory for what the card has no room for.
+    /// Host memory for chunks that are not on the card.
     pub host_bytes: u64,
     /// Host memory that is ready before it is needed.
     pub host_ready_bytes: u64,
@@ -30,8 +31,8 @@ pub struct Settings {
     pub slice_ns: u64,
     /// Microseconds of work in flight of a tenant that is not alone.
     pub run_ahead_us: u32,
-    /// Processes that use the card past the owner are killed, not only told of; so are a tenant's that have more of it past
-    /// their accounts than the tenant may have.
+    /// Kill unmanaged processes instead of only reporting them; also a tenant's processes that have more memory past
+    /// their accounts than the tenant's limit.
     #[serde(default)]
     pub kills_strangers: bool,
     /// Memory by which a process, and all of the card, may be beyond the accounts.
@@ -48,11 +49,11 @@ pub struct Settings {
 pub struct Rules {
     /// Policy for the card's time, with its parameters.
     pub scheduler: sched::Config,
-    /// Host memory for what the card has no room for, at most what [`Settings`] has.
+    /// Host memory for chunks that are not on the card, at most that of [`Settings`].
     pub host_bytes: u64,
     /// Memory of the card that stays free when chunks come back.
     pub low_water_bytes: u64,
-    /// Policy for who goes first, by its name.
+    /// Policy for the order of evictions, by its name.
     pub victims: String,
     /// Time between two looks whether chunks can come back to the card.
     pub return_ns: u64,
@@ -60,26 +61,26 @@ pub struct Rules {
     pub settle_ns: u64,
     /// Time without work after which a tenant gives way to those that work.
     pub idle_ns: u64,
-    /// Turns with memory.
+    /// Rules for quanta.
     pub quanta: Quanta,
 }
 
-/// Rules for turns with memory.
+/// Rules for quanta.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quanta {
     /// `auto`, `off` or `forced`.
     pub mode: String,
     /// Time over which traffic is looked at.
     pub window_ns: u64,
-    /// Thousandths of what can be copied in it, above which tenants thrash.
+    /// Thousandths of the bytes that can be copied in it, above which tenants thrash.
     pub on_permille: u32,
-    /// Thousandths of the card's memory that must be free for turns to end.
+    /// Thousandths of the card's memory that must be free for quanta to end.
     pub margin_permille: u32,
-    /// Length of a turn, as a multiple of the copies at its begin.
+    /// Length of a quantum, as a multiple of the copies at its start.
     pub factor: u32,
-    /// Shortest turn.
+    /// Shortest quantum.
     pub min_ns: u64,
-    /// Longest turn.
+    /// Longest quantum.
     pub max_ns: u64,
 }
 
@@ -109,7 +110,7 @@ pub struct TimeShare {
     pub cap_permille: u32,
     /// Latency class: `interactive`, `normal` or `background`.
     pub class: String,
-    /// Limit of a turn that does not end; none for none.
+    /// Limit of a turn that does not end; `None` for no limit.
     pub max_run_ns: Option<u64>,
 }
 
@@ -142,7 +143,7 @@ pub struct Tenant {
 pub enum Request {
     /// Makes a tenant and listens at its socket.
     Add(Tenant),
-    /// Changes what a tenant of this name may have, from now on; its memory's size and its socket stay.
+    /// Changes the limits of a tenant of this name, from now on; its memory size and its socket stay.
     Change(Tenant),
     /// Takes a tenant away by its name. Answered by [`Answer::Leaving`] as long as programs of it are there.
     Remove {
@@ -186,7 +187,7 @@ pub enum Answer {
 /// A card, as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
-    /// Time by the clock of its owner, which begins anew with each owner.
+    /// Time by the clock of its owner, which starts again with each owner.
     pub now_ns: u64,
     /// Neither used nor promised.
     pub spare_bytes: u64,
@@ -198,13 +199,13 @@ pub struct Card {
     pub moved_in_bytes: u64,
     /// Time for which a turn lasted.
     pub busy_ns: u64,
-    /// Turns that were granted.
+    /// Turns granted.
     pub turns: u64,
     /// Chunks that were moved.
     pub relocations: u64,
     /// Orders that programs declined.
     pub declined: u64,
-    /// Turn with the card's memory: the holder, all members, and its length.
+    /// Quantum: the holder, all members, and its length.
     pub memory_turn: Option<(String, Vec<String>, u64)>,
     /// Tenants by name.
     pub tenants: Vec<TenantView>,
@@ -247,7 +248,7 @@ pub struct TenantView {
     pub recent: Vec<(u64, u64)>,
     /// Part that it is entitled to while all want the card, in thousandths.
     pub entitled_permille: u32,
-    /// Of its turns, the time in which its work was in flight, by the card's events.
+    /// Part of its turns in which its work was in flight, by the card's events.
     pub busy_ns: u64,
     /// Of that, the time in which only copies were.
     pub copy_ns: u64,

@@ -1,8 +1,8 @@
 //! Messages between a CUDA program's library (the *tenant's* side) and the owner of a CUDA card.
 //!
 //! One `SOCK_SEQPACKET` UNIX connection a process. A packet is one [`FromTenant`] or one [`FromOwner`], encoded by
-//! `postcard`, of at most [`MAX_PACKET`] bytes, with at most [`MAX_DESCRIPTORS`] descriptors (`SCM_RIGHTS`) in the order
-//! in which the message names them.
+//! `postcard`, of at most [`MAX_PACKET`] bytes, with at most [`MAX_DESCRIPTORS`] descriptors (`SCM_RIGHTS`) in the
+//! order in which the message names them.
 //!
 //! # Opening
 //!
@@ -13,15 +13,15 @@
 //! ```
 //!
 //! The tenant's side opens nothing on a card before [`FromOwner::Welcome`]. The owner takes the tenant from the socket
-//! and from the peer's credentials; the name in [`Hello`] only chooses among those that the credentials allow. Memory and
-//! work belong to the connection: when it ends, everything that the process held is free.
+//! and from the peer's credentials; the name in [`Hello`] only chooses among those that the credentials allow. Memory
+//! and work belong to the connection: when it ends, everything that the process held is free.
 //!
 //! # Memory
 //!
-//! A chunk is one allocation of the owner's (`cuMemCreate`, [`Welcome::chunk_bytes`] long), on the card or in pinned host
-//! memory, that is exported as a POSIX descriptor. It has one [`ChunkId`] for its whole life, whatever its place, and
-//! belongs to one process. The tenant's side imports it, maps it where it likes and closes the descriptor, or keeps it
-//! for [`FromTenant::Adopt`].
+//! A chunk is one allocation of the owner's (`cuMemCreate`, [`Welcome::chunk_bytes`] long), on the card or in pinned
+//! host memory, that is exported as a POSIX descriptor. It has one [`ChunkId`] for its whole life, whatever its place,
+//! and belongs to one process. The tenant's side imports it, maps it where it likes and closes the descriptor, or keeps
+//! it for [`FromTenant::Adopt`].
 //!
 //! ```text
 //! tenant -> owner   Allocate { request, chunks }
@@ -29,12 +29,12 @@
 //! tenant -> owner   Free { chunks }: unmapped and released; the ids mean nothing from here on
 //! ```
 //!
-//! Parts come as they are ready. The answer may come late where the tenant's exhaustion policy is to queue. A refusal after a part was granted takes
-//! that part back: the tenant's side frees it. What the library cannot place in chunks (arrays, exported memory, memory
-//! that the driver allocates by itself, registered host memory) is asked for by [`FromTenant::Fix`], answered by
-//! [`FromOwner::Fixed`] or `Refused`, and returned by [`FromTenant::Unfix`].
+//! Parts come as they are ready. The answer may come late if the tenant's exhaustion policy is to queue. A refusal
+//! after a part was granted takes that part back: the tenant's side frees it. [`FromTenant::Fix`] asks for memory that
+//! the library cannot place in chunks (arrays, exported memory, memory that the driver allocates by itself, registered
+//! host memory). It is answered by [`FromOwner::Fixed`] or `Refused`, and returned by [`FromTenant::Unfix`].
 //!
-//! The library keeps chunks that nothing lies in for its next allocations. Where somebody needs them the owner asks for them:
+//! The library keeps empty chunks for its next allocations. If another process needs them, the owner asks for them:
 //!
 //! ```text
 //! owner  -> tenant  Reclaim { order }
@@ -57,10 +57,9 @@
 //! owner  -> tenant  Resume { order }
 //! ```
 //!
-//! One order at a time. A chunk that the tenant's side freed after `Quiesce` is named in `Redirect` all the same; the
-//! tenant's side closes its descriptor and counts it as moved. Where `moved` is less than was asked for, the rest stays
-//! where it was, mapped, and the owner keeps the old chunks. Programs go on allocating and freeing while an order is
-//! under way.
+//! One order at a time. `Redirect` also names a chunk that the tenant's side freed after `Quiesce`; the tenant's side
+//! closes its descriptor and counts it as moved. If `moved` is less than requested, the rest stays where it was,
+//! mapped, and the owner keeps the old chunks. Programs may allocate and free while an order is in progress.
 //!
 //! # Turns
 //!
@@ -74,25 +73,26 @@
 //! tenant -> owner   Used { turn, usage }: every [`Run::report_us`], where that is not 0
 //! ```
 //!
-//! The tenant's side stops by itself, without `Stop`, when [`Run::length_us`] has passed or when nothing was submitted or
-//! in flight for [`Run::idle_us`] (`waiting` is false then). A `Run` with a length of 0 lasts until `Stop`; with
-//! `run_ahead_us` of 0 the library measures nothing: the tenant is alone. A `Run` while a turn is
-//! on replaces its terms. `Quiesce` closes the gate over any turn, and `Resume` restores what the turn says.
+//! The tenant's side stops by itself, without `Stop`, when [`Run::length_us`] has passed or when nothing was submitted
+//! or in flight for [`Run::idle_us`] (`waiting` is false then). A `Run` with a length of 0 lasts until `Stop`; with
+//! `run_ahead_us` of 0 the library measures nothing: the tenant is alone. A `Run` during a turn replaces its terms.
+//! `Quiesce` closes the gate during any turn, and `Resume` restores the state of the turn.
 //!
 //! # Ends
 //!
-//! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] say why; then the connection closes. When it closes without one, the
-//! owner is gone for the tenant's side (it opens its gate, keeps what it has, refuses allocations in chunks, and connects
-//! again every [`RECONNECT_MS`] with `Hello::instance` unchanged and `Hello::adopts` set), and the process is dead for the
-//! owner's side. Neither side waits for the other without a bound of its own: the owner never blocks in a send
-//! ([`Link::try_send`]). A message waits while its connection has no room for it, or while the connection, its tenant or all
-//! together have as many unread descriptors as they may. A connection ends only for answers that its process does not take.
+//! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason; then the connection closes. When it closes
+//! without one, the owner is gone for the tenant's side (it opens its gate, keeps its memory, refuses allocations in
+//! chunks, and connects again every [`RECONNECT_MS`] with `Hello::instance` unchanged and `Hello::adopts` set), and the
+//! process is dead for the owner's side. Neither side waits for the other without a bound of its own: the owner never
+//! blocks in a send ([`Link::try_send`]). A message waits while its connection has no room for it, or while the
+//! connection, its tenant or all together have the maximum of unread descriptors. A connection ends only for answers
+//! that its process does not read.
 //!
 //! # Bounds
 //!
-//! The owner has one serving thread. Each message costs it a bounded number of steps, a step being one or two searches in
-//! an ordered map. An event does 1,024 steps of work that can be put off (places given, chunks released), and the next events continue.
-//! A tenant has 64 messages and 4,096 steps before the others have their turn.
+//! The owner has one serving thread. Each message costs it a bounded number of steps, a step being one or two searches
+//! in an ordered map. An event does 1,024 steps of work that can be deferred (places given, chunks released), and the
+//! next events continue. A tenant has 64 messages and 4,096 steps before the others are served.
 //!
 //! | message | steps of its own | put off |
 //! |---|---|---|
@@ -121,7 +121,7 @@
 //! [`VERSION`] rises with each change. Variants and fields are only added, at the end. The lower of the two versions
 //! holds; a side that cannot speak it says `Goodbye`.
 //!
-//! No memory, no policy and no threads: only what is said, and the socket it is said over.
+//! No memory, no policy and no threads: only the messages, and their socket.
 
 #![forbid(unsafe_code)]
 
@@ -162,11 +162,11 @@ pub const MAX_NAME: usize = 64;
 pub const MAX_PROCESSES: usize = 2048;
 /// Cards of one owner.
 pub const MAX_CARDS: usize = 16;
-/// Microseconds before the end of its last work for which a turn may be given back: it takes as long for the next one's
-/// first work to reach the card, and earlier work would have the hardware switch to and fro.
+/// Microseconds before the end of its last work at which a turn may be given back: the next tenant's first work takes
+/// as long to reach the card, and earlier work would make the hardware switch back and forth.
 pub const EARLY_US: u32 = 100;
-/// Milliseconds for which the tenant's side waits at most for work that uses memory which was freed, when it is asked for
-/// chunks that nothing lies in.
+/// Longest wait of the tenant's side, in milliseconds, for work that uses freed memory, when it is asked for empty
+/// chunks.
 pub const RECLAIM_MS: u64 = 20;
 /// Milliseconds between a tenant's tries to reach its owner again.
 pub const RECONNECT_MS: u64 = 200;
@@ -177,5 +177,5 @@ pub const SOCKET_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SOCKET";
 pub const TENANT_VARIABLE: &str = "GPU_MEDIATOR_CUDA_TENANT";
 /// Environment variable with the absolute path of the real driver's library.
 pub const DRIVER_VARIABLE: &str = "GPU_MEDIATOR_CUDA_DRIVER";
-/// Environment variable: `1` has the library report on standard error what goes wrong.
+/// Environment variable: with `1` the library reports errors on standard error.
 pub const LOG_VARIABLE: &str = "GPU_MEDIATOR_CUDA_LOG";

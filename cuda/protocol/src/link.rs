@@ -26,7 +26,7 @@ pub struct Received<M> {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// A connection that cannot go on, or a packet that was refused.
+/// A broken connection, or a packet that was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The socket failed.
@@ -38,7 +38,7 @@ pub enum LinkError {
     /// The queue to the other side is full, or nothing has come.
     #[error("the connection would block")]
     WouldBlock,
-    /// As many descriptors of this user are on their way as the system allows (`ETOOMANYREFS`): it is to be tried again.
+    /// The system's limit of this user's descriptors in flight is reached (`ETOOMANYREFS`): try again.
     #[error("too many descriptors of this user are on their way to processes that do not read")]
     Crowded,
     /// The packet is no message.

@@ -8,7 +8,7 @@ use crate::{MAX_CARDS, MAX_CHUNKS, MAX_EXPORTED, MAX_NAME, MAX_PACKET, MAX_PROCE
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ChunkId(pub u64);
 
-/// Memory that a chunk lies in.
+/// Memory that a chunk is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Place {
     /// Memory of the card.
@@ -61,7 +61,7 @@ pub struct Welcome {
 pub struct Chunk {
     /// Identity of the chunk.
     pub id: ChunkId,
-    /// Memory that the descriptor stands for.
+    /// Memory of the descriptor.
     pub place: Place,
 }
 
@@ -72,7 +72,7 @@ pub struct Adopted {
     pub card: u8,
     /// Identity of the chunk.
     pub id: ChunkId,
-    /// Memory that it lies in.
+    /// Memory of the chunk.
     pub place: Place,
     /// The packet has its descriptor. Without one the chunk is fixed where it is until it is freed.
     pub descriptor: bool,
@@ -100,7 +100,7 @@ pub enum Refusal {
     Quota,
     /// The card is full and the tenant's policy is to refuse, or its share of host memory is used up.
     Exhausted,
-    /// The request was malformed or names what is not the tenant's.
+    /// The request was malformed or names something that is not the tenant's.
     Invalid,
     /// This owner does not do that.
     Unsupported,
@@ -123,8 +123,8 @@ pub struct Run {
     pub length_us: u32,
     /// Bound of the work in flight, in microseconds of the card's time; 0: no bound, and no measuring.
     pub run_ahead_us: u32,
-    /// Idleness in microseconds after which the turn ends by itself; 0: never. As long before the last work of a turn that
-    /// is to end, [`FromTenant::Ending`] says so, if it is known when that will be.
+    /// Idleness in microseconds after which the turn ends by itself; 0: never. [`FromTenant::Ending`] announces the end
+    /// of an ending turn's last work this long before, if it is predictable.
     pub idle_us: u32,
     /// Interval of [`FromTenant::Used`] in microseconds; 0: never.
     pub report_us: u32,
@@ -199,7 +199,7 @@ pub enum FromTenant {
         /// Bytes.
         bytes: u64,
     },
-    /// Returns what was counted by `Fix`.
+    /// Returns memory that was counted by `Fix`.
     Unfix {
         /// Card.
         card: u8,
@@ -237,7 +237,7 @@ pub enum FromTenant {
         /// Card.
         card: u8,
     },
-    /// The turn is over and nothing is in flight, or what is ends within [`crate::EARLY_US`].
+    /// The turn is over and nothing is in flight, or the work in flight ends within [`crate::EARLY_US`].
     Stopped {
         /// Card.
         card: u8,
@@ -274,7 +274,7 @@ pub enum FromTenant {
     },
     /// Last message.
     Goodbye(End),
-    /// The turn is to end, and the last of its work is expected to: `Stopped` follows then. Since version 2.
+    /// The turn will end, with the expected end of its last work: `Stopped` follows then. Since version 2.
     Ending {
         /// Card.
         card: u8,
@@ -369,7 +369,7 @@ pub enum FromOwner {
     },
     /// Last message.
     Goodbye(End),
-    /// A turn is expected to begin: whoever waits for it may look for `Run` without sleeping. Since version 2.
+    /// A turn is expected to begin: a waiting process may poll for `Run` without sleeping. Since version 2.
     Soon {
         /// Card.
         card: u8,
@@ -383,7 +383,7 @@ pub enum FromOwner {
         /// The processes, [`crate::MAX_PROCESSES`] at most.
         pids: Vec<u32>,
     },
-    /// Asks for the chunks that nothing lies in. Since version 5.
+    /// Asks for the empty chunks. Since version 5.
     Reclaim {
         /// Number of the order, rising; not one of those of relocations.
         order: u32,

@@ -1,8 +1,8 @@
 //! Every function of the CUDA driver API, with its class, and the names of NVML's.
 //!
-//! Names and versions are facts of the headers of CUDA 12.9 and 13.5 (`cuda.h`, `cudaGL.h`, `cudaEGL.h`, `cudaVDPAU.h` and
-//! their `Typedefs`). A function has *forms*: symbols for versions of its signature (`_v2`) and for the per-thread default
-//! stream (`_ptds`, `_ptsz`), which `cuGetProcAddress` chooses by the version and flags that the caller gives.
+//! Names and versions are facts of the headers of CUDA 12.9 and 13.5 (`cuda.h`, `cudaGL.h`, `cudaEGL.h`, `cudaVDPAU.h`
+//! and their `Typedefs`). A function has *forms*: symbols for versions of its signature (`_v2`) and for the per-thread
+//! default stream (`_ptds`, `_ptsz`), which `cuGetProcAddress` chooses by the version and flags that the caller gives.
 //!
 //! No signatures, no types, no code: `cuda-front` has those of the functions that it replaces.
 
@@ -15,7 +15,7 @@ mod nvml;
 pub use headers::{declared, declared_of_nvml};
 pub use nvml::NVML;
 
-/// Class of a function: what a call does that a mediator must know.
+/// Class of a function: its effects that a mediator must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// Allocates memory of the card for the program.
@@ -38,7 +38,7 @@ pub enum Class {
     Graph,
     /// Pinned host memory.
     Host,
-    /// Answers how much memory there is.
+    /// Answers the amount of memory.
     Information,
     /// Start, errors, and how functions are found.
     Init,
@@ -100,8 +100,8 @@ impl Family {
         self.forms.iter().map(|&(version, suffix, header)| Form { version, suffix, header })
     }
 
-    /// The form that `cuGetProcAddress` finds for `version`: the newest that is no newer. With `per_thread` the
-    /// per-thread forms come first, where there is one.
+    /// Returns the form that `cuGetProcAddress` finds for `version`: the newest that is not newer. With `per_thread`
+    /// the per-thread forms come first, if there are any.
     pub fn form(&self, version: u32, per_thread: bool) -> Option<Form> {
         let newest = |kind: bool| self.forms().filter(|f| f.per_thread() == kind && f.version <= version).last();
         per_thread.then(|| newest(true)).flatten().or_else(|| newest(false))

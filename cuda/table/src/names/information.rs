@@ -1,4 +1,4 @@
-//! Answers how much memory there is.
+//! Functions that answer the amount of memory.
 
 use crate::{Family, family};
 
