@@ -1,7 +1,8 @@
-//! The binary interface between a guest's driver and the mediator, version 1: what both sides must agree on.
+//! The binary interface between a guest's driver and the mediator, version 1: both sides must agree on it.
 //!
-//! The C header of the guest's kernel module is made from this file: the macros below keep what it needs ([`crate::header()`]).
-//! All numbers are little-endian. [docs/design/paravirtual.md](../../docs/design/paravirtual.md) tells how it is used.
+//! The C header of the guest's kernel module is made from this file: the macros below keep the needed parts
+//! ([`crate::header()`]). All numbers are little-endian. [docs/paravirtual.md](../../docs/paravirtual.md) describes
+//! their use.
 //!
 //! A vGPU that offers it has a vendor-specific PCI capability ([`Capability`]), which says where its registers
 //! ([`register`]) are. The guest sets up one split virtqueue (VIRTIO 1.2, 2.7, without indirect descriptors and event
@@ -11,7 +12,7 @@
 use crate::header::{Constant, Field, Section, Structure};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-// The structures are read and written as they lie in memory.
+// The structures are read and written in their memory layout.
 const _: () = assert!(cfg!(target_endian = "little"));
 
 /// Constants, of a module or of this file, and their description.

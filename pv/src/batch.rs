@@ -1,10 +1,11 @@
 //! A batch of operations: from bytes that were copied out of shared memory to typed operations, and their answers back.
 //!
 //! Two kinds of mistakes, and where each ends:
-//! - *Structure*: sizes and counts that do not fit each other, codes that version 1 does not have. [`Batch::parse`] looks at
-//!   all of it before anything is done: the batch is [`Malformed`], and nothing of it is begun.
-//! - *Values*: a reserved field that is not 0, a number that means nothing, a feature that was not accepted. It is the answer
-//!   of that operation when its turn comes ([`Batch::ops`]); the operations before it are done, none behind it is begun.
+//! - *Structure*: sizes and counts that do not fit each other, codes that version 1 does not have. [`Batch::parse`]
+//!   looks at all of it before anything is done: the batch is [`Malformed`], and nothing of it is begun.
+//! - *Values*: a reserved field that is not 0, a number without a meaning, a feature that was not accepted. It is the
+//!   answer of that operation when its turn comes ([`Batch::ops`]); the operations before it are done, none after it is
+//!   begun.
 
 use crate::abi::{
     Answer, AnswerHeader, BatchHeader, MAX_BATCH_BYTES, MAX_BATCH_OPS, OpHeader, Status, UNIT, feature, op, share,
@@ -21,11 +22,11 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// Reads `data`: what the device-readable part of a chain held, copied out of shared memory once. What is behind the
-    /// batch is ignored.
+    /// Reads `data`: the contents of the device-readable part of a chain, copied out of shared memory once. Bytes after
+    /// the batch are ignored.
     ///
     /// # Errors
-    /// What is wrong with the structure, and where.
+    /// The error in the structure, and its place.
     pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
         let whole = |problem| Malformed { op: None, problem };
         let Ok((header, rest)) = BatchHeader::read_from_prefix(data) else {
@@ -55,8 +56,8 @@ impl<'a> Batch<'a> {
         self.count
     }
 
-    /// The operations, of which those are supported that `features` has ([`feature`]). For each the operation, or the status
-    /// that is its answer.
+    /// The operations, of which those are supported that `features` has ([`feature`]). For each the operation, or the
+    /// status that is its answer.
     pub fn ops(&self, features: u32) -> impl Iterator<Item = Result<Op<'a>, Status>> + use<'a> {
         let mut left = self.bytes;
         (0..self.count).map(move |_| next(&mut left, features))
@@ -76,11 +77,12 @@ fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
     })
 }
 
-/// A batch that has begun: its bytes, and how far it has come. It can be put down between two operations, and taken up again.
+/// A batch that has begun: its bytes, and how far it has come. It can be put down between two operations, and taken up
+/// again.
 #[derive(Clone, Debug)]
 pub struct Begun {
     bytes: Vec<u8>,
-    /// Offset of the operation whose turn it is.
+    /// Offset of the current operation.
     at: usize,
     answers: Answers,
 }
@@ -95,7 +97,7 @@ impl Begun {
         Ok(Self { bytes, at: size_of::<BatchHeader>(), answers })
     }
 
-    /// Returns the operation whose turn it is, or the status that is its answer; `None` when the batch has ended.
+    /// Returns the current operation, or the status that is its answer; `None` when the batch has ended.
     #[must_use]
     pub fn current(&self, features: u32) -> Option<Result<Op<'_>, Status>> {
         if self.answers.status != Status::Done || self.answers.done >= self.answers.count {
@@ -104,7 +106,7 @@ impl Begun {
         Some(next(&mut self.bytes.get(self.at..)?, features))
     }
 
-    /// Takes down what became of the operation whose turn it was.
+    /// Records the result of the current operation.
     pub fn answer(&mut self, result: Result<u64, Status>) {
         if let Some(mut left) = self.bytes.get(self.at..)
             && RawOp::split(&mut left).is_ok()
@@ -154,7 +156,7 @@ fn needs(raw: RawOp<'_>) -> u32 {
     feature_of(raw.code).unwrap_or(0) | if abroad { feature::SHARE_ABROAD } else { 0 }
 }
 
-/// An operation as it lies in the batch.
+/// An operation in the batch's layout.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawOp<'a> {
     pub(crate) code: u16,
@@ -178,7 +180,8 @@ impl<'a> RawOp<'a> {
         T::read_from_bytes(self.body).map_err(|_| self.size())
     }
 
-    /// The body, which is a `T` and behind it whatever `count` of it says, rounded up to whole units.
+    /// The body, which is a `T` followed by the number of elements that `count` returns for it, rounded up to whole
+    /// units.
     pub(crate) fn list<T: FromBytes, E: FromBytes + Immutable + KnownLayout>(
         &self,
         count: impl FnOnce(&T) -> u32,
@@ -225,7 +228,7 @@ pub enum Problem {
     /// More bytes than were given, or than [`MAX_BATCH_BYTES`] leave.
     #[error("says {0} bytes of operations, more than were given or can be")]
     Bytes(u32),
-    /// Bytes are left behind the last operation.
+    /// Bytes are left after the last operation.
     #[error("has {0} bytes behind its last operation")]
     Rest(usize),
     /// The batch ends before its header.
@@ -267,13 +270,14 @@ impl Answers {
         Self { status: Status::Done, done: 0, count: count.min(MAX_BATCH_OPS), answers: Vec::new() }
     }
 
-    /// To a batch that cannot be read. There is none to any operation.
+    /// Creates the answer to a malformed batch, without answers to operations.
     #[must_use]
     pub const fn malformed() -> Self {
         Self { status: Status::Malformed, done: 0, count: 0, answers: Vec::new() }
     }
 
-    /// The next operation is done, with a value (0 if there is none), or has failed. Whether the one behind it may begin.
+    /// Records that the next operation is done, with a value (0 if it has none), or has failed. Returns whether the one
+    /// after it may begin.
     pub fn push(&mut self, result: Result<u64, Status>) -> bool {
         if self.status != Status::Done || self.done >= self.count {
             return false;
@@ -304,8 +308,8 @@ impl Answers {
         self.done
     }
 
-    /// As the device-writable part of a chain is to have them, in at most `room` bytes: the header, and as many whole answers
-    /// as fit. Nothing when not even the header fits.
+    /// Returns the device-writable part of a chain, in at most `room` bytes: the header, and as many whole answers as
+    /// fit. Nothing if the header does not fit.
     #[must_use]
     pub fn bytes(&self, room: usize) -> Vec<u8> {
         let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! A guest's driver's side: the capability, batches that are made operation by operation, and what came of them.
+//! The side of a guest's driver: the capability, batches that are made operation by operation, and their answers.
 
 use crate::abi::{
     Answer, AnswerHeader, BatchHeader, BufferPriority, CAPABILITY_ID, Capability, DirectorySet, Entries, EntriesRun,
@@ -180,7 +180,7 @@ impl Ops {
         self.raw(op::QUERY, question, &[])
     }
 
-    /// The batch as it lies in memory.
+    /// Returns the batch in its memory layout.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = BatchHeader { ops: self.count, bytes: count(&self.bytes) }.as_bytes().to_vec();
@@ -197,7 +197,7 @@ fn count<T>(list: &[T]) -> u32 {
 /// Outcome of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Of the batch; all ones when there is no answer.
+    /// Of the batch; all ones without an answer.
     pub status: u32,
     /// Operations that are done.
     pub done: u32,
@@ -206,7 +206,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Reads what the device has written.
+    /// Reads the answers that the device has written.
     #[must_use]
     pub fn read(bytes: &[u8]) -> Self {
         let Ok((header, mut rest)) = AnswerHeader::read_from_prefix(bytes) else {
@@ -253,7 +253,7 @@ mod tests {
         config[0xf8..0xfc].copy_from_slice(&0x1000u32.to_le_bytes());
         let found = capability(&config).expect("a capability");
         assert_eq!((found.bar, found.offset), (3, 0x1000));
-        // Cut off: what an unprivileged reader of a configuration space gets.
+        // Cut off, as an unprivileged reader of a configuration space sees it.
         assert_eq!((capability(&config[..0xf8]), capability(&config[..64]), capability(&[])), (None, None, None));
     }
 

@@ -169,7 +169,7 @@ fn sentence(doc: &[&str], module: &str) -> String {
     plain
 }
 
-/// C's name of what `path` says in `module`.
+/// Returns C's name of `path` as used in `module`.
 fn resolve(path: &str, module: &str) -> Option<String> {
     let mut module: Vec<_> = module.split("::").filter(|part| !part.is_empty()).collect();
     let mut path = path;

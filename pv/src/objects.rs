@@ -1,15 +1,15 @@
 //! The page tables that the mediator keeps for one virtual machine.
 //!
-//! What holds, whatever the guest asks for:
+//! Invariants, whatever the guest asks for:
 //! - An entry of a directory names a small-page table as such and a large-page table as such, or nothing; only
 //!   [`Tables::set`] writes one. A directory is never a table, so no chain of names is longer than two.
-//! - A table lives while its handle, an entry of a directory, or the address space of an instance block names it, and not
-//!   longer. It is empty when it is made. What is gone cannot be read, and counts as written.
+//! - A table lives while its handle, an entry of a directory, or the address space of an instance block names it, and
+//!   not longer. It is empty when it is made. A removed table cannot be read, and counts as written.
 //! - The sizes of all that live do not exceed the limit, whether they have contents or not.
 //!
-//! Each table has a place in *table space*: guest VRAM addresses behind the end of guest VRAM. So who walks tables
-//! (`shadow-pt`) reads and follows them as those that the guest keeps itself, and checks every entry of them; nothing is
-//! checked or translated here but the types.
+//! Each table has a place in *table space*: guest VRAM addresses after the end of guest VRAM. So a page table walker
+//! (`shadow-pt`) reads and follows them like those that the guest keeps itself, and checks every entry of them; only
+//! the types are checked here, and nothing is translated.
 
 mod contents;
 mod saved;
@@ -31,7 +31,7 @@ pub const SLOT_BYTES: u64 = SPT_BYTES;
 /// Most instance blocks with a directory of the tables': more than a card has channels, for blocks wait to be used.
 pub const MAX_BINDINGS: usize = 1024;
 
-/// There is no table there.
+/// The address has no table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no table there")]
 pub struct NoTable;
@@ -45,7 +45,7 @@ pub struct Counts {
     pub small: u64,
     /// Tables of 128 KiB pages.
     pub large: u64,
-    /// Bytes of all of them: what counts against the limit.
+    /// Bytes of all of them, which count against the limit.
     pub bytes: u64,
     /// Bytes of host memory that their contents take.
     pub resident_bytes: u64,
@@ -65,15 +65,15 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// None yet. `base` is where guest VRAM ends, table space begins at the next multiple of [`SLOT_BYTES`]; `limit` is how
-    /// many bytes all tables may have.
+    /// None yet. `base` is where guest VRAM ends, table space begins at the next multiple of [`SLOT_BYTES`]; `limit` is
+    /// how many bytes all tables may have.
     #[must_use]
     pub fn new(base: GuestVramAddr, limit: u64) -> Self {
         let base = GuestVramAddr(base.0.checked_next_multiple_of(SLOT_BYTES).unwrap_or(u64::MAX));
         Self { limit, used: 0, slots: Slots::new(base), handles: HashMap::new(), bindings: HashMap::new() }
     }
 
-    /// Returns whether `address` lies in table space, with a table or without.
+    /// Returns whether `address` is in table space, with a table or without.
     #[must_use]
     pub fn contains(&self, address: GuestVramAddr) -> bool {
         address >= self.slots.base()
@@ -158,11 +158,11 @@ impl Tables {
         self.write(table, first, count, |_| 0)
     }
 
-    /// The address space of an instance block is what the directory says, instead of what another said.
+    /// Sets the address space of an instance block to the directory, instead of another one.
     ///
     /// # Errors
-    /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`] for a block that is not in guest VRAM, [`Status::Limit`]
-    /// with [`MAX_BINDINGS`] others.
+    /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`] for a block that is not in guest VRAM,
+    /// [`Status::Limit`] with [`MAX_BINDINGS`] others.
     pub fn bind(&mut self, directory: TableId, instance: GuestVramAddr) -> Result<(), Status> {
         let slot = self.of_kind(directory, |kind| kind == Kind::Directory)?;
         if self.contains(instance) {
@@ -178,7 +178,7 @@ impl Tables {
         Ok(())
     }
 
-    /// The address space of an instance block is what the block says. Whether it was not before.
+    /// Sets the address space of an instance block to the block's own. Returns whether it had another one.
     pub fn unbind(&mut self, instance: GuestVramAddr) -> bool {
         let before = self.bindings.remove(&instance);
         if let Some(slot) = before {
@@ -209,8 +209,8 @@ impl Tables {
         self.slots.read(address, data)
     }
 
-    /// Calls `each` with the ranges of table space that may have other contents than at the last call: whole pages of 4 KiB,
-    /// in order, the longest that are in one piece; address and bytes.
+    /// Calls `each` with the ranges of table space that may have other contents than at the last call: whole pages of 4
+    /// KiB, in order, the longest that are in one piece; address and bytes.
     pub fn take_written(&mut self, each: impl FnMut(GuestVramAddr, u64)) {
         self.slots.take_written(each);
     }
@@ -279,7 +279,7 @@ impl Tables {
         }
     }
 
-    /// The tables that an entry of a directory named are not named by it any more. They name nothing themselves.
+    /// Removes the names that an entry of a directory gave to tables. They name nothing themselves.
     fn forget_entry(&mut self, pde: Pde) {
         let small = (pde.small_target() == TableTarget::Vram).then(|| pde.small_address());
         let large = (pde.large_target() == TableTarget::Vram).then(|| pde.large_address());

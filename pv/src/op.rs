@@ -1,7 +1,7 @@
 //! Operations with typed arguments.
 //!
-//! What is known from the operation alone is checked here; what depends on the virtual machine (which handles and channels
-//! there are, where its VRAM ends) is for whoever does it.
+//! Checks that need only the operation are done here; those that depend on the virtual machine (its handles and
+//! channels, the end of its VRAM) are left to the executor.
 
 use crate::abi::{
     BufferPriority, DirectorySet, Entries, EntriesRun, Instance, MAX_MEMORY_BYTES, MemoryCopy, MemoryFill, Runlist,
@@ -116,12 +116,12 @@ pub enum Control {
     Mode,
     /// Sets its mode, of [`share::mode`].
     SetMode(u32),
-    /// No key finds it any more.
+    /// Removes the key.
     Remove,
 }
 
-/// An operation: what [`op`] says of each. Channels are numbers that the guest says; whether there is one of that number,
-/// and whether an address lies in guest VRAM, is not checked.
+/// An operation: see the code's description in [`op`]. Channels are the guest's numbers; whether a channel of that
+/// number exists, and whether an address is in guest VRAM, is not checked.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "as the structures of the same names, which follow the operations' headers")]
 pub enum Op<'a> {
@@ -149,7 +149,7 @@ pub enum Op<'a> {
     Query { question: Question },
 }
 
-/// Why there is no [`Op`].
+/// The reason why there is no [`Op`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The whole batch cannot be read.

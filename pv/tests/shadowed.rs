@@ -1,4 +1,4 @@
-//! Tables of a paravirtual guest, read by `shadow-pt` as any guest's: what reaches the card, and what does not.
+//! Tables of a paravirtual guest, read by `shadow-pt` like any guest's: some reach the card, and some do not.
 
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
 use pv::{Kind, TableId, Tables};
@@ -65,7 +65,7 @@ impl Card {
     }
 }
 
-/// A guest with one address space, of which the mediator does what a flush asks for.
+/// A guest with one address space, with a mediator that does the work of a flush.
 struct Rig {
     tables: Tables,
     spaces: AddressSpaces,

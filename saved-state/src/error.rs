@@ -86,7 +86,7 @@ pub enum ReadError {
         /// Its owner.
         of: u32,
     },
-    /// A section that nobody knows.
+    /// A section with an unknown name.
     #[error(
         "section `{name}` of {of} is unknown to this program: it was saved by a newer one, or one with other parts"
     )]

@@ -6,7 +6,7 @@
 //! # The file
 //! All numbers are little-endian.
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 8 | [`MAGIC`] |
 //! | 4 | [`FORMAT`], the version of this table |
@@ -15,7 +15,7 @@
 //!
 //! Then the sections, consecutively:
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 1 + n | length of the name, and the name: ASCII letters, digits, `-` and `.` |
 //! | 4 | whose part it is: a number that the writer chooses, such as a tenant's |

@@ -2,7 +2,7 @@
 //!
 //! All numbers are little-endian. The head is a file of parts ([`Writer`](crate::Writer)).
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 8 | [`MAGIC`] |
 //! | 4 | [`FORMAT`] |
@@ -13,7 +13,7 @@
 //! Then the pieces of memory that are not zero, by address, and an end, which is a piece without bytes at the last
 //! possible address:
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 8 | address of the first byte |
 //! | 4 | bytes, at most [`PIECE_MAX`] |

@@ -29,10 +29,10 @@ impl Writer {
         Self { reader: Some(reader), ..Self::new(identity) }
     }
 
-    /// Appends a part, named after its owner `of`.
+    /// Appends a part of the owner `of`.
     ///
     /// # Errors
-    /// See [`WriteError`]. The file is as it was then.
+    /// See [`WriteError`]. The file is then unchanged.
     pub fn put<P: Part>(&mut self, of: u32, part: &P) -> Result<(), WriteError> {
         let name = P::NAME;
         debug_assert!(is_name(name), "`{name}` is no name of a part");

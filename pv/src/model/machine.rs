@@ -1,4 +1,4 @@
-//! A guest that does what bytes say, and the checks after each batch.
+//! A guest that bytes control, and the checks after each batch.
 
 use super::tables::{Model, Nth, Table};
 use super::wire::{self, Raw};
@@ -45,27 +45,27 @@ fn value(shape: u8, more: u8) -> u64 {
     }
 }
 
-/// The code under test, the model, and somebody who reads table space as it is said to have been written.
+/// The code under test, the model, and a reader of table space that follows the reported writes.
 pub(crate) struct Machine {
     tables: Tables,
     model: Model,
     features: u32,
     /// The next batch.
     pending: Vec<Raw>,
-    /// Changes of its bytes: where, and what is changed.
+    /// Changes of its bytes: index and mask.
     pokes: Vec<(usize, u8)>,
     /// Length that is left of it, in 256ths.
     cut: Option<u8>,
     /// Places of tables, as far as they are known.
     places: BTreeMap<Nth, u64>,
-    /// Most tables that there were.
+    /// Largest number of tables so far.
     most: usize,
     /// Pages of table space as they were when they were last said to have been written.
     seen: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Machine {
-    /// `shape`: how much room there is, and which features are accepted.
+    /// `shape`: the limit of tables, and the accepted features.
     pub(crate) fn new(shape: u8) -> Self {
         let limit = if shape & 1 == 0 { 2 << 20 } else { (64 << 10) + (256 << 10) + 3 * (8 << 10) };
         Self {
@@ -81,7 +81,7 @@ impl Machine {
         }
     }
 
-    /// Does what `bytes` say, sends what is left, and ends with everything gone.
+    /// Carries out `bytes`, sends the rest, and ends with everything removed.
     pub(crate) fn run(mut self, bytes: &[u8]) {
         for step in bytes.chunks(STEP_BYTES).take(MAX_STEPS) {
             let mut whole = [0; STEP_BYTES];
@@ -93,7 +93,7 @@ impl Machine {
         assert_eq!(self.seen, BTreeMap::new());
     }
 
-    /// As [`Self::run`], with the tables saved and restored behind each `every`-th step.
+    /// Like [`Self::run`], with the tables saved and restored after each `every`-th step.
     #[cfg(test)]
     pub(crate) fn run_restored(mut self, bytes: &[u8], every: usize) {
         for (nth, step) in (1..).zip(bytes.chunks_exact(STEP_BYTES).take(MAX_STEPS)) {
@@ -172,7 +172,7 @@ impl Machine {
         self.check();
     }
 
-    /// Reads anywhere, and compares with what is there.
+    /// Reads anywhere, and compares with the model.
     fn read(&mut self, slot: u8, offset: u16, bytes: u16) {
         self.look();
         let address = BASE + u64::from(slot % 8) * SLOT_BYTES + u64::from(offset) * 5 - 16;
@@ -180,7 +180,7 @@ impl Machine {
         let expected: Option<Vec<u8>> = (address..address + data.len() as u64)
             .map(|at| Some(self.seen.get(&(at & !0xfff))?[at as usize % PAGE]))
             .collect();
-        // A read is of one table, even if another lies behind it.
+        // A read is of one table, even if another follows it.
         let one = address / SLOT_BYTES == (address + data.len() as u64 - 1) / SLOT_BYTES;
         let read = self.tables.read(GuestVramAddr(address), &mut data);
         let unchanged = vec![0xaa; data.len()];
@@ -218,7 +218,8 @@ impl Machine {
         let mut work = Begun::new(bytes.to_vec()).unwrap();
         while let Some(op) = work.current(self.features) {
             let done = op.and_then(|op| {
-                // It was read as it was written, and operations that were refused before are behind none that is begun.
+                // It was read as it was written, and operations that were refused before are not followed by one that
+                // is begun.
                 assert_eq!(&wire::encode(&op), begun.next().unwrap());
                 nth += 1;
                 execute(tables, op).map(|()| nth)
@@ -263,7 +264,7 @@ impl Machine {
         if alone.is_empty() { self.model.refusals(raw) } else { alone }
     }
 
-    /// Looks at what is said to have been written.
+    /// Reads the reported writes.
     fn look(&mut self) {
         let mut ranges = Vec::new();
         self.tables.take_written(|address, bytes| ranges.push((address.0, bytes)));
@@ -384,7 +385,7 @@ fn contents(table: &Table) -> Vec<u8> {
     table.entries.iter().flat_map(|entry| entry.to_le_bytes()).collect()
 }
 
-/// Does an operation on tables; others are done by somebody else.
+/// Does an operation on tables; others are handled elsewhere.
 fn execute(tables: &mut Tables, op: Op<'_>) -> Result<(), Status> {
     match op {
         Op::TableCreate { table, kind } => tables.create(table, kind),

@@ -1,10 +1,10 @@
-//! Tables as lists of entries that name each other; what nothing reaches is gone.
+//! Tables as lists of entries that name each other; unreachable tables are gone.
 
 use super::wire::Raw;
 use crate::abi::Status;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Tables are told apart by when they were made.
+/// Tables are distinguished by the order of their creation.
 pub(crate) type Nth = u64;
 
 /// An entry of a directory: a small and a large table.
@@ -60,7 +60,7 @@ impl Model {
         self.handles.get(&handle).map(|nth| self.live[nth].kind)
     }
 
-    /// Returns what speaks against naming `handle` as a table of `kind`.
+    /// Returns the reason against naming `handle` as a table of `kind`.
     fn against(&self, handle: u32, kinds: &[u32]) -> Option<Status> {
         match self.kind(handle) {
             None => Some(Status::NoObject),
@@ -145,7 +145,7 @@ impl Model {
         &mut self.live.get_mut(&table.unwrap()).unwrap().names
     }
 
-    /// Removes what nothing reaches.
+    /// Removes unreachable tables.
     fn sweep(&mut self) {
         let mut reached: BTreeSet<Nth> = self.handles.values().chain(self.bindings.values()).copied().collect();
         for nth in reached.clone() {

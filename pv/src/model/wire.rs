@@ -67,7 +67,7 @@ pub(crate) fn parse(data: &[u8]) -> Option<Vec<Raw>> {
     (at == bytes + 8).then_some(raws)
 }
 
-/// Bytes behind the header that an operation has to have.
+/// Number of bytes that must follow the header of an operation.
 fn body_bytes(raw: &Raw) -> Option<usize> {
     let listed = |nth: usize| (raw.body.len() >= 8).then(|| raw.word(nth) as usize);
     Some(match raw.code {
@@ -94,7 +94,7 @@ pub(crate) fn features(raw: &Raw) -> u32 {
     }
 }
 
-/// Each reason to refuse an operation that can be told from it alone.
+/// Returns each reason to refuse an operation that the operation alone shows.
 pub(crate) fn refusals(raw: &Raw) -> Vec<Status> {
     let mut all = Vec::new();
     let mut refuse = |wrong: bool, status| {

@@ -30,7 +30,7 @@ impl Contents {
         Self { pages: (0..kind.entries() / PAGE_ENTRIES).map(|_| None).collect() }
     }
 
-    /// An entry; `None` behind the end.
+    /// An entry; `None` after the end.
     pub(super) fn entry(&self, index: u32) -> Option<u64> {
         let page = self.pages.get((index / PAGE_ENTRIES) as usize)?.as_ref();
         Some(page.and_then(|page| page.get((index % PAGE_ENTRIES) as usize)).map_or(0, |entry| entry.get()))
@@ -41,8 +41,8 @@ impl Contents {
         self.pages.iter().flatten().flat_map(|page| page.iter()).map(|entry| entry.get()).filter(|entry| *entry != 0)
     }
 
-    /// Writes `count` entries from `first` on, `value` of 0 and so on; nothing behind the end. A bit for each page that is not as
-    /// before.
+    /// Writes `count` entries from `first` on, `value` of 0 and so on; nothing after the end. Returns a bit for each
+    /// page that changed.
     pub(super) fn write(&mut self, first: u32, count: u32, value: impl Fn(u32) -> u64) -> u64 {
         let mut changed = 0;
         let mut nth = 0;

@@ -1,4 +1,4 @@
-//! Page tables that are kept for a guest, as they are saved. How many names a table has follows from who names it.
+//! Saved page tables that are kept for a guest. The number of names of a table follows from the objects that name it.
 
 use super::contents::{Contents, SavedPage};
 use super::slots::{Object, SavedSlot, SlotId, Slots};
@@ -55,11 +55,11 @@ impl Tables {
         SavedTables { limit: *limit, base: base.0, slots, free, handles, bindings }
     }
 
-    /// The tables as they were, of a guest whose VRAM ends at `base` and whose tables may have `limit` bytes; what they had may
-    /// be more, if the limit was lowered.
+    /// Restores the tables of a guest whose VRAM ends at `base` and whose tables may have `limit` bytes; they may have
+    /// more, if the limit was lowered.
     ///
     /// # Errors
-    /// When they are none that there can be.
+    /// If they are not valid tables.
     pub fn restored(saved: SavedTables, base: GuestVramAddr, limit: u64) -> Result<Self, Invalid> {
         let mut tables = Self::new(base, limit);
         let SavedTables { limit: had, base: at, slots, free, handles, bindings } = saved;
@@ -113,7 +113,7 @@ impl Names {
         Ok(id)
     }
 
-    /// Counts what an entry of a directory names, which is what [`Tables::set`] would have written.
+    /// Counts the tables that an entry of a directory names, which [`Tables::set`] would have written.
     fn of_entry(&mut self, pde: Pde, slots: &Slots) -> Result<(), Invalid> {
         let mut again = Pde::new();
         if pde.small_target() == TableTarget::Vram {

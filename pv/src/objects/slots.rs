@@ -1,4 +1,4 @@
-//! Table space: where tables are, and what of it was written.
+//! Table space: the places of tables, and its written pages.
 
 mod saved;
 
@@ -25,7 +25,7 @@ pub(super) struct Object {
 #[derive(Debug, Default)]
 struct Slot {
     object: Option<Object>,
-    /// A bit for each page that may have other contents than when it was last told, whether a table is there or not.
+    /// A bit for each page that may have changed since the last report, whether a table is there or not.
     written: u64,
 }
 
@@ -56,7 +56,7 @@ impl Slots {
         self.base.offset(u64::from(slot.0).saturating_mul(SLOT_BYTES))
     }
 
-    /// The place that `address` lies in.
+    /// Returns the place that contains `address`.
     pub(super) fn at(&self, address: GuestVramAddr) -> Option<SlotId> {
         let slot = address.0.checked_sub(self.base.0)? / SLOT_BYTES;
         u32::try_from(slot).ok().map(SlotId)
@@ -85,7 +85,7 @@ impl Slots {
             }
         };
         let contents = Contents::new(kind);
-        // Where nothing could be read, there are now zeros.
+        // The place could not be read before; it now has zeros.
         self.mark(slot, contents.all_pages());
         self.slots.get_mut(slot.0 as usize)?.object = Some(Object { kind, names: 1, contents });
         Some(slot)
@@ -98,7 +98,7 @@ impl Slots {
         }
     }
 
-    /// One less names it. When it was the last: the table, which is nowhere any more.
+    /// Removes one name. Returns the table if it was the last; the table then has no place.
     pub(super) fn release(&mut self, slot: SlotId) -> Option<Object> {
         let object = self.get_mut(slot)?;
         object.names = object.names.saturating_sub(1);
@@ -111,7 +111,7 @@ impl Slots {
         Some(object)
     }
 
-    /// Writes entries of a table; nothing behind its end.
+    /// Writes entries of a table; nothing after its end.
     pub(super) fn write(&mut self, slot: SlotId, first: u32, count: u32, value: impl Fn(u32) -> u64) {
         let Some(object) = self.get_mut(slot) else { return };
         let pages = object.contents.write(first, count, value);

@@ -11,8 +11,8 @@ type Step = [u8; STEP_BYTES];
 
 const SEND: Step = [STEPS - 1; STEP_BYTES];
 
-/// Steps such as a driver's, more often than not: tables 0 and 5 are directories, 1 and 2 small, 3 and 4 large, and entries are
-/// those that they have.
+/// Steps such as a driver's, more often than not: tables 0 and 5 are directories, 1 and 2 small, 3 and 4 large, and
+/// entries are those that they have.
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let any_table = || 0u8..6;
     let directory = || prop_oneof![9 => prop_oneof![3 => Just(0u8), 1 => Just(5)], 1 => any_table()];
@@ -88,8 +88,8 @@ proptest! {
     }
 }
 
-/// The seed corpus of the fuzz target. Files called `found_*` are inputs that have failed once; the others are what
-/// [`seeds::seeds`] makes, and `UPDATE_SEEDS=1 cargo test -p pv seeds` writes those anew.
+/// The seed corpus of the fuzz target. Files called `found_*` are inputs that have failed once; [`seeds::seeds`] makes
+/// the others, and `UPDATE_SEEDS=1 cargo test -p pv seeds` writes those again.
 fn corpus() -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| {
         let entry = entry.unwrap();

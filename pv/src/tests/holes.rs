@@ -69,7 +69,7 @@ fn hole_13_bindings_are_limited() {
     assert_eq!(tables.bind(id(DIRECTORY), next), Ok(()));
 }
 
-/// 14: entries behind the end of a table.
+/// 14: entries after the end of a table.
 #[test]
 fn hole_14_no_entry_behind_the_end_of_a_table_is_written() {
     let mut tables = tables(0);
@@ -114,7 +114,7 @@ fn hole_15_types_are_not_confused() {
     assert_eq!(written(&mut tables), []);
 }
 
-/// 15: what an entry of a directory says is where the tables are.
+/// 15: an entry of a directory names the place of the tables.
 #[test]
 fn hole_15_an_entry_names_the_tables_it_was_given() {
     let mut tables = tables(0);
@@ -173,7 +173,7 @@ fn hole_16_a_directory_and_its_tables_live_while_an_address_space_is_bound() {
     assert_eq!(tables.counts(), Counts::default());
 }
 
-/// 16: an entry that is set to what it was.
+/// 16: an entry that is set to its former value.
 #[test]
 fn hole_16_naming_a_table_anew_does_not_free_it() {
     let mut tables = tables(0);
@@ -219,7 +219,7 @@ fn hole_16_table_space_ends_where_entries_of_directories_end() {
     }
 }
 
-/// 17: tables had what earlier ones had.
+/// 17: tables had contents of earlier ones.
 #[test]
 fn hole_17_a_new_table_is_empty() {
     let mut tables = tables(0);

@@ -12,7 +12,8 @@ fn id(handle: u32) -> TableId {
     TableId::new(handle).unwrap()
 }
 
-/// Two directories, one of which is bound; a small and a large table that they name, one without a handle; a place that is free.
+/// Two directories, one of which is bound; a small and a large table that they name, one without a handle; a place that
+/// is free.
 fn tables() -> Tables {
     let mut tables = Tables::new(BASE, LIMIT);
     let kinds = [Kind::Directory, Kind::Small, Kind::Large, Kind::Directory, Kind::Small];

@@ -1,5 +1,5 @@
-//! Inputs for the fuzz target to begin with, by name: lives of tables, hand-written. The first number of a step says which it
-//! is, the others are its operands, as `Machine::step` reads them.
+//! Inputs for the fuzz target to begin with, by name: lives of tables, hand-written. The first number of a step says
+//! which it is, the others are its operands, as `Machine::step` reads them.
 
 use crate::model::machine::STEP_BYTES;
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ fn encode(parts: &[Steps<'_>]) -> Vec<u8> {
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Steps<'_>| encode(&[TABLES, NAMED, rest]);
     BTreeMap::from([
-        // Each way to write entries, at the edges of pages and tables; then behind the end.
+        // Each way to write entries, at the edges of pages and tables; then after the end.
         (
             "entries",
             seed(&[

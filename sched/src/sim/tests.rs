@@ -30,7 +30,7 @@ fn simulate(config: Config, seconds: u64, guests: Vec<Guest>) -> Outcome {
     run(&Scenario::new(config, seconds * SECOND, guests), 7).unwrap()
 }
 
-/// Parts of the engine's time that each VM had behind the first second.
+/// Parts of the engine's time that each VM had after the first second.
 fn shares(outcome: &Outcome) -> Vec<f64> {
     outcome.shares(Engine::Compute, SECOND, u64::MAX)
 }
@@ -183,7 +183,7 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
     for policy in PolicyKind::ALL {
         let mut scenario = Scenario::new(Config { policy, ..Config::default() }, SECOND, unequal(4));
         scenario.changes.push((Nanos(SECOND / 3), Change::Vgpu(VgpuId(1), capped)));
-        // A scheduler that is told the same, to have its state in the middle.
+        // A scheduler with the same events, to have its state in the middle.
         let mut twin = Scheduler::new(scenario.config, Nanos(0)).unwrap();
         let mut recorder = None;
         let names = BTreeMap::from([(VgpuId(0), "web".to_owned())]);
@@ -207,7 +207,7 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
 
 #[test]
 fn a_record_under_another_policy_has_the_same_work_in_another_order() {
-    // Three guests that always have four kernels queued: what arrives does not depend on turns for long.
+    // Three guests that always have four kernels queued: the arrivals do not depend on slices for long.
     let guests = (0..3)
         .map(|vm| Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed([1, 5, 5][vm] * MS / 2), THINK) }));
     let scenario = Scenario::new(published(PolicyKind::Fifo), 2 * SECOND, guests.collect());
@@ -230,7 +230,7 @@ fn a_record_under_another_policy_has_the_same_work_in_another_order() {
     assert!(used(&band, 0).waits.mean() < used(&recorded, 0).waits.mean());
 }
 
-/// Neighbours of a VM that misbehaves: their shares of the engine's time against what they are entitled to, and of the
+/// Neighbours of a VM that misbehaves: their shares of the engine's time compared with their entitlement, and with the
 /// whole time.
 fn neighbours_of(rogue: Guest, config: Config) -> Outcome {
     simulate(config, 10, vec![looping(MADD), looping(MADD), looping(LONG_MADD), rogue])
@@ -257,7 +257,7 @@ fn work_that_is_split_to_look_small_takes_no_ones_share() {
 
 #[test]
 fn a_vm_for_which_the_engine_waits_in_vain_takes_no_ones_share() {
-    // It ends something tiny, and comes back just within the wait, or just behind it.
+    // It ends something tiny, and returns just within the wait, or just after it.
     for think in [450_000, 520_000] {
         let tease = Stream::looping(Length::Fixed(1_000), Length::Fixed(think));
         assert_neighbours_keep_their_share(&neighbours_of(Guest::new(tease), Config::default()));
@@ -301,7 +301,7 @@ fn an_hour_of_sixteen_idle_vms_costs_nothing() {
     assert_eq!((outcome.events, outcome.ticks), (16, 0));
 }
 
-/// Guests that always have something queued, and whose drivers send a short submission behind each kernel, as nouveau's
+/// Guests that always have something queued, and whose drivers send a short submission after each kernel, as nouveau's
 /// do.
 fn fenced(length: u64) -> Guest {
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
@@ -322,7 +322,7 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
             let config = Config { policy, ..Config::default() };
             let guests = vec![fenced(short), fenced(long)];
             let shares = shares(&run(&Scenario { card, ..Scenario::new(config, 5 * SECOND, guests) }, 7).unwrap());
-            // CREDIT lets nobody wait for free.
+            // With CREDIT no VM waits for free.
             let most = if policy == PolicyKind::Credit { most + 0.01 } else { most };
             assert!((shares[0] - 0.5).abs() < most, "{policy:?}, {short} and {long} ns, {late} ns late: {shares:?}");
         }
@@ -331,8 +331,7 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
 
 #[test]
 fn idle_vms_do_not_keep_an_interactive_one_waiting() {
-    // 2 ms of work each 16 ms beside three that always have some: what it has had beyond its share while it competed
-    // melts meanwhile.
+    // 2 ms of work each 16 ms next to three that always have some: its excess while it competed decays in the meantime.
     let waits = |idle: usize| {
         let bursts = Guest::new(Stream::looping(Length::Fixed(2 * MS), Length::Fixed(14 * MS)));
         let batch = Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed(LONG_MADD), THINK) });
@@ -349,7 +348,7 @@ fn idle_vms_do_not_keep_an_interactive_one_waiting() {
 
 #[test]
 fn what_a_driver_sends_behind_a_kernel_does_not_wait_until_that_is_made_up_for() {
-    // A sixth of the card, where a fourth is its share: a kernel each 18 ms, with three short submissions behind it.
+    // A sixth of the card, where a fourth is its share: a kernel each 18 ms, followed by three short submissions.
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     let pulse = |steps: Vec<Step>, from| Stream {
         steps,

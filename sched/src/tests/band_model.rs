@@ -21,13 +21,13 @@ struct VirtualGpu {
     /// Time at which its last completion was seen.
     seen: Option<u64>,
     competes: bool,
-    /// It was dispatched with its budget overdrawn, since no one with a budget had anything suspended.
+    /// It was dispatched with its budget overdrawn, since no virtual GPU with a budget had anything suspended.
     fills_in: bool,
     suspended: VecDeque<u64>,
 }
 
-/// The published scheduler. `bw` of a virtual GPU is its weight over those of all that compete, `utl` its part of what
-/// all have used in this period.
+/// The published scheduler. `bw` of a virtual GPU is its weight over the sum of those that compete, `utl` its part of
+/// the use of all in this period.
 struct Published {
     queue: Vec<VirtualGpu>,
     current: Option<u32>,
@@ -35,7 +35,7 @@ struct Published {
     /// Use in this period by those that filled in.
     filled_in: i128,
     period: i128,
-    /// End of a short wait, and what was chosen before it.
+    /// End of a short wait, and the earlier choice.
     waiting: Option<(u64, u32)>,
     /// Since when the device could have run something.
     idle_since: Option<u64>,
@@ -62,7 +62,7 @@ impl Published {
         }
         let weights: i128 = self.queue.iter().map(|vgpu| vgpu.weight).sum();
         let passed = (period - self.period) * PERIOD;
-        // Of those that compete and are not at their bound: that, and what they have used.
+        // Of those that compete and are not at their bound: their budget and their use.
         let mut loose = BTreeMap::new();
         let current = self.current;
         let wants = |vgpu: &VirtualGpu| {
@@ -95,7 +95,7 @@ impl Published {
             }
             vgpu.bgt = vgpu.bgt.min(deepest).min(*most).max(-deepest);
         }
-        // Budgets of the loose ones, and what the others will use, are one period.
+        // Budgets of the loose ones, and the future use of the others, are one period.
         let mut to_be = PERIOD;
         loop {
             let filled = || self.queue.iter().filter(|vgpu| loose.contains_key(&vgpu.id));
@@ -291,7 +291,7 @@ proptest! {
 
 #[test]
 fn band_waits_for_the_short_ones_as_published() {
-    // A long and a short one in turn: the case that the wait is made for.
+    // A long and a short one alternate: the wait exists for this case.
     let arrivals: Vec<_> =
         (0..200).map(|at| (600_000, at % 2, if at % 2 == 0 { 200_000 } else { 1_000_000 })).collect();
     assert!(agree(&[1, 1], true, 7_000, &arrivals) > 20);

@@ -1,4 +1,4 @@
-//! Policies with budgets beside VMs that do nothing, or little: sixteen VMs of which a few compete. All in simulated
+//! Policies with budgets next to VMs that do nothing, or little: sixteen VMs of which a few compete. All in simulated
 //! time.
 
 use super::harness::Harness;
@@ -41,7 +41,7 @@ fn drowsy() -> Guest {
     Guest::new(Stream::looping(Length::Fixed(100 * US), Length::Uniform(0, 200 * MS)))
 }
 
-/// Those that compete, with as many as are left of what `rest` makes.
+/// The VMs that compete, and the others as made by `rest`.
 fn among(competing: &[(u64, u32)], rest: impl Fn() -> Guest) -> Vec<Guest> {
     let competing = competing.iter().map(|(length, weight)| backlog(*length, *weight));
     competing.chain(std::iter::repeat_with(rest)).take(VMS).collect()
@@ -51,7 +51,7 @@ fn play(config: Config, seconds: u64, guests: Vec<Guest>) -> Outcome {
     run(&Scenario::new(config, seconds * SECOND, guests), 7).unwrap()
 }
 
-/// Parts of what those that compete have used that are due to each.
+/// Each competitor's entitlement, as a part of their common use.
 fn due(competing: &[(u64, u32)]) -> Vec<f64> {
     let sum: u32 = competing.iter().map(|(_, weight)| weight).sum();
     competing.iter().map(|(_, weight)| f64::from(*weight) / f64::from(sum)).collect()
@@ -172,8 +172,8 @@ proptest! {
     // The same cases each time: no proof bounds how far off the worst of all is.
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(60) })]
 
-    /// Nobody has more for its weight than one that always wants more: not by coming and going, by what it saves up or
-    /// by what it owes, nor two of them together. BAND as published forgets what could not be preempted, so it may be
+    /// No VM has more for its weight than one that always wants more: not by coming and going, nor by its savings or
+    /// its debt, nor two of them together. BAND as published forgets overuse that could not be preempted, so it may be
     /// further off.
     #[test]
     fn no_one_gains_by_coming_and_going(
@@ -195,7 +195,7 @@ proptest! {
             let more = shares[vm] - least * weights[vm];
             prop_assert!(more <= allowed, "{name}: VM {vm} has {more} too much: {shares:?}");
         }
-        // All of it is someone's, and who does nothing has nothing.
+        // All of it is used, and an idle VM has none.
         let sum: f64 = shares[..togglers.len() + steady.len()].iter().sum();
         prop_assert!((sum - 1.0).abs() < 1e-9, "{shares:?}");
     }

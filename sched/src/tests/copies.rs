@@ -66,7 +66,7 @@ fn settings_of_copies_have_their_bounds() {
     assert!(wrong(weight(0)).contains("copies.weight = 0"));
     let cap = CopyShare { cap_permille: Some(1001), ..CopyShare::AS_COMPUTE };
     assert!(wrong(cap).contains("copies.cap_permille = 1001"));
-    // What is not said of copies is as of compute, so that the two must fit.
+    // Settings that copies lack are those of compute, so that the two must fit.
     let guaranteed = VgpuParams { guarantee_permille: 500, ..share(100, CopyShare { cap_permille: Some(400), ..cap }) };
     assert!(guaranteed.check().unwrap_err().to_string().contains("copies.cap_permille = 400 is not between 500"));
 }
@@ -88,7 +88,7 @@ fn a_saved_scheduler_has_them_and_that_of_the_version_before_has_not() {
     let after = Scheduler::restored(through(&before.save()), now).unwrap();
     assert_eq!((of(&after, 0), of(&after, 1)), (of(&before, 0), of(&before, 1)));
 
-    // An older daemon gets one share for all engines, and what it writes is read.
+    // An older daemon gets one share for all engines, and its state can be read.
     let older = postcard::to_allocvec(&before.save().to_before().unwrap()).unwrap();
     let older = SavedScheduler::from_before(postcard::from_bytes(&older).unwrap()).unwrap();
     let back = Scheduler::restored(older, now).unwrap();

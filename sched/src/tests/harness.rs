@@ -1,5 +1,5 @@
-//! A card that does what the scheduler decides, and books of its own: what has become of each ticket, and how long each
-//! engine was busy.
+//! A card that carries out the scheduler's decisions, with its own accounts: the state of each ticket, and the time
+//! that each engine was busy.
 
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, Scheduler, Ticket, VgpuId, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
@@ -22,7 +22,7 @@ pub(super) struct Work {
     pub(super) length: u64,
 }
 
-/// Work of an engine, with the time when it was given that, and the time when it ended what it had before.
+/// Work of an engine, with the time at which it received that, and the end of the work before.
 #[derive(Clone, Debug, Default)]
 struct Unit {
     work: VecDeque<(u64, Work)>,
@@ -69,7 +69,7 @@ impl Harness {
         self.feed(Event::Added { vgpu: VgpuId(vgpu), params });
     }
 
-    /// Tells the scheduler, does what it decides, and returns that.
+    /// Sends an event to the scheduler, carries out its decisions, and returns them.
     pub(super) fn feed(&mut self, event: Event) -> Vec<Decision> {
         let mut decisions = Vec::new();
         self.scheduler.event(Nanos(self.now), event, &mut decisions);
@@ -100,7 +100,7 @@ impl Harness {
         Engine::ALL.into_iter().filter_map(end).min_by_key(|(at, _)| *at)
     }
 
-    /// Lets the next thing happen that is due until `limit`, an end or a wakeup; returns what the scheduler decided.
+    /// Runs the next event that is due until `limit`, an end or a wakeup; returns the scheduler's decisions.
     pub(super) fn step(&mut self, limit: u64) -> Option<(Event, Vec<Decision>)> {
         let end = self.next_end();
         let wakeup = self.scheduler.next_wakeup().map(|at| at.0.max(self.now));
@@ -131,7 +131,7 @@ impl Harness {
         Event::Completed { ticket: work.ticket, ended }
     }
 
-    /// Saves the scheduler, and goes on with the one that is restored from that.
+    /// Saves the scheduler, and continues with the restored one.
     pub(super) fn restore(&mut self) {
         let bytes = postcard::to_allocvec(&self.scheduler.save()).unwrap();
         let saved = postcard::from_bytes(&bytes).unwrap();
@@ -145,7 +145,7 @@ impl Harness {
         self.now = until;
     }
 
-    /// Tells what has ended on the card and was not seen yet, as a feeder does before it ends a channel.
+    /// Reports all ends on the card that were not seen yet, as a feeder does before it ends a channel.
     fn look(&mut self) {
         while let Some((_, engine)) = self.next_end().filter(|(at, _)| *at <= self.now + self.latency) {
             let event = self.end(engine);
@@ -171,7 +171,7 @@ impl Harness {
         self.feed(Event::Waiting { ticket })
     }
 
-    /// The first that waits goes on, or has ended.
+    /// The first that waits resumes, or has ended.
     pub(super) fn go_on(&mut self, ended: bool) {
         if self.aside.is_empty() {
             return;
@@ -188,7 +188,7 @@ impl Harness {
         }
     }
 
-    /// The first that waits is to have its turn again.
+    /// Requeues the first that waits.
     pub(super) fn requeue(&mut self) {
         if self.aside.is_empty() {
             return;

@@ -20,7 +20,7 @@ fn harness(strikes: u32, quarantine_ns: u64) -> Harness {
     harness
 }
 
-/// Lets a submission run into its limit; returns what the scheduler decided when its channel was killed, and when.
+/// Lets a submission run into its limit; returns the time and the decisions when its channel was killed.
 fn overrun(harness: &mut Harness, channel: u32) -> (u64, Vec<Decision>) {
     harness.arrive(0, channel, Engine::Compute, 1000 * MS);
     let (event, decisions) = harness.step(u64::MAX).unwrap();
@@ -43,7 +43,7 @@ fn a_submission_beyond_its_limit_has_its_channel_killed_once() {
     harness.now += MS;
     assert_eq!(harness.feed(Event::Tick), []);
     assert_eq!(harness.scheduler.next_wakeup(), None);
-    // What waited behind it runs as soon as the channel is off the card, and the time is charged.
+    // The submission after it runs as soon as the channel is off the card, and the time is charged.
     assert_eq!(harness.arrive(1, 0, Engine::Compute, MS), []);
     assert_eq!(harness.end_channel(0, 3), [Decision::Start(Ticket(2))]);
     assert_eq!(harness.scheduler.account(vgpu, engine).unwrap().used, 51 * MS);
@@ -70,7 +70,7 @@ fn the_last_strike_quarantines_until_the_operator_releases() {
     assert_eq!(harness.scheduler.strikes(VgpuId(0)), Some((1, Quarantine::Free)));
     let (_, decisions) = overrun(&mut harness, 1);
     assert_eq!(decisions.last(), Some(&Decision::Quarantined { vgpu: VgpuId(0), until: None }));
-    // Held back, and not dropped; the other goes on.
+    // Held back, and not dropped; the other continues.
     assert_eq!(harness.arrive(0, 2, Engine::Compute, MS), []);
     assert_eq!(harness.arrive(0, 2, Engine::Copy0, MS), []);
     assert_eq!(harness.arrive(1, 0, Engine::Compute, MS).len(), 1);
@@ -201,7 +201,7 @@ fn a_vgpu_that_keeps_an_engine_from_another_is_charged_for_it_and_the_other_is_n
     let mut harness = harness(0, 0);
     harness.arrive(0, 3, Engine::Copy0, 1000 * MS);
     harness.arrive(1, 4, Engine::Compute, MS);
-    // The engine is the other's by the books, and cannot begin.
+    // The engine is the other's according to the accounts, and cannot begin.
     for step in 1..=4 {
         let since = Nanos(harness.now);
         harness.now = step * 10 * MS;
@@ -242,7 +242,7 @@ fn what_was_stopped_goes_on_when_its_turn_comes() {
         harness.arrive(1, 0, Engine::Compute, MS);
         harness.arrive(0, 0, Engine::Compute, MS);
         harness.now += 10 * MS;
-        // The engine has something else: it waits, and comes before what is behind it on its channel.
+        // The engine has other work: it waits, and goes before the later work of its channel.
         let mut order = harness.stall(Ticket(1));
         harness.requeue();
         order.extend(std::iter::from_fn(|| harness.step(u64::MAX)).flat_map(|(_, decisions)| decisions));

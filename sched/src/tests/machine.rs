@@ -37,7 +37,7 @@ fn an_idle_engine_starts_an_arrival_at_once_whatever_the_policy() {
         let mut harness = two(config(policy));
         assert_eq!(harness.arrive(1, 0, Engine::Compute, MS), starts(&[1]), "{policy:?}");
         harness.drain();
-        // Also when the other has just had its turn.
+        // Also when the other has just had its slice.
         assert_eq!(harness.arrive(0, 0, Engine::Compute, MS), starts(&[2]), "{policy:?}");
     }
 }
@@ -108,10 +108,10 @@ fn who_has_the_engine_keeps_it_for_a_turn() {
     let changes = |owners: &[u32]| owners.windows(2).filter(|two| two[0] != two[1]).count();
     for pipeline in [Pipeline::ONE, Pipeline::default()] {
         let config = Config { pipeline, ..config(PolicyKind::Band) };
-        // 36 ms of each, in turns of 2 to 3 ms: by up to 1.5 ms more than the other, from as much less.
+        // 36 ms of each, in slices of 2 to 3 ms: by up to 1.5 ms more than the other, from as much less.
         let short = owners(config, 90, 400_000);
         assert!((20..=36).contains(&changes(&short)), "{short:?}");
-        // What is longer than a turn changes hands each time but where both have had as much.
+        // Submissions longer than a slice change hands each time except where both have had the same.
         let long = owners(config, 12, 4 * MS);
         assert!(changes(&long) >= 15, "{long:?}");
     }
@@ -135,7 +135,7 @@ fn a_charge_begins_at_the_end_before_it() {
     assert_eq!((account.used, account.longest), ((450 - 110) + (600 - 450), 340));
 }
 
-/// Two vGPUs, of which the first has the engine from the beginning: what of its budget is gone by the events.
+/// Two vGPUs, of which the first has the engine from the beginning: the part of its budget that the events use.
 fn paid(policy: PolicyKind, events: &[(u64, Event)]) -> i64 {
     let mut scheduler = Scheduler::new(Config { policy, ..Config::default() }, Nanos(0)).unwrap();
     let mut decisions = Vec::new();
@@ -161,11 +161,11 @@ fn is_seen(at: u64, ticket: u64, ended: u64) -> (u64, Event) {
 #[test]
 fn an_end_that_is_seen_late_costs_only_what_the_engine_had_nothing_for() {
     for policy in [PolicyKind::Credit, PolicyKind::Band] {
-        // What the second was given: before the first had ended, in between, or not at all.
+        // Submissions given to the second: before the first had ended, in between, or not at all.
         for (given, lost) in [(Some(200_000), 0), (Some(600_000), 100_000), (None, 300_000)] {
             let mut events = vec![arrives(0, 0, 1)];
             events.extend(given.map(|at| arrives(at, 0, 2)));
-            // Somebody else could have had it.
+            // Another could have had it.
             events.extend([arrives(700_000, 1, 3), is_seen(800_000, 1, 500_000)]);
             let free = if policy == PolicyKind::Band { 500_000 / 8 } else { 0 };
             assert_eq!(paid(policy, &events), 500_000 + (lost - free).max(0), "{policy:?}, {given:?}");

@@ -1,4 +1,4 @@
-//! Tests of the whole machine. What a policy makes of workloads over time is tested in [`crate::sim`].
+//! Tests of the whole machine. [`crate::sim`] tests the effect of a policy on workloads over time.
 
 mod band_model;
 mod competing;

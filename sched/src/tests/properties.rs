@@ -160,7 +160,7 @@ proptest! {
         let now = Nanos(harness.now);
         let Ok((saved, _)) = postcard::take_from_bytes(&bytes) else { return Ok(()) };
         let Ok(mut scheduler) = Scheduler::restored(saved, now) else { return Ok(()) };
-        // What it decides may be wrong; the harness would say so.
+        // Its decisions may be wrong; the harness would report that.
         let (mut decisions, mut now) = (Vec::new(), now);
         for op in then {
             now = now.after(MS);
@@ -188,8 +188,8 @@ proptest! {
         }
     }
 
-    /// Budgets stay within some periods for each that competes; what a vGPU has had beyond its share adds up to nothing
-    /// over all, as long as no one goes away.
+    /// Budgets stay within some periods for each that competes; the excesses of all vGPUs over their shares sum to
+    /// zero, as long as none leaves.
     #[test]
     fn credits_are_bounded(
         policy in prop::sample::select(vec![PolicyKind::Credit, PolicyKind::Band]),
@@ -217,7 +217,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Everyone who wants something gets it in a time that follows from the lengths and the weights.
+    /// Every vGPU with work gets the engine in a time that follows from the lengths and the weights.
     #[test]
     fn no_one_starves(
         policy in prop::sample::select(vec![PolicyKind::Fifo, PolicyKind::Credit, PolicyKind::Band, PolicyKind::Disengaged]),
@@ -238,7 +238,7 @@ proptest! {
         config.band.correct = correct;
         let scenario = sim::Scenario::new(config, 2_000 * MS, guests.collect());
         let outcome = sim::run(&scenario, seed).unwrap();
-        // By its weight, a round of all that wait takes this long; and some periods for what was had in advance.
+        // By weight, a round of all that wait takes this long; plus some periods for use in advance.
         let bound = most * longest * u64::from(weights) / u64::from(least) + 12 * 30 * MS;
         for (vm, waits) in outcome.waits.iter().enumerate() {
             prop_assert!(waits.max() <= bound, "VM {vm} waited {} of {bound}", waits.max());

@@ -36,7 +36,7 @@ impl Slots {
         (*base, slots.iter().map(saved).collect(), free.iter().map(|slot| slot.0).collect())
     }
 
-    /// Table space from `base` on. Nothing is named yet: [`Self::set_names`] is to be called.
+    /// Creates table space from `base` on. Nothing is named yet: call [`Self::set_names`].
     pub(in crate::objects) fn restored(
         base: GuestVramAddr,
         saved: Vec<SavedSlot>,

@@ -29,7 +29,7 @@ const MAP: u64 = 70 * US;
 const WORD: u64 = 50 * US;
 /// To be quiet, and to end a turn.
 const DRAIN: u64 = 2 * MS;
-/// To use what was allocated for the first time, and to ask for more.
+/// Time to use an allocation for the first time, and to ask for more.
 const USE: u64 = 100 * US;
 
 /// Something that happens at its time.
