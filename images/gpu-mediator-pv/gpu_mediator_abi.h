@@ -42,7 +42,7 @@
 #define GMPV_FEATURE_SHARE 0x10
 /* Segments that channels of other virtual machines map. */
 #define GMPV_FEATURE_SHARE_ABROAD 0x20
-/* Questions about what the virtual machine has and may have. */
+/* Questions about the memory of the virtual machine and its limits. */
 #define GMPV_FEATURE_QUERY 0x40
 /* An interrupt when a batch has ended. */
 #define GMPV_FEATURE_INTERRUPT 0x80
@@ -83,7 +83,7 @@
 #define GMPV_STATUS_RESET 0x0
 /* Written by the driver: features and queue are set up. */
 #define GMPV_STATUS_READY 0x1
-/* The queue cannot be used as it was set up, or cannot any more. */
+/* The queue cannot be used as it was set up, or can no longer be used. */
 #define GMPV_STATUS_FAILED 0x80
 
 /* Outcome of an operation. */
@@ -96,9 +96,9 @@
 #define GMPV_RESULT_MALFORMED 0x2
 /* Of a feature that was not offered, or not accepted. */
 #define GMPV_RESULT_UNSUPPORTED 0x3
-/* There is no such table, segment or channel. */
+/* The table, segment or channel does not exist. */
 #define GMPV_RESULT_NO_OBJECT 0x4
-/* There is one of that name already. */
+/* One of that name exists already. */
 #define GMPV_RESULT_EXISTS 0x5
 /* The object is of another type. */
 #define GMPV_RESULT_WRONG_TYPE 0x6
@@ -122,11 +122,11 @@
 /* A table of 1024 pages of 128 KiB. */
 #define GMPV_KIND_LARGE 0x3
 
-/* Codes of operations, and what follows their headers. */
+/* Codes of operations, and the bodies after their headers. */
 
 /* Makes a table. */
 #define GMPV_OP_TABLE_CREATE 0x1
-/* The guest has no more use for the table: its handle is free. */
+/* The guest no longer uses the table: its handle is free. */
 #define GMPV_OP_TABLE_DESTROY 0x2
 /* Sets an entry of the directory `handle`. */
 #define GMPV_OP_DIRECTORY_SET 0x3
@@ -137,11 +137,11 @@
 /* Empties entries of the table `handle`. */
 #define GMPV_OP_ENTRIES_ZERO 0x6
 /*
- * The address space of an instance block (of a channel, or of an aperture) is what the directory
- * `handle` says, whatever the block says; with handle 0, what the block says again.
+ * Binds the address space of an instance block (of a channel, or of an aperture) to the directory
+ * `handle`, whatever the block says; with handle 0, to the block's own again.
  */
 #define GMPV_OP_DIRECTORY_BIND 0x7
-/* As a flush of the TLB: what was unmapped before cannot be reached when it is done. */
+/* As a flush of the TLB: memory that was unmapped before cannot be reached when it is done. */
 #define GMPV_OP_FLUSH 0x8
 /*
  * Sets the channel `handle` aside: GMPV_RESULT_LIMIT when the virtual machine has as many as it may.
@@ -179,9 +179,9 @@
 
 /* Shared segments. */
 
-/* Make the segment if there is none of that key. */
+/* Make the segment if none has that key. */
 #define GMPV_SHARE_CREATE 0x1
-/* With GMPV_SHARE_CREATE: only if there is none. */
+/* With GMPV_SHARE_CREATE: only if none has that key. */
 #define GMPV_SHARE_EXCLUSIVE 0x2
 /*
  * Find or make a segment of the group that the operator has put the virtual machine into, not of
@@ -208,7 +208,7 @@
 #define GMPV_SHARE_CONTROL_MODE 0x3
 /* Sets its mode. */
 #define GMPV_SHARE_CONTROL_SET_MODE 0x4
-/* No key finds it any more; it goes when nothing has it attached. */
+/* Removes the key; the segment goes when nothing has it attached. */
 #define GMPV_SHARE_CONTROL_REMOVE 0x5
 
 /* Questions of GMPV_OP_QUERY. */
@@ -223,7 +223,7 @@
 #define GMPV_QUERY_PLACED 0x4
 /* Bytes of it that are in host memory now. */
 #define GMPV_QUERY_HOST 0x5
-/* Bytes of it that would be on the card if all took what they are entitled to. */
+/* Bytes of it that would be on the card if all took their entitlements. */
 #define GMPV_QUERY_ENTITLEMENT 0x6
 /* Bytes that are free on the card. */
 #define GMPV_QUERY_FREE 0x7
@@ -266,7 +266,7 @@ _Static_assert(sizeof(struct gmpv_capability) == 20, "struct gmpv_capability");
 struct gmpv_batch_header {
 	/* Operations that follow; at least 1, at most GMPV_MAX_BATCH_OPS. */
 	__le32 ops;
-	/* Bytes of the operations; what is behind them is ignored. */
+	/* Bytes of the operations; bytes after them are ignored. */
 	__le32 bytes;
 };
 _Static_assert(sizeof(struct gmpv_batch_header) == 8, "struct gmpv_batch_header");
@@ -398,7 +398,7 @@ struct gmpv_buffer_priority {
 	__le64 address;
 	/* Number of bytes. */
 	__le64 bytes;
-	/* 0 is what all memory has at first; higher stays longer. */
+	/* 0 is the priority of all memory at first; higher stays longer. */
 	__le32 priority;
 	/* 0. */
 	__le32 reserved;
@@ -407,7 +407,7 @@ _Static_assert(sizeof(struct gmpv_buffer_priority) == 24, "struct gmpv_buffer_pr
 
 /* Of GMPV_OP_SHARE_GET. */
 struct gmpv_share_get {
-	/* The name that the users agree on; 0 for a segment that nobody else finds by a key. */
+	/* The name that the users agree on; 0 for a segment that no other machine finds by a key. */
 	__le64 key;
 	/* Size; rounded up to 4 KiB. */
 	__le64 bytes;

@@ -6,8 +6,9 @@
 //!
 //! A vGPU that offers it has a vendor-specific PCI capability ([`Capability`]), which says where its registers
 //! ([`register`]) are. The guest sets up one split virtqueue (VIRTIO 1.2, 2.7, without indirect descriptors and event
-//! indices) in its RAM, and rings [`register::DOORBELL`]. Each chain of descriptors is one batch: device-readable first a
-//! [`BatchHeader`] and its operations, device-writable then an [`AnswerHeader`] and one [`Answer`] for each operation.
+//! indices) in its RAM, and rings [`register::DOORBELL`]. Each chain of descriptors is one batch: device-readable first
+//! a [`BatchHeader`] and its operations, device-writable then an [`AnswerHeader`] and one [`Answer`] for each
+//! operation.
 
 use crate::header::{Constant, Field, Section, Structure};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -89,7 +90,8 @@ macro_rules! statuses {
 }
 
 constants! {
-    /// Version of this interface. A device of another major version is not to be used; a higher minor version only adds.
+    /// Version of this interface. A device of another major version is not to be used; a higher minor version only
+    /// adds.
     pub const VERSION_MAJOR: u8 = 1;
     /// See [`VERSION_MAJOR`].
     pub const VERSION_MINOR: u8 = 0;
@@ -139,7 +141,7 @@ structures! {
     pub struct BatchHeader {
         /// Operations that follow; at least 1, at most [`MAX_BATCH_OPS`].
         pub ops: u32,
-        /// Bytes of the operations; what is behind them is ignored.
+        /// Bytes of the operations; bytes after them are ignored.
         pub bytes: u32,
     }
 
@@ -155,10 +157,10 @@ structures! {
 
     /// Begins the answer to a batch.
     pub struct AnswerHeader {
-        /// [`Status::Done`] when all operations are done; [`Status::Malformed`] when none was begun, for the batch cannot be
-        /// read; else the status of the operation that was not done.
+        /// [`Status::Done`] when all operations are done; [`Status::Malformed`] when none was begun, for the batch
+        /// cannot be read; else the status of the operation that was not done.
         pub status: u32,
-        /// Operations that are done: all before the one that failed. None behind it was begun.
+        /// Operations that are done: all before the one that failed. None after it was begun.
         pub done: u32,
     }
 
@@ -174,8 +176,8 @@ structures! {
 }
 
 constants! {
-    /// Features of a device, one bit each. A driver accepts some of them by [`register::FEATURES`]; operations of what it has
-    /// not accepted are refused as [`Status::Unsupported`].
+    /// Features of a device, one bit each. A driver accepts some of them by [`register::FEATURES`]; operations of a
+    /// feature that it has not accepted are refused as [`Status::Unsupported`].
     pub mod feature {
         /// Page tables that the device keeps.
         pub const TABLES: u32 = 1 << 0;
@@ -189,7 +191,7 @@ constants! {
         pub const SHARE: u32 = 1 << 4;
         /// Segments that channels of other virtual machines map.
         pub const SHARE_ABROAD: u32 = 1 << 5;
-        /// Questions about what the virtual machine has and may have.
+        /// Questions about the memory of the virtual machine and its limits.
         pub const QUERY: u32 = 1 << 6;
         /// An interrupt when a batch has ended.
         pub const INTERRUPT: u32 = 1 << 7;
@@ -216,8 +218,8 @@ constants! {
         pub const QUEUE_USED: u32 = 0x20;
         /// Write, of any value: the available ring has new batches. A posted write. Batches are dealt with in order.
         pub const DOORBELL: u32 = 0x28;
-        /// Read: batches that have ended since the queue was set up, modulo 2^32. As reads are not posted, all batches whose
-        /// doorbells were rung before are among them.
+        /// Read: batches that have ended since the queue was set up, modulo 2^32. As reads are not posted, all batches
+        /// whose doorbells were rung before are among them.
         pub const ENDED: u32 = 0x2c;
         /// Read: 1 while the device asks for an interrupt. Write 1: it has been seen.
         pub const INTERRUPT: u32 = 0x30;
@@ -235,7 +237,7 @@ constants! {
         pub const RESET: u32 = 0;
         /// Written by the driver: features and queue are set up. Reads back so when the device has accepted them.
         pub const READY: u32 = 1;
-        /// The queue cannot be used as it was set up, or cannot any more. Only [`RESET`] ends it.
+        /// The queue cannot be used as it was set up, or can no longer be used. Only [`RESET`] ends it.
         pub const FAILED: u32 = 0x80;
     }
 }
@@ -255,10 +257,10 @@ statuses! {
         /// Of a feature that was not offered, or not accepted.
         #[error("the feature was not offered, or not accepted")]
         Unsupported = 3,
-        /// There is no such table, segment or channel.
+        /// The table, segment or channel does not exist.
         #[error("there is no such object")]
         NoObject = 4,
-        /// There is one of that name already.
+        /// One of that name exists already.
         #[error("there is one already")]
         Exists = 5,
         /// The object is of another type.
@@ -295,11 +297,11 @@ constants! {
 }
 
 constants! {
-    /// Codes of operations, and what follows their headers.
+    /// Codes of operations, and the bodies after their headers.
     pub mod op {
         /// Makes a table. The handle is the guest's choice: not 0, and of no other table. All entries are empty.
         pub const TABLE_CREATE: u16 = 0x01;
-        /// The guest has no more use for the table: its handle is free. It goes when no directory names it and no address
+        /// The guest no longer uses the table: its handle is free. It goes when no directory names it and no address
         /// space is bound to it.
         pub const TABLE_DESTROY: u16 = 0x02;
         /// Sets an entry of the directory `handle`.
@@ -310,16 +312,16 @@ constants! {
         pub const ENTRIES_LIST: u16 = 0x05;
         /// Empties entries of the table `handle`.
         pub const ENTRIES_ZERO: u16 = 0x06;
-        /// The address space of an instance block (of a channel, or of an aperture) is what the directory `handle` says,
-        /// whatever the block says; with handle 0, what the block says again. It counts from when the block is next named to
-        /// a channel or an aperture, or at once for an aperture that has it already.
+        /// Binds the address space of an instance block (of a channel, or of an aperture) to the directory `handle`,
+        /// whatever the block says; with handle 0, to the block's own again. It counts from when the block is next
+        /// named to a channel or an aperture, or at once for an aperture that has it already.
         pub const DIRECTORY_BIND: u16 = 0x07;
-        /// As a flush of the TLB: what was unmapped before cannot be reached when it is done. Handle: a directory, or 0 for
-        /// all address spaces.
+        /// As a flush of the TLB: memory that was unmapped before cannot be reached when it is done. Handle: a
+        /// directory, or 0 for all address spaces.
         pub const FLUSH: u16 = 0x08;
 
-        /// Sets the channel `handle` aside: [`Status::Limit`](super::Status::Limit) when the virtual machine has as many as it
-        /// may.
+        /// Sets the channel `handle` aside: [`Status::Limit`](super::Status::Limit) when the virtual machine has as
+        /// many as it may.
         pub const CHANNEL_CREATE: u16 = 0x10;
         /// Binds the channel `handle` to its instance block.
         pub const CHANNEL_BIND: u16 = 0x11;
@@ -336,7 +338,8 @@ constants! {
         pub const MEMORY_FILL: u16 = 0x20;
         /// Copies guest VRAM; the two ranges do not overlap.
         pub const MEMORY_COPY: u16 = 0x21;
-        /// Sets how important it is that a range of guest VRAM is on the card; chunks of the lowest priority leave first.
+        /// Sets how important it is that a range of guest VRAM is on the card; chunks of the lowest priority leave
+        /// first.
         pub const BUFFER_PRIORITY: u16 = 0x22;
 
         /// Finds or makes a segment by its key; the answer's value is its id.
@@ -429,14 +432,14 @@ structures! {
         pub address: u64,
         /// Number of bytes.
         pub bytes: u64,
-        /// 0 is what all memory has at first; higher stays longer.
+        /// 0 is the priority of all memory at first; higher stays longer.
         pub priority: i32,
         /// 0.
         pub reserved: u32,
     }
     /// Of [`op::SHARE_GET`].
     pub struct ShareGet {
-        /// The name that the users agree on; 0 for a segment that nobody else finds by a key.
+        /// The name that the users agree on; 0 for a segment that no other machine finds by a key.
         pub key: u64,
         /// Size; rounded up to 4 KiB. When the segment exists: at most its size.
         pub bytes: u64,
@@ -464,9 +467,9 @@ structures! {
 constants! {
     /// Shared segments.
     pub mod share {
-        /// Make the segment if there is none of that key.
+        /// Make the segment if none has that key.
         pub const CREATE: u32 = 1 << 0;
-        /// With [`CREATE`]: only if there is none.
+        /// With [`CREATE`]: only if none has that key.
         pub const EXCLUSIVE: u32 = 1 << 1;
         /// Find or make a segment of the group that the operator has put the virtual machine into, not of itself alone.
         pub const ABROAD: u32 = 1 << 2;
@@ -494,7 +497,7 @@ constants! {
                 pub const MODE: u32 = 3;
                 /// Sets its mode. The owner's alone.
                 pub const SET_MODE: u32 = 4;
-                /// No key finds it any more; it goes when nothing has it attached. The owner's alone.
+                /// Removes the key; the segment goes when nothing has it attached. The owner's alone.
                 pub const REMOVE: u32 = 5;
             }
         }
@@ -514,7 +517,7 @@ constants! {
         pub const PLACED: u32 = 4;
         /// Bytes of it that are in host memory now.
         pub const HOST: u32 = 5;
-        /// Bytes of it that would be on the card if all took what they are entitled to.
+        /// Bytes of it that would be on the card if all took their entitlements.
         pub const ENTITLEMENT: u32 = 6;
         /// Bytes that are free on the card.
         pub const FREE: u32 = 7;
