@@ -66,12 +66,12 @@ impl Access {
         Self { kind, id, flags: 0 }
     }
 
-    /// Says if the location is a card.
+    /// Returns whether the location is a card.
     pub fn is_device(&self) -> bool {
         self.kind == 1
     }
 
-    /// Says if both speak of the same location.
+    /// Returns whether both speak of the same location.
     pub fn same_location(&self, other: &Self) -> bool {
         (self.kind, self.id) == (other.kind, other.id)
     }

@@ -192,7 +192,7 @@ pub fn all_measured() {
     UNMEASURED.store(!active(), Ordering::SeqCst);
 }
 
-/// Says if all that may be in flight was measured.
+/// Returns whether all that may be in flight was measured.
 pub fn is_measured() -> bool {
     active() && !UNMEASURED.load(Ordering::SeqCst)
 }

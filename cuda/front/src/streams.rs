@@ -57,12 +57,13 @@ impl Stream {
         }
     }
 
-    /// Says if only one thread can name the stream.
+    /// Returns whether only one thread can name the stream.
     pub fn is_threads_own(self) -> bool {
         self.thread != 0
     }
 
-    /// Says if this thread can name the stream. Of another thread's own one nothing can be asked or recorded here.
+    /// Returns whether this thread can name the stream. Of another thread's own one nothing can be asked or recorded
+    /// here.
     pub fn is_in_reach(self) -> bool {
         self.thread == 0 || self.thread == thread()
     }

@@ -200,7 +200,7 @@ pub fn free(address: Address) -> bool {
     true
 }
 
-/// Says if memory of ours was freed before.
+/// Returns whether memory of ours was freed before.
 pub fn is_freed(address: Address) -> bool {
     lock().as_ref().is_some_and(|memory| memory.ordered.is_freed(address))
 }
@@ -514,7 +514,7 @@ impl Memory {
         Ok(self.regions.len() - 1)
     }
 
-    /// Says if an allocation would take chunks that a region does not have.
+    /// Returns whether an allocation would take chunks that a region does not have.
     fn lacks(&mut self, at: usize, bytes: u64) -> bool {
         let region = &mut self.regions[at];
         let Some(placed) = region.arena.place(bytes) else { return true };

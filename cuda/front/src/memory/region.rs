@@ -67,7 +67,7 @@ impl Region {
         Self { device, card, base, bytes, chunk_bytes, arena, spare, slots, away }
     }
 
-    /// Says if an address is one of the region's.
+    /// Returns whether an address is one of the region's.
     pub fn contains(&self, address: Address) -> bool {
         address >= self.base && address - self.base < self.bytes
     }

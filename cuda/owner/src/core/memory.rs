@@ -126,9 +126,9 @@ impl Core {
         self.table.spare() == 0 && account.as_ref().is_some_and(swaps)
     }
 
-    /// Says if chunks of the tenant whose quantum it is wait until memory of those that wait for theirs has gone, and
-    /// has that go. In host memory they would be used over the link, and moved at once, for which the program would
-    /// have to be quiet.
+    /// Returns whether chunks of the tenant whose quantum it is wait until memory of those that wait for theirs has
+    /// gone, and has that go. In host memory they would be used over the link, and moved at once, for which the program
+    /// would have to be quiet.
     fn waits_for_room(&mut self, tenant: TenantId, chunks: u32, since: u64) -> bool {
         let Some(turn) = self.quanta.turn().filter(|turn| turn.holder == tenant) else { return false };
         let of = |id| self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account);
@@ -476,7 +476,7 @@ impl Core {
     }
 }
 
-/// Returns true if the piece of a chunk exists.
+/// Returns whether the piece of a chunk exists.
 fn is_there(tenants: &BTreeMap<TenantId, Tenant>, pieces: &Pieces, tenant: Option<TenantId>, index: u32) -> bool {
     let body = tenant.and_then(|tenant| tenants.get(&tenant)?.bodies.get(&index));
     matches!(body, Some(Body::Chunk { piece, .. }) if pieces.is_ready(*piece))

@@ -379,7 +379,7 @@ impl Core {
         self.steps += units as u64;
     }
 
-    /// Returns true if this event may do work that can be put off.
+    /// Returns whether this event may do work that can be put off.
     fn may_work(&self) -> bool {
         self.spent < WORK_AT_ONCE
     }
@@ -396,7 +396,7 @@ impl Core {
         self.next
     }
 
-    /// Returns true if work is left that only needs further events.
+    /// Returns whether work is left that only needs further events.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn is_working(&self) -> bool {
         self.has_work()

@@ -31,7 +31,7 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// Returns true if a chunk is one of the request's. Numbers of chunks rise.
+    /// Returns whether a chunk is one of the request's. Numbers of chunks rise.
     pub(super) fn holds(&self, chunk: ChunkId) -> bool {
         self.items.binary_search_by_key(&chunk, |(id, _)| *id).is_ok()
     }
@@ -87,7 +87,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Returns true if the process has mapped a chunk, as far as the owner can tell: its request is answered.
+    /// Returns whether the process has mapped a chunk, as far as the owner can tell: its request is answered.
     pub(super) fn has_settled(&self, chunk: ChunkId) -> bool {
         self.chunks.contains_key(&chunk) && !self.pending.iter().any(|pending| pending.holds(chunk))
     }
@@ -119,13 +119,13 @@ impl Core {
         self.pieces.holder(piece).or_else(|| brought()?.tenant)
     }
 
-    /// Says if a process is reporting the memory that it had under an earlier owner.
+    /// Returns whether a process is reporting the memory that it had under an earlier owner.
     #[must_use]
     pub fn adopts(&self, id: SessionId) -> bool {
         self.sessions.get(&id).is_some_and(|session| session.adopts || !session.adopting.is_empty())
     }
 
-    /// Returns true if a connection's first message was accepted.
+    /// Returns whether a connection's first message was accepted.
     #[must_use]
     pub fn has_greeted(&self, id: SessionId) -> bool {
         self.sessions.get(&id).is_some_and(|session| session.tenant.is_some())

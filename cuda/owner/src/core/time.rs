@@ -264,7 +264,7 @@ impl Core {
         self.hold_waiting();
     }
 
-    /// Says if a program of the tenant has asked for memory that it has not got.
+    /// Returns whether a program of the tenant has asked for memory that it has not got.
     fn waits_for_memory(&self, tenant: TenantId) -> bool {
         let mut of_it = self.sessions.values().filter(|session| session.tenant == Some(tenant));
         of_it.any(|session| !session.pending.is_empty())
@@ -291,7 +291,7 @@ impl Core {
         self.hold_waiting();
     }
 
-    /// Says if a tenant has memory away that the card has room for, or would have without others' chunks.
+    /// Returns whether a tenant has memory away that the card has room for, or would have without others' chunks.
     fn more_may_come(&self, tenant: TenantId) -> bool {
         let accounts = || self.table.vms();
         let away = accounts().any(|(vm, account)| vm == tenant && account.host > 0);

@@ -166,7 +166,7 @@ impl Outboxes {
         }
     }
 
-    /// Returns true if a message with so many descriptors may be sent.
+    /// Returns whether a message with so many descriptors may be sent.
     fn may_send(&mut self, connection: &mut Connection, count: usize, bounds: Unread) -> bool {
         if connection.unread > 0 && is_read(connection.link.as_fd()) {
             self.forget(connection);
@@ -250,7 +250,7 @@ impl Outboxes {
     }
 }
 
-/// Returns true if the other side has received all that was sent.
+/// Returns whether the other side has received all that was sent.
 fn is_read(socket: BorrowedFd<'_>) -> bool {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the descriptor is open, and the kernel writes one integer.

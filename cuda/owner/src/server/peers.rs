@@ -182,7 +182,7 @@ impl Peers {
         Some(self.peers.get(&session)?.pid())
     }
 
-    /// Says if the process of a connection has not exited.
+    /// Returns whether the process of a connection has not exited.
     pub(super) fn lives(&self, session: SessionId) -> bool {
         self.peers.get(&session).is_some_and(Peer::lives)
     }

@@ -108,7 +108,7 @@ impl Vault {
         self.lock().ordered.remove(&piece);
     }
 
-    /// Returns true if an ordered piece is still wanted: from now on [`Self::drop_piece`] gives it up.
+    /// Returns whether an ordered piece is still wanted: from now on [`Self::drop_piece`] gives it up.
     pub(super) fn begins(&self, piece: PieceId) -> bool {
         self.lock().ordered.remove(&piece)
     }

@@ -187,7 +187,7 @@ impl Timed {
         self.after(Hand::Program(session), USE, Some(Next::Say(session, ask)));
     }
 
-    /// Says if a program has all that it asks for.
+    /// Returns whether a program has all that it asks for.
     fn is_full(&self, session: SessionId) -> bool {
         self.fills.get(&session).is_some_and(|fill| fill.has && fill.left == 0)
     }
