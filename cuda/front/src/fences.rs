@@ -173,7 +173,7 @@ impl Fences {
         match recorded {
             Some(event) => {
                 self.noted.remove(&(context, stream));
-                // The last one of a stream says enough.
+                // The last one of a stream covers the others.
                 if let Some(at) = self.fences.iter().position(|(of, other, _)| (*of, *other) == (context, stream)) {
                     let (_, _, earlier) = self.fences.swap_remove(at);
                     self.keep(context, earlier);

@@ -1,7 +1,7 @@
 //! Submission gate: closed while another tenant has the slice or chunks are relocated.
 //!
-//! A submission that finds the gate open costs two additions to a counter that few threads share. Closing it counts the
-//! threads that are within the real driver's submit functions down to none.
+//! A submission that finds the gate open costs two additions to a counter that few threads share. Closing it waits
+//! until no thread is within the real driver's submit functions.
 //!
 //! UNSAFETY: reads arguments of calls by their places.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -211,7 +211,7 @@ pub fn told() -> bool {
     TOLD.load(Ordering::SeqCst)
 }
 
-/// Closes the gate for `reason` and waits until no thread is within, at most until `deadline`; whether none is.
+/// Closes the gate for `reason` and waits until no thread is within, at most until `deadline`; returns whether none is.
 pub fn close(reason: u32, deadline: Option<Instant>) -> bool {
     CLOSED.fetch_or(reason, Ordering::SeqCst);
     if held() {
@@ -229,7 +229,7 @@ pub fn close(reason: u32, deadline: Option<Instant>) -> bool {
     }
 }
 
-/// Takes `reason` away; the gate opens if none is left.
+/// Removes `reason`; the gate opens if none is left.
 pub fn open(reason: u32) {
     let _guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     if reason & TURN != 0 {

@@ -105,8 +105,7 @@ impl Connection {
         Ok(Self { _mark: mark, link: Link::new(descriptor) })
     }
 
-    /// Sends a message with descriptors, of which a user may have as many under way as the sender's limit of open files
-    /// says.
+    /// Sends a message with descriptors. A user may have as many in flight as the sender's limit of open files.
     pub fn send_many(&self, message: &FromTenant, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         let until = Instant::now() + SENDING;
         let is_crowded =
@@ -125,7 +124,7 @@ impl Connection {
     /// Waits for a message, whose descriptors get numbers that the program does not need. `expects`: some may come.
     pub fn receive_kept(&self, expects: bool) -> Result<(FromOwner, Vec<Kept>), LinkError> {
         let mut received = None;
-        // The numbers below may all be the program's: descriptors that find none are lost.
+        // The program may use all lower numbers: descriptors without a number are lost.
         if expects && limit().is_some_and(|limit| limit.rlim_cur < limit.rlim_max) {
             raised(&mut || received = Some(self.link.receive()));
         }
@@ -144,7 +143,7 @@ impl Deref for Connection {
     }
 }
 
-/// Gives descriptors numbers from [`LOWEST`] on, as far as the process may have more of them.
+/// Gives descriptors numbers from [`LOWEST`] on, as far as the limit of the process allows.
 fn moved(descriptors: Vec<(Mark, OwnedFd)>) -> Vec<(Mark, OwnedFd)> {
     let copy = |number: i32| {
         if number >= LOWEST {

@@ -61,8 +61,8 @@ fn lock() -> MutexGuard<'static, Lone> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Before a submission to a stream: waits while that has as much in flight as it may have, or until `closed` says that
-/// the gate is closed.
+/// Waits before a submission to a stream while the stream's work in flight is at its bound, or until `closed` returns
+/// that the gate is closed.
 pub fn wait(stream: impl FnOnce() -> Stream, closed: impl Fn() -> bool) {
     if FULL.load(Ordering::Relaxed) {
         wait_long(stream(), closed);
@@ -135,7 +135,8 @@ impl Lone {
         Self { marks: VecDeque::new(), spare: Vec::new(), every: FIRST, most: MOST }
     }
 
-    /// Looks at the marks for a stream that waits, `since` something has passed; whether the stream may have more.
+    /// Checks the marks for a stream that waits, `since` something has passed; returns whether the stream may have
+    /// more.
     fn look(
         &mut self,
         now: Instant,
@@ -155,7 +156,7 @@ impl Lone {
         !self.is_full(stream)
     }
 
-    /// Takes the marks that have passed, in each stream those before one that has not; whether there was one.
+    /// Removes the marks that have passed, in each stream those before one that has not; returns whether there was one.
     fn reap(&mut self, now: Instant, waited: bool, passed: impl Fn(&Mark) -> bool) -> bool {
         let before = self.marks.len();
         for mark in std::mem::take(&mut self.marks) {

@@ -159,7 +159,8 @@ fn hello() -> Option<(Connection, Welcome)> {
     Some((link, welcome))
 }
 
-/// Bytes of a device that are free for the tenant, and all that it may have; none if it is no card of the tenant's.
+/// Returns the bytes of a device that are free for the tenant, and its quota; none if the tenant does not have the
+/// card.
 fn memory(device: Device) -> Option<(u64, u64)> {
     let (link, card, _) = connect(device)?;
     link.send(&FromTenant::AskMemory { request: 1, card }, &[]).ok()?;

@@ -28,8 +28,8 @@ const LONGEST_GROUP: u32 = 256;
 const GROUPS_OF_BOUND: f64 = 2.0;
 /// Nanoseconds before the expected end of all work in which that end is looked for.
 const NEAR_NS: f64 = 300_000.0;
-/// Time without a submission after which that end is looked for: a program with little in flight at a time always seems
-/// to be about to end, and each look costs the card an event.
+/// Time without a submission after which that end is polled: a program with little in flight at a time always seems to
+/// be about to end, and each poll costs the card an event.
 const PAUSE: Duration = Duration::from_micros(100);
 /// Kinds of work whose length is remembered.
 const MOST_KEYS: usize = 4096;
@@ -154,7 +154,7 @@ struct Pace {
     ends: HashMap<(u64, Stream), f64>,
     clocks: HashMap<u64, Clock>,
     lengths: HashMap<u64, Length>,
-    /// Nanoseconds that work took which had not been seen before.
+    /// Nanoseconds that unseen work took lately.
     unknown_ns: Option<f64>,
     usage: Usage,
     last: Option<Instant>,
@@ -197,7 +197,7 @@ pub fn is_measured() -> bool {
     active() && !UNMEASURED.load(Ordering::SeqCst)
 }
 
-/// Waits until less than the bound is in flight before a submission to `stream`, or `closed` says that the gate is
+/// Waits before a submission to `stream` until less than the bound is in flight, or `closed` returns that the gate is
 /// closed.
 pub fn wait(stream: Stream, closed: impl Fn() -> bool) {
     loop {
@@ -499,7 +499,7 @@ impl Pace {
             };
             let met = MET.contains(&off);
             if !met && length.steady >= 2 * STEADY && DISTURBED.contains(&off) {
-                // A third one in a row is none.
+                // A third deviation in a row is not an outlier.
                 length.steady /= 2;
                 continue;
             }

@@ -49,7 +49,7 @@ pub fn is_own() -> bool {
     true
 }
 
-/// Has children find the page empty.
+/// Arranges that children find the page empty.
 fn watch_forks() {
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     // SAFETY: the page is a static of its own length; the kernel changes nothing of it in this process.
@@ -123,7 +123,7 @@ impl<T> Lock<T> {
         Self { value: Mutex::new(value), process: AtomicU32::new(0) }
     }
 
-    /// Takes the lock; none in a child of a process that held it when the child was made.
+    /// Takes the lock; returns none in a child of a process that held it when the child was made.
     pub fn take(&self) -> Option<MutexGuard<'_, T>> {
         let own = std::process::id();
         let before = self.process.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst);
@@ -182,7 +182,7 @@ mod tests {
     fn a_child_does_not_wait_for_a_lock_that_its_parent_held() {
         let lock = Lock::new(1);
         let held = lock.take().expect("free");
-        // As a child finds it: another process has taken it, and will not give it back.
+        // The state in a child: another process has taken it, and will not give it back.
         lock.process.store(std::process::id() + 1, Ordering::SeqCst);
         assert!(lock.take().is_none());
         drop(held);

@@ -102,7 +102,7 @@ fn wait(number: u32) -> Answer {
     }
 }
 
-/// Waits for an owner that is away, at most [`AWAY`]; whether one is there.
+/// Waits for an absent owner, at most [`AWAY`]; returns whether it is there.
 pub fn wait_for_owner() -> bool {
     let limit = Instant::now() + AWAY;
     let mut guard = answers();
@@ -148,7 +148,7 @@ fn change<T>(card: u8, kind: FixedKind, by: impl FnOnce(u64) -> u64, tell: impl 
     tell()
 }
 
-/// Asks to count fixed memory; whether it may be had.
+/// Asks to count fixed memory; returns whether the owner allows it.
 pub fn fix(card: u8, kind: FixedKind, bytes: u64) -> bool {
     // First: a thread that waits for a place must not keep others from returning memory.
     let _place = Place::take();

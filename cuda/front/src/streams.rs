@@ -78,7 +78,7 @@ impl Stream {
         let mut status: c_int = 0;
         // SAFETY: the program passes this stream to a submission.
         let result = unsafe { driver::stream_is_capturing(self.object(), &raw mut status) };
-        // An error says that the question itself would disturb a capture.
+        // On an error the question itself would disturb a capture.
         result != SUCCESS || status != 0
     }
 }

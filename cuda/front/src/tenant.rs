@@ -32,7 +32,7 @@ static STARTED: AtomicBool = AtomicBool::new(false);
 /// Time for which empty chunks are kept, unless the owner asks for them.
 // TIMEOUT: without it an asynchronous pool that returns all it has and allocates it again is 40 times slower.
 const KEPT: Duration = Duration::from_secs(1);
-/// Time between two looks for such chunks when the owner has asked for them.
+/// Time between two polls for such chunks when the owner has asked for them.
 // TIMEOUT: work of a slice ends within a few milliseconds.
 const RECLAIM_LOOK: Duration = Duration::from_millis(1);
 /// Time beyond the expected one for which one thread polls for the end of work, or the start of a slice, without
@@ -66,7 +66,7 @@ pub fn card(device: i32) -> Option<u8> {
 pub fn start(init: impl FnOnce(&[CardInfo]) -> std::ffi::c_int) -> std::ffi::c_int {
     /// A process that was refused is not a tenant later.
     static REFUSED: process::Lock<bool> = process::Lock::new(false);
-    // In a child of a process that was in the middle of this, the driver cannot be initialised.
+    // A child of a process that was initialising the driver cannot initialise it.
     let Some(mut refused) = REFUSED.take() else { return driver::NOT_INITIALIZED };
     if let Some(tenant) = get() {
         return if STARTED.load(Ordering::SeqCst) { init(&tenant.cards) } else { driver::SYSTEM_NOT_READY };
@@ -100,14 +100,14 @@ pub fn start(init: impl FnOnce(&[CardInfo]) -> std::ffi::c_int) -> std::ffi::c_i
     if STARTED.load(Ordering::SeqCst) { SUCCESS } else { driver::SYSTEM_NOT_READY }
 }
 
-/// Has requests go over a connection.
+/// Sends requests over this connection.
 fn use_link(link: &Arc<Connection>) {
     *LINK.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(link));
 }
 
 fn instance() -> u128 {
     static INSTANCE: OnceLock<u128> = OnceLock::new();
-    // A lock in which nothing is waited for: two threads that are first at once agree on one number.
+    // A lock without waits: two threads that are first at once agree on one number.
     INSTANCE.get().copied().unwrap_or_else(|| {
         let mut bytes = [0; 16];
         // SAFETY: the buffer is as long as is said.
@@ -213,7 +213,7 @@ struct Turn {
 }
 
 impl Turn {
-    /// Returns the time in which it may be over by itself.
+    /// Returns the time until it may end by itself.
     fn next_look(&self) -> Duration {
         // TIMEOUT: finer than any slice's length, and a thousandth of a processor.
         const LONGEST: Duration = Duration::from_millis(1);
@@ -231,7 +231,7 @@ impl Turn {
 /// A request of the owner for empty chunks.
 struct Reclaim {
     since: Instant,
-    /// Until it is answered.
+    /// The order, until it is answered.
     order: Option<u32>,
     /// Time at which it was looked for them last.
     looked: Instant,
@@ -242,7 +242,7 @@ struct Agent {
     /// Time at which empty chunks last went back.
     tidied: Instant,
     reclaim: Option<Reclaim>,
-    /// Of the messages.
+    /// Version of the messages.
     version: u16,
     /// Time until which a slice is expected to begin.
     soon: Option<Instant>,

@@ -45,7 +45,7 @@ fn say(output: &mut impl Write, answer: &Answer) -> io::Result<()> {
 pub(crate) struct Pipe(Server);
 
 impl Pipe {
-    /// Starts the owner that the first line describes, of the card that `open` finds. With `watches` it looks at the
+    /// Starts the owner that the first line describes, for the card that `open` finds. With `watches` it watches the
     /// card's users.
     pub(crate) fn open(
         line: &str,

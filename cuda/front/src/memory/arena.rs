@@ -9,7 +9,7 @@ const ALIGN: u64 = 512;
 /// Alignment of allocations that are at least this long.
 const LARGE: u64 = 2 << 20;
 
-/// Bytes that an allocation takes; none if no range could have so many.
+/// Returns the bytes that an allocation takes; none if it exceeds every range.
 pub fn rounded(bytes: u64) -> Option<u64> {
     bytes.max(1).checked_next_multiple_of(align(bytes))
 }

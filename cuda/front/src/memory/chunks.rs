@@ -169,7 +169,7 @@ pub fn with<T>(work: impl FnOnce(&mut Memory) -> T) -> T {
     work(lock().get_or_insert_default())
 }
 
-/// Runs `attempt` again if it finds no memory and some can be had without the owner.
+/// Runs `attempt` again if it finds no memory and some can be freed without the owner.
 pub fn persist<T>(attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
     let mut done = attempt();
     // First the memory that waits for no work.
@@ -189,7 +189,7 @@ pub fn free(address: Address) -> bool {
         return false;
     }
     if captures::any() {
-        // Work that is being captured must not be waited for: it goes when an allocation looks next.
+        // Do not wait for work that is being captured: it is freed by a later allocation.
         memory.ordered.put_behind(driver::current_context() as u64, Behind::All, address);
         return true;
     }
@@ -205,7 +205,7 @@ pub fn is_freed(address: Address) -> bool {
     lock().as_ref().is_some_and(|memory| memory.ordered.is_freed(address))
 }
 
-/// The lane of a stream; none where the stream is another one for each thread.
+/// Returns the lane of a stream; none if each thread has its own stream.
 fn lane(stream: Object, per_thread: bool) -> Option<Lane> {
     /// `CU_STREAM_PER_THREAD`.
     const PER_THREAD: u64 = 2;

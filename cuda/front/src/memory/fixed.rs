@@ -34,7 +34,7 @@ struct Counted {
 }
 
 static COUNTED: Mutex<Option<HashMap<Thing, Counted>>> = Mutex::new(None);
-/// Handles of the driver's. Locked during the driver's calls about them: it uses the numbers of those that end again.
+/// Handles of the driver. Locked during the driver's calls about them: it reuses the numbers of those that have ended.
 static HANDLES: Mutex<Option<Foreign<Counted>>> = Mutex::new(None);
 /// Pools whose memory may be shared with other processes.
 static POOLS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
@@ -149,7 +149,7 @@ fn element(format: u32) -> u64 {
     }
 }
 
-/// Bytes of an array of these extents, where 0 stands for a missing dimension.
+/// Returns the bytes of an array of these extents, where 0 stands for a missing dimension.
 fn array_bytes(extents: &[u64], format: u32, channels: u32) -> u64 {
     let elements = extents.iter().fold(1u64, |product, extent| product.saturating_mul((*extent).max(1)));
     elements.saturating_mul(element(format)).saturating_mul(channels.max(1).into())

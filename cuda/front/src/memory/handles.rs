@@ -29,7 +29,7 @@ pub trait Pages {
     fn unmap(&mut self, at: Address, bytes: u64) -> c_int;
     /// Sets the access to whole mappings.
     fn allow(&mut self, at: Address, bytes: u64, access: &[Access]) -> c_int;
-    /// Gives a driver's handle up.
+    /// Releases a driver's handle.
     fn release(&mut self, handle: Handle);
 }
 
@@ -38,7 +38,7 @@ pub trait Pages {
 pub struct Backing {
     /// Identity.
     pub id: ChunkId,
-    /// Memory that it lies in.
+    /// Place of its memory.
     pub place: Place,
     /// For the next owner.
     pub kept: Option<Kept>,
@@ -352,7 +352,7 @@ impl Handles {
         Some(self.ended(pages, card, pieces, false))
     }
 
-    /// Gives whole mappings that were exchanged the access that they had.
+    /// Restores the access to whole mappings that were exchanged.
     fn permit(&self, pages: &mut impl Pages, starts: impl Iterator<Item = Address>, bytes: u64) {
         for start in starts {
             let access = self.mappings.get(&start).map(|mapping| mapping.access.as_slice()).unwrap_or_default();
@@ -405,7 +405,7 @@ impl Handles {
         true
     }
 
-    /// Gives pieces that were replaced the access that their mappings had; whether all could be given.
+    /// Restores the access to the mappings of replaced pieces; returns whether that succeeded for all.
     pub fn restore(&self, pages: &mut impl Pages, mut replaced: Vec<(Handle, usize)>) -> bool {
         replaced.sort_unstable();
         replaced.dedup();

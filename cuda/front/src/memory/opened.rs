@@ -28,7 +28,7 @@ use crate::tenant;
 
 /// Mark of a handle of ours.
 const MARK: u64 = u64::from_le_bytes(*b"mediated");
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the one flag that there is, and that must be set.
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the only flag, which must be set.
 const LAZY: u32 = 1;
 /// Time for which a chunk that is under way is waited for.
 // TIMEOUT: a relocation of one process takes milliseconds; an owner that takes longer is stuck.
@@ -40,10 +40,10 @@ struct Foreign {
     share: Share,
     device: c_int,
     card: u8,
-    /// Of the reservation.
+    /// Start of the reservation.
     base: Address,
     chunk_bytes: u64,
-    /// Of the other process's allocation.
+    /// Size of the other process's allocation.
     bytes: u64,
     /// Opened so many times.
     count: u32,
@@ -234,7 +234,7 @@ unsafe fn open(to: *mut Address, handle: Ipc, flags: u32, real: unsafe fn(*mut A
     };
     tenant::note_context();
     let found = chunks::with(|memory| match memory.opened.own.contains(&token.share) {
-        // As the driver answers where the memory is the process's own.
+        // The driver's answer for the process's own memory.
         true => Err(INVALID_CONTEXT),
         false => Ok(memory.opened.again(token.share)),
     });

@@ -41,7 +41,7 @@ struct Waits {
 /// Memory that was freed and is not given up yet.
 #[derive(Debug, Default)]
 pub struct Ordered {
-    /// By the stream that has freed it, and its length.
+    /// Freed memory, by its stream and length.
     loose: HashMap<Lane, HashMap<u64, Vec<Address>>>,
     loose_bytes: u64,
     waits: Vec<Waits>,
@@ -126,7 +126,7 @@ impl Ordered {
         self.waits.iter().any(|waits| waits.behind == Behind::All)
     }
 
-    /// Gives memory up of which the event has passed, as `passed` says, or all work has ended, as `ended` says.
+    /// Gives up memory whose event has passed, according to `passed`, or if all work has ended, according to `ended`.
     pub fn passed(&mut self, passed: impl Fn(u64) -> bool, ended: bool) -> Vec<Address> {
         let is_done = |behind| match behind {
             Behind::Nothing => true,

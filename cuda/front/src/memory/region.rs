@@ -88,7 +88,7 @@ impl Region {
         self.slots.get(&number)
     }
 
-    /// As [`Self::slot`], to be changed.
+    /// Like [`Self::slot`], mutable.
     pub fn slot_mut(&mut self, number: u32) -> Option<&mut Slot> {
         self.slots.get_mut(&number)
     }
@@ -102,7 +102,7 @@ impl Region {
         self.base + u64::from(chunk) * self.chunk_bytes
     }
 
-    /// Maps new chunks at numbers in rising order where nothing is mapped, or none of them; whether they are.
+    /// Maps new chunks at unmapped numbers in rising order, or none of them; returns whether it did.
     pub fn map(&mut self, pages: &mut impl Pages, numbers: &[u32], chunks: &[(Chunk, Kept)]) -> bool {
         let mut mapped = Vec::new();
         for (&number, (chunk, descriptor)) in numbers.iter().zip(chunks) {
@@ -153,7 +153,7 @@ impl Region {
         None
     }
 
-    /// Puts other memory under chunks that follow each other from `first` on; how many of them, from the first. Those
+    /// Replaces the memory of consecutive chunks from `first` on; returns how many were replaced, from the first. Those
     /// that are away now cannot be accessed before [`Self::bring`]. Nothing is in flight.
     pub fn redirect(&mut self, pages: &mut impl Pages, first: u32, moves: &[(Chunk, Kept)]) -> usize {
         let mut new: Vec<(Option<Handle>, Backing)> = Vec::new();

@@ -13,7 +13,7 @@ use crate::slots::{at, real};
 /// Cards that are looked at, and devices in a list; a machine has fewer.
 const MOST: u32 = 256;
 
-/// Identities of the tenant's cards, as the first owner that has answered named them. Before that there are none.
+/// Identities of the tenant's cards, from the first owner that answered. Empty before that.
 fn cards() -> &'static [[u8; 16]] {
     static CARDS: OnceLock<Vec<[u8; 16]>> = OnceLock::new();
     if let Some(cards) = CARDS.get() {
@@ -126,7 +126,7 @@ unsafe extern "C" fn index_of(device: Device, to: *mut u32) -> c_int {
     }
 }
 
-/// Leaves the tenant's devices in a list that `ask` fetches: with a count of the room that there is, and the room.
+/// Leaves the tenant's devices in a list that `ask` fetches: with the capacity, and the memory.
 unsafe fn filtered(count: *mut u32, to: *mut Device, ask: impl Fn(*mut u32, *mut Device) -> c_int) -> c_int {
     if count.is_null() {
         return ask(count, to);

@@ -47,7 +47,7 @@ impl Entry for Second {
 
 type Function<T> = unsafe extern "C" fn(Device, *mut u32, *mut T) -> c_int;
 
-/// Processes of the tenant, as the owner sees them; none if the device is no card of the tenant's.
+/// Processes of the tenant, as the owner sees them; none if the tenant does not have the card.
 fn own(device: Device) -> Option<Vec<u32>> {
     let (link, card, version) = connect(device)?;
     let mut pids = vec![std::process::id()];

@@ -21,7 +21,7 @@ extern "C" fn set_current(context: u64) -> i32 {
     SUCCESS
 }
 
-/// As the driver: without a context nothing is said of an event, and this one's work has not ended.
+/// As in the driver: without a context an event has no answer, and this one's work has not ended.
 extern "C" fn not_ended(_: u64) -> i32 {
     if CURRENT.get() == 0 { driver::INVALID_CONTEXT } else { driver::NOT_READY }
 }
@@ -93,7 +93,7 @@ fn what_has_run_of_a_long_kernel_is_not_ahead_any_more() {
     // Work that takes longer than expected is about to end, and the work after it has not begun.
     pace.groups.extend(flying(&[(21.0, true)], at).groups);
     assert!((pace.left_ns(at + Duration::from_millis(50)) - 21e6).abs() < 1e3);
-    // That the first has ended was seen late: the second runs since then, as far as is known.
+    // The end of the first was seen late: the second runs since then, as far as is known.
     pace.groups.pop_front();
     pace.seen = Some(at + Duration::from_millis(50));
     assert!((pace.left_ns(at + Duration::from_millis(60)) - 11e6).abs() < 1e3);

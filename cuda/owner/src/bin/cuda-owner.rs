@@ -181,7 +181,7 @@ fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
     }
     let uuid = driver.device().uuid;
     let mut server = Server::start_closed(config, driver, options.journal.as_deref())?;
-    // The first look is at a card without programs.
+    // Poll first while the card has no programs.
     server.watch_users(library, uuid)?;
     server.listen(None, &options.socket, &Rights::default())?;
     for mut spec in tenants {

@@ -8,7 +8,7 @@
 //! either; the accounts have it by its requests.
 //!
 //! The worker that gives a piece up measures whether the card has as much more free. If it has less, the tenant is a
-//! suspect for some looks. If that much of the card stays in use for no process, it is charged to the suspects until it
+//! suspect for some polls. If that much of the card stays in use for no process, it is charged to the suspects until it
 //! is free, also after their programs have ended. A program that ends gives its memory up a little later than its
 //! connection, and other kinds of memory are not measured. For both, a tenant is charged only as far as no other
 //! tenant's memory can be the missing one.
@@ -22,7 +22,7 @@ use super::types::{OnStranger, PieceId, Unaccounted, User};
 use super::{Body, Core};
 use crate::driver::Memory;
 
-/// Looks for which a tenant is a suspect: a process that ends gives its memory back within seconds.
+/// Polls for which a tenant is a suspect: a process that ends gives its memory back within seconds.
 const SUSPECT_LOOKS: usize = 5;
 /// Bytes of each process's contexts that NVML has for no process: 5.6 MiB on an H100 with driver 580.
 const HIDDEN_BYTES: u64 = 8 << 20;
@@ -31,28 +31,28 @@ const UNKNOWN_CONTEXT: u64 = 1 << 30;
 /// Time between two lines of the log about one tenant, unless it has twice as much, in ns.
 const LINES_NS: u64 = 60_000_000_000;
 
-/// The last look, and the results of the looks before it.
+/// The last poll, and the results of the polls before it.
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
     /// Bytes of one context, as NVML has them for the owner.
     context: Option<u64>,
-    /// Bytes of each tenant's process beyond its account: at the last look, and as they count, which is the least of
-    /// that look and the one before it.
+    /// Bytes of each tenant's process beyond its account: at the last poll, and as they count, which is the minimum of
+    /// the last two polls.
     beyond: BTreeMap<u32, (TenantId, String, u64, u64)>,
     suspects: BTreeMap<TenantId, Suspect>,
     /// Least that was ever in use for no process.
     baseline: Option<u64>,
-    /// Processes that NVML has, and bytes that are in use for none, at the last look.
+    /// Processes that NVML has, and bytes that are in use for none, at the last poll.
     processes: u64,
     gap: u64,
     /// Bytes that no process and no tenant can be charged for.
     unexplained: u64,
-    /// NVML and the driver answer; looks so far.
+    /// NVML and the driver answer; number of polls so far.
     sees: bool,
     looks: u64,
 }
 
-/// Bytes of a tenant that were missing when they were given up, by look, the last one first.
+/// Bytes of a tenant that were missing when they were given up, by poll, the last one first.
 #[derive(Debug, Default)]
 struct Suspect {
     /// Its programs had said that they have released them.
@@ -90,7 +90,7 @@ impl Past {
 impl Core {
     /// Takes in the processes that use the card, without the owner, which has `own` bytes itself.
     pub(super) fn compare(&mut self, users: &[User], own: Option<u64>) {
-        // Without pieces all that the owner has is its context. The first look is before any program connects.
+        // Without pieces the owner only has its context. The first poll is before any program connects.
         if self.pieces.count(Memory::Device) == 0
             && let Some(own) = own
         {
@@ -151,7 +151,7 @@ impl Core {
         self.accounts.looks += 1;
         let explained = least.saturating_add(managed).saturating_add(self.accounts.processes * HIDDEN_BYTES);
         let now = bytes.saturating_sub(explained);
-        // Memory that is there for one look only is on its way.
+        // Memory that appears in one poll only is in transit.
         let (before, gap) = (std::mem::replace(&mut self.accounts.gap, now), now);
         self.attribute(before.min(gap));
         self.accounts.suspects.retain(|_, Suspect { sure, perhaps }| {
@@ -161,7 +161,7 @@ impl Core {
             }
             sum(sure) > 0 || sum(perhaps) > 0
         });
-        // Requests that waited for this look are served now, or refused.
+        // Requests that waited for this poll are served now, or refused.
         self.bell = true;
     }
 
@@ -255,7 +255,7 @@ impl Core {
             let Some(tenant) = self.tenants.get_mut(&id) else { return };
             let has = tenant.past.indices.len();
             if has != wanted && !self.may_work() {
-                // The next look continues.
+                // The next poll continues.
                 break;
             }
             let Some(tenant) = self.tenants.get_mut(&id) else { return };
@@ -367,7 +367,7 @@ impl Core {
             .collect()
     }
 
-    /// Number of looks at NVML and the driver so far.
+    /// Number of polls of NVML and the driver so far.
     pub(super) fn looks(&self) -> u64 {
         self.accounts.looks
     }

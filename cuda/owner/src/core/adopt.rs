@@ -66,7 +66,7 @@ impl Core {
         }
     }
 
-    /// A piece that a process brought is mapped, or cannot be. Says whether it was such a piece.
+    /// A piece that a process brought is mapped, or cannot be. Returns whether it was such a piece.
     pub(super) fn adopted(&mut self, piece: PieceId, memory: Option<Memory>) -> bool {
         let Some((id, chunk)) = self.adopters.remove(&piece) else { return false };
         let Some(session) = self.sessions.get_mut(&id) else { return false };

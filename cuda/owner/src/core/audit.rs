@@ -5,7 +5,7 @@ use super::{Body, Core, OWN_NUMBERS, WORK_AT_ONCE};
 use cuda_protocol::{MAX_EXPORTED, MAX_PENDING};
 use std::collections::BTreeMap;
 
-/// Units of work of one event at most: the part that can be put off, a message's own, and looks at all connections.
+/// Units of work of one event at most: the deferrable part, a message's own, and checks of all connections.
 const STEPS_MOST: u64 = WORK_AT_ONCE as u64 + 6 * MAX_EXPORTED as u64 + 2048;
 
 impl Core {

@@ -126,9 +126,9 @@ impl Core {
         self.table.spare() == 0 && account.as_ref().is_some_and(swaps)
     }
 
-    /// Returns whether chunks of the tenant whose quantum it is wait until memory of those that wait for theirs has
-    /// gone, and has that go. In host memory they would be used over the link, and moved at once, for which the program
-    /// would have to be quiet.
+    /// Returns whether chunks of the tenant with the quantum wait until memory of the tenants that wait for theirs is
+    /// evicted, and starts that. In host memory they would be used over the link, and moved at once, which needs a
+    /// quiesced program.
     fn waits_for_room(&mut self, tenant: TenantId, chunks: u32, since: u64) -> bool {
         let Some(turn) = self.quanta.turn().filter(|turn| turn.holder == tenant) else { return false };
         let of = |id| self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account);
@@ -258,7 +258,7 @@ impl Core {
         }
     }
 
-    /// Delivers the chunks of a process's requests that exist, and so answers those that have all that they want.
+    /// Delivers the existing chunks of a process's requests, and thereby answers the requests that are complete.
     fn answer(&mut self, id: SessionId) {
         let mut at = 0;
         while let Some(session) = self.sessions.get_mut(&id) {
@@ -329,7 +329,7 @@ impl Core {
         self.release_later(id, tenant, rest.collect(), Vec::new());
     }
 
-    /// A piece exists, or could not be had.
+    /// Records that a piece exists, or could not be made.
     pub(super) fn made(&mut self, piece: PieceId, memory: Option<Memory>) {
         if self.adopted(piece, memory) {
             return;

@@ -103,7 +103,7 @@ pub struct CardConfig {
 }
 
 impl CardConfig {
-    /// A card of which so many bytes are shared, everything else as it is by default.
+    /// Creates the settings of a card that shares this many bytes, with defaults for the rest.
     #[must_use]
     pub fn new(card_bytes: u64) -> Self {
         Self {
@@ -228,9 +228,9 @@ pub struct Core {
     /// Units of work done for this event, and for all.
     spent: usize,
     steps: u64,
-    /// Chunks of which the piece is not of the memory that they have a place in, and whether they are on their way.
+    /// Chunks whose backing is in the wrong tier, and whether a move is in progress.
     misplaced: BTreeMap<(TenantId, u32), bool>,
-    /// Chunks that could not be had on the card, by tenant, since it was planned last.
+    /// Per tenant: card chunks refused since the last plan.
     unmet: BTreeMap<TenantId, u32>,
     /// Allocations skip the eviction wait before this time.
     crowded_until: u64,
@@ -246,7 +246,7 @@ pub struct Core {
     accounts: accounts::Accounts,
     /// Chunks that must become free for a guarantee, and the time until which that is tried.
     promise: Option<(u32, u64)>,
-    /// Since when nothing has moved although more memory may come for that.
+    /// Time since which nothing has moved although more memory may come for that.
     still_since: Option<u64>,
     actions: Vec<Action>,
     /// The machine's clock, and the time of the last event, in ns.
@@ -379,7 +379,7 @@ impl Core {
         self.steps += units as u64;
     }
 
-    /// Returns whether this event may do work that can be put off.
+    /// Returns whether this event may do deferrable work.
     fn may_work(&self) -> bool {
         self.spent < WORK_AT_ONCE
     }
@@ -402,7 +402,7 @@ impl Core {
         self.has_work()
     }
 
-    /// Numbers that this owner is still to give. A program that lost its connection brings those that it was given.
+    /// Numbers that this owner has yet to give. A program that lost its connection brings its earlier numbers.
     fn unused_numbers(&self) -> std::ops::Range<u64> {
         self.next.saturating_add(1)..self.first_number.saturating_add(OWN_NUMBERS)
     }
@@ -412,7 +412,7 @@ impl Core {
         std::mem::take(&mut self.actions)
     }
 
-    /// In how many ns an [`Event::Tick`] is wanted, if nothing happens before.
+    /// Returns the time in ns until the next [`Event::Tick`], unless another event comes first.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<u64> {
         let turns = self.turns.next_wakeup().map(|at| at.0.saturating_sub(self.clock));
@@ -509,7 +509,7 @@ impl Core {
         Ok(())
     }
 
-    /// Lets a tenant out of quarantine, and forgets its strikes.
+    /// Releases a tenant from quarantine, and clears its strikes.
     pub fn release(&mut self, id: TenantId) {
         self.turns.release(id, Nanos(self.clock));
         self.follow_up();
@@ -554,7 +554,7 @@ impl Core {
     /// Changes the limits of a tenant, from now on. Its name, its user and the memory size that it sees stay.
     ///
     /// # Errors
-    /// When that cannot be had; nothing has changed then.
+    /// If they cannot be met; nothing has changed then.
     pub fn change_tenant(&mut self, id: TenantId, spec: &TenantSpec) -> Result<(), TenantError> {
         spec.time.check()?;
         self.table.set_limits(id, spec.limits)?;

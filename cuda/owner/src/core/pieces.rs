@@ -17,8 +17,8 @@ enum Use {
     Stocking,
     /// In the stock, seen by no tenant.
     Stocked,
-    /// Given to, or being made for, a tenant; so many chunks and moves hold it. Without `only` several of its processes
-    /// have it, or had.
+    /// Given to, or being made for, a tenant; `count` chunks and moves hold it. Without `only` several of its processes
+    /// have it, or had it.
     Held { by: TenantId, only: Option<SessionId>, count: u32 },
     /// Waits for its process to need one again.
     Parked,
@@ -81,7 +81,7 @@ impl Pieces {
         PieceId(self.next)
     }
 
-    /// A piece for a process, held once: one that it had, one of the stock, or one that is made now.
+    /// Returns a piece for a process, held once: one that it had, one of the stock, or a new one.
     pub(super) fn take(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, true, actions)
     }
@@ -109,7 +109,7 @@ impl Pieces {
         self.make(memory, held, zeroed, actions)
     }
 
-    /// A piece that a process had before the owner was there: it counts as given to it.
+    /// Adopts a piece that a process had before the owner started: it counts as given to the process.
     pub(super) fn adopt(&mut self, piece: PieceId, memory: Memory, by: Receiver) {
         self.host += u32::from(memory == Memory::Host);
         self.pieces.insert(piece, Piece { memory, used: by.holds(), ready: true });

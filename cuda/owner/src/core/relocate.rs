@@ -38,7 +38,7 @@ const DECLINES_MOST: u32 = 6;
 /// A chunk on its way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
-    /// The move of the accounts; none for a piece that is moved to where its chunk has its place already.
+    /// The move of the accounts; none for a piece that moves to the memory of its chunk's place.
     id: Option<MoveId>,
     tenant: TenantId,
     index: u32,
@@ -75,7 +75,7 @@ pub(super) struct Relocation {
     batches: VecDeque<Batch>,
     /// Batches that the process maps, in the order in which they were sent: copies may end in another order.
     redirecting: VecDeque<Vec<Item>>,
-    /// Since when the process owes an answer.
+    /// Time since which the process owes an answer.
     since: Option<u64>,
     /// It has redirected all that it was asked for.
     complied: bool,
@@ -162,7 +162,7 @@ impl Core {
         steps
     }
 
-    /// Begins a step: takes the destination. `None` when it is done already, or cannot be now.
+    /// Begins a step: takes the destination. `None` if it is done already, or is impossible now.
     fn begin(
         &mut self,
         step: Step,
@@ -213,7 +213,7 @@ impl Core {
         }
     }
 
-    /// Has the accounts follow a piece that is there already; whether they could.
+    /// Makes the accounts follow a piece that is there already; returns whether they could.
     pub(super) fn account_for(&mut self, step: Step) -> bool {
         let Ok(Some(moves)) = self.start(step) else { return false };
         self.table.commit_move(moves.id);
@@ -480,7 +480,7 @@ impl Core {
         }
     }
 
-    /// A destination exists, or could not be had: then its chunk stays.
+    /// Records that a destination exists, or could not be made: then its chunk stays.
     pub(super) fn destination_made(&mut self, piece: PieceId, done: bool) {
         let found = self
             .relocations

@@ -44,7 +44,7 @@ pub(super) struct Session {
     pub(super) uid: u32,
     /// The tenant on whose own socket it connected: the rights of the socket protect that tenant.
     pub(super) bound: Option<TenantId>,
-    /// Of the messages.
+    /// Version of the messages.
     pub(super) version: u16,
     pub(super) program: String,
     /// Its tenant, after its first message.
@@ -56,7 +56,7 @@ pub(super) struct Session {
     /// Its requests for fixed memory that are not answered yet.
     pub(super) fixing: VecDeque<Fixing>,
     pub(super) pending: VecDeque<Pending>,
-    /// Adopted chunks of which the pieces are being mapped.
+    /// Adopted chunks whose pieces are being mapped.
     pub(super) adopting: BTreeMap<ChunkId, PieceId>,
     /// Chunks that it had under an owner before.
     pub(super) adopted: BTreeSet<ChunkId>,
