@@ -73,7 +73,7 @@ impl Tables {
         Self { limit, used: 0, slots: Slots::new(base), handles: HashMap::new(), bindings: HashMap::new() }
     }
 
-    /// Returns whether `address` is in table space, with a table or without.
+    /// Returns true if `address` is in table space, with a table or without.
     #[must_use]
     pub fn contains(&self, address: GuestVramAddr) -> bool {
         address >= self.slots.base()

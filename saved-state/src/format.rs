@@ -15,7 +15,7 @@ pub(crate) const IDENTITY: usize = 16;
 /// Bytes of a section's sum.
 pub(crate) const SUM: usize = 32;
 
-/// Returns whether a part may be called so.
+/// Returns true if a part may be called so.
 pub(crate) fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
     (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(allowed)

@@ -88,7 +88,7 @@ impl Invalid {
     }
 }
 
-/// Returns whether keys ascend, each above the one before: as those of a map are saved.
+/// Returns true if keys ascend, each above the one before: as those of a map are saved.
 pub fn ascend<K: Ord>(keys: impl IntoIterator<Item = K>) -> bool {
     let mut last: Option<K> = None;
     keys.into_iter().all(|key| {

@@ -54,7 +54,7 @@ impl Member {
         Self { params, queue: VecDeque::new(), in_flight: 0, last_seen: None, expected: UNKNOWN_NS, held, bucket }
     }
 
-    /// Returns whether one of its submissions may start.
+    /// Returns true if one of its submissions may start.
     pub(crate) fn ready(&self) -> bool {
         !self.queue.is_empty()
             && !self.held
@@ -66,7 +66,7 @@ impl Member {
         i128::from(self.expected) * i128::from(self.in_flight) * i128::from(PERMILLE)
     }
 
-    /// Returns whether it has work, or had some within `ns`.
+    /// Returns true if it has work, or had some within `ns`.
     pub(crate) fn active(&self, now: Nanos, ns: u64) -> bool {
         !self.held
             && (!self.queue.is_empty()
@@ -252,7 +252,7 @@ impl Lane {
         policy.check(members.keys())
     }
 
-    /// Returns whether the policy is the one in the settings.
+    /// Returns true if the policy is the one in the settings.
     pub(crate) fn is_of(&self, config: &Config) -> bool {
         self.policy.kind() == config.policy
     }
@@ -293,7 +293,7 @@ impl Lane {
         self.policy.idled(vgpu, ns, &view);
     }
 
-    /// Returns whether a vGPU has had the lane alone for `ns`, has nothing queued, and its submissions last at most
+    /// Returns true if a vGPU has had the lane alone for `ns`, has nothing queued, and its submissions last at most
     /// `most` ns.
     pub(crate) fn is_brief_and_alone(&self, vgpu: VgpuId, now: Nanos, ns: u64, most: u64) -> bool {
         let own = |member: &Member| member.queue.is_empty() && member.expected <= most;

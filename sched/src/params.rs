@@ -38,7 +38,7 @@ impl CopyShare {
     /// The settings of compute.
     pub const AS_COMPUTE: Self = Self { weight: None, guarantee_permille: None, cap_permille: None };
 
-    /// Returns whether all settings are those of compute.
+    /// Returns true if all settings are those of compute.
     #[must_use]
     pub fn is_silent(&self) -> bool {
         *self == Self::AS_COMPUTE

@@ -64,7 +64,7 @@ impl Scheduler {
         Ok(Self { config, vgpus: BTreeMap::new(), engines, lanes, order: 0, ignored: 0, now })
     }
 
-    /// Returns whether a scheduler that was read is valid.
+    /// Returns true if a scheduler that was read is valid.
     pub(crate) fn is_whole(&self) -> bool {
         let lanes = lane_count(&self.config);
         self.config.check().is_ok()
@@ -200,13 +200,13 @@ impl Scheduler {
         queued.chain(flights)
     }
 
-    /// Returns whether an engine has work.
+    /// Returns true if an engine has work.
     #[must_use]
     pub fn is_busy(&self, engine: Engine) -> bool {
         self.engines[engine.index()].running().is_some()
     }
 
-    /// Returns whether a vGPU has had an engine alone for a period, has nothing queued, and its submissions last at
+    /// Returns true if a vGPU has had an engine alone for a period, has nothing queued, and its submissions last at
     /// most `most` ns, as far as that is known: no other vGPU waits for the next end.
     #[must_use]
     pub fn is_brief_and_alone(&self, vgpu: VgpuId, engine: Engine, now: Nanos, most: u64) -> bool {

@@ -23,7 +23,7 @@ fn origins() -> MutexGuard<'static, Option<HashSet<(u64, Stream)>>> {
     ORIGINS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns whether a stream of this program captures.
+/// Returns true if a stream of this program captures.
 pub fn any() -> bool {
     OPEN.load(Ordering::SeqCst) > 0
 }

@@ -66,12 +66,12 @@ impl Access {
         Self { kind, id, flags: 0 }
     }
 
-    /// Returns whether the location is a card.
+    /// Returns true if the location is a card.
     pub fn is_device(&self) -> bool {
         self.kind == 1
     }
 
-    /// Returns whether both speak of the same location.
+    /// Returns true if both speak of the same location.
     pub fn same_location(&self, other: &Self) -> bool {
         (self.kind, self.id) == (other.kind, other.id)
     }

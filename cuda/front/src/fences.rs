@@ -134,7 +134,7 @@ pub fn contexts_ended() {
     }
 }
 
-/// Returns whether all work that was not measured has ended, with the gate closed and a capture open.
+/// Returns true if all work that was not measured has ended, with the gate closed and a capture open.
 pub fn have_passed() -> bool {
     let mut state = lock();
     let Some(fences) = state.as_mut() else { return true };

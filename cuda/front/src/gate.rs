@@ -201,12 +201,12 @@ pub fn soon(time: Duration) {
     OPENED.notify_all();
 }
 
-/// Returns whether a submission is held, for whatever reason.
+/// Returns true if a submission is held, for whatever reason.
 pub fn held() -> bool {
     HELD.load(Ordering::SeqCst) > 0
 }
 
-/// Returns whether a submission waits, and the owner knows.
+/// Returns true if a submission waits, and the owner knows.
 pub fn told() -> bool {
     TOLD.load(Ordering::SeqCst)
 }
@@ -241,7 +241,7 @@ pub fn open(reason: u32) {
     }
 }
 
-/// Returns whether the gate is open to work without `reason`, apart from closures by the program's own threads.
+/// Returns true if the gate is open to work without `reason`, apart from closures by the program's own threads.
 pub fn opens_without(reason: u32) -> bool {
     CLOSED.load(Ordering::SeqCst) & !reason & (TURN | ORDER) == 0
 }

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Returns whether messages are asked for.
+/// Returns true if messages are asked for.
 pub fn wanted() -> bool {
     const UNKNOWN: u8 = 2;
     static WANTED: AtomicU8 = AtomicU8::new(UNKNOWN);

@@ -71,7 +71,7 @@ impl Event {
         (result == SUCCESS).then_some(Self(event as u64))
     }
 
-    /// Returns whether the work before it has ended.
+    /// Returns true if the work before it has ended.
     pub fn done(self) -> bool {
         // SAFETY: an event of ours that is never destroyed. Anything but "not ready" means that nothing more will come.
         unsafe { driver::event_query(self.raw()) != driver::NOT_READY }
@@ -166,7 +166,7 @@ fn lock() -> MutexGuard<'static, Option<Pace>> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns whether submissions are bounded and measured.
+/// Returns true if submissions are bounded and measured.
 pub fn active() -> bool {
     ACTIVE.load(Ordering::Relaxed)
 }
@@ -192,7 +192,7 @@ pub fn all_measured() {
     UNMEASURED.store(!active(), Ordering::SeqCst);
 }
 
-/// Returns whether all that may be in flight was measured.
+/// Returns true if all that may be in flight was measured.
 pub fn is_measured() -> bool {
     active() && !UNMEASURED.load(Ordering::SeqCst)
 }
@@ -370,7 +370,7 @@ impl Pace {
         self.groups.iter().map(|g| g.estimate).sum::<f64>() - ran.min(first.estimate)
     }
 
-    /// Returns whether a stream without work may have some in addition to another stream's: a copy next to a long
+    /// Returns true if a stream without work may have some in addition to another stream's: a copy next to a long
     /// kernel.
     fn is_free_for(&self, stream: Stream) -> bool {
         self.groups.len() < 2 && self.groups.iter().all(|g| g.stream != stream)

@@ -116,7 +116,7 @@ pub fn wait_for_owner() -> bool {
     true
 }
 
-/// Returns whether requests wait for answers.
+/// Returns true if requests wait for answers.
 pub fn any() -> bool {
     answers().as_ref().is_some_and(|answers| !answers.is_empty())
 }

@@ -57,12 +57,12 @@ impl Stream {
         }
     }
 
-    /// Returns whether only one thread can name the stream.
+    /// Returns true if only one thread can name the stream.
     pub fn is_threads_own(self) -> bool {
         self.thread != 0
     }
 
-    /// Returns whether this thread can name the stream. Of another thread's own one nothing can be asked or recorded
+    /// Returns true if this thread can name the stream. Of another thread's own one nothing can be asked or recorded
     /// here.
     pub fn is_in_reach(self) -> bool {
         self.thread == 0 || self.thread == thread()
@@ -73,7 +73,7 @@ impl Stream {
         self.handle as Object
     }
 
-    /// Returns whether it captures, or must not be asked because another stream does.
+    /// Returns true if it captures, or must not be asked because another stream does.
     pub fn is_capturing(self) -> bool {
         let mut status: c_int = 0;
         // SAFETY: the program passes this stream to a submission.
@@ -272,7 +272,7 @@ pub fn stream(index: usize, arguments: Arguments) -> Stream {
     Stream::named(handle, per_thread)
 }
 
-/// Returns whether [`stream`] finds the stream of a call.
+/// Returns true if [`stream`] finds the stream of a call.
 pub fn is_known(index: usize) -> bool {
     PLACES.get(index) != Some(&SEVERAL)
 }

@@ -193,7 +193,7 @@ pub fn send(message: &FromTenant) -> bool {
     link.is_some_and(|link| link.send(message, &[]).is_ok())
 }
 
-/// Returns whether an owner is there.
+/// Returns true if an owner is there.
 pub fn connected() -> bool {
     LINK.read().unwrap_or_else(PoisonError::into_inner).is_some()
 }
@@ -328,7 +328,7 @@ impl Agent {
         Ok(self.poll(timeout))
     }
 
-    /// Returns whether a message comes within `timeout`.
+    /// Returns true if a message comes within `timeout`.
     fn poll(&self, timeout: Duration) -> bool {
         let timeout = libc::timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut poll = libc::pollfd { fd: self.link.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };

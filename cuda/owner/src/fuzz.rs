@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// A chunk of a process, of any process, or of none.
+    /// Returns a chunk of this process, of any process, or an unused one.
     fn chunk(&self, input: &mut Input<'_>, session: SessionId) -> ChunkId {
         let at = input.below(64);
         let any = || self.programs.values().flat_map(|program| &program.chunks);

@@ -130,19 +130,19 @@ impl Turns {
         self.members.iter().filter(|(_, member)| member.slice.is_some()).map(|(&tenant, _)| tenant)
     }
 
-    /// Returns whether a tenant has a turn.
+    /// Returns true if a tenant has a turn.
     #[must_use]
     pub fn has_turn(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| member.slice.is_some())
     }
 
-    /// Returns whether a tenant has a turn that it must give back.
+    /// Returns true if a tenant has a turn that it must give back.
     #[must_use]
     pub fn is_recalled(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).and_then(|member| member.slice).is_some_and(|slice| slice.recalled)
     }
 
-    /// Returns whether a tenant has work, waiting or running.
+    /// Returns true if a tenant has work, waiting or running.
     #[must_use]
     pub fn is_busy(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| member.slice.is_some() || member.wants)
@@ -336,7 +336,7 @@ impl Turns {
         }
     }
 
-    /// Begins the next slice of a tenant at once, if the scheduler would choose it again. Says whether it did.
+    /// Begins the next slice of a tenant at once, if the scheduler would choose it again. Returns whether it did.
     fn roll(&mut self, tenant: TenantId, now: Nanos) -> bool {
         let Some(slice) = self.members.get(&tenant).and_then(|member| member.slice).filter(|slice| !slice.recalled)
         else {

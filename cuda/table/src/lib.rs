@@ -76,7 +76,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// Returns whether the form works on the per-thread default stream where a call names the default stream.
+    /// Returns true if the form works on the per-thread default stream where a call names the default stream.
     pub fn per_thread(&self) -> bool {
         self.suffix.ends_with("_ptsz") || self.suffix.ends_with("_ptds")
     }

@@ -174,7 +174,7 @@ impl Band {
         self.budgets.ready(view).min_by_key(rank)
     }
 
-    /// Returns whether to wait before `next` runs.
+    /// Returns true if to wait before `next` runs.
     fn waits(&self, last: VgpuId, next: VgpuId, view: &View<'_>) -> bool {
         let band = &view.config.band;
         let due = || !band.correct || !self.over(last, view);

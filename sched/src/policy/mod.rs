@@ -50,12 +50,12 @@ impl<'a> View<'a> {
         self.members.iter().filter(|(_, member)| member.ready()).map(|(vgpu, member)| (*vgpu, member))
     }
 
-    /// Returns whether a vGPU has a submission ready to start.
+    /// Returns true if a vGPU has a submission ready to start.
     pub(crate) fn is_ready(&self, vgpu: VgpuId) -> bool {
         self.members.get(&vgpu).is_some_and(Member::ready)
     }
 
-    /// Returns whether another vGPU has a submission ready to start.
+    /// Returns true if another vGPU has a submission ready to start.
     pub(crate) fn others_ready(&self, than: VgpuId) -> bool {
         self.ready().any(|(vgpu, _)| vgpu != than)
     }

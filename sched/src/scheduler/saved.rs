@@ -144,7 +144,7 @@ pub(crate) fn of_members<'a>(
     Invalid::unless(keys.into_iter().eq(members), || "a policy knows other vGPUs than its lane".into())
 }
 
-/// Returns whether an order names each of `members` once.
+/// Returns true if an order names each of `members` once.
 pub(crate) fn is_order_of<'a>(
     order: impl IntoIterator<Item = &'a VgpuId>,
     members: impl IntoIterator<Item = &'a VgpuId>,

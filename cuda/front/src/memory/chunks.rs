@@ -200,7 +200,7 @@ pub fn free(address: Address) -> bool {
     true
 }
 
-/// Returns whether memory of ours was freed before.
+/// Returns true if memory of ours was freed before.
 pub fn is_freed(address: Address) -> bool {
     lock().as_ref().is_some_and(|memory| memory.ordered.is_freed(address))
 }
@@ -486,7 +486,7 @@ impl Memory {
         }
     }
 
-    /// Returns whether a range may hold allocations: the program does not manage it itself.
+    /// Returns true if a range may hold allocations: the program does not manage it itself.
     pub fn reserved(&self, at: Address, bytes: u64) -> bool {
         let end = at.saturating_add(bytes);
         self.regions.iter().any(|r| at < r.base + r.bytes && end > r.base) || self.opened.reserved(at, bytes)
@@ -514,7 +514,7 @@ impl Memory {
         Ok(self.regions.len() - 1)
     }
 
-    /// Returns whether an allocation would take chunks that a region does not have.
+    /// Returns true if an allocation would take chunks that a region does not have.
     fn lacks(&mut self, at: usize, bytes: u64) -> bool {
         let region = &mut self.regions[at];
         let Some(placed) = region.arena.place(bytes) else { return true };

@@ -80,7 +80,7 @@ pub fn freed(address: Address) {
     uncount(Thing::Address(address));
 }
 
-/// Returns whether allocations of a pool may be shared, and so must be the driver's.
+/// Returns true if allocations of a pool may be shared, and so must be the driver's.
 pub fn exported_pool(pool: Object) -> bool {
     POOLS.lock().unwrap_or_else(PoisonError::into_inner).contains(&(pool as u64))
 }

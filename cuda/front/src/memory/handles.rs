@@ -156,7 +156,7 @@ impl Handles {
         handle
     }
 
-    /// Returns whether a number may be one of ours: the driver must not see it.
+    /// Returns true if a number may be one of ours: the driver must not see it.
     pub fn is_ours(handle: Handle) -> bool {
         handle & !0xffff_ffff == FIRST
     }

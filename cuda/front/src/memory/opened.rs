@@ -88,7 +88,7 @@ impl Token {
         Some(Self { share, offset: word(40)?, bytes: word(48)?, chunks: u32::from_le_bytes(chunks), card })
     }
 
-    /// Returns whether the allocation is within the chunks: the handle came from another process.
+    /// Returns true if the allocation is within the chunks: the handle came from another process.
     fn fits(&self, chunk_bytes: u64) -> bool {
         let all = u64::from(self.chunks).saturating_mul(chunk_bytes);
         self.bytes > 0 && self.offset < chunk_bytes && self.offset.saturating_add(self.bytes) <= all
@@ -107,7 +107,7 @@ impl Opened {
         self.foreign.values().flat_map(|f| f.pieces.iter().map(|(_, chunk)| (f.card, chunk)))
     }
 
-    /// Returns whether a range contains addresses of ours.
+    /// Returns true if a range contains addresses of ours.
     pub fn reserved(&self, at: Address, bytes: u64) -> bool {
         let end = at.saturating_add(bytes);
         self.foreign.values().any(|f| at < f.base + f.pieces.len() as u64 * f.chunk_bytes && end > f.base)

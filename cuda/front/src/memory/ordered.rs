@@ -52,7 +52,7 @@ pub struct Ordered {
 }
 
 impl Ordered {
-    /// Returns whether memory was freed and is not in use again.
+    /// Returns true if memory was freed and is not in use again.
     pub fn is_freed(&self, address: Address) -> bool {
         self.freed.contains(&address)
     }
@@ -62,12 +62,12 @@ impl Ordered {
         self.freed.iter().copied()
     }
 
-    /// Returns whether memory is given up as soon as an event has passed.
+    /// Returns true if memory is given up as soon as an event has passed.
     pub fn waits_for_events(&self) -> bool {
         self.waits.iter().any(|waits| matches!(waits.behind, Behind::Event(_)))
     }
 
-    /// Returns whether there is nothing.
+    /// Returns true if there is nothing.
     pub fn is_empty(&self) -> bool {
         self.freed.is_empty()
     }
@@ -121,7 +121,7 @@ impl Ordered {
         self.waits.push(Waits { context: lane.context, behind, addresses });
     }
 
-    /// Returns whether memory waits for all work of a context.
+    /// Returns true if memory waits for all work of a context.
     pub fn waits_for_all(&self) -> bool {
         self.waits.iter().any(|waits| waits.behind == Behind::All)
     }

@@ -67,12 +67,12 @@ impl Region {
         Self { device, card, base, bytes, chunk_bytes, arena, spare, slots, away }
     }
 
-    /// Returns whether an address is one of the region's.
+    /// Returns true if an address is one of the region's.
     pub fn contains(&self, address: Address) -> bool {
         address >= self.base && address - self.base < self.bytes
     }
 
-    /// Returns whether an address is in a chunk that is away.
+    /// Returns true if an address is in a chunk that is away.
     pub fn is_away(&self, address: Address) -> bool {
         let number = || u32::try_from((address - self.base) / self.chunk_bytes).unwrap_or(u32::MAX);
         !self.away.is_empty() && self.contains(address) && self.away.contains(&number())

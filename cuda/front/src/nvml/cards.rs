@@ -25,7 +25,7 @@ fn cards() -> &'static [[u8; 16]] {
     CARDS.get().map_or(&[], Vec::as_slice)
 }
 
-/// Returns whether a device is one of the tenant's.
+/// Returns true if a device is one of the tenant's.
 fn is_own(device: Device) -> bool {
     uuid(device).is_some_and(|uuid| cards().contains(&uuid))
 }

@@ -218,7 +218,7 @@ impl Core {
         self.bell = true;
     }
 
-    /// Returns whether a tenant would exceed its limit if all memory that it gave back last is still in use. The next
+    /// Returns true if a tenant would exceed its limit if all memory that it gave back last is still in use. The next
     /// two polls decide; until then it waits.
     pub(super) fn waits_for_missing(&self, tenant: TenantId) -> bool {
         let Some(Suspect { sure: [last, before, ..], .. }) = self.accounts.suspects.get(&tenant) else { return false };
@@ -353,7 +353,7 @@ impl Core {
         }
     }
 
-    /// Returns whether memory of the card is known to be in use past the accounts.
+    /// Returns true if memory of the card is known to be in use past the accounts.
     pub(super) fn is_past(&self) -> bool {
         let of_tenants = self.tenants.values().any(|tenant| tenant.past.bytes() > 0);
         of_tenants || self.accounts.unexplained > 0 || !self.accounts.suspects.is_empty()
@@ -386,7 +386,7 @@ fn part(own: u64, of: u64, all: u64) -> u64 {
     u64::try_from(u128::from(own) * u128::from(of) / u128::from(all)).unwrap_or(u64::MAX)
 }
 
-/// Returns whether NVML counts memory of a kind at the process that has it.
+/// Returns true if NVML counts memory of a kind at the process that has it.
 fn is_the_processes(kind: FixedKind) -> bool {
     match kind {
         FixedKind::Array | FixedKind::Shared | FixedKind::Driver => true,

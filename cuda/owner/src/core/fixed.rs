@@ -36,7 +36,7 @@ pub(super) struct Release {
 
 #[cfg(any(test, feature = "fuzz"))]
 impl Release {
-    /// Returns whether a process's number of a chunk will be released.
+    /// Returns true if a process's number of a chunk will be released.
     pub(super) fn has(&self, id: SessionId, chunk: ChunkId, index: u32) -> bool {
         self.id == id && self.users.as_slice().contains(&(chunk, index))
     }
@@ -138,7 +138,7 @@ impl Core {
         self.send(id, FromOwner::Refused { request, reason });
     }
 
-    /// Returns whether a request that came at `since` must wait rather than be refused: memory is being released, which
+    /// Returns true if a request that came at `since` must wait rather than be refused: memory is being released, which
     /// it may lack.
     pub(super) fn waits_for_releases(&self, since: u64) -> bool {
         !self.releases.is_empty() && self.clock.saturating_sub(since) < ROOM_NS
@@ -185,7 +185,7 @@ impl Core {
         self.bell = true;
     }
 
-    /// Returns whether memory of a tenant is being released.
+    /// Returns true if memory of a tenant is being released.
     pub(super) fn releases_of(&self, tenant: TenantId) -> bool {
         self.releases.iter().any(|release| release.tenant == tenant)
     }
@@ -207,7 +207,7 @@ impl Core {
         }
     }
 
-    /// Returns whether work of earlier events is left.
+    /// Returns true if work of earlier events is left.
     pub(super) fn has_work(&self) -> bool {
         self.bell || !self.releases.is_empty() || !self.uncounted.is_empty() || !self.unserved.is_empty()
     }

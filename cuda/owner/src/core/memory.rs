@@ -116,7 +116,7 @@ impl Core {
         self.answer(id);
     }
 
-    /// Returns whether the next chunk of a tenant goes to host memory although the tenant may have it on the card.
+    /// Returns true if the next chunk of a tenant goes to host memory although the tenant may have it on the card.
     fn swaps_now(&self, tenant: TenantId) -> bool {
         let account = self.table.vms().find(|(vm, _)| *vm == tenant).map(|(_, account)| account);
         let swaps = |own: &vram::VmSummary| {
@@ -126,7 +126,7 @@ impl Core {
         self.table.spare() == 0 && account.as_ref().is_some_and(swaps)
     }
 
-    /// Returns whether chunks of the tenant with the quantum wait until memory of the tenants that wait for theirs is
+    /// Returns true if chunks of the tenant with the quantum wait until memory of the tenants that wait for theirs is
     /// evicted, and starts that. In host memory they would be used over the link, and moved at once, which needs a
     /// quiesced program.
     fn waits_for_room(&mut self, tenant: TenantId, chunks: u32, since: u64) -> bool {
@@ -476,7 +476,7 @@ impl Core {
     }
 }
 
-/// Returns whether the piece of a chunk exists.
+/// Returns true if the piece of a chunk exists.
 fn is_there(tenants: &BTreeMap<TenantId, Tenant>, pieces: &Pieces, tenant: Option<TenantId>, index: u32) -> bool {
     let body = tenant.and_then(|tenant| tenants.get(&tenant)?.bodies.get(&index));
     matches!(body, Some(Body::Chunk { piece, .. }) if pieces.is_ready(*piece))

@@ -379,7 +379,7 @@ impl Core {
         self.steps += units as u64;
     }
 
-    /// Returns whether this event may do deferrable work.
+    /// Returns true if this event may do deferrable work.
     fn may_work(&self) -> bool {
         self.spent < WORK_AT_ONCE
     }
@@ -396,7 +396,7 @@ impl Core {
         self.next
     }
 
-    /// Returns whether work is left that only needs further events.
+    /// Returns true if work is left that only needs further events.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn is_working(&self) -> bool {
         self.has_work()

@@ -166,7 +166,7 @@ impl Pieces {
         None
     }
 
-    /// Returns whether a piece exists.
+    /// Returns true if a piece exists.
     pub(super) fn is_ready(&self, id: PieceId) -> bool {
         self.pieces.get(&id).is_some_and(|piece| piece.ready)
     }
@@ -192,7 +192,7 @@ impl Pieces {
         }
     }
 
-    /// Returns whether to make one more piece for the stock now.
+    /// Returns true if to make one more piece for the stock now.
     pub(super) fn is_short(&self) -> bool {
         self.stock.len() + self.stocking < self.ready_host as usize
             && self.stocking < STOCKING_MOST

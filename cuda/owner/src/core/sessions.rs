@@ -31,7 +31,7 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// Returns whether a chunk is one of the request's. Numbers of chunks rise.
+    /// Returns true if a chunk is one of the request's. Numbers of chunks rise.
     pub(super) fn holds(&self, chunk: ChunkId) -> bool {
         self.items.binary_search_by_key(&chunk, |(id, _)| *id).is_ok()
     }
@@ -58,7 +58,7 @@ pub(super) struct Session {
     pub(super) pending: VecDeque<Pending>,
     /// Adopted chunks whose pieces are being mapped.
     pub(super) adopting: BTreeMap<ChunkId, PieceId>,
-    /// Chunks that it had under an owner before.
+    /// Chunks that it had under an earlier owner.
     pub(super) adopted: BTreeSet<ChunkId>,
     /// More such chunks follow.
     pub(super) adopts: bool,
@@ -87,7 +87,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Returns whether the process has mapped a chunk, as far as the owner can tell: its request is answered.
+    /// Returns true if the process has mapped a chunk, as far as the owner can tell: its request is answered.
     pub(super) fn has_settled(&self, chunk: ChunkId) -> bool {
         self.chunks.contains_key(&chunk) && !self.pending.iter().any(|pending| pending.holds(chunk))
     }
@@ -119,13 +119,13 @@ impl Core {
         self.pieces.holder(piece).or_else(|| brought()?.tenant)
     }
 
-    /// Returns whether a process is reporting the memory that it had under an earlier owner.
+    /// Returns true if a process is reporting the memory that it had under an earlier owner.
     #[must_use]
     pub fn adopts(&self, id: SessionId) -> bool {
         self.sessions.get(&id).is_some_and(|session| session.adopts || !session.adopting.is_empty())
     }
 
-    /// Returns whether a connection's first message was accepted.
+    /// Returns true if a connection's first message was accepted.
     #[must_use]
     pub fn has_greeted(&self, id: SessionId) -> bool {
         self.sessions.get(&id).is_some_and(|session| session.tenant.is_some())
@@ -137,7 +137,7 @@ impl Core {
         self.tenants.len()
     }
 
-    /// Returns whether a process has chunks.
+    /// Returns true if a process has chunks.
     #[must_use]
     pub fn holds_chunks(&self, id: SessionId) -> bool {
         self.sessions.get(&id).is_some_and(|session| !session.chunks.is_empty())
@@ -366,7 +366,7 @@ impl Core {
         tenant.into_iter().for_each(|known| known.suspended += 1);
     }
 
-    /// Processes that the driver does not get to suspend are killed: of one that is stopped it waits for ever. Those
+    /// Kills the processes that the driver does not suspend in time: it waits for ever for one that is stopped. Those
     /// that have begun to report their memory, and do not continue, are stuck.
     pub(super) fn late_suspensions(&mut self) {
         let (clock, patience) = (self.clock, self.config.patience_ns);

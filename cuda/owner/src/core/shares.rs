@@ -12,7 +12,7 @@ const NAMED_MOST: usize = 1 << 18;
 /// Tokens that are examined with each new one. Two are enough for stale ones never to be the majority for long.
 const SWEPT_AT_ONCE: usize = 4;
 
-/// A chunk as a token names it: its index, and the number of the chunk that had the index then.
+/// A chunk as named by a token: its index, and the number of the chunk that had the index then.
 pub(super) type Named = (u32, u64);
 
 /// The tokens of one tenant.
@@ -27,7 +27,7 @@ struct Own {
     named: usize,
 }
 
-/// All of them, by tenant: none of them opens anything for another one, nor takes room from it.
+/// All of them, by tenant: no token opens anything for another tenant, or takes room from it.
 ///
 /// A chunk that is given up costs nothing here. Its tokens name a number that is no longer in use, and are removed a
 /// few at a time when others are made.
@@ -63,7 +63,7 @@ impl Shares {
         looked_at
     }
 
-    /// Returns whether a tenant may have one more token that names so many chunks.
+    /// Returns true if a tenant may have one more token that names so many chunks.
     pub(super) fn has_room(&self, tenant: TenantId, chunks: usize) -> bool {
         let own = self.0.get(&tenant);
         own.is_none_or(|own| own.by_token.len() < SHARES_MOST && own.named + chunks <= NAMED_MOST)

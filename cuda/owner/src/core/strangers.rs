@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Core;
 use super::types::{Action, OnStranger, Stranger, User};
 
-/// Looks at which a process must have been found before it is a stranger: one that begins or ends may be found once.
+/// Polls that must find a process before it counts as unmanaged: one that begins or ends may be found once.
 const LOOKS: u32 = 2;
 
-/// Strangers by their processes, each with the looks at which it was found.
+/// Unmanaged processes, each with the number of polls that found it.
 #[derive(Debug, Default)]
 pub(super) struct Strangers(BTreeMap<u32, (Stranger, u32)>);
 

@@ -214,7 +214,7 @@ impl Core {
         }
     }
 
-    /// Returns whether memory may have to move without anything happening.
+    /// Returns true if memory may have to move without anything happening.
     pub(super) fn watches_memory(&self) -> bool {
         let account = self.table.summary();
         account.host.used > 0 || self.quanta.turn().is_some() || !self.misplaced.is_empty()
@@ -264,7 +264,7 @@ impl Core {
         self.hold_waiting();
     }
 
-    /// Returns whether a program of the tenant has asked for memory that it has not got.
+    /// Returns true if a program of the tenant has asked for memory that it has not got.
     fn waits_for_memory(&self, tenant: TenantId) -> bool {
         let mut of_it = self.sessions.values().filter(|session| session.tenant == Some(tenant));
         of_it.any(|session| !session.pending.is_empty())
@@ -291,7 +291,7 @@ impl Core {
         self.hold_waiting();
     }
 
-    /// Returns whether a tenant has memory away that the card has room for, or would have without others' chunks.
+    /// Returns true if a tenant has memory away that the card has room for, or would have without others' chunks.
     fn more_may_come(&self, tenant: TenantId) -> bool {
         let accounts = || self.table.vms();
         let away = accounts().any(|(vm, account)| vm == tenant && account.host > 0);

@@ -107,7 +107,7 @@ pub enum Event {
         /// Its number.
         pid: u32,
     },
-    /// Processes that use the card, as NVML says, without the owner, which has `own` bytes of the card, if that is
+    /// Processes that use the card according to NVML, without the owner, which has `own` bytes of the card, if that is
     /// known.
     Users {
         /// The others.
@@ -184,7 +184,7 @@ pub enum Action {
     Make {
         /// Its number.
         piece: PieceId,
-        /// Of which memory.
+        /// Memory of the piece.
         memory: Memory,
         /// It must hold zeros. If not, all of it is overwritten before a process sees it.
         zeroed: bool,
@@ -243,7 +243,7 @@ pub enum Action {
     },
 }
 
-/// Reason that a tenant cannot be had or changed.
+/// Reason that a tenant cannot be added or changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TenantError {
     /// The name is taken.
@@ -260,10 +260,10 @@ pub enum TenantError {
         /// Number of its processes.
         sessions: usize,
     },
-    /// Memory cannot be had like that.
+    /// The memory cannot be divided like that.
     #[error(transparent)]
     Memory(#[from] vram::Error),
-    /// Time cannot be had like that.
+    /// The time cannot be divided like that.
     #[error(transparent)]
     Time(#[from] sched::ConfigError),
 }

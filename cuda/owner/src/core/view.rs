@@ -23,9 +23,9 @@ pub struct TenantView {
     pub charged_ns: u64,
     /// Part of its turns in which its work was in flight, by its own events, in ns.
     pub busy_ns: u64,
-    /// Of that, the time in which only copies were, in ns.
+    /// Part of that in which only copies were in flight, in ns.
     pub copy_ns: u64,
-    /// Submissions that were counted. None are while it is alone.
+    /// Submissions that were counted. While it is alone they are not counted.
     pub launches: u64,
     /// It has the turn.
     pub runs: bool,
@@ -43,7 +43,7 @@ pub struct TenantView {
     pub kept_bytes: u64,
     /// Bytes of both beyond its limits.
     pub over_quota_bytes: u64,
-    /// Turns beyond their limit, and whether it gets none until it is released.
+    /// Turns beyond their limit, and whether it is quarantined.
     pub strikes: (u32, bool),
 }
 
@@ -62,7 +62,7 @@ pub struct CardView {
     pub relocations: u64,
     /// Orders that processes declined.
     pub declined: u64,
-    /// Number of looks at NVML and the driver.
+    /// Number of polls of NVML and the driver.
     pub looks: u64,
     /// Bytes in use for which neither a process nor a tenant can be charged.
     pub unexplained_bytes: u64,
@@ -93,7 +93,7 @@ impl Core {
         self.turns.account(id)
     }
 
-    /// Time that a tenant was charged by interval, of those that begin at `since_ns` or later: begin and time, in ns.
+    /// Returns the time charged to a tenant in each interval that begins at `since_ns` or later: begin and time, in ns.
     #[must_use]
     pub fn used_since(&self, id: TenantId, since_ns: u64) -> Vec<(u64, u64)> {
         let history = self.turns.scheduler().history(sched::VgpuId(id.0));

@@ -81,7 +81,7 @@ pub enum DriverError {
     Library {
         /// Its path.
         path: String,
-        /// Reason, as the loader says it.
+        /// The loader's reason.
         reason: String,
     },
     /// A call failed.
@@ -122,7 +122,7 @@ pub trait Driver: Send + Sync {
     /// A descriptor by which another process, or this one, imports the allocation.
     fn export(&self, handle: Handle) -> Result<OwnedFd, DriverError>;
 
-    /// The allocation that a descriptor stands for, which another process may hold as well.
+    /// Imports the allocation of a descriptor, which another process may hold as well.
     fn import(&self, descriptor: BorrowedFd<'_>) -> Result<Handle, DriverError>;
 
     /// Gives a handle up. The memory is free when no handle, descriptor and mapping of it is left.

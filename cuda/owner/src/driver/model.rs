@@ -79,7 +79,7 @@ impl State {
         self.allocations.get_mut(&handle).unwrap_or_else(|| panic!("{handle:?} is no allocation"))
     }
 
-    /// The mapping that a range lies in.
+    /// Returns the mapping that contains a range.
     fn within(&self, at: Address, bytes: u64) -> (&Allocation, u64) {
         let found = self.mappings.range(..=at.0).next_back();
         let (start, (length, handle)) = found.unwrap_or_else(|| panic!("nothing is mapped at {at:?}"));

@@ -45,7 +45,7 @@ impl Real {
     /// Loads the library at `path` and opens the card of this number.
     ///
     /// # Errors
-    /// As the loader or the driver fails.
+    /// Errors of the loader or the driver.
     pub fn open(path: &Path, ordinal: u32) -> Result<Self, DriverError> {
         let functions = Functions::load(path)?;
         let f = &functions;
@@ -122,7 +122,7 @@ impl Real {
     /// Allocates memory of the card as programs do, for this process's life.
     ///
     /// # Errors
-    /// As the driver fails.
+    /// Errors of the driver.
     pub fn hold_plainly(&self, bytes: u64) -> Result<Address, DriverError> {
         self.enter()?;
         let mut at = 0;

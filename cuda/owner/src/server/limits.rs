@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// Connections of all tenants at most.
 const CONNECTIONS_MOST: usize = 2048;
 /// Time that a connection may take to say `Hello`, in ns.
-// TIMEOUT: the library says it at once; a busy host may take a second to run it.
+// TIMEOUT: the library sends it at once; a busy host may take a second to run it.
 pub(super) const SILENT_NS: u64 = 5_000_000_000;
 /// Time for which no connection is accepted after the system had no descriptor, in ns.
 // TIMEOUT: a connection ends in the meantime; a program that connects waits for this as it waits for the owner.
@@ -24,8 +24,8 @@ pub(super) struct Limits {
     pub(super) connections: usize,
     /// Pieces of memory, each with one.
     pub(super) pieces: usize,
-    /// Descriptors on their way to programs: half of those that the kernel lets one user have, for other owners of the
-    /// same user.
+    /// Descriptors in flight to programs: half of the kernel's limit for one user, to leave some for other owners of
+    /// the same user.
     unread: usize,
 }
 
@@ -39,7 +39,7 @@ impl Limits {
 
     fn of(descriptors: u64) -> Self {
         let connections = usize::try_from(descriptors / 16).unwrap_or(usize::MAX).clamp(4, CONNECTIONS_MOST);
-        // Processes that have left are counted as those that are connected, and have one each.
+        // Processes that have left count like connected ones, and have one each.
         let pieces = descriptors.saturating_sub(OTHERS.min(descriptors / 4) + 3 * connections as u64);
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         Self { connections, pieces: count(pieces), unread: count(descriptors / 2) }

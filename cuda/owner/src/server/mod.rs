@@ -207,7 +207,7 @@ impl Server {
         self.sockets[0].1.path()
     }
 
-    /// Has the serving thread do something with the state machine; `None` when it has ended.
+    /// Runs a function on the state machine in the serving thread; returns `None` if the thread has ended.
     pub fn call<T: Send + 'static>(&self, what: impl FnOnce(&mut Core) -> T + Send + 'static) -> Option<T> {
         let (done, wait) = channel();
         // The caller waits for it.
@@ -249,7 +249,7 @@ struct Serving {
     journal: Option<Journal>,
     lines: Lines,
     start: Instant,
-    /// Until when it listens without sleeping, in ns since `start`.
+    /// Time until which it polls without sleeping, in ns since `start`.
     attends_until: u64,
     next: u64,
     stopping: bool,

@@ -23,7 +23,7 @@ const WAITING_MOST: usize = 256;
 const UNREAD_MOST: usize = 256;
 /// The same for one tenant.
 const TENANT_UNREAD_MOST: usize = 4096;
-/// Time after which a message that had to wait is tried again at first, in ns; twice as long after each time.
+/// Time after which a deferred message is first retried, in ns; twice as long after each retry.
 // TIMEOUT: a process that reads takes 256 descriptors in less; a tenth of a second is the longest time.
 const AGAIN_NS: u64 = 1_000_000;
 /// Doublings of that time at most.
@@ -55,7 +55,7 @@ pub(super) struct Connection {
 /// Bounds of descriptors on their way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unread {
-    /// Of all connections.
+    /// Number of all connections.
     pub(super) all: usize,
     /// Tenants among which these are divided.
     pub(super) tenants: usize,
@@ -166,7 +166,7 @@ impl Outboxes {
         }
     }
 
-    /// Returns whether a message with so many descriptors may be sent.
+    /// Returns true if a message with so many descriptors may be sent.
     fn may_send(&mut self, connection: &mut Connection, count: usize, bounds: Unread) -> bool {
         if connection.unread > 0 && is_read(connection.link.as_fd()) {
             self.forget(connection);
@@ -250,7 +250,7 @@ impl Outboxes {
     }
 }
 
-/// Returns whether the other side has received all that was sent.
+/// Returns true if the other side has received all that was sent.
 fn is_read(socket: BorrowedFd<'_>) -> bool {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the descriptor is open, and the kernel writes one integer.

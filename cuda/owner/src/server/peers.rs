@@ -16,14 +16,14 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 use vram::VmId as TenantId;
 
-/// Time between two looks at processes that have left, in ns.
+/// Time between two polls of processes that have left, in ns.
 const LOOK_NS: u64 = 100_000_000;
 /// Polls after which a process that has left but still runs is killed: it would keep uncounted chunks.
 // TIMEOUT: a program whose connection ended by accident is back within `cuda_protocol::RECONNECT_MS`; this is 5 s.
 const LOOKS: u32 = 50;
-/// Processes that have left and may come back; further ones are killed at the next look.
+/// Processes that have left and may come back; further ones are killed at the next poll.
 const LEFT_MOST: usize = 1024;
-/// Signals that one process is sent at most, one at each look.
+/// Most signals sent to one process, one at each poll.
 const SIGNALS_MOST: u32 = 50;
 /// `SO_PEERPIDFD` of Linux 6.5, a descriptor of the process that has connected.
 const SO_PEERPIDFD: libc::c_int = 77;
@@ -42,7 +42,7 @@ pub(super) struct Peer {
 /// Reason that a connection is refused at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
-    /// Another process, of which nothing is known, uses the connection.
+    /// Another, unknown process uses the connection.
     #[error("the process that made the connection has exited: connect from the process that uses the card")]
     Exited,
     /// It could not be signalled, or not be identified.
@@ -182,7 +182,7 @@ impl Peers {
         Some(self.peers.get(&session)?.pid())
     }
 
-    /// Returns whether the process of a connection has not exited.
+    /// Returns true if the process of a connection has not exited.
     pub(super) fn lives(&self, session: SessionId) -> bool {
         self.peers.get(&session).is_some_and(Peer::lives)
     }
@@ -223,7 +223,7 @@ impl Peers {
         Some(peer)
     }
 
-    /// Returns when to look at those that have left, in ns.
+    /// Returns the time of the next poll of those that have left, in ns.
     pub(super) fn next_look(&self) -> Option<u64> {
         (!self.left.is_empty()).then_some(LOOK_NS)
     }
@@ -279,7 +279,7 @@ impl Left {
                 self.signals = SIGNALS_MOST;
                 Some(News::Signalled(self.tenant, true))
             }
-            // It has ended in between, which the next look sees.
+            // It has ended in between; the next poll sees that.
             Err(Errno::SRCH) => None,
             Err(error) => {
                 let first = !std::mem::replace(&mut self.failed, true);

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// File name of NVML's library.
 const NAME: &str = "libnvidia-ml.so.1";
-/// Time between two looks.
+/// Time between two polls.
 // TIMEOUT: an unmanaged process is noticed within seconds; a poll takes NVML less than a millisecond.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Time before NVML is asked again that has failed, doubled each time, up to [`AGAIN_MOST`].
@@ -25,7 +25,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 // TIMEOUT: a driver that is replaced, or a card that is reset, is back within minutes.
 const AGAIN_MOST: Duration = Duration::from_secs(60);
 
-/// Longest wait for the first look.
+/// Longest wait for the first poll.
 // TIMEOUT: NVML answers within a fraction of a second; an owner serves all the same while it does not.
 const FIRST: Duration = Duration::from_secs(5);
 
@@ -96,7 +96,7 @@ impl Drop for Users {
 struct Fails(u32);
 
 impl Fails {
-    /// NVML has failed once more: how long it is left alone.
+    /// Records a failure of NVML; returns the time until the next try.
     fn again(&mut self) -> Duration {
         let wait = AGAIN.saturating_mul(2u32.saturating_pow(self.0)).min(AGAIN_MOST);
         self.0 = self.0.saturating_add(1);

@@ -16,7 +16,7 @@ pub(super) struct New {
 }
 
 impl New {
-    /// Returns whether zeroing it takes less time than its wait for the card.
+    /// Returns true if zeroing it takes less time than its wait for the card.
     pub(super) fn is_quick(&self) -> bool {
         self.memory == Memory::Device && self.zeroed
     }
@@ -108,7 +108,7 @@ impl Vault {
         self.lock().ordered.remove(&piece);
     }
 
-    /// Returns whether an ordered piece is still wanted: from now on [`Self::drop_piece`] gives it up.
+    /// Returns true if an ordered piece is still wanted: from now on [`Self::drop_piece`] gives it up.
     pub(super) fn begins(&self, piece: PieceId) -> bool {
         self.lock().ordered.remove(&piece)
     }

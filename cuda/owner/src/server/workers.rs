@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use vram::VmId as TenantId;
 
-/// Pieces that are given up together, between two looks at the card's free memory.
+/// Pieces that are given up together, between two readings of the card's free memory.
 const GIVEN_UP_TOGETHER: usize = 64;
 /// Zeroed pieces of the card that are awaited together: zeroing one takes less time than its wait for the card.
 const TOGETHER: usize = 16;
@@ -88,7 +88,7 @@ impl Workers {
         }
     }
 
-    /// Has the driver suspend a process, on a thread for that alone: one that does not come back holds up no other.
+    /// Makes the driver suspend a process, on a thread of its own: a call that does not return holds up no other.
     pub(super) fn suspend(&self, session: SessionId, pid: u32) {
         let (vault, notes, suspending) = (Arc::clone(&self.vault), self.notes.clone(), Arc::clone(&self.suspending));
         let failed = Event::Suspended { session, done: false };

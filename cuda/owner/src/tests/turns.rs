@@ -36,7 +36,7 @@ impl Program {
 struct Outcome {
     /// Time of kernels that ended, in ns.
     done: BTreeMap<TenantId, u64>,
-    /// From when a tenant wanted a turn to when it had one, in ns.
+    /// Time from a tenant's request for a turn to its grant, in ns.
     waits: BTreeMap<TenantId, Vec<u64>>,
     recalls: usize,
 }
@@ -254,7 +254,7 @@ fn work_that_does_not_end_is_overdue_by_its_own_limit() {
 fn a_time_that_a_tenant_made_up_is_bounded_by_the_clock() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
-    // It says that its work had ended long ago, and later that it will end in an hour.
+    // It reports that its work had ended long ago, and later that it will end in an hour.
     turns.ended(id(0), Nanos(0), false, Nanos(50 * MS));
     let used = turns.account(id(0)).expect("there").used;
     assert!(used >= 49 * MS, "charged {used} ns of 50 ms");

@@ -89,7 +89,7 @@ fn a_process_beyond_its_tenants_quota_is_killed_where_the_operator_says_so() {
     assert_eq!(world.core.view().tenants[0].killed, 1);
 }
 
-/// A program frees this many chunks of which so many are missing.
+/// A program frees this many chunks, some of which are missing.
 fn frees(world: &mut World, session: SessionId, tenant: u32, count: usize, missing: u64) {
     let chunks: Vec<ChunkId> =
         world.programs.get_mut(&session).expect("there").chunks.keys().copied().take(count).collect();
@@ -177,7 +177,7 @@ fn managed_memory_is_no_memory_for_nobody() {
     twice(&mut world, &pids, 0);
     world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Managed, bytes: 6 * CHUNK });
     world.event(Event::Missing { tenant: vram::VmId(1), sure: true, bytes: 8 * CHUNK });
-    // As much as the contexts of the program and the owner may take besides.
+    // As much as the contexts of the program and the owner may take in addition.
     let hidden = 2 * (8 << 20);
     twice(&mut world, &pids, 6 * CHUNK + hidden);
     assert_eq!(past(&world, 0), (0, 0, 0, 6), "it is counted by its request");

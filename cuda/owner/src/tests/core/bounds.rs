@@ -8,7 +8,7 @@ const CHUNKS: u64 = (192 << 30) / CHUNK;
 /// Steps of an event that does all that can be put off, and of the message itself: see the table in `cuda-protocol`.
 const EVENT_MOST: u64 = WORK_AT_ONCE as u64 + 64;
 
-/// A core without programs around it: pieces are made when the test says so.
+/// A core without programs around it: the test decides when pieces are made.
 struct Bare {
     core: Core,
     answers: Vec<(SessionId, FromOwner)>,
@@ -63,7 +63,7 @@ impl Bare {
         self.event(Event::Said { session, message, pieces: Vec::new() })
     }
 
-    /// Lets everything happen; returns the events that it took.
+    /// Runs all pending events; returns their number.
     fn settle(&mut self) -> u64 {
         let mut events = 0;
         loop {
@@ -274,7 +274,7 @@ fn the_most_expensive_message_of_each_kind_is_bounded_on_the_largest_card() {
         let name = format!("{message:?}");
         let steps = bare.say(one, message);
         let name = &name[..name.len().min(40)];
-        // An export looks at its chunks, and at those of a few tokens.
+        // An export visits its chunks, and those of a few tokens.
         let most = EVENT_MOST + if name.starts_with("Export") { 6 * MAX_EXPORTED as u64 } else { 0 };
         assert!(steps <= most, "{name}: {steps} steps");
         bare.settle();
@@ -317,8 +317,7 @@ fn requests_of_a_connection_that_ended_leave_the_queue() {
 
 #[test]
 fn a_number_that_a_process_brings_twice_or_that_this_owner_is_still_to_give_is_refused() {
-    // The numbers, where this owner gave `last` last. A program that lost its connection brings those that it was
-    // given.
+    // The numbers, if this owner gave `last` last. A program that lost its connection brings its earlier numbers.
     type Ids = fn(u64) -> Vec<u64>;
     let cases: [(Ids, usize); 4] =
         [(|_| vec![5, 5], 1), (|last| vec![last + 1], 1), (|last| vec![last + 1000], 1), (|last| vec![last], 0)];

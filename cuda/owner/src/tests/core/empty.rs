@@ -12,7 +12,7 @@ fn refusing(card: u64) -> World {
     world
 }
 
-/// Has a program keep `count` of its chunks with nothing in them.
+/// Makes a program keep `count` of its chunks empty.
 fn empty(world: &mut World, session: SessionId, count: usize) {
     let program = world.programs.get_mut(&session).expect("there");
     program.empty = program.chunks.keys().copied().take(count).collect();
@@ -113,7 +113,7 @@ fn host_memory_that_a_program_gave_up_is_no_other_programs_of_its_tenant() {
     world.settle();
     let second = world.connect("one");
     world.ask(second, 1, 6);
-    // `World` looks whether a piece was another program's before.
+    // `World` checks whether a piece was another program's before.
     assert!(world.programs[&second].chunks.values().all(|(_, value)| *value == 0));
     assert_eq!(world.places(second), (2, 4));
     world.leave(first);

@@ -49,7 +49,7 @@ fn what_a_dead_program_had_is_free_and_no_other_tenant_sees_its_pieces() {
     world.settle();
     let two = world.connect("two");
     world.ask(two, 1, 8);
-    // `World` looks whether a piece was another tenant's before.
+    // `World` checks whether a piece was another tenant's before.
     assert_eq!(world.places(two), (8, 0));
     assert!(world.programs[&two].chunks.values().all(|(_, value)| *value == 0));
 }

@@ -62,10 +62,10 @@ struct Timed {
     order: u64,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     what: BTreeMap<u64, Next>,
-    /// Until when everybody is at work.
+    /// Time until which each actor is busy.
     busy: BTreeMap<Hand, u64>,
     memory: BTreeMap<PieceId, Memory>,
-    /// Since when the programs have a turn, and for how long they had one.
+    /// Start of each program's turn, and the total time of its turns.
     runs: BTreeMap<SessionId, (Option<u64>, u64)>,
     copies: BTreeMap<Memory, u64>,
     fills: BTreeMap<SessionId, Fill>,
@@ -187,12 +187,12 @@ impl Timed {
         self.after(Hand::Program(session), USE, Some(Next::Say(session, ask)));
     }
 
-    /// Returns whether a program has all that it asks for.
+    /// Returns true if a program has all that it asks for.
     fn is_full(&self, session: SessionId) -> bool {
         self.fills.get(&session).is_some_and(|fill| fill.has && fill.left == 0)
     }
 
-    /// Lets everything happen until a time.
+    /// Runs all events until a time.
     fn run(&mut self, until: u64) {
         while self.now < until {
             let tick = self.core.next_wakeup().map_or(u64::MAX, |ns| self.now + ns);
@@ -210,7 +210,7 @@ impl Timed {
         }
     }
 
-    /// Returns for how long programs have had the card, together.
+    /// Returns the total time for which programs have had the card.
     fn ran(&self) -> u64 {
         self.runs.values().map(|(since, sum)| sum + since.map_or(0, |since| self.now - since)).sum()
     }

@@ -1,4 +1,4 @@
-//! A card, its worker threads and programs' libraries, as far as the state machine can tell.
+//! A card, its worker threads and programs' libraries, as the state machine sees them.
 
 use super::*;
 use crate::driver::Memory;
@@ -362,7 +362,7 @@ impl World {
         self.dropped = 0;
     }
 
-    /// Lets everything happen that is under way.
+    /// Runs all events in flight.
     pub(super) fn settle(&mut self) {
         for _ in 0..100_000 {
             if !self.step(0) {
@@ -394,7 +394,7 @@ impl World {
         self.restart_and(core, |_, _| ())
     }
 
-    /// As [`Self::restart`]; each program does `at_once` before its chunks are mapped by the new owner.
+    /// Like [`Self::restart`]; each program does `at_once` before its chunks are mapped by the new owner.
     pub(super) fn restart_and(&mut self, core: Core, at_once: impl Fn(&mut Self, SessionId)) -> Vec<SessionId> {
         let old = std::mem::take(&mut self.programs);
         let kept: BTreeSet<PieceId> = old.values().flat_map(|p| p.chunks.values().map(|(piece, _)| *piece)).collect();
