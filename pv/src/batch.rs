@@ -2,7 +2,7 @@
 //!
 //! Two kinds of mistakes, and where each ends:
 //! - *Structure*: sizes and counts that do not fit each other, codes that version 1 does not have. [`Batch::parse`]
-//!   looks at all of it before anything is done: the batch is [`Malformed`], and nothing of it is begun.
+//!   checks all of it before anything is done: the batch is [`Malformed`], and nothing of it is begun.
 //! - *Values*: a reserved field that is not 0, a number without a meaning, a feature that was not accepted. It is the
 //!   answer of that operation when its turn comes ([`Batch::ops`]); the operations before it are done, none after it is
 //!   begun.
@@ -14,7 +14,7 @@ use crate::op::{Fault, Op};
 use std::fmt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A batch of which the structure is right.
+/// A batch with a valid structure.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
     count: u32,
@@ -56,15 +56,15 @@ impl<'a> Batch<'a> {
         self.count
     }
 
-    /// The operations, of which those are supported that `features` has ([`feature`]). For each the operation, or the
-    /// status that is its answer.
+    /// Returns the operations; those of the features in `features` ([`feature`]) are supported. Each item is the
+    /// operation, or the status that is its answer.
     pub fn ops(&self, features: u32) -> impl Iterator<Item = Result<Op<'a>, Status>> + use<'a> {
         let mut left = self.bytes;
         (0..self.count).map(move |_| next(&mut left, features))
     }
 }
 
-/// Takes the first operation off bytes of which the structure is right.
+/// Takes the first operation off bytes with a valid structure.
 fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
     // It was all read before: it cannot be malformed now.
     let raw = RawOp::split(left).map_err(|_| Status::Malformed)?;
@@ -91,7 +91,7 @@ impl Begun {
     /// Reads `bytes` as [`Batch::parse`] does.
     ///
     /// # Errors
-    /// As [`Batch::parse`].
+    /// Like [`Batch::parse`].
     pub fn new(bytes: Vec<u8>) -> Result<Self, Malformed> {
         let answers = Answers::new(Batch::parse(&bytes)?.count);
         Ok(Self { bytes, at: size_of::<BatchHeader>(), answers })
@@ -123,7 +123,7 @@ impl Begun {
     }
 }
 
-/// The feature that operations of a code belong to; `None` for a code that version 1 does not have.
+/// Returns the feature that operations of a code belong to; `None` for a code that version 1 does not have.
 #[must_use]
 pub const fn feature_of(code: u16) -> Option<u32> {
     match code {
@@ -201,7 +201,7 @@ impl<'a> RawOp<'a> {
 /// Why a batch cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Malformed {
-    /// The operation that is wrong; none when it is the batch.
+    /// The wrong operation; none if the batch is wrong.
     pub op: Option<u32>,
     /// The problem.
     pub problem: Problem,
@@ -252,14 +252,14 @@ pub enum Problem {
 
 const ANSWER_BYTES: usize = size_of::<Answer>();
 
-/// The answers to a batch, as far as they are known.
+/// The answers to a batch so far.
 #[derive(Clone, Debug)]
 pub struct Answers {
     status: Status,
     /// Operations that are done.
     done: u32,
     count: u32,
-    /// Of the operations that were begun.
+    /// Answers to the operations that were begun.
     answers: Vec<Answer>,
 }
 

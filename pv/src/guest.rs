@@ -40,7 +40,7 @@ pub struct Ops {
 }
 
 impl Ops {
-    /// None yet.
+    /// Creates an empty batch.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -124,7 +124,7 @@ impl Ops {
         self.with(op::CHANNEL_BIND, channel, &Instance { instance })
     }
 
-    /// Says which channels may run.
+    /// Sets the channels that may run.
     #[must_use]
     pub fn runlist(self, channels: &[u32]) -> Self {
         let mut body = Runlist { count: count(channels), reserved: 0 }.as_bytes().to_vec();
@@ -144,7 +144,7 @@ impl Ops {
         self.with(op::MEMORY_COPY, 0, &MemoryCopy { to, from, bytes })
     }
 
-    /// Says how important a range of guest VRAM is.
+    /// Sets the priority of a range of guest VRAM.
     #[must_use]
     pub fn priority(self, address: u64, bytes: u64, priority: i32) -> Self {
         self.with(op::BUFFER_PRIORITY, 0, &BufferPriority { address, bytes, priority, reserved: 0 })
@@ -189,7 +189,7 @@ impl Ops {
     }
 }
 
-/// Of a list. One that is too long for a batch has some other number, and is malformed.
+/// Length of a list. One that is too long for a batch gets another number, and is malformed.
 fn count<T>(list: &[T]) -> u32 {
     u32::try_from(list.len()).unwrap_or(u32::MAX)
 }
@@ -197,7 +197,7 @@ fn count<T>(list: &[T]) -> u32 {
 /// Outcome of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Of the batch; all ones without an answer.
+    /// Status of the batch; all ones without an answer.
     pub status: u32,
     /// Operations that are done.
     pub done: u32,

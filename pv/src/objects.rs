@@ -65,8 +65,8 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// None yet. `base` is where guest VRAM ends, table space begins at the next multiple of [`SLOT_BYTES`]; `limit` is
-    /// how many bytes all tables may have.
+    /// Creates empty tables. `base` is the end of guest VRAM, table space begins at the next multiple of
+    /// [`SLOT_BYTES`]; `limit` is the bound of all tables' bytes.
     #[must_use]
     pub fn new(base: GuestVramAddr, limit: u64) -> Self {
         let base = GuestVramAddr(base.0.checked_next_multiple_of(SLOT_BYTES).unwrap_or(u64::MAX));
@@ -144,7 +144,7 @@ impl Tables {
     /// Writes entries of a table.
     ///
     /// # Errors
-    /// As [`Self::run`].
+    /// Like [`Self::run`].
     pub fn list(&mut self, table: TableId, first: u32, entries: &[U64]) -> Result<(), Status> {
         let count = u32::try_from(entries.len()).map_err(|_| Status::Range)?;
         self.write(table, first, count, |nth| entries.get(nth as usize).map_or(0, |entry| entry.get()))
@@ -153,7 +153,7 @@ impl Tables {
     /// Empties `count` entries of a table.
     ///
     /// # Errors
-    /// As [`Self::run`].
+    /// Like [`Self::run`].
     pub fn zero(&mut self, table: TableId, first: u32, count: u32) -> Result<(), Status> {
         self.write(table, first, count, |_| 0)
     }
@@ -252,7 +252,7 @@ impl Tables {
         if wanted(object.kind) { Ok(slot) } else { Err(Status::WrongType) }
     }
 
-    /// Returns the place of a table, as an entry of a directory says it.
+    /// Returns the place of a table in the form of a directory's entry.
     fn frame(&self, slot: SlotId) -> Result<u32, Status> {
         u32::try_from(self.slots.address(slot).0 / SMALL_PAGE).map_err(|_| Status::Limit)
     }

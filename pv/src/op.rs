@@ -18,7 +18,7 @@ use zerocopy::little_endian::{U32, U64};
 pub struct TableId(pub NonZeroU32);
 
 impl TableId {
-    /// From a handle; `None` for 0, which names no table.
+    /// Converts a handle; `None` for 0, which names no table.
     #[must_use]
     pub const fn new(handle: u32) -> Option<Self> {
         match NonZeroU32::new(handle) {

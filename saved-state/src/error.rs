@@ -17,7 +17,7 @@ pub enum WriteError {
     /// More parts than a file has.
     #[error("a file of saved state has at most {SECTIONS_MAX} sections")]
     Sections,
-    /// The reader knows no such part, or none of a version that can be written.
+    /// The reader does not know the part, or only in versions that cannot be written.
     #[error(
         "the reader takes `{name}` in version {reads:?}, and it can be written in {version} and the one before: replace the \
          daemon by one that is at most one version away"
@@ -72,7 +72,7 @@ pub enum ReadError {
     /// More sections than a file may have.
     #[error("the saved state claims to have {0} sections; {SECTIONS_MAX} are the most")]
     Sections(u32),
-    /// A section's name is none.
+    /// The name of a section is invalid.
     #[error("section {0} of the saved state has no proper name")]
     Name(u32),
     /// Bytes after the last section.

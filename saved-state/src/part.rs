@@ -23,7 +23,7 @@ pub trait Part: Serialize + DeserializeOwned {
     /// To the version before, for a program that is older.
     ///
     /// # Errors
-    /// When it had no words for it.
+    /// If the earlier version cannot express it.
     fn to_before(&self) -> Result<Self::Before, Invalid>;
 }
 
@@ -61,7 +61,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// As this program knows it.
+    /// The part and its versions in this program.
     #[must_use]
     pub fn of<P: Part>() -> Self {
         Self { name: P::NAME.to_owned(), version: P::VERSION }
@@ -74,7 +74,7 @@ impl Known {
 pub struct Invalid(String);
 
 impl Invalid {
-    /// Says why.
+    /// Creates the error with a reason.
     pub fn new(why: impl fmt::Display) -> Self {
         Self(why.to_string())
     }

@@ -184,7 +184,7 @@ impl StreamReader {
         self.before.saturating_add(self.rest.len() as u64)
     }
 
-    /// Bytes with which the next step can be made, as far as that is known.
+    /// Returns the number of bytes that the next step needs, as far as that is known.
     fn wanted(&self) -> Result<usize, StreamError> {
         let long = |start: usize, length: usize| start.saturating_add(length).saturating_add(SUM);
         match self.at {

@@ -55,11 +55,11 @@ pub struct Rules {
     pub low_water_bytes: u64,
     /// Policy for the order of evictions, by its name.
     pub victims: String,
-    /// Time between two looks whether chunks can come back to the card.
+    /// Time between two checks whether chunks can return to the card.
     pub return_ns: u64,
     /// Time in which a chunk that has moved does not move back.
     pub settle_ns: u64,
-    /// Time without work after which a tenant gives way to those that work.
+    /// Time without work after which a tenant yields to those that work.
     pub idle_ns: u64,
     /// Rules for quanta.
     pub quanta: Quanta,
@@ -87,9 +87,9 @@ pub struct Quanta {
 /// Part of a tenant in the card's memory; sizes in bytes of whole chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryShare {
-    /// Most that it may have on the card; none for as much as it believes to have.
+    /// Most that it may have on the card; none for its whole memory size.
     pub quota: Option<u64>,
-    /// Sure to be had on the card.
+    /// Memory that it always gets on the card.
     pub guarantee: u64,
     /// Most that it may have in host memory.
     pub swap_cap: Option<u64>,
@@ -154,7 +154,7 @@ pub enum Request {
     },
     /// Changes the rules of the card, from now on.
     Tune(Box<Rules>),
-    /// Lets a tenant out of quarantine by its name, and forgets its strikes.
+    /// Releases a tenant from quarantine by its name, and clears its strikes.
     Release(String),
     /// Shows the card, with the uses of its time in intervals that begin at `since_ns` or later, by its own clock.
     View {
@@ -226,9 +226,9 @@ pub struct TenantView {
     pub programs: Vec<(u32, String)>,
     /// On the card.
     pub on_card_bytes: u64,
-    /// In host memory.
+    /// Bytes in host memory.
     pub in_host_bytes: u64,
-    /// Believed to be had and not used.
+    /// Bytes that it believes to have and has not used.
     pub unbacked_bytes: u64,
     /// Moving now.
     pub moving_bytes: u64,
@@ -250,9 +250,9 @@ pub struct TenantView {
     pub entitled_permille: u32,
     /// Part of its turns in which its work was in flight, by the card's events.
     pub busy_ns: u64,
-    /// Of that, the time in which only copies were.
+    /// Part of that in which only copies were in flight.
     pub copy_ns: u64,
-    /// Submissions that were counted: none are while it is alone.
+    /// Submissions that were counted; while it is alone they are not counted.
     pub launches: u64,
     /// Turns.
     pub turns: u64,

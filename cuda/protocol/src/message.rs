@@ -135,7 +135,7 @@ pub struct Run {
 pub struct Usage {
     /// Nanoseconds in which work of this process was in flight on the card, since the last usage that was sent.
     pub busy_ns: u64,
-    /// Of those, nanoseconds in which only copies were in flight.
+    /// Part of that in which only copies were in flight, in nanoseconds.
     pub copy_ns: u64,
     /// Submissions.
     pub launches: u32,

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub(crate) const STEP_BYTES: usize = 8;
 /// Steps that are looked at.
 pub(crate) const MAX_STEPS: usize = 256;
-/// Kinds of steps; the first byte of one says which.
+/// Kinds of steps, chosen by the first byte of a step.
 pub(crate) const STEPS: u8 = 24;
 
 /// End of guest VRAM: not where table space can begin.
@@ -56,7 +56,7 @@ pub(crate) struct Machine {
     pokes: Vec<(usize, u8)>,
     /// Length that is left of it, in 256ths.
     cut: Option<u8>,
-    /// Places of tables, as far as they are known.
+    /// Known places of tables.
     places: BTreeMap<Nth, u64>,
     /// Largest number of tables so far.
     most: usize,
@@ -201,7 +201,7 @@ impl Machine {
         self.submit(&bytes);
     }
 
-    /// Has the batch done by both, and compares.
+    /// Makes both do the batch, and compares.
     fn submit(&mut self, bytes: &[u8]) {
         let raws = wire::parse(bytes);
         let batch = Batch::parse(bytes);

@@ -14,9 +14,9 @@ pub(crate) type Names = (Option<Nth>, Option<Nth>);
 pub(crate) struct Table {
     /// 1 a directory, 2 small, 3 large.
     pub(crate) kind: u32,
-    /// None of a directory.
+    /// Empty for a directory.
     pub(crate) entries: Vec<u64>,
-    /// Of a directory.
+    /// Entries of a directory.
     pub(crate) names: BTreeMap<u32, Names>,
 }
 

@@ -99,7 +99,7 @@ impl Contents {
     }
 }
 
-/// Writes entries of a page from `at` on. Whether it is not as before.
+/// Writes entries of a page from `at` on. Returns whether it changed.
 fn write_page(slot: &mut Option<Box<Page>>, at: u32, values: impl Iterator<Item = u64> + Clone) -> bool {
     let empty = values.clone().all(|value| value == 0);
     if empty && slot.is_none() {

@@ -70,7 +70,8 @@ impl Slots {
         self.slots.iter().filter_map(|slot| slot.object.as_ref())
     }
 
-    /// Puts an empty table somewhere, with one name. `None` when no entry of a directory can hold an address so high.
+    /// Puts an empty table into a free place, with one name. `None` if no entry of a directory can hold an address so
+    /// high.
     pub(super) fn insert(&mut self, kind: Kind) -> Option<SlotId> {
         let slot = match self.free.pop() {
             Some(slot) => slot,

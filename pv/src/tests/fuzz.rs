@@ -12,7 +12,7 @@ type Step = [u8; STEP_BYTES];
 const SEND: Step = [STEPS - 1; STEP_BYTES];
 
 /// Steps such as a driver's, more often than not: tables 0 and 5 are directories, 1 and 2 small, 3 and 4 large, and
-/// entries are those that they have.
+/// entries fit their tables.
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let any_table = || 0u8..6;
     let directory = || prop_oneof![9 => prop_oneof![3 => Just(0u8), 1 => Just(5)], 1 => any_table()];
@@ -62,7 +62,7 @@ fn run(shape: u8, steps: &[Step]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Tables that are saved and restored on the way are those that would be without.
+    /// Tables that are saved and restored on the way equal those that are not.
     #[test]
     fn restored_tables_go_on(shape: u8, steps in steps(), every in 1usize..20) {
         Machine::new(shape).run_restored(steps.as_flattened(), every);

@@ -12,8 +12,8 @@ fn id(handle: u32) -> TableId {
     TableId::new(handle).unwrap()
 }
 
-/// Two directories, one of which is bound; a small and a large table that they name, one without a handle; a place that
-/// is free.
+/// Two directories, one of which is bound; a small and a large table that they name, one without a handle; a free
+/// place.
 fn tables() -> Tables {
     let mut tables = Tables::new(BASE, LIMIT);
     let kinds = [Kind::Directory, Kind::Small, Kind::Large, Kind::Directory, Kind::Small];
@@ -93,7 +93,7 @@ fn entries_of_directories_name_only_tables_here() {
 }
 
 proptest! {
-    /// Bytes of saved tables that were changed make none, or such as do no harm.
+    /// Saved tables with changed bytes are refused, or restored without harm.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

@@ -1,5 +1,5 @@
-//! Inputs for the fuzz target to begin with, by name: lives of tables, hand-written. The first number of a step says
-//! which it is, the others are its operands, as `Machine::step` reads them.
+//! Inputs for the fuzz target to begin with, by name: lives of tables, hand-written. The first number of a step is its
+//! kind, the others are its operands, as `Machine::step` reads them.
 
 use crate::model::machine::STEP_BYTES;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 type Steps<'a> = &'a [&'a [u8]];
 
 const SEND: &[u8] = &[23];
-/// Directory 1, small tables 2 and 3, large tables 4 and 5 (handles, of which the operands are one less).
+/// Directory 1, small tables 2 and 3, large tables 4 and 5 (handles; their operands are one less).
 const TABLES: Steps<'_> = &[&[0, 0, 0], &[1, 1, 1], &[2, 2, 1], &[0, 3, 2], &[0, 4, 2], SEND];
 /// The directory's first entries name a small table, a large one, both.
 const NAMED: Steps<'_> = &[&[4, 0, 0, 1, 0x80], &[5, 0, 1, 0x80, 3], &[6, 0, 2, 2, 4], &[21]];
@@ -108,7 +108,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Batches that cannot be read: bytes changed, cut off, codes that are none, lists that are longer.
+        // Batches that cannot be read: bytes changed, cut off, unknown codes, lists that are longer.
         (
             "malformed",
             seed(&[

@@ -179,7 +179,7 @@ fn other_files_are_refused() {
 #[test]
 fn a_long_list_that_is_not_there_takes_no_memory() {
     let mut writer = Writer::new(IDENTITY);
-    /// Says that it has a list of almost 2^63 numbers.
+    /// Claims to have a list of almost 2^63 numbers.
     #[derive(Serialize, Deserialize)]
     struct Liar(u32, u64);
     impl Part for Liar {

@@ -45,7 +45,7 @@ struct Round {
 struct Submission {
     round: Round,
     engine: Engine,
-    /// Without end when `None`.
+    /// `None` if it never ends.
     length: Option<u64>,
     arrived: Nanos,
     began: Option<Nanos>,
@@ -61,7 +61,7 @@ struct World<'a> {
     order: u64,
     tickets: u64,
     submissions: HashMap<Ticket, Submission>,
-    /// Submissions of each engine, the first of which it works on.
+    /// Submissions of each engine; it works on the first.
     engines: [VecDeque<Ticket>; Engine::COUNT],
     wakeup: (u64, Option<Nanos>),
     dead: Vec<bool>,

@@ -1,5 +1,5 @@
-//! BAND as published, once more: Gdev's figure 2 line by line, with GPUvm's budgets, divided among those that compete,
-//! in plain fractions. The policy must decide as this does, event by event.
+//! BAND as published, again: Gdev's figure 2 line by line, with GPUvm's budgets, divided among those that compete, in
+//! plain fractions. The policy must decide the same, event by event.
 
 use super::harness::Harness;
 use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, VgpuId, VgpuParams};
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 const PERIOD: i128 = 30_000_000;
 const WAIT: u64 = 500_000;
-/// Parts of the whole in which bandwidths are.
+/// Unit of bandwidths: parts of the whole.
 const WHOLE: i128 = 1_000_000;
 
 struct VirtualGpu {
@@ -37,7 +37,7 @@ struct Published {
     period: i128,
     /// End of a short wait, and the earlier choice.
     waiting: Option<(u64, u32)>,
-    /// Since when the device could have run something.
+    /// Time since which the device could have run something.
     idle_since: Option<u64>,
     own_time: bool,
 }
@@ -89,7 +89,7 @@ impl Published {
             let vgpu = self.queue.iter_mut().find(|vgpu| vgpu.id == *id).unwrap();
             let share = PERIOD * vgpu.weight / weights;
             *most = (*most).max(share);
-            // It had more than its share, and did not want it when it could have had it.
+            // It had more than its share, and did not want it when it was available.
             if (filled_in > 0 || alone) && vgpu.bgt > share {
                 *most = (*most).min(share.max(if alone { 0 } else { vgpu.bgt - filled_in }));
             }
@@ -193,7 +193,7 @@ fn started(decisions: &[Decision]) -> Vec<u64> {
 
 const WEIGHTS: [&[u32]; 6] = [&[1, 1], &[1, 4], &[1, 1, 2], &[1, 15, 84], &[1, 1, 1, 1, 1], &[3, 1, 1, 3, 1, 1, 3, 3]];
 
-/// Lets everything happen that is due until `limit`, and compares. Returns how often the policy began to wait.
+/// Runs all events that are due until `limit`, and compares. Returns the number of waits of the policy.
 fn compare(harness: &mut Harness, model: &mut Published, limit: u64, started_at: &mut BTreeMap<u64, u64>) -> u32 {
     let mut waits = 0;
     loop {

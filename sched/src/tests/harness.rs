@@ -30,7 +30,7 @@ struct Unit {
 }
 
 impl Unit {
-    /// Since when it works on the first, and how long that takes.
+    /// Returns the start and the length of the first.
     fn first(&self) -> Option<(u64, u64)> {
         self.work.front().map(|(given, work)| (self.last_end.max(*given), work.length))
     }
@@ -230,7 +230,7 @@ impl Harness {
         self.feed(Event::Removed { vgpu: VgpuId(vgpu) })
     }
 
-    /// Lets everything that waits run to its end. Fails when something waits that nothing would ever start.
+    /// Runs everything that waits to its end. Fails when something waits that nothing would ever start.
     pub(super) fn drain(&mut self) {
         while !self.aside.is_empty() {
             self.go_on(false);

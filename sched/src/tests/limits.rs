@@ -213,7 +213,7 @@ fn a_vgpu_that_keeps_an_engine_from_another_is_charged_for_it_and_the_other_is_n
     harness.feed(Event::Completed { ticket: Ticket(2), ended: Some(Nanos(harness.now)) });
     assert_eq!([used(&harness, 0), used(&harness, 1)], [40 * MS, MS]);
     assert_eq!(harness.scheduler.busy(Engine::Compute), 41 * MS);
-    // By its budget the other comes first from now on.
+    // According to its budget the other goes first from now on.
     assert_eq!(harness.scheduler.strikes(VgpuId(1)).unwrap().0, 0, "its limit begins when it has the engine");
 }
 

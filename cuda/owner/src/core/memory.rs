@@ -317,7 +317,7 @@ impl Core {
         self.send(id, FromOwner::Refused { request, reason });
     }
 
-    /// Removes the requests. Chunks that were delivered stay the process's until it frees them.
+    /// Withdraws a removed request. Chunks that were delivered stay the process's until it frees them.
     pub(super) fn withdraw(&mut self, id: SessionId, tenant: TenantId, pending: Pending) {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             known.wanted -= u64::from(pending.wanted);

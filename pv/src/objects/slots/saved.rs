@@ -64,7 +64,7 @@ impl Slots {
         Ok(slots)
     }
 
-    /// Says how often each table is named, by place. A table that nothing names is not there.
+    /// Sets the number of names of each table, by place. A table without names is removed.
     pub(in crate::objects) fn set_names(&mut self, names: &BTreeMap<u32, u64>) -> Result<(), Invalid> {
         for (number, slot) in (0u32..).zip(&mut self.slots) {
             let Some(object) = &mut slot.object else { continue };
