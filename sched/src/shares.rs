@@ -35,7 +35,7 @@ pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
     divide(WHOLE, &claims)
 }
 
-/// Divides any whole, with any bounds, like [`shares`].
+/// Divides any whole, with any bounds, like `shares`.
 pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     if of.iter().all(|claim| claim.least == 0 && claim.most >= whole) {
         let weights: u64 = of.iter().map(|claim| u64::from(claim.weight)).sum();

@@ -278,7 +278,7 @@ pub mod tests {
         assert!(close(TURN, None));
         open(ORDER);
         let since = Instant::now();
-        // TIMEOUT: only a failing test waits so long.
+        // TIMEOUT: only a failing test waits this long.
         while !told() && since.elapsed() < Duration::from_secs(20) {
             std::thread::yield_now();
         }

@@ -33,7 +33,7 @@ const NEAR_NS: f64 = 300_000.0;
 const PAUSE: Duration = Duration::from_micros(100);
 /// Kinds of work whose length is remembered.
 const MOST_KEYS: usize = 4096;
-/// A length that so many groups in a row have met is one to rely on.
+/// Groups in a row that must confirm a length before it is trusted.
 const STEADY: u8 = 2;
 /// Groups in a row that are counted.
 const STEADY_MOST: u8 = 4 * STEADY;
@@ -141,7 +141,7 @@ struct Length {
 pub enum Left {
     /// Nothing that was measured.
     Nothing,
-    /// Work that takes so long still, as the same work did before.
+    /// Work that still takes this long, as the same work did before.
     About(Duration),
     /// Work of unknown length.
     Unknown,

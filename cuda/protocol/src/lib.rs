@@ -50,7 +50,7 @@
 //!
 //! ```text
 //! owner  -> tenant  Quiesce { order }
-//! tenant -> owner   Quiet { order }: the gate is closed and nothing is in flight; or Busy { order }: declined, gate open
+//! tenant -> owner   Quiet { order }: gate closed, nothing in flight; or Busy { order }: declined, gate open
 //!                   (the owner copies)
 //! owner  -> tenant  Redirect { order, moves } any number: each chunk's new place, with its descriptor
 //! tenant -> owner   Redirected { order, moved } one each: the first `moved` of them are mapped at their old addresses

@@ -59,7 +59,7 @@ impl Contents {
         changed
     }
 
-    /// Fills `data` from byte `offset` on. Whether all of it is there.
+    /// Fills `data` from byte `offset` on. Returns true if all of it is there.
     pub(super) fn read(&self, offset: usize, data: &mut [u8]) -> bool {
         let size = self.pages.len().saturating_mul(PAGE_BYTES);
         if offset.checked_add(data.len()).is_none_or(|end| end > size) {

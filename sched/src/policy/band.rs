@@ -150,7 +150,7 @@ impl Band {
         }
     }
 
-    /// Returns the next vGPU, without any wait, if `ahead` names a vGPU that will use some more ns first.
+    /// Returns the next vGPU, without any wait; with `ahead`, as if that vGPU had used some more ns.
     fn first(&self, view: &View<'_>, ahead: Option<(VgpuId, u64)>) -> Option<VgpuId> {
         if !view.config.band.correct {
             let first = self.budgets.ready(view).next()?;
@@ -158,8 +158,7 @@ impl Band {
             return (!spent || !view.others_ready(first)).then_some(first);
         }
         // A vGPU that is due goes first, whatever its place; among those that are due the class counts. The vGPU that
-        // has the engine counts as one slice behind its use, less one more submission: long ones change hands each
-        // time.
+        // has the engine gets a credit of one slice less one submission: long submissions change hands each time.
         let has_it = ahead.map(|(vgpu, _)| vgpu).or(self.last.map(|last| last.vgpu));
         let turn = view.config.band.period_ns / TURNS;
         let rank = |vgpu: &VgpuId| {

@@ -130,7 +130,7 @@ pub fn obtain(card: u8, wanted: u32, take: impl FnOnce(&mut Memory, Option<Vec<(
     obtain_by(|request| FromTenant::Allocate { request, card, chunks: wanted }, wanted, take);
 }
 
-/// As [`obtain`], by a request that `ask` makes.
+/// Like [`obtain`], with a request that `ask` makes.
 pub fn obtain_by(
     ask: impl Fn(u32) -> FromTenant,
     wanted: u32,
@@ -375,7 +375,7 @@ pub fn spare(card: u8) -> u64 {
     regions.map(|region| region.spare.len() as u64 * region.chunk_bytes + freed(region)).sum()
 }
 
-/// Tells the owner that chunks are released.
+/// Reports released chunks to the owner.
 pub fn give_back(chunks: Vec<ChunkId>) {
     for part in chunks.chunks(MAX_CHUNKS) {
         tenant::send(&FromTenant::Free { chunks: part.to_vec() });

@@ -45,7 +45,7 @@ struct Foreign {
     chunk_bytes: u64,
     /// Size of the other process's allocation.
     bytes: u64,
-    /// Opened so many times.
+    /// Number of times that it was opened.
     count: u32,
     pieces: Vec<(Handle, Backing)>,
 }

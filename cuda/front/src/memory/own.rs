@@ -205,7 +205,7 @@ unsafe extern "C" fn set_access(address: Address, bytes: usize, access: *const A
         if access.is_null() || count == 0 {
             return INVALID_VALUE;
         }
-        // SAFETY: the caller's promise: so many descriptions lie there.
+        // SAFETY: the caller's promise: the list has `count` descriptions.
         let list = unsafe { std::slice::from_raw_parts(access, count) };
         memory.handles.allow(&mut Driver, address, bytes as u64, list)
     })
@@ -384,7 +384,7 @@ fn unite(memory: &mut Memory, handle: Handle, (whole, device, bytes): (Handle, c
 
 unsafe fn names_ours(list: *const c_void, count: u32) -> bool {
     let (stride, place) = ARRAY_MAP;
-    // SAFETY: the caller's promise: so many entries lie there.
+    // SAFETY: the caller's promise: the list has `count` entries.
     let handle = |n: usize| unsafe { list.cast::<u8>().add(n * stride + place).cast::<Handle>().read_unaligned() };
     !list.is_null() && (0..count as usize).any(|n| Handles::is_ours(handle(n)))
 }
@@ -394,7 +394,7 @@ unsafe fn names_ours(list: *const c_void, count: u32) -> bool {
 unsafe fn note_arrays(list: *const c_void, count: u32) {
     let (stride, place) = ARRAY_MAP;
     for n in 0..if list.is_null() { 0 } else { count as usize } {
-        // SAFETY: the caller's promise: so many entries lie there, which the driver has read.
+        // SAFETY: the caller's promise: the list has `count` entries, which the driver has read.
         unsafe {
             let entry = list.cast::<u8>().add(n * stride);
             let word = |at: usize| entry.add(at).cast::<u64>().read_unaligned();

@@ -15,7 +15,7 @@ const USERS_PER_CHUNK: u64 = 8;
 const USERS_MIN: u64 = 1 << 16;
 
 impl Core {
-    /// Returns true if the processes of a tenant may have so many more numbers of chunks.
+    /// Returns true if the processes of a tenant may have this many more numbers of chunks.
     pub(super) fn may_use(&self, tenant: TenantId, more: u64) -> bool {
         let most = self.most(tenant).saturating_mul(USERS_PER_CHUNK).max(USERS_MIN);
         self.tenants.get(&tenant).is_some_and(|known| known.users + more <= most)

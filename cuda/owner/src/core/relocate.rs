@@ -1,7 +1,7 @@
 //! Chunks on their way between the card and host memory.
 //!
 //! ```text
-//! plan -> Quiesce -> Quiet -> copies -> Redirect -> Redirected -> the move is committed, the old piece given up -> Resume
+//! plan -> Quiesce -> Quiet -> copies -> Redirect -> Redirected -> move committed, old piece given up -> Resume
 //! ```
 //!
 //! A process has one order at a time, of several batches: while one is redirected the next is copied. Those of
@@ -322,7 +322,7 @@ impl Core {
         session.declines += 1;
         let since = *session.declining_since.get_or_insert(clock);
         let Some(tenant) = session.tenant.and_then(|tenant| self.tenants.get(&tenant)) else { return };
-        // Work that may run for so long may keep it from being quiet for as long.
+        // Work that may run for this long may keep it from being quiet for as long.
         let Some(longest) = tenant.spec.time.max_run_ns.map(|limit| limit.max(patience)) else { return };
         if session.declines >= DECLINES_MOST && clock.saturating_sub(since) >= longest {
             tracing::warn!(session = ?id, declines = session.declines, "program declines every order about its memory");

@@ -63,7 +63,7 @@ impl Shares {
         looked_at
     }
 
-    /// Returns true if a tenant may have one more token that names so many chunks.
+    /// Returns true if a tenant may have one more token that names this many chunks.
     pub(super) fn has_room(&self, tenant: TenantId, chunks: usize) -> bool {
         let own = self.0.get(&tenant);
         own.is_none_or(|own| own.by_token.len() < SHARES_MOST && own.named + chunks <= NAMED_MOST)

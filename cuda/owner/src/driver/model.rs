@@ -39,7 +39,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// A card with so many bytes of memory.
+    /// A card with this many bytes of memory.
     #[must_use]
     pub fn new(total_bytes: u64) -> Self {
         let device = Device {
@@ -56,7 +56,7 @@ impl Model {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next so many allocations fail.
+    /// Makes this many further allocations fail.
     pub fn fail_creates(&self, count: u32) {
         self.lock().fail_creates = count;
     }

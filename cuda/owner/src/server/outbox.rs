@@ -166,7 +166,7 @@ impl Outboxes {
         }
     }
 
-    /// Returns true if a message with so many descriptors may be sent.
+    /// Returns true if a message with this many descriptors may be sent.
     fn may_send(&mut self, connection: &mut Connection, count: usize, bounds: Unread) -> bool {
         if connection.unread > 0 && is_read(connection.link.as_fd()) {
             self.forget(connection);

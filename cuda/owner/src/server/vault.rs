@@ -67,7 +67,7 @@ pub(super) struct Vault {
 }
 
 impl Vault {
-    /// A vault of so many pieces of `bytes` at most, with so many descriptors.
+    /// A vault of at most this many pieces of `bytes`, with this many descriptors.
     pub(super) fn new(
         driver: Arc<dyn Driver>,
         bytes: u64,

@@ -24,7 +24,8 @@ fn pid(world: &World, session: SessionId) -> u32 {
     *all.iter().find(|pid| **pid == 100 + session.0 as u32).expect("it is served")
 }
 
-/// NVML has these bytes for processes in addition to their contexts, and so many are in use for no process.
+/// Reports these bytes of processes in addition to their contexts, and `lost` bytes in use for no process, as NVML
+/// does.
 fn look(world: &mut World, users: &[(u32, u64)], lost: u64) {
     let user = |&(pid, bytes): &(u32, u64)| User { pid, program: "p".to_owned(), bytes: Some(CONTEXT + bytes) };
     let chunks = world.core.view().pieces.0 as u64 * CHUNK;

@@ -97,7 +97,7 @@ pub(super) fn spec(name: &str, chunks: u64, limits: vram::Limits) -> TenantSpec 
 }
 
 impl World {
-    /// A card of so many chunks, with as many host slots.
+    /// A card of this many chunks, with as many host slots.
     pub(super) fn new(card: u64, host: u64) -> Self {
         let config = CardConfig {
             host_bytes: host * CHUNK,
