@@ -1,7 +1,7 @@
 //! A private apt: its own lists, cache, status and configuration, all under the cache folder.
 //!
-//! The system's apt is only asked for how to reach the network (`Acquire::http` and so on). Nothing counts as
-//! installed, so that a resolved package comes with everything that it needs down to the C library.
+//! Only the network settings (`Acquire::http` and so on) come from the system's apt. Nothing counts as installed, so
+//! that a resolved package comes with everything that it needs down to the C library.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ const APT: &str = "apt";
 /// The programs that are needed, each with its package.
 const PROGRAMS: [(&str, &str); 3] = [("apt-get", APT), ("apt-cache", APT), ("dpkg-deb", "dpkg")];
 
-/// Something is wrong with this host, so that another suite would fare no better.
+/// A fault of this host, so that another suite would fare no better.
 #[derive(Debug)]
 pub struct HostProblem(String);
 
@@ -39,7 +39,7 @@ impl HostProblem {
     }
 }
 
-/// The host settings that are taken over: how to reach the network, and how strictly to look at the clock.
+/// Host settings that are adopted: how to reach the network, and how strictly to check dates.
 const KEPT: [&str; 7] = [
     "Acquire::http",
     "Acquire::https",
@@ -105,7 +105,7 @@ impl Apt {
             command
         };
         let mut step = progress.step(format!("resolving {}", packages.join(", ")));
-        // Files that an interrupted run has fetched would not be listed; an empty folder shows them all.
+        // apt would not list files that an interrupted run has fetched; an empty folder makes it list all.
         let empty = self.root.join("empty");
         fs::create_dir_all(empty.join("partial")).with_context(|| format!("cannot create {}", empty.display()))?;
         let mut list = resolve("--print-uris");
@@ -190,7 +190,8 @@ impl Apt {
         set("APT::Architecture", "amd64");
         set("APT::Architectures::", "amd64");
         set("APT::Install-Recommends", "false");
-        // Without root there is no other user to change to, and with root the cache folder may be closed to it.
+        // Without root apt cannot change to another user, and with root that user may be unable to enter the cache
+        // folder.
         set("APT::Sandbox::User", "");
         set("Debug::NoLocking", "true");
         set("Acquire::Languages", "none");
@@ -209,7 +210,8 @@ impl Apt {
     }
 }
 
-/// Returns what `make` makes of the first suite that it can. What is wrong with this host is so for all suites.
+/// Returns the result of `make` for the first suite for which it succeeds. A fault of this host stops the search,
+/// because all suites would meet it.
 pub fn first_of<T>(suites: &[Suite], mut make: impl FnMut(&Suite) -> Result<T>) -> Result<T> {
     let mut errors = Vec::new();
     for suite in suites {

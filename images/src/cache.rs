@@ -12,10 +12,10 @@ use sha2::{Digest, Sha256};
 use crate::progress::Progress;
 use crate::recipe::Record;
 
-/// Age from which an item that is no longer wanted is removed.
+/// Age from which an unused item is removed.
 const OLD: Duration = Duration::from_secs(24 * 3600);
 
-/// The cache folder, locked for as long as this lives.
+/// The cache folder, locked during the lifetime of this value.
 pub struct Cache {
     root: PathBuf,
     // Held, not read: closing it releases the lock.
@@ -64,13 +64,13 @@ impl Cache {
         path.is_dir().then_some(path)
     }
 
-    /// Makes the item `kind`/`key`: `fill` gets an empty folder, which takes its final name only after success.
+    /// Makes the item `kind`/`key`: `fill` gets an empty folder, which gets its final name only after success.
     pub fn make(&self, kind: &str, key: &str, fill: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let parent = self.path(kind);
         let target = parent.join(key);
         let scratch = parent.join(format!(".{key}.{}", process::id()));
         fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
-        // The lock is ours, so that whatever is half made was left by a process that ended early.
+        // We hold the lock, so that a process that ended early left any half-made item.
         for entry in fs::read_dir(&parent)?.flatten() {
             if entry.file_name().to_string_lossy().starts_with('.') {
                 remove(&entry.path())?;
@@ -78,7 +78,7 @@ impl Cache {
         }
         fs::create_dir(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
         if let Err(error) = fill(&scratch) {
-            // The first error is the one to tell.
+            // Report the first error, not a failed removal.
             let _ = remove(&scratch);
             return Err(error);
         }
@@ -87,12 +87,12 @@ impl Cache {
         Ok(target)
     }
 
-    /// Loads what earlier runs resolved; empty if there is none or it cannot be read.
+    /// Loads the resolutions of earlier runs; empty if none exist or the file cannot be read.
     pub fn load_record(&self) -> Record {
         fs::read_to_string(self.path("manifest.toml")).ok().and_then(|t| toml::from_str(&t).ok()).unwrap_or_default()
     }
 
-    /// Writes what was resolved, for people and for the next run.
+    /// Writes the resolutions, for people and for the next run.
     pub fn store_record(&self, record: &Record) -> Result<()> {
         let path = self.path("manifest.toml");
         let text = format!(
@@ -104,8 +104,8 @@ impl Cache {
 }
 
 impl Cache {
-    /// Removes the items of `kind` that are not among `keys` and have not been made within the last day; a younger one
-    /// may be what another checkout or a running test uses.
+    /// Removes the items of `kind` that are not among `keys` and have not been made within the last day. Another
+    /// checkout or a running test may use a younger one.
     pub fn prune(&self, kind: &str, keys: &[&str]) -> Result<()> {
         let Ok(entries) = fs::read_dir(self.path(kind)) else { return Ok(()) };
         for entry in entries.flatten() {
@@ -119,7 +119,7 @@ impl Cache {
     }
 }
 
-/// Removes a file or folder; one that is not there is no error.
+/// Removes a file or folder; a missing one is not an error.
 pub fn remove(path: &Path) -> Result<()> {
     let result = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match result {
@@ -161,7 +161,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// The bytes under `folder`, as far as they can be counted; for progress lines.
+/// Bytes under `folder`, as far as they can be counted; for progress lines.
 pub fn size_of(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     entries
@@ -174,7 +174,7 @@ pub fn size_of(folder: &Path) -> u64 {
         .sum()
 }
 
-/// Fails unless `hash` is what `path` has.
+/// Fails unless `path` has the hash `hash`.
 pub fn verify(path: &Path, hash: &str) -> Result<()> {
     let found = hash_file(path)?;
     if found != hash {

@@ -1,4 +1,5 @@
-//! Writer for the `newc` cpio format, which the kernel unpacks as its initramfs; and what unpacks it elsewhere.
+//! Writer for the `newc` cpio format, which the kernel unpacks as its initramfs, and a reader that unpacks it
+//! elsewhere.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -77,11 +78,11 @@ impl Archive {
     }
 }
 
-/// Unpacks an archive into a folder. What is there already is replaced, as the kernel does with a second archive; device nodes are
-/// left out.
+/// Unpacks an archive into a folder. Replaces existing files, as the kernel does with a second archive, and skips
+/// device nodes.
 ///
 /// # Errors
-/// An entry is no such, is of another kind, or has no place below the folder.
+/// If an entry is malformed, is of another kind, or would be outside the folder.
 pub fn unpack(archive: &[u8], folder: &Path) -> Result<()> {
     let mut at = 0;
     let folder = folder.canonicalize().with_context(|| format!("the folder {}", folder.display()))?;
@@ -91,7 +92,7 @@ pub fn unpack(archive: &[u8], folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// One entry of an archive that is read.
+/// One entry of an archive that is being read.
 struct Entry<'a> {
     name: &'a str,
     mode: u32,
@@ -99,7 +100,7 @@ struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// Reads the entry at `at`, and goes on behind it; nothing at the archive's end.
+    /// Reads the entry at `at`, and advances `at` past it; `None` at the archive's end.
     fn read(archive: &'a [u8], at: &mut usize) -> Result<Option<Self>> {
         let header = archive.get(*at..*at + HEADER).context("the archive is cut off")?;
         ensure!(header.starts_with(b"070701"), "no entry at byte {at} of the archive");
@@ -144,7 +145,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Removes what is in the way: a file, a link, or an empty folder.
+/// Removes an entry that is in the way: a file, a link, or an empty folder.
 fn remove(path: &Path) -> Result<()> {
     match fs::symlink_metadata(path) {
         Ok(there) if there.is_dir() => Ok(fs::remove_dir(path)?),

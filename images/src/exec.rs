@@ -1,4 +1,4 @@
-//! Child processes: run one, show that it runs, and say what to do when it is missing or fails.
+//! Child processes: runs one, shows that it runs, and reports a remedy when it is missing or fails.
 
 use std::io::{ErrorKind, Read};
 use std::process::{Command, Output, Stdio};
@@ -9,14 +9,14 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::progress::Step;
 
-/// Interval between looks at a running child.
+/// Interval at which a running child is polled.
 const POLL: Duration = Duration::from_millis(50);
 /// Number of the last lines of a failed child's output that are shown.
 const TAIL_LINES: usize = 12;
 
 /// Runs `command` to its end and returns its output; a non-zero exit is an error with the end of that output.
 ///
-/// `package` is the Debian package that has the program, for the message when it is missing. `detail` tells how far
+/// `package` is the Debian package that has the program, for the message when it is missing. `detail` returns how far
 /// the step is.
 pub fn run(command: &mut Command, package: &str, step: &mut Step<'_>, detail: impl Fn() -> String) -> Result<Output> {
     let name = command.get_program().to_string_lossy().into_owned();
@@ -44,7 +44,7 @@ pub fn run(command: &mut Command, package: &str, step: &mut Step<'_>, detail: im
     Ok(output)
 }
 
-/// Runs `command` and returns what it printed, or `None` if it is missing or fails.
+/// Runs `command` and returns its output, or `None` if it is missing or fails.
 pub fn probe(command: &mut Command) -> Option<String> {
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
@@ -61,7 +61,7 @@ fn missing(name: &str, package: &str, error: std::io::Error) -> anyhow::Error {
 fn drain(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // A read error means that the child is gone; its exit status tells the rest.
+        // A read error means that the child is gone; its exit status explains why.
         let _ = pipe.read_to_end(&mut bytes);
         bytes
     })

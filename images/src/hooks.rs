@@ -1,7 +1,7 @@
-//! Hooks in the driver: semantic patches, applied by Coccinelle, each checked to have found its place.
+//! Hooks in the driver: semantic patches, applied by Coccinelle. Each is checked to have matched.
 //!
-//! A patch says in its head which file it is for and what must be in it afterwards, and, unless it is for every kernel, for
-//! which:
+//! The head of a patch names its file, the hook that the file must contain afterwards, and, unless the patch is for
+//! every kernel, the kernel:
 //! ```text
 //! // kernel: 6.1
 //! // file: nvkm/subdev/mmu/base.c
@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use crate::exec;
 use crate::progress::Step;
 
-/// The program that applies semantic patches, as it is unpacked.
+/// The program that applies semantic patches, as unpacked.
 pub struct Coccinelle {
     root: PathBuf,
 }
@@ -38,7 +38,7 @@ impl Coccinelle {
 
     /// Applies every patch in `patches` that is for `kernel` (`6.1`) to the driver's sources in `tree`.
     ///
-    /// Fails with the hook's name when one finds no place.
+    /// Fails with the hook's name if its patch does not match.
     pub fn apply(&self, patches: &Path, kernel: &str, tree: &Path, step: &mut Step<'_>) -> Result<()> {
         let entries = fs::read_dir(patches).with_context(|| format!("cannot read {}", patches.display()))?;
         let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -68,7 +68,7 @@ impl Coccinelle {
         Ok(())
     }
 
-    /// Runs the program by the dynamic loader that came with its libraries, as nothing is installed.
+    /// Runs the program with the dynamic loader that came with its libraries, because nothing is installed.
     fn command(&self) -> Result<Command> {
         let libraries = library_folders(&self.root);
         let mut command = Command::new(loader(&libraries)?);
@@ -79,7 +79,7 @@ impl Coccinelle {
     }
 }
 
-/// The folders below `root` that Debian puts libraries in.
+/// The folders below `root` in which Debian puts libraries.
 pub fn library_folders(root: &Path) -> Vec<PathBuf> {
     ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].iter().map(|f| root.join(f)).filter(|f| f.is_dir()).collect()
 }

@@ -89,7 +89,7 @@ pub fn pack(kernel: &Unpacked, programs: &[Program]) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// Adds the modules of a kernel, and the list by which our init and the agent load them. The folder `etc` is there.
+/// Adds the modules of a kernel, and the list from which our init and the agent load them. The folder `etc` must exist.
 pub(crate) fn add_modules(archive: &mut Archive, kernel: &Unpacked) -> Result<()> {
     archive.folder("modules");
     let mut list = String::new();

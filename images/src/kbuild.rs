@@ -15,10 +15,10 @@ use crate::progress::Step;
 /// The programs of the host that are needed, each with its package.
 const PROGRAMS: [(&str, &str); 5] =
     [("make", "make"), ("gcc", "gcc"), ("ld", "binutils"), ("strip", "binutils"), ("tar", "tar")];
-/// Folder of wrapped programs, beside their wrappers.
+/// Folder of wrapped programs, next to their wrappers.
 const WRAPPED: &str = ".elf";
-/// Compiler options that a kernel's configuration may ask for and an older compiler does not have, each with the variable
-/// that leaves it out. The kernel's own fallback then takes its place.
+/// Compiler options that a kernel's configuration may require and an older compiler does not have, each with the
+/// variable that omits it. The kernel then uses its own fallback.
 const OPTIONS: [(&str, &str); 1] = [("-fmin-function-alignment=16", "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=")];
 
 /// Headers and build tools of one kernel, unpacked.
@@ -37,8 +37,8 @@ pub fn require_programs() -> Result<()> {
 }
 
 impl Kbuild {
-    /// Prepares the packages `linux-headers-RELEASE`, its `-common` part, `linux-kbuild-*` and the libraries of the latter,
-    /// which are unpacked below `root`.
+    /// Prepares the packages `linux-headers-RELEASE`, its `-common` part, `linux-kbuild-*` and the libraries of the
+    /// latter, all unpacked below `root`.
     pub fn prepare(root: &Path, release: &str) -> Result<Self> {
         if root.to_string_lossy().contains(|c: char| c.is_whitespace() || ":#$'\"\\".contains(c)) {
             bail!(
@@ -48,7 +48,7 @@ impl Kbuild {
         }
         let headers = root.join("usr/src").join(format!("linux-headers-{release}"));
         let makefile = headers.join("Makefile");
-        // It includes the common part by where it would be installed.
+        // It includes the common part by its installed path.
         let text = fs::read_to_string(&makefile).with_context(|| format!("cannot read {}", makefile.display()))?;
         let text = text.replace(" /usr/src/", &format!(" {}/", root.join("usr/src").display()));
         fs::write(&makefile, text).with_context(|| format!("cannot write {}", makefile.display()))?;
@@ -68,8 +68,8 @@ impl Kbuild {
         let jobs = std::thread::available_parallelism().map_or(1, usize::from);
         let mut command = Command::new("make");
         command.arg("-C").arg(&self.headers).arg(format!("-j{jobs}")).arg(format!("M={}", sources.display()));
-        // Debian's makefiles name the compiler that made the kernel; another version does as well. 6.1's nouveau looks for
-        // its own headers below NOUVEAU_PATH.
+        // Debian's makefiles name the compiler that made the kernel; another version works as well. 6.1's nouveau looks
+        // for its own headers below NOUVEAU_PATH.
         command.args(["CC=gcc", "NOUVEAU_PATH=", "CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
         for (option, variable) in OPTIONS {
             if exec::probe(Command::new("gcc").args([option, "-E", "-x", "c", "/dev/null"])).is_none() {
@@ -81,13 +81,13 @@ impl Kbuild {
     }
 }
 
-/// Takes debugging information out of a module.
+/// Removes debugging information from a module.
 pub fn strip(module: &Path, step: &mut Step<'_>) -> Result<()> {
     exec::run(Command::new("strip").arg("-g").arg(module), "binutils", step, String::new).map(drop)
 }
 
-/// Puts a script in the place of every program below `folder`, which runs it by the loader of its own release: the host's C
-/// library may be older than it wants.
+/// Replaces every program below `folder` with a script that runs it with the loader of its own release, because the
+/// host's C library may be too old.
 fn wrap(folder: &Path, prefix: &str) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?.flatten() {
         let (path, kind) = (entry.path(), entry.file_type().context("file type")?);
@@ -100,7 +100,7 @@ fn wrap(folder: &Path, prefix: &str) -> Result<()> {
         let moved = folder.join(WRAPPED).join(entry.file_name());
         fs::create_dir_all(folder.join(WRAPPED)).context("cannot create a folder for wrapped programs")?;
         fs::rename(&path, &moved).with_context(|| format!("cannot move {}", path.display()))?;
-        // Some run others that are beside them, and find them by their own name.
+        // Some run others in the same folder, which they find by their own name.
         let (name, real) = (path.display(), moved.display());
         fs::write(&path, format!("#!/bin/sh\n{prefix} --argv0 {name} {real} \"$@\"\n"))
             .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
@@ -109,7 +109,7 @@ fn wrap(folder: &Path, prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether `path` is executable, and no script.
+/// Returns true if `path` is executable, and not a script.
 fn is_program(path: &Path) -> Result<bool> {
     let cannot = || format!("cannot read {}", path.display());
     let mut file = fs::File::open(path).with_context(cannot)?;

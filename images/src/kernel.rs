@@ -1,4 +1,4 @@
-//! A stock Debian kernel: `vmlinuz` and the modules that are wanted of it, in load order.
+//! A stock Debian kernel: `vmlinuz` and the requested modules, in load order.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::modinfo;
 use crate::progress::Progress;
 use crate::recipe::{KernelRecipe, Made, RECIPE_VERSION, Record, Suite};
 
-/// A kernel as it lies in the cache.
+/// A kernel in the cache.
 #[derive(Clone, Debug)]
 pub struct Unpacked {
     /// Short name, such as `6.12`.
@@ -20,26 +20,26 @@ pub struct Unpacked {
     pub release: String,
     /// The kernel image.
     pub vmlinuz: PathBuf,
-    /// The modules, uncompressed, in load order; the one that was wanted last is last.
+    /// The modules, uncompressed, in load order; the last requested module is last.
     pub modules: Vec<PathBuf>,
     /// The name of its folder in the cache, which changes with its contents.
     pub key: String,
 }
 
 impl Unpacked {
-    /// Tells whether `module` is among its modules.
+    /// Returns true if `module` is among its modules.
     fn has(&self, module: &str) -> bool {
         let name = modinfo::normal(module);
         self.modules.iter().any(|path| path.file_stem().is_some_and(|stem| stem == name.as_str()))
     }
 }
 
-/// Names what of a kernel's package is kept.
+/// Names the parts of a kernel's package that are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// Its name in the record of what was made.
+    /// Its name in the record of made items.
     pub entry: &'a str,
-    /// The modules that are packed together with all that they depend on.
+    /// The modules that are packed together with all their dependencies.
     pub modules: &'a [&'a str],
 }
 
@@ -89,7 +89,7 @@ fn make(
     Ok((kernel, Made { recipe: RECIPE_VERSION.into(), key, suite: suite.target().into(), packages }))
 }
 
-/// Unpacks the image package and keeps what a guest needs.
+/// Unpacks the image package and keeps the files that a guest needs.
 fn fill(package: &Fetched, modules: &[&str], folder: &Path, progress: &Progress) -> Result<()> {
     let all = folder.join("all");
     fs::create_dir(&all).with_context(|| format!("cannot create {}", all.display()))?;
@@ -128,7 +128,7 @@ fn load(recipe: &KernelRecipe, key: &str, folder: &Path) -> Result<Unpacked> {
     Ok(Unpacked { name: recipe.name.clone(), release: read("release")?, vmlinuz, modules, key: key.to_owned() })
 }
 
-/// The one entry of `folder` whose name starts with `prefix`.
+/// The only entry of `folder` whose name starts with `prefix`.
 fn only_entry(folder: &Path, prefix: &str) -> Result<PathBuf> {
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let mut found: Vec<_> = entries.flatten().map(|e| e.path()).collect();

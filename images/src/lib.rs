@@ -1,25 +1,24 @@
-//! Recipes for what the guest tests boot: a QEMU with `vfio-user-pci`, stock Debian kernels, an initramfs.
+//! Recipes for the images that the guest tests boot: a QEMU with `vfio-user-pci`, stock Debian kernels, an initramfs.
 //!
 //! The parts:
-//! - [`recipe`]: what is wanted (`manifest.toml` beside this crate), and the record of what it was resolved to;
-//! - [`mirror`]: where the host gets Debian packages from;
+//! - [`recipe`]: the wanted images (`manifest.toml` next to this crate), and the record of their resolution;
+//! - [`mirror`]: the host's source of Debian packages;
 //! - [`apt`]: a private apt state, verified against the archive keyring, that never touches the system's;
 //! - [`qemu`]: the host's QEMU if it is new enough, else an unpacked one run by its own dynamic loader;
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
-//! - [`monitoring`]: Prometheus and a proxy, for the tests of what a daemon tells them;
+//! - [`monitoring`]: Prometheus and a proxy, for the tests of a daemon's metrics;
 //! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
 //! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and one with engines that place work;
 //! - [`xen`]: a host of Xen, with domains of its own;
 //! - [`svm`]: a QEMU for machines that have VMs;
-//! - [`nest`]: a machine with VFIO, KVM and QEMU, in which others run; [`libraries`]: what programs in it are linked to;
+//! - [`nest`]: a machine with VFIO, KVM and QEMU, in which others run; [`libraries`]: libraries of the programs in it;
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
-//! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, what the user sees.
+//! - [`cache`], [`exec`], [`progress`]: the cache folder and its lock, child processes, messages for the user.
 //!
-//! Everything lands in one cache folder (`.cache` in the workspace, or `GPU_MEDIATOR_CACHE`), each item in a folder
-//! named by a hash of what it was made from. An item that is there is not made again; with all of them there, no
-//! network is used.
+//! Everything is in one cache folder (`.cache` in the workspace, or `GPU_MEDIATOR_CACHE`), each item in a folder named
+//! by a hash of its inputs. An existing item is not made again; if all exist, no network is used.
 //!
-//! What it does not do: it installs nothing, needs no root, and supports no architecture but x86-64.
+//! Out of scope: it installs nothing, needs no root, and supports no architecture except x86-64.
 //!
 //! Environment: `GPU_MEDIATOR_CACHE` (cache folder), `GPU_MEDIATOR_DEBIAN_MIRROR` and
 //! `GPU_MEDIATOR_DEBIAN_SECURITY_MIRROR` (archive URIs), `GPU_MEDIATOR_QEMU` (a QEMU binary to use as it is).
@@ -77,7 +76,7 @@ pub struct Kernel {
     pub initrd: PathBuf,
 }
 
-/// Name of the system with engines that place work, in the record of what was made.
+/// Name of the system with engines that place work, in the record of made items.
 const FLEET: &str = "fleet";
 
 /// All that a guest needs to boot.
@@ -102,14 +101,15 @@ impl Images {
     }
 }
 
-/// Makes sure that all images exist, making what is absent, and says where they are.
+/// Makes the images that are absent, and returns the paths of all.
 ///
-/// Several processes may call this at once; one works, the others wait for it. Fails with what to install or set.
+/// Several processes may call this at once; one works, the others wait for it. An error names the package or setting
+/// that is missing.
 pub fn ensure(progress: &Progress) -> Result<Images> {
     ensure_with(progress, false)
 }
 
-/// As [`ensure`]; with `refresh` the package versions are looked up anew even if older ones are in the cache.
+/// As [`ensure`]; with `refresh` the package versions are resolved again even if older ones are in the cache.
 pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         bail!("the guests are x86-64 Linux machines; this host is not one, and no cross recipe exists");
@@ -129,7 +129,7 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     let mut kernels = Vec::new();
     let mut initramfs = Vec::new();
     for kernel in unpacked {
-        // The paravirtual one, if it was made, is not to be made again for every run of the stock one.
+        // Keep the paravirtual kernel, if it was made: otherwise every run of the stock one would remove it.
         if let Some(hooked) = pv::find(&kernel, &cache)? {
             initramfs.push(initramfs::key_of(&hooked, &programs)?);
         }
@@ -152,8 +152,8 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(Images { qemu, kernels })
 }
 
-/// As [`ensure_with`], with everything else that a test boots or starts, but for what suites need that run by name only: they
-/// make it themselves.
+/// As [`ensure_with`], with everything else that a test boots or starts, except the images of suites that run by name
+/// only: those suites make them themselves.
 pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     let images = ensure_with(progress, refresh)?;
     for kernel in &images.kernels {
@@ -226,7 +226,7 @@ pub fn ensure_fleet(progress: &Progress) -> Result<PathBuf> {
     Ok(files)
 }
 
-/// Makes the machine that has a card behind an IOMMU, and VMs of its own; its kernel is made the first time.
+/// Makes the machine that has a card behind an IOMMU, and its own VMs; its kernel is made the first time.
 pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -243,8 +243,8 @@ pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     Nest::new(recipe, kernel, initramfs::build_programs(&manifest.initramfs, progress)?, &qemu)
 }
 
-/// Makes the QEMU that runs machines which have VMs, each of their processors in a thread; `None` if that cannot be made of the
-/// one that is used.
+/// Makes the QEMU that runs machines which have VMs, each of their processors in a thread; `None` if it cannot be made
+/// from the QEMU in use.
 pub fn ensure_svm(progress: &Progress) -> Result<Option<Qemu>> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -254,7 +254,7 @@ pub fn ensure_svm(progress: &Progress) -> Result<Option<Qemu>> {
     svm::ensure(&qemu, &cache, progress).context("QEMU for machines that have VMs")
 }
 
-/// Makes the host of Xen; its packages are fetched the first time.
+/// Makes the Xen host; its packages are fetched the first time.
 pub fn ensure_xen(progress: &Progress) -> Result<XenHost> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;

@@ -1,4 +1,4 @@
-//! Asks the dynamic loader what a program is linked to.
+//! Asks the dynamic loader for the libraries of a program.
 //!
 //! Sources: `ld.so(8)`, `LD_TRACE_LOADED_OBJECTS`.
 
@@ -21,13 +21,14 @@ pub struct Library {
 }
 
 impl Library {
-    /// Returns the last part of its name.
+    /// Returns the last component of its path.
     pub fn file_name(&self) -> &str {
         self.name.rsplit('/').next().unwrap_or_default()
     }
 }
 
-/// Lists what `command`'s program is loaded with, its dynamic loader among it. The program itself does not run.
+/// Lists the files that are loaded with `command`'s program, including its dynamic loader. The program itself does not
+/// run.
 pub fn of(command: &mut Command) -> Result<Vec<Library>> {
     let program = command.get_program().to_string_lossy().into_owned();
     let text = exec::probe(command.env("LD_TRACE_LOADED_OBJECTS", "1"));
@@ -40,7 +41,7 @@ fn parse(text: &str) -> Result<Vec<Library>> {
     for line in text.lines().map(str::trim) {
         let (name, rest) = line.split_once(" => ").unwrap_or((line, line));
         let path = rest.rsplit_once(" (0x").map_or(rest, |(path, _)| path);
-        // Without a path and without an arrow: what the kernel maps by itself.
+        // Without a path and without an arrow: a file that the kernel maps by itself.
         if Path::new(path).is_absolute() {
             let name = name.rsplit_once(" (0x").map_or(name, |(name, _)| name).to_owned();
             libraries.push(Library { is_loader: name.starts_with('/'), name, path: path.into() });

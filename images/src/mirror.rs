@@ -1,6 +1,6 @@
 //! The host's source of Debian packages: its own apt configuration, or the environment.
 //!
-//! No host name stands in this file on purpose.
+//! This file contains no host name on purpose.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -37,7 +37,8 @@ struct Source {
     signed_by: String,
 }
 
-/// Finds the mirror: the environment first, then the host's package sources. Fails with what to set.
+/// Finds the mirror: the environment first, then the host's package sources. An error names the setting that is
+/// missing.
 pub fn find() -> Result<Mirror> {
     if let Some(main) = variable(MIRROR_VARIABLE) {
         let security = variable(SECURITY_VARIABLE).unwrap_or_else(|| security_beside(&main));
@@ -83,7 +84,7 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok().map(|v| v.trim_end_matches('/').to_owned()).filter(|v| !v.is_empty())
 }
 
-/// By convention of the mirrors, the security archive lies beside the main one.
+/// By convention of the mirrors, the security archive is next to the main one.
 fn security_beside(main: &str) -> String {
     format!("{main}-security")
 }

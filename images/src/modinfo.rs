@@ -1,4 +1,4 @@
-//! Kernel modules: read their `.modinfo`, and order a module after all that it depends on.
+//! Kernel modules: reads their `.modinfo`, and orders a module after all its dependencies.
 //!
 //! The packages carry no `modules.dep`, so that dependencies come from the modules themselves. A dependency without a
 //! file is built into the kernel.
@@ -23,7 +23,7 @@ pub struct Module {
     pub bytes: Vec<u8>,
 }
 
-/// Reads `modules` and all that they depend on, dependencies first. `folder` is searched for `*.ko` and `*.ko.xz`.
+/// Reads `modules` and all their dependencies, dependencies first. `folder` is searched for `*.ko` and `*.ko.xz`.
 pub fn closure(folder: &Path, modules: &[&str]) -> Result<Vec<Module>> {
     let mut files = BTreeMap::new();
     collect(folder, &mut files)?;
@@ -81,7 +81,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes a module's name as its file is named here: the kernel treats `-` and `_` alike.
+/// Returns a module's name as its file is named here: the kernel treats `-` and `_` alike.
 pub fn normal(name: &str) -> String {
     name.replace('-', "_")
 }

@@ -1,4 +1,4 @@
-//! Prometheus, and the proxy through which it reaches a daemon: unpacked from Debian packages, and run by the dynamic
+//! Prometheus, and the proxy through which it reaches a daemon, unpacked from Debian packages and run with the dynamic
 //! loader that came with them.
 
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::hooks::{library_folders, loader};
 use crate::progress::Progress;
 use crate::recipe::{Made, MonitoringRecipe, Record, Suite};
 
-/// Raised when this recipe changes what it makes.
+/// Raised when this recipe makes something else.
 const VERSION: &str = "1";
 
 /// The programs of a monitoring host.
@@ -26,12 +26,12 @@ impl Monitoring {
     /// The server, without arguments.
     ///
     /// # Errors
-    /// When the packages hold no dynamic loader.
+    /// If the packages hold no dynamic loader.
     pub fn prometheus(&self) -> Result<Command> {
         self.command("usr/bin/prometheus")
     }
 
-    /// Makes the command that checks its configuration and the metrics that it is to read.
+    /// Makes the command that checks its configuration and the metrics that it will read.
     ///
     /// # Errors
     /// As [`Self::prometheus`].
@@ -96,7 +96,8 @@ fn make(recipe: &MonitoringRecipe, suite: &Suite, cache: &Cache, progress: &Prog
         });
         unpacked.collect()
     };
-    // What the packages are is known once they are there: the item goes by the recipe, and is made anew when asked for.
+    // The packages are known only after they were fetched: the key depends on the recipe, and the item is made again on
+    // request.
     let inputs = [VERSION, suite.target()].into_iter().chain(recipe.packages.iter().map(String::as_str));
     let key = key(&inputs.collect::<Vec<_>>());
     let mut packages = Vec::new();

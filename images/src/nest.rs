@@ -1,10 +1,10 @@
-//! A machine that has a card behind an IOMMU, and VMs: our init in an initramfs, on a kernel with VFIO and KVM, and QEMU with
-//! all that it reads.
+//! A machine that has a card behind an IOMMU, and VMs: our init in an initramfs, on a kernel with VFIO and KVM, and
+//! QEMU with all the files that it reads.
 //!
-//! QEMU is the one that runs this machine, so that it knows the same devices. It lies in a folder of its own with its dynamic
-//! loader and its libraries, which may be of another system than those of the host's programs.
+//! QEMU is the one that runs this machine, so that it knows the same devices. It is in its own folder with its dynamic
+//! loader and its libraries, which may come from another system than those of the host's programs.
 //!
-//! Not in it: a shell, the programs that run in it, and the images of its VMs, which the tests put there.
+//! It contains no shell, no programs that run in it, and no images of its VMs: the tests add these.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use crate::libraries;
 use crate::qemu::{self, Qemu};
 use crate::recipe::NestRecipe;
 
-/// Name of the kernel with these modules in the record of what was made.
+/// Name of the kernel with these modules in the record of made items.
 pub const ENTRY: &str = "nest";
 /// QEMU's folder in the machine, without a leading slash.
 const FOLDER: &str = "qemu";
@@ -36,20 +36,20 @@ pub struct Nest {
 }
 
 impl Nest {
-    /// Gathers what the machine is made of; `qemu` is the host's.
+    /// Gathers the parts of the machine; `qemu` is the host's.
     pub(crate) fn new(recipe: &NestRecipe, kernel: Unpacked, programs: Vec<Program>, qemu: &Qemu) -> Result<Self> {
         let (files, qemu) = portable(recipe, qemu).context("QEMU for the VMs of a machine")?;
         Ok(Self { kernel, programs, files, qemu })
     }
 
-    /// Returns how QEMU is started in the machine.
+    /// Returns the QEMU command in the machine.
     pub fn qemu(&self) -> &Qemu {
         &self.qemu
     }
 
-    /// Writes the machine's initramfs with `more` in it to `initrd`; with QEMU, if it is to have VMs.
+    /// Writes the machine's initramfs with `more` in it to `initrd`; with QEMU, if the machine will have VMs.
     pub fn bootable(&self, more: Archive, with_qemu: bool, initrd: &Path) -> Result<Kernel> {
-        // The kernel takes archives one behind the other.
+        // The kernel accepts concatenated archives.
         let mut all = initramfs::pack(&self.kernel, &self.programs)?;
         if with_qemu {
             all.extend(self.qemu_files()?.finish());
@@ -72,7 +72,7 @@ impl Nest {
     }
 }
 
-/// Names the files that make a QEMU run in [`FOLDER`] of another machine, and says how it is started there.
+/// Names the files that make a QEMU run in [`FOLDER`] of another machine, and returns its command there.
 fn portable(recipe: &NestRecipe, qemu: &Qemu) -> Result<(Vec<(String, PathBuf)>, Qemu)> {
     let program = format!("{FOLDER}/{}", qemu::PROGRAM);
     let mut files = vec![(program.clone(), qemu::binary(qemu)?)];

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Interval at which a long step says that it is still running.
+/// Interval at which a long step reports that it is still running.
 const TICK: Duration = Duration::from_secs(5);
 
 /// Receiver of progress lines.
@@ -31,7 +31,7 @@ impl Progress {
         (self.sink)(text);
     }
 
-    /// Announces a step and returns what tells of its advance.
+    /// Announces a step and returns a reporter of its progress.
     pub fn step(&self, what: impl Into<String>) -> Step<'_> {
         let what = what.into();
         self.line(&format!("images: {what} ..."));
@@ -49,7 +49,7 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// To be called often; prints a line when it is time for one. `detail` says how far the step is.
+    /// Must be called often; prints a line when one is due. `detail` returns how far the step is.
     pub fn tick(&mut self, detail: impl FnOnce() -> String) {
         if self.told.elapsed() < TICK {
             return;

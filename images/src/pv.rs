@@ -1,7 +1,7 @@
 //! The paravirtual driver: our kernel module, and the kernel's own nouveau with hooks that call it, built out of tree.
 //!
-//! Nothing of the driver is kept in this repository: its sources are those of the Debian package that the kernel was made
-//! from, in the same version, and [`crate::hooks`] changes them. Only the two modules stay in the cache.
+//! This repository holds nothing of the driver: its sources come from the Debian package from which the kernel was
+//! made, in the same version, and [`crate::hooks`] changes them. Only the two modules stay in the cache.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ use crate::kernel::Unpacked;
 use crate::progress::{Progress, Step, mib};
 use crate::recipe::{KernelRecipe, Made, Package, ParavirtualRecipe, Record, Suite};
 
-/// Raised when this recipe changes what it makes.
+/// Raised when this recipe makes something else.
 const VERSION: &str = "1";
 /// Our module.
 const MODULE: &str = "gpu_mediator_pv.ko";
@@ -39,7 +39,7 @@ pub fn find(kernel: &Unpacked, cache: &Cache) -> Result<Option<Unpacked>> {
     cache.find("pv", &key).map(|folder| with_modules(kernel, &folder, &key)).transpose()
 }
 
-/// Finds or makes the paravirtual modules, and returns `kernel` with them in the stock driver's place.
+/// Finds or makes the paravirtual modules, and returns `kernel` with them in place of the stock driver.
 pub fn ensure(
     kernel: &Unpacked,
     recipes: (&KernelRecipe, &ParavirtualRecipe),
@@ -68,7 +68,7 @@ pub fn ensure(
     with_modules(kernel, &folder, &key)
 }
 
-/// The key of what is made of `kernel` and our sources.
+/// The key of an item that is made of `kernel` and our sources.
 fn item_key(kernel: &Unpacked) -> Result<String> {
     let mut inputs = vec![VERSION.to_owned(), kernel.key.clone()];
     let root = sources();
@@ -99,7 +99,7 @@ struct Build<'a> {
 }
 
 impl Build<'_> {
-    /// Makes both modules in the folder; returns what they are made from.
+    /// Makes both modules in the folder; returns the packages that they are made from.
     fn run(&self, suite: &Suite, recipe: &ParavirtualRecipe) -> Result<Vec<Package>> {
         kbuild::require_programs()?;
         let (headers, build, tools) =
@@ -144,7 +144,7 @@ impl Build<'_> {
         Ok(())
     }
 
-    /// Unpacks the headers, the build tools and what these are linked to.
+    /// Unpacks the headers, the build tools and the libraries of the tools.
     fn headers(&self, apt: &Apt, to: &Path, packages: &mut Vec<Package>) -> Result<()> {
         let headers = format!("linux-headers-{}", self.kernel.release);
         let needs = apt.depends(&headers, self.progress)?;
@@ -161,12 +161,12 @@ impl Build<'_> {
         Ok(())
     }
 
-    /// Unpacks the driver, and no more, from the kernel's sources.
+    /// Unpacks the driver, and nothing else, from the kernel's sources.
     fn driver_source(&self, apt: &Apt, to: &Path, packages: &mut Vec<Package>) -> Result<()> {
         let fetched = self.fetch_same(apt, &format!("linux-source-{}", self.kernel.name))?;
         let all = self.folder.join("source");
         packages.push(self.unpack(&fetched, &all)?);
-        // The package may be as large as all else together.
+        // The package may be as large as everything else together.
         remove(&fetched.path)?;
         let archives: Vec<_> = files_below(&all.join("usr/src"))?;
         let archive = archives.iter().find(|path| path.to_string_lossy().ends_with(".tar.xz"));
@@ -198,7 +198,7 @@ impl Build<'_> {
     }
 }
 
-/// Feeds an archive to `tar`, which keeps the driver's folder without the one around all.
+/// Feeds an archive to `tar`, which keeps the driver's folder and drops the archive's top folder.
 fn unpack_driver(archive: &Path, to: &Path, step: &mut Step<'_>) -> Result<()> {
     let file = fs::File::open(archive).with_context(|| format!("cannot open {}", archive.display()))?;
     let mut tar = Command::new("tar")
@@ -227,7 +227,7 @@ fn unpack_driver(archive: &Path, to: &Path, step: &mut Step<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Puts our module's sources into `build`, and what the driver's folder gets of us into it.
+/// Puts our module's sources into `build`, and our files for the driver into the driver's folder.
 fn our_sources(build: &Path) -> Result<()> {
     let (ours, driver) = (sources(), build.join("nouveau"));
     let hooks = driver.join("gmpv");

@@ -1,4 +1,4 @@
-//! QEMU: the host's if it is new enough, else one unpacked from Debian packages and run by its own loader.
+//! QEMU: the host's if it is new enough, else one unpacked from Debian packages and run with its own loader.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::exec;
 use crate::progress::Progress;
 use crate::recipe::{Made, QemuRecipe, RECIPE_VERSION, Record, Suite};
 
-/// The program that is looked for.
+/// Name of the program.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 /// The environment variable that names a QEMU to use as it is.
 pub const QEMU_VARIABLE: &str = "GPU_MEDIATOR_QEMU";
@@ -40,7 +40,7 @@ impl Qemu {
     }
 }
 
-/// Finds or makes a QEMU that serves.
+/// Finds or makes a QEMU that meets the recipe.
 pub fn ensure(recipe: &QemuRecipe, cache: &Cache, record: &mut Record, progress: &Progress) -> Result<Qemu> {
     if let Some(path) = env::var_os(QEMU_VARIABLE) {
         let qemu = Qemu { program: path.into(), args: Vec::new(), env: Vec::new(), version: String::new() };
@@ -104,7 +104,7 @@ fn make(recipe: &QemuRecipe, suite: &Suite, cache: &Cache, progress: &Progress) 
     Ok((qemu, Made { recipe: RECIPE_VERSION.into(), key, suite: suite.target().into(), packages }))
 }
 
-/// Command for the QEMU that was unpacked into `root`: by its own loader, with its own libraries and firmware.
+/// Command for the QEMU that was unpacked into `root`: run with its own loader, libraries and firmware.
 fn unpacked(root: &Path) -> Result<Qemu> {
     let text = |path: &Path| -> Result<String> {
         path.to_str().map(str::to_owned).ok_or_else(|| anyhow!("the cache folder's path is not UTF-8"))
@@ -160,7 +160,7 @@ fn at_least(version: &str, minimum: &str) -> bool {
     numbers(version) >= numbers(minimum)
 }
 
-/// Finds the file that has QEMU's code, whatever starts it.
+/// Finds the file with QEMU's code, even if a loader starts it.
 pub(crate) fn binary(qemu: &Qemu) -> Result<PathBuf> {
     let is_it = |path: &Path| path.file_name().is_some_and(|name| name == PROGRAM);
     if let Some(path) = qemu.args.iter().map(Path::new).find(|path| is_it(path)) {

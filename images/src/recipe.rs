@@ -1,11 +1,11 @@
-//! The recipe (`manifest.toml` beside this crate) and the record of what it was resolved to.
+//! The recipe (`manifest.toml` next to this crate) and the record of its resolution.
 
 use std::collections::BTreeMap;
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-/// Raised when a recipe changes what it makes, so that older items are made again.
+/// Raised when a recipe makes something else, so that older items are made again.
 pub const RECIPE_VERSION: &str = "1";
 
 /// The manifest of wanted images.
@@ -21,7 +21,7 @@ pub struct Manifest {
     pub initramfs: InitramfsRecipe,
     /// Recipe of the paravirtual driver.
     pub paravirtual: ParavirtualRecipe,
-    /// Recipe of what watches a daemon.
+    /// Recipe of the programs that monitor a daemon.
     pub monitoring: MonitoringRecipe,
     /// Recipe of the Debian system with systemd.
     pub system: SystemRecipe,
@@ -33,7 +33,7 @@ pub struct Manifest {
     pub xen: XenRecipe,
 }
 
-/// A place that a package may come from.
+/// A source of packages.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Suite {
@@ -44,7 +44,7 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// The suite that the package is taken from.
+    /// The suite from which the package is taken.
     pub fn target(&self) -> &str {
         self.suite.as_deref().unwrap_or(&self.base)
     }
@@ -54,9 +54,9 @@ impl Suite {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QemuRecipe {
-    /// The lowest version that serves.
+    /// The lowest version that is accepted.
     pub minimum: String,
-    /// A device that it must know.
+    /// A device that it must support.
     pub device: String,
     /// The packages to unpack, with their dependencies.
     pub packages: Vec<String>,
@@ -68,7 +68,7 @@ pub struct QemuRecipe {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelRecipe {
-    /// The name that tests use; also the start of the version that must come out.
+    /// The name that tests use; the version must start with it.
     pub name: String,
     /// The metapackage that depends on the newest image.
     pub package: String,
@@ -80,7 +80,7 @@ pub struct KernelRecipe {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InitramfsRecipe {
-    /// The module that is packed together with all that it depends on.
+    /// The module that is packed together with all its dependencies.
     pub module: String,
     /// The package whose program becomes `/init`.
     pub init: String,
@@ -118,48 +118,48 @@ pub struct SystemRecipe {
     pub files: TreeRecipe,
 }
 
-/// Files of a Debian system: the packages that they are of, and where those come from.
+/// Files of a Debian system: their packages, and the sources of these.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TreeRecipe {
     /// The packages, with their dependencies.
     pub packages: Vec<String>,
-    /// Files and folders of them that are left out.
+    /// Files and folders of the packages that are omitted.
     pub without: Vec<String>,
-    /// Units that are not to start.
+    /// Units that must not start.
     #[serde(default)]
     pub masked: Vec<String>,
     /// Suites to try, in order.
     pub from: Vec<Suite>,
 }
 
-/// Names the parts of the machine that has a card behind an IOMMU, and VMs of its own.
+/// Names the parts of the machine that has a card behind an IOMMU, and its own VMs.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NestRecipe {
     /// The name of the kernel that boots it.
     pub kernel: String,
-    /// The modules that are packed together with all that they depend on.
+    /// The modules that are packed together with all their dependencies.
     pub modules: Vec<String>,
     /// Files that QEMU reads when it starts a VM.
     pub firmware: Vec<String>,
 }
 
-/// Names the parts of a host of Xen.
+/// Names the parts of a Xen host.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct XenRecipe {
     /// The name of the kernel that domain 0 runs.
     pub kernel: String,
-    /// The modules that are packed together with all that they depend on.
+    /// The modules that are packed together with all their dependencies.
     pub modules: Vec<String>,
     /// The package of the hypervisor.
     pub hypervisor: String,
     /// The packages, with their dependencies.
     pub packages: Vec<String>,
-    /// Programs of them that domain 0 has, with the libraries that they are linked to.
+    /// Programs of the packages that domain 0 has, with the libraries that they are linked to.
     pub programs: Vec<String>,
-    /// Other files of them that it has.
+    /// Other files of the packages that domain 0 has.
     pub files: Vec<String>,
     /// Suites to try, in order.
     pub from: Vec<Suite>,
@@ -183,7 +183,7 @@ pub struct Package {
     pub sha256: String,
 }
 
-/// Sources of an item, and its place in the cache.
+/// Sources of an item, and its key in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Made {
     /// The version of the recipe that made it.
@@ -197,7 +197,7 @@ pub struct Made {
     pub packages: Vec<Package>,
 }
 
-/// The record of what the manifest was resolved to; `manifest.toml` in the cache.
+/// The record of the manifest's resolution; `manifest.toml` in the cache.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// QEMU, unless the host's is used.

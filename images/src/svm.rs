@@ -1,12 +1,15 @@
-//! A QEMU in which virtual machines may run beside each other on processors that are threads: its emulation of AMD's SVM, mended.
+//! A QEMU in which virtual machines may run concurrently on processors that are threads: its emulation of AMD's SVM,
+//! patched.
 //!
-//! VMRUN can give a guest an interrupt. QEMU (11.1.3, and its sources since the emulation was made) notes the vector as an
-//! exception that is pending, delivers it, and leaves the note. When something makes the processor's thread leave its loop before
-//! the guest's next exit or exception, and that is no interrupt, the note is taken for news, and the guest gets the interrupt
-//! once more, wherever it is by then: between `swapgs` and `iretq` that is a triple fault. With one processor in one thread little does.
+//! VMRUN can inject an interrupt into a guest. QEMU (11.1.3, and its sources since the emulation was written) records
+//! the vector as a pending exception, delivers it, and leaves the record. When the processor's thread leaves its loop
+//! before the guest's next exit or exception, and not because of an interrupt, QEMU takes the record for a new
+//! exception, and the guest gets the interrupt once more, wherever it is by then: between `swapgs` and `iretq` that is
+//! a triple fault. With one processor in one thread this hardly happens.
 //!
-//! The copy that is made here lacks the instruction that notes. It is found by what it does, not by where it is: the only store
-//! of what becomes the second argument of the only call that delivers. A QEMU in which that cannot be told stays as it is.
+//! The copy that is made here lacks the instruction that records the vector. It is found by its effect, not by its
+//! address: it is the only store of the value that becomes the second argument of the only call that delivers. A QEMU
+//! in which it cannot be found stays as it is.
 
 use std::fs;
 use std::path::Path;
@@ -20,12 +23,12 @@ use crate::qemu::{self, Qemu};
 
 /// Kind of the item in the cache.
 const KIND: &str = "svm";
-/// Raised when what is changed in it is another thing.
+/// Raised when the copy is changed in another way.
 const VERSION: &str = "1";
-/// The function that emulates VMRUN, and the one that it has deliver an interrupt.
+/// The function that emulates VMRUN, and the function that it calls to deliver an interrupt.
 const RUN: &str = "helper_vmrun";
 const DELIVER: &str = "do_interrupt_x86_hardirq";
-/// Bytes before the call in which the store is looked for.
+/// Bytes before the call that are searched for the store.
 const BEFORE: usize = 96;
 /// A store of ESI, which has a function's second argument, with a displacement of 32 bits: opcode, ModRM without its base, length.
 const STORE: u8 = 0x89;
@@ -33,13 +36,13 @@ const FROM_ESI: u8 = 0b10_110_000;
 const BASE: u8 = 0b111;
 const BASE_IN_SIB: u8 = 0b100;
 const STORE_BYTES: usize = 6;
-/// An instruction of that length that does nothing.
+/// An instruction of that length without effect.
 const NOTHING: [u8; STORE_BYTES] = [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00];
-/// A call of a place that is so far from its end, and its length.
+/// A call relative to its end, and its length.
 const CALL: u8 = 0xe8;
 const CALL_BYTES: usize = 5;
 
-/// Finds or makes the copy; `None` for a QEMU in which the place cannot be told.
+/// Finds or makes the copy; `None` for a QEMU in which the instruction cannot be found.
 pub(crate) fn ensure(qemu: &Qemu, cache: &Cache, progress: &Progress) -> Result<Option<Qemu>> {
     let original = qemu::binary(qemu)?;
     let key = key(&[VERSION, &hash_file(&original)?]);
@@ -62,7 +65,8 @@ pub(crate) fn ensure(qemu: &Qemu, cache: &Cache, progress: &Progress) -> Result<
     Ok(Some(instead(qemu, &original, &folder.join(qemu::PROGRAM))))
 }
 
-/// The same QEMU with `copy` instead of `original`; it finds its firmware by where it lies, unless that is said.
+/// The same QEMU with `copy` instead of `original`; it finds its firmware relative to its own path, unless an option
+/// names it.
 fn instead(qemu: &Qemu, original: &Path, copy: &Path) -> Qemu {
     let mut mended = qemu.clone();
     let copied = copy.display().to_string();
@@ -77,14 +81,14 @@ fn instead(qemu: &Qemu, original: &Path, copy: &Path) -> Qemu {
     mended
 }
 
-/// Takes the instruction out of a program, if it can be told.
+/// Takes the instruction out of a program, if it is found.
 fn mended(mut image: Vec<u8>) -> Option<Vec<u8>> {
     let at = place(&image)?;
     image.get_mut(at..at + STORE_BYTES)?.copy_from_slice(&NOTHING);
     Some(image)
 }
 
-/// Place of the instruction in the file.
+/// Offset of the instruction in the file.
 fn place(image: &[u8]) -> Option<usize> {
     let file = object::File::parse(image).ok()?;
     let symbol = |name: &str| file.dynamic_symbols().find(|symbol| symbol.name() == Ok(name));
@@ -96,7 +100,7 @@ fn place(image: &[u8]) -> Option<usize> {
     Some(usize::try_from(offset).ok()? + store(code, run.address(), deliver.address())?)
 }
 
-/// Place in `code`, which is at `address`, of the only store of ESI before its only call of `deliver`.
+/// Offset in `code`, which is at `address`, of the only store of ESI before its only call of `deliver`.
 fn store(code: &[u8], address: u64, deliver: u64) -> Option<usize> {
     let calls = code.windows(CALL_BYTES).enumerate().filter(|(at, window)| {
         let [CALL, far @ ..] = window else { return false };
@@ -122,11 +126,11 @@ fn only<T>(mut of: impl Iterator<Item = T>) -> Option<T> {
 mod tests {
     use super::*;
 
-    /// A store of ESI, and a call of what is 0x100 behind it.
+    /// A store of ESI, and a call of an address 0x100 after it.
     const STORES: [u8; STORE_BYTES] = [0x89, 0xb3, 0x50, 0xc2, 0xff, 0xff];
     const CALLS: [u8; CALL_BYTES] = [0xe8, 0x00, 0x01, 0x00, 0x00];
 
-    /// Code at 0x1000 of these parts, and what its last call calls.
+    /// Code at 0x1000 of these parts, and the target of its last call.
     fn code(parts: &[&[u8]]) -> (Vec<u8>, u64) {
         let code = parts.concat();
         let called = 0x1000 + code.len() as u64 + 0x100;
@@ -145,7 +149,7 @@ mod tests {
         let none = code(&[&[0x90; 200], &CALLS]);
         let far = code(&[&STORES, &[0x90; BEFORE], &CALLS]);
         let two = code(&[&STORES, &[0x90; 10], &STORES, &CALLS]);
-        // From EDI, and to a place that an index is part of.
+        // From EDI, and to an address with an index.
         let other = code(&[&[0x89, 0xbb, 0x50, 0xc2, 0xff, 0xff], &[0x89, 0xb4, 0x03, 0, 0, 0, 0], &CALLS]);
         for (code, called) in [none, far, two, other] {
             assert_eq!(store(&code, 0x1000, called), None);

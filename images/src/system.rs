@@ -1,10 +1,10 @@
-//! A Debian system with systemd: what the Debian package is installed on, as on an operator's host.
+//! A Debian system with systemd, on which the Debian package is installed, as on an operator's host.
 //!
-//! It is an initramfs that is never left. The packages are unpacked, not configured: what their maintainer scripts would do,
-//! and this system needs, is done here: users and groups, the merged `/usr`, and dpkg's books, by which all of them are
-//! installed, so that the dependencies of what is installed on top are checked in earnest.
+//! It is an initramfs that is never left. The packages are unpacked, not configured. This module does the work of their
+//! maintainer scripts that this system needs: users and groups, the merged `/usr`, and dpkg's database, in which all of
+//! them are installed, so that dpkg really checks the dependencies of packages that are installed later.
 //!
-//! What it does not have: udev, D-Bus, logins, a network.
+//! It has no udev, D-Bus, logins or network.
 //!
 //! Sources: `bootup(7)`, `machine-id(5)`, `passwd(5)`, `shadow(5)`, `deb-control(5)`, `dpkg(1)`.
 
@@ -25,15 +25,15 @@ use crate::kernel::Unpacked;
 use crate::progress::{Progress, Step};
 use crate::recipe::{Made, Suite, TreeRecipe};
 
-/// Raised when this recipe changes what it makes.
+/// Raised when this recipe makes something else.
 const VERSION: &str = "2";
 /// The archive's name in its folder.
 const ARCHIVE: &str = "system.cpio";
-/// Folders that are links into `/usr`, whatever the packages say.
+/// Folders that are links into `/usr`, even if a package has them as folders.
 const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
-/// Place of the agent in the system.
+/// Path of the agent in the system.
 const AGENT: &str = "usr/sbin/tests-agent";
-/// Unit that starts it: when the system is up, so that its first word says so.
+/// Unit that starts it when the system is up, so that its first message reports that.
 const AGENT_UNIT: &str = "[Unit]\nDescription=Commands of the host's tests\n\n[Service]\nExecStart=/usr/sbin/tests-agent\nStandardOutput=journal+console\n";
 /// The folder of units that the administrator has made.
 const UNITS: &str = "etc/systemd/system";
@@ -47,17 +47,17 @@ pub struct System {
 }
 
 impl System {
-    /// A system whose files are in `archive`, which `kernel` boots and in which the program `agent` speaks to the host.
+    /// A system with its files in `archive`, booted by `kernel`; the program `agent` in it talks to the host.
     #[must_use]
     pub fn new(kernel: Unpacked, archive: PathBuf, agent: PathBuf) -> Self {
         Self { kernel, archive, agent }
     }
 
-    /// Writes the initramfs of the system with `more` on it to `initrd`; what both have is `more`'s.
+    /// Writes the initramfs of the system with `more` on it to `initrd`; for files in both, that of `more` wins.
     pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
         let mut agent = Archive::default();
         agent.file(AGENT, 0o755, &read(&self.agent)?);
-        // The kernel takes archives one behind the other.
+        // The kernel accepts concatenated archives.
         let all = [read(&self.archive)?, agent.finish(), more.finish()].concat();
         fs::write(initrd, all).with_context(|| format!("cannot write {}", initrd.display()))?;
         let Unpacked { name, release, vmlinuz, .. } = self.kernel.clone();
@@ -65,7 +65,7 @@ impl System {
     }
 }
 
-/// Finds or makes the files of the system called `name`; the path of the archive that they are in.
+/// Finds or makes the files of the system called `name`; returns the path of their archive.
 pub fn ensure(
     (name, recipe): (&str, &TreeRecipe),
     (cache, record): (&Cache, &mut Option<Made>),
@@ -101,7 +101,7 @@ fn libc_version(text: &str) -> Option<Libc> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Returns what changes when the manifest, this recipe or this host asks for something else.
+/// Version of the files: it changes when the manifest, this recipe or this host asks for something else.
 fn version(recipe: &TreeRecipe, libc: Libc) -> String {
     let inputs = [&recipe.packages[..], &recipe.without, &recipe.masked].concat();
     let libc = format!("{}.{}", libc.0, libc.1);
@@ -141,7 +141,7 @@ fn make(
     Ok((folder, Made { recipe: version.to_owned(), key, suite: suite.target().to_owned(), packages }))
 }
 
-/// The system as an archive; `scratch` is a folder for the packages' files, and is gone afterwards.
+/// The system as an archive; `scratch` is a folder for the packages' files, and is removed afterwards.
 fn pack(recipe: &TreeRecipe, packages: &[Fetched], scratch: &Path, step: &mut Step<'_>) -> Result<Vec<u8>> {
     fs::create_dir(scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
     packages.iter().try_for_each(|package| apt::unpack(package, scratch, step))?;
@@ -159,7 +159,7 @@ fn pack(recipe: &TreeRecipe, packages: &[Fetched], scratch: &Path, step: &mut St
     archive.link("init", "usr/lib/systemd/systemd");
     archive.link("var/run", "/run");
     archive.file("etc/hostname", 0o644, b"host\n");
-    // Empty: not the first boot, which would ask questions, and a number that is made up.
+    // An empty machine-id skips the questions of a first boot; systemd generates an id.
     archive.file("etc/machine-id", 0o444, b"");
     for unit in &recipe.masked {
         archive.link(&format!("{UNITS}/{unit}"), "/dev/null");
@@ -171,7 +171,7 @@ fn pack(recipe: &TreeRecipe, packages: &[Fetched], scratch: &Path, step: &mut St
     Ok(archive.finish())
 }
 
-/// All below `root` by its name in a system whose `/usr` is merged, folders before what is in them.
+/// All files below `root` by their names in a system with a merged `/usr`, folders before their contents.
 fn merged(root: &Path, without: &[String]) -> Result<BTreeMap<String, PathBuf>> {
     let mut names = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
@@ -209,7 +209,8 @@ fn add(archive: &mut Archive, name: &str, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The users and groups that every Debian has, none of which can log in, and what PAM asks when root changes them: nothing.
+/// Users and groups of every Debian, none of which can log in, and a PAM configuration that asks nothing when root
+/// changes them.
 fn accounts(archive: &mut Archive, root: &Path) -> Result<()> {
     let master = |name: &str| read(&root.join(format!("usr/share/base-passwd/{name}.master")));
     let (users, groups) = (master("passwd")?, master("group")?);
@@ -230,7 +231,7 @@ fn accounts(archive: &mut Archive, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes what dpkg knows of the packages: that they are installed, and which files are whose.
+/// Writes dpkg's database: each package as installed, and its files.
 fn books(archive: &mut Archive, packages: &[Fetched], step: &mut Step<'_>) -> Result<()> {
     let mut ask = |what: &str, package: &Fetched| -> Result<String> {
         let mut command = Command::new("dpkg-deb");
@@ -252,7 +253,8 @@ fn books(archive: &mut Archive, packages: &[Fetched], step: &mut Step<'_>) -> Re
     Ok(())
 }
 
-/// The line of dpkg's books for a line of `dpkg-deb --contents`, which is one of `ls -l` with a path that begins with `./`.
+/// The line of dpkg's database for a line of `dpkg-deb --contents`, which looks like one of `ls -l` with a path that
+/// begins with `./`.
 fn listed(line: &str) -> Option<String> {
     let (_, path) = line.split_once(" ./")?;
     let path = path.split(" -> ").next()?.split(" link to ").next()?.trim_end_matches('/');

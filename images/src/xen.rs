@@ -1,12 +1,13 @@
 //! A host of Xen: the hypervisor, and domain 0 in an initramfs with the toolstack and the device model of domains.
 //!
-//! The packages are unpacked, not installed: of them only the programs and files of the manifest are taken, with the libraries
-//! that the programs are linked to. Domain 0's init is ours; [`START`] is a script that makes a Xen host of it.
+//! The packages are unpacked, not installed. Only the programs and files that the manifest names are used, with the
+//! libraries that the programs are linked to. Domain 0's init is ours; [`START`] is a script that makes a Xen host of
+//! it.
 //!
-//! What it does not have: a network, disks, Python, and what of the toolstack needs them.
+//! It has no network, disks or Python, and no part of the toolstack that needs them.
 //!
-//! The libraries of domain 0 are Debian's; programs of this host that are put there bring their own C library, which must not
-//! be older.
+//! The libraries of domain 0 are Debian's. Programs of this host that are added bring their own C library, which must
+//! not be older.
 //!
 //! Sources: `xl(1)`, `xenstored(8)`, Debian's `/etc/init.d/xen`, the multiboot notes of `docs/misc/` in Xen.
 
@@ -28,25 +29,25 @@ use crate::libraries;
 use crate::progress::{Progress, Step};
 use crate::recipe::{Made, Record, Suite, XenRecipe};
 
-/// Raised when this recipe changes what it makes.
+/// Raised when this recipe makes something else.
 const VERSION: &str = "2";
-/// The entry of its kernel in the record of what was made.
+/// The entry of its kernel in the record of made items.
 pub const ENTRY: &str = "xen";
-/// Mask of what Xen has a processor intercept of a domain's accesses to control registers, but for those that are given by how its memory is
-/// paged: all reads (the lower half) and writes but those of CR2 and CR8.
+/// Mask of a domain's accesses to control registers that Xen intercepts in addition to those that the domain's paging
+/// mode requires: all reads (the lower half) and all writes except those of CR2 and CR8.
 ///
-/// QEMU's emulation takes a read of any of them for one of CR0, since 9.1. Xen intercepts those and emulates the instruction, with
-/// what it knows of CR2: nothing, since it lets domains read that. No domain's kernel survives its first page fault so. Those
-/// of CR0 need not be intercepted: a domain sees TS as the processor has it.
+/// QEMU's emulation takes a read of any of them for one of CR0, since 9.1. Xen intercepts those and emulates the
+/// instruction with its own copy of CR2, which it does not have, because it lets domains read CR2. No domain's kernel
+/// survives its first page fault then. Reads of CR0 need not be intercepted: a domain sees TS as the processor has it.
 const INTERCEPTED: u32 = 0xfefb_fefb;
-/// The read of CR0 in it.
+/// The read of CR0 in the mask.
 const CR0_READ: u32 = 1;
 /// Names in the folder of the item.
 const ARCHIVE: &str = "tools.cpio";
 const HYPERVISOR: &str = "xen";
 /// The folder of libraries in domain 0.
 const LIBRARIES: &str = "lib";
-/// The script that starts xenstored and names domain 0; it is done when domains can be made.
+/// The script that starts xenstored and names domain 0; domains can be made when it has ended.
 pub const START: &str = "etc/xen-start";
 
 const SCRIPT: &str = "#!/bin/busybox sh
@@ -63,7 +64,7 @@ xenconsoled --pid-file=/run/xenconsoled.pid || exit 1
 xl info | grep -E '^(xen_version|xen_caps|virt_caps)'
 ";
 
-/// A host, and what boots it.
+/// A Xen host with the files that boot it.
 #[derive(Clone, Debug)]
 pub struct XenHost {
     pub(crate) kernel: Unpacked,
@@ -83,7 +84,7 @@ impl XenHost {
     pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
         let archive = self.folder.join(ARCHIVE);
         let tools = fs::read(&archive).with_context(|| format!("cannot read {}", archive.display()))?;
-        // The kernel takes archives one behind the other.
+        // The kernel accepts concatenated archives.
         let all = [initramfs::pack(&self.kernel, &self.programs)?, tools, more.finish()].concat();
         fs::write(initrd, all).with_context(|| format!("cannot write {}", initrd.display()))?;
         let Unpacked { name, release, vmlinuz, .. } = self.kernel.clone();
@@ -91,7 +92,7 @@ impl XenHost {
     }
 }
 
-/// Finds or makes the host, whose domain 0 runs `kernel` with `programs`.
+/// Finds or makes the host; its domain 0 runs `kernel` with `programs`.
 pub fn ensure(
     recipe: &XenRecipe,
     (kernel, programs): (Unpacked, Vec<Program>),
@@ -142,7 +143,7 @@ fn make(
     Ok((folder, Made { recipe: version.to_owned(), key, suite: suite.target().to_owned(), packages }))
 }
 
-/// Unpacks the packages, and keeps what a host needs.
+/// Unpacks the packages, and copies the files that a host needs.
 fn fill(recipe: &XenRecipe, packages: &[Fetched], folder: &Path, step: &mut Step<'_>) -> Result<()> {
     let all = folder.join("all");
     fs::create_dir(&all).with_context(|| format!("cannot create {}", all.display()))?;
@@ -173,7 +174,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
     for name in &recipe.programs {
         let path = root.join(name);
         add(name, 0o755, &read(&path)?);
-        // Busybox is linked to nothing.
+        // Busybox is linked statically.
         if !is_dynamic(&path)? {
             continue;
         }
@@ -195,7 +196,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
     for folder in ["proc/xen", "var", "var/lib", "var/log"] {
         archive.folder(folder);
     }
-    // One program by the name that it is called by.
+    // One program under each of its names.
     for name in ["xenstore-list", "xenstore-read", "xenstore-ls", "xenstore-write"] {
         archive.link(&format!("bin/{name}"), "/usr/bin/xenstore");
     }
@@ -204,7 +205,7 @@ fn pack(recipe: &XenRecipe, root: &Path) -> Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-/// Tells whether a program names a dynamic loader.
+/// Returns true if a program names a dynamic loader.
 fn is_dynamic(path: &Path) -> Result<bool> {
     use object::{Object, ObjectSection};
     let bytes = read(path)?;
@@ -212,7 +213,7 @@ fn is_dynamic(path: &Path) -> Result<bool> {
     Ok(file.section_by_name(".interp").is_some_and(|section| section.size() != 0))
 }
 
-/// The hypervisor of a package's `boot`, uncompressed: QEMU takes it so only.
+/// The hypervisor of a package's `boot`, uncompressed, because QEMU accepts only that.
 fn hypervisor(boot: &Path, step: &mut Step<'_>) -> Result<Vec<u8>> {
     let entries = fs::read_dir(boot).with_context(|| format!("cannot read {}", boot.display()))?;
     let named = |path: &PathBuf| {
