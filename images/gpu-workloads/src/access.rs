@@ -1,7 +1,7 @@
 //! Mapped memory: buffers of the DRM device and regions of the PCI function.
 //!
-//! UNSAFETY: mapping files and touching device memory. Everything here is checked against the mapping's length; each access is
-//! one machine instruction of the width asked for, which is what a trapping VMM sees.
+//! UNSAFETY: mapping files and touching device memory. Everything here is checked against the mapping's length; each
+//! access is one machine instruction of the requested width, so that a trapping VMM sees that width.
 
 #![expect(unsafe_code, reason = "mmap and device memory accesses of an exact width")]
 
@@ -81,12 +81,12 @@ impl Mapping {
     /// One load of the given width; `offset` may be unaligned.
     ///
     /// # Panics
-    /// Beyond the mapping: the offsets are this program's own.
+    /// If it is beyond the mapping: the offsets are this program's own.
     pub fn load(&self, offset: usize, width: Width) -> u64 {
         let address = self.checked(offset, width.bytes());
         let value: u64;
-        // SAFETY: `checked` has shown that all bytes lie in the mapping, which lives as long as `self`. A load has no other
-        // effect on this program's memory, and x86 loads need no alignment.
+        // SAFETY: `checked` has shown that all bytes are in the mapping, which lives as long as `self`. A load has no
+        // other effect on this program's memory, and x86 loads need no alignment.
         unsafe {
             match width {
                 Width::Byte => asm!("movzx {1:e}, byte ptr [{0}]", in(reg) address, out(reg) value, options(nostack)),
@@ -101,11 +101,11 @@ impl Mapping {
     /// One store of the given width; `offset` may be unaligned.
     ///
     /// # Panics
-    /// Beyond the mapping: the offsets are this program's own.
+    /// If it is beyond the mapping: the offsets are this program's own.
     pub fn store(&self, offset: usize, width: Width, value: u64) {
         let address = self.checked(offset, width.bytes());
-        // SAFETY: `checked` has shown that all bytes lie in the mapping, which lives as long as `self` and is not Rust memory
-        // that anything borrows. x86 stores need no alignment.
+        // SAFETY: `checked` has shown that all bytes are in the mapping, which lives as long as `self` and is not Rust
+        // memory that anything borrows. x86 stores need no alignment.
         unsafe {
             match width {
                 Width::Byte => {
@@ -175,7 +175,7 @@ mod tests {
     use std::os::fd::FromRawFd;
 
     fn memory(length: usize) -> Mapping {
-        // SAFETY: the name is a C string; the descriptor is new and owned by nobody else.
+        // SAFETY: the name is a C string; the descriptor is new and has no other owner.
         let file = unsafe { File::from_raw_fd(libc::memfd_create(c"access".as_ptr(), 0)) };
         file.set_len(length as u64).expect("set_len");
         Mapping::new(&file, 0, length).expect("mmap")

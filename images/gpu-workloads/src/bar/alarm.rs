@@ -1,4 +1,4 @@
-//! PTIMER's alarm beside the driver, which acknowledges it: the kernel counts the interrupt.
+//! PTIMER's alarm while a driver is bound, which acknowledges it: the kernel counts the interrupt.
 
 use std::fs;
 use std::thread::sleep;
@@ -13,11 +13,11 @@ use crate::rig::Counts;
 use crate::tests::Facts;
 
 const INTERRUPTS: &str = "/proc/interrupts";
-/// As the driver's interrupts are called there.
+/// Names of the driver's interrupts there.
 const DRIVER: [&str; 2] = ["nvkm", "nouveau"];
 /// Time from the writes to the alarm, in ns of the card's clock: longer than the writes that set it take under emulation.
 const AHEAD: u32 = 50_000_000;
-/// Longest wait for an interrupt. TIMEOUT: only for an alarm that never rings.
+/// Longest wait for an interrupt. TIMEOUT: only for an alarm that never fires.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// `bar alarm [--count=]`
@@ -30,7 +30,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     Ok((Counts::default(), vec![("alarms", count.to_string()), ("late_us", (latest / 1000).to_string())]))
 }
 
-/// Sets the alarm, and waits for its interrupt. Returns by how much later it was seen, in ns.
+/// Sets the alarm, and waits for its interrupt. Returns the delay until it was seen, in ns.
 fn rings(card: &Card) -> Result<u32> {
     let before = interrupts()?;
     let at = card.read(reg::PTIMER_LOW).wrapping_add(AHEAD);

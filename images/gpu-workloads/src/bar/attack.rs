@@ -1,4 +1,4 @@
-//! The common part of the attacks: addresses outside of the share, own tables, judging what was read.
+//! The common part of the attacks: addresses outside the share, own tables, judging words that were read.
 
 use anyhow::{Result, ensure};
 
@@ -7,15 +7,15 @@ use super::layout::{Aperture, LARGE_PAGE, PAGE, directory_entry, own, page_entry
 use crate::access::Mapping;
 use crate::pattern::Random;
 
-/// Left at addresses that are not ours, where it must not stay.
+/// Written to addresses that are not ours, where it must not stay.
 pub const BRAND: u32 = 0xa77a_c4ed;
-/// Kept in our own VRAM, where it must stay.
+/// Written to our own VRAM, where it must stay.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// Offset of the own structures in VRAM: low, where a driver that left nothing behind had its first buffers.
+/// Offset of our own structures in VRAM: low, where a driver that freed everything had its first buffers.
 const OWN_BASE: u64 = 4 << 20;
 
-/// An attack's ground: the card, our own place on it, and what was found so far.
+/// State of the attacks: the card, our own range on it, and the findings so far.
 pub struct Ground<'a> {
     /// The card.
     pub card: &'a Card,
@@ -23,14 +23,14 @@ pub struct Ground<'a> {
     pub apertures: [&'a Mapping; 2],
     /// Bytes of VRAM of the share.
     pub vram: u64,
-    /// Address at which the own structures begin.
+    /// Address at which our own structures begin.
     pub base: u64,
-    /// Choices.
+    /// Source of random choices.
     pub random: Random,
-    /// Set to write outside, too.
+    /// Set to write outside as well.
     pub writes: bool,
-    /// Set where the VMM has memory mapped under the apertures: what is written where nothing of ours is stays in that memory, which is
-    /// ours alone.
+    /// Set if the VMM has memory mapped under the apertures: a write to an address where we have nothing then stays in
+    /// that memory, which is ours alone.
     pub mapped: bool,
     /// Bytes to look for.
     pub pattern: Vec<u8>,
@@ -41,20 +41,20 @@ pub struct Ground<'a> {
 /// Findings of the attacks.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
-    /// Dwords that were read where nothing may be seen.
+    /// Dwords that were read at addresses where nothing may be visible.
     pub probes: u64,
-    /// Those that held something.
+    /// Dwords of these that were not empty.
     pub nonzero: u64,
-    /// Those that held what we had written there: a place outside that keeps data.
+    /// Dwords of these that held our own earlier write: an address outside that keeps data.
     pub sticky: u64,
-    /// Those that held a piece of the pattern.
+    /// Dwords of these that held a piece of the pattern.
     pub hits: u64,
     /// Register writes that name something outside.
     pub pokes: u64,
 }
 
 impl<'a> Ground<'a> {
-    /// Takes a place in the share of `vram` bytes, which must hold zeros.
+    /// Takes a range in the share of `vram` bytes, which must hold zeros.
     pub fn new(card: &'a Card, vram: u64, random: Random, pattern: Vec<u8>, writes: bool) -> Result<Self> {
         let fits = vram.is_multiple_of(1 << 20) && vram <= 1 << 39;
         ensure!(fits, "a share of {vram} bytes: whole MiB are expected");
@@ -105,7 +105,7 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// Writes a register with something that names memory outside.
+    /// Writes an address outside to a register that takes one.
     pub fn poke(&mut self, register: u32, value: u32) {
         self.found.pokes += 1;
         self.card.write(register, value);
@@ -120,7 +120,7 @@ impl<'a> Ground<'a> {
         self.card.vram_write(at + 0x20c, 0xff);
     }
 
-    /// Sets a page directory entry of one of the own address spaces.
+    /// Sets a page directory entry of one of our own address spaces.
     pub fn set_directory(
         &self,
         space: usize,
@@ -131,12 +131,12 @@ impl<'a> Ground<'a> {
         self.set_pair(self.base + own::DIRECTORIES[space] + index * 8, directory_entry(large, small));
     }
 
-    /// Maps the small page at a virtual address below 128 MiB of one of the own address spaces.
+    /// Maps the small page at a virtual address below 128 MiB of one of our own address spaces.
     pub fn set_page(&self, space: usize, va: u64, address: u64, aperture: Aperture) {
         self.set_pair(self.base + own::TABLES[space] + va / PAGE * 8, page_entry(address, aperture));
     }
 
-    /// Has nothing at a small page's virtual address below 128 MiB of one of the own address spaces.
+    /// Unmaps the small page at a virtual address below 128 MiB of one of our own address spaces.
     pub fn clear_page(&self, space: usize, va: u64) {
         self.set_pair(self.base + own::TABLES[space] + va / PAGE * 8, [0, 0]);
     }
@@ -154,14 +154,14 @@ impl<'a> Ground<'a> {
     /// Tells the card that the tables of a page directory changed.
     pub fn flush(&self, directory: u64) {
         self.card.write(reg::BAR_FLUSH, 1);
-        // One read at most per flush is enough: the flush is done when the next register access is.
+        // One read per flush is enough: the flush is complete when the next register access is.
         self.card.read(reg::BAR_FLUSH);
         self.card.write(reg::TLB_DIRECTORY, ((directory >> 12) << 4) as u32);
         self.card.write(reg::TLB_TRIGGER, 0x8000_0005);
         self.card.read(reg::TLB_TRIGGER);
     }
 
-    /// Returns whether the card still answers and our own memory is whole.
+    /// Returns true if the card still answers and our own memory is intact.
     pub fn alive(&self, boot0: u32) -> bool {
         let clock = || u64::from(self.card.read(reg::PTIMER_HIGH)) << 32 | u64::from(self.card.read(reg::PTIMER_LOW));
         let first = clock();
@@ -176,7 +176,7 @@ fn is_nothing(word: u32) -> bool {
     word == 0 || word == u32::MAX || word >> 20 == 0xbad
 }
 
-/// Returns whether the dword is a piece of the repeated pattern, from any byte on.
+/// Returns true if the dword is a piece of the repeated pattern, from any byte on.
 fn holds_piece(pattern: &[u8], word: u32) -> bool {
     let bytes = word.to_le_bytes();
     (0..pattern.len()).any(|start| {

@@ -26,7 +26,7 @@ fn place(card: &Card, options: &Options, register: u32) -> Result<(u64, usize, u
     Ok((bar, offset, count))
 }
 
-/// Reads, one after the other; the chip's identity unless told otherwise.
+/// Reads, one after the other, of the chip's identity unless an option names another register.
 pub fn reads(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let (bar, offset, count) = place(card, options, reg::BOOT0)?;
     let region = card.region(bar)?;
@@ -53,12 +53,12 @@ pub fn reads(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     ))
 }
 
-/// Writes, then a read that comes after them all; a write of no effect unless told otherwise.
+/// Writes, then a read that comes after all of them, of a register without effect unless an option names another.
 pub fn writes(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let (bar, offset, count) = place(card, options, reg::PBUS_INTR)?;
     let value = options.number("value", 0)?;
     let region = card.region(bar)?;
-    // What was under way before is not counted.
+    // Do not count earlier writes that are still in flight.
     card.read(reg::BOOT0);
     let began = Instant::now();
     for _ in 0..count {

@@ -20,7 +20,7 @@ const COMMAND_WANTED: u16 = 0x6;
 /// A card with its three regions: 0 registers, 1 VRAM aperture, 3 instance aperture.
 pub struct Card {
     registers: Mapping,
-    /// A device that is no card, as in transport benchmarks, may lack these.
+    /// A device that is not a card, as in transport benchmarks, may lack these.
     apertures: [Result<Mapping>; 2],
     directory: PathBuf,
 }
@@ -65,7 +65,7 @@ impl Card {
         self.registers.store(register as usize, Width::Dword, value.into());
     }
 
-    /// Bytes of VRAM, as the card's own registers tell.
+    /// Bytes of VRAM, from the card's own registers.
     pub fn vram(&self) -> Result<u64> {
         let (partitions, disabled) = (self.read(reg::FBP_COUNT), self.read(reg::FBP_DISABLED));
         ensure!((1..=32).contains(&partitions), "the card tells of {partitions} memory partitions");
@@ -95,7 +95,7 @@ impl Card {
         }
     }
 
-    /// Points the window at an address and gives the register where its dword now is.
+    /// Points the window at an address and returns the register that then shows its dword.
     fn window(&self, address: u64) -> u32 {
         self.write(reg::PRAMIN_WINDOW, (address >> 16) as u32);
         reg::PRAMIN + (address & 0xffff) as u32
@@ -113,7 +113,7 @@ fn first_card() -> Result<PathBuf> {
     found.into_iter().next().context("no PCI function of vendor 10de")
 }
 
-/// A function without a driver may be asleep, or deaf.
+/// Wakes the function and enables its decoding: without a driver it may be asleep.
 fn enable(directory: &Path) -> Result<()> {
     // Not every kernel has the file.
     let _ = fs::write(directory.join("power/control"), "on");

@@ -1,6 +1,6 @@
-//! A channel of our own making, without a driver: first with our own pages, then with pages and pointers outside.
+//! A channel that we make without a driver: first with our own pages, then with pages and pointers outside.
 //!
-//! It releases semaphores only, which the host engine does itself: no other engine needs to be set up.
+//! It only releases semaphores, which the host engine does itself: no other engine needs to be set up.
 
 use anyhow::Result;
 
@@ -9,7 +9,7 @@ use super::hostile::BEYOND_GUEST_RAM;
 use super::layout::{Aperture, CHANNELS, PAGE, RAMFC, instance_pointer, own, reg};
 use crate::access::Width;
 
-/// The channel's address space is the third of our own.
+/// The channel's address space is the third of ours.
 const SPACE: usize = 2;
 const RING_VA: u64 = 0x1_0000;
 const PUSH_VA: u64 = 0x1_1000;
@@ -22,7 +22,7 @@ const RING_ORDER: u32 = 9;
 const PATIENCE: u32 = 20_000;
 /// Word that a good release leaves.
 const RELEASED: u32 = 0x5e3a_0001;
-/// Bytes of a USERD, and of what the host interface keeps in an instance block (RAMFC).
+/// Bytes of a USERD, and of the host interface's state in an instance block (RAMFC).
 const KEPT: u64 = 512;
 /// Offset of the semaphore in the data page.
 const SEMAPHORE: u64 = 0x100;
@@ -33,10 +33,10 @@ pub struct Attacked {
     pub armed: bool,
     /// Channels that were started.
     pub count: u64,
-    /// Channels that ran with tables or a ring that lie outside: they can have read them only there.
+    /// Channels that ran with tables or a ring outside: they can have read them only there.
     pub reached: u64,
-    /// Channels that ran on over a page or a USERD outside. No harm by itself: the card may have dropped the write, the
-    /// mediator may have put its own USERD there. Whether a neighbour was hit is for the neighbour to say.
+    /// Channels that continued past a page or a USERD outside. This is harmless by itself: the card may have dropped
+    /// the write, and the mediator may have put its own USERD there. Only the neighbour can tell if it was hit.
     pub passed: u64,
 }
 
@@ -57,7 +57,7 @@ enum Flaw {
     Ring(u64),
 }
 
-/// Starts channels with flaws, at most `most`: each kind first, at each address first, then the others of both.
+/// Starts at most `most` channels with flaws: first one of each kind and one at each address, then the other pairs.
 pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attacked> {
     start_pfifo(ground);
     let mut attacked = Attacked { armed: false, count: 0, reached: 0, passed: 0 };
@@ -85,7 +85,7 @@ pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attac
     Ok(attacked)
 }
 
-/// Each kind of flaw with each address, so that the first few have as many of both as can be.
+/// Each kind of flaw with each address, ordered so that the first few have as many of both as possible.
 fn flaws(addresses: &[u64]) -> Vec<Flaw> {
     let kinds: [fn(u64) -> Flaw; 7] = [
         |address| Flaw::Page(address, Aperture::Vram),
@@ -120,14 +120,14 @@ fn start_pfifo(ground: &Ground<'_>) {
     card.write(reg::PFIFO_INTR, u32::MAX);
 }
 
-/// Builds a channel, rings it, waits; says whether its last release, which goes to our own page, arrived.
+/// Builds a channel, rings it and waits. Returns true if its last release, which goes to our own page, arrived.
 fn one(ground: &mut Ground<'_>, id: u32, flaw: Flaw) -> bool {
     let (card, base) = (ground.card, ground.base);
     let semaphore = base + own::DATA + SEMAPHORE;
     card.vram_write(semaphore, 0);
     build(ground, flaw);
 
-    // USERD through BAR1 at the channel's place; BAR1 uses our own tables.
+    // USERD through BAR1 at the channel's address; BAR1 uses our own tables.
     let userd_va = u64::from(id) * PAGE;
     ground.set_page(0, userd_va, base + own::USERD, Aperture::Vram);
     card.write(reg::BAR1_INSTANCE, instance_pointer(base + own::BAR1_INSTANCE, 0));
@@ -171,7 +171,7 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
         ground.set_page(SPACE, OUTSIDE_VA, address, aperture);
     }
 
-    // One release outside, if there is an outside; then one at home, which shows that the first went through.
+    // One release outside, if the flaw has an address; then one to our own page, which shows that the first was done.
     let mut words = Vec::new();
     let mut release = |va: u64, payload: u32| {
         let data = [(va >> 32) as u32, va as u32, payload, 0x0110_0002];
@@ -196,7 +196,7 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
 
     let userd = if let Flaw::Userd(address) = flaw { address } else { base + own::USERD };
     let directory = if let Flaw::Directory(address) = flaw { address } else { base + own::DIRECTORIES[SPACE] };
-    // What the card has left there of the channel before: all of a USERD, and of the instance block what the host interface keeps.
+    // Clear the previous channel's state: all of USERD, and the host interface's part of the instance block.
     card.vram_zero(base + own::USERD, KEPT);
     card.vram_zero(base + own::INSTANCE, KEPT);
     ground.set_instance(own::INSTANCE, directory, 0);

@@ -1,8 +1,8 @@
-//! Tries to reach memory outside of the share, by every pointer that a guest can set.
+//! Tries to reach memory outside the share through every pointer that a guest can set.
 //!
-//! Each kind of attack first does the same with our own memory (`armed`): only then does seeing nothing outside mean
-//! anything. With `--share` less than the VRAM that the card tells of, it must fail: the rest is then taken for a neighbour's.
-//! It leaves the card in a state that a driver must initialize anew.
+//! Each kind of attack first does the same with our own memory (`armed`): only then does an empty result mean anything.
+//! With a `--share` below the VRAM that the card reports, it must fail: the rest then counts as a neighbour's. It
+//! leaves the card in a state in which a driver must initialize it again.
 
 use anyhow::{Result, bail, ensure};
 
@@ -24,7 +24,7 @@ const OUTSIDE_VA: u64 = 0x20_0000;
 const LARGE_VA: u64 = 0x400_0000;
 /// No guest of the tests has RAM at this address or above.
 pub const BEYOND_GUEST_RAM: u64 = 1 << 39;
-/// Dwords that are read of each page.
+/// Dwords that are read from each page.
 const READS: u64 = 4;
 
 /// `bar hostile`
@@ -39,7 +39,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let share = options.number("share", card.vram()?)?;
     let mut ground = Ground::new(card, share, Random(seed), pattern, !options.flag("no-writes"))?;
     ground.mapped = options.flag("mapped");
-    // Each word is an access, and after a reset there is nothing to clear.
+    // Each word costs an access, and after a reset there is nothing to clear.
     if !options.flag("fresh") {
         card.vram_zero(ground.base, own::END);
     }
@@ -76,7 +76,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     Ok((Counts { bytes: probes * 4, copies: 0, channels: channels.count }, facts))
 }
 
-/// The PRAMIN window outside of the share, and on guest RAM.
+/// The PRAMIN window outside the share, and on guest RAM.
 fn window(ground: &mut Ground<'_>, probes: u64) {
     for address in ground.outside(1 << 16, probes) {
         for target in [0, 2, 3] {
@@ -95,7 +95,7 @@ fn window(ground: &mut Ground<'_>, probes: u64) {
             }
         }
     }
-    // The last page that is ours, and on past the end without moving the window.
+    // Our last page, and past the end without moving the window.
     let last = ground.vram - (64 << 10);
     ground.poke(reg::PRAMIN_WINDOW, (last >> 16) as u32);
     for read in 0..READS {
@@ -104,7 +104,8 @@ fn window(ground: &mut Ground<'_>, probes: u64) {
     }
 }
 
-/// Sets up BAR1 and BAR3 with our own tables; then pages outside. Says whether our own page was seen through both.
+/// Sets up BAR1 and BAR3 with our own tables; then accesses pages outside. Returns true if our own page was visible in
+/// both.
 fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     let base = ground.base;
     for (space, instance) in [own::BAR1_INSTANCE, own::BAR3_INSTANCE].into_iter().enumerate() {
@@ -117,7 +118,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     point_at_own(ground);
     let seen = |region: &Mapping| region.load(OWN_VA as usize, Width::Dword) as u32 == MARKER;
     let armed = ground.apertures.into_iter().all(seen);
-    // Where the VMM has memory mapped under all of them, PRAMIN shows no page that an aperture does.
+    // If the VMM has memory mapped under all of them, PRAMIN shows no page that an aperture shows.
     for space in 0..2 {
         ground.clear_page(space, OWN_VA);
         ground.flush(base + own::DIRECTORIES[space]);
@@ -129,7 +130,7 @@ fn apertures(ground: &mut Ground<'_>, probes: u64) -> Result<bool> {
     for aperture in [Aperture::Vram, Aperture::Peer, Aperture::Coherent, Aperture::Noncoherent] {
         let addresses: Vec<u64> = match aperture {
             Aperture::Vram | Aperture::Peer => ground.outside(PAGE, probes),
-            // Guest RAM that the guest does not have: far above, and anywhere high.
+            // Guest RAM that the guest does not have: far above, and at random high addresses.
             _ => (0..probes)
                 .map(|_| BEYOND_GUEST_RAM | ground.random.below(BEYOND_GUEST_RAM))
                 .map(|at| at & !(PAGE - 1))
@@ -170,7 +171,7 @@ fn point_at_own(ground: &Ground<'_>) {
     }
 }
 
-/// Reads, and maybe writes, some dwords of a page in BAR1 (space 0) or BAR3 (space 1).
+/// Reads, and with `writes` also writes, some dwords of a page in BAR1 (space 0) or BAR3 (space 1).
 fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str) {
     let region = ground.apertures[space];
     for read in 0..READS {
@@ -186,7 +187,7 @@ fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str)
     }
 }
 
-/// Page tables, page directories and instance blocks that lie outside themselves.
+/// Page tables, page directories and instance blocks that are themselves outside.
 fn tables(ground: &mut Ground<'_>, probes: u64) {
     let directory = ground.base + own::DIRECTORIES[0];
     for address in ground.outside(PAGE, probes) {
@@ -251,7 +252,7 @@ fn pointers(ground: &mut Ground<'_>, probes: u64) {
         ground.poke(reg::CHANNEL_STATE + 8 * id, 0);
         ground.poke(reg::CHANNEL + 8 * id, 0);
     }
-    // A runlist of our own that names every channel there is, and some that there are not.
+    // A runlist of ours that names every channel, and some that do not exist.
     let list = ground.base + own::RUNLIST;
     for entry in 0..256u32 {
         ground.card.vram_write(list + u64::from(entry) * 8, if entry == 255 { u32::MAX } else { entry });
@@ -261,7 +262,7 @@ fn pointers(ground: &mut Ground<'_>, probes: u64) {
     ground.poke(reg::RUNLIST_SUBMIT, 0x01f0_0000 | 256);
 }
 
-/// Takes all pointers back.
+/// Resets all pointers.
 fn clean(card: &Card) {
     card.write(reg::RUNLIST_SUBMIT, 0x01f0_0000);
     for id in 0..CHANNELS {

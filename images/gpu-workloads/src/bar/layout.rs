@@ -1,7 +1,7 @@
-//! Registers and memory formats that the attacks use. Sources: envytools' `rnndb`, nouveau; see the note in [`crate::push`] on
-//! why they stand here once more.
+//! Registers and memory formats that the attacks use. Sources: envytools' `rnndb`, nouveau; the note in [`crate::push`]
+//! explains why they are repeated here.
 
-/// Words of an instance block that every channel has alike: offset, value.
+/// Words of an instance block that are the same for every channel: offset, value.
 pub const RAMFC: [(u64, u32); 11] = [
     (0x10, 0x0000_face),
     (0x30, 0xffff_f902),
@@ -46,7 +46,7 @@ pub mod reg {
     pub const USERD_BASE: u32 = 0x002254;
     /// Address of a runlist >> 12, target in 29:28.
     pub const RUNLIST: u32 = 0x002270;
-    /// Its length, and go.
+    /// Its length; the write submits it.
     pub const RUNLIST_SUBMIT: u32 = 0x002274;
     /// Engines that are not scheduled, one bit each.
     pub const SCHED_DISABLE: u32 = 0x002630;
@@ -58,7 +58,7 @@ pub mod reg {
     pub const CHANNEL_STATE: u32 = 0x003004;
     /// PTIMER's alarm raises an interrupt: bit 0.
     pub const PTIMER_INTR_EN: u32 = 0x009140;
-    /// Low half of the time at which the alarm rings.
+    /// Low half of the time at which the alarm fires.
     pub const PTIMER_ALARM: u32 = 0x009420;
     /// PTIMER, low and high.
     /// Which units' interrupts reach the CPU; all, as the card is posted.
@@ -78,7 +78,7 @@ pub mod reg {
     pub const PBDMA_INTR_ENABLE: u32 = 0x04010c;
     /// Peephole: address high, address low, data.
     pub const PEEPHOLE: [u32; 3] = [0x06000c, 0x060010, 0x060014];
-    /// Flush what the CPU wrote through a region.
+    /// Flush the CPU's writes through a region.
     pub const BAR_FLUSH: u32 = 0x070000;
     /// Address that the card flushes guest RAM to, >> 8.
     pub const SYSMEM_FLUSH: u32 = 0x100c10;
@@ -98,7 +98,7 @@ pub mod reg {
     pub const FECS_COMMAND: u32 = 0x409504;
     /// FECS: current and next channel.
     pub const FECS_CHANNELS: [u32; 2] = [0x409b00, 0x409b04];
-    /// Sinks of bad accesses >> 8.
+    /// Targets of bad accesses >> 8.
     pub const GPC_MMU_SINKS: [u32; 2] = [0x4188b4, 0x4188b8];
     /// The window on VRAM, 1 MiB.
     pub const PRAMIN: u32 = 0x700000;
@@ -147,7 +147,7 @@ pub fn page_entry(address: u64, aperture: Aperture) -> [u32; 2] {
     [(address >> 8) as u32 & 0xffff_fff0 | 1, volatile | aperture.of_page() << 1]
 }
 
-/// Low and high dword of a page directory entry with a large and a small table in the given places.
+/// Low and high dword of a page directory entry with a large and a small table at these addresses.
 pub fn directory_entry(large: Option<(u64, Aperture)>, small: Option<(u64, Aperture)>) -> [u32; 2] {
     let half = |table: Option<(u64, Aperture)>| {
         table.map_or(0, |(address, aperture)| (address >> 8) as u32 & 0xffff_fff0 | aperture.of_table())
@@ -184,7 +184,7 @@ pub mod own {
     pub const TABLES: [u64; 3] = [0x4_0000, 0x8_0000, 0xc_0000];
     /// A large page table of BAR1, 8 KiB.
     pub const LARGE_TABLE: u64 = 0x10_0000;
-    /// Behind all that.
+    /// End of all of these.
     pub const END: u64 = 0x11_0000;
 }
 

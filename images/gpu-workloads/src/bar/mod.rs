@@ -1,4 +1,5 @@
-//! The card by its PCI regions, with the driver bound or not: single accesses, their cost, and attacks.
+//! Access to the card through its PCI regions, with or without a bound driver: single accesses, their cost, and
+//! attacks.
 
 mod alarm;
 mod attack;
@@ -49,7 +50,7 @@ const OPTIONS: [&str; 12] = [
 /// Function of a command.
 type Command = fn(&Card, &Options) -> Result<(Counts, Facts)>;
 
-/// The `bar` command with what stands after it.
+/// Runs the `bar` command with its arguments.
 pub fn main(arguments: &[String]) -> ExitCode {
     let options = match Options::parse(arguments, &OPTIONS) {
         Ok(options) => options,

@@ -7,7 +7,8 @@ use super::lab::{BRAND, Channel, Lab, MARKER, Ran, Verdict, copies, va};
 use crate::access::Width;
 use crate::push::Push;
 
-/// A channel with two pages, whose copy from `va::A` to `va::B` works; and where the second page lies.
+/// Makes a channel with two pages, whose copy from `va::A` to `va::B` works. Returns it and the address of the second
+/// page.
 fn worker(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     let (from, to) = (lab.take(1), lab.take(1));
     let channel = lab.channel(id);
@@ -21,7 +22,7 @@ fn worker(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
 /// 3: an instance block that is written after activation.
 pub fn instance_rewritten(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, to) = worker(lab, 1);
-    // Another address space of ours, with something at `va::C`, which the channel's own does not have.
+    // Another address space of ours that maps `va::C`, which the channel's own does not.
     let other = lab.space();
     let page = lab.take(1);
     lab.card.vram_write(page, BRAND);
@@ -60,7 +61,7 @@ pub fn instance_rewritten(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
     Ok(())
 }
 
-/// 4: instances that are put into FECS and the copy engines by hand.
+/// 4: instances that are written into FECS and the copy engines directly.
 pub fn unknown_instances(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (hidden, to) = worker(lab, 2);
     let mut addresses = lab.outside(PAGE);
@@ -105,7 +106,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
         lab.card.write(reg::RUNLIST, target << 28 | (at >> 12) as u32);
         lab.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0004);
         lab.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0000);
-        // USERD, in a block that is otherwise good: what the card writes there must not come to our page.
+        // USERD, in a block that is otherwise good: the card's writes there must not reach our page.
         lab.card.vram_write(channel.instance + 8, at as u32 & !0xfff | target);
         lab.card.vram_write(channel.instance + 12, (at >> 32) as u32);
         lab.start(&mut channel);
@@ -132,7 +133,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
     Ok(())
 }
 
-/// 12: runlists of others' channels, of none, without end, outside of memory.
+/// 12: runlists with channels of others or of none, without end, outside memory.
 pub fn runlist_entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, _) = worker(lab, 4);
     let list = lab.take(1);
@@ -173,7 +174,7 @@ pub fn channel_numbers(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.card.write(reg::PREEMPT, id | 0x10_0000);
     }
     lab.card.write(reg::PREEMPT, u32::MAX);
-    // PBDMAs, engines and fault units that there are not.
+    // PBDMAs, engines and fault units that do not exist.
     for register in [0x046108, 0x04e120, 0x002658, 0x0025c0, 0x002a48, 0x004000] {
         let before = lab.card.read(register);
         lab.card.write(register, BRAND);

@@ -1,4 +1,5 @@
-//! The common part of the attempts: memory of our own in VRAM and in RAM, address spaces, a channel that copies, and a verdict.
+//! The common part of the attempts: our own memory in VRAM and in RAM, address spaces, a channel that copies, and a
+//! verdict.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -21,27 +22,27 @@ pub mod va {
     pub const FENCE: u64 = 0x3_0000;
     /// The engines' contexts.
     pub const IMAGE: u64 = 0x4_0000;
-    /// A buffer of our own.
+    /// A buffer of ours.
     pub const A: u64 = 0x10_0000;
-    /// Address at which the attempt looks.
+    /// Address that the attempt accesses.
     pub const B: u64 = 0x20_0000;
     /// Another buffer.
     pub const C: u64 = 0x30_0000;
-    /// Address at which the attempt looks by large pages; no small page is there.
+    /// Address that the attempt accesses through large pages; no small page is there.
     pub const LARGE: u64 = 0x80_0000;
 }
 
-/// Left where it must not stay.
+/// Written to memory where it must not stay.
 pub const BRAND: u32 = 0xa77a_c4ed;
-/// Kept in our own memory.
+/// Written to our own memory, where it must stay.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// Start of the first hole's own VRAM, and how much each has: what one leaves behind is nothing to another.
+/// Start of the first hole's own VRAM, and the size of each hole's: holes do not see each other's leftovers.
 const FIRST: u64 = 4 << 20;
 const ROOM: u64 = 2 << 20;
-/// One more than the highest number of a hole may be.
+/// One more than the highest number of a hole.
 pub const ROOMS: u32 = 40;
-/// VRAM behind the last hole's.
+/// VRAM after the last hole's.
 pub const UNUSED: u64 = FIRST + ROOMS as u64 * ROOM;
 /// Bytes of a directory, and of a small-page table of an eighth of its size.
 const DIRECTORY: u64 = 64 << 10;
@@ -54,7 +55,7 @@ const PUSH_PAGES: u64 = 4;
 const RING_ORDER: u32 = 6;
 /// Reads of memory after which the card should have done its work.
 const PATIENCE: u32 = 20_000;
-/// The same for work of which nothing may come.
+/// The same for work that should have no effect.
 const SHORT_PATIENCE: u32 = 400;
 
 /// The guest's own memory as an attempt uses it.
@@ -67,7 +68,7 @@ pub struct Lab<'a> {
     pub share: u64,
     /// Pattern that fills a neighbour's memory, for recognition.
     pub pattern: Vec<u8>,
-    /// Choices.
+    /// Source of random choices.
     pub random: Random,
     number: u32,
     base: u64,
@@ -77,7 +78,7 @@ pub struct Lab<'a> {
     page: Option<RamPage>,
 }
 
-/// A page of this program's own, and where the guest has it.
+/// A page of this program, with its address in the guest.
 pub struct RamPage {
     _file: File,
     /// Its bytes.
@@ -116,7 +117,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Mappings that its address space must have: virtual address, address in guest VRAM, pages.
+    /// Mappings that its address space must have: virtual address, address in guest VRAM, number of pages.
     pub fn memory(&self) -> [(u64, u64, u64); 4] {
         [
             (va::RING, self.ring, 1),
@@ -126,7 +127,7 @@ impl Channel {
         ]
     }
 
-    /// Makes the fence one that nothing will release.
+    /// Changes the fence to one that will never be released.
     pub fn sequence_skipped(&mut self) {
         self.sequence += 1;
     }
@@ -135,29 +136,29 @@ impl Channel {
 /// Outcome of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ran {
-    /// It has reached its end.
+    /// It has ended.
     Done,
     /// The card refused an access at that address.
     Fault(u64),
-    /// Another error was shown to us.
+    /// The card reported another error.
     Error,
-    /// Nothing within the time.
+    /// Nothing within the time limit.
     Nothing,
 }
 
 /// Outcome of a hole's attempts.
 #[derive(Debug, Default)]
 pub struct Verdict {
-    /// Attempts that were refused so that we could see it.
+    /// Attempts that were visibly refused.
     pub denied: u64,
     /// Attempts that had no effect.
     pub contained: u64,
-    /// Attempts that had one.
+    /// Attempts that had an effect.
     pub open: Vec<String>,
 }
 
 impl Verdict {
-    /// An attempt that was refused if `refused`, and has succeeded if `gained`.
+    /// Records an attempt that was refused if `refused`, and has succeeded if `gained`.
     pub fn note(&mut self, what: &str, refused: bool, gained: bool) {
         match (gained, refused) {
             (true, _) => self.open.push(what.to_owned()),
@@ -166,18 +167,18 @@ impl Verdict {
         }
     }
 
-    /// Work that must not reach its end.
+    /// Records work that must not end.
     pub fn must_not_run(&mut self, what: &str, ran: Ran) {
         self.note(&format!("{what}: {ran:x?}"), matches!(ran, Ran::Fault(_) | Ran::Error), ran == Ran::Done);
     }
 
-    /// Work that must fault at `va`.
+    /// Records work that must fault at `va`.
     pub fn must_fault(&mut self, what: &str, ran: Ran, va: u64) {
         let elsewhere = matches!(ran, Ran::Fault(at) if at & !0xfff != va & !0xfff);
         self.note(&format!("{what}: {ran:x?}"), true, elsewhere || !matches!(ran, Ran::Fault(_)));
     }
 
-    /// A condition without which nothing can be concluded, or that an attempt must not change.
+    /// Records a condition without which nothing can be concluded, or that an attempt must not change.
     pub fn check(&mut self, what: &str, good: bool) {
         if !good {
             self.open.push(what.to_owned());
@@ -206,7 +207,7 @@ impl<'a> Lab<'a> {
             bar1_instance: 0,
             page: None,
         };
-        // The first word of the room says how much of it was used before.
+        // The first word of the room is the number of bytes that were used before.
         let used = u64::from(card.vram_read(base)).min(ROOM);
         card.vram_zero(base, used);
         lab.bar1 = lab.space();
@@ -236,7 +237,7 @@ impl<'a> Lab<'a> {
         }
         card.write(reg::BAR1_INSTANCE, instance_pointer(self.bar1_instance, 0));
         self.flush();
-        // More faults than one may wait behind the first.
+        // More faults than can be pending after the first.
         for _ in 0..1000 {
             self.acknowledge();
             if self.error().is_none() {
@@ -245,12 +246,12 @@ impl<'a> Lab<'a> {
         }
     }
 
-    /// The hole's own VRAM: where, and how many bytes.
+    /// The hole's own VRAM: its address and its size in bytes.
     pub fn room(&self) -> (u64, u64) {
         (self.base, ROOM)
     }
 
-    /// Begins anew, in memory that somebody has cleared.
+    /// Starts again, in memory that another function has cleared.
     pub fn renew(&mut self) -> Result<()> {
         *self = Self::new(self.card, self.number, self.share, std::mem::take(&mut self.pattern))?;
         Ok(())
@@ -265,7 +266,7 @@ impl<'a> Lab<'a> {
         at
     }
 
-    /// Takes back all pages but those of the aperture, and clears them.
+    /// Takes back all pages except those of the aperture, and clears them.
     pub fn release(&mut self) {
         let first = self.bar1_instance + PAGE;
         self.card.vram_zero(first, self.next - first);
@@ -279,7 +280,7 @@ impl<'a> Lab<'a> {
         space
     }
 
-    /// Makes `space` that of an instance block.
+    /// Makes `space` the address space of an instance block.
     pub fn join(&self, instance: u64, space: Space) {
         for (offset, word) in [(0x200, space.directory as u32), (0x204, 0), (0x208, 0xffff_ffff), (0x20c, 0xff)] {
             self.card.vram_write(instance + offset, word);
@@ -293,7 +294,7 @@ impl<'a> Lab<'a> {
         }
     }
 
-    /// Writes an entry as it is, and does not flush.
+    /// Writes a raw entry, and does not flush.
     pub fn raw(&self, space: Space, va: u64, entry: [u32; 2]) {
         self.set(space.table + va / PAGE * 8, entry);
     }
@@ -332,7 +333,7 @@ impl<'a> Lab<'a> {
         channel
     }
 
-    /// Writes the channel's instance block as it should be.
+    /// Writes a valid instance block for the channel.
     pub fn fill_instance(&self, channel: &Channel) {
         self.join(channel.instance, channel.space);
         let image = va::IMAGE as u32 | 4;
@@ -358,7 +359,7 @@ impl<'a> Lab<'a> {
         channel.put = 0;
         card.vram_write(channel.userd + 0x88, 0);
         card.vram_write(channel.userd + 0x8c, 0);
-        // Where the ring stood when the channel was taken off is saved in its instance block: GP_PUT, GP_GET, GP_FETCH.
+        // The instance block holds the ring's position from when the channel was taken off: GP_PUT, GP_GET, GP_FETCH.
         for saved in [0x000, 0x014, 0x050] {
             card.vram_write(channel.instance + saved, 0);
         }
@@ -374,7 +375,7 @@ impl<'a> Lab<'a> {
         self.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0001);
     }
 
-    /// Takes the channel off, and acknowledges what it left.
+    /// Takes the channel off, and acknowledges its errors.
     pub fn stop(&self, channel: &Channel) {
         self.card.write(reg::CHANNEL_STATE + 8 * channel.id, 0);
         self.card.write(reg::RUNLIST_SUBMIT, 0x01f0_0000);
@@ -382,7 +383,7 @@ impl<'a> Lab<'a> {
         self.acknowledge();
     }
 
-    /// Queues words and a fence behind them.
+    /// Queues words followed by a fence.
     pub fn queue(&self, channel: &mut Channel, push: &Push) {
         let mut push = push.clone();
         channel.sequence += 1;
@@ -394,7 +395,7 @@ impl<'a> Lab<'a> {
         self.entry(channel, [from as u32, (push.words().len() as u32) << 10]);
     }
 
-    /// Queues a ring entry as it is.
+    /// Queues a raw ring entry.
     pub fn entry(&self, channel: &mut Channel, entry: [u32; 2]) {
         self.set(channel.ring + 8 * u64::from(channel.put), entry);
         channel.put += 1;
@@ -406,7 +407,7 @@ impl<'a> Lab<'a> {
         self.bars[0].store((u64::from(channel.id) * PAGE) as usize + 0x8c, Width::Dword, channel.put.into());
     }
 
-    /// Waits for the end of what was queued, or for an error.
+    /// Waits for the end of the queued work, or for an error.
     pub fn wait(&self, channel: &Channel, patient: bool) -> Ran {
         for _ in 0..if patient { PATIENCE } else { SHORT_PATIENCE } {
             if self.card.vram_read(channel.fence) == channel.sequence {
@@ -436,7 +437,7 @@ impl<'a> Lab<'a> {
         shown.then_some(Ran::Error)
     }
 
-    /// Runs words on a channel that is started and stopped for them.
+    /// Runs words on a channel that is started before and stopped after them.
     pub fn run(&self, channel: &mut Channel, push: &Push) -> Ran {
         self.start(channel);
         let ran = self.go(channel, push, true);
@@ -444,7 +445,7 @@ impl<'a> Lab<'a> {
         ran
     }
 
-    /// The same without patience: nothing should come of it.
+    /// As `run`, with a short wait: the work should have no effect.
     pub fn try_run(&self, channel: &mut Channel, push: &Push) -> Ran {
         self.start(channel);
         let ran = self.go(channel, push, false);
@@ -459,12 +460,12 @@ impl<'a> Lab<'a> {
         self.wait(channel, patient)
     }
 
-    /// Has a copy engine copy a page.
+    /// Makes a copy engine copy a page.
     pub fn copy(&self, channel: &mut Channel, from: u64, to: u64) -> Ran {
         self.run(channel, &copies(&[(from, to)]))
     }
 
-    /// A page of RAM of our own.
+    /// A page of this program's RAM.
     pub fn ram(&mut self) -> Result<&RamPage> {
         if self.page.is_none() {
             self.page = Some(RamPage::new()?);
@@ -485,7 +486,7 @@ impl<'a> Lab<'a> {
         addresses
     }
 
-    /// Returns whether a word that was read from outside tells something.
+    /// Returns true if a word that was read from outside reveals something.
     pub fn tells(&self, word: u32) -> bool {
         let bytes = word.to_le_bytes();
         let piece = |start: usize| self.pattern.iter().cycle().skip(start).take(4).eq(bytes.iter());
@@ -493,7 +494,7 @@ impl<'a> Lab<'a> {
         !nothing || (!self.pattern.is_empty() && word != 0 && (0..self.pattern.len()).any(piece))
     }
 
-    /// Waits for the writes that are under way: a read comes after them all.
+    /// Waits for the writes in flight: a read comes after all of them.
     pub fn settle(&self) {
         self.card.read(reg::BOOT0);
     }
@@ -507,7 +508,7 @@ impl<'a> Lab<'a> {
         self.card.write(0x400500, 0x0001_0001);
     }
 
-    /// Returns whether the card answers, its clock runs, and a channel of ours copies.
+    /// Fails unless the card answers, its clock runs, and a channel of ours copies.
     pub fn alive(&mut self, boot0: u32) -> Result<()> {
         ensure!(self.card.read(reg::BOOT0) == boot0, "BOOT0 is {:#x}", self.card.read(reg::BOOT0));
         let clock = || u64::from(self.card.read(reg::PTIMER_HIGH)) << 32 | u64::from(self.card.read(reg::PTIMER_LOW));
@@ -529,7 +530,7 @@ impl<'a> Lab<'a> {
 }
 
 impl RamPage {
-    /// A page that nothing else has.
+    /// Allocates a page for this value alone.
     pub fn new() -> Result<Self> {
         let path = format!("/tmp/gpu-workloads.{}", std::process::id());
         let _ = std::fs::create_dir("/tmp");

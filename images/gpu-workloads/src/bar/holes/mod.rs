@@ -1,14 +1,15 @@
 //! The holes of the reference code of an earlier GPU mediator, tried one by one from inside a VM.
 //!
-//! `bar hole N` tries one, `bar holes` all; each prints `hole=N name=... outcome=denied|contained|open ...`. Denied: every
-//! attempt was refused so that the guest could see it (a fault, all ones). Contained: none had an effect beyond the guest
-//! itself. Open: one had, and the program fails. 1 to 19 are those of the reference code, in its order; of those that
-//! concern its paravirtual interface, the idea is tried with registers and tables as well. From 20 on: registers that the
-//! reference code does not know. From 31 on: the paravirtual interface, where the card offers it.
+//! `bar hole N` tries one, `bar holes` all; each prints `hole=N name=... outcome=denied
+//! contained
+//! open ...`. Denied: every attempt was visibly refused (a fault, all ones). Contained: no attempt had an effect beyond
+//! the guest itself. Open: an attempt had one, and the program fails. 1 to 19 are those of the reference code, in its
+//! order; those that concern its paravirtual interface are tried with registers and tables as well. From 20 on:
+//! registers that the reference code does not know. From 31 on: the paravirtual interface, where the card offers it.
 //!
-//! With `--share` less than the VRAM that the card tells of, it must fail: the rest is then taken for a neighbour's.
-//! The attempts need the card for themselves: no driver may be bound. They leave it in a state that a driver must
-//! initialize anew.
+//! With a `--share` below the VRAM that the card reports, it must fail: the rest then counts as a neighbour's. The
+//! attempts need the card for themselves: no driver may be bound. They leave it in a state in which a driver must
+//! initialize it again.
 
 mod channels;
 mod lab;
@@ -102,7 +103,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
         let mut verdict = Verdict::default();
         let mut lab = Lab::new(card, hole.number, share, pattern.clone())?;
         let tried = (hole.attempt)(&mut lab, &mut verdict).and_then(|()| lab.alive(boot0));
-        // What an attempt needs and does not find is no success of the mediator's.
+        // An attempt that lacks a precondition is not a success of the mediator.
         if let Err(error) = tried {
             verdict.open.push(format!("{error:#}"));
         }

@@ -1,4 +1,5 @@
-//! Holes 31 to 38: what can be asked by the paravirtual interface. Numbers in brackets are those of the reference code's holes.
+//! Holes 31 to 38: requests through the paravirtual interface. Numbers in brackets are those of the reference code's
+//! holes.
 //!
 //! Where the card does not offer it, there is nothing to try.
 
@@ -20,7 +21,7 @@ use crate::push::Push;
 const DIRECTORY: u32 = 1;
 const SMALL: u32 = 2;
 const LARGE: u32 = 3;
-/// Entries that tables have.
+/// Number of entries of a table.
 const DIRECTORY_ENTRIES: u32 = 8192;
 const SMALL_ENTRIES: u32 = 32768;
 const LARGE_ENTRIES: u32 = 1024;
@@ -28,10 +29,10 @@ const LARGE_ENTRIES: u32 = 1024;
 const SMALL_BYTES: u64 = 256 << 10;
 /// A key as a neighbour of another group might choose it.
 const ANY_KEY: u64 = 0x5e67;
-/// Addresses at which a guest of the tests has no RAM, and no device of its own that could be lent.
+/// Addresses at which a guest of the tests has no RAM, and no device whose memory could be used.
 const NO_RAM: [u64; 5] = [0xb000_0000, 0xfec0_0000, 1 << 40, 1 << 63, u64::MAX - 0xfff];
 
-/// The interface's capability; that there is none is counted as a refusal.
+/// The interface's capability; its absence counts as a refusal.
 fn offered(config: &[u8], verdict: &mut Verdict) -> Option<Capability> {
     let found = pv::guest::capability(config);
     if found.is_none() {
@@ -40,7 +41,7 @@ fn offered(config: &[u8], verdict: &mut Verdict) -> Option<Capability> {
     found
 }
 
-/// An attempt with an interface that is set up. Whatever it leaves, a reset must mend.
+/// Makes an attempt with an interface that is set up. A reset must repair the effects.
 fn with_queue(
     lab: &mut Lab<'_>,
     verdict: &mut Verdict,
@@ -57,14 +58,14 @@ fn with_queue(
     Ok(())
 }
 
-/// A batch of which the operation behind `done` others must be refused so.
+/// Sends a batch in which the operation after `done` others must be refused with this error.
 fn must_refuse(queue: &mut Queue<'_>, verdict: &mut Verdict, ops: &Ops, done: u32, expected: Status) {
     let reply = queue.call(ops);
     let right = (reply.status, reply.done) == (expected as u32, done);
     verdict.note(&format!("{ops:x?} is {reply:x?}, not {expected:?}"), true, !right);
 }
 
-/// A batch that is no attempt and must be done.
+/// Sends a batch that is not an attempt and must be done.
 fn must_do(queue: &mut Queue<'_>, ops: &Ops) -> Result<Reply> {
     let reply = queue.call(ops);
     ensure!(reply.status == Status::Done as u32, "{ops:x?} is {reply:x?}");
@@ -81,12 +82,13 @@ fn page(va: u64) -> u32 {
     (va / PAGE) as u32
 }
 
-/// Operations that map pages one after the other.
+/// Adds operations that map consecutive pages.
 fn map(ops: Ops, table: u32, va: u64, address: u64, pages: u64) -> Ops {
     ops.run(table, page(va), pages as u32, entry(address, Aperture::Vram), PAGE >> 8)
 }
 
-/// A channel in an address space that the mediator keeps, with pages of ours at `va::A` and `va::C`; the first of them.
+/// Makes a channel in an address space that the mediator keeps, with pages of ours at `va::A` and `va::C`. Returns it
+/// and the first page.
 fn channel(lab: &mut Lab<'_>, queue: &mut Queue<'_>, id: u32) -> Result<(Channel, u64)> {
     let channel = lab.channel(id);
     let own = lab.take(2);
@@ -96,7 +98,7 @@ fn channel(lab: &mut Lab<'_>, queue: &mut Queue<'_>, id: u32) -> Result<(Channel
     let ops = memory.fold(ops, |ops, (va, at, pages)| map(ops, SMALL, va, at, pages));
     let ops = ops.set(DIRECTORY, 0, SMALL, LARGE).bind(DIRECTORY, channel.instance).flush(DIRECTORY);
     must_do(queue, &ops)?;
-    // What the block itself says leads nowhere.
+    // The block's own directory pointer leads nowhere.
     lab.card.vram_write(channel.instance + 0x200, 0xdead_0000);
     Ok((channel, own))
 }
@@ -109,7 +111,7 @@ fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Ch
     }
 }
 
-/// 31 (13): channels, directories and instance blocks that are not.
+/// 31 (13): channels, directories and instance blocks that do not exist.
 pub fn channels(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let share = lab.share;
@@ -133,13 +135,13 @@ pub fn channels(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             must_refuse(queue, verdict, &Ops::new().bind(handle, 0), 0, Status::NoObject);
             must_refuse(queue, verdict, &Ops::new().flush(handle), 0, Status::NoObject);
         }
-        // All there are: one more than may be is refused, and no other number is.
+        // All channels: the batch must stop at the limit.
         let all = (6..CHANNELS).fold(Ops::new(), |ops, id| ops.channel(op::CHANNEL_CREATE, id));
         let reply = queue.call(&all);
         let limited = reply.status == Status::Limit as u32 && reply.done > 0;
         verdict.note(&format!("all channels: {reply:x?}"), true, !limited);
         queue.start()?;
-        // An address space of which nothing is said.
+        // An address space without any mapping.
         let mut empty = lab.channel(5);
         must_do(queue, &Ops::new().create(DIRECTORY, kind::DIRECTORY).bind(DIRECTORY, empty.instance))?;
         let ran = lab.try_run(&mut empty, &Push::default());
@@ -148,7 +150,7 @@ pub fn channels(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 32 (14, 18): indexes and counts that a table does not have, also where sums wrap; entries for what is not ours.
+/// 32 (14, 18): indexes and counts beyond a table, also where sums wrap; entries for memory that is not ours.
 pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 6)?;
@@ -175,7 +177,8 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         for index in [DIRECTORY_ENTRIES, 1 << 29, u32::MAX] {
             must_refuse(queue, verdict, &Ops::new().set(DIRECTORY, index, SMALL, 0), 0, Status::Range);
         }
-        // The last two entries are the mediator's: what is there does not count. Segments would be in the last but one.
+        // The last two entries belong to the mediator, so their contents do not matter. Segments would use the one
+        // before the last.
         let shared = DIRECTORY_ENTRIES - 2;
         must_do(
             queue,
@@ -183,7 +186,7 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         )?;
         let va = u64::from(shared) * LARGE_PAGE * u64::from(LARGE_ENTRIES) + va::A;
         must_fault(lab, verdict, "an entry that is the mediator's", &mut work, va);
-        // It works, so what follows is refused for what it names.
+        // The table works, so the next operations are refused because of their arguments.
         let back = lab.take(1);
         must_do(queue, &map(Ops::new(), SMALL, va::B, back, 1).flush(DIRECTORY))?;
         let ran = lab.copy(&mut work, va::A, va::B);
@@ -198,7 +201,7 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             ("all ones", u64::MAX),
         ] {
             lab.card.vram_write(own, MARKER);
-            // The step has them wrap.
+            // The step makes them wrap.
             must_do(queue, &Ops::new().run(SMALL, page(va::B), 2, entry, u64::MAX).flush(DIRECTORY))?;
             must_fault(lab, verdict, what, &mut work, va::B);
             verdict.check(&format!("{what}: data arrived"), lab.card.vram_read(own) == MARKER);
@@ -254,14 +257,14 @@ pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         ] {
             must_refuse(queue, verdict, &ops, 0, status);
         }
-        // What is refused has changed nothing.
+        // Refused operations have changed nothing.
         let ran = lab.run(&mut work, &copies(&[(va::A, va::C)]));
         verdict.check(&format!("the address space is what it was: {ran:x?}"), ran == Ran::Done);
         Ok(())
     })
 }
 
-/// 34 (16, 17): tables whose handles go while a channel works in them; what is made anew; how much may be had.
+/// 34 (16, 17): tables whose handles are destroyed while a channel uses them; tables that are made again; limits.
 pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let own = lab.ram()?.gpa;
@@ -272,7 +275,7 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             lab.queue(&mut work, &copies(&[(va::A, va::B); 3]));
         }
         lab.ring(&work);
-        // Unmapped and freed under work.
+        // Unmapped and freed during work.
         must_do(
             queue,
             &Ops::new().zero(SMALL, page(va::B), 1).flush(0).destroy(SMALL).destroy(LARGE).destroy(DIRECTORY),
@@ -283,11 +286,11 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         verdict.note(&format!("under work: {ran:x?}"), matches!(ran, Ran::Fault(_)), elsewhere || ran == Ran::Nothing);
         verdict.check("RAM was written after it was unmapped", lab.ram()?.word() == BRAND);
         lab.stop(&work);
-        // The tables live on without their handles, and what has them still works.
+        // The tables survive without their handles, and still work for their users.
         let ran = lab.run(&mut work, &copies(&[(va::A, va::C)]));
         verdict.check(&format!("without handles: {ran:x?}"), ran == Ran::Done);
         must_refuse(queue, verdict, &Ops::new().zero(SMALL, 0, 1), 0, Status::NoObject);
-        // Handles and memory of theirs in use again: nothing of what was.
+        // Their handles and memory are in use again: the old contents are gone.
         let ops = Ops::new().bind(0, work.instance).flush(0);
         let ops = ops.create(DIRECTORY, kind::DIRECTORY).create(SMALL, kind::SMALL).create(LARGE, kind::LARGE);
         must_do(queue, &ops.set(DIRECTORY, 0, SMALL, LARGE).bind(DIRECTORY, work.instance))?;
@@ -314,7 +317,7 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 35 (18): batches that say of themselves what is not so, and any that are near to a good one.
+/// 35 (18): batches with false headers, and variations of a good one.
 pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 9)?;
@@ -324,7 +327,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             verdict.note(&format!("{what}: {reply:x?}"), true, reply != refused);
         };
         let list = Ops::new().list(SMALL, 0, &[1, 2, 3]).bytes();
-        // Of the header: operations, bytes. Of the operation: units, the list's count.
+        // In the header: operations, bytes. In the operation: units, the list's count.
         for (what, at, width) in [("operations", 0, 4), ("bytes", 4, 4), ("units", 10, 2), ("a count", 20, 4)] {
             let now = list[at];
             for value in [0, 1, now.wrapping_sub(1).into(), u32::from(now) + 1, 0x1000, 0xffff, 1 << 31, u32::MAX] {
@@ -345,7 +348,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         let mut many = vec![0; PAGE as usize];
         many[..4].copy_from_slice(&(MAX_BATCH_OPS + 1).to_le_bytes());
         not_read(queue, "too many operations", &many);
-        // Without room for an answer nothing is begun.
+        // Without room for an answer no operation starts.
         for room in [0, 1, 7] {
             let reply = queue.send_with(&Ops::new().destroy(SMALL).bytes(), room);
             verdict.note(&format!("{room} bytes for the answer: {reply:x?}"), true, reply.status != u32::MAX);
@@ -385,7 +388,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             let reply = queue.send(&batch);
             verdict.note("a mutation", reply.status != 0, false);
             statuses.insert(reply.status);
-            // Else the next would end with its first operation.
+            // Otherwise the next batch would end with its first operation.
             queue.call(&Ops::new().destroy(20));
         }
         verdict.check(&format!("mutations were all alike: {statuses:?}"), statuses.len() > 3);
@@ -394,7 +397,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// After operations that have written anywhere in our VRAM.
+/// Starts again after operations that have written anywhere in our VRAM.
 fn cleared(lab: &mut Lab<'_>, queue: &mut Queue<'_>) -> Result<()> {
     queue.start()?;
     let (room, bytes) = lab.room();
@@ -402,12 +405,12 @@ fn cleared(lab: &mut Lab<'_>, queue: &mut Queue<'_>) -> Result<()> {
     lab.renew()
 }
 
-/// 36: rings and descriptors that lie or point anywhere, and set-ups that cannot be.
+/// 36: rings and descriptors that lie or point anywhere, and impossible setups.
 pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let command =
             OpenOptions::new().read(true).write(true).open(lab.card.config_path()).context("configuration")?;
-        // What the device writes must hit pages of ours, or none: RAM elsewhere is our own kernel's.
+        // The device's writes must hit our pages or none: other RAM belongs to our own kernel.
         for at in NO_RAM.into_iter().chain([queue.ring.gpa, queue.request.gpa]) {
             for (bytes, flags, next) in [
                 (8, NEXT, 0),
@@ -429,7 +432,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             }
         }
         queue.start()?;
-        // A circle; heads that are no descriptors.
+        // A circle; heads that are not descriptors.
         queue.descriptor(0, queue.request.gpa, 8, NEXT, 0);
         for head in [0, 16, 60_000, u16::MAX] {
             queue.publish(head);
@@ -467,7 +470,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         queue.write(register::STATUS, status::READY);
         must_refuse(queue, verdict, &Ops::new().query(query::VRAM), 0, Status::Unsupported);
         must_refuse(queue, verdict, &Ops::new().fill(lab.room().0, 4, 0), 0, Status::Unsupported);
-        // The set-up stands while it is used.
+        // The setup is immutable during use.
         queue.start()?;
         for register in [register::QUEUE_DESCRIPTORS, register::QUEUE_AVAILABLE, register::QUEUE_USED] {
             queue.write(register, 0);
@@ -491,7 +494,7 @@ pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// The interface must have failed, and do nothing more.
+/// The interface must have failed, and do no more work.
 fn fails(queue: &mut Queue<'_>, verdict: &mut Verdict, what: &str) {
     let now = queue.status();
     verdict.note(&format!("{what}: status {now:#x}"), true, now != status::FAILED);
@@ -499,7 +502,8 @@ fn fails(queue: &mut Queue<'_>, verdict: &mut Verdict, what: &str) {
     verdict.check(&format!("{what}: {reply:x?} of an interface that has failed"), reply.status == u32::MAX);
 }
 
-/// 37: rings, descriptors and a batch that change while they are read. The doorbell is posted: the device is at it while we write.
+/// 37: rings, descriptors and a batch that change while they are read. The doorbell is posted: the device reads while
+/// we write.
 pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let own = lab.take(1);
@@ -510,7 +514,7 @@ pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             .flush(0)
             .destroy(20)
             .bytes();
-        // No more than a page behind the start of a page of ours, so that what the device writes hits nothing of our kernel's.
+        // At most one page after the start of a page of ours, so that the device's writes hit no memory of our kernel.
         let places: Vec<_> = [queue.ring.gpa, queue.request.gpa, queue.reply.gpa].into_iter().chain(NO_RAM).collect();
         let random = &mut lab.random;
         for _ in 0..1000 {
@@ -541,7 +545,7 @@ pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 38: segments of others, and of nobody; sizes and rights that nobody has.
+/// 38: segments of others or of no VM; sizes and rights that no segment has.
 pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 10)?;
@@ -552,7 +556,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
                 must_refuse(queue, verdict, &Ops::new().control(id, command, 0), 0, Status::NoObject);
             }
         }
-        // Keys of another group, and of nobody.
+        // Keys of another group, or of none.
         let group = queue.read(register::FEATURES) & feature::SHARE_ABROAD != 0;
         let abroad = if group { Status::NoObject } else { Status::Unsupported };
         for key in [ANY_KEY, 1, u64::MAX] {
@@ -575,7 +579,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             must_refuse(queue, verdict, &Ops::new().share_get(77, bytes, flags, mode), 0, status);
         }
         must_refuse(queue, verdict, &Ops::new().share_get(5, 1 << 20, 0, 0), 0, Status::Range);
-        // It holds nothing of another's, and is out of reach when it is detached.
+        // It contains no data of others, and is out of reach when it is detached.
         lab.start(&mut work);
         let there = must_do(queue, &Ops::new().attach(segment, work.id, 0))?.value();
         let ran = lab.go(&mut work, &copies(&[(there, va::A)]), true);
@@ -588,7 +592,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.stop(&work);
         must_do(queue, &Ops::new().control(segment, share::control::REMOVE, 0))?;
         must_refuse(queue, verdict, &Ops::new().control(segment, share::control::SIZE, 0), 0, Status::NoObject);
-        // For reading only, at an address beside which nothing is.
+        // Read-only, at an address without neighbouring mappings.
         let segment = must_do(queue, &Ops::new().share_get(6, PAGE, share::CREATE, 0))?.value() as u32;
         lab.start(&mut work);
         let there = must_do(queue, &Ops::new().attach(segment, work.id, share::READ_ONLY))?.value();

@@ -9,7 +9,7 @@ use super::super::layout::PAGE;
 use super::lab::RamPage;
 use crate::access::{Mapping, Width};
 
-/// Entries: so few that all rings lie in one page.
+/// Entries: so few that all rings are in one page.
 pub const ENTRIES: u16 = 16;
 /// Offset of the available ring in that page.
 pub const AVAILABLE: usize = 0x400;
@@ -20,7 +20,7 @@ pub const NEXT: u16 = 1;
 /// Flag of a descriptor: the device writes there.
 pub const WRITE: u16 = 2;
 
-/// An interface and its queue. It is reset in the end.
+/// An interface and its queue, reset on drop.
 pub struct Queue<'a> {
     registers: &'a Mapping,
     offset: usize,
@@ -34,7 +34,7 @@ pub struct Queue<'a> {
 }
 
 impl<'a> Queue<'a> {
-    /// Takes pages for a queue. Nothing is set up.
+    /// Allocates pages for a queue. Sets nothing up.
     pub fn new(card: &'a Card, capability: &Capability) -> Result<Self> {
         let registers = card.region(capability.bar.into())?;
         let offset = usize::try_from(capability.offset)?;
@@ -44,7 +44,7 @@ impl<'a> Queue<'a> {
         Ok(Self { registers, offset, ring: pages()?, request: pages()?, reply: pages()?, next: 0 })
     }
 
-    /// Resets the interface and sets it up as it should be.
+    /// Resets the interface and sets it up correctly.
     pub fn start(&mut self) -> Result<()> {
         self.describe(u32::MAX);
         self.write(register::STATUS, status::READY);
@@ -85,7 +85,7 @@ impl<'a> Queue<'a> {
         self.read(register::STATUS)
     }
 
-    /// Writes a descriptor: where, how many bytes, flags, the next one.
+    /// Writes a descriptor: address, length, flags, next descriptor.
     pub fn descriptor(&self, index: u16, at: u64, bytes: u32, flags: u16, next: u16) {
         let place = usize::from(index) * 16;
         self.ring.bytes.store(place, Width::Qword, at);
@@ -93,7 +93,7 @@ impl<'a> Queue<'a> {
         self.ring.bytes.store(place + 8, Width::Qword, rest);
     }
 
-    /// Makes the chain that begins with `head` available, and rings.
+    /// Makes the chain that begins with `head` available, and rings the doorbell.
     pub fn publish(&mut self, head: u16) {
         let slot = AVAILABLE + 4 + 2 * usize::from(self.next % ENTRIES);
         self.ring.bytes.store(slot, Width::Word, head.into());
@@ -102,10 +102,10 @@ impl<'a> Queue<'a> {
         self.write(register::DOORBELL, 0);
     }
 
-    /// Makes any bytes available as a batch, and rings; `room` bytes for the answer.
+    /// Makes any bytes available as a batch, and rings the doorbell; `room` bytes for the answer.
     ///
     /// # Panics
-    /// When they are more than a page.
+    /// If they are more than a page.
     pub fn post(&mut self, batch: &[u8], room: u32) {
         let head = self.next % (ENTRIES / 2) * 2;
         self.request.bytes.write(0, batch);
@@ -114,7 +114,7 @@ impl<'a> Queue<'a> {
         self.publish(head);
     }
 
-    /// Has any bytes dealt with as a batch.
+    /// Sends any bytes as a batch, and returns the reply.
     pub fn send(&mut self, batch: &[u8]) -> Reply {
         self.send_with(batch, PAGE as u32)
     }
@@ -122,7 +122,7 @@ impl<'a> Queue<'a> {
     /// The same, with less room for the answer.
     pub fn send_with(&mut self, batch: &[u8], room: u32) -> Reply {
         self.post(batch, room);
-        // A read comes after all that was rung for.
+        // A read comes after all work of the doorbell.
         self.read(register::ENDED);
         let slot = USED + 4 + 8 * usize::from(self.next.wrapping_sub(1) % ENTRIES);
         let ended = self.ring.bytes.load(USED + 2, Width::Word) == u64::from(self.next);
@@ -132,7 +132,7 @@ impl<'a> Queue<'a> {
         Reply::read(&bytes)
     }
 
-    /// Has operations done.
+    /// Sends operations, and returns the reply.
     pub fn call(&mut self, ops: &Ops) -> Reply {
         self.send(&ops.bytes())
     }
@@ -140,7 +140,7 @@ impl<'a> Queue<'a> {
 
 impl Drop for Queue<'_> {
     fn drop(&mut self) {
-        // The pages are the kernel's again.
+        // The pages go back to the kernel.
         self.write(register::STATUS, status::RESET);
     }
 }

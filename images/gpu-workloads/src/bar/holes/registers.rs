@@ -1,6 +1,7 @@
-//! Hole 6, and 20 to 29: registers that would be the machine's.
+//! Hole 6, and 20 to 29: registers that would affect the whole machine.
 //!
-//! What a write has done to the machine is not seen from here but by the neighbour, and by whether the card still works.
+//! The effect of a write on the machine is not visible here, only to the neighbour, and in whether the card still
+//! works.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -11,10 +12,10 @@ use super::super::layout::{Aperture, PAGE, instance_pointer, reg};
 use super::lab::{BRAND, Lab, MARKER, Ran, Verdict, copies, va};
 use crate::access::Width;
 
-/// Bytes between two writes of the sweep; the place within changes.
+/// Bytes between two writes of the sweep; the offset within varies.
 const STRIDE: u32 = 0x200;
 
-/// Writes both and wants nothing of it but that the card lives.
+/// Writes both values; the only requirement is that the card survives.
 fn write_all(lab: &Lab<'_>, verdict: &mut Verdict, registers: impl Iterator<Item = u32>) {
     for register in registers {
         lab.card.write(register, u32::MAX);
@@ -23,7 +24,7 @@ fn write_all(lab: &Lab<'_>, verdict: &mut Verdict, registers: impl Iterator<Item
     }
 }
 
-/// 6: microcode, resets, clocks, PCI's mirror, interrupts, and everything that nothing claims.
+/// 6: microcode, resets, clocks, PCI's mirror, interrupts, and all unclaimed registers.
 pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.take(1);
     lab.card.vram_write(own, MARKER);
@@ -45,10 +46,10 @@ pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     }
     write_all(lab, verdict, (0x88000..0x88100).step_by(4));
     write_all(lab, verdict, (0x132000..0x132100).chain(0x137000..0x137200).step_by(4));
-    // The sweep leaves the window on our own memory out.
+    // The sweep skips the window on our own memory.
     let sweep = (0..0x100_0000).step_by(STRIDE as usize).map(|offset| offset + offset / STRIDE * 4 % STRIDE);
     write_all(lab, verdict, sweep.filter(|offset| !(reg::PRAMIN..reg::PRAMIN + 0x10_0000).contains(offset)));
-    // No driver of this card writes them: it would never be interrupted again.
+    // Drivers of this card do not write them: it would never raise an interrupt again.
     masks.into_iter().for_each(|(register, value)| lab.card.write(register, value));
     verdict.check("our memory is whole", lab.card.vram_read(own) == MARKER);
     Ok(())
@@ -68,7 +69,7 @@ pub fn foreign_flush(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 21: which engine may use which PBDMA, what is scheduled at all.
+/// 21: the PBDMAs of engines, and the scheduler's enables.
 pub fn scheduler_masks(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let masks = [0x2200, 0x2204, 0x2208, 0x220c, 0x2210, 0x2218, 0x2224, 0x2310, 0x2628, 0x262c, 0x2a30, 0x2a34];
     for register in masks {
@@ -77,7 +78,7 @@ pub fn scheduler_masks(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         }
         verdict.note("a mask", false, false);
     }
-    // Engines held back under work, and let go.
+    // Engines that are disabled during work, and enabled again.
     let (from, to) = (lab.take(1), lab.take(1));
     let mut channel = lab.channel(21);
     lab.card.write(0x2224, 0);
@@ -97,7 +98,7 @@ pub fn scheduler_masks(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 22: the graphics engine's contexts and side doors.
+/// 22: the graphics engine's contexts and hidden ways to them.
 pub fn graph_contexts(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for at in lab.outside(PAGE) {
         for register in [0x409b00, 0x409b04, 0x409500, 0x409a10, 0x409a14, 0x400784, 0x41a800] {
@@ -115,13 +116,13 @@ pub fn graph_contexts(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 23: the clock, which is everyone's: what a guest sets is its own view of it.
+/// 23: the clock, which all share: a guest sets only its own view of it.
 pub fn timer(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for value in [0, u32::MAX, 1, 0x1234_5678] {
         for register in [reg::PTIMER_LOW, reg::PTIMER_HIGH, 0x9200, 0x9210, 0x9220, 0x9420, 0x9100, 0x9140] {
             lab.card.write(register, value);
         }
-        // What it says to us is our own; that it goes on is looked at in the end.
+        // We may change our own view; the end of the attempt checks that the clock runs.
         verdict.note("the time", false, false);
     }
     lab.card.write(0x9140, 0);
@@ -159,7 +160,7 @@ pub fn pmu(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 26: the display, whose instance memory and surfaces would be anyone's VRAM.
+/// 26: the display, whose instance memory and surfaces could be any VRAM.
 pub fn display(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for at in lab.outside(PAGE) {
         for register in [0x610010, 0x619f04, 0x610490, 0x640000, 0x640084] {
@@ -171,12 +172,12 @@ pub fn display(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 27: interrupts that are re-armed without end, and raised by hand.
+/// 27: interrupts that are re-armed without end, and raised by software.
 pub fn msi_rearm(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for _ in 0..500 {
         lab.card.write(0x88704, u32::MAX);
         lab.card.write(0x8807c, u32::MAX);
-        // A fault that is triggered by hand is our own.
+        // A fault that we trigger is our own.
         lab.card.write(0x2a30, 0x100);
         lab.card.write(0x259c, u32::MAX);
         verdict.note("an interrupt", false, false);
@@ -184,7 +185,7 @@ pub fn msi_rearm(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 28: accesses of all sizes at odd places.
+/// 28: accesses of all sizes at odd offsets.
 pub fn crooked_accesses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let registers = lab.card.region(0)?;
     let window = reg::PRAMIN as usize;
@@ -219,19 +220,19 @@ pub fn crooked_accesses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
     Ok(())
 }
 
-/// 29: configuration space. The kernel's own values are put back; BARs are not moved, for its sake.
+/// 29: configuration space. Restores the kernel's values; does not move BARs, because the kernel depends on them.
 pub fn pci_configuration(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let config = lab.card.config_path();
     let config = OpenOptions::new().read(true).write(true).open(config).context("configuration space")?;
     let mut before = [0; 256];
     let length = config.read_at(&mut before, 0).context("configuration space")?;
     for (at, _) in before[..length].iter().enumerate() {
-        // Command and BARs have their turn below.
+        // Command and BARs follow below.
         if (0x04..0x06).contains(&at) || (0x10..0x28).contains(&at) || (0x30..0x34).contains(&at) {
             continue;
         }
         for value in [0xff, 0x00] {
-            // What the kernel refuses is as good as what the device does.
+            // A refusal by the kernel counts like one by the device.
             let _ = config.write_at(&[value], at as u64);
         }
         let _ = config.write_at(&before[at..=at], at as u64);

@@ -1,4 +1,4 @@
-//! Holes 7, 8, 9, 11, 15, 16, 18 and 30: what page tables may name, and when it counts; context images.
+//! Holes 7, 8, 9, 11, 15, 16, 18 and 30: targets of page tables, stale translations, context images.
 
 use anyhow::{Result, ensure};
 
@@ -6,7 +6,7 @@ use super::super::layout::{Aperture, LARGE_PAGE, PAGE, page_entry};
 use super::lab::{BRAND, Channel, IMAGE_PAGES, Lab, MARKER, Ran, Verdict, copies, va};
 use crate::push::{Engine, Push, Rect};
 
-/// A channel with a page of our own at `va::A`, and where that page lies.
+/// Makes a channel with a page of ours at `va::A`. Returns it and the page's address.
 fn holder(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     let page = lab.take(1);
     let channel = lab.channel(id);
@@ -15,7 +15,7 @@ fn holder(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     (channel, page)
 }
 
-/// Has a copy engine read from and write to `va`, which must fault there; our own page must stay.
+/// Makes a copy engine read from and write to `va`, which must fault there; our own page must stay.
 fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Channel, page: u64, va: u64) {
     lab.flush();
     lab.card.vram_write(page, MARKER);
@@ -50,7 +50,7 @@ pub fn peer_kind_tag(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 8: large pages over RAM that is not there in all their parts.
+/// 8: large pages over RAM of which some parts do not exist.
 pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 8);
     let entry = lab.large(channel.space);
@@ -62,7 +62,7 @@ pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     lab.card.vram_write(page, 0);
     let ran = lab.copy(&mut channel, va::LARGE + LARGE_PAGE - PAGE, va::A);
     ensure!(ran == Ran::Done && lab.card.vram_read(page) == MARKER, "a large page of our own: {ran:x?}");
-    // Behind 512 MiB, which is all that a guest of the tests has; PCI's memory, the APIC; the end of VRAM.
+    // After 512 MiB, the size of all guests of the tests; PCI's memory, the APIC; the end of VRAM.
     for (address, aperture) in [
         (0x2000_0000, Aperture::Coherent),
         (0xb000_0000, Aperture::Noncoherent),
@@ -77,7 +77,7 @@ pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     Ok(())
 }
 
-/// 9: pages that were unmapped and flushed, before and under work.
+/// 9: pages that were unmapped and flushed, before and during work.
 pub fn stale_dma(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     let (mut channel, page) = holder(lab, 9);
@@ -93,7 +93,7 @@ pub fn stale_dma(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         must_fault(lab, verdict, "unmapped RAM", &mut channel, page, va::B);
         verdict.check("RAM was written after it was unmapped", lab.ram()?.word() == BRAND);
     }
-    // Under work.
+    // During work.
     lab.map(channel.space, va::B, own, Aperture::Coherent, 1);
     lab.flush();
     lab.start(&mut channel);
@@ -111,7 +111,7 @@ pub fn stale_dma(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 11: entries for memory that is not there.
+/// 11: entries for memory that does not exist.
 pub fn entry_without_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 11);
     for address in [0x2000_0000, 0xb000_0000, 0xfec0_0000, 0xfee0_0000, 1 << 33, 1 << 39, (1 << 40) - PAGE] {
@@ -127,19 +127,19 @@ pub fn entry_without_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     Ok(())
 }
 
-/// 15: tables taken for others; tables that the card itself rewrites.
+/// 15: tables used as other kinds of table; tables that the card itself rewrites.
 pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let share = lab.share;
     let foreign = page_entry(share, Aperture::Vram);
     let (mut channel, page) = holder(lab, 15);
-    // The table of small pages as one of large pages: its entry for a page that the channel does not use is one for a
-    // large page then.
+    // The table of small pages as one of large pages: its entry for a page that the channel does not use then is one
+    // for a large page.
     let index = 0x60;
     lab.raw(channel.space, index * PAGE, foreign);
     lab.card.vram_write(channel.space.directory, (channel.space.table >> 8) as u32 | 1 | 3 << 2);
     must_fault(lab, verdict, "a small table as a large one", &mut channel, page, index * LARGE_PAGE);
     lab.card.vram_write(channel.space.directory, 0);
-    // Entries as directory.
+    // Entries as a directory.
     let fake = lab.take(16);
     (0..512).for_each(|index| lab.set(fake + index * 8, foreign));
     lab.card.vram_write(channel.instance + 0x200, fake as u32);
@@ -151,7 +151,8 @@ pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let ran = lab.try_run(&mut channel, &Push::default());
     verdict.must_not_run("a directory as its own table", ran);
 
-    // A copy engine writes entries for others into our table, and uses them: at once, after a flush, bound anew.
+    // A copy engine writes entries for others' memory into our table, and uses them: at once, after a flush, after
+    // another bind.
     let (mut channel, page) = holder(lab, 16);
     let forged = lab.take(1);
     (0..512).for_each(|index| lab.set(forged + index * 8, page_entry(share + index * PAGE, Aperture::Vram)));
@@ -179,7 +180,7 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.start(&mut channel);
         let ran = lab.go(&mut channel, &copies(&[(va::A, va::B)]), true);
         verdict.check(&format!("it works before: {ran:x?}"), ran == Ran::Done);
-        // The table's entries below 4 MiB, all that the channel uses but its contexts: those have a hole of their own.
+        // The table's entries below 4 MiB: all that the channel uses except its contexts, which have their own hole.
         let image = va::IMAGE / PAGE..va::IMAGE / PAGE + IMAGE_PAGES;
         for index in (0..1024).filter(|index| !image.contains(index)) {
             lab.set(channel.space.table + index * 8, fill);
@@ -196,12 +197,13 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// Places of the images that the card uses, for all we know: the mediator's part of an address space, bytes for each of the
+/// Presumed addresses of the images that the card uses: the mediator's part of an address space, bytes for each of the
 /// card's channels, and pages in such a span.
 const IMAGES: (u64, u64, [u64; 3]) = (0xff_f800_0000, 128 << 10, [4, 5, 6]);
 
-/// 30: context images. PGRAPH's firmware writes the registers that an image names when the context is loaded: whole engines
-/// off, channels gone, the scheduler off. The image that the card uses is the mediator's, which work must not reach.
+/// 30: context images. PGRAPH's firmware writes the registers that an image names when the context is loaded: this
+/// could turn engines or the scheduler off, or remove channels. The card uses the mediator's copy of the image, which
+/// work must not reach.
 pub fn context_images(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let registers = [[0x200, 0], [0x2204, 0], [0x2200, 0], [0x40_0500, 0], [0x41_8810, u32::MAX]];
     let channels = (0..16).map(|channel| [0x3000 + 8 * channel, 0]);
@@ -246,7 +248,7 @@ pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             must_fault(lab, verdict, &format!("{address:#x} {aperture:?}"), &mut channel, page, va::B);
         }
     }
-    // Ring entries at the end of the address space, too long, and of all ones.
+    // Ring entries at the end of the address space, too long ones, and ones of all ones.
     for entry in [
         [0xffff_fffc, 0x0000_04ff],
         [0xffff_fffc, 0x7fff_fcff],
@@ -273,7 +275,7 @@ pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         );
     }
     lab.fill_instance(&channel);
-    // Copies beyond what is mapped, and beyond the address space.
+    // Copies beyond the mapped pages, and beyond the address space.
     let rect = |target: u64, line_bytes: u32, lines: u32| {
         let mut push = Push::default();
         push.bind(Engine::Ce0.object());

@@ -1,4 +1,4 @@
-//! Holes 1, 2, 10, 14 and 17: what the CPU sees.
+//! Holes 1, 2, 10, 14 and 17: the CPU's view.
 
 use anyhow::Result;
 
@@ -6,10 +6,10 @@ use super::super::layout::{Aperture, PAGE, instance_pointer, page_entry, reg};
 use super::lab::{BRAND, Lab, MARKER, Space, UNUSED, Verdict};
 use crate::access::Width;
 
-/// An offset in an aperture, apart from USERD.
+/// An offset in an aperture, away from USERD.
 const OFFSET: u64 = 0x40_0000;
 
-/// Reads there, before and after writing, and notes whether that was something.
+/// Reads there, before and after a write, and records whether data was visible.
 fn look(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, register: u32) {
     let before = lab.card.read(register);
     lab.card.write(register, BRAND);
@@ -54,7 +54,7 @@ pub fn pramin_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
     Ok(())
 }
 
-/// BAR1 and BAR3 with an address space of their own each.
+/// Gives BAR1 and BAR3 an address space each.
 fn apertures(lab: &mut Lab<'_>) -> [(usize, Space, u64); 2] {
     [(0, reg::BAR1_INSTANCE), (1, reg::BAR3_INSTANCE)].map(|(bar, register)| {
         let (space, instance) = (lab.space(), lab.take(1));
@@ -73,7 +73,7 @@ fn poke(lab: &Lab<'_>, bar: usize, offset: u64, value: u32) {
     lab.bars[bar].store(offset as usize, Width::Dword, value.into());
 }
 
-/// Looks where nothing may be.
+/// Reads an offset where nothing may be visible.
 fn look_through(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, bar: usize, offset: u64) {
     let before = peek(lab, bar, offset);
     poke(lab, bar, offset, BRAND);
@@ -89,7 +89,7 @@ pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
         lab.ram()?.set(MARKER);
         lab.map(space, OFFSET, own, Aperture::Coherent, 1);
         lab.flush();
-        // VRAM at the same number, if we have it, is another's business.
+        // VRAM at the same address, if it is in our share, must not change.
         let same = (own < lab.share).then(|| lab.card.vram_read(own));
         verdict.check("our RAM is seen", peek(lab, bar, OFFSET) == MARKER);
         poke(lab, bar, OFFSET, BRAND);
@@ -130,12 +130,12 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
         }
         lab.join(instance, space);
         lab.flush();
-        // The table covers 16 MiB by its size code; what is behind it in memory is no entry of it.
+        // The table covers 16 MiB by its size code; the memory after it holds no entries of it.
         if end > 0x100_0000 {
             lab.set(space.table + 0x100_0000 / PAGE * 8, page_entry(own, Aperture::Vram));
             look_through(lab, verdict, "behind a shortened table", bar, 0x100_0000);
         }
-        // A table that ends behind the share: the first page of it that is not ours.
+        // A table that ends after the share: its first page that is not ours.
         for (table, offset) in [(share - PAGE, 512 * PAGE), (share, 0), ((1 << 40) - PAGE, 512 * PAGE)] {
             lab.card.vram_write(space.directory + 4, (table >> 8) as u32 | 1);
             lab.flush();
@@ -145,7 +145,7 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
     Ok(())
 }
 
-/// 17: nothing of another tenant's in VRAM that we never used, nor in a new channel's USERD.
+/// 17: VRAM that we never used, and a new channel's USERD, hold no data of other tenants.
 pub fn residue(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let mut told = None;
     for _ in 0..4096 {
