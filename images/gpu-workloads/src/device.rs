@@ -25,7 +25,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens the node and makes sure that it is nouveau's.
+    /// Opens the node and checks that it is nouveau's.
     pub fn open(node: &Path) -> Result<Rc<Self>> {
         let file = OpenOptions::new().read(true).write(true).open(node);
         let device = Self { file: file.with_context(|| format!("{}: is nouveau loaded?", node.display()))? };
@@ -53,7 +53,7 @@ impl Device {
     }
 }
 
-/// Makes a request of a driver. The argument holds no addresses, but for those that this file puts there.
+/// Makes a request of a driver. The argument holds no addresses, except those that this file writes there.
 pub fn call<T: Request>(file: &File, argument: &mut T) -> io::Result<()> {
     loop {
         // SAFETY: the number says how many bytes the kernel may read and write, which is the size of `T`.
@@ -63,21 +63,21 @@ pub fn call<T: Request>(file: &File, argument: &mut T) -> io::Result<()> {
             return Ok(());
         }
         let error = io::Error::last_os_error();
-        // The kernel may ask to try again when a signal or a reservation came between.
+        // The kernel may ask for another try after a signal or a reservation.
         if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) {
             return Err(io::Error::new(error.kind(), format!("{}: {error}", T::NAME)));
         }
     }
 }
 
-/// Memory that a buffer may lie in.
+/// Memory for a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Domain {
     /// VRAM only.
     Vram,
     /// Guest RAM only.
     Gart,
-    /// Either: VRAM if there is room, and the kernel moves it as asked.
+    /// Either: VRAM if it has room; the kernel moves the buffer as requested.
     Either,
 }
 
@@ -91,7 +91,7 @@ impl Domain {
         }
     }
 
-    /// As on the command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Vram => "vram",
@@ -138,12 +138,12 @@ impl Buffer {
         self.address
     }
 
-    /// Memory that it may lie in.
+    /// Memory that the buffer may be in.
     pub fn domain(&self) -> Domain {
         self.domain
     }
 
-    /// Asks where it lies now: [`Domain::Vram`] or [`Domain::Gart`].
+    /// Asks for the current memory: [`Domain::Vram`] or [`Domain::Gart`].
     pub fn place(&self) -> Result<Domain> {
         let mut info = uapi::GemInfo { handle: self.handle, ..Default::default() };
         self.device.call(&mut info)?;
@@ -151,7 +151,7 @@ impl Buffer {
         Ok(if info.domain & uapi::DOMAIN_VRAM == 0 { Domain::Gart } else { Domain::Vram })
     }
 
-    /// The CPU's view, which goes through BAR1 while the buffer lies in VRAM.
+    /// The CPU's view, which goes through BAR1 while the buffer is in VRAM.
     pub fn map(&self) -> Result<&Mapping> {
         if let Some(mapping) = self.mapping.get() {
             return Ok(mapping);
@@ -161,7 +161,7 @@ impl Buffer {
         Ok(self.mapping.get_or_init(|| mapping))
     }
 
-    /// Takes the CPU's view down, so that the kernel can use its place in BAR1.
+    /// Unmaps the CPU's view, so that the kernel can reuse its range of BAR1.
     pub fn unmap(&mut self) {
         self.mapping.take();
     }
@@ -193,28 +193,28 @@ pub struct Use<'a> {
     pub reads: bool,
     /// The GPU writes it.
     pub writes: bool,
-    /// Memory that it must lie in meanwhile; the kernel moves it there.
+    /// Memory that it must be in meanwhile; the kernel moves it there.
     pub place: Domain,
 }
 
 impl<'a> Use<'a> {
-    /// The GPU reads the buffer, wherever it may lie.
+    /// The GPU reads the buffer, in any memory.
     pub fn read(buffer: &'a Buffer) -> Self {
         Self { buffer, reads: true, writes: false, place: buffer.domain }
     }
 
-    /// The GPU writes the buffer, wherever it may lie.
+    /// The GPU writes the buffer, in any memory.
     pub fn write(buffer: &'a Buffer) -> Self {
         Self { buffer, reads: false, writes: true, place: buffer.domain }
     }
 
-    /// The same, in a given place.
+    /// The same, in the given memory.
     pub fn at(self, place: Domain) -> Self {
         Self { place, ..self }
     }
 }
 
-/// Pushbuffers of a channel that can be in flight at once, unless another number is asked for.
+/// Default number of pushbuffers of a channel that can be in flight at once.
 pub const RING: usize = 8;
 
 /// A GPU channel with its pushbuffers.
@@ -232,7 +232,7 @@ impl Channel {
         Self::with_ring(device, RING)
     }
 
-    /// The same, with so many pushbuffers: a submission waits for the one that came that many before it.
+    /// The same with a number of pushbuffers: a submission waits for the earlier one with the same pushbuffer.
     pub fn with_ring(device: &Rc<Device>, pushbuffers: usize) -> Result<Self> {
         ensure!(pushbuffers > 0, "a channel without a pushbuffer");
         let mut argument = uapi::ChannelAlloc::default();
@@ -261,7 +261,7 @@ impl Channel {
         self.submit(&push, &[])
     }
 
-    /// Hands a pushbuffer to the GPU; returns before it is done.
+    /// Submits a pushbuffer to the GPU; returns before it is done.
     pub fn submit(&self, push: &Push, uses: &[Use<'_>]) -> Result<()> {
         let words = push.words();
         ensure!(!words.is_empty() && words.len() <= MOST_WORDS, "a pushbuffer of {} dwords", words.len());
@@ -275,7 +275,7 @@ impl Channel {
 
         let mut list = vec![entry(&Use::read(buffer))];
         for used in uses {
-            // A buffer may stand in the list once only.
+            // A buffer may be in the list only once.
             match list.iter_mut().find(|entry| entry.handle == used.buffer.handle) {
                 Some(entry) => merge(entry, used),
                 None => list.push(entry(used)),
@@ -319,7 +319,7 @@ fn merge(entry: &mut uapi::PushbufBuffer, used: &Use<'_>) {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // The kernel waits for the channel's work itself.
+        // The kernel itself waits for the channel's work.
         let _ = self.device.call(&mut uapi::ChannelFree { channel: self.number });
     }
 }

@@ -1,6 +1,6 @@
-//! The end of what goes on for a time: when the time is over, or when the host says so by SIGTERM.
+//! The end of continuous work: when its time is over, or when the host sends SIGTERM.
 //!
-//! UNSAFETY: a signal handler. All that it does is one store to an atomic.
+//! UNSAFETY: a signal handler. It only stores to an atomic.
 
 #![expect(unsafe_code, reason = "signal")]
 
@@ -13,7 +13,7 @@ extern "C" fn asked(_signal: libc::c_int) {
     ASKED.store(true, Ordering::Relaxed);
 }
 
-/// Takes note of SIGTERM from now on, instead of ending at once: what has begun is still checked.
+/// Records SIGTERM from now on, instead of ending at once, so that started work is still checked.
 pub fn take_note() {
     // SAFETY: the handler only stores to an atomic, which a handler may do at any time.
     unsafe { libc::signal(libc::SIGTERM, asked as *const () as libc::sighandler_t) };
@@ -27,13 +27,13 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// So long from now; tells the host that it has begun.
+    /// Ends `duration` from now; reports to the host that the time has started.
     pub fn after(duration: Duration) -> Self {
         println!("LOOPING");
         Self { began: Instant::now(), duration }
     }
 
-    /// Returns whether it is over.
+    /// Returns true if it is over.
     pub fn is_over(&self) -> bool {
         ASKED.load(Ordering::Relaxed) || self.began.elapsed() >= self.duration
     }

@@ -1,8 +1,10 @@
-//! Drives a GPU by nouveau's raw ioctls, or by its PCI regions, and checks every byte.
+//! Drives a GPU through nouveau's raw ioctls, or through its PCI regions, and checks every byte.
 //!
-//! The parts: [`uapi`] (the kernel's structures), [`device`] (device, buffer, channel), [`push`] (pushbuffers and copies),
-//! [`compute`] (kernels), [`pattern`] (test data), [`access`] (mapped memory), [`rig`] (filling, checking, counting),
-//! [`mediator`] (what there is beside the driver), [`ending`] (how long something goes on), [`marks`] (where the host is to look), [`tests`] (one file per command), [`bar`] (without the driver), [`report`] (the result lines that the host reads).
+//! The parts: [`uapi`] (the kernel's structures), [`device`] (device, buffer, channel), [`push`] (pushbuffers and
+//! copies), [`compute`] (kernels), [`pattern`] (test data), [`access`] (mapped memory), [`rig`] (filling, checking,
+//! counting), [`mediator`] (the mediator's own device), [`ending`] (time limits), [`marks`] (pauses for the host's
+//! counters), [`tests`] (one file per command), [`bar`] (without the driver), [`report`] (the result lines that the
+//! host reads).
 //!
 //! It serves the stock drivers of Debian's 6.1 and 6.12 on a Fermi card and has no code for others: no relocations, no
 //! tiled buffers, no `VM_BIND`. It does not draw.
@@ -123,7 +125,7 @@ fn main() -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Different in every run, so that data of an earlier one is not taken for right.
+/// Differs in every run, so that a check does not accept data of an earlier run.
 fn new_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     pattern::mix(now.as_nanos() as u64 ^ u64::from(std::process::id()) << 48)

@@ -1,4 +1,4 @@
-//! Marks between the phases of a run: a line for the host, and a wait until the host has looked at what it counts.
+//! Marks between the phases of a run: a line for the host, and a wait until the host has read its counters.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use anyhow::{Result, ensure};
 
 /// Time that the host may take.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Time between two looks whether it has.
+/// Interval at which the file is polled.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Marks, if the host wants any.
+/// Marks, if the host requests them.
 #[derive(Debug, Clone, Copy)]
 pub struct Marks {
     wanted: bool,
@@ -24,7 +24,7 @@ impl Marks {
         Self { wanted }
     }
 
-    /// Says `MARK name` and what else the host is to know, and waits for the file `/mark-NAME`, which it takes away.
+    /// Prints `MARK name` with more text for the host, waits for the file `/mark-NAME`, and removes it.
     pub fn at(self, name: &str, more: &str) -> Result<()> {
         if !self.wanted {
             return Ok(());

@@ -1,6 +1,6 @@
-//! The mediator's offers beside the driver: `/dev/gpu-mediator` of the module `gpu_mediator_pv`.
+//! The mediator's own interface in the guest: `/dev/gpu-mediator` of the module `gpu_mediator_pv`.
 //!
-//! Names and layouts are those of `gpu_mediator_uapi.h` and `gpu_mediator_abi.h` beside the module.
+//! Names and layouts are those of `gpu_mediator_uapi.h` and `gpu_mediator_abi.h` in the module's folder.
 
 use std::fs::{File, OpenOptions};
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use crate::uapi::{READ, WRITE, requests};
 
 const NODE: &str = "/dev/gpu-mediator";
 
-/// Make the segment if there is none of that key.
+/// Make the segment if none has that key.
 pub const CREATE: u32 = 1 << 0;
 /// Find or make a segment of the group of virtual machines.
 pub const ABROAD: u32 = 1 << 2;
@@ -20,7 +20,7 @@ pub const ABROAD: u32 = 1 << 2;
 pub const READ_ONLY: u32 = 1 << 3;
 /// Rights of other virtual machines: all.
 pub const ABROAD_READ_WRITE: u32 = 3;
-/// No key finds it any more.
+/// Removes the key of a segment.
 const REMOVE: u32 = 5;
 /// Address spaces that it is attached to.
 const ATTACHED: u32 = 2;
@@ -137,12 +137,12 @@ impl Mediator {
         call(&self.file, &mut argument).with_context(|| format!("detaching segment {id} from channel {channel}"))
     }
 
-    /// No key finds it any more; it goes when nobody has it attached.
+    /// Removes its key; the segment is freed when no address space has it attached.
     pub fn remove(&self, id: u32) -> Result<()> {
         self.control(id, REMOVE).map(drop)
     }
 
-    /// Returns how many address spaces have it attached.
+    /// Returns the number of address spaces that have it attached.
     pub fn attached(&self, id: u32) -> Result<u64> {
         self.control(id, ATTACHED)
     }

@@ -46,7 +46,7 @@ impl Options {
         Ok(options)
     }
 
-    /// The words that are no options.
+    /// The words that are not options.
     pub fn words(&self) -> &[String] {
         &self.words
     }

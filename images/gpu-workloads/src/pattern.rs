@@ -1,7 +1,7 @@
-//! Test data: a stream of bytes that any piece can be computed of, and what a buffer should hold.
+//! Test data: a stream of bytes of which any range can be computed, and the expected contents of a buffer.
 //!
-//! Word `i` of stream `seed` is splitmix64 of `seed` after `i + 1` steps, little endian. A byte that was copied from the wrong
-//! place, or left out, differs with probability 255/256.
+//! Word `i` of stream `seed` is splitmix64 of `seed` after `i + 1` steps, little endian. A byte that was copied from a
+//! wrong address, or not copied, differs with probability 255/256.
 
 use anyhow::{Result, bail};
 
@@ -44,7 +44,7 @@ pub fn mix(mut value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// Numbers for choosing cases.
+/// Random numbers for choosing cases.
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);
 
@@ -92,14 +92,14 @@ impl Expected {
         Self { background, pieces: Vec::new() }
     }
 
-    /// Lays a piece over what was there.
+    /// Puts a piece over the earlier contents.
     pub fn put(&mut self, piece: Piece) {
         if piece.length > 0 {
             self.pieces.push(piece);
         }
     }
 
-    /// Writes what stands from byte `offset` on.
+    /// Writes the expected bytes from `offset` on.
     pub fn fill(&self, offset: u64, out: &mut [u8]) {
         self.background.fill(offset, out);
         let end = offset + out.len() as u64;

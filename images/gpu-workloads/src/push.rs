@@ -1,7 +1,7 @@
 //! Pushbuffers: Fermi method headers, and copies in the methods of M2MF and of the copy engines.
 //!
-//! Written down here once more, apart from `nvspec`, on purpose: this is the other side of the decoders under test, and a
-//! mistake must not cancel out. Sources: envytools' `rnndb/fifo` and `rnndb/graph`, the methods that nouveau itself sends.
+//! Repeated here on purpose, independent of `nvspec`: this is the other side of the decoders under test, and a mistake
+//! must not cancel out. Sources: envytools' `rnndb/fifo` and `rnndb/graph`, the methods that nouveau itself sends.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ impl Engine {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::M2mf, Self::Ce0, Self::Ce1];
 
-    /// As on the command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::M2mf => "m2mf",
@@ -66,7 +66,7 @@ impl Engine {
     }
 }
 
-/// An object of a channel, and where this program binds it.
+/// An object of a channel, and the subchannel to which this program binds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Object {
     /// Its class.
@@ -87,7 +87,7 @@ impl Object {
     }
 }
 
-/// A line of a copy is never longer; the copy engines count its bytes in 16 bits.
+/// Longest line of a copy; the copy engines count its bytes in 16 bits.
 pub const MOST_LINE_BYTES: u32 = 0x8000;
 /// The copy engines hold pitches in 19 bits.
 pub const MOST_PITCH: u32 = 0x7ffff;
@@ -149,7 +149,7 @@ impl Push {
         &self.words
     }
 
-    /// Returns whether another rect fits.
+    /// Returns true if another rect fits.
     pub fn has_room(&self) -> bool {
         self.words.len() + RECT_WORDS <= MOST_WORDS
     }
@@ -176,12 +176,12 @@ impl Push {
         self.methods(subchannel, 0x0008, &[0]);
     }
 
-    /// Waits until the word at `address` is `payload`. `yields`: other channels may have the host engine's unit meanwhile.
+    /// Waits until the word at `address` is `payload`. With `yields`, other channels may use the PBDMA meanwhile.
     pub fn acquire(&mut self, address: u64, payload: u32, yields: bool) {
         self.semaphore(address, payload, u32::from(yields) << 12 | 1);
     }
 
-    /// Stores `payload` at `address` by the host engine, without waiting for what engines still do.
+    /// Stores `payload` at `address` through the host engine, without waiting for the engines.
     pub fn release(&mut self, address: u64, payload: u32) {
         self.semaphore(address, payload, 0x0110_0002);
     }

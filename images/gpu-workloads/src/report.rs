@@ -1,9 +1,9 @@
 //! Result lines: `RESULT name=... ok=... bytes=... copies=... channels=... seconds=...`, then facts, then the error if any.
 //!
-//! Values hold no blanks but the error, which is last and quoted.
+//! Values other than the error hold no blanks; the error is last and quoted.
 //!
-//! Before it, when that is asked for, the times at which kernels have ended: `ENDS at_us=... after_us=...,...` in microseconds of the
-//! card's clock, the first of a line in full, each other as what it is after the one before.
+//! If requested, the end times of kernels come before it: `ENDS at_us=... after_us=...,...` in microseconds of the
+//! card's clock, the first of a line in full, each other as the difference to the previous one.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::options::Options;
 use crate::rig::{Counts, Rig};
 use crate::tests::Facts;
 
-/// Runs a test and prints its line; says whether it was good.
+/// Runs a test and prints its line; returns true if it succeeded.
 pub fn run(rig: &Rig, options: &Options, test: &Test) -> bool {
     let (before, began) = (rig.counts(), Instant::now());
     let outcome = (test.run)(rig, options);
@@ -29,7 +29,7 @@ pub fn run(rig: &Rig, options: &Options, test: &Test) -> bool {
     outcome.is_ok()
 }
 
-/// Prints a line, or the same as an object of JSON.
+/// Prints a line, or a JSON object of the same values.
 pub fn print_as(json: bool, name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) {
     if json {
         println!("{}", object(name, counts, seconds, outcome));
@@ -38,7 +38,7 @@ pub fn print_as(json: bool, name: &str, counts: Counts, seconds: f64, outcome: &
     }
 }
 
-/// Numbers are numbers there, other values texts.
+/// Numbers stay numbers there; other values are strings.
 fn object(name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) -> Value {
     let Counts { bytes, copies, channels } = counts;
     let mut object = json!({
@@ -53,10 +53,10 @@ fn object(name: &str, counts: Counts, seconds: f64, outcome: &Result<Facts>) -> 
     object
 }
 
-/// Times in a line.
+/// Number of times in a line.
 const ENDS: usize = 200;
 
-/// Prints when kernels have ended, given in nanoseconds.
+/// Prints the end times of kernels, given in nanoseconds.
 pub fn print_ends(ends: &[u64]) {
     ends.chunks(ENDS).for_each(|some| println!("{}", line_of_ends(some)));
 }

@@ -1,8 +1,8 @@
-//! The common part of the tests: the device, counters, filling and checking buffers wherever they lie.
+//! The common part of the tests: the device, counters, filling and checking buffers in any memory.
 //!
-//! Guest RAM is filled and checked by the CPU. VRAM of more than a few KiB goes through a bounce buffer by a GPU copy, on
-//! another engine than the one under test where there is one, since each CPU access to BAR1 may be a trap; a few words
-//! are read through BAR1 all the same.
+//! The CPU fills and checks guest RAM. VRAM of more than a few KiB goes through a bounce buffer with a GPU copy, on
+//! another engine than the one under test if possible, because each CPU access to BAR1 may be a trap; a few words are
+//! still read through BAR1.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -20,14 +20,14 @@ use crate::uapi::param;
 const DIRECT: u64 = 2048;
 /// No buffer larger than this is mapped through BAR1.
 pub const MOST_MAPPED: u64 = 16 << 20;
-/// Words that are read through BAR1 of a large buffer.
+/// Words of a large buffer that are read through BAR1.
 const SAMPLES: u64 = 24;
 /// Bytes of the bounce buffer.
 const BOUNCE: u64 = 2 << 20;
-/// Bytes that the CPU makes or compares at once.
+/// Bytes that the CPU generates or compares at once.
 const CHUNK: u64 = 64 << 10;
 
-/// The device and what has been done with it.
+/// The device, and counters of its use.
 pub struct Rig {
     device: Rc<Device>,
     random: Cell<u64>,
@@ -38,10 +38,10 @@ pub struct Rig {
     began: Instant,
 }
 
-/// Counters of a [`Rig`] at a moment.
+/// Counters of a [`Rig`] at a point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Bytes compared with what they should be.
+    /// Bytes compared with the expected ones.
     pub bytes: u64,
     /// Copies launched on the GPU.
     pub copies: u64,
@@ -91,7 +91,7 @@ impl Rig {
         Counts { bytes: self.verified.get(), copies: self.copies.get(), channels: self.channels.get() }
     }
 
-    /// Adds what others did for this test.
+    /// Adds the counts of other processes for this test.
     pub fn add(&self, counts: Counts) {
         self.verified.set(self.verified.get() + counts.bytes);
         self.copies.set(self.copies.get() + counts.copies);
@@ -118,7 +118,7 @@ impl Rig {
         Ok(channel)
     }
 
-    /// A channel with every copying engine that the card has; M2MF is a must.
+    /// A channel with every copying engine that the card has; M2MF is required.
     pub fn full_channel(&self) -> Result<(Channel, Vec<Engine>)> {
         let channel = self.channel(&[Engine::M2mf])?;
         let mut engines = vec![Engine::M2mf];
@@ -131,7 +131,7 @@ impl Rig {
         Ok((channel, engines))
     }
 
-    /// Launches the rects, in as many submissions as they need; returns before they are done.
+    /// Submits the rects, in as many submissions as needed; returns before they are done.
     pub fn launch(&self, channel: &Channel, engine: Engine, rects: &[Rect], uses: &[Use<'_>]) -> Result<()> {
         let mut push = Push::default();
         for rect in rects {
@@ -149,7 +149,7 @@ impl Rig {
         self.add(Counts { bytes, ..Counts::default() });
     }
 
-    /// A line that shows a long test alive.
+    /// Prints a line that shows that a long test is alive.
     pub fn progress(&self, name: &str) {
         let Counts { bytes, copies, channels } = self.counts();
         let seconds = self.seconds();
@@ -172,7 +172,7 @@ impl<'a> Helper<'a> {
         Ok(Self { rig, channel, engine, bounce })
     }
 
-    /// Fills the whole buffer with what is expected there.
+    /// Fills the whole buffer with its expected contents.
     pub fn fill(&self, buffer: &Buffer, expected: &Expected) -> Result<()> {
         if buffer.size() <= DIRECT || buffer.place()? == Domain::Gart {
             buffer.wait(true)?;
@@ -232,13 +232,13 @@ impl<'a> Helper<'a> {
     }
 }
 
-/// The GPU uses the buffer where it lies.
+/// The GPU uses the buffer in its current memory.
 fn stay(buffer: &Buffer, writes: bool) -> Result<Use<'_>> {
     let used = if writes { Use::write(buffer) } else { Use::read(buffer) };
     Ok(used.at(buffer.place()?))
 }
 
-/// Writes what is expected from `from` on to byte `at` of the buffer, by the CPU.
+/// Writes the expected bytes from `from` on to byte `at` of the buffer, with the CPU.
 fn write_expected(buffer: &Buffer, at: u64, length: u64, from: u64, expected: &Expected) -> Result<()> {
     let mut chunk = vec![0; CHUNK.min(length) as usize];
     let mut done = 0;
@@ -251,7 +251,7 @@ fn write_expected(buffer: &Buffer, at: u64, length: u64, from: u64, expected: &E
     Ok(())
 }
 
-/// Compares the first `length` bytes of the buffer with what is expected from `from` on, by the CPU.
+/// Compares the first `length` bytes of the buffer with the expected ones from `from` on, with the CPU.
 fn check_expected(what: &str, buffer: &Buffer, length: u64, from: u64, expected: &Expected) -> Result<()> {
     let mut chunk = vec![0; CHUNK.min(length) as usize];
     let mut done = 0;
@@ -264,7 +264,7 @@ fn check_expected(what: &str, buffer: &Buffer, length: u64, from: u64, expected:
     Ok(())
 }
 
-/// Lays over `target` what the rects copy into it from a source buffer that holds `stream`.
+/// Adds to `target` the contents that the rects copy into it from a source buffer that holds `stream`.
 pub fn expect_copy(target: &mut Expected, rects: &[Rect], source: &Buffer, stream: Stream, at: &Buffer) {
     for rect in rects {
         if rect.source_pitch == rect.line_bytes && rect.target_pitch == rect.line_bytes {
@@ -287,7 +287,7 @@ pub fn expect_copy(target: &mut Expected, rects: &[Rect], source: &Buffer, strea
     }
 }
 
-/// Refuses a copy that would leave its buffers, which would be this program's own mistake.
+/// Refuses a copy beyond its buffers, which would be this program's own mistake.
 pub fn ensure_inside(rects: &[Rect], source: &Buffer, target: &Buffer) -> Result<()> {
     for rect in rects {
         if rect.lines == 0 || rect.line_bytes == 0 {

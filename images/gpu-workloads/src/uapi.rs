@@ -1,9 +1,9 @@
 //! The kernel's interface: DRM and nouveau ioctl numbers and argument layouts.
 //!
-//! Names and layouts are those of `drm.h` and `nouveau_drm.h`; 6.1 and 6.12 agree in all that stands here. Of the calls marked
-//! deprecated there (`GROBJ_ALLOC`), both still serve every one.
+//! Names and layouts are those of `drm.h` and `nouveau_drm.h`; 6.1 and 6.12 agree in everything in this file. Both
+//! still serve all the calls that are marked deprecated there (`GROBJ_ALLOC`).
 
-/// An ioctl argument that knows its request, so that no call can pair them wrongly.
+/// An ioctl argument with its request number, so that no call can pair them wrongly.
 pub trait Request {
     /// The ioctl number, with direction and size.
     const NUMBER: u32;
@@ -48,7 +48,7 @@ requests! { b'd':
 
 pub(crate) use requests;
 
-/// `drm_version`; the strings are not asked for but the name.
+/// `drm_version`; of the strings only the name is requested.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Version {
@@ -112,7 +112,7 @@ pub struct ChannelAlloc {
     pub tt_ctxdma_handle: u32,
     /// The channel's number.
     pub channel: i32,
-    /// Memory that pushbuffers may lie in.
+    /// Memory that pushbuffers may be in.
     pub pushbuf_domains: u32,
     /// A buffer that comes with the channel.
     pub notifier_handle: u32,
@@ -136,15 +136,15 @@ pub struct ChannelFree {
 pub struct ObjectAlloc {
     /// The channel's number.
     pub channel: i32,
-    /// A name of ours, unique in the channel.
+    /// A handle of our choice, unique in the channel.
     pub handle: u32,
     /// Class of the object.
     pub class: i32,
 }
 
-/// Buffer lies in VRAM.
+/// Buffer is in VRAM.
 pub const DOMAIN_VRAM: u32 = 1 << 1;
-/// Buffer lies in guest RAM that the GPU reaches.
+/// Buffer is in guest RAM that the GPU reaches.
 pub const DOMAIN_GART: u32 = 1 << 2;
 /// Buffer can be mapped by the CPU.
 pub const DOMAIN_MAPPABLE: u32 = 1 << 3;
@@ -158,7 +158,7 @@ pub const TILE_NONCONTIG: u32 = 8;
 pub struct GemInfo {
     /// The buffer.
     pub handle: u32,
-    /// Memory that it may lie in (to `GemNew`), or lies in (from both).
+    /// Memory that it may be in (to `GemNew`), or is in (from both).
     pub domain: u32,
     /// Bytes.
     pub size: u64,
@@ -176,7 +176,7 @@ pub struct GemInfo {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct GemNew {
-    /// The wish, then the facts.
+    /// The request, then the result.
     pub info: GemInfo,
     /// Not used.
     pub channel_hint: u32,
@@ -196,7 +196,7 @@ pub struct PushbufBuffer {
     pub read_domains: u32,
     /// Domains that are written.
     pub write_domains: u32,
-    /// Domains that it may lie in.
+    /// Domains that it may be in.
     pub valid_domains: u32,
     /// Only for GPUs without address spaces.
     pub presumed_valid: u32,
@@ -248,7 +248,7 @@ pub struct GemPushbuf {
     pub gart_available: u64,
 }
 
-/// The CPU wants to write: wait for the GPU's reads too.
+/// The CPU will write: wait for the GPU's reads too.
 pub const CPU_PREP_WRITE: u32 = 4;
 
 /// `drm_nouveau_gem_cpu_prep`.

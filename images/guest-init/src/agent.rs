@@ -1,8 +1,8 @@
 //! The line protocol with the host.
 //!
-//! The guest says `READY <kernel release>`. The host sends `<id> <words>`; the guest answers with any number of
-//! `<id> | <output>` and ends with `<id> = <exit code>`. Commands run one after the other, but those with `&` before their
-//! words start at once and answer when they end.
+//! The guest sends `READY <kernel release>`. The host sends `<id> <words>`; the guest answers with any number of `<id>
+//!  <output>` and ends with `<id> = <exit code>`. Commands run one after the other, except those with `&` before their
+//! words: these start at once and answer when they end.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use crate::commands;
 /// A longer line from the host is cut.
 const LONGEST_LINE: usize = 4096;
 
-/// Exit code of a command that is not known or not well formed.
+/// Exit code of an unknown or malformed command.
 const BAD_COMMAND: i32 = 127;
 
 /// Exit code of a command whose code in this program panicked.
@@ -27,7 +27,7 @@ const PANICKED: i32 = 254;
 pub struct Request {
     /// The host's name for it.
     pub id: String,
-    /// Set when it runs beside others.
+    /// Set if it runs concurrently with others.
     pub background: bool,
     /// The words after the id.
     pub words: String,
@@ -65,10 +65,10 @@ impl Answers {
         self.send(&format!("{} = {code}\n", self.id));
     }
 
-    /// Waits until all that was said has left the line.
+    /// Waits until all output has left the line.
     pub fn drain(&self) {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nothing to do about a line that does not drain.
+        // Nothing can be done about a line that does not drain.
         let _ = rustix::termios::tcdrain(&*line);
     }
 
@@ -80,7 +80,7 @@ impl Answers {
     }
 }
 
-/// Serves the line; returns only when it cannot be used any more.
+/// Serves the line; returns only when the line is unusable.
 pub fn serve(line: &File) {
     let (Ok(mut reader), Ok(writer)) = (line.try_clone(), line.try_clone()) else {
         return println!("guest-init: agent: the line cannot be shared");
@@ -136,7 +136,7 @@ fn execute(request: &Request, answers: &Answers) {
     }
 }
 
-/// Bytes in, whole lines out.
+/// Splits bytes into whole lines.
 #[derive(Default)]
 struct LineBuffer {
     partial: Vec<u8>,

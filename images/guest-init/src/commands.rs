@@ -13,7 +13,7 @@ use rustix::system::{RebootCommand, reboot};
 use crate::agent::{Answers, Request};
 use crate::{kmsg, modules, pci, reaper};
 
-/// Longer output lines of a program are broken.
+/// Longer output lines of a program are split.
 const LONGEST_OUTPUT_LINE: u64 = 16 * 1024;
 
 const HELP: &str = "\
@@ -37,7 +37,7 @@ poweroff | reboot";
 /// Running programs by the id of their command.
 static RUNNING: Mutex<Option<HashMap<String, u32>>> = Mutex::new(None);
 
-/// Carries out a command and gives its exit code; an error is told to the host as code 1, or 127 for a malformed command.
+/// Executes a command and returns its exit code; the host gets an error as code 1, or 127 for a malformed command.
 pub fn execute(request: &Request, answers: &Answers) -> io::Result<i32> {
     let (name, rest) = match request.words.split_once(char::is_whitespace) {
         Some((name, rest)) => (name, rest.trim()),
@@ -179,7 +179,7 @@ fn kill(rest: &str) -> io::Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
-/// Answers first: nothing can be said afterwards.
+/// Answers first: afterwards no output is possible.
 fn leave(how: RebootCommand, answers: &Answers) -> io::Result<()> {
     rustix::fs::sync();
     answers.end(0);

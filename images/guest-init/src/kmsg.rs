@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use rustix::io::Errno;
 
-/// No kernel log is longer; a log that grows while it is read ends here.
+/// Most records of a kernel log; reading ends here if the log grows meanwhile.
 const MOST_RECORDS: usize = 200_000;
 
 /// All records as `<level>[seconds] text`, oldest first.
@@ -21,7 +21,7 @@ pub fn read_all() -> io::Result<Vec<String>> {
             Ok(length) => lines.extend(format_record(&String::from_utf8_lossy(&record[..length]))),
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::AGAIN) => break,
-                // Records were overwritten under the reader: go on with what is there.
+                // Records were overwritten during the read: continue with the existing ones.
                 Some(Errno::PIPE | Errno::INTR) => {}
                 _ => return Err(error),
             },

@@ -1,14 +1,14 @@
 //! Init of the test guests: brings up a bare user space and runs commands for the host.
 //!
-//! The parts: [`setup`] mounts the file systems and opens the agent's serial line, [`agent`] speaks the line protocol on it,
-//! [`commands`] carries commands out, [`modules`], [`pci`] and [`kmsg`] are what they need of the kernel, [`reaper`]
-//! collects dead children, those of others included.
+//! The parts: [`setup`] mounts the file systems and opens the agent's serial line, [`agent`] speaks the line protocol
+//! on it, [`commands`] executes commands with [`modules`], [`pci`] and [`kmsg`], and [`reaper`] collects dead children,
+//! including orphans.
 //!
-//! It is no shell: words are split at blanks, there is no quoting. It never exits, since a kernel whose init exits panics.
-//! In a system that has an init of its own, a service runs it: then it only serves the line.
+//! It is not a shell: words are split at blanks, without quoting. It never exits, because a kernel panics when its init
+//! exits. In a system with another init, it runs as a service and only serves the line.
 //!
-//! Kernel messages go to the console (`ttyS0`), the agent's line is `ttyS1`. With `gm.autoload=1` on the kernel's command
-//! line the modules are loaded before the agent says that it is ready.
+//! Kernel messages go to the console (`ttyS0`), the agent's line is `ttyS1`. With `gm.autoload=1` on the kernel's
+//! command line the modules are loaded before the agent reports that it is ready.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,7 @@ fn main() {
     }
 }
 
-/// Brings the guest up and serves the agent's line for ever.
+/// Brings the guest up and serves the agent's line forever.
 fn run() {
     if std::process::id() == 1 {
         setup::mount_all();

@@ -14,8 +14,8 @@ const LIST: &str = "/etc/modules.list";
 /// The driver of the card; parameters go to it and to no other.
 pub const DRIVER: &str = "nouveau";
 
-/// Loads every module of the list, with what the kernel's command line says for it as `module.name=value`, and the driver
-/// also with `parameters`; one line per module.
+/// Loads every module of the list, with its parameters from the kernel's command line (`module.name=value`), and the
+/// driver also with `parameters`; returns one line per module.
 pub fn load_all(parameters: &str) -> io::Result<Vec<String>> {
     let list = std::fs::read_to_string(LIST).map_err(|error| named(LIST, &error))?;
     let command_line = std::fs::read_to_string("/proc/cmdline").map_err(|error| named("/proc/cmdline", &error))?;
@@ -41,13 +41,13 @@ fn load(path: &str, parameters: &str) -> io::Result<&'static str> {
     }
 }
 
-/// Removes a module that nobody uses.
+/// Removes a module that is not in use.
 pub fn unload(name: &str) -> io::Result<()> {
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     Ok(delete_module(&CString::new(name)?, nonblocking)?)
 }
 
-/// Returns what the kernel's command line gives to a module, as `modprobe` would.
+/// Returns the parameters of a module on the kernel's command line, as `modprobe` would.
 fn given_to(module: &str, command_line: &str) -> String {
     let words = command_line.split_whitespace().filter_map(|word| {
         let (name, parameter) = word.split_once('.')?;

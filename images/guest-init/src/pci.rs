@@ -1,4 +1,4 @@
-//! The PCI functions that sysfs shows.
+//! The PCI functions in sysfs.
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ const DEVICES: &str = "/sys/bus/pci/devices";
 /// PCI vendor id of the card.
 const VENDOR_NVIDIA: &str = "0x10de";
 
-/// One PCI function, as sysfs tells it.
+/// One PCI function in sysfs.
 struct Function {
     address: String,
     vendor: String,
@@ -61,12 +61,12 @@ pub fn list() -> io::Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Takes the driver away from every card.
+/// Unbinds the driver from every card.
 pub fn unbind() -> io::Result<()> {
     to_each_card("unbind")
 }
 
-/// Gives every card to the driver.
+/// Binds every card to the driver.
 pub fn bind() -> io::Result<()> {
     to_each_card("bind")
 }

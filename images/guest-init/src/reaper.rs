@@ -1,7 +1,7 @@
-//! Children: starting them, waiting for one's own, collecting orphans.
+//! Children: starts them, waits for them, and collects orphans.
 //!
 //! Only one thread calls `wait`, so that collecting orphans never takes the status away from the thread that started a
-//! child. The lock is held over a start: a child that ends at once is not collected before its owner is known.
+//! child. The lock is held during a start: a child that ends at once is not collected before its owner is recorded.
 
 use std::collections::HashMap;
 use std::io;
@@ -35,7 +35,7 @@ pub fn spawn(command: &mut Command) -> io::Result<(Child, Receiver<i32>)> {
 
 fn collect() {
     loop {
-        // Look first, take under the lock.
+        // Look first, collect under the lock.
         match waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => {
@@ -48,7 +48,7 @@ fn collect() {
             }
         }
         let mut guard = owners();
-        // Of any process group: a daemon makes itself one of its own.
+        // Of any process group: a daemon starts its own.
         let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) else { continue };
         let code = status.exit_status().or(status.terminating_signal().map(|signal| 128 + signal)).unwrap_or(255);
         if let Some(owner) = guard.as_mut().and_then(|owners| owners.remove(&pid.as_raw_nonzero().get())) {

@@ -20,7 +20,7 @@ const MOUNTS: [(&str, &str); 6] = [
     ("debugfs", "/sys/kernel/debug"),
 ];
 
-/// Mounts what a guest needs; a failure is printed and passed over.
+/// Mounts the file systems of a guest; prints a failure and continues.
 pub fn mount_all() {
     for (kind, directory) in MOUNTS {
         // `sysfs` and `debugfs` bring their own directories.
@@ -42,7 +42,7 @@ fn parameter_in(line: &str, name: &str) -> Option<String> {
     line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
 }
 
-/// Opens the agent's line in raw mode; waits for it for as long as it takes.
+/// Opens the agent's line in raw mode; waits for it without a limit.
 pub fn open_agent_line() -> File {
     let mut said = false;
     loop {

@@ -1,7 +1,7 @@
-//! Methods of a channel's compute object: those of its set-up, and those of each launch.
+//! Methods of a channel's compute object: those of its setup, and those of each launch.
 //!
-//! Written down here once more, apart from `nvspec`, as `push` is. Sources: envytools' `rnndb/graph/gf100_compute.xml`, and
-//! the order in which Mesa's driver for this hardware sends it all.
+//! Repeated here, independent of `nvspec`, as `push` is. Sources: envytools' `rnndb/graph/gf100_compute.xml`, and the
+//! order in which Mesa's driver for this hardware sends it all.
 
 use workloads::{Grid, Params};
 
@@ -13,12 +13,12 @@ const STACK_BYTES: u32 = 0x800;
 const WARPS: u64 = 48;
 /// Lanes of a warp.
 const LANES: u64 = 32;
-/// Memory for local memory comes in pieces of this size.
+/// Local memory is sized in units of these bytes.
 const LOCAL_UNIT: u64 = 0x2_0000;
 /// Upper byte of the windows in which a generic address means local and shared memory.
 const LOCAL_WINDOW: u32 = 0xff << 24;
 const SHARED_WINDOW: u32 = 0xfe << 24;
-/// Addresses that generic loads and stores take for one of the windows.
+/// Addresses that generic loads and stores treat as one of the windows.
 pub const WINDOWS: std::ops::Range<u64> = (SHARED_WINDOW as u64)..(1 << 32);
 /// Bytes of the constant buffer that holds the parameters.
 pub const BANK_BYTES: u32 = 0x1000;
@@ -27,14 +27,13 @@ const PARAMS_AT: u32 = 0x20;
 /// Bytes of a time stamp: payload, zero, 64 bits of nanoseconds.
 pub const STAMP_BYTES: u64 = 16;
 
-/// Bytes that local memory and stacks need on a card of so many multiprocessors, for kernels of which a thread has
-/// `local_bytes`.
+/// Bytes that local memory and stacks need on a card with `multiprocessors`, for kernels with `local_bytes` per thread.
 pub fn local_area(multiprocessors: u64, local_bytes: u32) -> u64 {
     let warp = u64::from(STACK_BYTES) + u64::from(local_bytes).next_multiple_of(16) * LANES;
     (warp * WARPS * multiprocessors).next_multiple_of(LOCAL_UNIT)
 }
 
-/// Memory that local memory lies in.
+/// Memory that holds local memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Area {
     /// GPU virtual address.
@@ -60,7 +59,7 @@ fn high(address: u64) -> u32 {
     (address >> 32) as u32
 }
 
-/// Windows, an identity map of global addresses, and bank 0: what stays as it is for all launches.
+/// Windows, an identity map of global addresses, and bank 0: the state that is the same for all launches.
 pub fn set_up(push: &mut Push, multiprocessors: u32, bank: u64) {
     // Most warps at once, depth of calls, local memory per warp: as Mesa sets them.
     set(push, 0x0758, &[multiprocessors]);
@@ -79,7 +78,7 @@ pub fn set_up(push: &mut Push, multiprocessors: u32, bank: u64) {
     set(push, 0x1694, &[1]);
 }
 
-/// Sets where local memory lies from now on.
+/// Sets the address of local memory for later launches.
 pub fn set_local(push: &mut Push, area: Area) {
     set(push, 0x0790, &[high(area.address), area.address as u32, high(area.bytes), area.bytes as u32]);
 }
@@ -88,18 +87,18 @@ fn select_bank(push: &mut Push, bank: u64) {
     set(push, 0x2380, &[BANK_BYTES, high(bank), bank as u32]);
 }
 
-/// Stores a time stamp with a payload when all before it has ended.
+/// Stores a time stamp with a payload when all earlier work has ended.
 pub fn stamp(push: &mut Push, address: u64, payload: u32) {
     // Release, four words.
     set(push, 0x1b00, &[high(address), address as u32, payload, 0]);
 }
 
-/// Waits until the grids before it have ended. Copies of M2MF are ordered with grids by this.
+/// Waits until the earlier grids have ended. This orders copies of M2MF with grids.
 pub fn wait_for_idle(push: &mut Push) {
     push.immediate(Object::COMPUTE.subchannel, 0x0110, 0);
 }
 
-/// Launches a grid. Its parameters are loaded by methods, so those of an earlier grid stay as they are for that.
+/// Launches a grid. Methods load its parameters, so an earlier grid still sees its own.
 pub fn launch(push: &mut Push, code: Code<'_>, grid: Grid, params: &Params, bank: u64) {
     let Code { address, kernel } = code;
     select_bank(push, bank);

@@ -1,10 +1,10 @@
-//! The GPU as workloads see it, over nouveau's ioctls: a channel with M2MF and compute, buffers, programs, launches.
+//! The GPU through nouveau's ioctls: a channel with M2MF and compute, buffers, programs, launches.
 //!
-//! Transfers to and from VRAM go through a staging buffer and M2MF; buffers in RAM are mapped. All work of the channel is
-//! in order. Each launch is stamped before and after, which gives the time that the GPU spent on it; a launch whose stamp
-//! is missing after the kernel has said that it is done was cut short, and so was what followed.
+//! Transfers to and from VRAM go through a staging buffer and M2MF; buffers in RAM are mapped. All work of the channel
+//! is in order. Each launch is stamped before and after, which gives its time on the GPU. If a stamp is missing after
+//! the kernel has reported the end, that launch and the later ones were cut short.
 //!
-//! Launches that nobody waits for run ahead by as many submissions as the channel has pushbuffers.
+//! Launches without a wait run ahead by as many submissions as the channel has pushbuffers.
 
 mod methods;
 
@@ -21,9 +21,9 @@ use methods::{Area, Code, STAMP_BYTES};
 
 /// Bytes of the staging buffer.
 const STAGING: u64 = 2 << 20;
-/// Launches whose stamps are kept.
+/// Number of launches with kept stamps.
 const STAMPED: u64 = 128;
-/// Most submissions in flight: all that are have stamps.
+/// Most submissions in flight: all of them have stamps.
 pub const MOST_IN_FLIGHT: u64 = STAMPED / 2;
 /// Offset of the stamp of [`Gpu::finish`] in the buffer of stamps; pairs of launches come before it.
 const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
@@ -35,7 +35,7 @@ pub struct Done {
     pub copies: u64,
     /// Grids launched.
     pub launches: u64,
-    /// Bytes that the CPU copied to and from memory that the card sees.
+    /// Bytes that the CPU copied to and from memory that the card accesses.
     pub cpu_bytes: u64,
     /// Bytes that the card copied between that memory and its own.
     pub link_bytes: u64,
@@ -52,13 +52,13 @@ struct Loaded {
 /// Memory that kernels can use.
 #[derive(Debug)]
 enum Held {
-    /// A buffer of the kernel's, which every submission that uses it has to name.
+    /// A buffer of the kernel, which every submission that uses it has to name.
     Own(Buffer),
-    /// Memory that is there without the kernel's doing, at a virtual address.
+    /// Memory at a virtual address that the kernel did not allocate.
     Foreign(u64),
 }
 
-/// A place in such memory.
+/// An offset in such memory.
 #[derive(Debug, Clone, Copy)]
 struct Spot<'a> {
     address: u64,
@@ -83,16 +83,16 @@ pub struct Guest {
     stamps: Buffer,
     local: Option<Buffer>,
     multiprocessors: u32,
-    /// Submissions that are in flight at most.
+    /// Most submissions in flight.
     in_flight: u64,
-    /// Payload of the stamp of the next wait; it differs from all before.
+    /// Payload of the stamp of the next wait; it differs from all earlier ones.
     sequence: u32,
-    /// Launches whose stamps were read: the first ones.
+    /// Number of launches, the first ones, of which the stamps were read.
     collected: u64,
     /// Something was submitted since the last wait.
     busy: bool,
     done: Done,
-    /// Times at which each launch ended, in ns of the card's clock, if that is to be kept.
+    /// End times of launches, in ns of the card's clock, if they are recorded.
     ends: Option<Vec<u64>>,
 }
 
@@ -140,30 +140,30 @@ impl Guest {
         self.channel.number()
     }
 
-    /// Keeps from now on when each launch has ended.
+    /// Records the end time of each launch from now on.
     pub fn keep_ends(&mut self) {
         self.ends = Some(Vec::new());
     }
 
-    /// Ends of the launches that were waited for, in ns of the card's clock, if they were kept. Later ones are kept no more.
+    /// Returns the recorded end times of completed launches, in ns of the card's clock, and stops recording.
     pub fn take_ends(&mut self) -> Option<Vec<u64>> {
         self.ends.take()
     }
 
-    /// Returns the work done up to now; launches that were not waited for have no time yet.
+    /// Returns the work done so far; launches without a wait have no time yet.
     pub fn done(&self) -> Done {
         self.done
     }
 
-    /// The first word of a buffer in RAM as it is now; nothing is waited for.
+    /// Returns the current first word of a buffer in RAM, without any wait.
     pub fn peek(&self, buffer: workloads::Buffer) -> Result<u32> {
         let mut word = [0; 4];
         self.in_ram(buffer)?.context("a buffer in RAM")?.map()?.read(0, &mut word);
         Ok(u32::from_le_bytes(word))
     }
 
-    /// Takes memory for a buffer that is at `address` of the channel's address space without the kernel's doing. To be freed
-    /// before it goes.
+    /// Registers a buffer at `address` of the channel's address space that the kernel did not allocate. Must be freed
+    /// before that memory is.
     pub fn adopt(&mut self, address: u64, bytes: u64) -> workloads::Buffer {
         self.buffers.push(Some(Held::Foreign(address)));
         workloads::Buffer { index: self.buffers.len() - 1, address, bytes }
@@ -181,7 +181,7 @@ impl Guest {
         })
     }
 
-    /// The same as memory of the CPU's; none if it is in VRAM.
+    /// The same as CPU memory; `None` if it is in VRAM.
     fn in_ram(&self, buffer: workloads::Buffer) -> Result<Option<&Buffer>> {
         Ok(self.buffer(buffer)?.filter(|buffer| buffer.domain() == Domain::Gart))
     }
@@ -203,7 +203,7 @@ impl Guest {
         format!("channel {} takes no work any more: the kernel's log says why", self.channel.number())
     }
 
-    /// Copies by M2MF, behind all grids. Returns the number of copies.
+    /// Copies through M2MF, after all grids. Returns the number of copies.
     fn copy_by_gpu(&self, from: Spot<'_>, to: Spot<'_>, bytes: u64) -> Result<u64> {
         let rects = linear(from.address, to.address, bytes, Engine::M2mf.most_lines());
         let uses: Vec<Use<'_>> = from.buffer.map(Use::read).into_iter().chain(to.buffer.map(Use::write)).collect();
@@ -219,14 +219,14 @@ impl Guest {
         Ok(rects.len() as u64)
     }
 
-    /// Counts what went through the staging buffer.
+    /// Counts bytes that went through the staging buffer.
     fn staged(&mut self, bytes: usize) {
         self.done.cpu_bytes += bytes as u64;
         self.done.link_bytes += bytes as u64;
         self.busy = true;
     }
 
-    /// Makes local memory large enough for a thread's `bytes`.
+    /// Makes local memory large enough for `bytes` per thread.
     fn provide_local(&mut self, bytes: u32) -> Result<()> {
         let wanted = methods::local_area(u64::from(self.multiprocessors), bytes);
         if self.local.as_ref().is_some_and(|local| local.size() >= wanted) {
@@ -237,7 +237,7 @@ impl Guest {
         methods::wait_for_idle(&mut push);
         methods::set_local(&mut push, Area { address: local.address(), bytes: local.size() });
         self.submit(&push, &[Use::write(&local)])?;
-        // The kernel keeps the old one mapped until what used it has ended.
+        // The kernel keeps the old one mapped until its users have ended.
         self.local = Some(local);
         Ok(())
     }
@@ -251,7 +251,7 @@ impl Guest {
         Ok((low as u32, high))
     }
 
-    /// Adds the times of the launches before the one of that number, which have ended.
+    /// Adds the times of the ended launches up to number `until`.
     fn collect_times(&mut self, until: u64) -> Result<()> {
         for number in self.collected..until {
             let at = stamps_at(number);
@@ -272,7 +272,7 @@ fn stamps_at(number: u64) -> u64 {
     number % STAMPED * 2 * STAMP_BYTES
 }
 
-/// Payload of the stamps of a launch: another one than that of the launches before whose place it takes.
+/// Payload of the stamps of a launch: it differs from that of earlier launches with the same stamps.
 fn mark(number: u64) -> u32 {
     (number as u32).wrapping_add(1)
 }
@@ -351,7 +351,7 @@ impl Gpu for Guest {
         let local = program.kernels.iter().map(|kernel| kernel.local_bytes).max().unwrap_or(0);
         self.provide_local(local)?;
         let bytes = program.bytes();
-        // Code is read ahead of the program counter.
+        // The card reads code ahead of the program counter.
         const AHEAD: u64 = 0x100;
         let buffer = self.allocate(Place::Vram, bytes.len() as u64 + AHEAD)?;
         self.upload(buffer, 0, &bytes)?;

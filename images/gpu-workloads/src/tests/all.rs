@@ -1,4 +1,4 @@
-//! Everything, one after the other.
+//! Runs all tests, one after the other.
 
 use anyhow::{Result, ensure};
 
@@ -7,10 +7,10 @@ use crate::options::Options;
 use crate::rig::Rig;
 use crate::{Test, report};
 
-/// Those that make up `all`.
+/// The tests of `all`.
 const NAMES: [&str; 9] = ["query", "map", "copy", "sweep", "move", "fences", "channels", "procs", "scan"];
 
-/// `all [--quick]`: goes on after a failure, to show all there is to know.
+/// `all [--quick]`: continues after a failure, to show all failures.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let mut failed = Vec::new();
     for name in NAMES {

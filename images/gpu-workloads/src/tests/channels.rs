@@ -15,7 +15,7 @@ use crate::rig::{Helper, Rig, expect_copy};
 const SIZE: u64 = 96 << 10;
 /// Channels of one open file. The 6.1 kernel has room for the notifications of 16.
 const MOST_OF_A_CLIENT: u64 = 12;
-/// All that the hardware has, but some for the kernel and the helpers.
+/// All of the hardware's channels, except some for the kernel and the helpers.
 const MOST: u64 = 100;
 
 /// A channel with the data that it works on.
@@ -94,7 +94,7 @@ impl<'a> Group<'a> {
         Ok(Lane { channel: self.rig.channel(&[engine])?, engine, source, target, stream, expected })
     }
 
-    /// A copy of a random piece in each channel, not waited for.
+    /// A copy of a random piece in each channel, without a wait.
     fn copy_in_each(&mut self, random: &mut Random) -> Result<()> {
         for lane in &mut self.lanes {
             let length = 1 + random.below(SIZE / 4);
@@ -116,7 +116,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Every second channel goes and comes again, while the others go on.
+    /// Frees and makes every second channel, while the others continue.
     fn renew_every_second(&mut self, random: &mut Random) -> Result<()> {
         for at in (0..self.lanes.len()).step_by(2) {
             let engine = self.lanes[at].engine;
@@ -126,7 +126,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// One buffer passed through all channels without the CPU waiting in between: the kernel makes each channel wait for the
+    /// One buffer passed through all channels without a wait of the CPU: the kernel makes each channel wait for the
     /// last.
     fn chain(&self) -> Result<()> {
         let expected = Expected::background(self.rig.random().stream());

@@ -1,4 +1,4 @@
-//! One kind of copy, with every byte of the target checked, those around the copy too.
+//! One kind of copy. Every byte of the target is checked, including those around the copy.
 
 use anyhow::{Result, bail};
 
@@ -12,7 +12,7 @@ use crate::rig::{Helper, Rig, ensure_inside, expect_copy};
 /// Bytes that stay untouched before and after a copy.
 const MARGIN: u64 = 64;
 
-/// The engines that a name on the command line means.
+/// The engines for a name on the command line.
 pub fn engine(name: &str) -> Result<Engine> {
     Ok(match name {
         "m2mf" => Engine::M2mf,
@@ -52,7 +52,7 @@ pub enum Shape {
 }
 
 impl Shape {
-    /// Bytes from the first to behind the last, in source and target.
+    /// Bytes from the start of the first line to the end of the last, in source and target.
     fn extents(self) -> (u64, u64) {
         match self {
             Self::Linear { size } => (size, size),
@@ -74,7 +74,7 @@ impl Shape {
     }
 }
 
-/// A copy to be tested.
+/// A copy under test.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     /// Engine that copies.
@@ -87,12 +87,12 @@ pub struct Case {
     pub shape: Shape,
     /// First byte in the source.
     pub source_offset: u64,
-    /// First byte in the target, behind a margin.
+    /// First byte in the target, after a margin.
     pub target_offset: u64,
 }
 
 impl Case {
-    /// With offsets below 256, odd ones too.
+    /// A copy with random offsets below 256, including odd ones.
     pub fn anywhere(engine: Engine, from: Domain, to: Domain, shape: Shape, random: &mut Random) -> Self {
         Self { engine, from, to, shape, source_offset: random.below(256), target_offset: random.below(256) }
     }

@@ -1,4 +1,5 @@
-//! Runs that the host counts the accesses of: one of a workload that stops between its phases, and launches of a set number.
+//! Runs of which the host counts the accesses: a workload that stops between its phases, and a given number of
+//! launches.
 
 use std::path::Path;
 
@@ -12,8 +13,8 @@ use crate::marks::Marks;
 use crate::options::Options;
 use crate::rig::{Counts, Rig};
 
-/// `phases --name NAME [--marks]`: a workload once, with a device of its own, and a mark at the end of each phase but the last, which
-/// is what closing the device takes.
+/// `phases --name NAME [--marks]`: a workload once, with its own device, and a mark at the end of each phase except the
+/// last, which closes the device.
 pub fn phases(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("name").context("--name is missing")?;
     let chosen = workloads::Options { seed: rig.seed(), ..workloads::Options::default() };
@@ -34,8 +35,8 @@ pub fn phases(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("workload", name.to_owned()), ("size", workload.size().replace(", ", "+").replace(' ', "_"))])
 }
 
-/// `launches --name NAME --count N [--side N]`: a workload's kernels that many times, each waited for; then once more, with its result
-/// checked.
+/// `launches --name NAME --count N [--side N]`: a workload's kernels N times, each with a wait; then once more, with a
+/// check of its result.
 pub fn launches(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("name").context("--name is missing")?;
     let count = options.number("count", 1)?;
@@ -59,7 +60,7 @@ pub fn launches(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("launches", count.to_string()), ("gpu_us", gpu.done().gpu_time.as_micros().to_string())])
 }
 
-/// `yardstick`: time of a piece of work for the processor alone.
+/// `yardstick`: time of a computation on the processor alone.
 pub fn yardstick(_rig: &Rig, _options: &Options) -> Result<Facts> {
     Ok(vec![("cpu_us", workloads::yardstick().as_micros().to_string())])
 }

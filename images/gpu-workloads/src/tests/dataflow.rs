@@ -1,5 +1,5 @@
-//! Gdev's data-flow programs (figure 11): graphs of matrix operations, each node in a context of its own. What a node
-//! computes goes to the next through the CPU's memory, or through a segment that both have mapped.
+//! Gdev's data-flow programs (figure 11): graphs of matrix operations, each node in its own context. The result of a
+//! node goes to the next through the CPU's memory, or through a segment that both have mapped.
 //!
 //! The time counts from the inputs in the CPU's memory to the result there; contexts are made before.
 
@@ -18,10 +18,10 @@ use crate::mediator::{CREATE, Mediator, READ_ONLY, Wanted};
 use crate::options::Options;
 use crate::rig::{Counts, Rig};
 
-/// Most contexts; nodes take turns on them.
+/// Most contexts; nodes share them in turn.
 const MOST_CONTEXTS: u64 = 32;
 
-/// Input of a node: one of the whole, or the output of a node of the level before.
+/// Input of a node: one of the graph's inputs, or the output of a node of the previous level.
 #[derive(Debug, Clone, Copy)]
 enum From {
     Input(usize),
@@ -35,7 +35,7 @@ struct Graph {
 }
 
 impl Graph {
-    /// Each node adds up two of the level before; the last level has one.
+    /// Each node adds two outputs of the previous level; the last level has one node.
     fn tree(leaves: usize) -> Self {
         let mut levels = vec![(0..leaves).map(|at| [From::Input(2 * at), From::Input(2 * at + 1)]).collect::<Vec<_>>()];
         while levels.last().is_some_and(|level| level.len() > 1) {
@@ -45,7 +45,7 @@ impl Graph {
         Self { levels, inputs: 2 * leaves }
     }
 
-    /// Each node takes two neighbours of the level before; all levels have the same width.
+    /// Each node takes two neighbours of the previous level; all levels have the same width.
     fn rectangle(depth: usize, width: usize) -> Self {
         let first = (0..width).map(|at| [From::Input(2 * at), From::Input(2 * at + 1)]).collect();
         let other = || (0..width).map(|at| [From::Node(at), From::Node((at + 1) % width)]).collect();
@@ -54,7 +54,7 @@ impl Graph {
     }
 }
 
-/// A context of its own: an open device, a channel, the program.
+/// A context: an open device, a channel, the program.
 struct Node {
     gpu: Guest,
     module: Module,
@@ -78,11 +78,11 @@ impl Node {
     }
 }
 
-/// Way of a node's output to the next.
+/// Transport of a node's output to the next.
 enum Way {
     /// Through the CPU's memory.
     Copies,
-    /// By segments.
+    /// Through segments.
     Shared(Rc<Mediator>),
 }
 
@@ -137,7 +137,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     ])
 }
 
-/// Says in a mark how much all nodes have copied so far.
+/// Text of a mark: the bytes that all nodes have copied so far.
 fn said(nodes: &[Node]) -> String {
     let sum = |of: fn(&Done) -> u64| nodes.iter().map(|node| of(&node.gpu.done())).sum::<u64>();
     format!("cpu_bytes={} link_bytes={}", sum(|done| done.cpu_bytes), sum(|done| done.link_bytes))

@@ -1,4 +1,4 @@
-//! Work that the card must refuse or cannot end: the channel that gave it is killed by the kernel, and nothing else is.
+//! Work that the card must refuse or cannot end: the kernel kills the channel that submitted it, and no other.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const NO_METHOD: u32 = 0x1ffc;
 const SIZE: u64 = 65536;
 /// Time that the kernel may take to notice that a channel is dead.
 const NOTICED: Duration = Duration::from_secs(60);
-/// Copies until a card that is to hang has hung.
+/// Most copies until a card that should hang has hung.
 const COPIES: u32 = 4000;
 
 /// `faulty --what unmapped|method|hang`, or one of [`faulty_kernels::KERNELS`].
@@ -28,7 +28,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     if let Some(faulty) = faulty_kernels::KERNELS.iter().find(|faulty| faulty.what == what) {
         return faulty_kernels::run(rig, faulty);
     }
-    // Both are there before, and must be good after.
+    // Both exist before the fault, and must be good after it.
     let bystander = rig.channel(&[Engine::Ce0])?;
     let victim = rig.channel(&[Engine::M2mf])?;
     let number = victim.number();
@@ -39,7 +39,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     match what {
         "unmapped" => {
             let rects = linear(NOWHERE, target.address(), 4096, Engine::M2mf.most_lines());
-            // The kernel may find the channel dead before the submission has returned; `dies` sees the same then.
+            // The kernel may find the channel dead before the submission has returned; `dies` then sees the same.
             if let Err(error) = rig.launch(&victim, Engine::M2mf, &rects, &[Use::write(&target)]) {
                 println!("the kernel says at once: {error:#}");
             }
@@ -55,7 +55,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
             bail!("--what {what}: one of unmapped method hang {kernels}")
         }
     }
-    // An illegal method is reported and skipped; the others cost the channel its life.
+    // An illegal method is reported and skipped; the other faults kill the channel.
     let killed = if what == "method" {
         once(rig, &victim, Engine::M2mf, &source, &target)?;
         false
@@ -73,7 +73,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     ])
 }
 
-/// Copies until the kernel says that the channel is dead.
+/// Copies until the kernel reports that the channel is dead.
 fn dies(rig: &Rig, channel: &Channel, source: &Buffer, target: &Buffer) -> Result<()> {
     let began = Instant::now();
     for _ in 0..COPIES {
@@ -94,7 +94,7 @@ fn once(rig: &Rig, channel: &Channel, engine: Engine, source: &Buffer, target: &
     target.wait(false)
 }
 
-/// The channel copies, right to the last byte.
+/// Fails unless the channel copies every byte correctly.
 fn works(rig: &Rig, channel: &Channel, engine: Engine, source: &Buffer, expected: &Expected) -> Result<()> {
     let target = rig.buffer(Domain::Gart, SIZE)?;
     once(rig, channel, engine, source, &target)?;

@@ -1,4 +1,4 @@
-//! Kernels that fault or never end: some cost the channel its life, others are reported and cut short.
+//! Kernels that fault or never end: some kill their channel, others are reported and cut short.
 
 use std::rc::Rc;
 
@@ -18,11 +18,11 @@ const ONE: Grid = Grid { blocks: [1; 3], threads: [1; 3] };
 
 /// A kernel of `faulty_kernels.sm20`.
 pub struct Faulty {
-    /// On the command line.
+    /// Name on the command line.
     pub what: &'static str,
     kernel: &'static str,
-    /// Set when the channel is killed. The kernel's driver only tells of a warp's error: the grid ends there, and the
-    /// channel goes on.
+    /// Set if the channel is killed. The kernel's driver only reports a warp's error: the grid ends there, and the
+    /// channel continues.
     killed: bool,
 }
 
@@ -34,7 +34,7 @@ pub const KERNELS: [Faulty; 4] = [
     Faulty { what: "kernel-endless", kernel: "endless", killed: true },
 ];
 
-/// Launches one, and sees that channels which are there before and after compute.
+/// Launches one, and checks that an earlier and a later channel compute.
 pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
     let mut bystander = Guest::new(rig.device())?;
     let mut victim = Guest::new(rig.device())?;
@@ -56,7 +56,7 @@ pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
     ])
 }
 
-/// Launches a kernel of `faulty_kernels.sm20` and waits for its end; returns how that went.
+/// Launches a kernel of `faulty_kernels.sm20` and waits for its end; returns the outcome.
 fn launch(gpu: &mut Guest, kernel: &str) -> Result<Result<()>> {
     let program = sm20::assemble(include_str!("faulty_kernels.sm20"));
     let program = program.map_err(|errors| anyhow::anyhow!("faulty_kernels.sm20: {errors:?}"))?;
@@ -71,7 +71,7 @@ fn launch(gpu: &mut Guest, kernel: &str) -> Result<Result<()>> {
     Ok(outcome)
 }
 
-/// Launches the kernel that does not end on a new channel, and returns when that has been killed.
+/// Launches the kernel that does not end on a new channel, and returns after that has been killed.
 pub fn never_ends(device: &Rc<Device>) -> Result<()> {
     let mut gpu = Guest::new(device)?;
     match launch(&mut gpu, "endless")? {
@@ -80,7 +80,7 @@ pub fn never_ends(device: &Rc<Device>) -> Result<()> {
     }
 }
 
-/// The channel computes.
+/// Fails unless the channel computes.
 fn works(rig: &Rig, gpu: &mut Guest, what: &str) -> Result<()> {
     let options = Options { seed: rig.random().next(), ..Options::default() };
     let workload = workloads::by_name("madd", options).context("a workload")?;

@@ -32,7 +32,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     }
     last.map()?.store(0, Width::Dword, u64::from(salt));
 
-    // Each is waited for: when the wait returns, its word and no later one is there.
+    // With a wait for each: when the wait returns, its word is stored and no later one.
     for at in 0..count {
         let engine = engines[at as usize % engines.len()];
         let mut push = Push::default();
@@ -44,7 +44,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     }
     rig.add(Counts { bytes: count * 4, copies: count, channels: 0 });
 
-    // In flight together: each notes what its predecessor left, then leaves its own number.
+    // All in flight together: each stores its predecessor's number, then its own.
     last.wait(true)?;
     last.map()?.store(0, Width::Dword, u64::from(salt));
     for start in (0..count).step_by(BATCH as usize) {

@@ -1,4 +1,4 @@
-//! CPU accesses to VRAM through BAR1: all widths and alignments, many mappings, the GPU's view of what was written.
+//! CPU accesses to VRAM through BAR1: all widths and alignments, many mappings, the GPU's view of the CPU's writes.
 
 use anyhow::{Result, ensure};
 
@@ -10,7 +10,7 @@ use crate::pattern::{Expected, Piece, Random};
 use crate::push::{Engine, linear};
 use crate::rig::{Helper, Rig};
 
-/// Odd accesses per buffer.
+/// Unaligned accesses per buffer.
 const ACCESSES: u64 = 300;
 
 /// `map [--quick]`
@@ -50,7 +50,7 @@ fn written_by_gpu(rig: &Rig, helper: &Helper<'_>, size: u64) -> Result<()> {
     expected.check("written by the GPU, read through BAR1", 0, &bytes)
 }
 
-/// Loads and stores of all widths at any byte, next to a plain copy of the memory.
+/// Loads and stores of all widths at any byte, compared with a plain copy of the memory.
 fn odd_accesses(rig: &Rig, size: u64, accesses: u64) -> Result<()> {
     let mut random = rig.random();
     let buffer = rig.buffer(Domain::Vram, size)?;
@@ -101,7 +101,7 @@ fn same_to_the_gpu(rig: &Rig, buffer: &Buffer, plain: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Many buffers mapped at once, unmapped and mapped anew.
+/// Many buffers mapped at once, then unmapped and mapped again.
 fn many(rig: &Rig, count: u64) -> Result<()> {
     let mut random = rig.random();
     let mut buffers = Vec::new();
@@ -128,7 +128,7 @@ fn many(rig: &Rig, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// More mappings than BAR1 has room for, so that the kernel takes places away and gives them again.
+/// More mappings than fit in BAR1, so that the kernel takes ranges away and assigns them again.
 fn more_than_the_aperture(rig: &Rig) -> Result<u64> {
     const WINDOW: u64 = 8 << 20;
     let windows = (rig.vram()? * 3 / 4 / WINDOW).min(24);

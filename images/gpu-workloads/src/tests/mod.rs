@@ -1,4 +1,4 @@
-//! The tests, one file each. All take the rig and the options of their command, and give facts for the result line.
+//! The tests, one file each. All take the rig and the options of their command, and return facts for the result line.
 
 pub mod all;
 pub mod channels;

@@ -23,7 +23,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("moves", moves.to_string()), ("pressed", evicted.to_string())])
 }
 
-/// Has the kernel put the buffer somewhere, by a submission that does nothing with it.
+/// Makes the kernel move the buffer, with a submission that does nothing with it.
 fn send(channel: &Channel, buffer: &Buffer, place: Domain) -> Result<()> {
     let mut push = Push::default();
     push.nop(Engine::M2mf.subchannel());
@@ -42,7 +42,7 @@ fn by_request(rig: &Rig, channel: &Channel, helper: &Helper<'_>, size: u64, roun
         ensure!(buffer.place()? == place, "the kernel did not move {size} bytes to {}", place.name());
         moves += 1;
         helper.check(&format!("{size} bytes after move {round} to {}", place.name()), &buffer, &expected)?;
-        // Something new in it each time, so that an old copy is not taken for the right one.
+        // New contents each time, so that a check does not accept an old copy.
         let (at, stream) = (random.below(size - 16), random.stream());
         expected.put(Piece { at, length: 16, stream, from: 0 });
         let mut bytes = [0; 16];
@@ -54,10 +54,10 @@ fn by_request(rig: &Rig, channel: &Channel, helper: &Helper<'_>, size: u64, roun
     Ok(moves)
 }
 
-/// Buffers for more VRAM than there is: the kernel must evict some to bring others in.
+/// Buffers for more VRAM than the card has: the kernel must evict some to bring others in.
 fn under_pressure(rig: &Rig, channel: &Channel, helper: &Helper<'_>) -> Result<u64> {
     const SIZE: u64 = 8 << 20;
-    /// Guest RAM must hold what does not fit.
+    /// Guest RAM must hold the buffers that do not fit.
     const MOST: u64 = 320 << 20;
     let vram = rig.vram()?;
     if vram > MOST {

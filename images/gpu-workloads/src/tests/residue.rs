@@ -1,4 +1,5 @@
-//! Residue of others in VRAM: fill all with a pattern; look for a pattern in what the kernel gives, before writing it.
+//! Residue of others in VRAM: fills all VRAM with a pattern, or searches for a pattern in unwritten buffers from the
+//! kernel.
 
 use anyhow::{Result, bail};
 
@@ -8,13 +9,13 @@ use crate::options::{Options, hex_bytes};
 use crate::push::{Engine, linear};
 use crate::rig::Rig;
 
-/// Buffers are taken in these sizes, the next when the kernel has none of the last.
+/// Buffers are allocated in these sizes: the next size when the kernel has no room for the last.
 const SIZES: [u64; 3] = [4 << 20, 256 << 10, 16 << 10];
-/// More buffers are not taken.
+/// Most buffers that are allocated.
 const MOST_BUFFERS: usize = 4096;
 /// Bytes of the buffer in guest RAM.
 const BOUNCE: u64 = 4 << 20;
-/// Shorter patterns would be found by chance.
+/// Shorter patterns would occur by chance.
 const PATTERN_BYTES: std::ops::RangeInclusive<usize> = 4..=64;
 
 /// `fill --pattern HEX`
@@ -36,7 +37,7 @@ pub fn fill(rig: &Rig, options: &Options) -> Result<Facts> {
         }
         filled += buffer.size();
     }
-    // That the pattern is there is part of the test: without it a scan elsewhere proves nothing.
+    // The test also checks that the pattern is there: otherwise a scan elsewhere proves nothing.
     let mut found = 0;
     for buffer in &buffers {
         found += scan_buffer(rig, &channel, &bounce, buffer, &pattern)?.hits;
@@ -77,12 +78,13 @@ fn pattern(rig: &Rig, options: &Options) -> Result<Vec<u8>> {
     Ok(pattern)
 }
 
-/// All VRAM that the kernel has. Buffers that may lie in either place come in guest RAM once VRAM is full, which evicts nothing.
+/// All VRAM that the kernel has. Once VRAM is full, buffers that may be in either memory come in guest RAM, which
+/// evicts nothing.
 fn all_vram(rig: &Rig) -> Result<Vec<Buffer>> {
     let mut buffers = Vec::new();
     for size in SIZES {
         while buffers.len() < MOST_BUFFERS {
-            // Without room for its page tables, a buffer fails as a whole: full as well.
+            // Without room for its page tables a buffer fails as a whole: this also counts as full.
             let Ok(buffer) = rig.buffer(Domain::Either, size) else { break };
             if buffer.place()? != Domain::Vram {
                 break;
@@ -125,7 +127,7 @@ fn scan_buffer(rig: &Rig, channel: &Channel, bounce: &Buffer, buffer: &Buffer, p
     Ok(total)
 }
 
-/// Places where the pattern stands, at any byte, without overlaps.
+/// Occurrences of the pattern, at any byte, without overlaps.
 pub fn count(bytes: &[u8], pattern: &[u8]) -> u64 {
     let Some(first) = pattern.first() else { return 0 };
     let (mut hits, mut at) = (0, 0);

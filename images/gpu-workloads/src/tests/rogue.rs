@@ -1,5 +1,5 @@
-//! Work that is to harm who shares the card: each does one thing for as long as it is asked to, then shows that its own
-//! channels are still good, as far as they can be.
+//! Work that tries to harm other users of the card: each does one thing for the requested time, then shows that its own
+//! channels still work, as far as they can.
 
 mod registers;
 
@@ -21,30 +21,30 @@ use crate::pattern::Expected;
 use crate::push::{Engine, Push, linear};
 use crate::rig::{Counts, Helper, Rig};
 
-/// Submissions that a flood keeps on their way.
+/// Submissions that a flood keeps in flight.
 const FLOOD: usize = 256;
-/// Rounds of the loop of a thread of what is split: with an instruction of a warp each 70 ns, about 20 us of 256 threads.
+/// Loop rounds of a thread of `split`: with one instruction of a warp each 70 ns, about 20 us for 256 threads.
 const SPLIT_ROUNDS: u32 = 9;
-/// Channels that wait for one that is not rung.
+/// Channels that wait for one with a delayed doorbell.
 const WAITERS: u32 = 4;
-/// Time that that one's doorbell is kept back.
+/// Delay of that doorbell.
 const HELD_BACK: Duration = Duration::from_millis(50);
-/// Bytes that each of them copies then.
+/// Bytes that each of them copies afterwards.
 const SIZE: u64 = 4096;
-/// Times that two channels hand over to each other in a submission, and bytes that is copied each time.
+/// Handovers between two channels in a submission, and bytes that are copied at each.
 const HANDOVERS: u32 = 32;
 const HANDED: u64 = 64 << 10;
 /// The host engine's method for a non-stall interrupt, and one that no class has.
 const NON_STALL: u32 = 0x20;
 const NO_METHOD: u32 = 0x1ffc;
-/// Methods of a stream in one submission. The guest's kernel acknowledges each one that is illegal, which takes it about a
-/// millisecond; its submission has the engine meanwhile, and pays for it.
+/// Methods of a stream in one submission. The guest's kernel takes about a millisecond to acknowledge each illegal one;
+/// the submission holds the engine meanwhile, and is charged for it.
 const INTERRUPTS: u32 = 2000;
 const ILLEGAL: u32 = 20;
 /// The kernel's log level on the console: each line is a trap under emulation, which would slow the attack down.
 const PRINTK: &str = "/proc/sys/kernel/printk";
 
-/// One way to harm.
+/// One kind of harm.
 struct Rogue {
     what: &'static str,
     run: fn(&Rig, Duration) -> Result<Facts>,
@@ -95,7 +95,7 @@ fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("submissions", submissions.to_string())])
 }
 
-/// Kernels that are each too short to be worth a look, without end.
+/// Kernels that are each too short for a check of the running work, without end.
 fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
     let options = workloads::Options { seed: rig.seed(), rounds: Some(SPLIT_ROUNDS), ..workloads::Options::default() };
     let pieces = workloads::by_name("loop", options).context("a workload")?;
@@ -124,8 +124,8 @@ fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("killed", killed.to_string()), ("refused", refused.to_string())])
 }
 
-/// Channels that wait for what another of them has promised, whose doorbell is kept back. `yields`: they let other channels
-/// run meanwhile, instead of keeping the card's unit for methods until their time slice is over.
+/// Channels that wait for a semaphore of another one whose doorbell is delayed. With `yields`, they let other channels
+/// run meanwhile, instead of keeping the PBDMA until their time slice is over.
 fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, SIZE)?;
     let source = rig.buffer(Domain::Gart, SIZE)?;
@@ -144,7 +144,7 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
             for rect in linear(source.address(), target.address(), SIZE, Engine::M2mf.most_lines()) {
                 push.copy(Engine::M2mf, &rect);
             }
-            // The kernel would have the channels wait for each other if it knew that the semaphore is written.
+            // If the kernel knew that the semaphore is written, it would make the channels wait for each other.
             channel.submit(&push, &[Use::read(&semaphore), Use::read(&source), Use::write(target)])?;
         }
         let mut promised = Push::default();
@@ -163,7 +163,7 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     Ok(vec![("rounds", round.to_string())])
 }
 
-/// Two channels that wait for each other at each look, and copy in between.
+/// Two channels that wait for each other repeatedly, and copy in between.
 fn handover(rig: &Rig, duration: Duration) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, SIZE)?;
     semaphore.map()?.store(0, Width::Dword, 0);
@@ -191,7 +191,7 @@ fn handover(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", turn.to_string())])
 }
 
-/// Channels that fault on one engine, and have a context of another as well.
+/// Channels that fault on one engine, and also have a context of another.
 fn faults(rig: &Rig, duration: Duration) -> Result<Facts> {
     fs::write(PRINTK, "1").context(PRINTK)?;
     let (ending, mut killed, mut refused) = (Ending::after(duration), 0u64, 0u64);
@@ -208,7 +208,7 @@ fn faults(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", killed.to_string()), ("refused", refused.to_string())])
 }
 
-/// Has a copy engine read where nothing is, and waits until the channel is dead.
+/// Makes a copy engine read an unmapped address, and waits until the channel is dead.
 fn fault(rig: &Rig) -> Result<()> {
     let channel = rig.channel(&[Engine::M2mf, Engine::Ce0])?;
     let target = rig.buffer(Domain::Gart, SIZE)?;
@@ -219,7 +219,7 @@ fn fault(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// One method of M2MF again and again.
+/// Sends one method of M2MF repeatedly.
 fn stream(rig: &Rig, duration: Duration, method: u32, count: u32) -> Result<Facts> {
     fs::write(PRINTK, "1").context(PRINTK)?;
     let channel = rig.channel(&[Engine::M2mf])?;
@@ -233,7 +233,7 @@ fn stream(rig: &Rig, duration: Duration, method: u32, count: u32) -> Result<Fact
     Ok(vec![("writes", (submissions * u64::from(count)).to_string())])
 }
 
-/// The channel copies, right to the last byte.
+/// Fails unless the channel copies every byte correctly.
 fn copies(rig: &Rig, channel: &Channel) -> Result<()> {
     let (source, target) = (rig.buffer(Domain::Gart, SIZE)?, rig.buffer(Domain::Gart, SIZE)?);
     let expected = Expected::background(rig.random().stream());

@@ -1,5 +1,5 @@
-//! Segments of device memory: keys, rights and ends within a machine; and between machines, where one puts and the other
-//! gets.
+//! Segments of device memory: keys, rights and lifetimes within a machine; and between machines, where one puts and the
+//! other gets.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -20,7 +20,7 @@ use crate::rig::{Counts, Rig};
 
 /// Bytes of the segments.
 const BYTES: u64 = 256 << 10;
-/// Looks for what another process does.
+/// Polls for another process's action.
 const LOOKS: u32 = 400;
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -49,7 +49,7 @@ fn wanted(key: u64, flags: u32) -> Wanted {
     Wanted { key, bytes: BYTES, flags, mode: 0o600, abroad }
 }
 
-/// A context of its own: an open device and a channel.
+/// A context: an open device and a channel.
 fn context(node: &Path) -> Result<Guest> {
     Guest::new(&Device::open(node)?)
 }
@@ -76,7 +76,7 @@ fn data(seed: u64) -> Vec<u8> {
     Random::new(seed).words(BYTES as usize / 4).iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Waits until so many address spaces have a segment attached.
+/// Waits until `count` address spaces have a segment attached.
 fn attached(mediator: &Mediator, id: u32, count: u64) -> Result<()> {
     for _ in 0..LOOKS {
         if mediator.attached(id)? == count {
@@ -98,7 +98,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Rc<Mediator>, key: u64) -> Result<()>
     write(&mut first, here, &data(rig.seed()))?;
     check(rig, &mut second, there, &data(rig.seed()))?;
 
-    // Another process: it finds the key, but may not use channels that are not its own. What it holds goes with it.
+    // Another process finds the key, but may not use channels of others. Its attachments end with it.
     let this = std::env::current_exe().context("the path of this program")?;
     let (key_text, channel) = (key.to_string(), first.number().to_string());
     let node_text = node.to_string_lossy();
@@ -116,7 +116,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Rc<Mediator>, key: u64) -> Result<()>
     holder.wait()?;
     attached(mediator, id, 2)?;
 
-    // Detached while the GPU may be at it: that channel is lost at the most, the other goes on.
+    // Detached while the GPU may use it: at most that channel is lost, and the other continues.
     let segment = first.adopt(here, BYTES);
     for _ in 0..4 {
         first.upload(segment, 0, &data(rig.seed() + 1))?;
@@ -131,7 +131,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Rc<Mediator>, key: u64) -> Result<()>
     write(&mut third, again, &data(rig.seed() + 2))?;
     check(rig, &mut second, there, &data(rig.seed() + 2))?;
 
-    // Removed, it stays for those that have it, and no key finds it.
+    // After removal it stays for address spaces that have it attached, and no key finds it.
     mediator.remove(id)?;
     ensure!(mediator.share_get(wanted(key, 0)).is_err(), "the key of a removed segment finds it");
     check(rig, &mut second, there, &data(rig.seed() + 2))?;
@@ -164,7 +164,7 @@ fn put(rig: &Rig, node: &Path, mediator: &Mediator, key: u64, duration: Duration
     let address = mediator.attach(id, gpu.number(), 0)?;
     write(&mut gpu, address, &data(rig.seed()))?;
     let ending = Ending::after(duration);
-    // The other machine answers with what the next seed gives.
+    // The other machine answers with the data of the next seed.
     let answer = data(rig.seed() + 1);
     while check(rig, &mut gpu, address, &answer).is_err() {
         ensure!(!ending.is_over(), "no answer from the other machine");

@@ -1,4 +1,4 @@
-//! The same copy again and again on one engine, with some of them on their way: a steady load for a copy engine.
+//! The same copy repeatedly on one engine, with some of them in flight: a steady load for a copy engine.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::rig::{Counts, Helper, Rig};
 
 /// Largest copy.
 const MOST: u64 = 8 << 20;
-/// Copies are multiples of this: a large page, so that buffers are no larger than what is copied.
+/// Copies are multiples of this: a large page, so that buffers are no larger than the copies.
 const UNIT: u64 = 128 << 10;
 
 /// `stream [--engine m2mf|ce0|ce1] [--size BYTES] [--in-flight N] [--duration SECONDS]`

@@ -14,7 +14,7 @@ use crate::rig::{Helper, Rig};
 
 /// Time between two lines of progress.
 const PROGRESS: Duration = Duration::from_secs(2);
-/// Cases after which the channel is made anew.
+/// Cases after which the channel is replaced.
 const CHANNEL_LIFE: u64 = 64;
 
 /// `stress --seconds N [--max SIZE]`

@@ -1,4 +1,4 @@
-//! A matrix of copies: every engine, from and to everywhere, of many sizes and shapes.
+//! A matrix of copies: every engine, between all memories, of many sizes and shapes.
 
 use anyhow::Result;
 

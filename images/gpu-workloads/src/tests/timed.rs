@@ -1,5 +1,5 @@
-//! Workloads of one kind each, timed without their preparation: for benchmarks. What they leave is checked at the end, so
-//! that a wrong result is no fast one.
+//! Workloads of one kind each, timed without their preparation, for benchmarks. Their results are checked at the end,
+//! so that a wrong result does not count as fast.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ const SMALL: u64 = 4096;
 /// Channels of an open file that the 6.1 kernel has room for.
 const MANY: u64 = 12;
 
-/// A workload: what one repetition does, and how many there are unless the command line says so.
+/// A workload: its repeated function, and its default number of repetitions.
 struct Workload {
     name: &'static str,
     count: u64,
@@ -52,8 +52,8 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
 fn channels(rig: &Rig, count: u64) -> Result<f64> {
     let helper = Helper::new(rig, Engine::M2mf)?;
     let expected = Expected::background(rig.random().stream());
-    // Each channel has its own: stock nouveau may look at the channel of a buffer's last fence after that channel has
-    // gone (`nouveau_fence_sync`), if the fence was reached before anyone waited for it.
+    // Each channel has its own buffer: if the fence was reached without a wait, stock nouveau may access the channel of
+    // a buffer's last fence after that channel has gone (`nouveau_fence_sync`).
     let mut buffers = Vec::new();
     for _ in 0..count {
         let (from, to) = (rig.buffer(Domain::Gart, SMALL)?, rig.buffer(Domain::Gart, SMALL)?);
@@ -73,14 +73,14 @@ fn channels(rig: &Rig, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Copies that are waited for one by one.
+/// Copies with a wait for each.
 fn copies(rig: &Rig, count: u64, from: Domain, to: Domain, size: u64) -> Result<f64> {
     let (from, to) = (rig.buffer(from, size)?, rig.buffer(to, size)?);
     let channel = rig.channel(&[Engine::M2mf])?;
     let helper = Helper::new(rig, Engine::M2mf)?;
     let expected = Expected::background(rig.random().stream());
     helper.fill(&from, &expected)?;
-    // The first use of the buffers is no part of it.
+    // The first use of the buffers is not part of the measurement.
     copy(rig, &channel, &from, &to, size)?;
     to.wait(false)?;
     let began = Instant::now();
@@ -93,7 +93,7 @@ fn copies(rig: &Rig, count: u64, from: Domain, to: Domain, size: u64) -> Result<
     Ok(seconds)
 }
 
-/// Buffers that come, are used by the GPU and go: each is mapped into and out of the address space.
+/// Buffers that are allocated, used by the GPU and freed: each is mapped into and out of the address space.
 fn map_churn(rig: &Rig, count: u64) -> Result<f64> {
     let channel = rig.channel(&[Engine::M2mf])?;
     let helper = Helper::new(rig, Engine::M2mf)?;
@@ -115,7 +115,7 @@ fn map_churn(rig: &Rig, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Copies in many channels at once, all waited for together.
+/// Copies in many channels at once, with one wait for all.
 fn many_channels(rig: &Rig, count: u64) -> Result<f64> {
     let helper = Helper::new(rig, Engine::M2mf)?;
     let source = rig.buffer(Domain::Gart, SMALL)?;
@@ -141,7 +141,7 @@ fn many_channels(rig: &Rig, count: u64) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Submissions of one small copy, waited for only now and then.
+/// Submissions of one small copy, with a wait only sometimes.
 fn small_submissions(rig: &Rig, count: u64) -> Result<f64> {
     const BATCH: u64 = 32;
     let channel = rig.channel(&[Engine::M2mf])?;

@@ -1,5 +1,5 @@
-//! The papers' workloads: each with a device and a channel of its own, timed in the papers' phases, its result compared
-//! with what the CPU computes.
+//! The papers' workloads: each with its own device and channel, timed in the papers' phases, its result compared with
+//! one that the CPU computes.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -19,35 +19,35 @@ use crate::rig::{Counts, Rig};
 /// The largest `--scale`, as the crate `workloads` promises.
 const MOST_SCALE: u64 = 1000;
 
-/// Time of one run, and what it did.
+/// Time of one run, and its work.
 struct Outcome {
-    /// With the device's opening as part of the first phase, `init`.
+    /// Includes the device's opening in the first phase, `init`.
     report: Report,
     close: Duration,
     done: Done,
     looped: Option<Looped>,
 }
 
-/// Work that was done again and again.
+/// Work that was repeated.
 pub struct Looped {
     /// Times that all kernels were launched.
     pub iterations: u64,
     /// Time that it took, to the end of the last.
     pub took: Duration,
-    /// Of iterations that were waited for: how long each took, shortest first.
+    /// If each iteration had a wait: the durations, shortest first.
     pub each: Vec<Duration>,
 }
 
-/// Rule by which something is done again and again.
+/// Parameters of a repetition.
 #[derive(Debug, Clone, Copy)]
 pub struct Repeat {
-    /// For how long something more is launched.
+    /// Time during which iterations are launched.
     pub duration: Duration,
-    /// Submissions that are in flight before the oldest is waited for; with 1, each iteration is waited for.
+    /// Most submissions in flight; with 1, each iteration is waited for.
     pub in_flight: u64,
     /// From the end of an iteration to the next.
     pub pause: Option<Duration>,
-    /// The end of each kernel is kept, and told.
+    /// Record and report the end of each kernel.
     pub ends: bool,
 }
 
@@ -122,7 +122,7 @@ fn facts(workload: &dyn Workload, outcome: &Outcome) -> Facts {
     facts
 }
 
-/// Runs one workload, once or first again and again.
+/// Runs one workload once, or repeats it first.
 fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<Outcome> {
     let began = Instant::now();
     let device = Device::open(node)?;
@@ -141,7 +141,7 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
     let done_in_loop = gpu.done();
     let mut report = workloads::run(workload, &mut gpu)?;
     report.times[0] += opened;
-    // With a duration, what counts is what was done in it; the run behind it shows that the card still computes.
+    // With a duration, only the work within it counts; the run after it shows that the card still computes.
     let done = if looped.is_some() { done_in_loop } else { gpu.done() };
     let began = Instant::now();
     drop(gpu);
@@ -150,8 +150,8 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
     Ok(Outcome { report, close, done, looped })
 }
 
-/// Launches until the time is over, and waits for all. The results are not looked at: kernels that work in place find
-/// their own output as input.
+/// Launches until the time is over, and waits for all. Does not check the results: kernels that work in place get their
+/// own output as input.
 pub fn again_and_again(workload: &dyn Workload, gpu: &mut Guest, repeat: Repeat) -> Result<Looped> {
     let setup = Setup::new(workload, gpu)?;
     setup.upload(gpu)?;

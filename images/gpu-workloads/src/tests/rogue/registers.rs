@@ -1,7 +1,8 @@
-//! Attacks by the card's registers beside the driver: what the driver writes now and then, written as fast as can be.
+//! Attacks through the card's registers while the driver is bound: registers that the driver writes sometimes are
+//! written as fast as possible.
 //!
-//! The kernel's driver stays bound and does not know of it. What becomes of its own channels is its own affair: a channel that
-//! is lost meanwhile is counted, and another one takes its place.
+//! The kernel's driver does not know of it. Its own channels may suffer: a channel that is lost meanwhile is counted,
+//! and another one replaces it.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -25,7 +26,7 @@ use crate::tests::Facts;
 /// Side of the matrices and rounds of a kernel: 50 ms of the card's time as the tests with several guests model it.
 const SIDE: u32 = 32;
 const ROUNDS: u32 = 100;
-/// Kernels on their way.
+/// Kernels in flight.
 const IN_FLIGHT: u64 = 4;
 /// Times that a register is changed and changed back between two kernels.
 const TOGGLES: u32 = 64;
@@ -47,7 +48,7 @@ const COPIES: u32 = 1000;
 /// Bytes of a copy's operation and how many of them are in a page.
 const COPY_BYTES: u32 = 32;
 const IN_PAGE: u32 = 100;
-/// Offset of a batch's header in the page of the rings: behind them.
+/// Offset of a batch's header in the page of the rings, after them.
 const HEADER: usize = 0xc00;
 /// First word of the arena's pages, with the page's number.
 const BRAND: u32 = 0xa2e4_0000;
@@ -60,7 +61,7 @@ pub fn stopped(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[state])
 }
 
-/// The runlist, which has no channel and then all of them.
+/// The runlist: first without channels, then with all of them.
 pub fn unlisted(rig: &Rig, duration: Duration) -> Result<Facts> {
     under_kernels(rig, duration, &[list])
 }
@@ -116,7 +117,7 @@ fn under_kernels(rig: &Rig, duration: Duration, ways: &[Toggle]) -> Result<Facts
     Ok(vec![("kernels", kernels.to_string()), ("writes", toggles.to_string()), ("lost", lost.to_string())])
 }
 
-/// Launches kernels until the time is over, with something between each two.
+/// Launches kernels until the time is over, and calls `between` after each.
 fn run_toggled(
     workload: &dyn Workload,
     gpu: &mut Guest,
@@ -155,7 +156,7 @@ pub fn mastering(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", writes.to_string())])
 }
 
-/// Batches of the paravirtual interface that copy gigabytes each, which the kernel's driver makes no use of.
+/// Batches of the paravirtual interface that copy gigabytes each; the kernel's driver does not use them.
 pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
     let card = Card::open(None)?;
     let config = fs::read(card.config_path()).context("configuration space")?;
@@ -179,7 +180,7 @@ pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
         for index in 1..=pages {
             queue.descriptor(index, queue.request.gpa, IN_PAGE * COPY_BYTES, NEXT, index + 1);
         }
-        // Answers need more than a page; they may lie over each other.
+        // Answers need more than a page; they may overlap.
         for index in pages + 1..=pages + 4 {
             let flags = if index == pages + 4 { WRITE } else { WRITE | NEXT };
             queue.descriptor(index, queue.reply.gpa, PAGE as u32, flags, index + 1);
@@ -201,7 +202,7 @@ pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", batches.to_string()), ("ended", ended.to_string()), ("batch_mib", mib.to_string())])
 }
 
-/// Finds a buffer's place in VRAM, and the bytes of it that lie in one piece, by the first words of its pages.
+/// Finds a buffer's VRAM address, and the number of contiguous bytes there, from the first words of its pages.
 fn place(card: &Card, buffer: &Buffer) -> Result<(u64, u64)> {
     let pages = u32::try_from(buffer.size() / PAGE)?;
     let map = buffer.map()?;
