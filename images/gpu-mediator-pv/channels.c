@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
-/* Channels: what the device is told of them, and whose they are. */
+/* Channels: their state in the device, and their owners. */
 
 #include <linux/sched.h>
 #include <linux/slab.h>
@@ -60,7 +60,7 @@ void gmpv_channel_bind(struct gmpv *pv, u32 number, u64 instance)
 	mutex_lock(&pv->users_lock);
 	channel = find(pv, number);
 	if (!WARN_ON(!channel)) {
-		/* It was unbound since it was opened. */
+		/* It was unbound after it was opened. */
 		if (!channel->created)
 			gmpv_queue(pv, GMPV_OP_CHANNEL_CREATE, number, NULL, 0);
 		channel->created = true;
@@ -71,7 +71,7 @@ void gmpv_channel_bind(struct gmpv *pv, u32 number, u64 instance)
 }
 EXPORT_SYMBOL_GPL(gmpv_channel_bind);
 
-/* The device lets the channel go; the caller holds users_lock. */
+/* Makes the device release the channel; the caller holds users_lock. */
 static void destroy(struct gmpv *pv, struct gmpv_channel *channel)
 {
 	if (!channel->created)

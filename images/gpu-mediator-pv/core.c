@@ -2,8 +2,8 @@
 /*
  * gpu_mediator_pv: the guest's side of gpu-mediator's paravirtual interface.
  *
- * It finds the interface of a virtual GPU by its PCI capability, speaks the protocol (queue.c), and offers it to a GPU
- * driver as page tables (tables.c) and channels (channels.c), and to programs as a device node (node.c).
+ * It finds the interface of a virtual GPU through its PCI capability, speaks the protocol (queue.c), and offers it to
+ * a GPU driver as page tables (tables.c) and channels (channels.c), and to programs as a device node (node.c).
  */
 
 #include <linux/debugfs.h>
@@ -163,7 +163,7 @@ void gmpv_detach(struct gmpv *pv)
 	gmpv_channels_free(pv);
 	gmpv_tables_free(pv);
 	writel(GMPV_STATUS_RESET, pv->regs + GMPV_REGISTER_STATUS);
-	/* Comes back when the device has done it, and with it let go of the queue's memory. */
+	/* The write returns when the device has done it, and has thereby released the queue's memory. */
 	readl(pv->regs + GMPV_REGISTER_STATUS);
 	gmpv_queue_free(pv);
 	gmpv_put(pv);

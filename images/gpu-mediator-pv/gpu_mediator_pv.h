@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT */
 /*
- * What a GPU driver calls to let the mediator do, in one go, what would else be many trapped accesses.
+ * Calls of a GPU driver that let the mediator do at once the work of many trapped accesses.
  *
- * Operations are either put in a batch of the caller's own (gmpv_begin(), gmpv_append(), gmpv_run()), or queued: a queued
- * operation joins the device's open batch, which is handed over as a whole by the next operation that waits for its end
- * (those marked "runs"). All batches are dealt with in the order in which they are handed over, so that what is queued
- * first is done first.
+ * Operations are either put in the caller's own batch (gmpv_begin(), gmpv_append(), gmpv_run()), or queued: a queued
+ * operation joins the device's open batch, which the next operation that waits for its end (those marked "runs")
+ * submits as a whole. All batches are processed in the order of submission, so that operations are done in the order
+ * in which they are queued.
  *
- * All functions but those marked "sleeps" may be called in atomic context. What waits polls: a few microseconds on the
- * ring, then by a register read that ends when the batch has.
+ * All functions except those marked "sleeps" may be called in atomic context. A waiting function polls: a few
+ * microseconds on the ring, then with a register read that ends when the batch has.
  */
 #ifndef GPU_MEDIATOR_PV_H
 #define GPU_MEDIATOR_PV_H
@@ -23,65 +23,65 @@ struct gmpv_batch;
 struct gmpv_table;
 
 /*
- * Begins to use the interface of a device whose BAR0 is mapped at @bar0, which must stay until gmpv_detach(). NULL: the
- * device does not have one, or not of a version that is known. Sleeps.
+ * Begins to use the interface of a device whose BAR0 is mapped at @bar0, which must stay until gmpv_detach(). NULL:
+ * the device has none, or one of an unknown version. Sleeps.
  */
 struct gmpv *gmpv_attach(struct pci_dev *pdev, void __iomem *bar0);
-/* Gives it up, with all tables, channels and segments. NULL is fine. Sleeps. */
+/* Ends the use of the interface, with all tables, channels and segments. NULL is fine. Sleeps. */
 void gmpv_detach(struct gmpv *pv);
 /* Sets the interface up again, tables and bindings included, if the device has lost them in a suspend. Sleeps. */
 int gmpv_resume(struct gmpv *pv);
-/* Whether all of @features (GMPV_FEATURE_*) are in use. NULL has none. */
+/* Returns true if all of @features (GMPV_FEATURE_*) are in use. NULL has none. */
 bool gmpv_has(const struct gmpv *pv, u32 features);
 
-/* A batch of the caller's own; an ERR_PTR when the device does not answer any more. */
+/* Starts a batch of the caller; an ERR_PTR if the device no longer answers. */
 struct gmpv_batch *gmpv_begin(struct gmpv *pv);
 /* Appends an operation with a body of @bytes, a multiple of GMPV_UNIT. -ENOSPC: it does not fit; run the batch first. */
 int gmpv_append(struct gmpv_batch *batch, u16 code, u32 handle, const void *body, size_t bytes);
-/* Hands the batch over, waits for its end, and frees it. @value: the last operation's, if not NULL. */
+/* Submits the batch, waits for its end, and frees it. @value: the last operation's, if not NULL. */
 int gmpv_run(struct gmpv_batch *batch, u64 *value);
 
-/* Queues an operation. Where it fails, that is logged. */
+/* Queues an operation. A failure is logged. */
 void gmpv_queue(struct gmpv *pv, u16 code, u32 handle, const void *body, size_t bytes);
-/* Queues an operation and runs: all that is queued, up to it. The result is that of this operation. */
+/* Queues an operation and runs all queued ones up to it. The result is that of this operation. */
 int gmpv_queue_run(struct gmpv *pv, u16 code, u32 handle, const void *body, size_t bytes);
 
 /*
- * Makes a page table of one of GMPV_KIND_*, with all entries empty. An ERR_PTR: -ENOSPC when the virtual machine has as
- * many as it may. Runs, sleeps.
+ * Makes a page table of one of GMPV_KIND_*, with all entries empty. An ERR_PTR: -ENOSPC at the virtual machine's
+ * limit. Runs, sleeps.
  */
 struct gmpv_table *gmpv_table_create(struct gmpv *pv, u32 kind);
-/* Queues its end. Sleeps. */
+/* Queues its destruction. Sleeps. */
 void gmpv_table_destroy(struct gmpv_table *table);
-/* Its size in bytes, as the hardware has it. */
+/* Its size in bytes, as in hardware. */
 u32 gmpv_table_bytes(const struct gmpv_table *table);
 /*
- * What stands for its address where hardware would want one: in the entries of a directory, whose layout is the
- * hardware's. It is no address of anything.
+ * A value to use in place of its address in the entries of a directory, whose layout is the hardware's. It is not an
+ * address of memory.
  */
 u64 gmpv_table_address(const struct gmpv_table *table);
 /* Reads back an entry as it was written. */
 u64 gmpv_table_read(const struct gmpv_table *table, u32 index);
-/* Queues the writing of an entry, as the hardware has it. */
+/* Queues the write of an entry in the hardware's layout. */
 void gmpv_table_write(struct gmpv_table *table, u32 index, u64 entry);
-/* Queues the writing of @count entries, each @step more than the one before. Not for directories. */
+/* Queues the write of @count entries, each @step more than the previous one. Not for directories. */
 void gmpv_table_run(struct gmpv_table *table, u32 first, u32 count, u64 entry, u64 step);
-/* Queues the emptying of @count entries. */
+/* Queues the clearing of @count entries. */
 void gmpv_table_zero(struct gmpv_table *table, u32 first, u32 count);
-/* As a flush of the TLB of an address space, or of all for NULL. Runs. */
+/* Flushes the TLB of an address space, or all for NULL. Runs. */
 int gmpv_flush(struct gmpv *pv, const struct gmpv_table *directory);
-/* What address space the instance block at @instance (VRAM) has; NULL: what the block says. Runs, sleeps. */
+/* Sets the address space of the instance block at @instance (VRAM); NULL: the block's own. Runs, sleeps. */
 int gmpv_instance_bind(struct gmpv *pv, u64 instance, struct gmpv_table *directory);
 
-/* Sets a channel aside for the calling process. -ENOSPC when the virtual machine has as many as it may. Runs, sleeps. */
+/* Reserves a channel for the calling process. -ENOSPC at the virtual machine's limit. Runs, sleeps. */
 int gmpv_channel_open(struct gmpv *pv, u32 channel);
 /* Queues the binding to an instance block in VRAM. Sleeps. */
 void gmpv_channel_bind(struct gmpv *pv, u32 channel, u64 instance);
-/* Ends what others have attached for the channel, and unbinds it. Runs, sleeps. */
+/* Detaches all segments of the channel, and unbinds it. Runs, sleeps. */
 void gmpv_channel_unbind(struct gmpv *pv, u32 channel);
-/* The channel is nobody's any more. Runs, sleeps. */
+/* Releases the channel. Runs, sleeps. */
 void gmpv_channel_close(struct gmpv *pv, u32 channel);
-/* Says which channels may run. -EINVAL: too many for a batch. Runs. */
+/* Sets the channels that may run. -EINVAL: too many for a batch. Runs. */
 int gmpv_runlist(struct gmpv *pv, const u32 *channels, u32 count);
 
 /* Fills VRAM with a word. @address and @bytes are multiples of 4. Runs. */

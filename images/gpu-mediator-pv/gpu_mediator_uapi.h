@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT */
 /*
- * What programs can ask of /dev/gpu-mediator: memory of the card that several channels map, and what the virtual
- * machine has of the card. The manner is that of shmget(2), shmat(2), shmdt(2) and shmctl(2).
+ * Requests of programs to /dev/gpu-mediator: memory of the card that several channels map, and the virtual machine's
+ * part of the card. The interface follows shmget(2), shmat(2), shmdt(2) and shmctl(2).
  *
- * Flags, commands and questions are those of gpu_mediator_abi.h. A segment that a file has attached is detached when the
- * file is closed or the channel dies. Errors are those of errno(3): EACCES (not the owner's process, or the mode forbids
- * it), ENOENT (no such segment or channel), EEXIST, ENOSPC (a limit of the virtual machine), EOPNOTSUPP (the device does
- * not offer it), EINVAL, EIO.
+ * Flags, commands and questions are those of gpu_mediator_abi.h. A segment that a file has attached is detached when
+ * the file is closed or the channel dies. Errors are those of errno(3): EACCES (the process is not the owner's, or
+ * the mode forbids it), ENOENT (no such segment or channel), EEXIST, ENOSPC (a limit of the virtual machine),
+ * EOPNOTSUPP (the device does not offer it), EINVAL, EIO.
  */
 #ifndef GPU_MEDIATOR_UAPI_H
 #define GPU_MEDIATOR_UAPI_H
@@ -53,8 +53,8 @@ struct gpu_mediator_query {
 };
 
 /*
- * How important it is that the VRAM behind a range of a channel's address space is on the card. It counts for the memory
- * that is mapped there now, and until its owner frees it.
+ * Importance of keeping the VRAM of a range of a channel's address space on the card. It applies to the memory that
+ * is mapped there now, until its owner frees it.
  */
 struct gpu_mediator_priority {
 	__u64 address;

@@ -2,8 +2,8 @@
 /*
  * /dev/gpu-mediator: segments that channels share, questions, and priorities, for programs.
  *
- * The device knows virtual machines; who in this guest may do what is decided here. A segment belongs to the user who
- * met it first in this guest, and a channel to the process that made it.
+ * The device knows virtual machines; this file decides the rights of users in this guest. A segment belongs to the
+ * user that got it first in this guest, and a channel to the process that made it.
  */
 
 #include <linux/compat.h>
@@ -20,7 +20,7 @@
 #define MODE_MASK	0606
 #define MODE_READ	4
 #define MODE_WRITE	2
-/* Segments that one user may be the owner of, and attachments of one file. */
+/* Most segments that one user owns, and most attachments of one file. */
 #define MAX_OWNED	256
 #define MAX_ATTACHED	256
 
@@ -28,7 +28,7 @@ struct segment {
 	u32 id;
 	u32 mode;
 	kuid_t owner;
-	/* Nobody finds it any more; freed when nothing has it attached. */
+	/* No key finds it; freed when no channel has it attached. */
 	bool removed;
 	unsigned int attached;
 };
@@ -46,7 +46,7 @@ struct file_state {
 	unsigned int attached;
 };
 
-/* One operation by itself, whose refusal is the caller's business. */
+/* Runs one operation by itself; the caller handles a refusal. */
 static int run_one(struct gmpv *pv, u16 code, u32 handle, const void *body, size_t bytes, u64 *value)
 {
 	struct gmpv_batch *batch = gmpv_begin(pv);
@@ -73,7 +73,7 @@ static bool may(const struct segment *segment, u32 access)
 	return (granted & access) == access || capable(CAP_IPC_OWNER);
 }
 
-/* Nobody finds the segment any more. */
+/* Removes the segment's key. */
 static void remove(struct gmpv *pv, struct segment *segment)
 {
 	xa_erase(&pv->segments, segment->id);
@@ -225,7 +225,7 @@ static int share_control(struct file_state *state, struct gpu_mediator_share_con
 	if (asks ? !may(segment, MODE_READ) : !owns(segment))
 		return -EACCES;
 	ret = run_one(pv, GMPV_OP_SHARE_CONTROL, segment->id, &body, sizeof(body), &args->value);
-	/* Or its owner, in another virtual machine, has done so. */
+	/* Or its owner, in another virtual machine, has removed it. */
 	if (args->command == GMPV_SHARE_CONTROL_REMOVE ? !ret : ret == -ENOENT)
 		remove(pv, segment);
 	return ret;
@@ -301,7 +301,7 @@ static int gmpv_open(struct inode *inode, struct file *file)
 
 	if (!state)
 		return -ENOMEM;
-	/* The node cannot go while it is being opened: misc_deregister() waits for that. */
+	/* The node stays while it is being opened: misc_deregister() waits for that. */
 	gmpv_get(pv);
 	state->pv = pv;
 	INIT_LIST_HEAD(&state->attachments);
@@ -380,7 +380,7 @@ void gmpv_node_remove(struct gmpv *pv)
 	xa_for_each(&pv->segments, index, segment)
 		remove(pv, segment);
 	xa_destroy(&pv->segments);
-	/* Open files are answered that there is no device. */
+	/* Calls on open files then return ENODEV. */
 	pv->number = 0;
 	mutex_unlock(&pv->users_lock);
 }

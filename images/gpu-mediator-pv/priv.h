@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT */
-/* What the parts of the module share. */
+/* Definitions that the parts of the module share. */
 #ifndef GPU_MEDIATOR_PRIV_H
 #define GPU_MEDIATOR_PRIV_H
 
@@ -15,12 +15,12 @@
 
 #include "gpu_mediator_pv.h"
 
-/* Batches that can be in flight, the open one included. */
+/* Batches that can be in flight, including the open one. */
 #define GMPV_SLOTS	8
 /* A slot's chain is one readable and one writable descriptor. */
 #define GMPV_QUEUE	(2 * GMPV_SLOTS)
 
-/* A batch, from its beginning to its end. Its memory is the device's from gmpv_publish() until @ended. */
+/* A batch, from its beginning to its end. The device uses its memory from gmpv_publish() until @ended. */
 struct gmpv_batch {
 	struct gmpv *pv;
 	unsigned int index;
@@ -34,7 +34,7 @@ struct gmpv_batch {
 	/* Guarded by gmpv.lock. */
 	bool taken;
 	bool ended;
-	/* Answered refusals are for the caller to tell, not for the log. */
+	/* The caller handles refusals, so they are not logged. */
 	bool quiet;
 };
 
@@ -50,7 +50,7 @@ struct gmpv {
 	u32 features;
 	bool dead;
 
-	/* Slots and rings; held to publish and to collect, never to wait. */
+	/* Protects slots and rings; held to publish and to collect, never during a wait. */
 	spinlock_t lock;
 	struct gmpv_batch batches[GMPV_SLOTS];
 	struct gmpv_batch *open;
@@ -59,13 +59,13 @@ struct gmpv {
 	struct vring vring;
 	u16 next_avail, last_used;
 
-	/* By handle. The mutex keeps tables from going while they are walked. */
+	/* By handle. The mutex keeps tables alive while they are walked. */
 	struct mutex tables_lock;
 	struct xarray tables;
 	/* Directories by the page number of the instance block that they are bound to. */
 	struct xarray bindings;
 
-	/* Channels by number, segments by id, and what files have attached. */
+	/* Channels by number, segments by id, and the attachments of files. */
 	struct mutex users_lock;
 	struct xarray channels;
 	struct xarray segments;
@@ -84,7 +84,7 @@ struct gmpv_table {
 	u32 handle;
 	u32 kind;
 	u32 count;
-	/* What was written: to be read back, walked, and written again after a suspend. */
+	/* The written entries: they are read back, walked, and written again after a suspend. */
 	u64 *entries;
 };
 
@@ -104,9 +104,9 @@ extern unsigned int gmpv_spin_us;
 int gmpv_queue_init(struct gmpv *pv);
 void gmpv_queue_free(struct gmpv *pv);
 int gmpv_setup(struct gmpv *pv);
-/* As gmpv_append(), with the operation as a whole in @reserve bytes for entries that come later. */
+/* As gmpv_append(), with @reserve bytes for the whole operation and its later entries. */
 void *gmpv_batch_add(struct gmpv_batch *batch, u16 code, u32 handle, const void *body, size_t bytes);
-/* Calls @add under the lock with an open batch, anew when it answers -ENOSPC. */
+/* Calls @add under the lock with an open batch, again if it returns -ENOSPC. */
 void gmpv_with_open(struct gmpv *pv, int (*add)(struct gmpv_batch *batch, void *data), void *data);
 
 void gmpv_tables_free(struct gmpv *pv);
@@ -118,9 +118,9 @@ struct gmpv_channel *gmpv_channel_of_caller(struct gmpv *pv, u32 number);
 
 int gmpv_node_add(struct gmpv *pv);
 void gmpv_node_remove(struct gmpv *pv);
-/* Detaches whatever is attached for a channel; the caller holds users_lock. */
+/* Detaches all segments of a channel; the caller holds users_lock. */
 void gmpv_node_channel_gone(struct gmpv *pv, u32 channel);
-/* Sets the priority of VRAM behind addresses of a channel's space. */
+/* Sets the priority of the VRAM that a channel's addresses map. */
 int gmpv_priority(struct gmpv *pv, struct gmpv_table *directory, u64 address, u64 bytes, s32 priority, u64 *reached);
 
 void gmpv_get(struct gmpv *pv);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
-/* The virtqueue: batches of operations, and how they are handed over and waited for. */
+/* The virtqueue: batches of operations, their submission and the wait for them. */
 
 #include <linux/dma-mapping.h>
 #include <linux/io.h>
@@ -84,7 +84,7 @@ static void kill_queue(struct gmpv *pv, const char *why)
 static void collect(struct gmpv *pv)
 {
 	u16 used = le16_to_cpu((__force __le16)READ_ONCE(pv->vring.used->idx));
-	/* The entries behind the index were written before it. */
+	/* The entries that the index covers were written before it. */
 	dma_rmb();
 	while (pv->last_used != used) {
 		u32 id = le32_to_cpu((__force __le32)pv->vring.used->ring[pv->last_used % GMPV_QUEUE].id);
@@ -115,7 +115,7 @@ static struct gmpv_batch *take(struct gmpv *pv)
 	return NULL;
 }
 
-/* Hands a batch over; the caller holds the lock. */
+/* Submits a batch; the caller holds the lock. */
 static void publish(struct gmpv_batch *batch)
 {
 	struct gmpv *pv = batch->pv;
@@ -138,7 +138,7 @@ static void publish(struct gmpv_batch *batch)
 	desc[1].flags = le16(VRING_DESC_F_WRITE);
 	desc[1].next = 0;
 	pv->vring.avail->ring[next % GMPV_QUEUE] = le16(head);
-	/* The device reads what the index covers. */
+	/* The device reads the entries that the index covers. */
 	dma_wmb();
 	WRITE_ONCE(pv->vring.avail->idx, le16(next + 1));
 	writel(0, pv->regs + GMPV_REGISTER_DOORBELL);
@@ -171,7 +171,7 @@ static int wait(struct gmpv_batch *batch)
 		cpu_relax();
 	} while (ktime_get_mono_fast_ns() - begin < gmpv_spin_us * NSEC_PER_USEC);
 	do {
-		/* Comes back when all batches that were handed over before have ended. */
+		/* The read returns when all batches that were submitted before have ended. */
 		readl(pv->regs + GMPV_REGISTER_ENDED);
 		atomic64_inc(&pv->counters.polls);
 		if (ended(batch))
@@ -202,10 +202,10 @@ static struct gmpv_op_header *nth(struct gmpv_batch *batch, u32 n)
 }
 
 /*
- * Waits for a batch, which was handed over, and frees it. Without @rest what is behind an operation that failed is left
- * undone; else it is handed over again, for it may be the unmapping of what is about to be freed.
+ * Waits for a submitted batch, and frees it. Without @rest the operations after a failed one are not done; with it
+ * they are submitted again, because they may unmap memory that is about to be freed.
  *
- * The result is that of the last operation, and so is @value.
+ * The result and @value are those of the last operation.
  */
 static int finish(struct gmpv_batch *batch, bool rest, u64 *value)
 {
@@ -219,7 +219,7 @@ static int finish(struct gmpv_batch *batch, bool rest, u64 *value)
 	for (;;) {
 		ret = wait(batch);
 		if (ret)
-			/* Its memory may still be written to: the slot is lost. */
+			/* The device may still write to its memory: the slot is lost. */
 			return ret;
 		status = le32_to_cpu(batch->answer->status);
 		done = le32_to_cpu(batch->answer->done);
@@ -320,7 +320,7 @@ int gmpv_run(struct gmpv_batch *batch, u64 *value)
 }
 EXPORT_SYMBOL_GPL(gmpv_run);
 
-/* Hands the open batch over, if anything is in it; the caller holds the lock. */
+/* Submits the open batch, if it has operations; the caller holds the lock. */
 static struct gmpv_batch *close_open(struct gmpv *pv)
 {
 	struct gmpv_batch *batch = pv->open;
@@ -424,7 +424,7 @@ static void write64(struct gmpv *pv, u32 reg, u64 value)
 	writel(upper_32_bits(value), pv->regs + reg + 4);
 }
 
-/* Tells the device of the queue. */
+/* Configures the queue in the device. */
 int gmpv_setup(struct gmpv *pv)
 {
 	struct vring *vring = &pv->vring;
@@ -434,7 +434,7 @@ int gmpv_setup(struct gmpv *pv)
 
 	writel(GMPV_STATUS_RESET, pv->regs + GMPV_REGISTER_STATUS);
 	memset(pv->ring, 0, vring_size(GMPV_QUEUE, RING_ALIGN));
-	/* Completions are polled for. */
+	/* The driver polls for completions. */
 	vring->avail->flags = le16(VRING_AVAIL_F_NO_INTERRUPT);
 	pv->last_used = 0;
 	pv->next_avail = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
-/* Page tables that the device keeps: their entries are collected into as few operations as say the same. */
+/* Page tables that the device keeps: entries are combined into as few operations as possible. */
 
 #include <linux/mm.h>
 #include <linux/sched/signal.h>
@@ -23,7 +23,7 @@
 #define LARGE_SHIFT	17
 #define SMALL_SHIFT	12
 
-/* From here on a run is shorter than the list of its entries, and worth an operation of its own. */
+/* From this length on a run is shorter than a list of its entries, and worth its own operation. */
 #define RUN_MIN		3
 
 static u32 entries_of(u32 kind)
@@ -61,7 +61,7 @@ static int add_zero(struct gmpv_batch *batch, const struct run *run)
 	return gmpv_append(batch, GMPV_OP_ENTRIES_ZERO, run->table->handle, &body, sizeof(body));
 }
 
-/* Makes the last operation, a run of few entries, a list of them and one more. */
+/* Turns the last operation, a run of few entries, into a list of them with one more. */
 static int make_list(struct gmpv_batch *batch, struct gmpv_op_header *tail, u64 entry)
 {
 	struct gmpv_entries_run was = *(struct gmpv_entries_run *)(tail + 1);
@@ -202,7 +202,7 @@ void gmpv_table_destroy(struct gmpv_table *table)
 
 	mutex_lock(&pv->tables_lock);
 	gmpv_queue(pv, GMPV_OP_TABLE_DESTROY, table->handle, NULL, 0);
-	/* A new table of the same handle is made behind this in the queue. */
+	/* The queue then makes a new table with the same handle. */
 	xa_erase(&pv->tables, table->handle);
 	mutex_unlock(&pv->tables_lock);
 	kvfree(table->entries);
@@ -295,7 +295,7 @@ int gmpv_instance_bind(struct gmpv *pv, u64 instance, struct gmpv_table *directo
 }
 EXPORT_SYMBOL_GPL(gmpv_instance_bind);
 
-/* What @address is mapped to: its entry and the shift of its page, or the shift of the hole that it is in and 0. */
+/* Looks up @address: its entry and the shift of its page, or 0 and the shift of the hole that it is in. */
 static u64 walk(struct gmpv *pv, struct gmpv_table *directory, u64 address, u32 *shift)
 {
 	u64 pde = gmpv_table_read(directory, address >> SPAN_SHIFT), pte = 0;
@@ -382,7 +382,7 @@ int gmpv_priority(struct gmpv *pv, struct gmpv_table *directory, u64 address, u6
 	return ret ?: last;
 }
 
-/* Writes all that there is to a device that has forgotten it. */
+/* Writes the whole state to a device that has lost it. */
 void gmpv_tables_restore(struct gmpv *pv)
 {
 	struct gmpv_table *table;

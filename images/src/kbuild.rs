@@ -26,7 +26,7 @@ pub struct Kbuild {
     headers: PathBuf,
 }
 
-/// Fails with the package to install unless the host has what a build needs.
+/// Checks the host's build programs. The error names the package to install.
 pub fn require_programs() -> Result<()> {
     for (program, package) in PROGRAMS {
         if exec::probe(Command::new(program).arg("--version")).is_none() {

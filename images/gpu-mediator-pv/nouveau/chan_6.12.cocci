@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
-// The end of a channel since Linux 6.2, if it has got a number.
+// The end of a channel since Linux 6.2, if it has a number.
 // kernel: 6.12
 // file: nvkm/engine/fifo/chan.c
 // hook: gmpv_nv_channel_close

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
-// The interface is found before anything of the device comes up, and given up while BAR0 is still mapped.
+// Finds the interface before any part of the device is initialized, and releases it while BAR0 is still mapped.
 // file: nvkm/engine/device/base.c
 // hook: gmpv_nv_device_init
 // hook: gmpv_nv_device_del

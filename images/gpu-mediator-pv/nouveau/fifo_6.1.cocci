@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
-// Channels of Linux 6.1. What recovery and preemption write stays with the registers.
+// Channels of Linux 6.1. Writes of recovery and preemption still go to the registers.
 // kernel: 6.1
 // file: nvkm/engine/fifo/gpfifogf100.c
 // hook: gmpv_nv_channel_open
@@ -26,7 +26,7 @@
  ...>
  }
 
-// What a channel's user writes to.
+// The page that a channel's user writes to.
 @@
 @@
  gf100_fifo_gpfifo_new(...)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
-// Channels and the runlist since Linux 6.2. What recovery and preemption write stays with the registers.
+// Channels and the runlist since Linux 6.2. Writes of recovery and preemption still go to the registers.
 // kernel: 6.12
 // file: nvkm/engine/fifo/gf100.c
 // hook: gmpv_nv_channel_bind

@@ -2,9 +2,9 @@
 /*
  * Between nouveau and gpu_mediator_pv.
  *
- * A page table of the device is, to nouveau, a memory object like any other, whose words are written one by one; what it
- * says of its address is a handle. So whatever writes entries, by whatever path, writes operations. The hooks in the
- * hot paths only say the same in fewer words.
+ * To nouveau, a page table of the device is a memory object like any other, whose words are written one by one; its
+ * address is a handle. So all code paths that write entries write operations. The hooks in the hot paths only do the
+ * same with fewer operations.
  */
 
 #include <linux/pci.h>
@@ -31,10 +31,10 @@
 #include "gmpv/hooks.h"
 #include "gpu_mediator_pv.h"
 
-/* All that the gf100 fifo has; also what a runlist can name. */
+/* All channels of the gf100 fifo, which is also the limit of a runlist. */
 #define CHANNELS 128
 
-/* Of a directory, as the tables' sizes tell it, pages are 4 KiB and 128 KiB. */
+/* A directory's page sizes, which follow from the tables' sizes, are 4 KiB and 128 KiB. */
 #define BIG_PAGE 17
 
 #define ENTRY_SHIFT 3
@@ -42,7 +42,7 @@
 struct table_memory {
 	struct nvkm_memory memory;
 	struct gmpv_table *table;
-	/* The low half of the entry whose high half comes next. */
+	/* The low half of the entry; the next write has its high half. */
 	u32 low;
 };
 
@@ -84,7 +84,7 @@ static u64 table_size(struct nvkm_memory *memory)
 
 static void table_boot(struct nvkm_memory *memory, struct nvkm_vmm *vmm)
 {
-	/* Needs no mapping to be written, and so none to be written first. */
+	/* It can be written without a mapping, so it needs no early one. */
 }
 
 static void __iomem *table_acquire(struct nvkm_memory *memory)
@@ -241,7 +241,7 @@ bool gmpv_nv_flush(struct nvkm_vmm *vmm, bool all)
 
 int gmpv_nv_join(struct nvkm_vmm *vmm, struct nvkm_memory *inst)
 {
-	/* The block names no directory, for what it would name is no address. */
+	/* The block names no directory, because the table has no address in memory. */
 	nvkm_kmap(inst);
 	nvkm_wo64(inst, 0x0200, 0);
 	nvkm_wo64(inst, 0x0208, vmm->limit - 1);
@@ -304,7 +304,7 @@ static bool channel_switch(struct nvkm_device *device, u32 channel, u16 code)
 
 	if (!pv)
 		return false;
-	/* 6.1 writes the runlist next, which can as well take this along; later ones may kick the channel by a register. */
+	/* 6.1 writes the runlist next, which can include this; later versions may kick the channel through a register. */
 	if (LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0))
 		gmpv_queue(pv, code, channel, NULL, 0);
 	else
@@ -361,7 +361,7 @@ int gmpv_nv_runl_update(struct nvkm_runl *runl)
 
 bool gmpv_nv_runl_ended(struct nvkm_runl *runl)
 {
-	/* It had ended before the update came back. */
+	/* It had ended before the update returned. */
 	return channels(runl->fifo->engine.subdev.device);
 }
 #endif

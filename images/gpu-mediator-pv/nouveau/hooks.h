@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT */
 /*
- * What the hooks in nouveau call. Each answers whether it has done what the driver was about to do; without the
- * paravirtual interface none does, and the driver does as it always has.
+ * Functions that the hooks in nouveau call. Each returns true if it has done the driver's next step; without the
+ * paravirtual interface none does, and the driver works as before.
  */
 #ifndef GMPV_NOUVEAU_HOOKS_H
 #define GMPV_NOUVEAU_HOOKS_H
@@ -17,7 +17,7 @@ struct nvkm_mmu_pt;
 struct nvkm_runl;
 struct nvkm_vmm;
 
-/* A device comes up, the first time or after a suspend; its BAR0 goes. */
+/* A device is initialized, the first time or after a suspend; its BAR0 is unmapped. */
 int gmpv_nv_device_init(struct nvkm_device *device);
 void gmpv_nv_device_del(struct nvkm_device *device);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
-// New instance memory is cleared by the device.
+// The device clears new instance memory.
 // file: nvkm/subdev/instmem/base.c
 // hook: gmpv_nv_memory_zero
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
-// Tables of the device instead of memory that is cleared. They are made empty, so that none is kept for another use.
+// Tables of the device instead of cleared memory. They are created empty, so that none is kept for another use.
 // file: nvkm/subdev/mmu/base.c
 // hook: gmpv_nv_table_get
 // hook: gmpv_nv_table_put

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR MIT
-// Runs of entries and clearing as one operation, the flush as the last operation of what was collected, and what address
-// space an instance block has. Single writes need no hook: a table's memory is written by operations.
+// Runs of entries and clearing as one operation, the flush as the last operation of the open batch, and the address
+// space of an instance block. Single writes need no hook: operations write a table's memory.
 // file: nvkm/subdev/mmu/vmmgf100.c
 // hook: gmpv_nv_entries_run
 // hook: gmpv_nv_entries_zero
@@ -13,7 +13,7 @@
  #include "vmm.h"
 +#include "gmpv/hooks.h"
 
-// Without compression tags all that differs between entries is the address.
+// Without compression tags entries differ only in the address.
 @@
 identifier vmm, pt, ptei, ptes, map, addr;
 statement S, S1;
