@@ -1,10 +1,11 @@
-//! Container Device Interface: files by which a container runtime gives a container a tenant of a CUDA card, or a vGPU.
+//! Container Device Interface: files with which a container runtime gives a container a tenant of a CUDA card, or a
+//! vGPU.
 //!
-//! A runtime (containerd, CRI-O, podman) reads the files in `/etc/cdi` and `/var/run/cdi`. Each names devices of one kind, and
-//! what a container gets with a device: environment and mounts. The fields are those of the specification
+//! A runtime (containerd, CRI-O, podman) reads the files in `/etc/cdi` and `/var/run/cdi`. Each names devices of one
+//! kind, and the environment and mounts that a container gets with a device. The fields are those of the specification
 //! (cncf-tags/container-device-interface, SPEC.md, version 0.5.0).
 //!
-//! What it does not do: make a tenant or a vGPU, or know an engine that places work.
+//! Out of scope: making a tenant or a vGPU, and knowledge of engines that place work.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,13 +14,13 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Version of the specification: the first with all that is used here.
+/// Version of the specification: the first with all the features used here.
 pub const VERSION: &str = "0.5.0";
 /// Vendor of the devices; with the class of a device it is the kind of a CDI device.
 pub const VENDOR: &str = "gpu-mediator.internal";
 /// Class of the devices.
 pub const CLASS: &str = "share";
-/// Folder in which runtimes look for files that do not outlive a boot.
+/// Folder in which runtimes look for files that do not survive a reboot.
 pub const FOLDER: &str = "/var/run/cdi";
 
 /// Folder of a container with its library of CUDA.
@@ -83,7 +84,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// A mount that can only be read. A socket in it can be connected to all the same.
+    /// A read-only mount. A socket in it still accepts connections.
     #[must_use]
     pub fn read_only(host_path: &Path, container_path: &Path) -> Self {
         let options = ["ro", "nosuid", "nodev", "rbind"].map(str::to_owned).into();
@@ -94,15 +95,15 @@ impl Mount {
 /// A tenant of a CUDA card, as a container sees it.
 #[derive(Clone, Debug)]
 pub struct Cuda<'a> {
-    /// Its name, as the owner of the card has it.
+    /// Its name, as the card's owner knows it.
     pub tenant: &'a str,
-    /// Its socket on the host, in a folder of its own: the daemon makes the socket anew when it restarts.
+    /// Its socket on the host, in its own folder: the daemon makes a new socket when it restarts.
     pub socket: &'a Path,
     /// Folder of the host with gpu-mediator's library.
     pub library: &'a Path,
     /// NVIDIA's library on the host; if absent, the container has it in another way, such as NVIDIA's own CDI files.
     pub driver: Option<&'a Path>,
-    /// Part of the socket's path in the container, by which a container with several finds each.
+    /// Part of the socket's path in the container, which tells several sockets apart.
     pub place: &'a str,
 }
 
@@ -110,7 +111,7 @@ impl Cuda<'_> {
     /// Makes the edits of a container.
     ///
     /// # Errors
-    /// When the socket is in no folder.
+    /// If the socket's path has no folder.
     pub fn edits(&self) -> Result<Edits, CdiError> {
         let folder = Path::new(SOCKETS).join("cuda").join(self.place);
         let (mount, socket) = socket(self.socket, &folder)?;
@@ -134,7 +135,7 @@ impl Cuda<'_> {
 /// A vGPU, as a container with a VMM sees it.
 #[derive(Clone, Debug)]
 pub struct Vgpu<'a> {
-    /// Its socket on the host, in a folder of its own.
+    /// Its socket on the host, in its own folder.
     pub socket: &'a Path,
     /// Part of the socket's path in the container.
     pub place: &'a str,
@@ -150,7 +151,7 @@ impl Vgpu<'_> {
     /// Makes the edits of a container.
     ///
     /// # Errors
-    /// When the socket is in no folder.
+    /// If the socket's path has no folder.
     pub fn edits(&self) -> Result<Edits, CdiError> {
         let (mount, socket) = socket(self.socket, &Self::folder(self.place))?;
         Ok(Edits { env: vec![format!("{VGPU_VARIABLE}={}", socket.display())], mounts: vec![mount] })
@@ -195,7 +196,7 @@ pub fn qualified(device: &str) -> String {
     format!("{VENDOR}/{CLASS}={device}")
 }
 
-/// A file of one owner, such as a claim, in a folder that runtimes look at.
+/// A file of one owner, such as a claim, in a folder that runtimes read.
 #[derive(Clone, Debug)]
 pub struct CdiFile {
     path: PathBuf,
@@ -205,7 +206,7 @@ impl CdiFile {
     /// The file of `owner` in `folder`.
     ///
     /// # Errors
-    /// When that is no name for a file.
+    /// If `owner` is not valid as a file name.
     pub fn new(folder: &Path, owner: &str) -> Result<Self, CdiError> {
         check(owner)?;
         Ok(Self { path: folder.join(format!("{VENDOR}-{CLASS}_{owner}.json")) })
@@ -217,10 +218,10 @@ impl CdiFile {
         &self.path
     }
 
-    /// Writes it with some devices; who reads sees the old one or the new one, whole.
+    /// Writes it with some devices; a reader sees the old file or the new one, whole.
     ///
     /// # Errors
-    /// When a device's name is none, or the host says no.
+    /// If a device's name is not valid, or the write fails.
     pub fn write(&self, devices: Vec<Device>) -> Result<(), CdiError> {
         devices.iter().try_for_each(|device| check(&device.name))?;
         let kind = format!("{VENDOR}/{CLASS}");
@@ -231,7 +232,7 @@ impl CdiFile {
         replace(&self.path, &text, 0o644).map_err(failed)
     }
 
-    /// Reads the devices that are in it; none if there is no such file, or another thing is in it.
+    /// Reads the devices in it; none if no such file exists, or if it has other contents.
     #[must_use]
     pub fn read(&self) -> Option<Spec> {
         let mut text = Vec::new();
@@ -239,10 +240,10 @@ impl CdiFile {
         serde_json::from_slice(&text).ok()
     }
 
-    /// Removes it, if it is there, and what a writer that was killed has left beside it.
+    /// Removes it, if it exists, and the temporary file of a writer that was killed.
     ///
     /// # Errors
-    /// When the host says no.
+    /// If the host refuses.
     pub fn remove(&self) -> Result<(), CdiError> {
         for path in [beside(&self.path), self.path.clone()] {
             match fs::remove_file(&path) {
@@ -256,7 +257,7 @@ impl CdiFile {
     }
 }
 
-/// Checks that something is the name of a device.
+/// Checks that `name` is a valid device name.
 fn check(name: &str) -> Result<(), CdiError> {
     let ends = [name.bytes().next(), name.bytes().last()];
     let ends = ends.into_iter().all(|byte| byte.is_some_and(|byte| byte.is_ascii_alphanumeric()));
@@ -267,18 +268,18 @@ fn check(name: &str) -> Result<(), CdiError> {
     Err(CdiError::Name(name.chars().take(MAX_NAME).collect()))
 }
 
-/// The file by which another one is replaced. Runtimes read files that end in .json or .yaml only.
+/// The temporary file that replaces another one. Runtimes read only files that end in .json or .yaml.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     path.with_file_name(name)
 }
 
-/// Replaces a file at once: after a crash there is the old one or the new one. No link in its place, or in that of the file by
-/// which it is replaced, is followed.
+/// Replaces a file atomically: after a crash either the old or the new one exists. Links at its path, or at that of the
+/// temporary file, are not followed.
 ///
 /// # Errors
-/// When the host says no.
+/// If the host refuses.
 pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
     use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
@@ -288,8 +289,8 @@ pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // New in any case: a file that another process has put there meanwhile is not written to. Readable by others only once it is
-    // whole.
+    // Always a new file: one that another process has created there meanwhile is not written to. Others can read it
+    // only when it is complete.
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
     file.write_all(text)?;
     file.set_permissions(fs::Permissions::from_mode(mode))?;
@@ -318,7 +319,7 @@ mod tests {
                 "LD_LIBRARY_PATH=/usr/lib/gpu-mediator/cuda"
             ]
         );
-        // The folder, not the socket in it: a daemon that restarts makes another socket.
+        // The folder, not the socket in it: a restarted daemon makes another socket.
         assert_eq!(edits.mounts[0].host_path, Path::new("/run/gpu-mediator/claims/u-0"));
         assert!(edits.mounts.iter().all(|mount| mount.options.contains(&"ro".to_owned())));
         let with_driver = cuda(Some(Path::new("/lib/libcuda.so.1")));
@@ -332,7 +333,7 @@ mod tests {
     fn a_vgpu_is_its_socket() {
         let edits = Vgpu { socket: Path::new("/run/a/b/vgpu.sock"), place: "gpu-0" }.edits().unwrap();
         assert_eq!(edits.env, ["GPU_MEDIATOR_VFIO_USER_SOCKET=/run/gpu-mediator/vgpu/gpu-0/vgpu.sock"]);
-        // Mounting the folder of all sockets, or the root, would give a container more than its own.
+        // A mount of the folder of all sockets, or of the root, would give a container access to others' sockets.
         for bad in ["vgpu.sock", "/vgpu.sock", "/"] {
             let error = Vgpu { socket: Path::new(bad), place: "gpu" }.edits().unwrap_err();
             assert!(error.to_string().contains("in no folder of its own"), "{error}");
@@ -380,9 +381,9 @@ mod tests {
         assert_eq!(fs::read_to_string(&victim).unwrap(), "theirs");
         let there = fs::symlink_metadata(file.path()).unwrap();
         assert!(there.is_file());
-        // Runtimes of other users read it, whatever this process's mask is.
+        // Runtimes of other users read it, so this process's mask must not matter.
         assert_eq!(there.mode() & 0o777, 0o644);
-        // Files whose names differ after a dot only have different temporary files.
+        // Files whose names differ only after a dot have different temporary files.
         assert_ne!(beside(Path::new("/x/web.1")), beside(Path::new("/x/web.2")));
     }
 

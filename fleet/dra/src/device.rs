@@ -10,27 +10,27 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::{DRIVER, MEMORY, TIME, WHOLE};
 
-/// Kind of a card whose users are tenants.
+/// Kind of a card that serves tenants.
 const CUDA: &str = "cuda";
 /// Longest name of a device.
 const MAX_NAME: usize = 63;
 /// Longest value of an attribute or a taint.
 const MAX_VALUE: usize = 64;
-/// A request that names no capacity gets this part of it: one in so many.
+/// The default of a request that names no capacity: this fraction of it.
 const PARTS: u64 = 8;
-/// MiB of memory that a virtual machine has at least.
+/// Minimum memory of a virtual machine, in MiB.
 const LEAST_MIB: u64 = 16;
 /// Most devices in a slice.
 pub const MAX_DEVICES: usize = 128;
 
-/// A reason why nothing new is put on a card.
+/// A reason against new work on a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// The card is out of service.
     Failed,
-    /// A virtual machine has all of it.
+    /// A virtual machine uses the whole card.
     Passthrough,
-    /// An operator empties the card.
+    /// An operator drains the card.
     Drained,
     /// The daemon does not answer.
     Unreachable,
@@ -46,7 +46,7 @@ impl Trouble {
         }
     }
 
-    /// Words for it, where the daemon has none of its own.
+    /// Text for it, if the daemon has none.
     fn words(self) -> &'static str {
         match self {
             Self::Failed => "it is out of service",
@@ -57,27 +57,27 @@ impl Trouble {
     }
 }
 
-/// A card, as far as its users need to know it.
+/// A card, with the properties that its users need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Offer {
     /// Name of the device.
     pub device: String,
     /// Name of the card.
     pub card: String,
-    /// Its users are tenants; else they are virtual machines.
+    /// It serves tenants; otherwise virtual machines.
     pub tenants: bool,
     /// MiB that its users share.
     pub memory_mib: u64,
-    /// MiB of the unit in which memory is given.
+    /// Allocation unit of memory, in MiB.
     pub chunk_mib: u64,
     /// Trouble that it is in.
     pub trouble: Option<Trouble>,
-    /// Words for that: the daemon's, if it has some.
+    /// Text for it: the daemon's, if it has some.
     pub why: Option<String>,
     attributes: BTreeMap<String, DeviceAttribute>,
 }
 
-/// A name that Kubernetes takes, made of a card's: two cards can have the same.
+/// A valid Kubernetes name made from a card's name: two cards can get the same.
 #[must_use]
 pub fn name(card: &str) -> String {
     let plain = |byte: u8| if byte.is_ascii_alphanumeric() { char::from(byte.to_ascii_lowercase()) } else { '-' };
@@ -100,7 +100,7 @@ fn flag(value: bool) -> DeviceAttribute {
 }
 
 impl Offer {
-    /// Lists the cards' offers, by the daemon's views of them. Of two cards whose names become the same, the second is left out.
+    /// Makes the offers of the cards from the daemon's views. If two cards get the same name, the second is omitted.
     #[must_use]
     pub fn all(cards: &[Card], memories: &[CardMemory], schedulers: &[CardScheduler]) -> Vec<Self> {
         let mut offers: BTreeMap<String, Self> = BTreeMap::new();
@@ -175,7 +175,7 @@ impl Offer {
         self
     }
 
-    /// The device as a slice has it.
+    /// The device in a slice.
     #[must_use]
     pub fn device(&self) -> Device {
         let taint = self.trouble.map(|trouble| DeviceTaint {
@@ -224,7 +224,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::quantity;
 
-    /// A card as the daemon shows it.
+    /// A card in the daemon's form.
     pub fn card(name: &str, kind: &str) -> Card {
         serde_json::from_value(serde_json::json!({
             "name": name, "kind": kind, "pci_id": "10de:06d8", "vram_mib": 1024, "vram_reserved_mib": 64,
@@ -258,7 +258,7 @@ pub(crate) mod tests {
             let (min, max, step) =
                 (value(&range.min), value(range.max.as_ref().unwrap()), value(range.step.as_ref().unwrap()));
             let default = value(policy.default.as_ref().unwrap());
-            // The API server asks for that much.
+            // The API server requires this.
             assert!(min <= default && default <= max && max <= value(&capacity.value));
             assert!((default - min).is_multiple_of(step) && (max - min).is_multiple_of(step));
         }
@@ -288,11 +288,11 @@ pub(crate) mod tests {
         let taints = offer.device().taints.unwrap();
         let told: Vec<_> =
             taints.iter().map(|taint| (taint.key.as_str(), taint.value.as_deref(), taint.effect.as_str())).collect();
-        // Who has a part of it keeps that: the effect is none that ends pods.
+        // Pods that use it keep running: the effect is not one that evicts pods.
         assert_eq!(told, [("gpu-mediator.internal/unusable", Some("drained"), "NoSchedule")]);
         let back = Card { drained: false, ..drained };
         assert_eq!(Offer::all(&[back], &[], &[])[0].device().taints, None);
-        // A card that has failed is first of all that.
+        // For a card that has also failed, the failure is reported.
         let both = Card { drained: true, error: Some("gone".to_owned()), ..card("card0", "simgpu") };
         assert_eq!(Offer::all(&[both], &[], &[])[0].trouble, Some(Trouble::Failed));
     }

@@ -1,7 +1,7 @@
-//! Preparing claims, and taking that back.
+//! Preparing and unpreparing claims.
 //!
-//! Both can be asked for again at any time, by a kubelet that did not hear the answer or was restarted: what is there is left as
-//! it is, what is missing is made.
+//! A kubelet that did not get the answer or was restarted can repeat both at any time: existing parts stay, missing
+//! ones are made.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,7 +24,7 @@ use crate::parameters::applied;
 use crate::share::{self, Body, Claim};
 use crate::store::{KeptClaim, KeptShare, Store};
 
-/// Longest UID of a claim: the name of a tenant has place for it.
+/// Longest UID of a claim that fits into the name of a tenant.
 const MAX_UID: usize = 48;
 /// Most shares of a claim.
 const MAX_SHARES: usize = 32;
@@ -32,12 +32,12 @@ const MAX_SHARES: usize = 32;
 // TIMEOUT: the kubelet waits 45 s for all of it.
 const KUBE: Duration = Duration::from_secs(15);
 
-/// Places and names.
+/// Paths and names.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Name of the node, and of the pool of its devices.
     pub node: String,
-    /// Folder with the folders of sockets.
+    /// Folder that contains the folders of sockets.
     pub sockets: PathBuf,
     /// Folder of CDI files.
     pub cdi: PathBuf,
@@ -47,16 +47,16 @@ pub struct Settings {
     pub library: PathBuf,
     /// NVIDIA's library.
     pub driver_library: Option<PathBuf>,
-    /// CDI devices that a container gets beside a tenant, such as NVIDIA's own.
+    /// CDI devices that a container gets in addition to a tenant, such as NVIDIA's own.
     pub beside: Vec<String>,
 }
 
-/// A device that was prepared, as the kubelet is told.
+/// A prepared device, as reported to the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prepared {
     /// The request that it is for.
     pub request: String,
-    /// The pool that it is of.
+    /// Its pool.
     pub pool: String,
     /// Its name.
     pub device: String,
@@ -64,7 +64,7 @@ pub struct Prepared {
     pub cdi: Vec<String>,
 }
 
-/// The claim that the kubelet speaks of.
+/// The claim in a request of the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     /// Its namespace.
@@ -86,7 +86,7 @@ pub struct Driver {
     metrics: Arc<Metrics>,
 }
 
-/// Object of the daemon that has the name of a share.
+/// Owner of the daemon's object that has the name of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum There {
     Nothing,
@@ -101,7 +101,7 @@ impl std::fmt::Display for Named {
 }
 
 impl Named {
-    /// Checks what becomes a part of paths and names.
+    /// Checks the parts of paths and names.
     fn check(&self) -> Result<(), String> {
         let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         let ends = self.uid.bytes().next().zip(self.uid.bytes().last());
@@ -114,7 +114,7 @@ impl Named {
     }
 }
 
-/// Says what the daemon has said.
+/// Returns the daemon's message.
 fn told(error: &AskError) -> String {
     match error {
         AskError::Refused(error) => format!("{}; {}", error.error, error.what_to_do),
@@ -130,7 +130,7 @@ fn is_gone(error: &AskError) -> bool {
 }
 
 impl Driver {
-    /// A driver of the daemon's `offers`, with what `store` knows.
+    /// A driver with the daemon's `offers`, and the claims in `store`.
     #[must_use]
     pub fn new(
         settings: Settings,
@@ -148,7 +148,7 @@ impl Driver {
     /// Prepares a claim.
     ///
     /// # Errors
-    /// What is wrong, for the events of its pod. Nothing new is left then.
+    /// The reason, for the events of its pod. In that case no new part is left.
     pub async fn prepare(&self, claim: &Named) -> Result<Vec<Prepared>, String> {
         let mut store = self.store.lock().await;
         let done = self.prepare_with(&mut store, claim).await;
@@ -170,13 +170,13 @@ impl Driver {
         done.map(|(kept, _)| self.prepared(&claim.uid, &kept))
     }
 
-    /// Prepares a claim; the claim as it is then, and whether it was not before.
+    /// Prepares a claim; returns it, and true if it was not prepared before.
     async fn prepare_with(&self, store: &mut Store, claim: &Named) -> Result<(KeptClaim, bool), String> {
         claim.check()?;
         let there = store.get(&claim.uid).cloned();
         let (mut kept, known) = match there {
             Some(kept) if kept.prepared => (kept, true),
-            // What was being made when the program ended is looked at again: its allocation has not changed.
+            // A claim that was being made when the program ended is planned again: its allocation has not changed.
             _ => (self.plan(claim).await?, false),
         };
         if !known {
@@ -185,7 +185,7 @@ impl Driver {
         }
         if let Err(what) = self.make(&claim.uid, &kept).await {
             if !known {
-                // Whatever of it cannot be removed now is still written down, for the kubelet to take back.
+                // A part that cannot be removed now stays recorded, for the kubelet to unprepare.
                 match self.unmake(&claim.uid, &kept).await {
                     Ok(()) => store.forget(&claim.uid).map_err(said)?,
                     Err(more) => return Err(format!("{what}; and it is not all removed again: {more}")),
@@ -200,7 +200,7 @@ impl Driver {
         Ok((kept, !known))
     }
 
-    /// Plans the shares of a claim, by its allocation.
+    /// Plans the shares of a claim from its allocation.
     async fn plan(&self, claim: &Named) -> Result<KeptClaim, String> {
         let claims: Api<ResourceClaim> = Api::namespaced(self.kube.clone(), &claim.namespace);
         let found = tokio::time::timeout(KUBE, claims.get_opt(&claim.name)).await;
@@ -247,7 +247,7 @@ impl Driver {
         Ok(KeptClaim { namespace: claim.namespace.clone(), name: claim.name.clone(), prepared: false, shares })
     }
 
-    /// Makes what of a claim is not there.
+    /// Makes the missing parts of a claim.
     async fn make(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
         for share in &kept.shares {
             self.folder().map_err(|error| format!("no folder for the sockets: {error}"))?;
@@ -261,11 +261,11 @@ impl Driver {
         Ok(())
     }
 
-    /// Looks whether the daemon has a share: not at all, this claim's, or another's of that name.
+    /// Finds the owner of the daemon's object with a share's name: none, this claim, or another.
     async fn there(&self, uid: &str, body: &Body) -> Result<There, String> {
         let path = format!("{}/{}", body.collection(), segment(body.name()));
         match self.admin.get::<serde_json::Value>(&path).await {
-            // Whichever card it is on now: operators move VMs and empty cards.
+            // On any card: operators move VMs and drain cards.
             Ok(there) if there["labels"]["claim_uid"] == uid => Ok(There::Ours),
             Ok(_) => Ok(There::Others),
             Err(error) if is_gone(&error) => Ok(There::Nothing),
@@ -273,7 +273,7 @@ impl Driver {
         }
     }
 
-    /// Has the daemon make a share, if it has not.
+    /// Makes the daemon create a share, if it does not exist.
     async fn ask(&self, uid: &str, body: &Body) -> Result<(), String> {
         match self.there(uid, body).await? {
             There::Nothing => {}
@@ -287,8 +287,8 @@ impl Driver {
         made.map(drop).map_err(|error| told(&error))
     }
 
-    /// Makes the folder of all shares' folders, which only the daemon's user looks into. The daemon makes the folder of each share:
-    /// this program has more rights, and touches nothing by path that the daemon may have exchanged.
+    /// Makes the folder of all shares' folders, which only the daemon's user can read. The daemon makes the folder of
+    /// each share: this program has more rights, so it must not use paths that the daemon may have exchanged.
     fn folder(&self) -> io::Result<()> {
         sockets::folder(&self.settings.sockets, &self.settings.admin, 0o700)
     }
@@ -299,7 +299,7 @@ impl Driver {
         let one = |(number, share): (usize, &KeptShare)| {
             let place = place(&mut places, &share.request);
             let mut edits = self.edits(&share.body, &place)?;
-            // A container with two claims has requests of the same name, perhaps, but no two claims of a name.
+            // A container with two claims may have requests of the same name, but no two claims of the same name.
             let socket = self.settings.sockets.join(share.body.name());
             edits.mounts.extend(by_claim(&kept.name, &place).map(|folder| Mount::read_only(&socket, &folder)));
             Ok(Device { name: device(uid, number), container_edits: edits })
@@ -320,12 +320,12 @@ impl Driver {
         .map_err(said)
     }
 
-    /// Makes the answer to the kubelet for a claim that is prepared.
+    /// Makes the answer to the kubelet for a prepared claim.
     fn prepared(&self, uid: &str, kept: &KeptClaim) -> Vec<Prepared> {
         let one = |(number, share): (usize, &KeptShare)| {
             let mut cdi = vec![fleet_cdi::qualified(&device(uid, number))];
             if matches!(share.body, Body::Tenant(_)) {
-                // Before ours, so that ours has the last word.
+                // Before ours, so that ours take precedence.
                 cdi.splice(..0, self.settings.beside.iter().cloned());
             }
             Prepared { request: share.request.clone(), pool: share.pool.clone(), device: share.device.clone(), cdi }
@@ -333,10 +333,10 @@ impl Driver {
         kept.shares.iter().enumerate().map(one).collect()
     }
 
-    /// Takes back all that a claim was given. One that was given nothing is no mistake.
+    /// Removes all parts of a claim. A claim without parts is not an error.
     ///
     /// # Errors
-    /// What could not be removed; the kubelet asks again.
+    /// The parts that could not be removed; the kubelet tries again.
     pub async fn unprepare(&self, claim: &Named) -> Result<(), String> {
         claim.check()?;
         let mut store = self.store.lock().await;
@@ -364,10 +364,10 @@ impl Driver {
     }
 
     async fn unmake(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
-        // First what would give a container something that goes.
+        // First the file that would give a container a share that is being removed.
         CdiFile::new(&self.settings.cdi, uid).and_then(|file| file.remove()).map_err(said)?;
         for share in &kept.shares {
-            // What someone else has made by that name stays.
+            // An object of another owner with that name stays.
             if self.there(uid, &share.body).await? == There::Ours {
                 let path = format!("{}/{}", share.body.collection(), segment(share.body.name()));
                 self.admin
@@ -375,7 +375,7 @@ impl Driver {
                     .await
                     .or_else(|error| if is_gone(&error) { Ok(()) } else { Err(told(&error)) })?;
             }
-            // A daemon that has forgotten the share has left its folder.
+            // A daemon that has lost the share has left its folder.
             let name = share.body.name();
             sockets::remove_folder(&self.settings.sockets, name)
                 .map_err(|error| format!("the folder of `{name}` is not removed: {error}"))?;
@@ -383,10 +383,10 @@ impl Driver {
         Ok(())
     }
 
-    /// Makes anew what a daemon has forgotten that was restarted, of claims that are prepared. Their containers find it at the
+    /// Makes the shares of prepared claims again that a restarted daemon has lost. Their containers find them at the
     /// same path.
     pub async fn mend(&self) {
-        // Of a daemon that does not answer nothing is known, and that is told elsewhere.
+        // Without an answer the daemon's state is unknown, which is reported elsewhere.
         let answers = self.offers.borrow().iter().any(|offer| offer.trouble != Some(Trouble::Unreachable));
         let Some(store) = answers.then(|| self.store.try_lock().ok()).flatten() else { return };
         let whole = store.claims().iter().filter(|(_, kept)| kept.prepared);
@@ -414,7 +414,7 @@ fn pods(labels: &api::Labels) -> Option<String> {
     labels.iter().find(|(key, _)| *key == "pod").map(|(_, pods)| pods.to_owned())
 }
 
-/// The offer that a result was allocated of.
+/// The offer from which a result was allocated.
 fn offer<'a>(offers: &'a [Offer], result: &DeviceRequestAllocationResult) -> Result<&'a Offer, String> {
     let offer = offers.iter().find(|offer| offer.device == result.device);
     let offer =
@@ -433,7 +433,7 @@ fn device(uid: &str, number: usize) -> String {
     format!("{uid}-{number}")
 }
 
-/// Folder in a container for a share, by its claim's name as well; none for what no claim is called.
+/// Folder in a container for a share, under its claim's name as well; `None` if the name is not valid for a claim.
 fn by_claim(claim: &str, place: &str) -> Option<PathBuf> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
     let named = claim.bytes().all(good) && claim.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());

@@ -1,4 +1,4 @@
-//! Events of Kubernetes: what a claim's owner is told.
+//! Kubernetes events for a claim's owner.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,11 +14,11 @@ use kube::{Api, Client};
 use crate::DRIVER;
 use crate::driver::Named;
 
-/// Longest note that the API server takes, in bytes.
+/// Longest note that the API server accepts, in bytes.
 const MAX_NOTE: usize = 1024;
-/// Most claims whose last failure is remembered.
+/// Most claims whose last failure is stored.
 const MAX_FAILURES: usize = 1024;
-/// Time for the API server to take an event.
+/// Time limit for the API server to accept an event.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Something that has happened to a claim.
@@ -33,7 +33,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// A claim has what it was allocated.
+    /// A claim was prepared.
     #[must_use]
     pub fn prepared(claim: &Named, pods: Option<String>, shares: &str) -> Self {
         let of = pods.as_deref().map(|pods| format!(" of pod {pods}")).unwrap_or_default();
@@ -41,14 +41,14 @@ impl Event {
         Self { claim: claim.clone(), pods, reason: "SharePrepared", action: "Prepare", good: true, note }
     }
 
-    /// A claim cannot have it.
+    /// A claim could not be prepared.
     #[must_use]
     pub fn failed(claim: &Named, what: &str) -> Self {
         let note = what.to_owned();
         Self { claim: claim.clone(), pods: None, reason: "ShareRefused", action: "Prepare", good: false, note }
     }
 
-    /// A claim has nothing any more.
+    /// A claim was unprepared.
     #[must_use]
     pub fn removed(claim: &Named) -> Self {
         let note = format!("what claim {} in namespace {} had is free", claim.name, claim.namespace);
@@ -89,17 +89,17 @@ impl Event {
     }
 }
 
-/// A note as long as it may be.
+/// A note cut to the permitted length.
 fn cut(note: &str) -> String {
     let end = (0..=MAX_NOTE.min(note.len())).rev().find(|at| note.is_char_boundary(*at)).unwrap_or_default();
     note[..end].to_owned()
 }
 
-/// Tells the API server of events, beside everything else.
+/// Sends events to the API server, concurrently with all other work.
 pub struct Events {
     kube: Client,
     node: String,
-    /// Of each claim that failed, what was told: the kubelet tries again and again.
+    /// The last reported failure of each claim: the kubelet tries repeatedly.
     failures: Mutex<BTreeMap<String, String>>,
 }
 
@@ -110,7 +110,7 @@ impl Events {
         Self { kube, node: node.to_owned(), failures: Mutex::default() }
     }
 
-    /// Tells of an event, but of a failure that was told already.
+    /// Sends an event, unless it is a failure that was sent before.
     pub fn tell(&self, event: Event) {
         if !self.is_news(&event) {
             return;

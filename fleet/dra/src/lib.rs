@@ -1,11 +1,12 @@
-//! The Kubernetes driver of dynamic resource allocation (DRA): one program a node, beside `mediatord`.
+//! The Kubernetes driver of dynamic resource allocation (DRA): one program per node, next to `mediatord`.
 //!
-//! It tells the cluster which cards there are, and what may be had of each ([`device`], [`slices`]); when the scheduler has
-//! allocated a part of one to a claim, the kubelet has the driver prepare it: a tenant of a CUDA card, or a vGPU of another
-//! ([`share`], with [`parameters`] that the claim's author may give), and a CDI file with what a container gets ([`driver`]).
-//! [`store`] has what was prepared, so that a restart forgets nothing; [`plugin`] is what the kubelet sees.
+//! It publishes the node's cards and their capacities to the cluster ([`device`], [`slices`]). When the scheduler has
+//! allocated a part of a card to a claim, the kubelet makes the driver prepare it: a tenant of a CUDA card, or a vGPU
+//! of another ([`share`], with optional [`parameters`] of the claim's author), and a CDI file with the edits of a
+//! container ([`driver`]). [`store`] records prepared claims, so that they survive a restart; [`plugin`] is the
+//! interface to the kubelet.
 //!
-//! What it does not do: decide who gets what, which is the scheduler's, or enforce it, which is `mediatord`'s.
+//! Out of scope: the scheduler decides on allocations, and `mediatord` enforces them.
 
 pub mod device;
 pub mod driver;

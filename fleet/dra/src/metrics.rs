@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::store::KeptClaim;
 
-/// Counts, and who has which share.
+/// Counters, and the owners of the shares.
 #[derive(Debug, Default)]
 pub struct Metrics {
     prepared: AtomicU64,
@@ -26,32 +26,32 @@ fn escaped(value: &str) -> String {
 }
 
 impl Metrics {
-    /// A claim was prepared, or not.
+    /// Counts a claim that was prepared, or failed.
     pub fn prepared(&self, good: bool) {
         if good { &self.prepared } else { &self.refused }.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A claim was taken back, or not.
+    /// Counts a claim that was unprepared, or failed.
     pub fn unprepared(&self, good: bool) {
         if good { &self.removed } else { &self.not_removed }.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The slice that is published.
+    /// Sets the generation of the published slice.
     pub fn generation(&self, generation: i64) {
         self.generation.store(generation, Ordering::Relaxed);
     }
 
-    /// The daemon answers, or does not.
+    /// Records if the daemon answers.
     pub fn daemon(&self, answers: bool) {
         self.daemon.store(answers, Ordering::Relaxed);
     }
 
-    /// The kubelet has taken the driver, or has not.
+    /// Records if the kubelet has registered the driver.
     pub fn registered(&self, registered: bool) {
         self.registered.store(registered, Ordering::Relaxed);
     }
 
-    /// The claims that there are.
+    /// Records the claims.
     pub fn claims(&self, claims: &BTreeMap<String, KeptClaim>) {
         let mut lines = Vec::new();
         for (uid, kept) in claims {
@@ -71,7 +71,7 @@ impl Metrics {
         *self.shares.lock().unwrap_or_else(PoisonError::into_inner) = lines;
     }
 
-    /// All of them.
+    /// Returns the text of all metrics.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();

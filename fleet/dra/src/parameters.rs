@@ -1,4 +1,4 @@
-//! Parameters that a claim or a device class may give for this driver (`opaque.parameters`), and how they are put together.
+//! Parameters that a claim or a device class may give for this driver (`opaque.parameters`), and their combination.
 
 use k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
 use schemars::JsonSchema;
@@ -10,7 +10,7 @@ use crate::DRIVER;
 pub const API_VERSION: &str = "gpu-mediator.internal/v1";
 /// Kind of the parameters.
 pub const KIND: &str = "ShareParameters";
-/// Most sets of parameters that are put together.
+/// Most sets of parameters that are combined.
 const MAX_SETS: usize = 64;
 
 /// Deviations of a share of a card from what was allocated.
@@ -109,14 +109,14 @@ pub enum Class {
 enum Author {
     /// The cluster's administrators.
     Class,
-    /// Whoever may make claims.
+    /// Any user that may create claims.
     Claim,
 }
 
-/// Parameters that apply to one request, put together, and what of them its own author may not ask for freely.
+/// Combined parameters of one request, with a mark for those that are limited because a claim set them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// The last word of each parameter.
+    /// The final value of each parameter.
     pub parameters: ShareParameters,
     /// The claim has asked for a weight of time.
     pub time_weight_of_claim: bool,
@@ -124,15 +124,15 @@ pub struct Applied {
     pub memory_weight_of_claim: bool,
 }
 
-/// Puts together what there is for a request; what a claim says goes before what a class says.
+/// Combines the sets for a request; a claim takes precedence over a class.
 ///
 /// # Errors
-/// What of which set is wrong.
+/// The mistake, and the set that contains it.
 pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<Applied, String> {
     let ours = sets.iter().filter_map(|set| {
         let opaque = set.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER)?;
         let requests = set.requests.as_deref().unwrap_or_default();
-        // A subrequest is `REQUEST/NAME`; a set for the request is for it, too.
+        // A subrequest is `REQUEST/NAME`; a set for the request also applies to it.
         let main = request.split('/').next().unwrap_or(request);
         let meant = requests.is_empty() || requests.iter().any(|name| name == request || name == main);
         meant.then_some((set.source.as_str(), &opaque.parameters.0))
@@ -164,7 +164,7 @@ pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<
     Ok(applied)
 }
 
-/// Lets what a set says count from now on.
+/// Adds a set, which overrides the earlier ones.
 fn overlay(applied: &mut Applied, set: ShareParameters, author: Author) {
     let ShareParameters { api_version, kind, memory, time, segment_group } = set;
     let of_claim = author == Author::Claim;
@@ -188,7 +188,7 @@ fn overlay(applied: &mut Applied, set: ShareParameters, author: Author) {
 /// The schema of the parameters, as JSON.
 ///
 /// # Errors
-/// Never, as long as a schema can be written as JSON.
+/// Only if a schema could not be written as JSON.
 pub fn schema() -> serde_json::Result<String> {
     let schema = schemars::schema_for!(ShareParameters);
     serde_json::to_string_pretty(&schema).map(|text| text + "\n")

@@ -1,4 +1,4 @@
-//! The kubelet's view of the plugin: registration, preparation and health, on two sockets.
+//! The plugin's interface to the kubelet: registration, preparation and health, on two sockets.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::driver::{Driver, Named};
 use crate::metrics::Metrics;
 use crate::slices;
 
-/// Services that the driver has, in the words of registration. An older kubelet chooses the one that it knows.
+/// Services of the driver, as named in the registration. An older kubelet chooses the one that it knows.
 const SERVICES: [&str; 5] = [
     "v1.DRAPlugin",
     "v1beta1.DRAPlugin",
@@ -35,7 +35,7 @@ const SERVICES: [&str; 5] = [
 ];
 /// Most claims of one request.
 const MAX_CLAIMS: usize = 256;
-/// Time between two reports of a health that has not changed: after 30 s of silence the kubelet takes it for unknown.
+/// Interval of reports if the health has not changed: after 30 s of silence the kubelet considers it unknown.
 const REPORT: Duration = Duration::from_secs(10);
 
 /// The folder of the driver's own socket and state, under the kubelet's root.
@@ -44,18 +44,18 @@ pub fn folder(root: &Path) -> PathBuf {
     root.join("plugins").join(DRIVER)
 }
 
-/// The socket by which the kubelet finds the driver.
+/// The socket through which the kubelet finds the driver.
 #[must_use]
 pub fn registration(root: &Path) -> PathBuf {
     root.join("plugins_registry").join(format!("{DRIVER}-reg.sock"))
 }
 
-/// The driver as the kubelet registers it.
+/// The registration service.
 #[derive(Debug)]
 pub struct Registrar {
     /// The driver's own socket.
     pub endpoint: PathBuf,
-    /// Told of it.
+    /// Metrics that record the registration.
     pub metrics: Arc<Metrics>,
 }
 
@@ -84,7 +84,7 @@ impl Registration for Registrar {
     }
 }
 
-/// The driver as the kubelet asks it.
+/// The preparation and health services.
 #[derive(Clone)]
 pub struct Plugin {
     driver: Arc<Driver>,
@@ -111,7 +111,7 @@ impl Plugin {
         Self { driver, offers, node: node.to_owned() }
     }
 
-    /// Runs a change to its end, whether or not the kubelet waits for it: half of one would have to be looked for later.
+    /// Runs a change to its end even if the kubelet stops waiting: otherwise half of it would have to be found later.
     async fn whole<T: Send + 'static>(change: impl Future<Output = T> + Send + 'static) -> Result<T, Status> {
         tokio::spawn(change).await.map_err(|error| Status::internal(format!("internal error: {error}")))
     }
@@ -199,7 +199,7 @@ impl Plugin {
 
 type HealthStream = ReceiverStream<Result<NodeWatchResourcesResponse, Status>>;
 
-/// One service by two names: the messages are the same.
+/// One service under two names: the messages are the same.
 macro_rules! dra {
     ($($version:ident),*) => {$(
         #[async_trait]
@@ -223,7 +223,7 @@ macro_rules! dra {
 
 dra!(v1, v1beta1);
 
-/// One service by three names.
+/// One service under three names.
 macro_rules! health {
     ($($version:ident),*) => {$(
         #[async_trait]

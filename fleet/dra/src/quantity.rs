@@ -6,7 +6,7 @@ const MAX_TEXT: usize = 64;
 /// Reads a quantity that is a whole number.
 ///
 /// # Errors
-/// What is wrong and what was expected.
+/// The mistake and the expected form.
 pub fn whole(text: &str) -> Result<u64, String> {
     let wrong = |what: &str| Err(format!("`{}` is {what}", text.chars().take(MAX_TEXT).collect::<String>()));
     if text.len() > MAX_TEXT {
@@ -35,7 +35,7 @@ pub fn whole(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Returns what a suffix multiplies and divides by.
+/// Returns the multiplier and the divisor of a suffix.
 fn scale(suffix: &str) -> Option<(u128, u128)> {
     let binary = |power: u32| Some((1 << (10 * power), 1));
     let decimal = |power: u32| Some((10_u128.pow(power), 1));
@@ -64,7 +64,7 @@ fn scale(suffix: &str) -> Option<(u128, u128)> {
 /// Reads a quantity of bytes that is a whole number of MiB.
 ///
 /// # Errors
-/// What is wrong and what was expected.
+/// The mistake and the expected form.
 pub fn mib(text: &str) -> Result<u64, String> {
     let bytes = whole(text)?;
     match bytes.is_multiple_of(1 << 20) {

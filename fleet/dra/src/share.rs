@@ -1,4 +1,4 @@
-//! From what was allocated of a card to what is asked of the daemon: a tenant or a virtual machine.
+//! Turns an allocation of a card into a request to the daemon: a tenant or a virtual machine.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::device::Offer;
 use crate::parameters::Applied;
 use crate::{MEMORY, TIME, WHOLE, quantity};
 
-/// Claim that a share is for.
+/// Claim of a share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim<'a> {
     /// Namespace of the claim.
@@ -63,7 +63,7 @@ impl Body {
         }
     }
 
-    /// The collection of the admin API that it is in.
+    /// Its collection in the admin API.
     #[must_use]
     pub fn collection(&self) -> &'static str {
         match self {
@@ -79,7 +79,7 @@ pub fn name(uid: &str, number: usize) -> String {
     format!("k8s-{uid}-{number}")
 }
 
-/// Path of the socket of a share, in a folder of its own.
+/// Path of the socket of a share, in its own folder.
 #[must_use]
 pub fn socket(folder: &Path, name: &str, tenants: bool) -> PathBuf {
     folder.join(name).join(if tenants { "cuda.sock" } else { "vgpu.sock" })
@@ -92,7 +92,7 @@ struct Allocated {
     time_permille: u32,
 }
 
-/// Reads what was allocated. Where the cluster does not know of parts, it is the whole card.
+/// Reads the allocation. If the cluster does not support partial capacities, it is the whole card.
 fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Allocated, String> {
     let consumed = result.consumed_capacity.as_ref();
     let of = |name: &str| consumed.and_then(|consumed| consumed.get(name)).map(|quantity| quantity.0.as_str());
@@ -114,7 +114,7 @@ fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Al
 /// Makes the request to the daemon for a claim's `number`th share.
 ///
 /// # Errors
-/// What asks for too much, or makes no sense.
+/// The part of the request that is too large or invalid.
 pub fn body(
     claim: &Claim<'_>,
     number: usize,
@@ -138,7 +138,7 @@ pub fn body(
         "memory": memory,
         "time": time,
         "socket": socket(sockets, &name, offer.tenants),
-        // The folder is what only those who have the claim see; in it any user of a container may connect.
+        // Only users of the claim see the folder; in it any user of a container may connect.
         "mode": "0666",
         "labels": labels(claim, result),
     });
@@ -146,7 +146,7 @@ pub fn body(
         if offer.tenants {
             return Err(place("segmentGroup, expected no such parameter for a CUDA card".to_owned()));
         }
-        // A group of one namespace is not that of another.
+        // Groups of different namespaces are separate.
         body["paravirtual"] = json!({ "offered": true, "group": format!("{}.{group}", claim.namespace) });
     }
     match offer.tenants {
@@ -174,7 +174,7 @@ fn labels(claim: &Claim<'_>, result: &DeviceRequestAllocationResult) -> Value {
     labels
 }
 
-/// MiB that a share sees, and the keys of its `memory` table.
+/// MiB of a share's memory, and the keys of its `memory` table.
 fn memory(allocated: &Allocated, offer: &Offer, applied: &Applied) -> Result<(u64, Map<String, Value>), String> {
     let asked = &applied.parameters.memory;
     let size = |key: &str, quantity: &Option<String>| -> Result<Option<u64>, String> {
@@ -238,7 +238,7 @@ fn time(allocated: &Allocated, applied: &Applied) -> Result<Value, String> {
     Ok(time)
 }
 
-/// Checks a weight: a claim cannot give itself more than was allocated to it.
+/// Checks a weight: a claim cannot set more than was allocated to it.
 fn bounded(key: &str, weight: u32, of_claim: bool, allocated: &Allocated) -> Result<(), String> {
     let most = if of_claim { allocated.time_permille } else { 10_000 };
     if (1..=most).contains(&weight) {

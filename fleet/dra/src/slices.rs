@@ -1,4 +1,4 @@
-//! The node's cards as the cluster sees them: one ResourceSlice, kept as the daemon's views say.
+//! Publishes the node's cards to the cluster: one ResourceSlice, kept up to date with the daemon's views.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,16 +18,16 @@ use crate::DRIVER;
 use crate::device::{Offer, Trouble};
 use crate::metrics::Metrics;
 
-/// Time for the API server to answer.
+/// Time limit for the API server.
 const LIMIT: Duration = Duration::from_secs(15);
-/// Time until it is asked again after it did not.
+/// Delay before the next try after a failure.
 const AGAIN: Duration = Duration::from_secs(2);
-/// Seconds that a watch of the slices lasts.
+/// Duration of a watch of the slices, in seconds.
 const WATCH: u32 = 240;
-/// Longest time that a change of the cluster's slices is missed, if its watch is silent.
+/// Longest time that a change of the cluster's slices can be missed, if the watch is silent.
 const LOOK: Duration = Duration::from_secs(300);
 
-/// Asks the daemon again and again what there is, and tells `offers` of changes.
+/// Polls the daemon, and sends changes to `offers`.
 pub async fn follow(admin: Admin, every: Duration, offers: watch::Sender<Vec<Offer>>, metrics: Arc<Metrics>) {
     let mut tick = interval(every);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -56,7 +56,7 @@ pub async fn follow(admin: Admin, every: Duration, offers: watch::Sender<Vec<Off
 
 async fn look(admin: &Admin) -> Result<Vec<Offer>, AskError> {
     let cards: CardList = admin.get("/v1/cards").await?;
-    // Views of a card that is out of service may be missing; the card is not.
+    // Views of a failed card may be missing; the card itself is listed.
     let memories = admin.get::<MemoryList>("/v1/memory").await.map(|list| list.memories).unwrap_or_default();
     let schedulers = admin.get::<SchedulerList>("/v1/schedulers").await.map(|list| list.schedulers).unwrap_or_default();
     Ok(Offer::all(&cards.cards, &memories, &schedulers))
@@ -67,13 +67,13 @@ pub struct Publisher {
     kube: Client,
     node: String,
     metrics: Arc<Metrics>,
-    /// The node's UID: the slice goes with it.
+    /// The node's UID: the slice is deleted with the node.
     owner: Option<String>,
-    /// Devices that were written last.
+    /// The last devices that were written.
     written: Option<Vec<Device>>,
-    /// The slice as the API server has it since then: it leaves out fields of features that are off.
+    /// The slice that the API server returned for them: it omits fields of disabled features.
     kept: Option<ResourceSliceSpec>,
-    /// The API server keeps taints; where it does not, a card with trouble is left out.
+    /// The API server keeps taints; if not, a card with trouble is omitted.
     taints: bool,
     generation: i64,
 }
@@ -98,11 +98,11 @@ impl Publisher {
         format!("spec.nodeName={},spec.driver={DRIVER}", self.node)
     }
 
-    /// Keeps the slice as `offers` are, for ever.
+    /// Keeps the slice equal to `offers`, forever.
     pub async fn run(mut self, mut offers: watch::Receiver<Vec<Offer>>) {
         loop {
             let wanted = offers.borrow_and_update().clone();
-            // Nothing is known yet; what an earlier run has published may still be right.
+            // Nothing is known yet; a slice of an earlier run may still be right.
             if wanted.is_empty() && self.written.is_none() {
                 let _ = offers.changed().await;
                 continue;
@@ -123,7 +123,7 @@ impl Publisher {
         }
     }
 
-    /// Waits until someone changes the node's slices, such as a kubelet that begins.
+    /// Waits until another client changes the node's slices, such as a kubelet that starts.
     async fn changed(&self, version: &str) {
         let slices = self.slices();
         let params = WatchParams::default().fields(&self.selector()).timeout(WATCH);
@@ -131,7 +131,7 @@ impl Publisher {
             Ok(events) => {
                 let mut events = std::pin::pin!(events);
                 if events.next().await.is_none() {
-                    // The watch has ended; not at once, should it end at once each time.
+                    // The watch has ended. Wait, in case that it ends at once each time.
                     sleep(AGAIN).await;
                 }
             }
@@ -142,7 +142,7 @@ impl Publisher {
         }
     }
 
-    /// Makes the cluster's slices what they are to be; the version of the list that was looked at.
+    /// Publishes the wanted slice; returns the version of the list that was read.
     async fn publish(&mut self, offers: &[Offer]) -> Result<String, String> {
         match timeout(LIMIT, self.publish_once(offers)).await {
             Ok(done) => done.map_err(|error| error.to_string()),
@@ -174,19 +174,19 @@ impl Publisher {
             devices = self.devices(offers);
             kept = self.write(Some(kept), devices.clone()).await?;
         }
-        // The watch begins with the slice that was just written, or its news would be this very change.
+        // Start the watch at the version just written: otherwise it would report this change.
         let version = kept.metadata.resource_version.clone().unwrap_or(version);
         (self.written, self.kept) = (Some(devices), Some(kept.spec));
         Ok(version)
     }
 
-    /// Devices of the offers, without those that nobody may use if there is no other way to say so.
+    /// Devices of the offers; without unusable ones if the API server keeps no taints.
     fn devices(&self, offers: &[Offer]) -> Vec<Device> {
         let shown = offers.iter().filter(|offer| self.taints || offer.trouble.is_none());
         shown.map(Offer::device).collect()
     }
 
-    /// Writes the slice; as the API server has it then.
+    /// Writes the slice; returns it as the API server keeps it.
     async fn write(
         &mut self,
         there: Option<ResourceSlice>,
@@ -238,14 +238,14 @@ impl Publisher {
     }
 }
 
-/// Says whether the API server has left out the taints of devices that have some.
+/// Returns true if the API server has dropped the taints of devices.
 fn lost_taints(devices: &[Device], kept: &ResourceSliceSpec) -> bool {
     let tainted =
         |devices: &[Device]| devices.iter().any(|device| device.taints.as_ref().is_some_and(|t| !t.is_empty()));
     tainted(devices) && !tainted(kept.devices.as_deref().unwrap_or_default())
 }
 
-/// Health of a device, as the kubelet is told: of a card whose daemon does not answer nothing is known.
+/// Health of a device for the kubelet: unknown if the daemon does not answer.
 #[must_use]
 pub fn health(offer: &Offer) -> (fleet_grpc::health::v1alpha1::HealthStatus, String) {
     use fleet_grpc::health::v1alpha1::HealthStatus;

@@ -1,7 +1,8 @@
-//! Claims that were prepared, kept in a file: what a driver that was restarted, or a node, still has to give or to take back.
+//! Prepared claims, kept in a file: after a restart of the driver or the node, it holds the claims that must be served
+//! or removed.
 //!
-//! A claim is written down before anything is made for it, and forgotten after everything was removed, so whatever is there is
-//! known whenever the program ends.
+//! A claim is recorded before anything is made for it, and deleted after everything was removed, so that all existing
+//! parts are known whenever the program ends.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,7 +17,7 @@ const VERSION: u32 = 1;
 /// Largest file, in bytes.
 const MAX_FILE: u64 = 16 << 20;
 
-/// A share of a card that a claim has.
+/// A share of a card for a claim.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeptShare {
@@ -24,16 +25,16 @@ pub struct KeptShare {
     pub body: Body,
     /// The request that it is for.
     pub request: String,
-    /// The pool and the device that it was allocated of.
+    /// The pool from which it was allocated.
     pub pool: String,
     /// The device.
     pub device: String,
-    /// The allocation, where a device has several.
+    /// The allocation, if a device can have several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_id: Option<String>,
 }
 
-/// A claim that is prepared, or is being.
+/// A claim that is prepared or in preparation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeptClaim {
@@ -54,7 +55,7 @@ struct File {
     claims: BTreeMap<String, KeptClaim>,
 }
 
-/// A reason why there is no such file.
+/// An error of the file.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum StoreError {
@@ -80,10 +81,10 @@ pub struct Store {
 }
 
 impl Store {
-    /// Reads the file, if there is one.
+    /// Reads the file, if it exists.
     ///
     /// # Errors
-    /// When it cannot be read, or is another thing: what was prepared would be forgotten.
+    /// If it cannot be read or has other contents: prepared claims would be lost.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let failed = |source| StoreError::Io { path: path.to_owned(), source };
         let wrong = |what: String| StoreError::Content { path: path.to_owned(), what };
@@ -96,7 +97,7 @@ impl Store {
             Ok(_) => {}
         }
         let text = std::fs::read(path).map_err(failed)?;
-        // The version first: the rest may look different in another.
+        // The version first: the rest may differ in another.
         let any: serde_json::Value = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
         if any["version"] != VERSION {
             return Err(wrong(format!("version {}, expected {VERSION}", any["version"])));
@@ -117,20 +118,20 @@ impl Store {
         self.claims.get(uid)
     }
 
-    /// Writes down a claim.
+    /// Records a claim.
     ///
     /// # Errors
-    /// When the file cannot be written; nothing has changed then.
+    /// If the file cannot be written; then nothing has changed.
     pub fn put(&mut self, uid: &str, claim: KeptClaim) -> Result<(), StoreError> {
         let mut claims = self.claims.clone();
         claims.insert(uid.to_owned(), claim);
         self.keep(claims)
     }
 
-    /// Forgets a claim.
+    /// Deletes a claim.
     ///
     /// # Errors
-    /// When the file cannot be written; nothing has changed then.
+    /// If the file cannot be written; then nothing has changed.
     pub fn forget(&mut self, uid: &str) -> Result<(), StoreError> {
         let mut claims = self.claims.clone();
         if claims.remove(uid).is_none() {
