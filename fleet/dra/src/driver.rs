@@ -28,7 +28,7 @@ use crate::store::{KeptClaim, KeptShare, Store};
 const MAX_UID: usize = 48;
 /// Most shares of a claim.
 const MAX_SHARES: usize = 32;
-/// Time for the API server to answer.
+/// Time limit for the API server.
 // TIMEOUT: the kubelet waits 45 s for all of it.
 const KUBE: Duration = Duration::from_secs(15);
 

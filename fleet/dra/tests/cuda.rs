@@ -1,4 +1,4 @@
-//! A claim of a CUDA card, with the fake driver: a tenant, and a program that uses it as a container would.
+//! A claim of a CUDA card, with the fake driver: a tenant, and a program that uses it like a program in a container.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -20,7 +20,7 @@ fn card(driver: &Path) -> String {
     )
 }
 
-/// The environment of a container, with paths of the host in place of its own.
+/// The environment of a container, with paths of the host instead of the container's.
 fn environment(edits: &Edits) -> Vec<(String, String)> {
     let outside = |value: &str| {
         let mount = edits.mounts.iter().find(|mount| Path::new(value).starts_with(&mount.container_path));
@@ -94,7 +94,7 @@ async fn a_claim_of_a_cuda_card_is_a_tenant_whose_programs_see_its_limit() {
     kubelet.back(&named("job")).await;
     node.assert_clean().await;
 
-    // An owner that ends, and cannot be started again: the card is out of service, and taken by nobody.
+    // An owner that ends, and cannot be started again: the card fails, and no claim gets it.
     std::fs::remove_file(node.path("plain/libcuda.so.1")).unwrap();
     let pid = node.daemon.as_ref().unwrap().0.id();
     let owners = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();

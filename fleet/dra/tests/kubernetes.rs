@@ -1,4 +1,5 @@
-//! The driver as a process, beside a `mediatord` with cards of software: registration, slices, claims, restarts, trouble.
+//! The driver as a process, with a `mediatord` that has software cards: registration, slices, claims, restarts,
+//! trouble.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -41,7 +42,7 @@ async fn two_pods_share_a_card_three_to_one_with_kubelets_of_both_versions() {
         kubelet.good(&small).await;
         assert_eq!(node.shares().await, ["k8s-uid-big-0", "k8s-uid-small-0"]);
 
-        // The daemon enforces what was allocated, and says whose it is.
+        // The daemon enforces the allocation, and records its owner.
         let shares: Value = node.admin().get("/v1/cards/card0/scheduler").await.unwrap();
         let entitled: Vec<_> =
             shares["vms"].as_array().unwrap().iter().map(|vm| vm["entitled_permille"].as_u64().unwrap()).collect();
@@ -69,7 +70,7 @@ async fn two_pods_share_a_card_three_to_one_with_kubelets_of_both_versions() {
         let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(node.path("claims")), mode(mount.host_path.clone())), (0o700, 0o755));
 
-        // Again is no change.
+        // A repetition changes nothing.
         let before: Value = node.admin().get("/v1/desired").await.unwrap();
         assert_eq!(kubelet.good(&big).await, devices);
         assert_eq!(node.admin().get::<Value>("/v1/desired").await.unwrap(), before);
@@ -103,7 +104,7 @@ async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
     kubelet.back(&named("many")).await;
     node.assert_clean().await;
 
-    // The last share does not fit beside one that the scheduler knows nothing of: the first two go as well.
+    // The last share does not fit next to one that the scheduler does not know: the first two are removed as well.
     let beside = json!({ "name": "beside", "card": "card1", "vram_mib": 160 });
     node.admin().post::<Value>("/v1/vms", &beside).await.unwrap();
     let parts = [parts[0], parts[1], ("other", "card1", "128Mi", "500")];
@@ -113,7 +114,7 @@ async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
     assert_eq!(node.shares().await, ["beside"]);
     node.admin().delete("/v1/vms/beside").await.unwrap();
     node.assert_clean().await;
-    // Now it does.
+    // Now it fits.
     kubelet.good(&named("none")).await;
     assert_eq!(node.shares().await.len(), 3);
 }
@@ -127,7 +128,7 @@ async fn a_container_with_two_claims_finds_the_shares_of_each() {
     for claim in ["one", "two"] {
         node.api.put_claim(allocated(claim, &[("gpu", "card0", "32Mi", "100")], Value::Null));
         kubelet.good(&named(claim)).await;
-        // What a runtime mounts, where a later mount hides an earlier one of the same place.
+        // A runtime's mounts: a later mount hides an earlier one at the same path.
         for mount in spec(&node, &format!("uid-{claim}")).devices.remove(0).container_edits.mounts {
             found.insert(mount.container_path.display().to_string(), mount.host_path);
         }
@@ -195,7 +196,7 @@ async fn a_claim_that_asks_too_much_or_makes_no_sense_is_refused_with_what_is_wr
         node.api.put_claim(make(&name));
         let error = kubelet.bad(&named(&name)).await;
         assert!(error.contains(expected), "{error}");
-        // The kubelet tries again, and its owner is told once.
+        // The kubelet tries again, and the owner gets one event.
         assert_eq!(kubelet.bad(&named(&name)).await, error);
     }
     assert!(kubelet.bad(&named("absent")).await.contains("no such claim"));
@@ -208,7 +209,7 @@ async fn a_claim_that_asks_too_much_or_makes_no_sense_is_refused_with_what_is_wr
             .all(|event| event.type_.as_deref() == Some("Warning") && event.reason.as_deref() == Some("ShareRefused"))
     );
     node.assert_clean().await;
-    // A device class may give more than a claim may ask for.
+    // A device class may give more than a claim may request.
     let class = parameters("FromClass", json!({ "time": { "weight": 900, "class": "interactive" } }));
     node.api.put_claim(allocated("good", &part, json!([class])));
     kubelet.good(&named("good")).await;
@@ -224,7 +225,7 @@ async fn a_driver_that_is_killed_and_a_daemon_that_forgets_lose_nothing() {
     node.api.put_claim(allocated("kept", &[("gpu", "card0", "64Mi", "250")], Value::Null));
     let devices = kubelet.good(&named("kept")).await;
     node.kill_driver();
-    // What is gone meanwhile is made anew, without the claim: it may be removed by then.
+    // Missing parts are made again without the claim, which may have been removed by then.
     fs::remove_dir_all(node.path("cdi")).unwrap();
     node.api.remove_claim("prod", "kept");
     node.daemon = None;
@@ -235,7 +236,7 @@ async fn a_driver_that_is_killed_and_a_daemon_that_forgets_lose_nothing() {
     until("the share", async || (node.shares().await == ["k8s-uid-kept-0"]).then_some(())).await;
     assert_eq!(kubelet.good(&named("kept")).await, devices);
     assert_eq!(spec(&node, "uid-kept").devices.len(), 1);
-    // A daemon that is not there is no reason to forget.
+    // Shares are kept while the daemon is away.
     node.daemon = None;
     let answer = kubelet.unprepare(&[named("kept")]).await.unwrap();
     assert!(answer.claims["uid-kept"].error.contains("no daemon answers"), "{answer:?}");
@@ -267,7 +268,7 @@ async fn a_driver_that_is_killed_in_the_middle_leaves_nothing_that_is_not_known(
         node.start_driver(&[]);
         let kubelet = node.kubelet(NEW).await;
         node.slice(1).await;
-        // Half of them are wanted again, half are not.
+        // Half of them are wanted again, the other half is not.
         until("the cards", async || {
             let answer = kubelet.prepare(&claims[..3]).await.unwrap();
             answer.claims.values().all(|one| one.error.is_empty()).then_some(())
@@ -302,18 +303,18 @@ async fn the_slice_is_kept_as_the_cards_are() {
     assert_eq!(attributes["vramMiB"].int, Some(256));
     until("the old slice goes", async || (node.api.slices().len() == 1).then_some(())).await;
 
-    // A kubelet that begins removes it.
+    // A kubelet that starts removes it.
     node.api.wipe();
     let again = node.slice(1).await;
     assert_eq!(again.spec.devices, slice.spec.devices);
     assert!(again.spec.pool.generation > slice.spec.pool.generation);
 
-    // Nothing changes, nothing is written.
+    // Without a change nothing is written.
     let writes = node.api.writes();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(node.api.writes(), writes);
 
-    // An API server that fails is asked again.
+    // The driver tries again after an error of the API server.
     node.api.break_down(true);
     node.api.wipe();
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -340,7 +341,7 @@ async fn cards_of_a_daemon_that_is_gone_are_tainted_and_taken_by_nobody() {
     assert_eq!((first.len(), first[0].health()), (1, HealthStatus::Healthy));
     assert_eq!(other.message().await.unwrap().unwrap().devices.len(), 1);
 
-    // Nothing is known of them until it is back.
+    // Their state is unknown until the daemon is back.
     node.daemon = None;
     until("news", async || {
         let devices = stream.message().await.unwrap().unwrap().devices;
@@ -357,7 +358,7 @@ async fn cards_of_a_daemon_that_is_gone_are_tainted_and_taken_by_nobody() {
     kubelet.good(&named("late")).await;
     kubelet.back(&named("late")).await;
 
-    // A cluster that keeps no taints is shown no such card.
+    // A cluster that keeps no taints does not see such a card.
     node.api.forget(&["taints"]);
     node.daemon = None;
     node.slice(0).await;
@@ -382,7 +383,7 @@ async fn a_card_that_is_drained_is_tainted_keeps_its_claims_and_takes_none_until
     until("a taint", async || (taint().await.as_ref() == Some(&drained)).then_some(())).await;
     let error = kubelet.bad(&named("late")).await;
     assert!(error.contains("card `card0` cannot be used: an operator empties it"), "{error}");
-    // Who has a part of it keeps that, and its health is good: the pod is not to end.
+    // Its users keep it, and its health is good, so that the pod does not end.
     assert_eq!(kubelet.good(&named("kept")).await, devices);
     let mut client =
         fleet_grpc::health::v1beta1::dra_resource_health_client::DraResourceHealthClient::new(kubelet.channel.clone());
@@ -412,7 +413,7 @@ async fn a_claim_whose_vm_has_moved_to_another_card_is_still_that_claims() {
         }
         let vm: Value = node.admin().get(&format!("/v1/vms/k8s-uid-{name}-0")).await.unwrap();
         assert_eq!(vm["card"], "card1");
-        // A kubelet that was restarted asks again.
+        // A restarted kubelet asks again.
         assert_eq!(kubelet.good(&named(name)).await, devices);
         kubelet.back(&named(name)).await;
         assert_eq!(node.shares().await, Vec::<String>::new(), "what was given back is gone");
@@ -420,7 +421,7 @@ async fn a_claim_whose_vm_has_moved_to_another_card_is_still_that_claims() {
     node.assert_clean().await;
 }
 
-/// The daemon's user owns the folder above, and may put a link in the place of the folder of all shares.
+/// The daemon's user owns the parent folder, and may replace the folder of all shares with a link.
 #[tokio::test]
 async fn a_link_in_the_place_of_the_folder_of_shares_is_not_followed() {
     let node = Node::running(CARD).await;
@@ -478,9 +479,9 @@ async fn junk_is_refused_and_changes_nothing() {
     kubelet.bad(&odd).await;
     let many: Vec<_> = (0..300).map(|number| named(&number.to_string())).collect();
     assert_eq!(kubelet.prepare(&many).await.unwrap_err().code(), tonic::Code::InvalidArgument);
-    // One that is not known is given back at once.
+    // An unknown claim is unprepared at once.
     kubelet.back(&named("never")).await;
-    // The name of a share that is someone else's.
+    // The name of a share of another owner.
     let other = json!({ "name": "k8s-uid-mine-0", "card": "card0", "vram_mib": 16 });
     node.admin().post::<Value>("/v1/vms", &other).await.unwrap();
     node.api.put_claim(allocated("mine", &[("gpu", "card0", "16Mi", "10")], Value::Null));

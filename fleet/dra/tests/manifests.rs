@@ -1,4 +1,5 @@
-//! The manifests and the image's recipe: published types only, rights that are just those that are used, arguments that there are.
+//! The manifests and the image's recipe: they use only published types, only the necessary rights, and existing
+//! arguments.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -191,7 +192,7 @@ fn the_image_has_the_program_and_the_program_the_arguments() {
         .env("NODE_NAME", "a")
         .output()
         .unwrap();
-    // All of them are taken but the last.
+    // All of them are accepted except the last.
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("--look-every-ms") && !text.contains("unexpected argument"), "{text}");
     // Every path of the arguments is a folder of the node.

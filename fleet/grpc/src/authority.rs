@@ -1,15 +1,16 @@
-//! Requests whose `:authority` crate `h2` refuses, made such as it takes.
+//! Rewrites requests whose `:authority` the crate `h2` refuses.
 //!
-//! The kubelet dials a plugin's socket by its path when the plugin registers, and kubelets before 1.34 dial a DRA driver so, too.
-//! Go's gRPC then sends the path as `:authority`: as it is (`/var/lib/kubelet/x.sock`), newer ones escaped
-//! (`%2Fvar%2Flib%2Fkubelet%2Fx.sock`). Neither is an authority for crate `h2`, which resets the stream and has no switch for it
-//! (hyperium/h2#487). Over a UNIX socket the authority says nothing, so what a client sends there is replaced by `localhost`.
+//! The kubelet dials a plugin's socket by its path when the plugin registers, and kubelets before 1.34 also dial a DRA
+//! driver so. Go's gRPC then sends the path as `:authority`: unchanged (`/var/lib/kubelet/x.sock`), or in newer
+//! versions escaped (`%2Fvar%2Flib%2Fkubelet%2Fx.sock`). The crate `h2` accepts neither as an authority: it resets the
+//! stream, and has no option for it (hyperium/h2#487). Over a UNIX socket the authority has no meaning, so this module
+//! replaces it with `localhost`.
 //!
-//! Header blocks are compressed with a table that grows from block to block, so nothing in them can be changed in place. The
-//! [`Rewriter`] is an end of that compression: it keeps the client's table, decodes each block, and writes it anew with literals
-//! that refer to no table. Frames of all other kinds pass as they are.
+//! Header blocks are compressed with a table that grows from block to block, so they cannot be changed in place. The
+//! [`Rewriter`] is an end of that compression: it keeps the client's table, decodes each block, and encodes it again
+//! with literals that refer to no table. Frames of all other kinds pass unchanged.
 //!
-//! What it does not do: check what `h2` checks after it, such as which headers there may be and in which order.
+//! Out of scope: the checks that `h2` makes later, such as the set and the order of headers.
 
 use std::io;
 use std::pin::Pin;
@@ -19,17 +20,17 @@ use loona_hpack::Decoder;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
-/// Bytes that a client's connection begins with.
+/// Length of the preface of a client's connection.
 const PREFACE: usize = 24;
 /// Bytes of a frame's head.
 const HEAD: usize = 9;
-/// Longest payload of a frame: the server does not allow more than is allowed at first.
+/// Longest payload of a frame: the server keeps the initial limit.
 const MAX_FRAME: usize = 16 << 10;
-/// Longest header block, and longest list that it may stand for.
+/// Longest header block, and longest list of headers that it may decode to.
 const MAX_BLOCK: usize = 64 << 10;
-/// Size of the client's table: the server does not allow more than is allowed at first.
+/// Size of the client's table: the server keeps the initial limit.
 const TABLE: usize = 4096;
-/// Bytes that a header counts beside its name and value, by RFC 9113.
+/// Bytes that a header counts in addition to its name and value, according to RFC 9113.
 const OVERHEAD: usize = 32;
 
 const HEADERS: u8 = 1;
@@ -39,7 +40,7 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// The mistake of a client after which nothing that it sends can be read.
+/// A client's error after which its connection cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// A frame is too long.
@@ -51,7 +52,7 @@ pub enum Malformed {
     /// A frame's padding is longer than the frame.
     #[error("padding that is longer than its frame")]
     Padding,
-    /// A header block is too long, or stands for too much.
+    /// A header block is too long, or decodes to too much.
     #[error("headers of more than {MAX_BLOCK} bytes")]
     Block,
     /// A header block cannot be decoded.
@@ -74,7 +75,7 @@ struct Frame {
     left: usize,
 }
 
-/// A header block whose end has not come.
+/// An incomplete header block.
 #[derive(Debug)]
 struct Block {
     stream: [u8; 4],
@@ -82,12 +83,12 @@ struct Block {
     bytes: Vec<u8>,
 }
 
-/// Bytes of a client, as a state machine: bytes in, bytes for `h2` out.
+/// A filter of a client's bytes, as a state machine: bytes in, bytes for `h2` out.
 pub struct Rewriter {
     preface_left: usize,
     head: Vec<u8>,
     frame: Option<Frame>,
-    /// Payload of a frame with headers, as far as it has come.
+    /// Payload of a frame with headers, as far as it has arrived.
     payload: Vec<u8>,
     block: Option<Block>,
     decoder: Decoder<'static>,
@@ -108,10 +109,10 @@ impl Default for Rewriter {
 }
 
 impl Rewriter {
-    /// Takes bytes of the client, and adds to `out` what follows from them.
+    /// Accepts bytes of the client, and adds the resulting bytes to `out`.
     ///
     /// # Errors
-    /// When no more of the connection can be understood.
+    /// If the rest of the connection cannot be understood.
     pub fn take(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
         out.extend_from_slice(cut(&mut bytes, &mut self.preface_left));
         while !bytes.is_empty() {
@@ -131,7 +132,7 @@ impl Rewriter {
         Ok(())
     }
 
-    /// Begins a frame whose head is there.
+    /// Begins a frame with a complete head.
     fn begin(&mut self, out: &mut Vec<u8>) -> Result<(), Malformed> {
         let &[l2, l1, l0, kind, flags, s3, s2, s1, s0] = self.head.as_slice() else { return Ok(()) };
         let left = usize::from(l2) << 16 | usize::from(l1) << 8 | usize::from(l0);
@@ -153,7 +154,7 @@ impl Rewriter {
         self.end_if_whole(out)
     }
 
-    /// Ends the frame if all of it has come.
+    /// Ends the frame if it is complete.
     fn end_if_whole(&mut self, out: &mut Vec<u8>) -> Result<(), Malformed> {
         let Some(frame) = self.frame.take_if(|frame| frame.left == 0) else { return Ok(()) };
         if !carries_headers(frame.kind) {
@@ -174,12 +175,12 @@ impl Rewriter {
         Ok(())
     }
 
-    /// Writes a whole header block anew.
+    /// Encodes a complete header block again.
     fn rewrite(&mut self, block: &Block, out: &mut Vec<u8>) -> Result<(), Malformed> {
         let (mut fields, mut size) = (Vec::new(), 0_usize);
         let decoded = self.decoder.decode_with_cb(&block.bytes, |name, value| {
             size = size.saturating_add(name.len() + value.len() + OVERHEAD);
-            // What is too much is counted, not kept.
+            // Headers beyond the limit are counted, not kept.
             if size <= MAX_BLOCK {
                 let value = if *name == *b":authority" { b"localhost".as_slice() } else { &value };
                 literal(&name, value, &mut fields);
@@ -208,7 +209,7 @@ fn carries_headers(kind: u8) -> bool {
     matches!(kind, HEADERS | CONTINUATION)
 }
 
-/// Takes at most `left` bytes off the front, and counts them.
+/// Removes at most `left` bytes from the front, and counts them.
 fn cut<'a>(bytes: &mut &'a [u8], left: &mut usize) -> &'a [u8] {
     let (front, rest) = bytes.split_at((*left).min(bytes.len()));
     *left -= front.len();
@@ -229,7 +230,7 @@ fn fragment(payload: &[u8], flags: u8) -> Result<&[u8], Malformed> {
     rest.len().checked_sub(padding).and_then(|end| rest.get(..end)).ok_or(Malformed::Padding)
 }
 
-/// Writes a header as a literal that enters no table.
+/// Writes a header as a literal that is not added to the table.
 fn literal(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
     out.push(0);
     for text in [name, value] {
@@ -238,7 +239,7 @@ fn literal(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Writes a length with a prefix of seven bits, the eighth of which says that the text is not compressed.
+/// Writes a length with a prefix of seven bits; the eighth marks uncompressed text.
 fn length(length: usize, out: &mut Vec<u8>) {
     const PREFIX: usize = 0x7f;
     if let Some(rest) = length.checked_sub(PREFIX) {
@@ -254,18 +255,18 @@ fn length(length: usize, out: &mut Vec<u8>) {
     }
 }
 
-/// A connection of a client, whose authority is always `localhost`.
+/// A connection of a client with `localhost` as its authority.
 #[derive(Debug)]
 pub struct Localhost<S> {
     inner: S,
     rewriter: Rewriter,
-    /// Bytes for the reader, those before `given` given already.
+    /// Bytes for the reader; those before `given` were already read.
     out: Vec<u8>,
     given: usize,
 }
 
 impl<S> Localhost<S> {
-    /// Wraps a connection on which nothing has been read.
+    /// Wraps a connection from which nothing has been read.
     pub fn new(inner: S) -> Self {
         Self { inner, rewriter: Rewriter::default(), out: Vec::new(), given: 0 }
     }

@@ -1,9 +1,9 @@
-//! Protocols of the kubelet and of KubeVirt, and gRPC over UNIX sockets as Go programs speak it.
+//! Protocols of the kubelet and of KubeVirt, and gRPC over UNIX sockets in the form that Go programs use.
 //!
-//! Parts: messages and services, generated from the files in `proto`; [`socket`], where they are served; [`authority`], which
-//! makes requests of the kubelet readable for crate `h2`.
+//! Parts: messages and services, generated from the files in `proto`; [`socket`], which serves them; [`authority`],
+//! which makes requests of the kubelet readable for the crate `h2`.
 //!
-//! What it does not do: know what a claim or a domain is.
+//! Out of scope: the meaning of claims and domains.
 
 pub mod authority;
 pub mod socket;
@@ -22,12 +22,12 @@ mod protocols {
 /// Registration of a plugin with the kubelet.
 pub use protocols::pluginregistration;
 
-/// Preparing what a claim was allocated.
+/// Preparation of a claim's allocation.
 pub mod dra {
     pub use crate::protocols::k8s::io::kubelet::pkg::apis::dra::{v1, v1beta1};
 }
 
-/// Health of devices: the messages in [`health::v1alpha1`], the service by three names.
+/// Health of devices: the messages in [`health::v1alpha1`], the service under three names.
 pub mod health {
     pub use crate::protocols::{v1, v1alpha1, v1beta1};
 }

@@ -1,4 +1,4 @@
-//! A UNIX socket on which gRPC is served.
+//! A UNIX socket that serves gRPC.
 
 use std::fs::Permissions;
 use std::io;
@@ -15,7 +15,7 @@ use crate::authority::Localhost;
 /// Most requests of one connection at a time: the kubelet sends few.
 pub const MAX_STREAMS: u32 = 64;
 
-/// A reason why there is no socket.
+/// An error of creating the socket.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum SocketError {
@@ -31,18 +31,18 @@ pub enum SocketError {
     },
 }
 
-/// A socket in the file system, which is removed when it is dropped.
+/// A socket in the file system, removed on drop.
 #[derive(Debug)]
 pub struct Socket {
     path: PathBuf,
 }
 
 impl Socket {
-    /// Makes a socket at `path` that only this user may connect to; one that nobody serves any more is replaced. Gives the
-    /// connections that come, for a server.
+    /// Makes a socket at `path` to which only this user may connect; replaces one that no process serves. Returns its
+    /// incoming connections, for a server.
     ///
     /// # Errors
-    /// When something else is there, or the host says no.
+    /// If the path has another file, or the host refuses.
     pub fn bind(
         path: &Path,
     ) -> Result<(Self, impl Stream<Item = io::Result<Localhost<UnixStream>>> + use<>), SocketError> {
@@ -54,8 +54,8 @@ impl Socket {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
         }
-        // Under another name until its rights are right: the kubelet connects as soon as it sees a file, but for one whose name
-        // begins with a dot.
+        // Under another name until its mode is set: the kubelet connects as soon as it sees a file, except one whose
+        // name begins with a dot.
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let beside = path.with_file_name(format!(".{name}.new"));
         let _ = std::fs::remove_file(&beside);

@@ -1,9 +1,10 @@
-//! A server that is sent the very bytes of a Go client that dials as the kubelet does.
+//! A server that receives the recorded bytes of a Go client that dials like the kubelet.
 //!
-//! `captures/*.hex` were recorded from google.golang.org/grpc 1.33.3, which dialled a UNIX socket `/tmp/cap/plugin.sock`: by its
-//! path, as the kubelet's watcher of plugins does (`path`), with `:authority` as newer versions escape it (`escaped`, the same
-//! bytes with that literal in its place), and as `unix:` and the path, as a kubelet since 1.34 does for a DRA driver (`unix`).
-//! Each connection asks `GetInfo` twice, then `NotifyRegistrationStatus`: the later ones refer to the header table of the first.
+//! `captures/*.hex` were recorded from google.golang.org/grpc 1.33.3, which dialled a UNIX socket
+//! `/tmp/cap/plugin.sock`: by its path, as the kubelet's watcher of plugins does (`path`), with `:authority` escaped as
+//! in newer versions (`escaped`, the same bytes with that literal in its place), and as `unix:` and the path, as a
+//! kubelet since 1.34 does for a DRA driver (`unix`). Each connection calls `GetInfo` twice, then
+//! `NotifyRegistrationStatus`: the later calls refer to the header table of the first.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,7 +22,7 @@ use tonic::{Request, Response, Status};
 const HEADERS: u8 = 1;
 /// Frames of kind RST_STREAM.
 const RST_STREAM: u8 = 3;
-/// No wait takes that long but one in vain.
+/// Limit of a wait, reached only by a failing test.
 const LONG: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
@@ -52,7 +53,8 @@ fn capture(name: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
-/// Sends bytes to a server at `socket`, and reads until it has answered `streams` streams or ended; the answers by kind.
+/// Sends bytes to a server at `socket`, and reads until it has answered `streams` streams or ended; returns the answers
+/// by kind.
 fn answers(socket: &Path, bytes: &[u8], streams: usize) -> (Vec<u8>, Vec<u8>) {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();

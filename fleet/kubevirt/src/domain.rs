@@ -1,7 +1,7 @@
-//! A libvirt domain that is given vGPUs.
+//! Adds vGPUs to a libvirt domain.
 //!
-//! libvirt knows no vfio-user device, so QEMU's own argument stands in the namespace that libvirt passes on. The card reads guest
-//! memory through the file that QEMU passes, so memory is a file that is shared.
+//! libvirt has no vfio-user device, so QEMU's own argument is put in the namespace that libvirt passes on. The card
+//! reads guest memory through the file that QEMU passes, so the memory must be a shared file.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ const MAX_DEPTH: usize = 64;
 /// The namespace in which libvirt passes arguments on to QEMU.
 const NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
-/// A reason why a document cannot be given vGPUs.
+/// A reason why vGPUs cannot be added to a document.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum DomainError {
@@ -38,12 +38,13 @@ fn xml(error: impl std::fmt::Display) -> DomainError {
     DomainError::Xml(error.to_string())
 }
 
-/// The domain `document` with QEMU's devices `devices`, each the value of an argument `-device`, and memory that is shared.
+/// Returns the domain `document` with QEMU's devices `devices`, each the value of an argument `-device`, and shared
+/// memory.
 ///
-/// A device that is there already is not added again.
+/// An existing device is not added again.
 ///
 /// # Errors
-/// When it is no domain.
+/// If it is not a domain.
 pub fn with_devices(document: &[u8], devices: &[String]) -> Result<Vec<u8>, DomainError> {
     if document.len() > MAX_DOCUMENT {
         return Err(DomainError::Long(document.len()));
@@ -71,11 +72,11 @@ pub fn with_devices(document: &[u8], devices: &[String]) -> Result<Vec<u8>, Doma
 /// The document that is being written.
 struct Edit {
     out: Writer<Vec<u8>>,
-    /// Names of the elements that are open.
+    /// Names of the open elements.
     path: Vec<String>,
-    /// Depth of an element that is left out.
+    /// Depth of an element that is being omitted.
     dropped: Option<usize>,
-    /// Devices that have not been seen.
+    /// Devices that have not been found.
     missing: Vec<String>,
     memory: bool,
     arguments: bool,
@@ -101,7 +102,7 @@ impl Edit {
         self.out.write_event(event).map_err(xml)
     }
 
-    /// Says whether the open elements have these names.
+    /// Returns true if the open elements have these names.
     fn within(&self, names: &[&str]) -> bool {
         self.path.len() == names.len() && self.path.iter().zip(names).all(|(open, name)| open == name)
     }
@@ -142,7 +143,7 @@ impl Edit {
             return self.write(Event::Start(start));
         }
         match (parents.as_slice(), name.as_str()) {
-            // What has to be filled gets an end of its own.
+            // An empty element that must be filled gets an end tag.
             ([], "domain") | (["domain"], "memoryBacking" | "qemu:commandline") => {
                 let end = start.to_end().into_owned();
                 self.write(Event::Start(start))?;
@@ -182,14 +183,14 @@ impl Edit {
         self.write(Event::End(end))
     }
 
-    /// Writes where memory lies.
+    /// Writes the memory source and access.
     fn memory(&mut self) -> Result<(), DomainError> {
         self.memory = true;
         self.write(Event::Empty(BytesStart::new("source").with_attributes([("type", "memfd")])))?;
         self.write(Event::Empty(BytesStart::new("access").with_attributes([("mode", "shared")])))
     }
 
-    /// Writes the devices that are not there.
+    /// Writes the missing devices.
     fn arguments(&mut self) -> Result<(), DomainError> {
         self.arguments = true;
         for device in std::mem::take(&mut self.missing) {
@@ -218,7 +219,7 @@ fn root(start: &BytesStart<'_>) -> Result<BytesStart<'static>, DomainError> {
     Ok(root)
 }
 
-/// A node of memory that does not say that it is private.
+/// A memory node without private access.
 fn cell(start: &BytesStart<'_>) -> Result<BytesStart<'static>, DomainError> {
     let attributes: Vec<Attribute<'_>> = start.attributes().collect::<Result<_, _>>().map_err(xml)?;
     let kept = attributes.into_iter().filter(|attribute| attribute.key.as_ref() != "memAccess");

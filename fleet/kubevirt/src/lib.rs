@@ -1,10 +1,10 @@
-//! A hook of KubeVirt that gives a virtual machine its vGPUs.
+//! A KubeVirt hook that gives a virtual machine its vGPUs.
 //!
-//! KubeVirt starts it as a sidecar of virt-launcher, connects to its socket, and asks it for each domain before that is defined
-//! (kubevirt/kubevirt, pkg/hooks). The vGPU itself comes with a claim of the container in which QEMU runs: its socket lies there
-//! in a folder that is named by the request (`fleet-cdi`), so the hook needs to know no more than the requests' names.
+//! KubeVirt starts it as a sidecar of virt-launcher, connects to its socket, and calls it for each domain before that
+//! is defined (kubevirt/kubevirt, pkg/hooks). The vGPU itself comes with a claim of the container in which QEMU runs:
+//! its socket is there in a folder named after the request (`fleet-cdi`), so the hook needs only the requests' names.
 //!
-//! What it does not do: make a vGPU, or see whether one is there.
+//! Out of scope: making a vGPU, and checking that one exists.
 
 use api::launch::{self, SocketVmm};
 use fleet_cdi::Vgpu;
@@ -30,7 +30,7 @@ const SOCKET: &str = "vgpu.sock";
 pub struct Hook {
     /// Its name, as the sidecar's file is called.
     pub name: String,
-    /// Requests of virtual machines that say nothing themselves.
+    /// Requests of virtual machines without the annotation.
     pub requests: Vec<String>,
 }
 
@@ -50,7 +50,7 @@ fn device(request: &str, number: usize) -> Result<String, String> {
 }
 
 impl Hook {
-    /// The requests of a virtual machine, which comes as JSON.
+    /// The requests of a virtual machine, given as JSON.
     fn requests(&self, vmi: &[u8]) -> Result<Vec<String>, String> {
         let vmi: serde_json::Value =
             serde_json::from_slice(vmi).map_err(|error| format!("the virtual machine is no JSON: {error}"))?;
@@ -76,7 +76,7 @@ impl Hook {
     }
 }
 
-/// Returns the answer of a hook that does not want it.
+/// Returns the answer of a hook that changes nothing.
 fn unchanged(params: PreCloudInitIsoParams) -> PreCloudInitIsoResult {
     let PreCloudInitIsoParams { cloud_init_no_cloud_source, cloud_init_data, .. } = params;
     PreCloudInitIsoResult { cloud_init_no_cloud_source, cloud_init_data }

@@ -1,4 +1,4 @@
-//! The hook as a process, asked as virt-launcher asks.
+//! The hook as a process, called like virt-launcher does.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -12,7 +12,7 @@ use tonic::transport::{Channel, Endpoint};
 
 const DOMAIN: &str = include_str!("../src/domain/kubevirt.xml");
 
-/// The hook, until dropped.
+/// The hook, killed on drop.
 struct Hook(Child, tempfile::TempDir);
 
 impl Hook {

@@ -1,7 +1,7 @@
-//! The part that a job is given for its shards: the table of a tenant or a virtual machine.
+//! A job's part for its shards: the table of a tenant or a virtual machine.
 //!
-//! A job with N of a card's T shards is guaranteed N/T of the card's memory and time, so that all that Slurm hands out can be
-//! kept. What others leave, it may have as well: memory up to what it asks for, time up to its cap.
+//! A job with N of a card's T shards is guaranteed N/T of the card's memory and time, so that everything that Slurm
+//! assigns can be guaranteed. It may also use unused resources: memory up to its requested size, time up to its cap.
 
 use serde_json::{Map, Value, json};
 
@@ -15,23 +15,23 @@ const WEIGHT_MAX: u32 = 10_000;
 pub struct Card {
     /// Its name.
     pub name: String,
-    /// It is for tenants; others are for virtual machines.
+    /// It serves tenants; others serve virtual machines.
     pub cuda: bool,
-    /// MiB that all of its users have together.
+    /// MiB that all its users have together.
     pub shared_mib: u64,
 }
 
-/// Returns the card that a job's shards are of.
+/// Returns the card of a job's shards.
 ///
 /// # Errors
-/// There is none of the kind, or the shards are of several.
+/// If no card is of the kind, or the shards are from several.
 pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a [Card]) -> Result<&'a Card, String> {
     let of_kind: Vec<&Card> = cards.iter().filter(|card| card.cuda != given.vgpu).collect();
     let kind = if given.vgpu { "vGPUs" } else { "CUDA programs" };
     let of_kind: Vec<&Card> = match arguments.cards.is_empty() {
         true => of_kind,
         false => {
-            // In the order that Slurm counts; one of another kind keeps its number.
+            // In the order in which Slurm counts; a card of another kind keeps its number.
             let named = arguments.cards.iter().map(|name| cards.iter().find(|card| card.name == *name));
             let named: Option<Vec<_>> = named.collect();
             named.ok_or("plugstack.conf: `cards` names one that the daemon has not; see `mediatorctl card show`")?
@@ -46,10 +46,10 @@ pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a
     card.ok_or_else(|| format!("the daemon has no card number {number} for {kind}; see `mediatorctl card show`"))
 }
 
-/// The table of what is made for a job.
+/// Makes the table for a job.
 ///
 /// # Errors
-/// The job has no shards, or what it asks for is nothing.
+/// If the job has no shards, or requests nothing.
 pub fn table(
     arguments: &Arguments,
     given: &Given,
@@ -65,7 +65,7 @@ pub fn table(
         return Err(format!("{shards} shards, expected at most the {all} of a card (`shards` in plugstack.conf)"));
     }
     let chunk = arguments.chunk_mib;
-    // Rounded down: what is handed out must fit beside all others.
+    // Rounded down, so that all parts fit together.
     let sure_mib = card.shared_mib.saturating_mul(shards.into()) / u64::from(all) / chunk * chunk;
     let asked_mib = given.memory_mib.unwrap_or(sure_mib).div_ceil(chunk).saturating_mul(chunk);
     if asked_mib == 0 {
@@ -101,9 +101,9 @@ pub fn table(
         "vram_mib": asked_mib,
         "memory": { "quota_mib": asked_mib, "guarantee_mib": sure_mib.min(asked_mib), "weight": weight },
         "time": time,
-        // Nobody but the daemon, until the job's user has it.
+        // Only the daemon may connect until it belongs to the job's user.
         "mode": "0600",
-        // In a folder of its own, which the daemon makes: a container of the job mounts that.
+        // In its own folder, which the daemon makes: a container of the job mounts that.
         "socket": arguments.sockets.join(name).join(socket),
     });
     match table {
@@ -135,7 +135,7 @@ mod tests {
         );
         assert_eq!(quarter["memory"], json!({ "quota_mib": 256, "guarantee_mib": 256, "weight": 25 }));
         assert_eq!(quarter["time"], json!({ "weight": 25, "guarantee_permille": 250 }));
-        // More than its part is not guaranteed; less is all that it has.
+        // A larger size is not guaranteed; a smaller one is the limit.
         let more =
             Given { memory_mib: Some(500), weight: Some(300), class: Some("interactive".into()), ..Given::new() };
         let more = made(&more, 25, &cards[0]).unwrap();
@@ -145,7 +145,7 @@ mod tests {
         let less = made(&less, 25, &cards[0]).unwrap();
         assert_eq!(less["memory"]["guarantee_mib"], 64);
         assert_eq!(less["time"]["cap_permille"], 250);
-        // A cap below the guarantee is none.
+        // A cap below the guarantee has no effect.
         let low = Given { cap: Some(Cap::Permille(100)), ..Given::new() };
         assert_eq!(made(&low, 25, &cards[0]).unwrap()["time"]["cap_permille"], 250);
     }

@@ -1,9 +1,9 @@
-//! The shards that Slurm has given a job on a node, as the controller says.
+//! The shards that Slurm has given a job on a node, according to the controller.
 //!
-//! A step's environment has them as well, but its user writes that environment: variables that Slurm does not set itself stay as
-//! the user has made them. So they are a hint at most.
+//! A step's environment also has them, but its user can write that environment: Slurm keeps variables that it does not
+//! set itself. So they are only a hint.
 //!
-//! The controller's text has words of the user in it too, such as the job's name. A text that could be read in two ways is refused.
+//! The controller's text also contains the user's words, such as the job's name. An ambiguous text is refused.
 //!
 //! Sources: `scontrol(1)`, output of `show job --details`.
 
@@ -17,7 +17,7 @@ use crate::nodes;
 
 /// Largest answer of the controller, in bytes: that of an array of thousands of jobs.
 const MAX_ANSWER: u64 = 16 << 20;
-/// Time between two looks at whether it has answered.
+/// Interval at which the answer is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Shards of a job on a node.
@@ -25,23 +25,23 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub struct Granted {
     /// Their number.
     pub shards: u32,
-    /// Numbers of the GPUs of which they are, in the order of `gres.conf`; none if Slurm does not say.
+    /// Numbers of their GPUs, in the order of `gres.conf`; none if Slurm does not report them.
     pub gpus: Vec<usize>,
 }
 
 /// A job's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number {
-    /// Its own.
+    /// The job's own number.
     pub id: u32,
-    /// Numbers of its array and in it, if it is of one.
+    /// Numbers of its array and in it, if it is in one.
     pub of_array: Option<(u32, u32)>,
 }
 
-/// Asks the controller until it answers, for as long as there is patience.
+/// Asks the controller until it answers, for at most `patience`.
 ///
 /// # Errors
-/// It does not answer, or says nothing of the job on this node.
+/// If it does not answer, or does not list the job on this node.
 pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Result<Granted, String> {
     let begin = Instant::now();
     loop {
@@ -59,7 +59,7 @@ pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Res
 /// The controller's text on a job.
 fn answer(scontrol: &Path, job: &Number, patience: Duration) -> Result<String, String> {
     let mut command = Command::new(scontrol);
-    // Of an array, this job alone.
+    // In an array, this job alone.
     let name = job.of_array.map_or_else(|| job.id.to_string(), |(array, task)| format!("{array}_{task}"));
     command.args(["--details", "show", "job", &name]);
     let mut child = command
@@ -94,7 +94,7 @@ fn answer(scontrol: &Path, job: &Number, patience: Duration) -> Result<String, S
     }
 }
 
-/// Reads the controller's text on one job: a line that is not indented, and lines that are.
+/// Reads the controller's text on one job: one unindented line, then indented ones.
 fn read(text: &str, job: u32, node: &str) -> Result<Granted, String> {
     let mut heads = text.lines().filter(|line| !line.is_empty() && !line.starts_with(' '));
     let unclear = |what: &str| {
@@ -151,7 +151,7 @@ fn shards(list: &str) -> Option<Granted> {
             None => words.next_back()?,
         };
         granted.shards = granted.shards.checked_add(count.parse().ok()?)?;
-        // So many of each GPU, and so many of it that there are.
+        // For each GPU: the job's number of shards, and the GPU's total.
         for (gpu, part) in details.split(',').enumerate() {
             if let Some((given, _)) = part.split_once('/')
                 && given.parse::<u64>().ok()? > 0
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(read(&array, 9, "n1").unwrap().shards, 25);
     }
 
-    /// Text of the user cannot be taken for text of Slurm.
+    /// The parser does not take the user's text for Slurm's.
     #[test]
     fn words_of_the_user_raise_nothing() {
         let line = "     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:100(100/100)";

@@ -1,14 +1,14 @@
-//! A SPANK plugin for Slurm: a job with shards of a GPU (`--gres=shard:N`) becomes a tenant of the node's `mediatord`, or has a
-//! vGPU, with the limits that it asked for; when it ends, what it used is written down and what it had is free.
+//! A SPANK plugin for Slurm: a job with shards of a GPU (`--gres=shard:N`) becomes a tenant of the node's `mediatord`,
+//! or has a vGPU, with the limits that it requested; when it ends, its use is recorded and its part is freed.
 //!
-//! Parts: the entry points that Slurm calls (`spank`), the options of jobs ([`options`]), the shards that the controller says a job
-//! has ([`granted`], [`nodes`]), the tenant or VM for them ([`claim`]), and
-//! what that program does which the plugin runs ([`work`]): the plugin itself only reads options, starts it, and sets variables.
+//! Parts: the entry points that Slurm calls (`spank`), the options of jobs ([`options`]), a job's shards according to
+//! the controller ([`granted`], [`nodes`]), the tenant or VM for them ([`claim`]), and the work of the program that the
+//! plugin runs ([`work`]): the plugin itself only reads options, starts it, and sets variables.
 //!
-//! Slurm keeps the count: it hands out no more shards than a card has, on whichever node and card. The daemon holds each job to
-//! what it has. The plugin decides nothing but what a number of shards means.
+//! Slurm does the accounting: it assigns at most a card's number of shards, on any node and card. The daemon limits
+//! each job to its part. The plugin only decides the meaning of a number of shards.
 //!
-//! What it does not do: schedule, or trust a job: nothing in the job's environment raises its part.
+//! Out of scope: it does not schedule, and does not trust a job: nothing in the job's environment raises its part.
 //!
 //! Sources: `spank(7)`, `gres.conf(5)`, `prolog_epilog`, `plugstack.conf`.
 

@@ -1,9 +1,9 @@
 //! Lists of nodes as Slurm writes them: `n1`, `n[1-3,07]`, `rack[0-1]n[1-9]x,login`.
 
-/// Most nodes' names that are written out in one list.
+/// Most names that a list is expanded to.
 const MAX_LIST: usize = 1 << 20;
 
-/// Returns whether a list has a node in it.
+/// Returns true if a list contains a node.
 #[must_use]
 pub fn contains(list: &str, node: &str) -> bool {
     if list.len() > MAX_LIST {
@@ -26,12 +26,12 @@ pub fn contains(list: &str, node: &str) -> bool {
     !node.is_empty() && names.into_iter().any(|name| fits(name, node))
 }
 
-/// Returns whether a name with ranges stands for a node.
+/// Returns true if a name with ranges matches a node.
 fn fits(name: &str, node: &str) -> bool {
     let Some((before, rest)) = name.split_once('[') else { return name == node };
     let Some((ranges, behind)) = rest.split_once(']') else { return false };
     let Some(node) = node.strip_prefix(before) else { return false };
-    // The node's name does not show where the number ends: the next part may begin with a digit.
+    // The node's name does not show the end of the number: the next part may begin with a digit.
     let digits = node.bytes().take_while(u8::is_ascii_digit).count();
     (1..=digits.min(18)).any(|length| {
         let (number, end) = node.split_at(length);
@@ -39,13 +39,13 @@ fn fits(name: &str, node: &str) -> bool {
     })
 }
 
-/// Returns whether a number, as it is written, is in a range such as `7` or `007-120`.
+/// Returns true if a number, in its written form, is in a range such as `7` or `007-120`.
 fn is_in(range: &str, number: &str) -> bool {
     let (first, last) = range.split_once('-').unwrap_or((range, range));
     let (Ok(from), Ok(to), Ok(at)) = (first.parse::<u64>(), last.parse::<u64>(), number.parse::<u64>()) else {
         return false;
     };
-    // As wide as the first number at least, filled with zeros.
+    // At least as wide as the first number, filled with zeros.
     (from..=to).contains(&at) && format!("{at:0width$}", width = first.len()) == number
 }
 

@@ -13,7 +13,7 @@ pub struct JobOption {
     pub usage: &'static CStr,
 }
 
-/// The options, by the numbers under which Slurm gives them back.
+/// The options, by the numbers with which Slurm returns them.
 pub const OPTIONS: [JobOption; 5] = [
     JobOption {
         name: c"gpu-memory",
@@ -48,47 +48,47 @@ const WEIGHT_MAX: u32 = 10_000;
 /// Largest size in MiB.
 const MIB_MAX: u64 = 16 << 20;
 
-/// Options as they were given.
+/// Given options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Given {
-    /// MiB of the card.
+    /// Requested MiB of the card.
     pub memory_mib: Option<u64>,
     /// Weight.
     pub weight: Option<u32>,
-    /// Class by which those go first that are due.
+    /// Latency class: of the tenants that are due, the better class runs first.
     pub class: Option<String>,
-    /// Largest part of the card's time, if there is one.
+    /// Largest part of the card's time, if limited.
     pub cap: Option<Cap>,
-    /// A vGPU is asked for.
+    /// The job requests a vGPU.
     pub vgpu: bool,
 }
 
 /// Largest part of a card's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cap {
-    /// The part that the shards stand for.
+    /// The shards' part.
     Shards,
-    /// So many thousandths.
+    /// A number of thousandths.
     Permille(u32),
 }
 
 impl Given {
-    /// Nothing yet.
+    /// No options.
     #[must_use]
     pub const fn new() -> Self {
         Self { memory_mib: None, weight: None, class: None, cap: None, vgpu: false }
     }
 
-    /// Returns whether no option was given.
+    /// Returns true if no option was given.
     #[must_use]
     pub fn is_silent(&self) -> bool {
         *self == Self::new()
     }
 
-    /// Takes the value of an option, by its number.
+    /// Sets the option with this number to a value.
     ///
     /// # Errors
-    /// The mistake in the value, and what was expected.
+    /// The mistake in the value, and the expected form.
     pub fn take(&mut self, number: usize, value: &str) -> Result<(), String> {
         match number {
             0 => {
@@ -128,7 +128,7 @@ fn wrong(option: &str, value: &str, expected: &str) -> String {
     format!("--{option}: `{shown}`, expected {expected}")
 }
 
-/// MiB of a size with M or G.
+/// MiB of a size with the suffix M or G.
 fn mib(text: &str) -> Option<u64> {
     let (number, factor) = match text.strip_suffix('G') {
         Some(number) => (number, 1024),
@@ -148,19 +148,19 @@ pub struct Arguments {
     pub sockets: PathBuf,
     /// Shards of a card.
     pub shards: u32,
-    /// The daemon's cards in the order in which Slurm counts them; all of the kind by name if none are named.
+    /// The daemon's cards in the order in which Slurm counts them; if none are named, all of the kind by name.
     pub cards: Vec<String>,
     /// MiB of which sizes are multiples: that of the cards' chunks, or more.
     pub chunk_mib: u64,
-    /// File to which what jobs have used is written, a line of JSON each.
+    /// File to which the use of jobs is written, one line of JSON each.
     pub ledger: PathBuf,
-    /// Folder of the library that is `libcuda.so.1` for the programs.
+    /// Folder of the library that replaces `libcuda.so.1` for the programs.
     pub library: PathBuf,
-    /// NVIDIA's library, where programs do not find it by themselves.
+    /// NVIDIA's library, if programs do not find it by themselves.
     pub driver: Option<PathBuf>,
-    /// Program that takes notes for the controller.
+    /// Program that sends notes to the controller.
     pub scontrol: PathBuf,
-    /// Seconds for which a daemon that does not answer is waited for.
+    /// Seconds to wait for a daemon that does not answer.
     pub patience_s: u64,
     /// Name of the node.
     pub node: String,
@@ -185,10 +185,10 @@ impl Default for Arguments {
 }
 
 impl Arguments {
-    /// Reads them.
+    /// Reads the arguments.
     ///
     /// # Errors
-    /// The word that is wrong.
+    /// The word with a mistake.
     pub fn read(words: &[&str]) -> Result<Self, String> {
         let mut read = Self::default();
         for word in words {

@@ -1,10 +1,10 @@
-//! The entry points that Slurm calls, and what it is asked in turn.
+//! The entry points that Slurm calls, and the calls to Slurm.
 //!
-//! A plugin is loaded into `srun`, `sbatch` and `salloc`, where options are read, and into `slurmstepd` on the nodes, where a
-//! job's processes are started (as root until they become the user's) and, by another of its processes, epilogs run.
+//! Slurm loads a plugin into `srun`, `sbatch` and `salloc`, where options are read, and into `slurmstepd` on the nodes,
+//! which starts a job's processes (as root until they become the user's) and, in another process, runs epilogs.
 //!
-//! UNSAFETY: Slurm is C. What it calls gets pointers that it vouches for during the call; what is called is looked up in the
-//! process by name, so that the crate links without Slurm, with the signatures of `spank(7)`.
+//! UNSAFETY: Slurm is C. Its calls pass pointers that it guarantees to be valid during the call; functions of Slurm are
+//! looked up in the process by name, so that the crate links without Slurm, with the signatures of `spank(7)`.
 #![allow(unsafe_code, reason = "Slurm calls plugins by C functions")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -18,11 +18,11 @@ use admin_client::terminal;
 use crate::options::{Arguments, Given, OPTIONS};
 use crate::work::{self, Job};
 
-/// Name of the plugin: it is part of variables by which Slurm passes options on.
+/// Name of the plugin: part of the variables in which Slurm passes options on.
 const NAME: &[u8] = b"gpu_mediator\0";
 /// Type of the plugin.
 const TYPE: &[u8] = b"spank\0";
-/// Mark behind the version, by which it is found when the plugin is installed.
+/// Mark after the version, which the installation searches for.
 pub const MARK: [u32; 3] = [0x6d70_6773, 0x5f61_6964, 0x7265_7376];
 
 /// Name, as Slurm reads it.
@@ -31,11 +31,11 @@ pub static plugin_name: [u8; NAME.len()] = *b"gpu_mediator\0";
 /// Type, as Slurm reads it.
 #[unsafe(no_mangle)]
 pub static plugin_type: [u8; TYPE.len()] = *b"spank\0";
-/// Version of the Slurm that the plugin is for, which reads the first number and takes no other than its own. It is written into
-/// a copy of the library when that is installed; here it stands for none.
+/// Version of the Slurm that the plugin is for: Slurm compares the first number with its own. The installation writes
+/// it into a copy of the library; here it means none.
 #[unsafe(no_mangle)]
 pub static plugin_version: [u32; 4] = [0, MARK[0], MARK[1], MARK[2]];
-/// Version of the plugin's own.
+/// Version of the plugin itself.
 #[unsafe(no_mangle)]
 pub static spank_plugin_version: u32 = 1;
 
@@ -52,7 +52,7 @@ const JOB_UID: c_int = 0;
 const JOB_ID: c_int = 2;
 /// `S_CTX_REMOTE` of `spank_context`.
 const REMOTE: c_int = 2;
-/// `S_JOB_ARRAY_ID`; 0 for a job of no array.
+/// `S_JOB_ARRAY_ID`; 0 for a job outside arrays.
 const ARRAY_ID: c_int = 30;
 /// `S_JOB_ARRAY_TASK_ID`.
 const ARRAY_TASK_ID: c_int = 31;
@@ -60,7 +60,7 @@ const ARRAY_TASK_ID: c_int = 31;
 const NO_SPACE: [c_int; 2] = [6, 3005];
 /// Longest variable that the kernel gives a program (`MAX_ARG_STRLEN`), with its name and its end.
 const MAX_VARIABLE: usize = 128 << 10;
-/// Variable of a step with its shards. Its user may write it: a hint at most.
+/// Variable of a step with its shards. Its user can write it, so it is only a hint.
 const SHARDS: &CStr = c"SLURM_SHARDS_ON_NODE";
 
 /// `struct spank_option`.
@@ -74,18 +74,18 @@ struct SpankOption {
     callback: Option<unsafe extern "C" fn(c_int, *const c_char, c_int) -> c_int>,
 }
 
-/// Options as they were given, in this process.
+/// The options given in this process.
 static GIVEN: Mutex<Given> = Mutex::new(Given::new());
 
-/// A function of Slurm's, found in this process.
+/// A function of Slurm, found in this process.
 fn function<T>(name: &str) -> Option<Symbol<T>> {
-    // SAFETY: the type is that of `spank(7)` for the name; this process stays, so the symbol does.
+    // SAFETY: the type is that of `spank(7)` for the name; this process stays loaded, and with it the symbol.
     unsafe { Library::this().get::<T>(name.as_bytes()) }.ok()
 }
 
 /// Writes a line to the log of the process, which for a user's command is the terminal.
 fn complain(what: &str) {
-    // Names that jobs and programs gave themselves may be in it.
+    // It may contain names that jobs and programs gave themselves.
     let line = CString::new(format!("gpu-mediator: {}", terminal::word(what))).unwrap_or_default();
     match function::<unsafe extern "C" fn(*const c_char, ...)>("slurm_error") {
         // SAFETY: a format that takes one string, and a string with its end.
@@ -100,12 +100,12 @@ fn variable(handle: Handle, name: &CStr) -> Result<Option<Vec<u8>>, String> {
     let Some(get) = function::<Get>("spank_getenv") else { return Ok(None) };
     whole(&name.to_string_lossy(), |value| {
         let length = c_int::try_from(value.len()).unwrap_or(c_int::MAX);
-        // SAFETY: the handle is that of the call; the buffer has as many bytes as are said.
+        // SAFETY: the handle is that of the call; the buffer has `length` bytes.
         unsafe { get(handle, name.as_ptr(), value.as_mut_ptr().cast(), length) }
     })
 }
 
-/// Reads a value of any length by a function that fills a buffer, or says that there is no space.
+/// Reads a value of any length with a function that fills a buffer, or reports that it is too small.
 fn whole(name: &str, get: impl Fn(&mut [u8]) -> c_int) -> Result<Option<Vec<u8>>, String> {
     for size in [4 << 10, MAX_VARIABLE] {
         let mut value = vec![0u8; size];
@@ -122,7 +122,7 @@ fn too_long(name: &str) -> String {
     format!("the variable {name} has more than the {MAX_VARIABLE} bytes that a program can have; shorten it")
 }
 
-/// A folder before those that a variable has already, as the loader's variables have it.
+/// Prepends a folder to those of a variable, as the loader expects.
 fn in_front(name: &str, first: &str, rest: Option<Vec<u8>>) -> Result<Vec<u8>, String> {
     let mut value = first.as_bytes().to_owned();
     if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
@@ -140,7 +140,7 @@ fn set_variable(handle: Handle, name: &str, value: Vec<u8>) -> bool {
     function::<Set>("spank_setenv").is_some_and(|set| unsafe { set(handle, name.as_ptr(), value.as_ptr(), 1) } == GOOD)
 }
 
-/// Takes a variable away from the job; one that is not there is none.
+/// Removes a variable from the job; a missing one is fine.
 fn unset_variable(handle: Handle, name: &CStr) {
     if let Some(unset) = function::<unsafe extern "C" fn(Handle, *const c_char) -> c_int>("spank_unsetenv") {
         // SAFETY: the handle is that of the call; the string has an end.
@@ -148,8 +148,8 @@ fn unset_variable(handle: Handle, name: &CStr) {
     }
 }
 
-/// Name of the node that this process is on, as Slurm has told the process (`slurmstepd`, 22.05 and up). The step's environment has
-/// such a variable as well, which its user may write: paths are made of the name.
+/// Name of this process's node, which Slurm sets in the process (`slurmstepd`, 22.05 and up). The step's environment
+/// also has such a variable, but its user can write it, and paths are made from the name.
 fn node() -> Result<String, String> {
     let node = std::env::var("SLURMD_NODENAME").ok().filter(|node| !node.is_empty());
     let node = node.ok_or("Slurm does not say which node this is: Slurm 22.05 or newer is needed")?;
@@ -163,12 +163,12 @@ fn node() -> Result<String, String> {
 fn number(handle: Handle, item: c_int) -> Option<u32> {
     let get = function::<unsafe extern "C" fn(Handle, c_int, ...) -> c_int>("spank_get_item")?;
     let mut number: u32 = 0;
-    // SAFETY: all items that are asked for are 32 bits wide, and the place for them lives through the call.
+    // SAFETY: all requested items are 32 bits wide, and the variable for them lives through the call.
     (unsafe { get(handle, item, &raw mut number) } == GOOD).then_some(number)
 }
 
 fn is_remote() -> bool {
-    // SAFETY: it takes nothing.
+    // SAFETY: it takes no arguments.
     function::<unsafe extern "C" fn() -> c_int>("spank_context").is_some_and(|context| unsafe { context() } == REMOTE)
 }
 
@@ -176,14 +176,14 @@ fn is_remote() -> bool {
 fn arguments(count: c_int, words: *const *const c_char) -> Result<Arguments, String> {
     let count = usize::try_from(count).unwrap_or(0).min(64);
     let word = |index: usize| {
-        // SAFETY: Slurm vouches for `count` pointers to strings with an end.
+        // SAFETY: Slurm guarantees `count` pointers to strings with an end.
         let word = unsafe { CStr::from_ptr(*words.add(index)) };
         word.to_str().map_err(|_| "an argument in plugstack.conf is no text".to_owned())
     };
     Arguments::read(&(0..count).map(word).collect::<Result<Vec<_>, _>>()?)
 }
 
-/// Runs what a hook is for; a panic is an error of the hook, not the end of Slurm's process.
+/// Runs a hook's function; a panic becomes an error of the hook, and does not end Slurm's process.
 fn guarded(what: impl FnOnce() -> Result<(), String> + std::panic::UnwindSafe) -> c_int {
     match catch_unwind(what) {
         Ok(Ok(())) => GOOD,
@@ -203,7 +203,7 @@ unsafe extern "C" fn on_option(number: c_int, value: *const c_char, _remote: c_i
         let text = if value.is_null() {
             ""
         } else {
-            // SAFETY: Slurm vouches for a string with an end.
+            // SAFETY: Slurm guarantees a string with an end.
             unsafe { CStr::from_ptr(value) }.to_str().map_err(|_| "an option's value is no text".to_owned())?
         };
         let number = usize::try_from(number).map_err(|_| "Slurm names an option that there is not".to_owned())?;
@@ -211,7 +211,7 @@ unsafe extern "C" fn on_option(number: c_int, value: *const c_char, _remote: c_i
     })
 }
 
-/// Registers the options, wherever the plugin is loaded.
+/// Registers the options in all processes that load the plugin.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {
@@ -237,7 +237,7 @@ pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *
     })
 }
 
-/// Gives the job what it asked for before its first process runs, as root; each process gets the variables.
+/// Makes the job's part before its first process runs, as root; each process gets the variables.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {
@@ -245,7 +245,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
             return Ok(());
         }
         let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // Most jobs have no shards, and cost no question to the controller. A job that claims some gets the controller's number.
+        // Most jobs have no shards, and need no request to the controller. For a job that claims some, the controller's
+        // number counts.
         if variable(handle, SHARDS)?.is_none() && given.is_silent() {
             return Ok(());
         }
@@ -260,7 +261,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
         if variables.is_empty() {
             return Ok(());
         }
-        // The number of the card as Slurm counts. The library finds the tenant's by itself, and there is no other.
+        // This variable has Slurm's number of the card. The library finds the tenant's by itself, and no other card is
+        // visible.
         unset_variable(handle, c"CUDA_VISIBLE_DEVICES");
         for (name, value) in variables {
             let there = if name == "LD_LIBRARY_PATH" { variable(handle, c"LD_LIBRARY_PATH")? } else { None };
@@ -272,7 +274,7 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
     })
 }
 
-/// Notes what the job has used so far, while the controller still takes notes.
+/// Records the job's use so far, while the controller still accepts notes.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {
@@ -281,7 +283,7 @@ pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *
         }
         let Some(id) = number(handle, JOB_ID) else { return Ok(()) };
         let arguments = arguments(count, words)?;
-        // A note that cannot be taken is no reason for a job to fail.
+        // A failed note must not make a job fail.
         if let Err(error) = node().and_then(|node| work::note(&arguments.on(Some(&node)), id)) {
             complain(&error);
         }
@@ -289,7 +291,7 @@ pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *
     })
 }
 
-/// Takes back what the job had, however it has ended. It fails when it cannot: then Slurm drains the node.
+/// Removes the job's part after its end. Reports a failure: then Slurm drains the node.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {

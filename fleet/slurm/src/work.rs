@@ -1,7 +1,7 @@
-//! Work for a job: its tenant or vGPU is made, its use noted, and all taken back.
+//! Work for a job: makes its tenant or vGPU, records its use, and removes it.
 //!
-//! Everything is named after the job, so that it can be done again: another process of the job finds what the first has made, and
-//! what a node that went down has left is found by its name when the node is up again ([`reconcile`]).
+//! All names are derived from the job, so that each step can be repeated: another process of the job finds the parts of
+//! the first, and after a crash the node finds leftovers by their names ([`reconcile`]).
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -21,28 +21,28 @@ use crate::claim::{self, Card};
 use crate::granted::{self, Number};
 use crate::options::{Arguments, Given};
 
-/// Begin of names of tenants and virtual machines of jobs.
+/// Prefix of names of tenants and virtual machines of jobs.
 const PREFIX: &str = "slurm-";
 /// Variable with the socket of a job's vGPU.
 pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
 /// Time between two attempts to reach a daemon.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Time that a note to the controller may take.
+/// Time limit of a note to the controller.
 // TIMEOUT: the controller answers at once, or is away; a job must not wait for it.
 const NOTE: Duration = Duration::from_secs(10);
 
-/// A job, as a process of it is started.
+/// A job, when one of its processes is started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// Its number.
     pub id: u32,
     /// Its user.
     pub uid: u32,
-    /// Numbers of its array and in it, if it is of one.
+    /// Numbers of its array and in it, if it is in one.
     pub of_array: Option<(u32, u32)>,
 }
 
-/// Use that a job has made of a card.
+/// A job's use of a card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// The job.
@@ -55,15 +55,15 @@ pub struct Usage {
     pub kind: &'static str,
     /// Weight that it had.
     pub weight: u32,
-    /// MiB that it might have.
+    /// Its limit of memory in MiB.
     pub memory_mib: u64,
     /// Time of the card that it was charged, in ns.
     pub used_ns: u64,
-    /// Of that, the time in which its work was in flight, in ns; of a tenant.
+    /// The part of that time in which its work was in flight, in ns; for a tenant.
     pub busy_ns: u64,
     /// Submissions.
     pub launches: u64,
-    /// Programs of it that were killed since they went beyond its limits or did not answer.
+    /// Its programs that were killed because they exceeded its limits or did not answer.
     pub killed: u64,
 }
 
@@ -93,7 +93,7 @@ fn code(error: &ClientError) -> Option<ErrorCode> {
     }
 }
 
-/// Asks until the daemon answers, whatever it says, for as long as there is patience.
+/// Asks until the daemon answers, with any answer, for at most the configured time.
 fn patiently<T>(
     arguments: &Arguments,
     ask: impl Fn(&Client) -> Result<T, ClientError>,
@@ -124,7 +124,7 @@ fn cards(arguments: &Arguments) -> Result<Vec<Card>, String> {
     Ok(list.cards.into_iter().map(card).collect())
 }
 
-/// Gives a job its part, if it has not got it yet; the variables of its processes, none if it has no shards and asked for
+/// Makes a job's part, unless it exists. Returns the variables of its processes; none if it has no shards and requested
 /// nothing.
 ///
 /// # Errors
@@ -149,7 +149,7 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
             let post = |client: &Client| client.post::<serde_json::Value>(&format!("/v1/{folder}"), &table);
             match patiently(arguments, post)? {
                 Ok(made) => made,
-                // Another process of the job was first.
+                // Another process of the job was faster.
                 Err(error) if code(&error) == Some(ErrorCode::Conflict) => {
                     patiently(arguments, |client| client.get(&path))?.map_err(|_| told(&error))?
                 }
@@ -177,7 +177,7 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
     Ok(variables.into_iter().chain(driver).collect())
 }
 
-/// Returns what a job has used so far, and whether it is a vGPU that it has; nothing if it has nothing.
+/// Returns a job's use so far, and whether it has a vGPU; `None` if it has nothing.
 fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
     let name = name(job);
     let node = arguments.node.clone();
@@ -222,10 +222,10 @@ fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
     }))
 }
 
-/// Tells the controller what a running job has used: its administrator's comment.
+/// Sends the use of a running job to the controller, as its administrator's comment.
 ///
 /// # Errors
-/// The daemon does not answer.
+/// If the daemon does not answer.
 pub fn note(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let Usage { node, card, used_ns, launches, killed, .. } = usage;
@@ -234,12 +234,12 @@ pub fn note(arguments: &Arguments, job: u32) -> Result<(), String> {
         format!("gpu-mediator node={node} card={card} gpu_seconds={seconds} launches={launches} killed={killed}");
     let mut command = Command::new(&arguments.scontrol);
     command.args(["update", &format!("jobid={job}"), &format!("admincomment={comment}")]);
-    // A job that is over takes no notes any more: the ledger has it.
+    // The controller accepts no notes of a finished job: the ledger has it.
     let _ = run(command.stdout(Stdio::null()).stderr(Stdio::null()));
     Ok(())
 }
 
-/// Runs a program to its end, if that comes within the time for notes.
+/// Runs a program to its end, within the time limit of notes.
 fn run(command: &mut Command) -> std::io::Result<bool> {
     let mut child = command.stdin(Stdio::null()).spawn()?;
     let begin = Instant::now();
@@ -253,17 +253,17 @@ fn run(command: &mut Command) -> std::io::Result<bool> {
     child.wait().map(|status| status.success())
 }
 
-/// Takes back what a job had, and writes down what it has used.
+/// Removes a job's part, and records its use.
 ///
 /// # Errors
-/// That cannot be: the job's part of the card is not free.
+/// If it cannot be removed: the job's part of the card is not free.
 pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let folder = if usage.kind == "vgpu" { "vms" } else { "tenants" };
     let path = format!("/v1/{folder}/{}", name(job));
     match patiently(arguments, |client| client.delete(&path))? {
         Ok(()) => {}
-        // The health check was first, and has written it down.
+        // The health check was faster, and has recorded it.
         Err(error) if code(&error) == Some(ErrorCode::NotFound) => return Ok(()),
         Err(error) => return Err(told(&error)),
     }
@@ -273,7 +273,7 @@ pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
 /// Adds a line to a file that several processes write.
 fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     if let Some(folder) = ledger.parent() {
-        // Whatever the mask of Slurm's process is.
+        // Independent of the mask of Slurm's process.
         fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     }
     let line = serde_json::to_string(usage)? + "\n";
@@ -284,14 +284,14 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     if !there.is_file() || there.nlink() != 1 || there.uid() != rustix::process::geteuid().as_raw() {
         return Err(std::io::Error::other("it is not a file of this user alone; move it away"));
     }
-    // One write: lines of others come before or behind it.
+    // One write: other processes' lines come before or after it.
     file.write_all(line.as_bytes())
 }
 
-/// Takes back what jobs had that are over: after a node, a daemon or an epilog has failed. Returns their numbers.
+/// Removes the parts of finished jobs that a failure of a node, a daemon or an epilog left. Returns their numbers.
 ///
 /// # Errors
-/// The daemon does not answer, or something cannot be taken back.
+/// If the daemon does not answer, or something cannot be removed.
 pub fn reconcile(
     arguments: &Arguments,
     running: impl FnOnce() -> Result<Vec<u32>, String>,
@@ -300,17 +300,17 @@ pub fn reconcile(
     if there.is_empty() {
         return Ok(there);
     }
-    // Asked after: a job that has something and does not run now, is over.
+    // Asked after: a job that has a part and does not run now has ended.
     let running = running()?;
     let over: Vec<u32> = there.into_iter().filter(|job| !running.contains(job)).collect();
     over.iter().try_for_each(|job| end(arguments, *job))?;
     Ok(over)
 }
 
-/// The jobs that have something.
+/// The jobs that have a part.
 ///
 /// # Errors
-/// The daemon does not answer.
+/// If the daemon does not answer.
 pub fn held(arguments: &Arguments) -> Result<Vec<u32>, String> {
     let tenants =
         patiently(arguments, |client| client.get::<api::TenantList>("/v1/tenants"))?.map_err(|error| told(&error))?;

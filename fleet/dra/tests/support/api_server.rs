@@ -1,4 +1,4 @@
-//! An API server for one driver: it keeps objects, checks each against the published types, and records who asked for what.
+//! An API server for one driver: it keeps objects, checks each against the published types, and records the requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// A verb and a resource, as a role has them.
+/// A verb and a resource, as in a role.
 pub type Call = (&'static str, &'static str, &'static str);
 
 #[derive(Default)]
@@ -34,7 +34,7 @@ struct Objects {
     watches: Vec<mpsc::Sender<String>>,
     /// Writes of slices so far.
     writes: usize,
-    /// Fields of devices that this cluster does not keep: those of features that are off.
+    /// Fields of devices that this cluster drops: those of disabled features.
     forgets: Vec<&'static str>,
     /// Every answer is an error.
     broken: bool,
@@ -44,7 +44,7 @@ struct Objects {
 #[derive(Clone, Default)]
 pub struct ApiServer(Arc<Mutex<Objects>>);
 
-/// A type of the newest Kubernetes that the crate `k8s-openapi` has, and the same of 1.34, the oldest that is served.
+/// A type of the newest Kubernetes in the crate `k8s-openapi`, and the same type of 1.34, the oldest supported version.
 pub trait Published: DeserializeOwned + Serialize {
     type Oldest: DeserializeOwned + Serialize;
 }
@@ -66,7 +66,7 @@ published! {
     resource: DeviceClass ResourceClaim ResourceClaimTemplate ResourceSlice;
 }
 
-/// Reads an object as one of a published type, in which nothing else may be, by the oldest and by the newest Kubernetes.
+/// Reads an object as one of a published type of the oldest and the newest Kubernetes. No other fields are allowed.
 pub fn typed<T: Published>(value: &Value) -> T {
     drop(exactly::<T::Oldest>(value));
     exactly(value)
@@ -112,7 +112,7 @@ impl ApiServer {
         self.objects().claims.remove(&(namespace.to_owned(), name.to_owned()));
     }
 
-    /// Adds a slice that someone else has written.
+    /// Adds a slice of another writer.
     pub fn put_slice(&self, slice: Value) {
         let slice = with_kind(slice, "resource.k8s.io/v1", "ResourceSlice");
         drop(typed::<ResourceSlice>(&slice));
@@ -124,7 +124,7 @@ impl ApiServer {
         self.objects().slices.values().map(typed).collect()
     }
 
-    /// Removes all slices, as a kubelet does when it begins.
+    /// Removes all slices, as a kubelet does when it starts.
     pub fn wipe(&self) {
         let mut objects = self.objects();
         objects.version += 1;
@@ -145,12 +145,12 @@ impl ApiServer {
         self.objects().writes
     }
 
-    /// Has the cluster keep no such fields of devices.
+    /// Makes the cluster drop these fields of devices.
     pub fn forget(&self, fields: &[&'static str]) {
         self.objects().forgets = fields.to_vec();
     }
 
-    /// Has every request fail, or not.
+    /// Makes every request fail, or stops that.
     pub fn break_down(&self, broken: bool) {
         self.objects().broken = broken;
     }
@@ -167,7 +167,7 @@ impl ApiServer {
 }
 
 impl Objects {
-    /// Keeps a slice with a new version, and tells who watches.
+    /// Stores a slice with a new version, and notifies the watchers.
     fn store(&mut self, mut slice: Value, what: &str) -> Value {
         self.version += 1;
         slice["metadata"]["resourceVersion"] = self.version.to_string().into();
@@ -207,7 +207,7 @@ fn good(object: &Value) -> Response {
     axum::Json(object).into_response()
 }
 
-/// Checks what the API server checks of a slice beyond its type.
+/// Checks the API server's rules for a slice beyond its type.
 fn valid(slice: &ResourceSlice) {
     let label = |text: &str| {
         let byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -243,7 +243,7 @@ fn valid(slice: &ResourceSlice) {
     }
 }
 
-/// Nothing is to ask for anything else.
+/// Fails on any other request.
 async fn unknown(request: axum::extract::Request) -> Response {
     panic!("{} {}", request.method(), request.uri());
 }
@@ -263,7 +263,7 @@ async fn list(State(server): State<ApiServer>, Query(query): Query<BTreeMap<Stri
         let since: u64 = query["resourceVersion"].parse().unwrap();
         let (sender, receiver) = mpsc::channel::<String>(64);
         if since < objects.version {
-            // What has happened since; one piece of news is enough for who looks again then.
+            // Reports changes since then; one event is enough for a watcher that then reads again.
             let news = json!({ "type": "BOOKMARK", "object": { "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
                 "metadata": { "resourceVersion": objects.version.to_string(), "annotations": {} } } });
             sender.try_send(news.to_string() + "\n").unwrap();

@@ -1,4 +1,4 @@
-//! A node: `mediatord` and the driver as processes, a kubelet and an API server that are this test.
+//! A node: `mediatord` and the driver as processes; this test acts as the kubelet and the API server.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 pub mod api_server;
@@ -19,11 +19,11 @@ use tonic::transport::{Channel, Endpoint};
 
 use api_server::ApiServer;
 
-/// No wait takes that long but one in vain.
-// TIMEOUT: only a failing test waits so long.
+/// Limit of a wait.
+// TIMEOUT: only a failing test waits this long.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// A file of cargo's folder.
+/// A file in cargo's folder.
 pub fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("this file");
     let path = own.parent().and_then(Path::parent).expect("a folder of cargo's").join(name);
@@ -31,7 +31,7 @@ pub fn built(name: &str) -> PathBuf {
     path
 }
 
-/// Waits until something is there.
+/// Waits until `look` returns a value.
 pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let end = Instant::now() + LONG;
     loop {
@@ -43,7 +43,7 @@ pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T
     }
 }
 
-/// A process until dropped.
+/// A process that is killed on drop.
 pub struct Process(pub Child);
 
 impl Drop for Process {
@@ -53,7 +53,7 @@ impl Drop for Process {
     }
 }
 
-/// A card of software.
+/// A software card.
 pub const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 256\n";
 
 /// A node with its processes.
@@ -66,9 +66,9 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node whose daemon has the tables `tables`; nothing runs but the API server.
+    /// A node whose daemon has the tables `tables`; only the API server runs.
     pub async fn new(tables: &str) -> Self {
-        // Paths of sockets are short.
+        // Paths of sockets must be short.
         let folder = tempfile::Builder::new().prefix("k8s").tempdir_in("/tmp").unwrap();
         let api = ApiServer::default();
         let address = api.serve().await;
@@ -85,7 +85,7 @@ impl Node {
         node
     }
 
-    /// A node on which everything runs.
+    /// A node with all processes running.
     pub async fn running(tables: &str) -> Self {
         let mut node = Self::new(tables).await;
         node.start_daemon();
@@ -120,7 +120,7 @@ impl Node {
         assert!(text[..length].starts_with(b"READY=1"), "{}", self.log("daemon.log"));
     }
 
-    /// The driver, to be started.
+    /// The command of the driver.
     pub fn driver(&self, more: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-mediator-dra"));
         command
@@ -144,7 +144,7 @@ impl Node {
         self.driver = Some(Process(self.driver(more).stderr(log).spawn().unwrap()));
     }
 
-    /// Ends the driver at once, without a word.
+    /// Kills the driver at once.
     pub fn kill_driver(&mut self) {
         self.driver = None;
     }
@@ -163,7 +163,7 @@ impl Node {
         names
     }
 
-    /// Sees that nothing of any claim is left.
+    /// Checks that nothing of any claim is left.
     pub async fn assert_clean(&self) {
         assert_eq!(self.shares().await, Vec::<String>::new());
         for folder in ["cdi", "claims"] {
@@ -171,13 +171,13 @@ impl Node {
                 fs::read_dir(self.path(folder)).into_iter().flatten().map(|e| e.unwrap().path()).collect();
             assert!(left.is_empty(), "{left:?}");
         }
-        // Without a claim that was ever prepared there is no file.
+        // The file does not exist before the first prepared claim.
         let kept = self.log("kubelet/plugins/gpu-mediator.internal/claims.json");
         let kept: Value = serde_json::from_str(&kept).unwrap_or_else(|_| json!({ "claims": {} }));
         assert_eq!(kept["claims"], json!({}));
     }
 
-    /// Waits for the slice, with as many devices.
+    /// Waits for the slice with this number of devices.
     pub async fn slice(&self, devices: usize) -> k8s_openapi::api::resource::v1::ResourceSlice {
         until("a slice", async || {
             let slice = self
@@ -190,7 +190,7 @@ impl Node {
         .await
     }
 
-    /// A kubelet that has registered the driver, and knows services of these versions only.
+    /// A kubelet that has registered the driver, and knows only services of these versions.
     pub async fn kubelet(&self, knows: &[&str]) -> Kubelet {
         let socket = self.path("kubelet/plugins_registry/gpu-mediator.internal-reg.sock");
         let mut client = RegistrationClient::new(connect(&socket).await);
@@ -205,7 +205,7 @@ impl Node {
     }
 }
 
-/// Connects to a socket as soon as someone serves it.
+/// Connects to a socket as soon as it is served.
 pub async fn connect(socket: &Path) -> Channel {
     let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display())).unwrap();
     until("a socket that is served", async || endpoint.connect().await.ok()).await
@@ -217,7 +217,7 @@ pub struct Kubelet {
     old: bool,
 }
 
-/// A claim as the kubelet names it.
+/// A claim in the kubelet's form.
 pub fn named(name: &str) -> v1::Claim {
     v1::Claim { namespace: "prod".to_owned(), uid: format!("uid-{name}"), name: name.to_owned() }
 }
@@ -263,7 +263,7 @@ impl Kubelet {
         one.devices
     }
 
-    /// Prepares one claim, which must fail; with what.
+    /// Prepares one claim, which must fail; returns the error.
     pub async fn bad(&self, claim: &v1::Claim) -> String {
         let mut answer = self.prepare(std::slice::from_ref(claim)).await.unwrap();
         let one = answer.claims.remove(&claim.uid).unwrap();
@@ -271,14 +271,14 @@ impl Kubelet {
         one.error
     }
 
-    /// Takes back one claim, which must succeed.
+    /// Unprepares one claim, which must succeed.
     pub async fn back(&self, claim: &v1::Claim) {
         let answer = self.unprepare(std::slice::from_ref(claim)).await.unwrap();
         assert_eq!(answer.claims[&claim.uid].error, "");
     }
 }
 
-/// A claim that was allocated parts of devices: each a request, a device, memory and time.
+/// A claim with allocated parts of devices: each a request, a device, memory and time.
 pub fn allocated(name: &str, parts: &[(&str, &str, &str, &str)], config: Value) -> Value {
     let result = |(number, (request, device, memory, time)): (usize, &(&str, &str, &str, &str))| {
         json!({ "request": request, "driver": "gpu-mediator.internal", "pool": "node-a", "device": device,

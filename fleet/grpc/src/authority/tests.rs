@@ -33,7 +33,7 @@ fn encode(encoder: &mut Encoder<'_>, headers: &Headers) -> Vec<u8> {
     encoder.encode(headers.iter().map(|(name, value)| (&name[..], &value[..])))
 }
 
-/// Returns what comes out when `input` comes in pieces of `piece` bytes.
+/// Returns the output for `input` in pieces of `piece` bytes.
 fn rewritten(input: &[u8], piece: usize) -> Result<Vec<u8>, Malformed> {
     let (mut rewriter, mut out) = (Rewriter::default(), Vec::new());
     input.chunks(piece.max(1)).try_for_each(|piece| rewriter.take(piece, &mut out))?;
@@ -61,7 +61,7 @@ fn the_authority_becomes_localhost_in_every_block_of_a_connection() {
     input.extend(frame(4, 0, 0, &[]));
     for (stream, authority) in [(1, "/var/lib/kubelet/x.sock"), (3, "/var/lib/kubelet/x.sock"), (5, "%2Fvar%2Fx.sock")]
     {
-        // The second time the encoder refers to its table: the path is not in the bytes.
+        // The second time the encoder refers to its table: the bytes do not contain the path.
         input.extend(frame(HEADERS, END_HEADERS, stream, &encode(&mut encoder, &request(authority))));
         input.extend(frame(0, END_STREAM, stream, &[0, 0, 0, 0, 0]));
     }
@@ -70,7 +70,7 @@ fn the_authority_becomes_localhost_in_every_block_of_a_connection() {
         assert_eq!(out.iter().map(|frame| frame.0).collect::<Vec<_>>(), [4, 1, 0, 1, 0, 1, 0]);
         for (kind, flags, _, payload) in &out {
             if *kind == HEADERS {
-                // A decoder that knows nothing: no block needs one before it.
+                // A fresh decoder: no block needs an earlier one.
                 assert_eq!(Decoder::new().decode(payload).unwrap(), request("localhost"));
                 assert_eq!(*flags, END_HEADERS);
             } else if *kind == 0 {
@@ -123,24 +123,24 @@ fn what_cannot_be_understood_ends_the_connection() {
     assert_eq!(after(frame(CONTINUATION, 0, 1, &[])), Malformed::Order(CONTINUATION, "is none"));
     let open = frame(HEADERS, 0, 1, &block);
     assert_eq!(after([open.clone(), frame(0, 0, 1, &[])].concat()), Malformed::Order(0, "goes on"));
-    // A block that goes on in another stream would be taken for that stream's.
+    // A block that continues in another stream would be taken as that stream's.
     assert_eq!(after([open, frame(CONTINUATION, END_HEADERS, 3, &[])].concat()), Malformed::Order(9, "goes on"));
     assert_eq!(after(frame(HEADERS, PADDED | END_HEADERS, 1, &[2, 0])), Malformed::Padding);
     assert_eq!(after(frame(HEADERS, PRIORITY | END_HEADERS, 1, &[0; 4])), Malformed::Padding);
     assert_eq!(after(frame(HEADERS, END_HEADERS, 1, &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff])), Malformed::Compression);
-    // A table of 8 KiB, of which the server allows half.
+    // A table of 8 KiB; the server allows half of that.
     assert_eq!(after(frame(HEADERS, END_HEADERS, 1, &[0x3f, 0xe1, 0x3f, 0x82])), Malformed::Compression);
 }
 
 #[test]
 fn a_small_block_that_stands_for_much_is_refused() {
     let mut input = PREFACE_BYTES.to_vec();
-    // 4000 bytes enter the table, then a byte stands for them.
+    // 4000 bytes enter the table, then one byte refers to them.
     let mut block = encode(&mut Encoder::new(), &headers(&[("a", &"v".repeat(3900))]));
     block.extend([0xbe; 1000]);
     input.extend(frame(HEADERS, END_HEADERS, 1, &block));
     assert_eq!(rewritten(&input, 4096).unwrap_err(), Malformed::Block);
-    // As does a block without an end.
+    // So does a block without an end.
     let mut input = [PREFACE_BYTES.to_vec(), frame(HEADERS, 0, 1, &[0x82; 16_000])].concat();
     (0..8).for_each(|_| input.extend(frame(CONTINUATION, 0, 1, &[0x82; 16_000])));
     assert_eq!(rewritten(&input, 4096).unwrap_err(), Malformed::Block);

@@ -19,7 +19,7 @@ fn a_domain_of_kubevirt_gets_the_device_and_shared_memory() {
     let argument = r#"<qemu:arg value="-device"/><qemu:arg value="{&quot;driver&quot;:&quot;vfio-user-pci&quot;"#;
     assert!(out.contains(argument), "{out}");
     assert!(out.contains("/run/a &amp; b"), "{out}");
-    // All else is as it was.
+    // The rest is unchanged.
     let added = ["<memoryBacking>", "<qemu:commandline>"];
     let mut rest = out.replace(r#" xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0""#, "");
     for start in added {
@@ -47,9 +47,9 @@ fn what_is_there_is_kept_and_only_mended() {
     assert!(out.contains(r#"<qemu:arg value="name=opt/x"/><qemu:arg value="-device"/>"#), "{out}");
     assert_eq!(out.matches("<qemu:commandline>").count(), 1);
     assert_eq!(out.matches("xmlns:qemu").count(), 1);
-    // Once more changes nothing.
+    // A repetition changes nothing.
     assert_eq!(text(&out, &[device()]), out);
-    // Nor does nothing to add.
+    // Nor does an empty list.
     assert_eq!(text(before, &[]), before);
 }
 

@@ -1,4 +1,5 @@
-//! The program that an administrator and Slurm run beside the plugin: its installation, and the check of a node's health.
+//! The program that an administrator and Slurm run in addition to the plugin: its installation, and the check of a
+//! node's health.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -9,9 +10,9 @@ use clap::Parser;
 use spank_gpu_mediator::options::Arguments;
 use spank_gpu_mediator::{MARK, work};
 
-/// Begin of the reason for which a node is drained.
+/// Prefix of the reason for which a node is drained.
 const REASON: &str = "gpu-mediator:";
-/// Place of the plugin in the package.
+/// Path of the plugin in the package.
 const PLUGIN: &str = "/usr/lib/gpu-mediator/slurm/spank_gpu_mediator.so";
 
 /// Helps Slurm to share cards by gpu-mediator
@@ -52,7 +53,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns what a program prints.
+/// Returns a program's output.
 fn said(program: &str, arguments: &[&str]) -> Result<String> {
     let output =
         Command::new(program).args(arguments).output().with_context(|| format!("{program} cannot be started"))?;
@@ -60,7 +61,7 @@ fn said(program: &str, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A version as Slurm numbers it. It wants plugins of this kind to be of its own first two numbers.
+/// A version as Slurm's number. Slurm requires plugins of this kind to have its own first two components.
 fn numbered(version: &str) -> Option<u32> {
     let mut numbers = version.split('.').map(|number| number.parse::<u8>().ok());
     let (major, minor) = (numbers.next()??, numbers.next()??);
@@ -78,7 +79,7 @@ fn install(from: &std::path::Path, to: &std::path::Path, slurm: Option<String>) 
     let mark: Vec<u8> = MARK.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let found: Vec<usize> =
         plugin.windows(mark.len()).enumerate().filter(|(_, window)| *window == mark).map(|(at, _)| at).collect();
-    // The words of the mark stand in code as well, but never all in a row.
+    // The words of the mark also occur in code, but never all in a row.
     let [at] = found[..] else { bail!("{} has {} places for a version, expected one", from.display(), found.len()) };
     let place =
         at.checked_sub(4).and_then(|at| plugin.get_mut(at..at + 4)).context("the place for a version is cut off")?;
@@ -126,7 +127,7 @@ fn health(words: &[String]) -> Result<()> {
     }
 }
 
-/// The jobs of a list that have something on their node still, as `squeue` prints them.
+/// The jobs of a list that still have something on their node, from `squeue`'s output.
 fn live(listed: &str) -> Vec<u32> {
     const LIVE: [&str; 8] =
         ["RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING"];

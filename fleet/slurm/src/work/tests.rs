@@ -4,7 +4,7 @@ use mediatord::fixture::{Served, one_card};
 
 use super::*;
 
-/// A daemon with a software card of 120 MiB to give.
+/// A daemon with a software card that has 120 MiB for tenants.
 fn served() -> (Served, Arguments, tempfile::TempDir) {
     let served = one_card("reserve_mib = 8\n");
     let folder = tempfile::tempdir().unwrap();
@@ -23,11 +23,11 @@ fn served() -> (Served, Arguments, tempfile::TempDir) {
     (served, arguments.on(Some("n1")), folder)
 }
 
-/// A job with shards of a node, as this controller says.
+/// A job with shards of a node, according to this controller.
 fn job(id: u32, shards: u32, folder: &tempfile::TempDir) -> Job {
     let text = format!("JobId={id} JobName=x\n     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:{shards}({shards}/100)\n");
     fs::write(folder.path().join(id.to_string()), text).unwrap();
-    // The user of these tests may give its files to itself only.
+    // The user of these tests may give its files only to itself.
     let uid = fs::metadata(folder.path()).unwrap().uid();
     Job { id, uid, of_array: None }
 }
@@ -111,7 +111,7 @@ fn a_socket_elsewhere_is_not_given_away() {
     let (served, mut arguments, folder) = served();
     let there = job(7, 25, &folder);
     begin(&arguments, &VGPU, &there).unwrap();
-    // Whatever the daemon says where its sockets are.
+    // Independent of the sockets' folder that the daemon reports.
     arguments.sockets = served.fixture.path("other");
     let error = begin(&arguments, &VGPU, &there).unwrap_err();
     assert!(error.contains("it is not in the folder") && error.contains("plugstack.conf"), "{error}");
@@ -154,7 +154,7 @@ fn a_ledger_that_is_a_link_or_has_two_names_is_not_written() {
     write_down(&ledger, &usage).unwrap();
 }
 
-/// Looks by way of a client.
+/// Requests through a client.
 trait Get {
     fn client_get<T: serde::de::DeserializeOwned>(&self, path: &str) -> T;
 }
