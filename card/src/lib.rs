@@ -1,8 +1,8 @@
-//! The south seam: what everything above needs of a physical card, at the level of what a PCI function offers.
+//! The interface to a physical card that all layers above use, at the level of a PCI function.
 //!
-//! The trait is on the consumer's side: [`Card`] lists what `channels`, `mediator` and the passthrough path call, and
-//! nothing that a real card behind VFIO could not do, but for [`Card::access_counts`], which may say nothing. `simgpu` implements it in software; `vfio-card` implements it by
-//! mapped BARs, `VFIO_IOMMU_MAP_DMA` and `VFIO_DEVICE_SET_IRQS`.
+//! The trait is on the consumer's side: [`Card`] lists the functions that `channels`, `mediator` and the passthrough
+//! path call. A real card with VFIO can provide all of them except [`Card::access_counts`], which may return nothing.
+//! `simgpu` implements it in software; `vfio-card` with mapped BARs, `VFIO_IOMMU_MAP_DMA` and `VFIO_DEVICE_SET_IRQS`.
 //!
 //! Parts: [`Card`], its [`Identity`], the two memory [`Aperture`]s, [`DmaMemory`] for host memory that the card may
 //! reach, [`InterruptMode`] and [`AccessCounts`].
@@ -40,7 +40,7 @@ pub struct Identity {
     pub bar3_size: u64,
 }
 
-/// The two memory BARs. What lies under an offset is decided by page tables that the driver writes.
+/// The two memory BARs. Page tables that the driver writes decide the target of an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Aperture {
     /// BAR1: general access to VRAM, and the doorbells (USERD).
@@ -58,13 +58,13 @@ pub enum InterruptMode {
     Intx,
 }
 
-/// A mapping of host memory, whoever made it. It stays mapped as long as the value lives.
+/// A mapping of host memory of any origin. It stays mapped as long as the value lives.
 pub trait HostMemory: Send + Sync + Debug {
-    /// All of it.
+    /// The whole mapping.
     fn as_volatile_slice(&self) -> VolatileSlice<'_, ()>;
 
-    /// Returns whether the card may access `len` bytes at `offset`; asked before each access. Memory that its owner has not
-    /// touched yet would be charged to this process.
+    /// Returns true if the card may access `len` bytes at `offset`; called before each access. The first access to
+    /// memory that its owner has not used yet would be charged to this process.
     fn may_touch(&self, _offset: usize, _len: usize) -> bool {
         true
     }
@@ -90,7 +90,7 @@ impl DmaMemory {
     /// The `len` bytes at `offset` of `region`.
     ///
     /// # Errors
-    /// When the range does not lie within the mapping.
+    /// If the range is not within the mapping.
     pub fn new(
         region: Arc<dyn HostMemory>,
         offset: usize,
@@ -107,13 +107,13 @@ impl DmaMemory {
         self.len
     }
 
-    /// Reports whether the range has no bytes.
+    /// Returns true if the range has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Reports whether the card may write.
+    /// Returns true if the card may write.
     #[must_use]
     pub fn writable(&self) -> bool {
         self.writable
@@ -122,7 +122,7 @@ impl DmaMemory {
     /// The `len` bytes at `offset` within this range.
     ///
     /// # Errors
-    /// When they do not lie within it, or may not be touched.
+    /// If they are not within it, or may not be accessed.
     pub fn slice(&self, offset: usize, len: usize) -> Result<VolatileSlice<'_, ()>, VolatileMemoryError> {
         let end = offset.checked_add(len).ok_or(VolatileMemoryError::Overflow { base: offset, offset: len })?;
         if end > self.len {
@@ -180,7 +180,7 @@ pub enum DmaError {
         /// Bytes of the request.
         len: u64,
     },
-    /// All of it would be touched, and that is more than may be.
+    /// All of it would be allocated, and exceeds the limit.
     #[error(
         "I/O address range {iova:#x}+{len:#x} has memory that the VM never touched, more than `memory.ram.touch_mib` allows; \
          raise it, or have the VMM touch its memory first (QEMU: `prealloc=on`)"
@@ -202,7 +202,7 @@ pub enum DmaError {
         /// Bytes of the request.
         len: u64,
     },
-    /// The process may pin no more memory.
+    /// The process must not pin more memory.
     #[error(
         "{len:#x} bytes for I/O address {iova:#x} cannot be pinned: this process may pin {limit:#x} bytes; raise \
          RLIMIT_MEMLOCK (LimitMEMLOCK=infinity in the daemon's unit)"
@@ -215,7 +215,7 @@ pub enum DmaError {
         /// Bytes that may be pinned.
         limit: u64,
     },
-    /// The host takes no more mappings for the card.
+    /// The host accepts no more mappings for the card.
     #[error(
         "{len:#x} bytes at I/O address {iova:#x} would be a mapping more than the host takes: there are {mappings}; raise \
          `dma_entry_limit` of the module vfio_iommu_type1, or have VMs lend larger pieces (huge pages)"
@@ -225,39 +225,39 @@ pub enum DmaError {
         iova: u64,
         /// Bytes of the request.
         len: u64,
-        /// Mappings that there are.
+        /// Number of existing mappings.
         mappings: usize,
     },
-    /// The host's IOMMU said no.
+    /// The host's IOMMU refused.
     #[error("the host could not map memory for the card: {0}")]
     Host(#[source] std::io::Error),
 }
 
 /// Counts of accesses by the card's engines and kernels to its memory and the host's, in bursts of at most
-/// [`AccessCounts::BURST_BYTES`], block by block. What CPUs do through the BARs is not counted, nor what the card needs
-/// for itself: page tables, context images, push buffers, semaphores, code and cached constants.
+/// [`AccessCounts::BURST_BYTES`], per block. Not counted: accesses of CPUs through the BARs, and the card's own
+/// accesses to page tables, context images, push buffers, semaphores, code and cached constants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessCounts {
-    /// Of each block of VRAM, in the order of their addresses.
+    /// For each block of VRAM, in the order of addresses.
     pub vram: Vec<u64>,
-    /// Of the blocks of host memory that were touched, by the I/O virtual address of their first byte.
+    /// For each accessed block of host memory, by the I/O virtual address of its first byte.
     pub system: BTreeMap<u64, u64>,
 }
 
 impl AccessCounts {
     /// Bytes of a block: those of the card's large pages. Blocks begin at multiples of it.
     pub const BLOCK_BYTES: u64 = 128 << 10;
-    /// Most bytes of a burst: what the memory moves at once.
+    /// Most bytes of a burst: the memory moves that many at once.
     pub const BURST_BYTES: u64 = 128;
 }
 
 /// A card's PCI function. All methods may be called from any thread.
 pub trait Card: Send + Sync {
-    /// Says who it is and how large its BARs are. Constant.
+    /// Returns its identity and the sizes of its BARs. Constant.
     fn identity(&self) -> Identity;
 
-    /// Reads the 32-bit register at byte `offset` of BAR0. `offset` is a multiple of 4 within BAR0; anything else reads
-    /// all ones, as an access that no one claims does.
+    /// Reads the 32-bit register at byte `offset` of BAR0. `offset` is a multiple of 4 within BAR0; any other offset
+    /// reads all ones, like an unclaimed access.
     fn read32(&self, offset: u32) -> u32;
 
     /// Writes the 32-bit register at byte `offset` of BAR0; same rule for `offset`, an unclaimed write is lost.
@@ -275,7 +275,7 @@ pub trait Card: Send + Sync {
     /// See [`DmaError`].
     fn map_dma(&self, iova: u64, memory: DmaMemory) -> Result<(), DmaError>;
 
-    /// Withdraws a mapping. When it returns, the card reaches the memory no more: accesses under way have ended.
+    /// Withdraws a mapping. When it returns, the card no longer reaches the memory: accesses in flight have ended.
     ///
     /// # Errors
     /// See [`DmaError`].
@@ -287,32 +287,32 @@ pub trait Card: Send + Sync {
     /// Lets a masked INTx line signal again; signals at once when the line is still asserted.
     fn unmask_intx(&self);
 
-    /// Function-level reset: registers to their power-on values, work abandoned, interrupts off. Memory mapped for
-    /// DMA stays mapped. VRAM contents are undefined after it.
+    /// Function-level reset: registers to their power-on values, work abandoned, interrupts off. Memory mapped for DMA
+    /// stays mapped. VRAM contents are undefined after it.
     fn reset(&self);
 
-    /// Says why the card is not to be used any more, if the host has said so: it is wanted back, or does not work as a function of
-    /// its bus any more. Asked now and then.
+    /// Returns the reason why the card must not be used any longer, if the host has reported one: the host needs it
+    /// back, or it no longer works as a function of its bus. Called at intervals.
     fn lost(&self) -> Option<&'static str> {
         None
     }
 
-    /// I/O virtual addresses that the card could drive and [`Card::map_dma`] refuses: those that the host's IOMMU keeps, for
-    /// interrupts for example, and those that it has no address bits for. Constant.
+    /// I/O virtual addresses that [`Card::map_dma`] refuses: those that the host's IOMMU reserves, for interrupts for
+    /// example, and those beyond the card's address bits. Constant.
     fn unmappable(&self) -> Vec<Range<u64>> {
         Vec::new()
     }
 
-    /// Returns whether a context image, whoever wrote it, does nothing that methods of a channel could not have done, once it names no
-    /// registers. Of a real card nobody knows.
+    /// Returns true if a context image of any author can do nothing that methods of a channel cannot do, once it names
+    /// no registers. This is unknown for real cards.
     fn takes_any_image(&self) -> bool {
         false
     }
 
-    /// Counts how often engines and kernels touched which part of memory since the last call with `reset`, if the card counts
-    /// that. A real card does not, and an offline profile takes its place.
+    /// Counts the accesses of engines and kernels to each part of memory since the last call with `reset`, if the card
+    /// counts them. A real card does not; an offline profile replaces them.
     ///
-    /// Counts stay with addresses: who moves memory, or gives it to another, reads them before.
+    /// Counts belong to addresses: read them before memory is moved or given to another tenant.
     fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
         let _ = reset;
         None

@@ -1,9 +1,9 @@
-//! The number of a tenant: what owns memory, time, quotas and telemetry of a card.
+//! The number of a tenant: the owner of memory, time, quotas and telemetry of a card.
 //!
-//! A VM is one kind of tenant, a process with a CUDA context another. Memory (`vram`), channels (`channels`), time (`sched`)
-//! and the owner of a card name a tenant by the same type, so that none is taken for another's number.
+//! A VM is one kind of tenant, a process with a CUDA context another. Memory (`vram`), channels (`channels`), time
+//! (`sched`) and the owner of a card identify a tenant with the same type, so that numbers cannot be confused.
 //!
-//! What it does not do: hand numbers out, or say what kind a tenant is; the owner of the card does.
+//! Out of scope: the owner of the card assigns numbers and knows the kind of a tenant.
 
 use std::fmt;
 
@@ -13,12 +13,13 @@ use std::fmt;
 pub struct TenantId(pub u32);
 
 impl TenantId {
-    /// The mediator itself, for the channels by which it moves memory. No tenant is given this number.
+    /// The mediator itself, for the channels through which it moves memory. Never assigned to a tenant.
     pub const MEDIATOR: Self = Self(u32::MAX);
-    /// The mediator itself, for the channel by which it clears what tenants leave in PGRAPH. No tenant is given this number.
+    /// The mediator itself, for the channel through which it clears residue of tenants in PGRAPH. Never assigned to a
+    /// tenant.
     pub const CLEARER: Self = Self(u32::MAX - 1);
 
-    /// Returns whether it is the mediator itself.
+    /// Returns true if it is the mediator itself.
     #[must_use]
     pub const fn is_mediator(self) -> bool {
         self.0 >= Self::CLEARER.0
