@@ -5,12 +5,12 @@ use anyhow::Result;
 
 /// Hidden units; there is one output.
 const HIDDEN: usize = 16;
-/// Inputs that a block adds up.
+/// Inputs that a block sums.
 const BLOCK_INPUTS: u32 = 16;
-/// Parts of an error and of the last change that go into the weights. The kernels have the same.
+/// Fractions of an error and of the last change that are added to the weights. The kernels use the same.
 const RATE: f32 = 0.3;
 const MOMENTUM: f32 = 0.3;
-/// Output that is wanted.
+/// The target output.
 const TARGET: f32 = 0.1;
 
 /// A net and an input. Arrays of inputs and hidden units begin with a constant 1, whose weights are the biases.
@@ -38,8 +38,8 @@ impl Backprop {
     pub(crate) fn new(scale: u32, seed: u64) -> Self {
         let (count, mut random) = (1024 * scale as usize, Random::new(seed));
         let inputs = [vec![1.0], random.units(count)].concat();
-        // A unit's weights have one sign, and their sum stays small however many there are: neither do the hidden units
-        // get to where they are always 1 or 0, nor do sums lose their precision.
+        // A unit's weights have one sign, and their sum stays small for any count: then no hidden unit saturates at 1
+        // or 0, and sums do not lose precision.
         let gains: Vec<f32> = random.units(HIDDEN).iter().map(|unit| (8.0 * unit - 4.0) / count as f32).collect();
         let mut random_weights = || {
             let units = random.units(inputs.len() * HIDDEN);
@@ -145,22 +145,21 @@ impl Workload for Backprop {
         let Trained { values, output, weights, changes, output_weights, output_changes } = self.trained();
         let narrow = |values: &[f64]| values.iter().map(|value| *value as f32).collect::<Vec<f32>>();
         // Units are 2^-24. A hidden unit's sum is below 4, and so is the sum of its terms' magnitudes. A term goes
-        // through one product, eight sums in the trees and two more, and those of the thread that has it: a 4096th of
-        // the inputs. The sigmoid takes a quarter of that; e^x, 1 / x and the sum of their own errors are less than
-        // 12.
+        // through one product, eight sums in the trees and two more, and the sums of its thread: a 4096th of the
+        // inputs. The sigmoid takes a quarter of that; the errors of e^x, 1 / x and their sum are less than 12.
         let unit = 1.0 / (1 << 24) as f32;
         let sums = 4.0 * (15.0 + self.count() as f32 / 4096.0);
         let hidden = (sums / 4.0 + 12.0) * unit;
         let value_bound = Bound { relative: 0.0, absolute: hidden };
         let mut verified = results.same_floats("values", &narrow(&values), value_bound)?;
-        // The output's weights are below 0.5, with the hidden units' errors their sum's is 17 / 2 of those and 17 * 7
-        // units.
+        // The output's weights are below 0.5. With the hidden units' errors, their sum's error is 17 / 2 of those and
+        // 17 * 7 units.
         let wrong = 0.25 * (17.0 / 2.0 * hidden + 17.0 * 7.0 * unit) + 12.0 * unit;
         let output_bound = Bound { relative: 0.0, absolute: wrong };
         verified += results.same_floats("output", &narrow(&[output]), output_bound)?;
         // s * (1 - s) * (t - s) changes by less than s does: each of these weights gets 0.3 of that and of its unit's
-        // error. The hidden units' errors are s * (1 - s) * w of it, below an eighth, which their values' errors
-        // change as much.
+        // error. The hidden units' errors are s * (1 - s) * w of it, below an eighth, and the errors of their values
+        // change them as much.
         let bound = Bound { relative: 8.0 * unit, absolute: RATE * (wrong + hidden) };
         verified += results.same_floats("output weights", &narrow(&output_weights), bound)?;
         verified += results.same_floats("output changes", &narrow(&output_changes), bound)?;

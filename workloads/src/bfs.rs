@@ -1,4 +1,4 @@
-//! Breadth-first search: how many edges each node of a graph is away from the first.
+//! Breadth-first search: the number of edges from the first node of a graph to each node.
 
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::{Result, bail};
@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 /// The most edges that start at a node; the mean is about half of that.
 const DEGREE: u32 = 8;
-/// Level of a node that cannot be reached.
+/// Level of an unreachable node.
 const UNREACHED: u32 = u32::MAX;
 const THREADS: u32 = 256;
 
@@ -15,7 +15,7 @@ const THREADS: u32 = 256;
 pub(crate) struct Bfs {
     /// Index of each node's first edge, and the end of the last one's.
     starts: Vec<u32>,
-    /// The node that each edge leads to.
+    /// The target node of each edge.
     edges: Vec<u32>,
 }
 
@@ -24,7 +24,7 @@ impl Bfs {
         let (count, mut random) = (4096 * scale - 100, Random::new(seed));
         let (mut starts, mut edges) = (vec![0], Vec::new());
         for node in 0..count {
-            // The search gets somewhere from the first node, whatever the seed; others may have no edges.
+            // With any seed the search reaches nodes from the first one; others may have no edges.
             let degree = if node == 0 { DEGREE } else { random.below(DEGREE + 1) };
             edges.extend((0..degree).map(|_| random.below(count)));
             starts.push(edges.len() as u32);
@@ -89,7 +89,7 @@ impl Workload for Bfs {
         let masks = Params::new().word(count).buffer(frontier).buffer(next).buffer(visited);
         let expand = masks.clone().buffer(levels).buffer(starts).buffer(edges);
         let advance = masks.buffer(found);
-        // Each level has a node of its own.
+        // Each level has at least one node.
         for _ in 0..count {
             gpu.upload(found, 0, &[0; 4])?;
             setup.launch(gpu, "expand", grid, &expand, &[starts, edges, frontier, next, visited, levels])?;

@@ -1,8 +1,8 @@
-//! Comparing results.
+//! Comparison of results.
 
 use anyhow::{Result, ensure};
 
-/// Distance by which a float may be off.
+/// Permitted error of a float.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
     /// In units of the expected value.
@@ -12,14 +12,14 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// The very same bits, but for the sign of zero.
+    /// The same bits, except the sign of zero.
     pub const EXACT: Self = Self { relative: 0.0, absolute: 0.0 };
 }
 
 /// Compares words bit for bit; returns the number of bytes.
 ///
 /// # Errors
-/// The first place where they differ, and how many do.
+/// The first difference, and the number of differences.
 pub fn compare_words(what: &str, got: &[u32], expected: &[u32]) -> Result<u64> {
     compare(what, got, expected, |got, expected| got == expected)
 }
@@ -27,7 +27,7 @@ pub fn compare_words(what: &str, got: &[u32], expected: &[u32]) -> Result<u64> {
 /// Compares floats within a bound; returns the number of bytes.
 ///
 /// # Errors
-/// The first place where they differ, and how many do. What is no number differs from everything.
+/// The first difference, and the number of differences. A NaN differs from everything.
 pub fn compare_floats(what: &str, got: &[f32], expected: &[f32], bound: Bound) -> Result<u64> {
     compare(what, got, expected, |got, expected| {
         (got - expected).abs() <= bound.relative * expected.abs() + bound.absolute

@@ -1,4 +1,4 @@
-//! Copies: through VRAM by the copy engine, and between memory that the CPU and the GPU share.
+//! Copies: through VRAM with the copy engine, and between memory that the CPU and the GPU share.
 
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;

@@ -1,4 +1,4 @@
-//! The device as workloads see it.
+//! The interface of workloads to a device.
 
 use anyhow::Result;
 
@@ -7,25 +7,25 @@ use anyhow::Result;
 pub enum Place {
     /// The card's memory.
     Vram,
-    /// The machine's RAM, which the card reaches by DMA and the CPU directly.
+    /// The machine's RAM, which the card accesses with DMA and the CPU directly.
     Ram,
 }
 
-/// A buffer on a device; a copy of it names the same one.
+/// A buffer on a device; a copy of this value refers to the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// As the device numbers it.
+    /// The device's index of it.
     pub index: usize,
-    /// The virtual address for the GPU, below 2^32 nowhere promised.
+    /// The virtual address for the GPU, which may be 2^32 or more.
     pub address: u64,
     /// In bytes.
     pub bytes: u64,
 }
 
-/// A program that is on the device.
+/// A program on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Module {
-    /// As the device numbers it.
+    /// The device's index of it.
     pub index: usize,
 }
 
@@ -57,7 +57,7 @@ impl Grid {
 pub struct Params(Vec<u8>);
 
 impl Params {
-    /// None yet.
+    /// No parameters.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -90,7 +90,7 @@ impl Params {
         self
     }
 
-    /// All of them.
+    /// All bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
@@ -99,50 +99,50 @@ impl Params {
 
 /// A device with a channel. Transfers and launches take effect in the order of the calls.
 pub trait Gpu {
-    /// A new buffer; what it holds is not defined.
+    /// Makes a buffer with undefined contents.
     ///
     /// # Errors
-    /// No memory, or the driver's error.
+    /// If no memory is left, or the driver's error.
     fn allocate(&mut self, place: Place, bytes: u64) -> Result<Buffer>;
 
-    /// Gives a buffer back once what was launched no longer needs it.
+    /// Frees a buffer once the launched work no longer needs it.
     ///
     /// # Errors
     /// The driver's error.
     fn free(&mut self, buffer: Buffer) -> Result<()>;
 
-    /// Copies from the CPU into a buffer, by the GPU's copy engine when the buffer is in VRAM.
+    /// Copies from the CPU into a buffer, with the GPU's copy engine if the buffer is in VRAM.
     ///
     /// # Errors
     /// A range outside the buffer, or the driver's error.
     fn upload(&mut self, buffer: Buffer, at: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Waits for all that came before and copies from a buffer to the CPU, by the GPU's copy engine when it is in VRAM.
+    /// Waits for all earlier work and copies from a buffer to the CPU, with the GPU's copy engine if it is in VRAM.
     ///
     /// # Errors
     /// A range outside the buffer, or the driver's error.
     fn download(&mut self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Result<()>;
 
-    /// Copies the first `bytes` of a buffer to the start of another by the GPU's copy engine; does not wait.
+    /// Copies the first `bytes` of a buffer to the start of another with the GPU's copy engine; does not wait.
     ///
     /// # Errors
-    /// A range outside of a buffer, or the driver's error.
+    /// A range outside a buffer, or the driver's error.
     fn copy(&mut self, from: Buffer, to: Buffer, bytes: u64) -> Result<()>;
 
     /// Makes a program ready to launch.
     ///
     /// # Errors
-    /// No memory, or the driver's error.
+    /// If no memory is left, or the driver's error.
     fn load(&mut self, program: &sm20::Program) -> Result<Module>;
 
-    /// Launches the kernel `name` of a module; does not wait. `uses` are the buffers that it reads or writes: what is not
-    /// named there may not be present.
+    /// Launches the kernel `name` of a module; does not wait. `uses` are the buffers that it reads or writes: other
+    /// buffers may not be resident.
     ///
     /// # Errors
-    /// No such kernel, parameters of another size than the kernel declares, or the driver's error.
+    /// An unknown kernel, parameters of another size than the kernel declares, or the driver's error.
     fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Buffer]) -> Result<()>;
 
-    /// Waits for everything.
+    /// Waits for all work.
     ///
     /// # Errors
     /// A kernel that faulted, or the driver's error.

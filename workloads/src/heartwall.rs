@@ -1,18 +1,18 @@
-//! Points on the wall of a heart, tracked through the frames of a film: by templates, each compared with the frame around
-//! where it was last seen.
+//! Points on the wall of a heart, tracked through the frames of a film with templates. Each template is compared with
+//! the frame around its last position.
 
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Frames: the first one is where the points are known.
+/// Frames: in the first one the points are known.
 const FRAMES: usize = 11;
 /// Points on two ellipses, the inner and the outer wall, at the smallest size.
 const INNER: usize = 6;
 const OUTER: usize = 9;
-/// Sides of a template, and of the places that it is compared at.
+/// Sides of a template, and of the area of positions at which it is compared.
 const TEMPLATE: usize = 8;
 const PLACES: u32 = 8;
-/// Threads of a block: a place each.
+/// Threads of a block: one position each.
 const THREADS: u32 = PLACES * PLACES;
 /// Distance of a point from the first pixel of the area around it, and the least from the frame's far edges.
 const BEFORE: u32 = PLACES / 2;
@@ -54,7 +54,7 @@ impl Heartwall {
         &self.film[index * pixels..(index + 1) * pixels]
     }
 
-    /// The pixels of the first frame that the templates begin as.
+    /// The initial templates: pixels of the first frame.
     fn templates(&self) -> Vec<u32> {
         let of = |[x, y]: [u32; 2]| self.patch(0, x, y);
         self.points.iter().flat_map(|&point| of(point)).collect()
@@ -67,7 +67,7 @@ impl Heartwall {
     }
 }
 
-/// Points on both ellipses, which lie well inside of a frame.
+/// Points on both ellipses, well inside a frame.
 fn points(side: u32, scale: usize) -> Vec<[u32; 2]> {
     let ellipse = |count: usize, part: f64| {
         let half = f64::from(side) / 2.0;
@@ -80,7 +80,7 @@ fn points(side: u32, scale: usize) -> Vec<[u32; 2]> {
     ellipse(INNER * scale, 0.35).chain(ellipse(OUTER * scale, 0.7)).collect()
 }
 
-/// The templates, places and finds after a frame, as the kernel computes them.
+/// The templates, positions and matches after a frame, as the kernel computes them.
 struct Tracked {
     points: Vec<[u32; 2]>,
     templates: Vec<u32>,

@@ -3,10 +3,10 @@
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Time steps in all, and of a launch: the last has one less.
+/// Time steps in total, and in a launch: the last launch has one less.
 const STEPS: u32 = 5;
 const LAUNCH_STEPS: u32 = 2;
-/// Side of a block's tile, and of its part that is valid after so many steps.
+/// Side of a block's tile, and of its part that is valid after the launch's steps.
 const TILE: u32 = 16;
 const STRIDE: u32 = TILE - 2 * LAUNCH_STEPS;
 /// Conductances to the neighbours in x and y and to the ambience, and temperature for heat.
@@ -32,7 +32,7 @@ impl Hotspot {
         Self { side, temperatures, powers: random.units(count).iter().map(|unit| 16.0 * unit).collect() }
     }
 
-    /// The temperatures after a step, whatever the precision.
+    /// The temperatures after a step, for any precision.
     fn step(&self, before: &[f64]) -> Vec<f64> {
         let side = self.side as usize;
         let mut after = Vec::with_capacity(before.len());
@@ -65,7 +65,7 @@ impl Workload for Hotspot {
     }
 
     fn buffers(&self) -> Vec<Slot> {
-        // The launches go from the one to the other and back; there is an odd number of them.
+        // The launches alternate between the two; their number is odd.
         let after = Slot::scratch("temperatures", size_of_val(&*self.temperatures) as u64).output();
         vec![Slot::floats("powers", &self.powers), Slot::floats("before", &self.temperatures), after]
     }
@@ -90,10 +90,9 @@ impl Workload for Hotspot {
         for _ in 0..STEPS {
             temperatures = self.step(&temperatures);
         }
-        // The new temperature is a mean of the old ones with weights that are not negative, and heat: what was wrong
-        // before does not grow. The roundings of a step, in units of 2^-24 of the highest temperature: those of the
-        // heat are 16 together and count an eighth, that of the sum is 1. The highest temperature is 2.4 times the
-        // lowest.
+        // The new temperature is a mean of the old ones with non-negative weights, plus heat: earlier errors do not
+        // grow. The roundings of a step, in units of 2^-24 of the highest temperature: those of the heat are 16
+        // together and count an eighth, that of the sum is 1. The highest temperature is 2.4 times the lowest.
         let bound = Bound { relative: 8.0 * STEPS as f32 / (1 << 24) as f32, absolute: 0.0 };
         let expected: Vec<f32> = temperatures.iter().map(|value| *value as f32).collect();
         results.same_floats("temperatures", &expected, bound)

@@ -1,13 +1,13 @@
-//! Compute workloads for a Fermi: the kernels of GPUvm's and Gdev's tables as our own assembly, their inputs, and what
-//! they must compute.
+//! Compute workloads for a Fermi: the kernels of GPUvm's and Gdev's tables as our own assembly, with their inputs and
+//! expected results.
 //!
-//! A [`Workload`] knows no driver. It works on a [`Gpu`], which has buffers, programs and launches; in a guest that is
-//! nouveau by raw ioctls, in this crate's tests `simgpu`'s compute engine. [`run`] executes one, times its phases as
-//! GPUvm's table does, and compares the result with what the CPU computes: bit for bit for integers, within a stated
-//! bound for floats.
+//! A [`Workload`] depends on no driver. It works on a [`Gpu`], which has buffers, programs and launches; in a guest
+//! that is nouveau through raw ioctls, in this crate's tests `simgpu`'s compute engine. [`run`] executes one, times its
+//! phases as GPUvm's table does, and compares the result with that of the CPU: bit for bit for integers, within a
+//! stated bound for floats.
 //!
-//! Parts: `gpu`, the device as workloads see it; `setup`, a workload on one; `phases`, [`run`] and its times; `check`,
-//! comparing; one file for each workload, its kernels beside it in `kernels/NAME.sm20`.
+//! Parts: `gpu`, the interface to the device; `setup`, a workload on one; `phases`, [`run`] and its times; `check`, the
+//! comparison; one file for each workload, with its kernels in `kernels/NAME.sm20`.
 
 #![forbid(unsafe_code)]
 
@@ -41,10 +41,9 @@ pub use phases::{Phase, Report, Run, run};
 pub use random::Random;
 pub use setup::{Results, Setup, Slot};
 
-/// A computation with an input and a known result. Its buffers and transfers are what [`Setup`] makes of
-/// [`Self::buffers`].
+/// A computation with an input and a known result. [`Setup`] makes its buffers and transfers from [`Self::buffers`].
 pub trait Workload {
-    /// As the command line names it.
+    /// Name on the command line.
     fn name(&self) -> &'static str;
 
     /// The problem's size in words, such as `256x256`.
@@ -59,31 +58,31 @@ pub trait Workload {
     /// Launches all kernels. The caller waits for them.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's error.
     fn launch(&self, gpu: &mut dyn Gpu, setup: &Setup) -> anyhow::Result<()>;
 
     /// Computes the result on the CPU and compares; returns the number of bytes compared.
     ///
     /// # Errors
-    /// Where the results differ, and by how much.
+    /// The differences of the results.
     fn check(&self, results: &Results) -> anyhow::Result<u64>;
 }
 
 /// Options that decide a workload's size and input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// About how much larger than its smallest size it is to be: work grows in proportion, 1 takes a fraction of a
-    /// second on a software card. From 1 to 1000.
+    /// Approximate factor to its smallest size: work grows in proportion, 1 takes a fraction of a second on a software
+    /// card. From 1 to 1000.
     pub scale: u32,
     /// Decides the input.
     pub seed: u64,
-    /// Number of times that a kernel of chosen length repeats its work: those of `loop`, `long-madd`, `memory`. Their own choice
-    /// if not given.
+    /// Number of times that a kernel of variable length repeats its work: those of `loop`, `long-madd`, `memory`.
+    /// `None`: each workload's default.
     pub rounds: Option<u32>,
-    /// Bytes that `memory` works on. Its own choice if not given.
+    /// Size of `memory`'s working set in bytes. `None`: its default.
     pub working_set: Option<u64>,
-    /// Side of the matrices of `madd` and `long-madd`, at most [`MOST_SIDE`], whatever the scale. Their own choice if not
-    /// given.
+    /// Side of the matrices of `madd` and `long-madd`, at most [`MOST_SIDE`], independent of the scale. `None`: their
+    /// default.
     pub side: Option<u32>,
 }
 
@@ -147,22 +146,22 @@ fn assemble(source: &str) -> anyhow::Result<sm20::Program> {
     })
 }
 
-/// As they lie in memory.
+/// The bytes in memory order.
 fn words_to_bytes(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// From how they lie in memory.
+/// The words from bytes in memory order.
 fn bytes_to_words(bytes: &[u8]) -> Vec<u32> {
     bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
 }
 
-/// As they lie in memory.
+/// The bytes in memory order.
 fn floats_to_bytes(floats: &[f32]) -> Vec<u8> {
     floats.iter().flat_map(|float| float.to_le_bytes()).collect()
 }
 
-/// From how they lie in memory.
+/// The floats from bytes in memory order.
 fn bytes_to_floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }

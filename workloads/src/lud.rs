@@ -6,8 +6,8 @@ use anyhow::Result;
 /// Side of a tile.
 const TILE: u32 = 16;
 
-/// Size of the cells on the diagonal, about: more than the others of a row or column can be together. With that much
-/// next to it, no rows need be exchanged.
+/// Approximate size of the cells on the diagonal: more than the sum of the others of a row or column. Then no rows need
+/// to be exchanged.
 const PIVOT: f32 = 16.0;
 
 /// A matrix whose cells get smaller away from the diagonal: at a distance of n, below 1 / (n + 1).
@@ -32,8 +32,8 @@ impl Lud {
         Self { side, matrix }
     }
 
-    /// The decomposition, whatever the precision: for each column, divide what is below the diagonal, and subtract its
-    /// product with the row from all that is right and below.
+    /// The decomposition, for any precision: for each column, divides the cells below the diagonal, and subtracts their
+    /// product with the row from all cells to the right and below.
     fn decomposed(&self) -> Vec<f64> {
         let side = self.side as usize;
         let mut matrix: Vec<f64> = self.matrix.iter().copied().map(f64::from).collect();
@@ -83,10 +83,10 @@ impl Workload for Lud {
 
     fn check(&self, results: &Results) -> Result<u64> {
         let side = self.side as usize;
-        // The worst case, by estimate. Sums of L's magnitudes over a column and of U's over a row, in terms of the
-        // pivot, are below 1, and U's cells beside the diagonal below 2: what is subtracted from such a cell is below
-        // 3 whenever it is rounded, to 2^-24. That happens `side` times at most. What is wrong with the factors makes
-        // twice that of it. On the diagonal it is as much in proportion. L's cells have U's errors by a pivot of 8 or
+        // An estimate of the worst case. Sums of L's magnitudes over a column and of U's over a row, in terms of the
+        // pivot, are below 1, and U's cells next to the diagonal below 2: the amount that is subtracted from such a
+        // cell is below 3 at each rounding, to 2^-24. That happens at most `side` times. The factors' errors double it.
+        // On the diagonal the error is as much in proportion. L's cells have U's errors divided by a pivot of 8 or
         // more, and those of the reciprocal (2^-23) and the product.
         let unit = 1.0 / (1 << 23) as f32;
         let upper = Bound { relative: side as f32 * unit, absolute: 3.0 * side as f32 * unit };

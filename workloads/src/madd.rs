@@ -1,10 +1,10 @@
-//! Matrix addition, of integers and of floats, once or again and again.
+//! Matrix addition, of integers and of floats, once or repeatedly.
 
 use crate::element::Element;
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Rounds of `long-madd`, if no other number is asked for: those of GPUvm's figures.
+/// Default rounds of `long-madd`: those of GPUvm's figures.
 pub(crate) const LONG: u32 = 5;
 
 /// c = a + b, then c = c + b for the other rounds.

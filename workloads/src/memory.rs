@@ -1,26 +1,26 @@
-//! A working set of chosen size, all of which is read and written by kernels and by copies, again and again.
+//! A working set of a given size. Kernels and copies read and write all of it repeatedly.
 //!
-//! The set is cut into buffers of the same size and a spare one. A pass goes through the buffers in order: each is copied
-//! to the spare one by the copy engine, there a kernel mixes every word with the word at the same place of the buffer
-//! before, and the buffer that was copied is the next spare one. So a word at the end depends on all words at its place in
-//! all buffers, and one that was lost or is stale on the way spoils all that follow.
+//! The set is divided into buffers of the same size and a spare one. A pass goes through the buffers in order: the copy
+//! engine copies each to the spare one, a kernel mixes every word there with the word at the same offset of the
+//! previous buffer, and the copied buffer is the next spare one. So a word at the end depends on all words at its
+//! offset in all buffers, and one lost or stale word makes all later ones wrong.
 
 use crate::{Buffer, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload, compare_words};
 use anyhow::{Context, Result};
 
-/// Bytes at scale 1, if no other number is asked for.
+/// Default bytes at scale 1.
 const BYTES: u64 = 256 << 10;
-/// Passes, if no other number is asked for.
+/// Default number of passes.
 const PASSES: u32 = 3;
-/// Bytes of a buffer at least.
+/// Minimum size of a buffer in bytes.
 const PIECE: u64 = 64 << 10;
-/// Buffers at most.
+/// Most buffers.
 const MOST_BUFFERS: u64 = 64;
 /// Threads of a block.
 const BLOCK: u32 = 512;
-/// Words at the same places of all buffers that the CPU computes at once.
+/// Words at the same offsets of all buffers that the CPU computes at once.
 const COLUMNS: usize = 4096;
-/// The kernel's as well.
+/// Also in the kernel.
 const FACTOR: u32 = 0x9e37_79b1;
 /// Addend of a pass, times its number.
 const KEY: u32 = 0x85eb_ca6b;
@@ -28,7 +28,7 @@ const KEY: u32 = 0x85eb_ca6b;
 /// The working set.
 #[derive(Debug)]
 pub(crate) struct MemoryHungry {
-    /// Buffers without the spare one.
+    /// Number of buffers without the spare one.
     count: usize,
     /// Bytes of each.
     piece: u64,
@@ -39,7 +39,7 @@ pub(crate) struct MemoryHungry {
 impl MemoryHungry {
     pub(crate) fn new(scale: u32, seed: u64, working_set: Option<u64>, passes: Option<u32>) -> Self {
         let bytes = working_set.unwrap_or(BYTES * u64::from(scale));
-        // Of an odd request, some KiB are more than asked for.
+        // For an odd size, the buffers are some KiB larger than requested.
         let piece = bytes.div_ceil(MOST_BUFFERS).next_multiple_of(4096).max(PIECE);
         let count = bytes.div_ceil(piece).clamp(2, MOST_BUFFERS) as usize;
         Self { count, piece, passes: passes.unwrap_or(PASSES).max(1), seed }
@@ -52,8 +52,8 @@ impl MemoryHungry {
         random
     }
 
-    /// Returns the slot that holds each buffer at the end, and last the spare one; `then` is called with what each step
-    /// finds: pass, source, target, the buffer before.
+    /// Returns the slot that holds each buffer at the end, and last the spare one; calls `then` with the arguments of
+    /// each step: pass, source, target, the previous buffer.
     fn steps(&self, mut then: impl FnMut(u32, usize, usize, usize) -> Result<()>) -> Result<Vec<usize>> {
         let (mut places, mut spare): (Vec<usize>, usize) = ((0..self.count).collect(), self.count);
         for pass in 0..self.passes {
@@ -67,8 +67,8 @@ impl MemoryHungry {
         Ok(places)
     }
 
-    /// Returns `words` places from `first` on of all buffers at the end, and last of the spare one: it has what the last buffer
-    /// held before the last step.
+    /// Returns `words` words from `first` on of all buffers at the end, and last of the spare one: it holds the
+    /// contents of the last buffer before the last step.
     fn expected(&self, first: u64, words: usize) -> Vec<Vec<u32>> {
         let column = |index| {
             let mut random = self.input(index);

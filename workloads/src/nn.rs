@@ -1,4 +1,4 @@
-//! Nearest neighbours: distances of records to points, from which the CPU picks the least.
+//! Nearest neighbours: distances of records to points, from which the CPU selects the least.
 
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
@@ -80,7 +80,7 @@ impl Workload for Nn {
         let of = |point: [f32; 2]| self.records.chunks(2).map(move |record| distance(record, point));
         let expected: Vec<f32> = self.points.iter().copied().flat_map(of).collect();
         let verified = results.same_floats("distances", &expected, BOUND)?;
-        // Records that are as far as each other within the bound may change places; the distances then still agree.
+        // Records whose distances are equal within the bound may be exchanged; the distances then still agree.
         let found = results.floats("distances")?;
         for (found, expected) in found.chunks(self.count()).zip(expected.chunks(self.count())) {
             let (found, expected): (Vec<f32>, Vec<f32>) = nearest(found)
@@ -88,7 +88,7 @@ impl Workload for Nn {
                 .zip(nearest(expected))
                 .map(|((at, _), (_, least))| (expected[*at], least))
                 .unzip();
-            // The bound counts twice: once for the record that was taken, once for the one that was left.
+            // The bound counts twice: once for the selected record, once for the other.
             let bound = Bound { relative: 2.5 * BOUND.relative, ..BOUND };
             crate::compare_floats("the neighbours' distances", &found, &expected, bound)?;
         }

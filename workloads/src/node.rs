@@ -1,4 +1,4 @@
-//! The kernels of `madd` and `mmul` alone, as nodes of a graph: buffers and order are the caller's.
+//! The kernels of `madd` and `mmul` alone, as nodes of a graph: the caller manages buffers and order.
 
 use crate::{Buffer, Grid, Params, Random};
 use anyhow::Result;
@@ -18,7 +18,7 @@ pub enum NodeKernel {
 }
 
 impl NodeKernel {
-    /// The one of that name.
+    /// The function with that name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         [Self::Madd, Self::Mmul].into_iter().find(|kernel| kernel.name() == name)
@@ -36,7 +36,7 @@ impl NodeKernel {
     /// Its program.
     ///
     /// # Errors
-    /// It does not assemble.
+    /// If it does not assemble.
     pub fn program(self) -> Result<sm20::Program> {
         crate::assemble(match self {
             Self::Madd => include_str!("kernels/madd.sm20"),
@@ -59,7 +59,7 @@ impl NodeKernel {
         }
     }
 
-    /// The same by the CPU.
+    /// The same on the CPU.
     #[must_use]
     pub fn on_the_cpu(self, side: u32, a: &[u32], b: &[u32]) -> Vec<u32> {
         let side = side as usize;
@@ -77,7 +77,7 @@ impl NodeKernel {
     }
 }
 
-/// Time of one piece of work for a processor, the same wherever it runs: it says how much slower one is than another.
+/// Time of a fixed computation on a processor, for a comparison of processors.
 #[must_use]
 pub fn yardstick() -> Duration {
     const SIDE: u32 = 128;

@@ -1,4 +1,4 @@
-//! Nothing: what it costs to open and close the device.
+//! No work: measures the cost of opening and closing the device.
 
 use crate::{Gpu, Results, Setup, Slot, Workload};
 use anyhow::Result;

@@ -7,10 +7,10 @@ use anyhow::Result;
 const TILE: u32 = 32;
 /// Letters of the alphabet.
 const LETTERS: u32 = 24;
-/// Of a gap.
+/// Penalty of a gap.
 const PENALTY: i32 = 10;
 
-/// Two sequences of the same length, and how similar each two letters are.
+/// Two sequences of the same length, and the similarity of each pair of letters.
 #[derive(Debug)]
 pub(crate) struct Nw {
     length: u32,

@@ -1,4 +1,4 @@
-//! Running a workload, in the phases of GPUvm's figures.
+//! Runs a workload in the phases of GPUvm's figures.
 
 use crate::{Gpu, Setup, Workload};
 use anyhow::{Context, Result};
@@ -21,7 +21,7 @@ impl Phase {
     /// All, in order.
     pub const ALL: [Self; 4] = [Self::Init, Self::Upload, Self::Launch, Self::Download];
 
-    /// As reports name it; those are the paper's words.
+    /// Name in reports, as in the paper.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -33,21 +33,21 @@ impl Phase {
     }
 }
 
-/// Times of a run, and what it checked. Closing the device is the caller's, who opened it.
+/// Times of a run, and the size of its check. The caller, who opened the device, closes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Time of each of [`Phase::ALL`].
     pub times: [Duration; 4],
-    /// Time that it took to give its buffers back: a part of closing.
+    /// Time of freeing its buffers: a part of closing.
     pub freed: Duration,
-    /// Bytes compared with what the CPU computed.
+    /// Bytes compared with the CPU's result.
     pub verified: u64,
 }
 
-/// Runs a workload, checks its result, and gives its buffers back.
+/// Runs a workload, checks its result, and frees its buffers.
 ///
 /// # Errors
-/// The device's, or where the result is wrong; each names the workload.
+/// The device's error, or the differences of the result; each names the workload.
 pub fn run(workload: &dyn Workload, gpu: &mut dyn Gpu) -> Result<Report> {
     let mut run = Run::new(workload);
     for phase in Phase::ALL {
@@ -56,7 +56,7 @@ pub fn run(workload: &dyn Workload, gpu: &mut dyn Gpu) -> Result<Report> {
     run.end(gpu)
 }
 
-/// A run whose caller looks at the device between its phases.
+/// A run whose caller inspects the device between its phases.
 pub struct Run<'a> {
     workload: &'a dyn Workload,
     setup: Option<Setup>,
@@ -70,7 +70,7 @@ impl<'a> Run<'a> {
         Self { workload, setup: None, times: [Duration::ZERO; 4] }
     }
 
-    /// Executes a phase, to the end of its work. Those of [`Phase::ALL`] come once each, in that order.
+    /// Executes a phase, to the end of its work. Each phase of [`Phase::ALL`] must come once, in that order.
     ///
     /// # Errors
     /// The device's.
@@ -82,10 +82,10 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Checks the result, and gives the buffers back.
+    /// Checks the result, and frees the buffers.
     ///
     /// # Errors
-    /// The device's, or where the result is wrong.
+    /// The device's error, or the differences of the result.
     pub fn end(self, gpu: &mut dyn Gpu) -> Result<Report> {
         let Self { workload, setup, times } = self;
         let setup = setup.context("a run has a setup")?;

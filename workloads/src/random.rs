@@ -27,7 +27,7 @@ impl Random {
         (self.next_u64() >> 32) as u32
     }
 
-    /// Goes on as if so many words had been taken.
+    /// Skips a number of words.
     pub fn skip(&mut self, words: u64) {
         self.0 = self.0.wrapping_add(words.wrapping_mul(STEP));
     }
@@ -37,17 +37,17 @@ impl Random {
         ((u64::from(self.word()) * u64::from(end)) >> 32) as u32
     }
 
-    /// A float from 0 up to but not including 1.
+    /// A float from 0 (inclusive) to 1 (exclusive).
     pub fn unit(&mut self) -> f32 {
         (self.word() >> 8) as f32 / (1 << 24) as f32
     }
 
-    /// So many words.
+    /// `count` words.
     pub fn words(&mut self, count: usize) -> Vec<u32> {
         (0..count).map(|_| self.word()).collect()
     }
 
-    /// So many floats from 0 to 1.
+    /// `count` floats from 0 to 1.
     pub fn units(&mut self, count: usize) -> Vec<f32> {
         (0..count).map(|_| self.unit()).collect()
     }

@@ -1,10 +1,10 @@
-//! A workload on a device: its program, its buffers, what came back.
+//! A workload on a device: its program, its buffers, its results.
 
 use crate::{Bound, Buffer, Gpu, Grid, Module, Params, Place, Random, Workload, compare_floats, compare_words};
 use anyhow::{Context, Result};
 use std::borrow::Cow;
 
-/// A buffer that a workload wants.
+/// A buffer of a workload.
 #[derive(Clone, Debug)]
 pub struct Slot {
     name: Cow<'static, str>,
@@ -19,12 +19,12 @@ pub struct Slot {
 enum Input {
     Nothing,
     Bytes(Vec<u8>),
-    /// [`Random::word`], one after the other; made when they are needed.
+    /// [`Random::word`], one after the other; generated when needed.
     Random(Random),
 }
 
 impl Slot {
-    /// In VRAM, for the device alone: neither filled nor read back.
+    /// In VRAM, only for the device: neither filled nor read back.
     #[must_use]
     pub fn scratch(name: impl Into<Cow<'static, str>>, bytes: u64) -> Self {
         Self { name: name.into(), place: Place::Vram, bytes, input: Input::Nothing, output: false }
@@ -37,7 +37,7 @@ impl Slot {
         Self { input: Input::Bytes(input), ..Self::scratch(name, bytes) }
     }
 
-    /// Filled with random words before the launch, which take no memory until then.
+    /// Filled with random words before the launch; they are generated only then.
     #[must_use]
     pub fn random(name: impl Into<Cow<'static, str>>, bytes: u64, random: Random) -> Self {
         Self { input: Input::Random(random), ..Self::scratch(name, bytes) }
@@ -55,7 +55,7 @@ impl Slot {
         Self::bytes(name, crate::floats_to_bytes(input))
     }
 
-    /// Read back after the launch, too.
+    /// Also read back after the launch.
     #[must_use]
     pub fn output(self) -> Self {
         Self { output: true, ..self }
@@ -76,7 +76,7 @@ impl Results {
     /// The bytes of an output.
     ///
     /// # Errors
-    /// None of that name came back.
+    /// If no output has that name.
     pub fn bytes(&self, name: &str) -> Result<&[u8]> {
         let found = self.0.iter().find(|(of, _)| *of == name);
         found.map(|(_, bytes)| &bytes[..]).with_context(|| format!("{name} was not read back"))
@@ -101,7 +101,7 @@ impl Results {
     /// Compares an output's words bit for bit; returns the number of bytes.
     ///
     /// # Errors
-    /// Where they differ, or no such output.
+    /// The differences, or that no such output exists.
     pub fn same_words(&self, name: &str, expected: &[u32]) -> Result<u64> {
         compare_words(name, &self.words(name)?, expected)
     }
@@ -109,7 +109,7 @@ impl Results {
     /// Compares an output's floats within a bound; returns the number of bytes.
     ///
     /// # Errors
-    /// Where they differ, or no such output.
+    /// The differences, or that no such output exists.
     pub fn same_floats(&self, name: &str, expected: &[f32], bound: Bound) -> Result<u64> {
         compare_floats(name, &self.floats(name)?, expected, bound)
     }
@@ -126,10 +126,10 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Makes program and buffers; nothing is transferred.
+    /// Makes program and buffers; transfers nothing.
     ///
     /// # Errors
-    /// A kernel that does not assemble, or what the device says.
+    /// A kernel that does not assemble, or the device's error.
     pub fn new(workload: &dyn Workload, gpu: &mut dyn Gpu) -> Result<Self> {
         let program = crate::assemble(workload.source())?;
         let module = if program.kernels.is_empty() { None } else { Some(gpu.load(&program)?) };
@@ -141,13 +141,13 @@ impl Setup {
     /// All buffers, in the order of [`Workload::buffers`].
     ///
     /// # Errors
-    /// There are not `N`.
+    /// If their number is not `N`.
     pub fn buffers<const N: usize>(&self) -> Result<[Buffer; N]> {
         let found = self.all_buffers();
         found.try_into().with_context(|| format!("{} buffers instead of {N}", found.len()))
     }
 
-    /// The same, however many there are.
+    /// The same for any number.
     #[must_use]
     pub fn all_buffers(&self) -> &[Buffer] {
         &self.buffers
@@ -156,7 +156,7 @@ impl Setup {
     /// Launches a kernel of the workload; see [`Gpu::launch`].
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's error.
     pub fn launch(&self, gpu: &mut dyn Gpu, kernel: &str, grid: Grid, params: &Params, uses: &[Buffer]) -> Result<()> {
         gpu.launch(self.module.context("a workload without kernels")?, kernel, grid, params, uses)
     }
@@ -164,7 +164,7 @@ impl Setup {
     /// Transfers all inputs to the device.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's error.
     pub fn upload(&self, gpu: &mut dyn Gpu) -> Result<()> {
         for (slot, buffer) in self.slots.iter().zip(&self.buffers) {
             match &slot.input {
@@ -179,7 +179,7 @@ impl Setup {
     /// Transfers all outputs from the device.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's error.
     pub fn download(&mut self, gpu: &mut dyn Gpu) -> Result<()> {
         self.results.0.clear();
         for (slot, buffer) in self.slots.iter().zip(&self.buffers).filter(|(slot, _)| slot.output) {
@@ -190,16 +190,16 @@ impl Setup {
         Ok(())
     }
 
-    /// Returns what [`Self::download`] brought.
+    /// Returns the results of [`Self::download`].
     #[must_use]
     pub fn results(&self) -> &Results {
         &self.results
     }
 
-    /// Gives the buffers back; the program stays with the device.
+    /// Frees the buffers; the program stays on the device.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device's error.
     pub fn free(self, gpu: &mut dyn Gpu) -> Result<()> {
         self.buffers.into_iter().try_for_each(|buffer| gpu.free(buffer))
     }

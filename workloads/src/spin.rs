@@ -1,19 +1,19 @@
-//! A long loop without data, of chosen length.
+//! A long loop without data, of a given length.
 
 use crate::{Gpu, Grid, Params, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
 /// Threads of the grid.
 const THREADS: u32 = 256;
-/// Of a block.
+/// Threads of a block.
 const BLOCK: u32 = 64;
-/// Rounds at scale 1, if no other number is asked for.
+/// Default rounds at scale 1.
 const ROUNDS: u32 = 2000;
-/// The kernel's as well.
+/// Also in the kernel.
 const FACTOR: u32 = 0x0019_660d;
 const SUMMAND: u32 = 0x3c6e_f35f;
 
-/// Each thread applies x = x * FACTOR + SUMMAND to its number, for so many rounds.
+/// Each thread applies x = x * FACTOR + SUMMAND to its number, `rounds` times.
 #[derive(Debug)]
 pub(crate) struct Spin {
     rounds: u32,
@@ -50,7 +50,7 @@ impl Workload for Spin {
     }
 
     fn check(&self, results: &Results) -> Result<u64> {
-        // All rounds at once: an affine map to the power of their number, by squaring.
+        // All rounds at once: an affine map to the power of their number, through squaring.
         let (mut factor, mut summand) = (1_u32, 0_u32);
         let (mut square, mut shift, mut rounds) = (FACTOR, SUMMAND, self.rounds);
         while rounds > 0 {

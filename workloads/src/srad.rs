@@ -1,13 +1,13 @@
-//! Speckle-reducing anisotropic diffusion, the first version: the image's exponential, statistics of all of it by
-//! reduction on the device, its logarithm.
+//! Speckle-reducing anisotropic diffusion, the first version: the image's exponential, statistics of the whole image
+//! with a reduction on the device, its logarithm.
 
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
 const ITERATIONS: u32 = 2;
-/// Part of the differences that a pixel moves in an iteration, shared by its four neighbours.
+/// Fraction of the differences by which a pixel changes in an iteration, for each of its four neighbours.
 pub(crate) const RATE: f32 = 0.5 / 4.0;
-/// Threads of a block where pixels are in line, and what such a block adds up.
+/// Threads of a block for pixels in line, and the number of values that such a block sums.
 const THREADS: u32 = 256;
 const BLOCK_SUMS: u32 = 512;
 /// Threads of a block in two dimensions.
@@ -28,13 +28,13 @@ pub(crate) fn speckled(side: u32, seed: u64) -> Vec<f32> {
     pixels.map(|pixel| if bright(pixel) { 0.5 + 0.5 * random.unit() } else { 0.5 * random.unit() }).collect()
 }
 
-/// An image's variance in terms of its mean's square: how much of it is speckle.
+/// An image's variance relative to its mean's square: its amount of speckle.
 pub(crate) fn variation(sum: f64, squares: f64, count: usize) -> f64 {
     let mean = sum / count as f64;
     (squares / count as f64 - mean * mean) / (mean * mean)
 }
 
-/// An image after an iteration, whatever the precision. `variation` is that of its speckle.
+/// An image after an iteration, for any precision. `variation` is that of its speckle.
 pub(crate) fn diffused(image: &[f64], side: usize, variation: f64) -> Vec<f64> {
     let near = |at: usize| {
         let (row, column) = (at / side, at % side);
@@ -57,14 +57,14 @@ pub(crate) fn diffused(image: &[f64], side: usize, variation: f64) -> Vec<f64> {
     (0..image.len()).map(moved).collect()
 }
 
-/// Bounds how far a pixel may be off after so many iterations, in proportion to it, if it is `before` at first and the
-/// variation `statistics`. All in units of 2^-24.
+/// Bounds the relative error of a pixel after a number of iterations, for an initial error `before` and the error
+/// `statistics` of the variation. All in units of 2^-24.
 ///
-/// An estimate of the worst case. Pixels are from 1 to e. A coefficient c is off by as much as q and the variation
-/// are, in proportion, but for a factor below 1.2; and the pixel moves by an eighth of c times the differences, whose
-/// magnitudes add up to about 2. So the variation's error counts about a third. q's is that of two pixels, doubled by
-/// the square, with about 30 units of its own: an iteration triples what was wrong before. Roundings do not all point
-/// the same way: on `simgpu` pixels are off by less than a hundredth of this.
+/// An estimate of the worst case. Pixels are from 1 to e. The relative error of a coefficient c is that of q and the
+/// variation together, apart from a factor below 1.2; and the pixel changes by an eighth of c times the differences,
+/// whose magnitudes sum to about 2. So the variation's error counts about a third. q's error is that of two pixels,
+/// doubled by the square, plus about 30 units: an iteration triples earlier errors. Roundings do not all have the same
+/// sign: on `simgpu` pixels are off by less than a hundredth of this.
 pub(crate) fn error(before: f32, statistics: f32, iterations: u32) -> f32 {
     (0..iterations).fold(before, |error, _| 3.0 * error + statistics / 3.0 + 64.0)
 }

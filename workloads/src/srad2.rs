@@ -1,5 +1,5 @@
 //! Speckle-reducing anisotropic diffusion, the second version: tiles in shared memory, statistics of a part of the
-//! image, which the CPU makes.
+//! image, which the CPU computes.
 
 use crate::srad::{RATE, diffused, error, speckled, variation};
 use crate::{Bound, Gpu, Grid, Params, Results, Setup, Slot, Workload};
@@ -8,7 +8,7 @@ use anyhow::Result;
 const ITERATIONS: u32 = 2;
 /// Side of a tile.
 const TILE: u32 = 16;
-/// Rows of the image whose variation is the speckle's: surroundings only.
+/// Rows of the image whose variation is that of the speckle: they show only surroundings.
 const SAMPLE_ROWS: u32 = 16;
 
 /// An image, from 1 to e.
@@ -29,7 +29,7 @@ impl Srad2 {
     }
 }
 
-/// The variation of what all of its pixels are given of.
+/// The variation of the given pixels.
 fn variation_of(pixels: impl Iterator<Item = f64>) -> f64 {
     let add = |(sum, squares, count), pixel| (sum + pixel, squares + pixel * pixel, count + 1);
     let (sum, squares, count) = pixels.fold((0.0, 0.0, 0), add);
@@ -78,7 +78,7 @@ impl Workload for Srad2 {
             image = diffused(&image, self.side as usize, q);
         }
         let expected: Vec<f32> = image.iter().map(|pixel| *pixel as f32).collect();
-        // The CPU makes the statistics in double precision: they are off as much as the pixels are.
+        // The CPU computes the statistics in double precision: their error is that of the pixels.
         let relative = error(0.0, 256.0, ITERATIONS) / (1 << 24) as f32;
         results.same_floats("image", &expected, Bound { relative, absolute: 0.0 })
     }

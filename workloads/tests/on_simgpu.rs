@@ -16,20 +16,20 @@ const TABLES: u64 = 2;
 const TABLE_MIB: u64 = 128;
 const DIRECTORY: u64 = 0x1_0000;
 const TABLE: u64 = MIB;
-/// The GPU's address of VRAM's first byte: what is in the second table begins at a multiple of 2^32.
+/// The GPU's address of VRAM's first byte: the range of the second table begins at a multiple of 2^32.
 const WINDOW: u64 = (0x13 << 32) - TABLE_MIB * MIB;
-/// Parameters stand here, in bank 0.
+/// Address of the parameters, in bank 0.
 const BANK: u64 = 2 * MIB;
 const LOCAL: u64 = 4 * MIB;
 const LOCAL_BYTES: u64 = 4 * MIB;
-/// Address in VRAM of the first buffer. The second one of the smallest workloads lies across the multiple of 2^32.
+/// Address in VRAM of the first buffer. The second one of the smallest workloads crosses the multiple of 2^32.
 const FIRST: u64 = TABLE_MIB * MIB - 0x6000;
 const END: u64 = TABLES * TABLE_MIB * MIB;
 const PAGE: u64 = 0x1000;
-/// Byte that fills memory when it is handed out. Behind each buffer some of it is left, for nobody to write.
+/// Byte that fills allocated memory. After each buffer some bytes keep it, which no work may overwrite.
 const UNUSED: u8 = 0xa5;
 
-/// The engine with an address space of its own.
+/// The engine with its own address space.
 struct SimGpu {
     compute: Compute,
     memory: Arc<Memory>,
@@ -180,7 +180,7 @@ fn every_workload_computes_what_the_cpu_computes() {
     }
 }
 
-/// Instructions of all threads that a run takes.
+/// Instructions of all threads in a run.
 fn work(name: &str, scale: u32) -> u64 {
     let mut gpu = SimGpu::new().expect("a card");
     let workload = workloads::by_name(name, Options { scale, ..Options::default() }).expect("a workload of that name");
@@ -194,24 +194,25 @@ fn work_is_small_at_scale_1_and_grows_in_proportion() {
         let works = [1, 2, 8].map(|scale| work(name, scale));
         println!("{name}: {works:?}");
         assert!(works[0] <= 5_000_000, "{name} takes {works:?} instructions");
-        // Some do nothing, or have the copy engine do it.
+        // Some do nothing, or use the copy engine.
         if works[0] > 100_000 {
             assert!((3 * works[1]..=6 * works[1]).contains(&works[2]), "{name} takes {works:?} instructions");
         }
     }
 }
 
-/// Mishap between a workload and its device.
+/// Fault between a workload and its device.
 #[derive(Clone, Copy)]
 enum Mishap {
-    /// The launch of that number does not take place.
+    /// The launch with that number does not happen.
     LostLaunch(usize),
-    /// Of the download of that number, a word comes back with its second-highest bit flipped, which no float's bound
-    /// allows: the word is so many 2^32nds of the way from the first to the last.
+    /// In the download with that number, a word comes back with its second-highest bit flipped, which exceeds any
+    /// float's bound. The second field is the word's position: a fraction in units of 2^-32 from the first word to the
+    /// last.
     WrongWord(usize, u32),
 }
 
-/// A device with a mishap.
+/// A device with a fault.
 struct Faulty<'g> {
     inner: &'g mut SimGpu,
     mishap: Option<Mishap>,
@@ -275,7 +276,7 @@ fn smallest(name: &str) -> Box<dyn Workload> {
     workloads::by_name(name, Options { seed: 3, ..Options::default() }).expect("a workload of that name")
 }
 
-/// Runs a workload on a device with a mishap, up to what came back. Returns that, and the number of launches.
+/// Runs a workload on a device with a fault, to the end of the download. Returns the setup, and the number of launches.
 fn run_with(mishap: Option<Mishap>, workload: &dyn Workload) -> Result<(Setup, usize)> {
     let mut card = SimGpu::new()?;
     let mut gpu = Faulty::new(&mut card, mishap);
@@ -288,12 +289,12 @@ fn run_with(mishap: Option<Mishap>, workload: &dyn Workload) -> Result<(Setup, u
 
 #[test]
 fn a_launch_that_was_lost_is_noticed() {
-    // What does nothing is not missed.
+    // The loss of an empty workload cannot be detected.
     for name in workloads::NAMES.iter().filter(|name| **name != "nop") {
         let workload = smallest(name);
         let (setup, launches) = run_with(None, &*workload).expect("no mishap");
         workload.check(setup.results()).expect("right");
-        // The last ones of `bfs` find nothing new.
+        // The last launches of `bfs` find nothing new.
         for lost in [0, launches / 2].into_iter().take(launches) {
             let (setup, _) = run_with(Some(Mishap::LostLaunch(lost)), &*workload).expect("runs");
             assert!(workload.check(setup.results()).is_err(), "{name} without launch {lost} of {launches}");

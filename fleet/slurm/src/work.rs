@@ -71,7 +71,7 @@ fn name(job: u32) -> String {
     format!("{PREFIX}{job}")
 }
 
-/// The job that a name is of.
+/// The job of a name.
 fn job_of(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.parse().ok()
 }
