@@ -1,43 +1,43 @@
-//! Work beside other work, which is waited for when it is needed.
+//! Work in the background, with a wait for its end when the result is needed.
 
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Result, anyhow};
 
-/// Priority of work that goes on beside other work.
+/// Priority of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// As much as anybody else. What takes long and is waited for by all that comes later leaves processors idle in the end if it
-    /// yields in the beginning.
+    /// The same as all other work. Long work on which all later work depends must not yield at first: in the end
+    /// processors would be idle.
     Equal,
-    /// Only what others leave.
+    /// Only idle processors.
     Behind,
 }
 
-/// Niceness of what runs behind.
+/// Niceness of work with [`Priority::Behind`].
 const NICE: i32 = 19;
 
-/// Work that goes on, or what has become of it.
+/// Background work, or its result.
 pub enum Background {
-    /// Somebody works on it.
+    /// It is running.
     Pending(JoinHandle<Result<()>>),
-    /// It is done, or this is why not.
+    /// It has ended, with the reason of a failure.
     Ended(Result<(), String>),
 }
 
 impl Background {
-    /// Starts `work` on a thread of its own. The thread and its children have that priority.
+    /// Starts `work` on a new thread. The thread and its children have that priority.
     pub fn start(priority: Priority, work: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
         Self::Pending(thread::spawn(move || {
             if priority == Priority::Behind {
-                // Linux has a priority for each thread, and children inherit it. Without it, only time is lost.
+                // Linux has a priority for each thread, and children inherit it. A failure only costs time.
                 let _ = rustix::process::nice(NICE);
             }
             work()
         }))
     }
 
-    /// Waits for the end. Fails with the reason if the work has failed, each time that it is asked.
+    /// Waits for the end. Returns the reason if the work has failed, in each call.
     pub fn wait(&mut self) -> Result<()> {
         if let Self::Pending(_) = self
             && let Self::Pending(thread) = std::mem::replace(self, Self::Ended(Ok(())))

@@ -1,4 +1,4 @@
-//! `cargo xtask check`: all that can be found without running anything.
+//! `cargo xtask check`: all checks that run no tests.
 
 use anyhow::Result;
 
@@ -6,10 +6,10 @@ use crate::run::{cargo, root, shown};
 use crate::tally::Tally;
 use crate::{counts, language, layers, lints, orphans, rooms};
 
-/// The fuzz targets are a workspace of their own.
+/// The fuzz targets are a separate workspace.
 const FUZZ: &str = "tests/fuzz/Cargo.toml";
 
-/// Runs every check, also after one has failed; says whether all passed. With `lints_only`, no tool is run.
+/// Runs every check, also after a failure; returns true if all passed. With `lints_only`, no tool is run.
 pub fn run(lints_only: bool) -> Result<bool> {
     let metadata = layers::metadata("Cargo.toml")?;
     let mut tally = Tally::default();
@@ -51,7 +51,7 @@ pub fn run(lints_only: bool) -> Result<bool> {
     Ok(tally.good())
 }
 
-/// Runs the tools of the toolchain; each with whether it was content.
+/// Runs the tools of the toolchain; returns each with true if it passed.
 fn tools() -> Result<Vec<(&'static str, bool)>> {
     let mut results = vec![("format", shown(&mut cargo(&["fmt", "--all", "--check"]))?)];
     if root().join(FUZZ).exists() {

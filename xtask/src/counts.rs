@@ -1,7 +1,7 @@
-//! Counts that operators see: each one that is declared must be counted somewhere.
+//! Counters for operators: each declared one must be counted somewhere.
 //!
-//! Works on the text: a count is a field of a `counts!` block, and is counted where something is added to it or it is set, in
-//! product code of the same crate.
+//! Works on the text: a counter is a field of a `counts!` block, and is counted if product code of the same crate adds
+//! to it or sets it.
 
 use crate::lints::File;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn declared(text: &str) -> Vec<&str> {
     fields
 }
 
-/// Returns whether a text adds to a count, or sets it.
+/// Returns true if a text adds to a counter, or sets it.
 fn counts(text: &str, field: &str) -> bool {
     let product = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text);
     product.match_indices(field).any(|(at, _)| {
@@ -34,12 +34,12 @@ fn counts(text: &str, field: &str) -> bool {
     })
 }
 
-/// The crate that a file is of: all of its path before `src`.
+/// The crate of a file: its path before `src`.
 fn of_crate(path: &Path) -> Option<&Path> {
     path.ancestors().find(|folder| folder.file_name().is_some_and(|name| name == "src")).and_then(Path::parent)
 }
 
-/// Counts that are declared and never counted.
+/// Counters that are declared and never counted.
 pub fn never_counted(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {

@@ -1,4 +1,4 @@
-//! CUDA: NVIDIA's headers, which are fetched and never part of the sources, and the benchmarks on a real card.
+//! CUDA: NVIDIA's headers, which are downloaded and never part of the sources, and the benchmarks on a real card.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ const WHEELS: [(&str, &str, &str); 4] = [
     ("13", "nvml.h", "nvidia-nvml-dev==13.5.37"),
 ];
 
-/// Tells the tests of `cuda-table` where the headers are.
+/// Passes the headers' folder to the tests of `cuda-table`.
 pub const HEADERS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_HEADERS";
 
-/// The folder with the headers of each version in a folder of its own; fetches those that are missing.
+/// The folder that contains a folder of headers for each version; downloads missing ones.
 pub fn headers() -> Result<PathBuf> {
     let cache = std::env::var_os("GPU_MEDIATOR_CACHE").map_or_else(|| root().join(".cache"), PathBuf::from);
     let folder = cache.join("cuda-headers");
@@ -52,7 +52,7 @@ fn fetch(wheel: &str, header: &str, place: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The folder below `folder` that has a header.
+/// The folder below `folder` that contains a header.
 fn find(folder: &Path, header: &str) -> Result<Option<PathBuf>> {
     if folder.join(header).exists() {
         return Ok(Some(folder.to_owned()));

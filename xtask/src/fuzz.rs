@@ -1,7 +1,7 @@
 //! The fuzz suite: each target of `tests/fuzz` for a bounded time, from its seed corpus.
 //!
-//! The targets are laid out as cargo-fuzz wants them, but neither it nor a nightly toolchain is needed: coverage comes
-//! from LLVM's pass, switched on by the flags below, and the driver from the crate `libfuzzer-sys`.
+//! The targets have cargo-fuzz's layout, but neither it nor a nightly toolchain is needed: coverage comes from LLVM's
+//! pass, enabled with the flags below, and the driver from the crate `libfuzzer-sys`.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::tally::Tally;
 /// With an explicit target, the flags do not reach build scripts and procedural macros.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
-/// Coverage as libFuzzer wants it, and every check that a release build leaves out.
+/// Coverage for libFuzzer, and every check that a release build omits.
 const RUSTFLAGS: [&str; 8] = [
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -30,18 +30,18 @@ const RUSTFLAGS: [&str; 8] = [
     "-Coverflow-checks=yes",
 ];
 
-/// A target that needs more memory than this allocates what its input asks for.
+/// A target that exceeds this allocates memory in proportion to a number in its input.
 const MEMORY_LIMIT_MIB: u32 = 2048;
-/// One input may take this long, in seconds; longer is a hang.
+/// Time limit of one input in seconds; a longer one is a hang.
 const INPUT_LIMIT: u32 = 25;
 
-/// Builds all targets, by `jobs` compilers at the same time if the number is given.
+/// Builds all targets, with `jobs` parallel compilers if the number is given.
 pub fn build(jobs: Option<usize>) -> Result<()> {
     let mut build = cargo(&["build", "--release", "--manifest-path", "tests/fuzz/Cargo.toml", "--bins"]);
     build.args(["--target", TRIPLE]).arg("--target-dir").arg(folder());
     build.env("RUSTFLAGS", RUSTFLAGS.join(" ")).env_remove("CARGO_ENCODED_RUSTFLAGS");
     if let Some(jobs) = jobs {
-        // Beside tests, which print.
+        // Runs next to tests, which print.
         build.arg(format!("--jobs={jobs}")).arg("--quiet");
     }
     if !shown(&mut build)? {
@@ -50,7 +50,7 @@ pub fn build(jobs: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Runs each target that was asked for, once they are built; a target counts as one test.
+/// Runs each requested target, once they are built; a target counts as one test.
 pub fn run(args: &TestArgs) -> Result<Tally> {
     let mut targets = fuzz_targets(&root())?;
     if let Some(filter) = &args.filter {
@@ -60,7 +60,7 @@ pub fn run(args: &TestArgs) -> Result<Tally> {
         bail!("tests/fuzz/Cargo.toml lists no such target");
     }
     let folder = folder();
-    // As many at a time as there are processors; all take equally long.
+    // As many at a time as there are processors; all take the same time.
     let workers = thread::available_parallelism().map_or(1, NonZero::get);
     let work = |first: usize| -> Result<Tally> {
         let mut tally = Tally::default();
@@ -84,7 +84,7 @@ fn folder() -> PathBuf {
 }
 
 fn run_target(one: &FuzzTarget, folder: &Path, seconds: u32) -> Result<bool> {
-    // What is found goes to a corpus of its own; the seeds in the repository stay as they are.
+    // New inputs go to a separate corpus; the seeds in the repository do not change.
     let found = folder.join("corpus").join(&one.name);
     let crashes = folder.join("artifacts").join(&one.name);
     for path in [&found, &crashes] {
@@ -101,7 +101,7 @@ fn run_target(one: &FuzzTarget, folder: &Path, seconds: u32) -> Result<bool> {
     println!("fuzz {} for {seconds} s", one.name);
     let ended = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {}", one.name))?;
     let passed = ended.status.success();
-    // In one piece, since others run beside it. libFuzzer says everything on standard error.
+    // In one piece, because others run concurrently. libFuzzer prints everything to standard error.
     let text = String::from_utf8_lossy(&ended.stderr);
     let advice = if passed { String::new() } else { format!("the input that failed is in {}\n", crashes.display()) };
     println!("{text}{advice}fuzz {} ... {}", one.name, if passed { "ok" } else { "FAILED" });

@@ -9,14 +9,14 @@ use crate::background::{Background, Priority};
 use crate::load::BusyLoops;
 use crate::run::{cargo, shown, target};
 
-/// Tells the harness where `mediatord` and `mediatorctl` are.
+/// Passes the folder of `mediatord` and `mediatorctl` to the harness.
 pub const BIN_VARIABLE: &str = "GPU_MEDIATOR_BIN_DIR";
 
-/// Benchmarks that boot nothing: no image and no daemon is made for them.
+/// Benchmarks without guests: no image and no daemon is made for them.
 const WITHOUT_GUESTS: [&str; 9] =
     ["shadow", "compute", "sched-sim", "swap", "evict", "doorbells", "lockhold", "costs", "pictures"];
 
-/// Starts to make all that guests need. The paravirtual drivers, which are compiled, take most of it.
+/// Starts to make all images for guests. Most of the time goes into compiling the paravirtual drivers.
 pub fn images() -> Background {
     Background::start(Priority::Equal, || {
         let made = images::ensure_all(&images::Progress::stderr(), false).map(drop);
@@ -30,37 +30,37 @@ fn release() -> Result<PathBuf> {
     if !shown(&mut cargo(&["build", "--release", "--package", "mediatord", "--package", "mediatorctl", "--bins"]))? {
         bail!("mediatord does not build");
     }
-    // What a machine of `tests::nest` gets beside them.
+    // Further programs for a machine of `tests::nest`.
     if !shown(&mut cargo(&["build", "--release", "--package", "rig", "--examples"]))? {
         bail!("the programs of the rig do not build");
     }
     Ok(target().join("release"))
 }
 
-/// Runs the demo; says whether all was verified.
+/// Runs the demo; returns true if all was verified.
 pub fn demo(args: &[String]) -> Result<bool> {
     let mut command = program("demo")?;
     shown(command.args(args))
 }
 
-/// Wishes of the caller of a benchmark.
+/// Options of a benchmark.
 pub struct Wishes {
     /// File for the figures.
     pub json: Option<PathBuf>,
     pub seconds: Option<u64>,
     pub rounds: Option<u32>,
     pub only: Option<String>,
-    /// Makes every benchmark in a file of its own, in the folder that `json` is.
+    /// Runs every benchmark, each with its own file in the folder `json`.
     pub all: bool,
-    /// Keeps what the file has.
+    /// Keeps the existing results of the file.
     pub resume: bool,
-    /// Busy loops beside it.
+    /// Number of concurrent busy loops.
     pub beside_load: u32,
-    /// Folder with another build's `mediatord` and `mediatorctl`, which are measured instead of this one's.
+    /// Folder with another build's `mediatord` and `mediatorctl`, which are measured instead of this build's.
     pub programs: Option<PathBuf>,
 }
 
-/// Runs the benchmarks; says whether they could be made.
+/// Runs the benchmarks; returns true if they could be run.
 pub fn bench(name: Option<&str>, wishes: &Wishes) -> Result<bool> {
     let Wishes { json, seconds, rounds, only, all, resume, beside_load, programs } = wishes;
     if name == Some("cuda") {
@@ -106,7 +106,7 @@ pub fn bench(name: Option<&str>, wishes: &Wishes) -> Result<bool> {
     shown(&mut command)
 }
 
-/// A program of the crate `tests`, built for release, that will find what it needs.
+/// A program of the crate `tests`, built for release, with the variables that it needs.
 fn program(name: &str) -> Result<Command> {
     let binaries = release()?;
     let mut command = built(name)?;

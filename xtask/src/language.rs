@@ -66,7 +66,7 @@ fn occurrences(text: &str, word: &str) -> usize {
     text.match_indices(word).map(|(at, _)| at).filter(whole).count()
 }
 
-/// Returns the comment on a line: what follows `//`, unless that is part of a string such as an address of a page.
+/// Returns the comment on a line: the text after `//`, unless that is part of a string such as a web address.
 fn comment(line: &str) -> Option<&str> {
     let (before, after) = line.split_once("//")?;
     (!before.ends_with(':') && before.matches('"').count() % 2 == 0).then_some(after)
@@ -99,7 +99,7 @@ fn budgets() -> Result<BTreeMap<String, Counts>> {
     toml::from_str(&text).with_context(|| format!("{BUDGETS} is not valid"))
 }
 
-/// Finds packages that exceed their budget. A package without a line has a budget of none.
+/// Finds packages that exceed their budget. The budget of a package without a line is zero.
 pub fn problems(metadata: &Metadata, files: &[File]) -> Result<Vec<String>> {
     Ok(over(&counts(metadata, files), &budgets()?))
 }

@@ -1,4 +1,4 @@
-//! Dependencies that crates may have on each other, and licences under which everything may come.
+//! Permitted dependencies between crates, and permitted licences.
 
 use anyhow::{Context, Result};
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
@@ -187,7 +187,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("xtask", &["images"]),
 ];
 
-/// Licences that ask for no more than to be named.
+/// Licences that require only attribution.
 const ALLOWED: [&str; 15] = [
     "0BSD",
     "Apache-2.0",
@@ -195,7 +195,7 @@ const ALLOWED: [&str; 15] = [
     "BSD-3-Clause",
     "BSL-1.0",
     "CC0-1.0",
-    // The list of authorities that webpki-root-certs has: data, which may be passed on with its licence.
+    // The list of authorities in webpki-root-certs: data, which may be redistributed with its licence.
     "CDLA-Permissive-2.0",
     "ISC",
     "MIT",
@@ -214,7 +214,7 @@ pub fn metadata(manifest: &str) -> Result<Metadata> {
     command.exec().with_context(|| format!("cargo metadata for {manifest}"))
 }
 
-/// Dependencies that point the wrong way, and directions that nobody uses.
+/// Dependencies in a forbidden direction, and permitted ones that no crate uses.
 pub fn layers(metadata: &Metadata) -> Vec<String> {
     let mut problems = Vec::new();
     let packages = metadata.workspace_packages();
@@ -238,7 +238,7 @@ pub fn layers(metadata: &Metadata) -> Vec<String> {
     problems
 }
 
-/// Reports a dependency that is in the manifest, of a kind that layers are about.
+/// Returns true if the manifest has a dependency of a kind that layers cover.
 fn uses(package: &Package, name: &str) -> bool {
     package.dependencies.iter().any(|d| d.kind != DependencyKind::Development && d.name == name)
 }

@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use cargo_metadata::{Metadata, TargetKind};
 
-/// A file longer than this is split by noun.
+/// A longer file is split by noun.
 const MAX_LINES: usize = 800;
 
-/// Crates in whose logic no hardware offset may stand as a number; `nvspec` has them all.
+/// Crates whose logic must not contain hardware offsets as numbers; `nvspec` has them all.
 const NO_OFFSETS: [&str; 5] =
     ["devmodel/src", "channels/src", "shadow-pt/src", "mediator/owner/src", "mediator/vgpu/src"];
 
-/// Calls that take a register or field offset first.
+/// Calls whose first argument is a register or field offset.
 const ACCESSES: [&str; 10] =
     ["read32", "write32", "read64", "write64", "rd32", "wr32", "read_u32", "write_u32", "mask32", "poll32"];
 
-/// Built from halves so that this file does not trip over its own words.
+/// Built from halves so that this file does not match itself.
 const TASK: &str = concat!("TO", "DO");
 const REFUSED: [&str; 3] = [concat!("FIX", "ME"), concat!("X", "XX"), concat!("HA", "CK")];
 
@@ -29,7 +29,7 @@ pub struct File {
     pub text: String,
 }
 
-/// All Rust sources of the workspace, the fuzz targets included.
+/// All Rust sources of the workspace, including the fuzz targets.
 pub fn files(root: &Path) -> Result<Vec<File>> {
     let mut files = Vec::new();
     collect(root, root, &mut files)?;
@@ -103,7 +103,7 @@ pub fn todo_codes(root: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Task tags without a code that `docs/todo.md` lists, and tags that are not used here.
+/// Task tags without a code that `docs/todo.md` lists, and forbidden tags.
 pub fn tags(files: &[File], codes: &[String]) -> Vec<String> {
     let mut problems = Vec::new();
     for file in files {
@@ -123,7 +123,7 @@ pub fn tags(files: &[File], codes: &[String]) -> Vec<String> {
     problems
 }
 
-/// Returns what follows `tag` in `line`, if it stands there as a word of its own.
+/// Returns the text after `tag` in `line`, if the tag is a separate word.
 fn word<'a>(line: &'a str, tag: &str) -> Option<&'a str> {
     let joins = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(tag).find_map(|(at, _)| {
@@ -133,9 +133,9 @@ fn word<'a>(line: &'a str, tag: &str) -> Option<&'a str> {
     })
 }
 
-/// Crates whose locks have ranks: what waits, or locks, goes by the crate that checks that.
+/// Crates whose locks have ranks: waits and locks use the crate that checks them.
 const RANKED: [&str; 2] = ["mediator/owner/src", "mediator/vgpu/src"];
-/// Waits and locks of which the crate `locks` has a checked form, with the name of that.
+/// Waits and locks for which the crate `locks` has a checked form, with its name.
 const UNCHECKED: [(&str, &str); 5] = [
     ("thread::sleep", "locks::sleep"),
     ("parking_lot::", "locks::Mutex"),
@@ -144,7 +144,7 @@ const UNCHECKED: [(&str, &str); 5] = [
     ("sync::Condvar", "locks::Condvar"),
 ];
 
-/// Waits and locks that no rank is checked for, in product code.
+/// Waits and locks in product code that are not checked for a rank.
 pub fn unchecked_waits(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     let product = |file: &&File| {
@@ -164,7 +164,7 @@ pub fn unchecked_waits(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Words with which a doc comment does not begin: it says what the item is or does, verb or thing first.
+/// Forbidden first words of a doc comment: it begins with a verb or a noun.
 const OPENERS: [&str; 9] = ["What", "When", "How", "Whether", "Which", "Whose", "Who", "Where", "Whom"];
 
 /// Doc comments that begin with a question word.
@@ -190,7 +190,7 @@ pub fn openers(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Crate roots without a header, and libraries whose header does not say what they leave out.
+/// Crate roots without a header, and libraries whose header does not name their limits.
 pub fn headers(metadata: &Metadata) -> Vec<String> {
     let mut problems = Vec::new();
     for package in metadata.workspace_packages() {

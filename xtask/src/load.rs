@@ -1,21 +1,21 @@
-//! Work that takes processors away from what is tested or measured: a busy host.
+//! A busy host: loops that take processors away from tests or measurements.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Most loops that can be asked for: more only keep each other waiting.
+/// Most loops: more would only compete with each other.
 pub const MOST: u32 = 64;
 
-/// Busy loops. They end with this, or with the process.
+/// Busy loops. They end on drop, or with the process.
 pub struct BusyLoops {
     ends: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl BusyLoops {
-    /// Starts `count` loops, each on a thread of its own.
+    /// Starts `count` loops, each on its own thread.
     pub fn start(count: u32) -> Self {
         let ends = Arc::<AtomicBool>::default();
         if count > 0 {

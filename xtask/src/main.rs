@@ -1,18 +1,19 @@
-//! One entry point for set-up, demo, test, bench and lint: `cargo xtask COMMAND`.
+//! One entry point for setup, demo, test, bench and lint: `cargo xtask COMMAND`.
 //!
 //! Parts:
 //! - [`check`]: everything that needs no run: format, clippy, rustdoc, house lints ([`lints`], [`orphans`], [`rooms`],
 //!   [`counts`], [`language`]), crate layers and licences ([`layers`]);
-//! - [`suites`]: the test suites, with their counts ([`tally`]) and [`times`]; [`programs`] builds what they run, [`runner`]
-//!   runs it, [`watch`] ends tests that stand still, [`fuzz`] is one of the suites, and [`background`] is for what can be done
-//!   beside them;
-//! - [`guests`]: what needs guests: the images; demo and bench, with the daemon's release build;
-//! - [`mutations`]: mistakes made on purpose that the tests must notice;
-//! - [`load`]: busy loops beside what is tested or measured;
+//! - [`suites`]: the test suites, with their counts ([`tally`]) and [`times`]; [`programs`] builds their programs,
+//!   [`runner`]
+//!   runs them, [`watch`] ends tests that hang, [`fuzz`] is one of the suites, and [`background`] runs preparations
+//!   concurrently;
+//! - [`guests`]: commands that need guests: the images; demo and bench, with the daemon's release build;
+//! - [`mutations`]: deliberate mistakes that the tests must notice;
+//! - [`load`]: busy loops during tests or measurements;
 //! - [`package`]: the Debian package;
 //! - [`run`]: child processes.
 //!
-//! It does not install anything; the crate `images` makes what guests need in a cache folder.
+//! It does not install anything; the crate `images` makes the images of guests in a cache folder.
 
 mod background;
 mod check;
@@ -53,7 +54,7 @@ struct Cli {
 enum Command {
     /// Format, clippy, rustdoc, house lints, crate layers and licences.
     Check {
-        /// Leave out what compiles or formats: only house lints, layers and licences, in a second.
+        /// Leave out all that compiles or formats: only house lints, layers and licences, in a second.
         #[arg(long)]
         lints: bool,
     },
@@ -65,11 +66,11 @@ enum Command {
     },
     /// Run one test suite, or all of them.
     Test(TestArgs),
-    /// Measure, and print each metric beside its baseline and target.
+    /// Measure, and print each metric with its baseline and target.
     Bench {
-        /// The group of metrics; all without it.
+        /// The group of metrics; all if omitted.
         name: Option<String>,
-        /// Make every benchmark, each in a file of its own in the folder that `--json` names.
+        /// Run every benchmark, each with its own file in the folder that `--json` names.
         #[arg(long, requires = "json", conflicts_with_all = ["name", "only"])]
         all: bool,
         /// Also write the metrics to this file.
@@ -81,24 +82,25 @@ enum Command {
         /// Rounds of each part of `pv`.
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         rounds: Option<u32>,
-        /// Only the attacks of `isolation` (or other parts) whose name contains one of these, with commas between.
+        /// Only the attacks of `isolation` (or other parts) whose names contain one of these, separated by commas.
         #[arg(long, value_name = "PART")]
         only: Option<String>,
-        /// Keep what the file of `--json` has, and measure the rest.
+        /// Keep the results in the file of `--json`, and measure the rest.
         #[arg(long, requires = "json")]
         resume: bool,
-        /// Measure beside so many busy loops.
+        /// Measure with this number of concurrent busy loops.
         #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=i64::from(load::MOST)))]
         beside_load: u32,
-        /// Measure `mediatord` and `mediatorctl` of this folder, where another commit was built, with this one's benchmark.
+        /// Measure `mediatord` and `mediatorctl` in this folder, built from another commit, with this commit's
+        /// benchmark.
         #[arg(long, value_name = "FOLDER")]
         programs: Option<PathBuf>,
     },
-    /// Make mistakes in copies of the sources, and see that the tests notice each one.
+    /// Make mistakes in copies of the sources, and check that the tests notice each one.
     Mutations {
         /// Only those whose name contains one of these, or whose package is one of these.
         filters: Vec<String>,
-        /// Leave out those that runs before have noticed.
+        /// Leave out those that earlier runs have noticed.
         #[arg(long)]
         resume: bool,
     },
@@ -106,13 +108,13 @@ enum Command {
     Package(package::PackageArgs),
     /// Boot two guests on one card, run the copy workloads in both and verify every byte.
     Demo {
-        /// Handed to the demo.
+        /// Arguments of the demo.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
     /// Make sure that QEMU, the guest kernels, the paravirtual drivers, the initramfs and Prometheus exist.
     Setup {
-        /// Look the package versions up anew, even if older ones are in the cache.
+        /// Resolve the package versions again, even if older ones are in the cache.
         #[arg(long)]
         refresh: bool,
     },
@@ -120,16 +122,16 @@ enum Command {
 
 #[derive(Args)]
 struct TestArgs {
-    /// The suite to run; all without it.
+    /// The suite to run; all if omitted.
     #[arg(long)]
     suite: Option<suites::Suite>,
-    /// Time that each fuzz target runs, in seconds.
+    /// Time of each fuzz target, in seconds.
     #[arg(long, value_name = "N", default_value_t = 10)]
     fuzz_seconds: u32,
-    /// Guest tests at the same time; by default one for each CPU, and one for each two where a test takes several.
+    /// Concurrent guest tests; by default one for each CPU, and one for each two for tests that take several.
     #[arg(long, value_name = "N")]
     guest_threads: Option<usize>,
-    /// Test beside so many busy loops.
+    /// Test with this number of concurrent busy loops.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=i64::from(load::MOST)))]
     beside_load: u32,
     /// Run the full scale as well: the tests in a module named `full`, and the others with their full workloads.

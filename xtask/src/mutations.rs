@@ -1,13 +1,13 @@
-//! Mistakes put into the code on purpose, each of which the tests must notice: `cargo xtask mutations`.
+//! Deliberate mistakes in the code, each of which the tests must notice: `cargo xtask mutations`.
 //!
-//! Each one takes away something that isolation rests on: a bound, one 4 KiB piece of a check, a flush. The sources are
-//! copied, and the tests of a crate must fail there with the mistake (by a failed test, not by failing to build). Only crates are
-//! mutated whose tests need no guest, and only those of their tests run that are meant to notice.
+//! Each one removes something that isolation depends on: a bound, one 4 KiB piece of a check, a flush. The sources are
+//! copied, and a crate's tests must fail there with the mistake (with a failed test, not a failed build). Only crates
+//! whose tests need no guest are mutated, and only the tests that should notice run.
 //!
-//! Compiling takes most of the time, so all mistakes are compiled at once: in [`copy`] the function around a mistake has both
-//! bodies, and a variable of the environment says which one runs ([`switch`], [`place`]). A mistake that is not within one function,
-//! or that does not compile beside its right body, is made alone, and so is one that no test has noticed: whoever clears the environment
-//! of what a test starts has not made it. [`trial`] builds, and runs tests.
+//! Compiling takes most of the time, so all mistakes are compiled at once: in [`copy`] the function around a mistake
+//! has both bodies, and an environment variable selects one ([`switch`], [`place`]). A mistake that is not within one
+//! function, or does not compile next to the right body, is made alone. So is a mistake that no test has noticed: a
+//! test that clears the environment of its processes has not made it. [`trial`] builds, and runs tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -32,9 +32,9 @@ use trial::{Build, Built, Verdict};
 /// A mistake.
 struct Mutation {
     name: &'static str,
-    /// The check that it takes away.
+    /// The check that it removes.
     what: &'static str,
-    /// Package whose tests are to notice; the file may be of a crate below.
+    /// Package whose tests should notice; the file may be in a crate below.
     package: &'static str,
     file: &'static str,
     /// Found exactly once in the file.
@@ -44,7 +44,8 @@ struct Mutation {
     tests: &'static str,
 }
 
-/// Makes each mistake in turn; says whether all were noticed. With `resume` not those that runs before have noticed.
+/// Makes each mistake in turn; returns true if all were noticed. With `resume`, skips those that earlier runs have
+/// noticed.
 pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     let is_like = |mutation: &Mutation, filter: &str| mutation.name.contains(filter) || mutation.package == filter;
     for filter in filters {
@@ -60,7 +61,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
         .collect();
     let packages = wanted.iter().map(|mutation| mutation.package).collect();
     let (build, sources, programs) = build(&wanted, (!filters.is_empty()).then_some(&packages))?;
-    // Without a mistake the same tests pass, else a failure would say nothing.
+    // Without a mistake the same tests pass; otherwise a failure would mean nothing.
     for package in &packages {
         let tests = wanted.iter().filter(|mutation| mutation.package == *package).map(|mutation| mutation.tests);
         let tests: BTreeSet<_> = tests.collect();
@@ -74,7 +75,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
         println!("{package}, without a mutation: {verdict}");
     }
     let mut missed: Vec<&str> = Vec::new();
-    // Those that are made alone come last: what they are built into are the same programs.
+    // Mistakes that are made alone come last, because they rebuild the same programs.
     let mut alone = Vec::new();
     for mutation in wanted.iter().copied() {
         let concerned = build.concerned(&programs, mutation.package, mutation.tests)?;
@@ -95,7 +96,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     Ok(missed.is_empty())
 }
 
-/// Tells and records whether the tests have noticed a mistake; returns it.
+/// Prints and records whether the tests have noticed a mistake; returns that.
 fn told(mutation: &Mutation, verdict: &Verdict, record: &Record) -> Result<bool> {
     let noticed = !verdict.good();
     println!(
@@ -110,7 +111,7 @@ fn told(mutation: &Mutation, verdict: &Verdict, record: &Record) -> Result<bool>
     Ok(noticed)
 }
 
-/// Makes a mistake in the copy, runs the tests that are to notice, and undoes it.
+/// Makes a mistake in the copy, runs its tests, and undoes it.
 fn make_alone(build: &Build, sources: &Sources, options: &[String], mutation: &Mutation) -> Result<Verdict> {
     let path = sources.copy.join(mutation.file);
     let with_switches = fs::read(&path).with_context(|| mutation.file.to_owned())?;
@@ -128,7 +129,7 @@ fn make_alone(build: &Build, sources: &Sources, options: &[String], mutation: &M
     }
 }
 
-/// The copy, and what is behind a switch in it.
+/// The copy, and its switches.
 struct Sources {
     copy: PathBuf,
     switched: BTreeMap<&'static str, Switched>,
@@ -140,7 +141,7 @@ impl Sources {
         switches.flat_map(|(_, names)| names).any(|name| *name == mutation.name)
     }
 
-    /// Makes a copy in which the mistakes are behind switches, but for those that are to be made alone.
+    /// Makes a copy with a switch for each mistake, except those that must be made alone.
     fn make(wanted: &[&'static Mutation], alone: &BTreeSet<&str>) -> Result<Self> {
         let mut by_file: BTreeMap<_, Vec<&'static Mutation>> = BTreeMap::new();
         for mutation in wanted.iter().filter(|mutation| !alone.contains(mutation.name)) {
@@ -181,7 +182,7 @@ fn build(wanted: &[&'static Mutation], packages: Option<&BTreeSet<&str>>) -> Res
     }
 }
 
-/// Names of the mistakes that were noticed, in a file: a run that is ended early can be gone on with.
+/// Names of the noticed mistakes, in a file: an interrupted run can be resumed.
 struct Record {
     path: PathBuf,
     noticed: BTreeSet<String>,
@@ -192,7 +193,7 @@ impl Record {
         Self::at(&target().join("mutations-noticed"), resume)
     }
 
-    /// Reads a record that is to be gone on with; another one begins with nothing.
+    /// Reads a record to resume it, or starts an empty one.
     fn at(path: &Path, resume: bool) -> Result<Self> {
         if !resume && path.exists() {
             fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;

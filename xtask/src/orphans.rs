@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::lints::File;
 
-/// The files among `files` that no target of the workspace or of the fuzz crate reaches by `mod`.
+/// The files among `files` that no target of the workspace or of the fuzz crate reaches through `mod`.
 pub fn find(metadata: &Metadata, root: &Path, files: &[File]) -> Result<Vec<String>> {
     let targets = metadata.workspace_packages().into_iter().flat_map(|p| p.targets.clone());
     let mut roots: Vec<_> = targets.map(|t| t.src_path.into_std_path_buf()).collect();
@@ -28,7 +28,7 @@ pub struct FuzzTarget {
     pub source: PathBuf,
 }
 
-/// The fuzz targets, as `tests/fuzz/Cargo.toml` lists them; none if there is no such file.
+/// The fuzz targets in `tests/fuzz/Cargo.toml`; none if the file does not exist.
 pub fn fuzz_targets(root: &Path) -> Result<Vec<FuzzTarget>> {
     #[derive(Deserialize)]
     struct Manifest {
@@ -46,7 +46,7 @@ pub fn fuzz_targets(root: &Path) -> Result<Vec<FuzzTarget>> {
     Ok(manifest.bin.into_iter().map(|b| FuzzTarget { name: b.name, source: folder.join(b.path) }).collect())
 }
 
-/// The path without `..`, as files are listed.
+/// The path without `..`, as in the list of files.
 fn without_turns(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -61,7 +61,7 @@ fn without_turns(path: &Path) -> PathBuf {
 
 fn reach(roots: Vec<PathBuf>) -> BTreeSet<PathBuf> {
     let mut reached = BTreeSet::new();
-    // A crate root looks for its modules beside itself, whatever its name.
+    // A crate root with any name looks for its modules in its own folder.
     let mut queue: VecDeque<_> = roots.into_iter().map(|r| (r, true)).collect();
     while let Some((path, is_root)) = queue.pop_front() {
         let path = without_turns(&path);
@@ -75,8 +75,8 @@ fn reach(roots: Vec<PathBuf>) -> BTreeSet<PathBuf> {
         for module in modules(&text) {
             let inline: PathBuf = module.inside.iter().collect();
             match module.path {
-                // Inside of a module with a body, a path counts from that module's folder. What a path leads to looks for
-                // its own modules beside itself.
+                // Within a module with a body, a path is relative to that module's folder. The file at the path looks
+                // for its own modules in its folder.
                 Some(place) if module.inside.is_empty() => queue.push_back((beside.join(place), true)),
                 Some(place) => queue.push_back((within.join(inline).join(place), true)),
                 None => {
@@ -94,17 +94,17 @@ fn reach(roots: Vec<PathBuf>) -> BTreeSet<PathBuf> {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Module {
     name: String,
-    /// The modules with a body that it stands in, outermost first.
+    /// The enclosing modules with a body, outermost first.
     inside: Vec<String>,
     /// Value of a `path` attribute.
     path: Option<String>,
 }
 
-/// The modules that `text` declares without a body. One `mod` to a line, as rustfmt leaves them.
+/// The modules that `text` declares without a body. One `mod` per line, as rustfmt formats them.
 fn modules(text: &str) -> Vec<Module> {
     let mut found = Vec::new();
     let mut path = None;
-    // Modules with a body that are open, each with its indent.
+    // Open modules with a body, each with its indent.
     let mut open: Vec<(usize, String)> = Vec::new();
     for full in text.lines() {
         let (line, indent) = (full.trim(), full.len() - full.trim_start().len());

@@ -1,10 +1,10 @@
 //! `cargo xtask package`: the Debian package, and the same files as an RPM.
 //!
-//! Parts: the recipe (this file), `tree` (what lies where in it), `rpm` (the other form), `check` (whether a
-//! package that was made is as it should be).
+//! Parts: the recipe (this file), `tree` (the layout of its files), `rpm` (the other format), `check` (checks of a
+//! finished package).
 //!
-//! The same sources and programs give the same bytes: times are those of the last commit (or `SOURCE_DATE_EPOCH`), names are in
-//! order, and everything belongs to root.
+//! The same sources and programs give the same bytes: times are those of the last commit (or `SOURCE_DATE_EPOCH`),
+//! names are sorted, and root owns everything.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,21 +25,21 @@ use tree::Tree;
 const NAME: &str = "gpu-mediator";
 /// The programs in it.
 const PROGRAMS: [&str; 2] = ["mediatord", "mediatorctl"];
-/// Configuration files: what an administrator changes in them stays.
+/// Configuration files: an upgrade keeps the administrator's changes.
 const CONFFILES: [&str; 3] = [
     "etc/gpu-mediator.toml",
     "etc/libvirt/hooks/qemu.d/gpu-mediator",
     "etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator",
 ];
-/// Files for CUDA tenants and for Slurm, with their places.
+/// Files for CUDA tenants and for Slurm, with their paths.
 const FURTHER: [(&str, &str); 4] = [
     ("cuda-owner", "usr/lib/gpu-mediator/cuda-owner"),
     ("libcuda.so", "usr/lib/gpu-mediator/cuda/libcuda.so.1"),
     ("gpu-mediator-slurm", "usr/bin/gpu-mediator-slurm"),
     ("libspank_gpu_mediator.so", "usr/lib/gpu-mediator/slurm/spank_gpu_mediator.so"),
 ];
-/// Further names of the library, each a link to a file in the same folder. Programs open it by any of them, in any order, and a process
-/// must have it once: two copies would be loaded.
+/// Further names of the library, each a link to a file in the same folder. Programs open it under any of them, in any
+/// order, but a process must load it only once.
 const LINKS: [(&str, &str); 3] = [
     ("usr/lib/gpu-mediator/cuda/libcuda.so", "libcuda.so.1"),
     ("usr/lib/gpu-mediator/cuda/libnvidia-ml.so.1", "libcuda.so.1"),
@@ -54,10 +54,10 @@ pub struct PackageArgs {
     /// Take the programs from this folder instead of building them for release.
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
-    /// Folder for the package; the folder `package` beside the builds, if not given.
+    /// Folder for the package; by default the folder `package` next to the builds.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Make it twice, and an RPM, and check what is in them.
+    /// Make it twice, and an RPM, and check their contents.
     #[arg(long)]
     check: bool,
     /// Make an RPM as well.
@@ -68,7 +68,7 @@ pub struct PackageArgs {
     fast: bool,
 }
 
-/// Makes the package; says whether it is as it should be.
+/// Makes the package; returns true if it passes the checks.
 pub fn run(args: &PackageArgs) -> Result<bool> {
     let binaries = match &args.binaries {
         Some(folder) => folder.clone(),
@@ -120,14 +120,14 @@ struct Recipe {
     /// The folder with the programs.
     binaries: PathBuf,
     version: String,
-    /// The time of everything in it, in seconds since 1970.
+    /// The time stamp of all its files, in seconds since 1970.
     epoch: u64,
     /// It is not compressed.
     fast: bool,
 }
 
 impl Recipe {
-    /// Makes the package in `out`; its path.
+    /// Makes the package in `out`; returns its path.
     fn make(&self, out: &Path) -> Result<PathBuf> {
         let stage = out.join("tree");
         if stage.exists() {
@@ -151,12 +151,12 @@ impl Recipe {
         Ok(package)
     }
 
-    /// Makes an RPM in `out` of the tree that is there from the package; its path.
+    /// Makes an RPM in `out` from the package's existing tree; returns its path.
     fn make_rpm(&self, out: &Path) -> Result<PathBuf> {
         rpm::make(self, &Tree::new(out.join("tree")), self.libc()?, out)
     }
 
-    /// The newest version of glibc that a program wants.
+    /// The newest version of glibc that a program requires.
     fn libc(&self) -> Result<Option<(u32, u32)>> {
         let libc = PROGRAMS.iter().map(|name| libc_version(&self.binaries.join(name))).collect::<Result<Vec<_>>>()?;
         Ok(libc.into_iter().flatten().max())
@@ -251,7 +251,7 @@ impl Recipe {
     }
 }
 
-/// Takes away what only a debugger reads, as Debian's policy wants it: nine tenths of a program. Scripts have none of it.
+/// Removes debugging data, as Debian's policy requires: nine tenths of a program. Scripts have none.
 fn strip(program: &Path) -> Result<()> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     if bytes.starts_with(b"\x7fELF") {
@@ -262,7 +262,7 @@ fn strip(program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The licence as Debian wants it.
+/// The licence in Debian's format.
 fn copyright(licence: &str) -> String {
     let indented = licence.lines().map(|line| if line.is_empty() { " .".to_owned() } else { format!(" {line}") });
     let text: Vec<_> = indented.collect();
@@ -273,7 +273,7 @@ fn copyright(licence: &str) -> String {
     )
 }
 
-/// The newest version of glibc that a program wants, found by the names of versions in it.
+/// The newest version of glibc that a program requires, from the names of versions in it.
 fn libc_version(program: &Path) -> Result<Option<(u32, u32)>> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     let prefix = b"GLIBC_";
@@ -287,7 +287,7 @@ fn libc_version(program: &Path) -> Result<Option<(u32, u32)>> {
     Ok(versions.max())
 }
 
-/// The time of the last commit, unless the environment says another.
+/// The time of the last commit, unless the environment sets another.
 fn epoch() -> Result<u64> {
     let text = match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(text) => text,
@@ -299,7 +299,7 @@ fn epoch() -> Result<u64> {
     text.trim().parse().context("set SOURCE_DATE_EPOCH to seconds since 1970")
 }
 
-/// Returns what a program prints.
+/// Returns a program's output.
 fn output(command: &mut Command) -> Result<Vec<u8>> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {name}"))?;
@@ -324,7 +324,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    /// A folder with programs that do what the recipe asks of them.
+    /// A folder with programs that pass the recipe's checks.
     fn programs() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let script = "#!/bin/sh\n# GLIBC_2.9 GLIBC_2.34 GLIBC_2.4\ncase $1 in\n\

@@ -1,4 +1,4 @@
-//! The workspace's test programs: built once, with the programs that they start, and asked for their tests.
+//! The workspace's test programs: builds them once, with the programs that they start, and lists their tests.
 
 use std::collections::BTreeSet;
 use std::io::BufReader;
@@ -11,13 +11,13 @@ use cargo_metadata::{Artifact, Message, TargetKind};
 use crate::guests::BIN_VARIABLE;
 use crate::run::{cargo, root, target};
 
-/// Turned on, so that the suites with guests and CUDA's are built with everything else.
+/// Enabled, so that the suites with guests and those of CUDA are built with everything else.
 ///
-/// Cargo chooses the features of a dependency for the packages of one command together. A command for some packages only
-/// compiles a third of all dependencies once more.
+/// Cargo unifies the features of a dependency over the packages of one command. A command for only some packages would
+/// compile a third of all dependencies again.
 pub const FEATURES: &str = "tests/vm,cuda-table/headers,cuda-rig/libraries";
 
-/// Crates whose tests are a suite of their own, by the folder that they are in.
+/// Crates whose tests are a separate suite, by their folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Group {
     /// Those of `cuda`.
@@ -42,15 +42,15 @@ impl Group {
 /// One test program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// The package, as cargo has it.
+    /// The package's name in cargo.
     pub package: String,
-    /// The library, program or integration test that is tested.
+    /// The tested library, program or integration test.
     pub target: String,
     /// Set for an integration test.
     pub integration: bool,
-    /// The crates that it belongs to.
+    /// The group of its crate.
     pub group: Group,
-    /// The option by which cargo builds it.
+    /// The option with which cargo builds it.
     pub option: String,
     path: PathBuf,
     /// The package's folder, in which tests run.
@@ -59,7 +59,7 @@ pub struct Program {
 
 /// Builds all test programs, and every program that one of them starts.
 ///
-/// They are built by one command with one set of features and one profile, so that nothing is compiled twice.
+/// One command builds them with one set of features and one profile, so that nothing is compiled twice.
 pub fn build() -> Result<Vec<Program>> {
     let mut command = cargo(&["build", "--workspace", "--lib", "--bins", "--tests", "--examples"]);
     command.args(["--features", FEATURES]);
@@ -78,7 +78,7 @@ pub fn build() -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// The test program that cargo says it has built, if it is one.
+/// The test program of an artifact that cargo reports, if it is one.
 pub fn program(artifact: &Artifact) -> Option<Program> {
     let executable = artifact.executable.as_ref().filter(|_| artifact.profile.test)?;
     let folder = artifact.manifest_path.parent()?;
@@ -101,19 +101,19 @@ pub fn program(artifact: &Artifact) -> Option<Program> {
 }
 
 impl Program {
-    /// The names of its tests, without those that are marked as ignored.
+    /// The names of its tests, without ignored ones.
     pub fn tests(&self) -> Result<Vec<String>> {
         let all = self.list(&[])?;
         let ignored: BTreeSet<_> = self.list(&["--ignored"])?.into_iter().collect();
         Ok(all.into_iter().filter(|name| !ignored.contains(name)).collect())
     }
 
-    /// Returns whether it tests the package in that folder.
+    /// Returns true if it tests the package in that folder.
     pub fn is_in(&self, folder: &Path) -> bool {
         self.folder == folder
     }
 
-    /// The program, to be started with more arguments.
+    /// The program's command, for more arguments.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder).stdin(Stdio::null());

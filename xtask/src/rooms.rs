@@ -1,16 +1,18 @@
-//! The crates under `mediator/`: which way imports run inside of each, how large each is, and what of each nobody else names.
+//! The crates under `mediator/`: the direction of imports within each, their sizes, and items that no other crate
+//! names.
 //!
-//! Tells, too, who knows the software card. All work on the text, not on what the compiler knows: a name counts as used where it stands.
+//! Also lists the files that know the software card. All checks work on the text, not on the compiler's data: a name
+//! counts as used where it occurs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 
 use crate::lints::File;
 
-/// Most lines of product code of a crate under `mediator/`; tests do not count.
+/// Most lines of product code of a crate under `mediator/`, without tests.
 const MAX_CRATE_LINES: usize = 8000;
 
-/// The crate under `mediator/` that a source file is of, and the file's module path from `src` on.
+/// The crate under `mediator/` of a source file, and the file's module path from `src` on.
 fn room(path: &Path) -> Option<(String, Vec<String>)> {
     let parts: Vec<_> = path
         .components()
@@ -30,17 +32,17 @@ fn room(path: &Path) -> Option<(String, Vec<String>)> {
     Some((name.clone(), modules))
 }
 
-/// Reports a file of which nothing is part of the product.
+/// Returns true if a file has only tests.
 fn is_test(modules: &[String]) -> bool {
     modules.iter().any(|module| module == "tests" || module == "interleavings" || module == "fixture")
 }
 
-/// The text without its unit tests, which stand at the end.
+/// The text without its unit tests, which are at the end.
 fn product(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
 }
 
-/// The first names of what a path that begins with `prefix` imports, anywhere in the text.
+/// The first component after `prefix` in each import, anywhere in the text.
 fn named_after(text: &str, prefix: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (at, _) in text.match_indices(prefix) {
@@ -75,10 +77,10 @@ fn named_after(text: &str, prefix: &str) -> BTreeSet<String> {
     names
 }
 
-/// For each module at the top of a crate, those that it imports.
+/// The imports of each top-level module of a crate.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
-/// Imports between the modules at the top of each crate, and which of these modules are folders.
+/// Imports between the top-level modules of each crate, and the set of these modules that are folders.
 fn imports(files: &[File]) -> BTreeMap<String, (Imports, BTreeSet<String>)> {
     let mut crates: BTreeMap<String, (Imports, BTreeSet<String>)> = BTreeMap::new();
     for file in files {
@@ -102,7 +104,7 @@ fn imports(files: &[File]) -> BTreeMap<String, (Imports, BTreeSet<String>)> {
     crates
 }
 
-/// Finds all that can be reached from a module.
+/// Finds all modules that can be reached from a module.
 fn reached<'a>(imports: &'a Imports, from: &'a str) -> BTreeSet<&'a str> {
     let mut found = BTreeSet::new();
     let mut left = vec![from];
@@ -116,7 +118,7 @@ fn reached<'a>(imports: &'a Imports, from: &'a str) -> BTreeSet<&'a str> {
     found
 }
 
-/// Modules that import each other in a circle, where that is not allowed.
+/// Modules that import each other in a circle, where it is forbidden.
 pub fn circles(files: &[File]) -> Vec<String> {
     let mut problems = Vec::new();
     for (name, (imports, folders)) in imports(files) {
@@ -156,9 +158,9 @@ pub fn sizes(files: &[File]) -> Vec<String> {
         .collect()
 }
 
-/// Text that names the software card's types; texts for operators and the configuration's keys do not.
+/// Text that names the software card's types; texts for operators and the configuration's keys do not count.
 const SOFTWARE_CARD: [&str; 2] = ["use simgpu", "simgpu::"];
-/// The crate on what cards are, and those of the configuration and of tests.
+/// The crate that describes cards, and those of the configuration and of tests.
 const KNOWS_KINDS: [&str; 3] = ["physical", "config", "rig"];
 
 /// Files above `card::Card` that know the software card.
@@ -178,10 +180,11 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// The name of a public item, none of what is public by it, and the words of its declaration.
+/// The name of a public item (none for an item that is public through another), and the words of its declaration.
 type Declared<'a> = (Option<&'a str>, BTreeSet<&'a str>);
 
-/// Public items that a text declares, but for modules, with what is public by them: fields, methods of traits and their types.
+/// Public items that a text declares, except modules, with their public parts: fields, methods of traits and their
+/// types.
 fn declared(text: &str) -> Vec<Declared<'_>> {
     const KINDS: [&str; 8] = ["fn ", "const fn ", "struct ", "enum ", "trait ", "type ", "const ", "static "];
     let mut found = Vec::new();
@@ -204,7 +207,7 @@ fn declared(text: &str) -> Vec<Declared<'_>> {
     found
 }
 
-/// Public items that no other crate names, and that stand in no other public declaration of their own.
+/// Public items that no other crate names, and that occur in no other public declaration of their crate.
 pub fn unnamed(files: &[File]) -> Vec<String> {
     let mut items: BTreeMap<String, Vec<Declared<'_>>> = BTreeMap::new();
     let mut named: Vec<(Option<String>, BTreeSet<&str>)> = Vec::new();

@@ -1,4 +1,4 @@
-//! Child processes: cargo with the workspace as its folder, output shown while it comes.
+//! Child processes: runs cargo in the workspace's folder, and shows output as it arrives.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -26,25 +26,25 @@ pub fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// Runs `command` with its output shown; says whether it succeeded.
+/// Runs `command` with its output shown; returns true if it succeeded.
 pub fn shown(command: &mut Command) -> Result<bool> {
     Ok(status(command)?.success())
 }
 
-/// As [`shown`], but gives the status.
+/// As [`shown`], but returns the status.
 pub fn status(command: &mut Command) -> Result<ExitStatus> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.status().with_context(|| format!("cannot start {name}"))
 }
 
-/// Runs `command`; each line of its standard output is shown and handed to `line`.
+/// Runs `command`; shows each line of its standard output and passes it to `line`.
 pub fn lines(command: &mut Command, mut line: impl FnMut(&str)) -> Result<ExitStatus> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot start {name}"))?;
     if let Some(stdout) = child.stdout.take() {
         let mut reader = BufReader::new(stdout);
         let mut bytes = Vec::new();
-        // Tests may print what is no UTF-8.
+        // Tests may print invalid UTF-8.
         while reader.read_until(b'\n', &mut bytes).with_context(|| format!("reading from {name}"))? > 0 {
             let text = String::from_utf8_lossy(&bytes);
             print!("{text}");

@@ -1,7 +1,7 @@
-//! Runs tests, each in a process of its own, several at the same time, and measures each.
+//! Runs tests, each in its own process, several at the same time, and measures each.
 //!
-//! A process for each test tells what one test costs: its time, and the CPU time of all that it started, which means the
-//! same on a busy host. It also lets the tests of one program run beside those of another.
+//! With a process for each test the cost of one test can be measured: its time, and the CPU time of all its processes,
+//! which is comparable on a busy host. It also lets the tests of one program run next to those of another.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -23,12 +23,12 @@ use crate::watch;
 /// The unit of CPU times in `/proc`, which is the same for every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// Most lines behind a panic or an error that are shown once more at the end, of each test, and of each line.
+/// Most lines after a panic or an error that are repeated at the end, for each test, and for each line.
 const REASON_LINES: usize = 6;
 const REASONS_LINES: usize = 20;
 const REASON_CHARS: usize = 400;
 
-/// Begins a line of a test's output that is shown whatever becomes of the test.
+/// Prefix of a line of a test's output that is shown for any result of the test.
 const REPORT: &str = "REPORT ";
 
 /// One test, and the program that has it.
@@ -41,9 +41,9 @@ pub struct Test<'a> {
 /// Processors that a test occupies while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// So many; all that there are if there are fewer.
+    /// This number, or all if there are fewer.
     Processors(usize),
-    /// Hardly any: the test waits most of the time. One such test at a time runs next to the others.
+    /// Almost none: the test waits most of the time. One such test at a time runs next to the others.
     Waits,
 }
 
@@ -69,14 +69,14 @@ pub struct Outcome {
     pub failures: Vec<Failure>,
 }
 
-/// A test that failed, and why in short.
+/// A failed test with its reason.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// Package, target and name.
     pub test: String,
     /// The program's target.
     pub target: String,
-    /// Lines of its output that say so.
+    /// Lines of its output with the reason.
     pub why: Vec<String>,
 }
 
@@ -104,8 +104,8 @@ impl Outcome {
     }
 }
 
-/// Queue of tests, and the processors that are free for them. Tests start in the order of the queue; one that waits most of
-/// the time overtakes those that wait for processors.
+/// Queue of tests, and their free processors. Tests start in the order of the queue; one that waits most of the time
+/// overtakes those that wait for processors.
 struct Queue {
     waiting: VecDeque<usize>,
     working: VecDeque<(usize, usize)>,
@@ -126,7 +126,7 @@ impl Queue {
         Self { waiting, working, free: processors, quiet: true }
     }
 
-    /// Takes the next test that may start now, and the processors that it occupies.
+    /// Takes the next test that may start now, and its number of processors.
     fn start(&mut self) -> Option<(usize, usize)> {
         if let Some(at) = self.quiet.then(|| self.waiting.pop_front()).flatten() {
             self.quiet = false;
@@ -148,15 +148,15 @@ impl Queue {
     }
 }
 
-/// Manner in which tests are run.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Manner<'a> {
     /// Processors that tests may occupy together.
     pub at_once: usize,
-    /// A test that has not ended after so long is ended, and has failed. Multiplied by `GPU_MEDIATOR_TIME_SCALE`, as every
+    /// Time limit of a test; a longer one is ended and has failed. Multiplied by `GPU_MEDIATOR_TIME_SCALE`, as every
     /// limit of tests is.
     pub limit: Duration,
-    /// Variables that their environment has besides.
+    /// Further variables of their environment.
     pub variables: &'a [(&'a str, &'a OsStr)],
     /// Sets [`FULL_VARIABLE`].
     pub full: bool,
@@ -170,7 +170,7 @@ pub fn is_full_scale(test: &str) -> bool {
     test.split("::").any(|module| module == "full")
 }
 
-/// Runs tests. Prints a line for each, what it reports, and the output of those that fail.
+/// Runs tests. Prints a line for each, its reports, and the output of those that fail.
 pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
     let at_once = manner.at_once.max(1);
     let (queue, ended) = (Mutex::new(Queue::new(tests, at_once)), Condvar::new());
@@ -205,7 +205,7 @@ pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
                 let (test, target) = (taken.test.clone(), taken.target.clone());
                 outcome.failures.push(Failure { test, target, why: reasons(&output) });
             }
-            // What a test has run on, and how much of what, is of interest when all is well too.
+            // The hardware and the scale of a test are also of interest if it passes.
             let begin = format!("test {} ... ", test.name);
             let lines = output.lines().map(|line| line.strip_prefix(&begin).unwrap_or(line));
             lines.filter(|line| passed && line.starts_with(REPORT)).for_each(|line| println!("  {line}"));
@@ -234,9 +234,9 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     } else {
         command.env_remove(FULL_VARIABLE);
     }
-    // Written as it comes: that of a test that is ended is the most interesting, and one that passes may report something.
+    // Written as it arrives: the output of a test that is ended matters most, and one that passes may report something.
     command.args([name, "--exact", "--test-threads=1", "--nocapture"]);
-    // A file: a pipe would stay open for as long as anything that a test has left behind.
+    // A file: a pipe would stay open as long as any process that a test has left.
     command.stdout(output.try_clone()?).stderr(output.try_clone()?);
     let began = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start the test {name}"))?;
@@ -260,19 +260,19 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     Ok((passed, Taken { test, target: program.target.clone(), passed, elapsed, cpu }, text))
 }
 
-/// Returns whether a program says that it runs one test: a name that no test has would be a success of none.
+/// Returns true if a program reports that it runs one test: an unknown name would be a success of no test.
 ///
-/// It says so before any thread of a test is there. What it says in the end may be torn by what such a thread still writes.
+/// It reports this before any thread of a test starts. Output of such a thread may be mixed into its last lines.
 fn began_one(output: &str) -> bool {
     output.trim_start().starts_with("running 1 test\n")
 }
 
-/// Returns whether a line begins to say why. The first one stands behind the test's name.
+/// Returns true if a line begins a reason. The first one comes after the test's name.
 fn is_reason(line: &str) -> bool {
     line.contains(" panicked at ") || line.rsplit(" ... ").next().is_some_and(|line| line.starts_with("Error: "))
 }
 
-/// The lines of a failed test's output that say why: of each panic and each error, from there to the trace behind it.
+/// The reasons in a failed test's output: of each panic and each error, from there to the following trace.
 fn reasons(output: &str) -> Vec<String> {
     let mut lines = output.lines();
     let mut found = Vec::new();
@@ -284,7 +284,7 @@ fn reasons(output: &str) -> Vec<String> {
     found.into_iter().take(REASONS_LINES).map(|line| line.chars().take(REASON_CHARS).collect()).collect()
 }
 
-/// Waits until `child` has ended, but leaves it to be waited for; the CPU time of it and of its ended children.
+/// Waits until `child` has ended, without collecting it; returns its CPU time and that of its ended children.
 fn cpu_at_end(child: &Child) -> Result<Duration> {
     let pid = Pid::from_child(child);
     waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).context("waiting for a test")?;
@@ -298,14 +298,14 @@ pub fn cpu_of_children() -> Duration {
     fs::read_to_string("/proc/self/stat").ok().and_then(|stat| ticks(&stat, 2)).unwrap_or_default()
 }
 
-/// CPU time of a process and of its children that have ended, by a line of `/proc/PID/stat`.
+/// CPU time of a process and of its ended children, from a line of `/proc/PID/stat`.
 fn cpu_of(stat: &str) -> Option<Duration> {
     ticks(stat, 0)
 }
 
-/// The sum of the CPU times from the `first`: user and system time of the process, then of its children.
+/// The sum of the CPU times from field `first` on: user and system time of the process, then of its children.
 fn ticks(stat: &str, first: usize) -> Option<Duration> {
-    // Behind the program's name, which may contain anything, eleven fields come first.
+    // Eleven fields come after the program's name, which may contain anything.
     let fields = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(4);
     let ticks: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
     let ticks: u64 = ticks.get(first..).filter(|ticks| !ticks.is_empty())?.iter().sum();

@@ -19,26 +19,26 @@ use crate::{TestArgs, cuda, fuzz, guests, times};
 /// The package with a suite's integration test.
 const PACKAGE: &str = "tests";
 
-/// A test suite. A further one is a variant here and a line in [`Suite::runner`].
+/// A test suite. A new one is a variant here and a line in [`Suite::runner`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Suite {
-    /// Tests that need no guest: unit, property and integration tests of every crate but those of `cuda` and `fleet`.
+    /// Tests without guests: unit, property and integration tests of every crate except those of `cuda` and `fleet`.
     Unit,
-    /// The crates of `cuda`: programs under the library, on the fake driver. Before the suites with guests, which wait for
-    /// images.
+    /// The crates of `cuda`: programs with the library, on the fake driver. Before the suites with guests, which wait
+    /// for images.
     Cuda,
-    /// Parts that engines which place work on hosts are given: the crates of `fleet`, as processes, and libvirt, Slurm and podman on a
-    /// Debian host in namespaces.
+    /// Parts for engines that place work on hosts: the crates of `fleet`, as processes, and libvirt, Slurm and podman
+    /// on a Debian host in namespaces.
     Fleet,
     /// Real guests that behave.
     Guest,
-    /// Guests and clients that do not.
+    /// Hostile guests and clients.
     Hostile,
     /// Faults, kills and restarts at any time.
     Chaos,
-    /// A card behind VFIO, in a machine that has machines of its own.
+    /// A card with VFIO, in a machine that runs its own machines.
     Nested,
-    /// Domains of Xen with vGPUs, in a machine that is a host of Xen.
+    /// Domains of Xen with vGPUs, in a machine that is a Xen host.
     Xen,
     /// Fuzz targets, each for a bounded time.
     Fuzz,
@@ -47,9 +47,9 @@ pub enum Suite {
 /// Runner of a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Runner {
-    /// The integration test of the crate `tests` that has the suite's name, with the images of guests.
+    /// The integration test of the crate `tests` with the suite's name, with the images of guests.
     Integration,
-    /// All test programs but those, and the examples in documentation.
+    /// All test programs except those, and the examples in documentation.
     Rest,
     /// The test programs of the crates of `cuda`, with NVIDIA's headers.
     Cuda,
@@ -73,11 +73,12 @@ impl Suite {
     /// Returns the load of one of its tests with guests.
     fn load(self, test: &str) -> Load {
         match self {
-            // Guests compete in it for a card's time. A guest whose processor is taken away stands still and gets less.
+            // Its guests compete for a card's time. A guest without a processor stops and gets less.
             _ if test.starts_with("rogues::") => Load::Processors(usize::MAX),
             // Daemons of batch systems poll and sleep.
             Self::Fleet => Load::Waits,
-            // Most of the time one guest boots, with one processor; so does a machine that is a host of Xen or has machines of its own.
+            // Most of the time one guest boots, with one processor; so does a machine that is a Xen host or runs its
+            // own machines.
             _ => Load::Processors(1),
         }
     }
@@ -87,7 +88,7 @@ impl Suite {
         matches!(self.runner(), Runner::Integration | Runner::Fleet)
     }
 
-    /// Limit of one of its tests: several times what the longest takes beside busy loops.
+    /// Limit of one of its tests: several times the longest duration with busy loops.
     fn limit(self) -> Duration {
         Duration::from_secs(match self {
             Self::Unit | Self::Cuda | Self::Fuzz => 600,
@@ -104,18 +105,18 @@ impl Suite {
 pub struct Ran {
     pub name: String,
     pub outcome: Outcome,
-    /// From start to end, with what had to be built for it; the sum of its tests' times if other suites ran next to it.
+    /// From start to end, including builds for it; the sum of its tests' times if other suites ran next to it.
     pub elapsed: Duration,
-    /// CPU time of all that was started for it.
+    /// CPU time of all processes for it.
     pub cpu: Duration,
 }
 
-/// Runs the suite that was asked for, or all; says whether nothing failed.
+/// Runs the requested suite, or all; returns true if nothing failed.
 pub fn run(args: &TestArgs) -> Result<bool> {
     let suites: Vec<Suite> = args.suite.map_or_else(|| Suite::value_variants().to_vec(), |suite| vec![suite]);
     let mut session = Session::start(args, &suites);
     if args.beside_load > 0 {
-        // It is tests that run beside a load, and what they need is made before.
+        // Only the tests should run under the load, so everything that they need is made before.
         session.make()?;
     }
     let _loops = BusyLoops::start(args.beside_load);
@@ -156,7 +157,7 @@ impl AddAssign for Ran {
 }
 
 impl Ran {
-    /// Returns the part of a run of several suites that belongs to one of them. Its time is the sum of its tests' times.
+    /// Returns one suite's part of a run of several. Its time is the sum of its tests' times.
     fn of_suite(&self, suite: Suite) -> Self {
         let outcome = self.outcome.of_target(&suite.name());
         let (elapsed, cpu) = (outcome.taken.iter().map(|taken| taken.elapsed).sum(), outcome.cpu());
@@ -164,7 +165,7 @@ impl Ran {
     }
 }
 
-/// Runs suites and measures that. An error that keeps them from running counts as one failure, and the next suites run.
+/// Runs and measures suites. An error that prevents the run counts as one failure, and the next suites run.
 fn measured(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Ran {
     println!("suite {name}");
     let (began, cpu) = (Instant::now(), cpu_of_children());
@@ -177,32 +178,32 @@ fn measured(name: &str, run: impl FnOnce() -> Result<Outcome>) -> Ran {
     Ran { name: name.to_owned(), outcome, elapsed, cpu }
 }
 
-/// One run of suites, and what they share.
+/// One run of suites, with its shared state.
 struct Session<'a> {
     args: &'a TestArgs,
-    /// Built when they are first asked for.
+    /// Built when first needed.
     programs: Option<Vec<Program>>,
     /// Images for guests, if any suite has guests.
     images: Option<Background>,
     /// NVIDIA's headers, if the crates of `cuda` are tested.
     headers: Option<Background>,
-    /// Set when the fuzz suite is to come.
+    /// Set if the fuzz suite follows.
     fuzzes: bool,
-    /// The fuzz targets, once they are being built beside another suite.
+    /// The fuzz targets, while they are built next to another suite.
     targets: Option<Background>,
 }
 
 impl<'a> Session<'a> {
     fn start(args: &'a TestArgs, suites: &[Suite]) -> Self {
         let any = |runner: Runner| suites.iter().any(|suite| suite.runner() == runner);
-        // Fetched and made beside the first build and the suites without guests.
+        // Downloaded and made during the first build and the suites without guests.
         let guests = suites.iter().any(|suite| suite.has_guests());
         let images = guests.then(guests::images);
         let headers = any(Runner::Cuda).then(|| Background::start(Priority::Behind, || cuda::headers().map(drop)));
         Self { args, programs: None, images, headers, fuzzes: any(Runner::Fuzz), targets: None }
     }
 
-    /// Makes now what is made otherwise when it is first asked for, but for the fuzz targets.
+    /// Makes everything now that is otherwise made when first needed, except the fuzz targets.
     fn make(&mut self) -> Result<()> {
         self.programs(|_| false)?;
         self.headers.iter_mut().chain(&mut self.images).try_for_each(Background::wait)
@@ -253,7 +254,7 @@ impl<'a> Session<'a> {
             images.wait()?;
         }
         if self.fuzzes && self.targets.is_none() {
-            // A guest that boots alone leaves a part of the processors.
+            // A guest that boots alone leaves some processors idle.
             self.targets = Some(Background::start(Priority::Behind, || fuzz::build(Some(1))));
         }
         let cpus = available_parallelism().map_or(1, usize::from).clamp(1, 8);
@@ -262,7 +263,8 @@ impl<'a> Session<'a> {
         for test in &mut tests {
             test.load = suite_of(test.program).map_or(test.load, |suite| suite.load(&test.name));
         }
-        // A test that occupies several processors goes first, or it would wait while one of them idles; then the longest.
+        // A test that occupies several processors goes first, or it would wait while one of them idles; then the
+        // longest.
         tests.sort_by_key(|test| match (test.load, suite_of(test.program)) {
             (Load::Processors(2..), _) => 0,
             (_, Some(Suite::Xen | Suite::Nested)) => 1,
@@ -280,7 +282,7 @@ impl<'a> Session<'a> {
         Ok(self.programs.iter().flatten().filter(|program| wanted(program)).cloned().collect())
     }
 
-    /// Those tests of some programs that were asked for.
+    /// The requested tests of some programs.
     fn tests<'p>(&self, programs: &'p [Program]) -> Result<Vec<Test<'p>>> {
         let filter = self.args.filter.as_deref().unwrap_or_default();
         let mut tests = Vec::new();
@@ -317,7 +319,7 @@ fn cargo_test(command: &mut Command) -> Result<Tally> {
     Ok(reader.finish(status.success()))
 }
 
-/// The suite that a program is, if it is one.
+/// The suite of a program, if it is one.
 fn suite_of(program: &Program) -> Option<Suite> {
     let is = |suite: &Suite| suite.has_guests() && suite.name() == program.target;
     let mut suites = Suite::value_variants().iter().copied();

@@ -1,4 +1,4 @@
-//! Counts of tests, and how they are read from what the test programs print.
+//! Counts of tests, and their parser for the output of test programs.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -18,7 +18,7 @@ impl Tally {
         Self { passed: u64::from(passed), failed: u64::from(!passed) }
     }
 
-    /// Returns whether nothing failed.
+    /// Returns true if nothing failed.
     pub fn good(self) -> bool {
         self.failed == 0
     }
@@ -48,7 +48,7 @@ impl Reader {
     /// Takes one line.
     pub fn line(&mut self, line: &str) {
         if line.starts_with("running ") && (line.ends_with(" tests") || line.ends_with(" test")) {
-            // The one before has given no result: it crashed.
+            // The previous one has given no result: it crashed.
             self.lost();
             self.running = true;
         } else if let Some(result) = line.strip_prefix("test result: ") {
@@ -57,7 +57,7 @@ impl Reader {
         }
     }
 
-    /// The counts. A program that crashed counts as one failure; so does a failure of cargo without any other.
+    /// The counts. A crashed program counts as one failure; so does a failure of cargo without any other.
     pub fn finish(mut self, success: bool) -> Tally {
         self.lost();
         if !success && self.tally.good() {

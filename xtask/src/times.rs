@@ -1,4 +1,4 @@
-//! Report of where the time of a test run went.
+//! Report of the times of a test run.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::suites::Ran;
 /// Number of tests that are shown.
 const SLOWEST: usize = 10;
 
-/// Prints the tests that took longest, those that failed with the reason, and each suite with its counts: what is read first
-/// stands last.
+/// Prints the slowest tests, the failed ones with their reasons, and each suite with its counts: the most important
+/// part comes last.
 pub fn print(suites: &[Ran]) {
     let mut taken: Vec<&Taken> = suites.iter().flat_map(|suite| &suite.outcome.taken).collect();
     taken.sort_by_key(|taken| std::cmp::Reverse(taken.elapsed));

@@ -1,4 +1,4 @@
-//! A limit for what may never end: a test that stands still fails, says where it stood, and keeps nobody from the rest.
+//! Time limits: a test that hangs fails, its threads are listed, and the other tests run on.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,18 +10,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-/// Most processes and threads that are looked at: a test that forks without end is no reason to read for ever.
+/// Most processes and threads that are read: a test may fork without end.
 const MOST: usize = 4096;
 
-/// Returns a limit multiplied by what the environment says, for slow hosts: the variable that the crate `tests` reads, which this
-/// program does not build.
+/// Returns a limit multiplied by the factor in the environment, for slow hosts: the variable that the crate `tests`
+/// reads, which this program does not build.
 pub fn scaled(limit: Duration) -> Duration {
     let scale = std::env::var("GPU_MEDIATOR_TIME_SCALE").ok().and_then(|text| text.parse::<f64>().ok());
     let scale = scale.filter(|scale| scale.is_finite() && *scale > 0.0).unwrap_or(1.0);
     Duration::try_from_secs_f64(limit.as_secs_f64() * scale).unwrap_or(limit)
 }
 
-/// Waits for the end of `child`, but no longer than `limit`; says whether it has ended.
+/// Waits for the end of `child`, at most for `limit`; returns true if it has ended.
 pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     let fd = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).context("watching a test")?;
     let began = Instant::now();
@@ -38,7 +38,7 @@ pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     }
 }
 
-/// Ends a process and all that it has started; returns a line for each thread that there was: what it waited for.
+/// Ends a process and all its descendants; returns a line for each thread with the function that it waited in.
 pub fn end(process: u32) -> String {
     let processes = family(process);
     let mut text = String::new();
@@ -46,7 +46,7 @@ pub fn end(process: u32) -> String {
         threads(process, &mut text);
     }
     for process in processes.into_iter().filter_map(|process| Pid::from_raw(process.try_into().ok()?)) {
-        // Who has ended already is no matter.
+        // A process that has ended already is fine.
         let _ = kill_process(process, Signal::KILL);
     }
     text
@@ -70,11 +70,11 @@ fn family(first: u32) -> Vec<u32> {
 
 fn parent(process: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // Behind the program's name, which may contain anything, comes its state, and then its parent.
+    // After the program's name, which may contain anything, come its state and its parent.
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
-/// Writes down where the threads of a process stand.
+/// Writes the positions of a process's threads.
 fn threads(process: u32, text: &mut String) {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     for task in tasks.take(MOST) {

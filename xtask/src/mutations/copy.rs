@@ -9,8 +9,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::run::{root, target};
 
-/// Brings the copy to what git tracks, as it is in the working tree, but for `changed` files, which get these texts. Files that are
-/// the same are left alone, so that a second run compiles what has changed only; one that a run was killed over is not the same.
+/// Makes the copy equal to the tracked files of the working tree, except the `changed` files, which get these texts.
+/// Equal files are not written, so that a second run compiles only changes; a file that a killed run has left is not
+/// equal.
 pub fn bring_all(changed: &[(PathBuf, String)]) -> Result<PathBuf> {
     let copy = target().join("mutations");
     let listed = Command::new("git")
@@ -25,7 +26,7 @@ pub fn bring_all(changed: &[(PathBuf, String)]) -> Result<PathBuf> {
     for name in listed.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let name = Path::new(std::str::from_utf8(name).context("a file name that is no UTF-8")?);
         let (from, to) = (root().join(name), copy.join(name));
-        // What is deleted but not committed yet is listed all the same.
+        // Deleted files that are not committed yet are listed as well.
         if from.is_file() {
             let changed = changed.iter().find(|(file, _)| file == name);
             let text = || changed.map_or_else(|| fs::read(&from), |(_, text)| Ok(text.clone().into_bytes()));
@@ -39,7 +40,7 @@ pub fn bring_all(changed: &[(PathBuf, String)]) -> Result<PathBuf> {
     Ok(copy)
 }
 
-/// Writes a file with the permissions of `like`, unless it is there already.
+/// Writes a file with the permissions of `like`, unless it is equal already.
 fn bring(text: &[u8], like: &Path, to: &Path) -> std::io::Result<()> {
     if fs::read(to).is_ok_and(|copied| copied == text) {
         return Ok(());

@@ -1,6 +1,8 @@
-//! The mistakes: each takes away what its `what` says. Those of crates under `mediator/` are in [`mediator`], those of what clears PGRAPH in [`graphics`], those of memory that is zeroed in [`zeroing`], those of CUDA's in
-//! [`cuda`] and [`cuda_bounds`], those of crates that check what guests say in [`guests`], those of `fleet` in [`fleet`], those of the front for
-//! Xen in [`xen`], those of saved state in [`state`], those of the scheduler in [`sched`].
+//! The mistakes: each removes the check that its `what` names. Those of crates under `mediator/` are in [`mediator`],
+//! those of the code that clears PGRAPH in [`graphics`], those of zeroed memory in [`zeroing`], those of CUDA in
+//! [`cuda`] and [`cuda_bounds`], those of crates that check guests' requests in [`guests`], those of `fleet` in
+//! [`fleet`], those of the Xen endpoint in [`xen`], those of saved state in [`state`], those of the scheduler in
+//! [`sched`].
 
 use super::Mutation;
 

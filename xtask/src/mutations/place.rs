@@ -1,5 +1,4 @@
-//! Places of mistakes: the body of the function around one. A lexer of just what that takes: comments, literals,
-//! brackets, and the word `fn`.
+//! Finds the body of the function around a mistake. A minimal lexer: comments, literals, brackets, and the word `fn`.
 
 use std::ops::Range;
 
@@ -13,8 +12,8 @@ struct Function {
 
 /// Returns the body of the innermost function around a place, without its braces.
 ///
-/// None outside of functions, and where two bodies cannot stand side by side under an `if`: in a constant function, and in one that
-/// returns a type without a name, which would be two types.
+/// Returns `None` outside functions, and if two bodies cannot be branches of an `if`: in a constant function, and in
+/// one whose return type has no name, because there would be two types.
 pub fn body_around(text: &str, place: &Range<usize>) -> Option<Range<usize>> {
     let around = |function: &Function| function.body.start <= place.start && place.end <= function.body.end;
     let function = functions(text).into_iter().filter(around).max_by_key(|function| function.body.start)?;
@@ -26,7 +25,7 @@ pub fn body_around(text: &str, place: &Range<usize>) -> Option<Range<usize>> {
 
 fn functions(text: &str) -> Vec<Function> {
     let bytes = text.as_bytes();
-    // Each open bracket, with the start of the head whose body it opens.
+    // Each open bracket, with the start of the function head if it opens a body.
     let mut open: Vec<(usize, Option<usize>)> = Vec::new();
     let mut head: Option<(usize, usize)> = None;
     let mut found = Vec::new();
@@ -61,15 +60,15 @@ fn functions(text: &str) -> Vec<Function> {
     found
 }
 
-/// The word that begins at a place; empty where none does.
+/// The word that begins at an offset; empty if none does.
 fn word_at(bytes: &[u8], at: usize) -> &[u8] {
     let rest = bytes.get(at..).unwrap_or_default();
     let length = rest.iter().take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_').count();
     rest.get(..length).unwrap_or_default()
 }
 
-/// The end of the comment or literal that begins at a place. Words before a literal, as in `b"x"`, are none of it, except of a raw
-/// one.
+/// The end of the comment or literal that begins at an offset. A prefix of a literal, as in `b"x"`, is not part of it,
+/// except for a raw one.
 fn literal_or_comment(text: &str, at: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let rest = bytes.get(at..)?;
@@ -104,7 +103,7 @@ fn literal_or_comment(text: &str, at: usize) -> Option<usize> {
     }
 }
 
-/// The place behind the next `what`.
+/// The offset after the next `what`.
 fn find(bytes: &[u8], from: usize, what: &[u8]) -> Option<usize> {
     let at = bytes.get(from..)?.windows(what.len()).position(|window| window == what)?;
     Some(from + at + what.len())

@@ -1,4 +1,4 @@
-//! Many mistakes in one build: a function with a mistake has both bodies, and a variable of the environment says which one runs.
+//! Many mistakes in one build: a function with a mistake has both bodies, and an environment variable selects one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,11 +14,11 @@ pub const VARIABLE: &str = "GPU_MEDIATOR_MUTATION";
 /// A source with switches.
 pub struct Switched {
     pub text: String,
-    /// Lines of it, counted from 1, with the mistakes that are behind a switch there.
+    /// Its lines, counted from 1, with the mistakes that have a switch there.
     pub switches: Vec<(Range<usize>, Vec<&'static str>)>,
 }
 
-/// Returns the one place of a mistake in a source.
+/// Returns the only place of a mistake in a source.
 pub fn place(text: &str, mutation: &Mutation) -> Result<Range<usize>> {
     let Mutation { file, from, .. } = mutation;
     let count = text.matches(from).count();
@@ -27,7 +27,7 @@ pub fn place(text: &str, mutation: &Mutation) -> Result<Range<usize>> {
     Ok(start..start + from.len())
 }
 
-/// Puts mistakes into a source, each behind a switch. Those for which there is none are not among its switches.
+/// Puts mistakes into a source, each with a switch. Mistakes for which this is impossible are not among its switches.
 pub fn switched(text: &str, mutations: &[&'static Mutation]) -> Result<Switched> {
     // By the starts of bodies.
     let mut bodies: BTreeMap<usize, (Range<usize>, Vec<&Mutation>)> = BTreeMap::new();
@@ -64,7 +64,8 @@ fn line(text: &str) -> usize {
     text.matches('\n').count() + 1
 }
 
-/// An expression that is true in a program that is to make the mistake. It is asked for often: the environment is read once.
+/// An expression that is true in a program that must make the mistake. It is evaluated often, so the environment is
+/// read once.
 fn condition(name: &str) -> String {
     format!(
         "{{ static MAKES: ::std::sync::OnceLock<bool> = ::std::sync::OnceLock::new(); \

@@ -1,4 +1,4 @@
-//! The copy's test programs: how they are built, and what they say of a mistake.
+//! The copy's test programs: builds and runs them for a mistake.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -19,17 +19,17 @@ use crate::run::{cargo, target};
 use crate::tally::{Reader, Tally};
 use crate::watch;
 
-/// A program that has not ended after so long has noticed that something is wrong.
-/// TIMEOUT: as long as a test of the suite `unit` may take; what is run for one mistake takes some seconds.
+/// A program that has not ended by then has noticed a mistake.
+/// TIMEOUT: as long as a test of the suite `unit` may take; the tests of one mistake take some seconds.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Packages with what programs of `cuda-rig` load, which no dependency names.
+/// Packages with libraries and programs that `cuda-rig`'s programs load, which no dependency names.
 const BESIDE_RIG: [&str; 5] = ["cuda-front", "cuda-fake", "cuda-owner", "mediatord", "mediatorctl"];
 
 /// A build of the copy.
 pub struct Build {
     copy: PathBuf,
-    /// The packages, by the names that cargo's options have.
+    /// The packages, as cargo's options.
     selection: Vec<String>,
     /// Folder of each package, in the copy.
     folders: BTreeMap<String, PathBuf>,
@@ -39,7 +39,7 @@ pub struct Build {
 pub enum Built {
     /// The test programs.
     Programs(Vec<Program>),
-    /// It does not compile: files and lines of the errors, and what the compiler says.
+    /// It does not compile: files and lines of the errors, and the compiler's messages.
     Refused(BTreeSet<(String, usize)>, String),
 }
 
@@ -49,12 +49,12 @@ pub struct Verdict {
     pub tally: Tally,
     /// Names of those that failed.
     failed: Vec<String>,
-    /// Not all had ended.
+    /// A test did not end.
     stood: bool,
 }
 
 impl Verdict {
-    /// Returns whether nothing is wrong.
+    /// Returns true if nothing failed.
     pub fn good(&self) -> bool {
         self.tally.good() && !self.stood
     }
@@ -72,8 +72,8 @@ impl fmt::Display for Verdict {
 }
 
 impl Build {
-    /// Prepares to build `packages` of the copy; everything, if they are `None`: with what `cargo xtask test` builds, so that what
-    /// it has compiled of others' crates can be taken over.
+    /// Prepares a build of `packages` of the copy, or of everything if they are `None`: with the features of `cargo
+    /// xtask test`, so that its compiled dependencies can be reused.
     pub fn new(copy: PathBuf, packages: Option<&BTreeSet<&str>>) -> Result<Self> {
         let mut selection: Vec<String> = match packages {
             None => ["--workspace", "--features", FEATURES].map(str::to_owned).into(),
@@ -96,12 +96,12 @@ impl Build {
         Ok(Self { copy, selection, folders })
     }
 
-    /// Builds all test programs, and what they start.
+    /// Builds all test programs, and the programs that they start.
     pub fn all(&self) -> Result<Built> {
         self.build(&["build", "--keep-going", "--lib", "--bins", "--tests", "--examples"])
     }
 
-    /// Builds only some test programs, by the options that name them, and what integration tests start.
+    /// Builds only the test programs that the options name, and the programs that integration tests start.
     pub fn some(&self, options: &[String]) -> Result<Built> {
         if options.iter().any(|option| option.starts_with("--test")) {
             let started = self.build(&["build", "--bins"])?;
@@ -113,7 +113,7 @@ impl Build {
         self.build(&[&["test", "--no-run"], &options[..]].concat())
     }
 
-    /// The options by which cargo builds these test programs.
+    /// The options with which cargo builds these test programs.
     pub fn options(programs: &[&Program]) -> Vec<String> {
         let options: BTreeSet<_> = programs.iter().map(|program| program.option.clone()).collect();
         options.into_iter().collect()
@@ -123,7 +123,7 @@ impl Build {
         let mut command = cargo(args);
         command.args(&self.selection).args(["--quiet", "--message-format=json"]);
         command.current_dir(&self.copy).env("CARGO_TARGET_DIR", folder());
-        // The compiler warns of what a mistake leaves unused, and its errors come as messages.
+        // The compiler warns about code that a mistake leaves unused, and reports errors as messages.
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().context("cannot start cargo")?;
         let output = child.stdout.take().context("cargo has no output")?;
         let (mut programs, mut errors, mut said) = (Vec::new(), BTreeSet::new(), String::new());
@@ -177,7 +177,7 @@ pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>) 
 
 fn one(command: &mut Command, verdict: &mut Verdict) -> Result<()> {
     let mut output = tempfile::tempfile().context("a file for tests' output")?;
-    // A file: a pipe would stay open for as long as anything that a test has left behind.
+    // A file: a pipe would stay open as long as any process that a test has left.
     command.stdout(output.try_clone()?).stderr(Stdio::null());
     let mut child = command.spawn().context("cannot start tests")?;
     if !watch::ends_within(&child, watch::scaled(LIMIT))? {
@@ -197,7 +197,7 @@ fn one(command: &mut Command, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// The folder that the copy is built into.
+/// The build folder of the copy.
 fn folder() -> PathBuf {
     target().join("mutations-build")
 }

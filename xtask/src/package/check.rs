@@ -30,7 +30,7 @@ pub(super) const EXPECTED: [(&str, &str); 17] = [
     ("usr/share/zsh/vendor-completions/_mediatorctl", "-rw-r--r--"),
 ];
 
-/// All that is wrong with a package, of which `again` is another make.
+/// All problems of a package; `again` is the result of a second build.
 pub(super) fn problems(package: &Path, again: &Path) -> Result<Vec<String>> {
     let mut problems = problems_of_contents(package, again)?;
     let folder = tempfile::tempdir().context("a folder for the package's files")?;
@@ -49,7 +49,7 @@ pub(super) fn problems(package: &Path, again: &Path) -> Result<Vec<String>> {
     Ok(problems)
 }
 
-/// Finds what is wrong with the list of its files, and whether both makes are the same.
+/// Finds problems in the list of its files, and differences between both builds.
 pub(super) fn problems_of_contents(package: &Path, again: &Path) -> Result<Vec<String>> {
     let listed = output(Command::new("dpkg-deb").arg("--contents").arg(package))?;
     let listed = String::from_utf8_lossy(&listed).into_owned();
@@ -76,19 +76,19 @@ pub(super) fn problems_of_contents(package: &Path, again: &Path) -> Result<Vec<S
     Ok(problems)
 }
 
-/// Asks systemd what it has against the unit.
+/// Returns systemd's complaints about the unit.
 fn unit_problems(tree: &Path) -> Result<Vec<String>> {
     let unit = fs::read_to_string(tree.join("usr/lib/systemd/system/gpu-mediator.service"))?;
-    // The program is looked for where the package has it now.
+    // Make systemd look for the program in the unpacked tree.
     let unit = unit.replace("ExecStart=/usr/bin/", &format!("ExecStart={}/usr/bin/", tree.display()));
     let path = tree.join("gpu-mediator.service");
     fs::write(&path, unit)?;
-    // The drop-in for CUDA cards goes with it, as an administrator puts it there.
+    // The drop-in for CUDA cards is included, as an administrator installs it.
     let drop_ins = tree.join("gpu-mediator.service.d");
     fs::create_dir_all(&drop_ins)?;
     let drop_in = fs::read_to_string(tree.join("usr/share/doc/gpu-mediator/examples/cuda.conf"))?;
     fs::write(drop_ins.join("cuda.conf"), &drop_in)?;
-    // Without it no program of another user can be killed.
+    // Without it the daemon cannot kill programs of other users.
     let rights = ["CapabilityBoundingSet=CAP_KILL", "AmbientCapabilities=CAP_KILL"];
     let missing = rights.iter().filter(|right| !drop_in.lines().any(|line| line == **right));
     let missing: Vec<String> = missing.map(|right| format!("cuda.conf does not say {right}")).collect();

@@ -1,4 +1,4 @@
-//! The same files as an RPM, made by the crate `rpm`: no tool of another distribution is needed.
+//! The same files as an RPM, made with the crate `rpm`: no tool of another distribution is needed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,14 @@ use super::tree::Tree;
 use super::{CONFFILES, NAME, Recipe};
 use crate::run::root;
 
-/// The architecture, by RPM's name.
+/// RPM's name of the architecture.
 const ARCHITECTURE: &str = "x86_64";
-/// Files that other distributions have elsewhere than Debian.
+/// Files that other distributions have in another place than Debian.
 const ELSEWHERE: [(&str, &str); 1] =
     [("usr/share/zsh/vendor-completions/_mediatorctl", "usr/share/zsh/site-functions/_mediatorctl")];
 
-/// Makes the package of a tree's files in `out`; its path. `libc` is the newest version of glibc that a program wants.
+/// Makes the package from a tree's files in `out`; returns its path. `libc` is the newest version of glibc that a
+/// program requires.
 pub(super) fn make(recipe: &Recipe, tree: &Tree, libc: Option<(u32, u32)>, out: &Path) -> Result<PathBuf> {
     let epoch = u32::try_from(recipe.epoch).context("the time is not one of RPM")?;
     let mut builder =
@@ -57,7 +58,8 @@ pub(super) fn make(recipe: &Recipe, tree: &Tree, libc: Option<(u32, u32)>, out: 
     Ok(package)
 }
 
-/// All that is wrong with a package, of which `again` is another make; `expected` must be in it, with these access rights.
+/// All problems of a package; `again` is the result of a second build. `expected` must be in it, with these access
+/// rights.
 pub(super) fn problems(package: &Path, again: &Path, expected: &[(&str, &str)]) -> Result<Vec<String>> {
     let read = Package::open(package).with_context(|| format!("cannot read {}", package.display()))?;
     read.verify_digests().context("the RPM's own sums")?;
@@ -91,7 +93,7 @@ pub(super) fn problems(package: &Path, again: &Path, expected: &[(&str, &str)]) 
     Ok(problems)
 }
 
-/// Access rights as `ls -l` shows those of a file.
+/// Access rights in the format of `ls -l`.
 fn shown(bits: u32) -> String {
     let letters = "rwxrwxrwx".chars().enumerate();
     let each = letters.map(|(at, letter)| if bits >> (8 - at) & 1 == 1 { letter } else { '-' });

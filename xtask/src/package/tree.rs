@@ -1,4 +1,4 @@
-//! The tree of files that a package is made of.
+//! The tree of a package's files.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -10,10 +10,10 @@ use anyhow::{Context, Result};
 
 use super::output;
 
-/// The folder of what is about the package, not of it.
+/// The folder of the package's own metadata.
 const CONTROL: &str = "DEBIAN";
 
-/// Says if something is a file, and not a link to one.
+/// Returns true for a file that is not a link.
 fn is_file(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.is_file())
 }
@@ -35,7 +35,7 @@ impl Tree {
     pub fn write(&self, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
         let at = self.path(path);
         let made = || -> std::io::Result<()> {
-            // Folders get their rights whatever the caller's mask is.
+            // Folders get their rights independent of the caller's mask.
             for folder in Path::new(path).ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
                 let folder = self.0.join(folder);
                 if !folder.exists() {
@@ -61,7 +61,7 @@ impl Tree {
         symlink(target, &at).with_context(|| format!("cannot make the link {}", at.display()))
     }
 
-    /// All links of the package by their paths in it, with their targets.
+    /// All links of the package, by path, with their targets.
     pub fn links(&self) -> Result<Vec<(String, String)>> {
         let mut links = Vec::new();
         for path in self.all()? {
@@ -73,13 +73,13 @@ impl Tree {
         Ok(links)
     }
 
-    /// Adds a file as gzip makes it, without name and time.
+    /// Adds a file, compressed with gzip without name and time.
     pub fn compressed(&self, from: &Path, path: &str) -> Result<()> {
         let bytes = output(Command::new("gzip").args(["-9", "--no-name", "--stdout"]).arg(from))?;
         self.write(path, &bytes, 0o644)
     }
 
-    /// All files of the package by their paths in it, in order, with their access rights.
+    /// All files of the package, by path, sorted, with their access rights.
     pub fn listed(&self) -> Result<Vec<(String, u32)>> {
         let listed = |path: PathBuf| {
             let mode = fs::metadata(self.0.join(&path))?.permissions().mode();
@@ -89,14 +89,14 @@ impl Tree {
         self.files()?.into_iter().map(listed).collect()
     }
 
-    /// All files of the package with their paths in it, in order.
+    /// All files of the package, by path, sorted.
     fn files(&self) -> Result<Vec<PathBuf>> {
         let mut files: Vec<_> = self.all()?.into_iter().filter(|path| is_file(&self.0.join(path))).collect();
         files.retain(|path| !path.starts_with(CONTROL));
         Ok(files)
     }
 
-    /// Everything in the tree, each folder after what is in it.
+    /// All entries of the tree, each folder after its contents.
     fn all(&self) -> Result<Vec<PathBuf>> {
         fn collect(root: &Path, folder: &Path, all: &mut Vec<PathBuf>) -> Result<()> {
             for name in super::names(folder)? {
@@ -113,7 +113,7 @@ impl Tree {
         Ok(all)
     }
 
-    /// Returns the size that it needs when installed, in KiB.
+    /// Returns its installed size, in KiB.
     pub fn kib(&self) -> Result<u64> {
         let mut bytes = 0;
         for path in self.files()? {
@@ -122,14 +122,14 @@ impl Tree {
         Ok(bytes.div_ceil(1024))
     }
 
-    /// The sums by which dpkg finds files that were changed.
+    /// The checksums with which dpkg finds changed files.
     pub fn md5sums(&self) -> Result<Vec<u8>> {
         let mut command = Command::new("md5sum");
         command.current_dir(&self.0).args(self.files()?);
         output(&mut command)
     }
 
-    /// Gives everything one time.
+    /// Sets one time on all entries.
     pub fn set_times(&self, epoch: u64) -> Result<()> {
         let time = UNIX_EPOCH + Duration::from_secs(epoch);
         for path in self.all()?.into_iter().chain([PathBuf::new()]) {

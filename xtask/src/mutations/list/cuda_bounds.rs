@@ -1,4 +1,4 @@
-//! Mistakes in the bounds that keep one tenant of a CUDA card from costing another.
+//! Mistakes in the bounds that keep one tenant of a CUDA card from harming another.
 
 use crate::mutations::Mutation;
 

@@ -1,4 +1,4 @@
-//! Mistakes in what clears PGRAPH between VMs.
+//! Mistakes in the code that clears PGRAPH between VMs.
 
 use crate::mutations::Mutation;
 

@@ -1,4 +1,4 @@
-//! Mistakes in the crates that check what guests say: channels, page tables, paravirtual requests.
+//! Mistakes in the crates that check guests' requests: channels, page tables, paravirtual requests.
 
 use crate::mutations::Mutation;
 

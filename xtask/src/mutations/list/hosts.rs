@@ -1,4 +1,4 @@
-//! Mistakes in what hands vGPUs and tenants to libvirt, Slurm and containers.
+//! Mistakes in the code that gives vGPUs and tenants to libvirt, Slurm and containers.
 
 use crate::mutations::Mutation;
 

@@ -1,4 +1,4 @@
-//! Mistakes in who has an engine next, and who pays for it.
+//! Mistakes in the choice of the next tenant of an engine, and in charging its time.
 
 use crate::mutations::Mutation;
 

@@ -1,4 +1,4 @@
-//! Mistakes in what is checked of saved state: files are what anybody may have written.
+//! Mistakes in the checks of saved state: a file may have any author.
 
 use crate::mutations::Mutation;
 

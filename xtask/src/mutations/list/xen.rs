@@ -1,4 +1,4 @@
-//! Mistakes in the front for Xen.
+//! Mistakes in the Xen endpoint.
 
 use super::super::Mutation;
 

@@ -1,4 +1,4 @@
-//! Mistakes about memory that is zeroed before the next one gets it.
+//! Mistakes in memory that is zeroed before its next owner gets it.
 
 use crate::mutations::Mutation;
 
