@@ -1,4 +1,4 @@
-//! Accesses to one region of a function: mapped, or by the device's file where it cannot be.
+//! Accesses to one region of a function: mapped, or through the device's file if it cannot be mapped.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub struct Bar {
     window: Option<Box<dyn Window>>,
     kernel: Arc<dyn Kernel>,
     region: Region,
-    /// An access has failed, and the log says so.
+    /// An access has failed and was logged.
     failed: AtomicBool,
 }
 
@@ -37,7 +37,7 @@ impl Bar {
         self.region.size
     }
 
-    /// Reports whether it is mapped.
+    /// Returns true if it is mapped.
     pub fn is_mapped(&self) -> bool {
         self.window.is_some()
     }
@@ -56,7 +56,7 @@ impl Bar {
             .ok()
     }
 
-    /// Reads a register; all ones where there is none.
+    /// Reads a register; all ones outside the region.
     pub fn read32(&self, offset: u32) -> u32 {
         if !offset.is_multiple_of(4) || !self.holds(u64::from(offset), 4) {
             return u32::MAX;
@@ -69,7 +69,7 @@ impl Bar {
         self.seen(read).map_or(u32::MAX, |()| u32::from_le_bytes(bytes))
     }
 
-    /// Writes a register; lost where there is none.
+    /// Writes a register; the write is lost outside the region.
     pub fn write32(&self, offset: u32, value: u32) {
         if !offset.is_multiple_of(4) || !self.holds(u64::from(offset), 4) {
             return;
@@ -83,7 +83,7 @@ impl Bar {
         }
     }
 
-    /// Reads bytes; all ones if they do not lie within the region.
+    /// Reads bytes; all ones if they are not within the region.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         if !self.holds(offset, data.len()) {
             data.fill(0xff);
@@ -110,7 +110,7 @@ impl Bar {
         }
     }
 
-    /// Writes bytes; lost if they do not lie within the region.
+    /// Writes bytes; lost if they are not within the region.
     pub fn write(&self, offset: u64, data: &[u8]) {
         if !self.holds(offset, data.len()) {
             return;
@@ -128,7 +128,7 @@ impl Bar {
                 [a, b, c, d, e, f, g, h] => window.write64(at, u64::from_le_bytes([a, b, c, d, e, f, g, h])),
                 [a, b, c, d] => window.write32(at, u32::from_le_bytes([a, b, c, d])),
                 [byte] => window.write8(at, byte),
-                // `width` gives no other.
+                // `width` returns no other.
                 _ => {}
             }
             at += piece.len();
@@ -136,7 +136,7 @@ impl Bar {
         }
     }
 
-    /// Reads bytes of a region that is never mapped, with the error.
+    /// Reads bytes of a region that is never mapped, and returns errors.
     pub fn try_read<const N: usize>(&self, offset: u64) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
         if !self.holds(offset, N) {
@@ -146,7 +146,7 @@ impl Bar {
         Ok(bytes)
     }
 
-    /// Writes bytes of a region that is never mapped, with the error.
+    /// Writes bytes of a region that is never mapped, and returns errors.
     pub fn try_write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         if !self.holds(offset, data.len()) {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -155,7 +155,7 @@ impl Bar {
     }
 }
 
-/// Bytes of the next access of `len` bytes at `at`: the largest that is aligned.
+/// Bytes of the next access of `len` bytes at `at`: the largest aligned one.
 fn width(at: usize, len: usize) -> usize {
     [8, 4].into_iter().find(|&size| at.is_multiple_of(size) && len >= size).unwrap_or(1)
 }

@@ -1,4 +1,4 @@
-//! Host memory that a card may reach, and the book of it.
+//! Host memory that a card may access, and its records.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,11 +17,12 @@ pub const PAGE: u64 = 4096;
 pub struct Mappings {
     /// I/O addresses that the IOMMU maps and the card can drive.
     usable: Vec<Range<u64>>,
-    /// Never held while the kernel pins pages, which takes as long as there are many: others map meanwhile.
+    /// Never held while the kernel pins pages, which takes a time proportional to their number: other threads can map
+    /// meanwhile.
     mapped: Mutex<BTreeMap<u64, Mapping>>,
 }
 
-/// A range of I/O addresses that is taken.
+/// A range of I/O addresses in use.
 struct Mapping {
     len: u64,
     /// The memory there; `None` while the kernel maps or withdraws it.
@@ -29,13 +30,13 @@ struct Mapping {
 }
 
 impl Mappings {
-    /// No mappings, of an IOMMU that can do as `info` says.
+    /// No mappings, for an IOMMU with the abilities `info`.
     pub fn new(info: &IommuInfo) -> Self {
         let reach = 1 << BUS_BITS;
         let clipped = |range: &Range<u64>| range.start.min(reach)..range.end.min(reach);
         let mut usable: Vec<_> = info.usable.iter().map(clipped).collect();
         if usable.is_empty() {
-            // The kernel does not say.
+            // The kernel does not report them.
             usable.push(0..reach);
         }
         usable.retain(|range| !range.is_empty());
@@ -48,7 +49,7 @@ impl Mappings {
         &self.usable
     }
 
-    /// I/O addresses that the card could drive and the IOMMU does not map.
+    /// I/O addresses that the card can drive but the IOMMU cannot map.
     pub fn unmappable(&self) -> Vec<Range<u64>> {
         let starts = self.usable.iter().map(|range| range.start).chain([1 << BUS_BITS]);
         let ends = std::iter::once(0).chain(self.usable.iter().map(|range| range.end));
@@ -58,7 +59,7 @@ impl Mappings {
     /// Lets the card reach `memory` at `iova`.
     ///
     /// # Errors
-    /// See [`DmaError`]; nothing is mapped then.
+    /// See [`DmaError`]; then nothing is mapped.
     pub fn map(&self, kernel: &dyn Kernel, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
         let len = memory.len() as u64;
         let page = |value: u64| value.is_multiple_of(PAGE);
@@ -70,7 +71,7 @@ impl Mappings {
         if !self.usable.iter().any(|range| range.start <= iova && end <= range.end) {
             return Err(DmaError::Reserved { iova, len });
         }
-        // Pinning touches all of it.
+        // Pinning allocates all of it.
         if memory.slice(0, memory.len()).is_err() {
             return Err(DmaError::Untouched { iova, len });
         }
@@ -99,12 +100,12 @@ impl Mappings {
     /// Withdraws a mapping.
     ///
     /// # Errors
-    /// When nothing is mapped exactly there, or the kernel does not withdraw it: the memory is kept then.
+    /// If nothing is mapped exactly there, or the kernel does not withdraw it: then the memory is kept.
     pub fn unmap(&self, kernel: &dyn Kernel, iova: u64, len: u64) -> Result<(), DmaError> {
         let memory = {
             let mut mapped = self.mapped.lock();
             let there = mapped.get_mut(&iova).filter(|mapping| mapping.len == len);
-            // One that is being mapped or withdrawn is not there, or no more.
+            // A mapping in progress does not exist yet, and one being withdrawn no longer exists.
             there.and_then(|mapping| mapping.memory.take()).ok_or(DmaError::NotMapped { iova, len })?
         };
         let refused = match kernel.unmap(iova, len) {
@@ -140,7 +141,7 @@ impl Mappings {
     }
 }
 
-/// Says what a refusal of the kernel means, when `mappings` are there already.
+/// Translates a refusal of the kernel, with `mappings` existing mappings.
 fn refusal(error: std::io::Error, iova: u64, len: u64, mappings: usize) -> DmaError {
     match error.raw_os_error() {
         Some(libc::EEXIST) => DmaError::Overlap { iova, len, existing: iova },

@@ -1,8 +1,8 @@
-//! The seam to the kernel: one method for each call of VFIO that is made, with plain types.
+//! The interface to the kernel: one method for each call of VFIO, with plain types.
 //!
-//! The calls work in one order only: the group joins the container, the container gets its IOMMU, the group gives the
-//! device; or, where the function was opened by its own node, it is bound to an iommufd and attached to an address space.
-//! Tests put a kernel in its place that is stricter than the real one.
+//! The calls must come in one order: the group joins the container, the container gets its IOMMU, the group opens the
+//! device; or, for a function that was opened through its own node, it is bound to an iommufd and attached to an
+//! address space. Tests replace it with a kernel that is stricter than the real one.
 
 use std::io;
 use std::ops::Range;
@@ -16,13 +16,13 @@ use vmm_sys_util::eventfd::EventFd;
 pub struct IommuInfo {
     /// Sizes of pages, one bit each.
     pub page_sizes: u64,
-    /// I/O addresses that can be mapped, in their order; empty if the kernel does not say.
+    /// I/O addresses that can be mapped, sorted; empty if the kernel does not report them.
     pub usable: Vec<Range<u64>>,
-    /// Mappings that can still be made, if the kernel says.
+    /// Mappings that can still be made, if the kernel reports it.
     pub available: Option<u32>,
 }
 
-/// A function, as VFIO sees it.
+/// A function in VFIO.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// `VFIO_DEVICE_FLAGS_*`.
@@ -38,7 +38,7 @@ pub struct Region {
     pub flags: u32,
     /// Bytes.
     pub size: u64,
-    /// Place in the device's file.
+    /// Offset in the device's file.
     pub offset: u64,
     /// Only parts of it can be mapped.
     pub sparse: bool,
@@ -58,13 +58,14 @@ pub struct Dependent {
 pub enum Irq<'a> {
     /// Signals the first interrupt of the kind on a descriptor.
     Signal(&'a EventFd),
-    /// Ends that, for all of the kind.
+    /// Turns that off, for all of the kind.
     Off,
     /// Lets the first one signal again.
     Unmask,
 }
 
-/// A region that is mapped. Offsets are those of the region, checked by who calls: within it, and multiples of the size.
+/// A mapped region. Offsets are those of the region; the caller checks that they are within it, and multiples of the
+/// size.
 pub trait Window: Send + Sync {
     /// Bytes.
     fn len(&self) -> usize;
@@ -82,27 +83,27 @@ pub trait Window: Send + Sync {
     fn write64(&self, offset: usize, value: u64);
 }
 
-/// VFIO, for one function: a container, the function's group, and the function; or the function's node and an iommufd. What is
-/// open is closed when this is dropped; the kernel then withdraws all mappings, and stops the function's access to memory.
+/// VFIO, for one function: a container, the function's group, and the function; or the function's node and an iommufd.
+/// Its files are closed on drop; the kernel then withdraws all mappings, and stops the function's access to memory.
 pub trait Kernel: Send + Sync {
-    /// Reports whether the function was opened by its own node. Then there are neither a container nor a group.
+    /// Returns true if the function was opened through its own node. Then neither a container nor a group exists.
     fn is_node(&self) -> bool {
         false
     }
-    /// Binds the function to its iommufd. Only of one that was opened by its own node.
+    /// Binds the function to its iommufd. Only for one that was opened through its own node.
     ///
     /// # Errors
-    /// The kernel's refusal; the same for all others.
+    /// The kernel's refusal; the same for all other methods.
     fn bind_iommufd(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// Gives it an address space of its own. Only of one that was opened by its own node.
+    /// Gives it its own address space. Only for one that was opened through its own node.
     fn attach_space(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
     /// Version of the interface.
     fn api_version(&self) -> io::Result<u32>;
-    /// Reports whether a kind of IOMMU is there.
+    /// Returns true if a kind of IOMMU is supported.
     fn has_extension(&self, kind: u32) -> io::Result<bool>;
     /// `VFIO_GROUP_FLAGS_*`.
     fn group_flags(&self) -> io::Result<u32>;
@@ -110,25 +111,25 @@ pub trait Kernel: Send + Sync {
     fn set_container(&self) -> io::Result<()>;
     /// Gives the container its IOMMU.
     fn set_iommu(&self, kind: u32) -> io::Result<()>;
-    /// Asks what the IOMMU can do.
+    /// Returns the IOMMU's abilities.
     fn iommu_info(&self) -> io::Result<IommuInfo>;
     /// Maps memory at an I/O address. The caller keeps the memory until it is unmapped, or this is dropped.
     fn map(&self, iova: u64, memory: &DmaMemory) -> io::Result<()>;
     /// Withdraws all mappings in a range. Returns the bytes that were mapped.
     fn unmap(&self, iova: u64, len: u64) -> io::Result<u64>;
-    /// Takes the function out of the group.
+    /// Opens the function from the group.
     fn open_device(&self, address: Address) -> io::Result<()>;
-    /// Asks what the function has.
+    /// Returns the function's properties.
     fn device_info(&self) -> io::Result<DeviceInfo>;
-    /// Asks about a region.
+    /// Returns a region's properties.
     fn region(&self, index: u32) -> io::Result<Region>;
     /// Sets a kind of interrupt.
     fn set_irq(&self, index: u32, set: Irq<'_>) -> io::Result<()>;
     /// Resets the function alone.
     fn reset(&self) -> io::Result<()>;
-    /// Asks who else a reset of the bus resets; the function itself is among them.
+    /// Lists the functions that a reset of the bus resets, including this one.
     fn dependents(&self) -> io::Result<Vec<Dependent>>;
-    /// Resets the bus, all of whose functions are in the group.
+    /// Resets the bus; all its functions must be in the group.
     fn hot_reset(&self) -> io::Result<()>;
     /// Reads from the device's file.
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
@@ -141,7 +142,7 @@ pub trait Kernel: Send + Sync {
 /// Opens VFIO's files.
 pub trait OpenKernel {
     /// Opens the function's node and an iommufd, if the kernel has a node for it and they may be opened; otherwise a
-    /// container, and a group for nobody else.
+    /// container, and a group exclusively.
     ///
     /// # Errors
     /// The file that cannot be opened.

@@ -1,11 +1,12 @@
-//! A card that is a PCI function behind VFIO: [`card::Card`] by mapped BARs, an IOMMU container, and eventfds.
+//! A card that is a PCI function behind VFIO: [`card::Card`] with mapped BARs, an IOMMU container, and eventfds.
 //!
-//! Parts: [`VfioCard`] (this file), [`open`] (from an address to a card, and all that can be in the way), `reset` (which ways
-//! a function has), `pci` (configuration space), `dma` (memory mapped for the card), `bar` (accesses to a BAR), `lost` (the host
-//! wants the card back), `kernel` (the seam to VFIO's calls) with `real` (by container and group), `node` (by the function's own node) and `window` behind it.
+//! Parts: [`VfioCard`] (this file), [`open`] (from an address to a card, with all obstacles), `reset` (the kinds of
+//! reset of a function), `pci` (configuration space), `dma` (memory mapped for the card), `bar` (accesses to a BAR),
+//! `lost` (the host needs the card back), `kernel` (the interface to VFIO's calls) with its parts `real` (through
+//! container and group), `node` (through the function's own node) and `window`.
 //!
-//! Not here: which functions a host has and how they get to `vfio-pci` (`vfio-host`), bring-up, firmware, the card's VBIOS
-//! scripts, and groups of several cards.
+//! Not here: the functions of a host and their binding to `vfio-pci` (`vfio-host`), bring-up, firmware, the card's
+//! VBIOS scripts, and groups of several cards.
 
 use card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
 use nvspec::regs::{pmc, ptop};
@@ -39,7 +40,7 @@ use kernel::{Irq, Kernel};
 use lost::Lost;
 use reset::Method;
 
-/// A card behind VFIO. It belongs to this process alone, until it is dropped.
+/// A card behind VFIO. This process has it exclusively, until it is dropped.
 pub struct VfioCard {
     address: Address,
     identity: Identity,
@@ -48,12 +49,13 @@ pub struct VfioCard {
     bar3: Bar,
     config: Bar,
     method: Method,
-    /// Units that ran when the card was opened.
+    /// Units that were enabled when the card was opened.
     units: u32,
-    /// The interrupt that is set up. Held while one is set up, and while the card is reset.
+    /// The configured interrupt. Held while one is configured, and while the card is reset.
     interrupt: Mutex<Option<InterruptMode>>,
     lost: Lost,
-    // The BARs' mappings keep the function open in the kernel, so they are dropped before this, and memory only after it.
+    // The BARs' mappings keep the function open in the kernel, so they are dropped before this, and memory only after
+    // it.
     kernel: Arc<dyn Kernel>,
     mappings: Mappings,
 }
@@ -70,13 +72,13 @@ impl std::fmt::Debug for VfioCard {
 }
 
 impl VfioCard {
-    /// The way in which [`Card::reset`] resets it, for people.
+    /// The kind of reset that [`Card::reset`] does, for people.
     #[must_use]
     pub fn reset_method(&self) -> &'static str {
         self.method.name()
     }
 
-    /// I/O addresses that can be mapped: all that the card can drive, without those that the IOMMU keeps.
+    /// I/O addresses that can be mapped: all that the card can drive, except those that the IOMMU reserves.
     #[must_use]
     pub fn usable(&self) -> &[Range<u64>] {
         self.mappings.usable()
@@ -97,25 +99,25 @@ impl VfioCard {
         }
     }
 
-    /// Takes all work off the units that do any, and leaves memory and what the VBIOS has set up alone.
+    /// Aborts all work of the units, and leaves memory and the VBIOS's settings alone.
     fn reset_units(&self) {
         self.write32(pmc::INTR_EN_0::OFFSET, 0);
         self.write32(pmc::INTR_EN_1::OFFSET, 0);
         self.write32(pmc::ENABLE::OFFSET, self.units & !reset::working_units());
-        // A read ends the write, and gives the units the time that their reset takes.
+        // A read completes the write, and gives the units time for their reset.
         self.read32(pmc::ENABLE::OFFSET);
         self.write32(pmc::ENABLE::OFFSET, self.units);
         self.read32(pmc::ENABLE::OFFSET);
     }
 
-    /// Resets the function in the way that was chosen. `false` when the kernel did not.
+    /// Resets the function in the chosen way. `false` if the kernel did not.
     fn reset_function(&self) -> bool {
         let done = match &self.method {
             Method::Units => return false,
             Method::Function => self.kernel.reset(),
             Method::Bus => self.kernel.hot_reset(),
         };
-        // The kernel has put configuration space back, but not more than it knows of.
+        // The kernel has restored the parts of configuration space that it knows.
         let done = done.and_then(|()| pci::wake(&self.config)).and_then(|()| pci::set_enabled(&self.config, true));
         if let Err(error) = &done {
             tracing::error!(card = %self.address, %error, "the kernel did not reset the card; its units are reset instead");
@@ -169,7 +171,7 @@ impl Card for VfioCard {
 
     fn set_interrupt(&self, mode: InterruptMode, event: Option<EventFd>) {
         let mut now = self.interrupt.lock();
-        // VFIO has one kind at a time.
+        // VFIO allows one kind at a time.
         self.interrupts_off(&mut now);
         let Some(event) = event else { return };
         match self.kernel.set_irq(index(mode), Irq::Signal(&event)) {
@@ -205,7 +207,7 @@ impl Card for VfioCard {
 }
 
 impl Drop for VfioCard {
-    /// Stops the card before the memory goes that it may reach.
+    /// Stops the card before the memory that it may access is freed.
     fn drop(&mut self) {
         self.interrupts_off(&mut self.interrupt.lock());
         self.reset_units();

@@ -1,4 +1,4 @@
-//! Messages of the host about a card that it has given away: that it wants it back, or that it has failed.
+//! Messages of the host about a card that a process uses: that it needs the card back, or that the card has failed.
 
 use crate::kernel::{Irq, Kernel};
 use std::io;
@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use vfio_bindings::bindings::vfio::{VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-/// Kinds of signals, and what each says.
+/// Kinds of signals, with their meanings.
 const SIGNALS: [(u32, &str); 2] = [
     (
         VFIO_PCI_REQ_IRQ_INDEX,
@@ -23,7 +23,7 @@ pub(crate) struct Lost {
 }
 
 impl Lost {
-    /// Has the kernel signal. A function that has a kind of signal not is used without.
+    /// Registers for the kernel's signals. A function without a kind of signal is used without it.
     pub(crate) fn watch(kernel: &dyn Kernel) -> Self {
         let set = |(index, why): (u32, &'static str)| -> io::Result<_> {
             let event = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
@@ -35,7 +35,7 @@ impl Lost {
         Self { events, why: OnceLock::new() }
     }
 
-    /// Returns what was signalled first, if anything was.
+    /// Returns the first signal, if one has come.
     pub(crate) fn why(&self) -> Option<&'static str> {
         let signalled = || self.events.iter().find(|(event, _)| event.read().is_ok()).map(|(_, why)| *why);
         let why = self.why.get().copied().or_else(signalled)?;

@@ -1,7 +1,7 @@
-//! A function that is opened by its own node below `/dev/vfio/devices`, with an I/O address space of an iommufd.
+//! A function that is opened through its own node below `/dev/vfio/devices`, with an I/O address space of an iommufd.
 //!
-//! Kernels from 6.6 on have it, if they were built so. The function is bound to the iommufd, which makes it this process's
-//! alone, and attached to an address space; there is neither a container nor a group.
+//! Kernels from 6.6 on have it, if configured. The function is bound to the iommufd, which makes it exclusive to this
+//! process, and attached to an address space; neither a container nor a group exists.
 //!
 //! Sources: the kernel's `Documentation/userspace-api/iommufd.rst`, `include/uapi/linux/iommufd.h`, `vfio.h`.
 
@@ -32,28 +32,28 @@ use crate::real::{
 };
 use crate::window::Mapped;
 
-/// Ranges of I/O addresses that are asked for: more than any IOMMU has.
+/// Number of ranges of I/O addresses that are requested: more than any IOMMU has.
 const RANGES: usize = 64;
-/// Bytes of the structure by which a function is bound: what all kernels that have the call know.
+/// Bytes of the structure that binds a function: the part that all kernels with the call know.
 const BIND_BYTES: usize = offset_of!(vfio_device_bind_iommufd, token_uuid_ptr);
-/// The same of the one by which it is attached.
+/// The same of the structure that attaches it.
 const ATTACH_BYTES: usize = offset_of!(vfio_device_attach_iommufd_pt, pt_id) + size_of::<u32>();
-/// A group that no function is in.
+/// A number of no group.
 const NO_GROUP: u32 = u32::MAX;
 
-/// The files of one function. Dropped in this order, the last of which withdraws the mappings.
+/// The files of one function. Dropped in this order; closing the last one withdraws the mappings.
 pub(crate) struct NodeFiles {
     device: File,
     iommufd: File,
-    /// The address space, once there is one.
+    /// The address space, once it exists.
     space: OnceLock<u32>,
-    /// The function's group, by which others are told apart.
+    /// The function's group, which tells its neighbours from others.
     group: u32,
 }
 
 impl NodeFiles {
-    /// Opens the node `node` below the folder of VFIO's files, and an iommufd beside that folder. None when either is not
-    /// there, or may not be opened.
+    /// Opens the node `node` below the folder of VFIO's files, and an iommufd next to that folder. `None` if either
+    /// does not exist, or may not be opened.
     pub(crate) fn open(folder: &Path, node: &str, group: u32) -> Option<Self> {
         let device = open(&folder.join("devices").join(node)).ok()?;
         let iommufd = open(&folder.with_file_name("iommu")).ok()?;
@@ -69,7 +69,7 @@ impl NodeFiles {
     }
 }
 
-/// Says that a call is one of groups.
+/// Fails, because a call is only for groups.
 fn of_groups<T>() -> io::Result<T> {
     Err(io::ErrorKind::Unsupported.into())
 }
@@ -120,7 +120,7 @@ impl Kernel for NodeFiles {
     }
 
     fn iommu_info(&self) -> io::Result<IommuInfo> {
-        // The ranges come behind the structure: the kernel takes a longer one whose rest is zero.
+        // The ranges follow the structure: the kernel accepts a longer one with zeros after the part that it knows.
         let list = size_of::<iommu_ioas_iova_ranges>();
         let mut packet = Packet::new(list + RANGES * size_of::<iommu_iova_range>())
             .with32(offset_of!(iommu_ioas_iova_ranges, ioas_id), self.space()?)
@@ -134,7 +134,7 @@ impl Kernel for NodeFiles {
         };
         let alignment = packet.get64(offset_of!(iommu_ioas_iova_ranges, out_iova_alignment));
         Ok(IommuInfo {
-            // The smallest that is mapped, and all larger ones.
+            // The smallest page that is mapped, and all larger ones.
             page_sizes: alignment.wrapping_neg(),
             usable: (0..count.min(RANGES)).map(|index| range(list + index * size_of::<iommu_iova_range>())).collect(),
             available: None,
@@ -178,7 +178,7 @@ impl Kernel for NodeFiles {
     }
 
     fn dependents(&self) -> io::Result<Vec<Dependent>> {
-        // The kernel does not say groups, but whether all are this iommufd's or without an owner.
+        // The kernel does not report groups, but whether all functions are bound to this iommufd or have no owner.
         let (flags, listed) = reset_together(&self.device)?;
         let group = if flags & VFIO_PCI_HOT_RESET_FLAG_DEV_ID_OWNED != 0 { self.group } else { NO_GROUP };
         Ok(listed.into_iter().map(|(_, address)| Dependent { group, address }).collect())
@@ -216,7 +216,7 @@ mod tests {
         assert!(files().is_none());
         std::fs::write(folder.path().join("iommu"), "").unwrap();
         let files = files().expect("both are there");
-        // Files that are neither take no call.
+        // Files of another kind support no call.
         assert!(files.is_node() && files.bind_iommufd().is_err() && files.attach_space().is_err());
         assert!(files.iommu_info().is_err() && files.set_container().is_err() && files.device_info().is_err());
     }

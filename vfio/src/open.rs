@@ -1,4 +1,4 @@
-//! From an address to a card: all that must be so, checked in the order in which an operator would mend it.
+//! From an address to a card: all preconditions, checked in the order in which an operator would fix them.
 
 use std::io;
 use std::path::PathBuf;
@@ -42,22 +42,22 @@ impl Default for Place {
     }
 }
 
-/// Why there is no card.
+/// Reason why a card cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The host has no such function, or cannot be asked.
+    /// The function does not exist, or the host's data cannot be read.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The host keeps VFIO from having it.
+    /// The host's state prevents VFIO from using it.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Obstacles(Vec<Obstacle>),
-    /// VFIO's files are not there.
+    /// VFIO's files do not exist.
     #[error("the kernel has no {}", .0.display())]
     NoVfio(PathBuf),
-    /// They may not be opened.
+    /// This user may not open them.
     #[error("{} may not be opened by this user", .0.display())]
     Forbidden(PathBuf),
-    /// Another process has the group.
+    /// Another process uses the group.
     #[error("another process has IOMMU group {group}, in which {address} is")]
     InUse {
         /// The function.
@@ -65,16 +65,16 @@ pub enum OpenError {
         /// Its group.
         group: u32,
     },
-    /// The kernel does not see the group as one that can be lent.
+    /// The kernel does not consider the group usable.
     #[error("the kernel does not lend IOMMU group {group}: a device in it has another driver than vfio-pci")]
     NotViable {
         /// The group.
         group: u32,
     },
-    /// The interface is another one.
+    /// The version or type of the interface is unknown.
     #[error("the kernel's VFIO {0}")]
     Interface(String),
-    /// The IOMMU lets a device forge interrupts.
+    /// The IOMMU does not prevent a device from forging interrupts.
     #[error("the host's IOMMU does not remap interrupts, so that a card could forge those of other devices")]
     NoInterruptRemapping,
     /// A call failed.
@@ -88,7 +88,7 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
-    /// It has not the BARs of a card.
+    /// It does not have a card's BARs.
     #[error("BAR{bar} of {address} has {size:#x} bytes, which no card that is known has")]
     Bar {
         /// The function.
@@ -98,13 +98,13 @@ pub enum OpenError {
         /// Its bytes.
         size: u64,
     },
-    /// The bus is to be reset and cannot be.
+    /// A reset of the bus was requested, and is impossible.
     #[error("the card's bus cannot be reset: {0}")]
     NoBusReset(String),
     /// All registers read as ones.
     #[error("{0} does not answer: its registers read as ones")]
     Silent(Address),
-    /// Not a chip that is known.
+    /// An unknown chip.
     #[error("the identity register of {address} reads {boot0:#010x}, which is no chip that this version knows")]
     UnknownChip {
         /// The function.
@@ -127,7 +127,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Says what the operator can do.
+    /// Returns the remedy for the operator.
     #[must_use]
     pub fn what_to_do(&self) -> String {
         match self {
@@ -164,10 +164,10 @@ impl OpenError {
 }
 
 impl VfioCard {
-    /// Takes the function at `address` for this process.
+    /// Opens the function at `address` for this process.
     ///
     /// # Errors
-    /// See [`OpenError`]; nothing of the function is held then.
+    /// See [`OpenError`]; then nothing of the function is held.
     pub fn open(place: &Place, address: Address, reset: Reset) -> Result<Self, OpenError> {
         Self::open_by(place, &DeviceFiles(place.files.clone()), address, reset)
     }
@@ -193,7 +193,7 @@ impl VfioCard {
         Self::take(kernel, &function, group, reset)
     }
 
-    /// Opens a function that has an IOMMU: of a group in a container, or bound to an iommufd.
+    /// Opens a function that has an IOMMU: through a group in a container, or bound to an iommufd.
     fn take(kernel: Arc<dyn Kernel>, function: &Function, group: u32, reset: Reset) -> Result<Self, OpenError> {
         let address = function.address;
         let fail = |call| move |source| OpenError::Call { address, call, source };
@@ -221,7 +221,7 @@ impl VfioCard {
         let (bar1, bar3) = (bar(VFIO_PCI_BAR1_REGION_INDEX, APERTURE)?, bar(VFIO_PCI_BAR3_REGION_INDEX, APERTURE)?);
         let config = Bar::new(Arc::clone(&kernel), region(VFIO_PCI_CONFIG_REGION_INDEX)?);
         pci::wake(&config).map_err(fail("waking it"))?;
-        // It reaches memory from here on, of which none is mapped.
+        // From here on it can access memory, of which none is mapped.
         pci::set_enabled(&config, true).map_err(fail("turning it on"))?;
         let (vendor, device, subsystem_vendor, subsystem, revision, class) =
             pci::identity(&config).map_err(fail("reading its identity"))?;
@@ -311,7 +311,7 @@ fn join(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenErr
     })
 }
 
-/// Looks at who answers, and whether it is ready for a driver.
+/// Checks the chip's identity, and that it is ready for a driver.
 fn identify(registers: &Bar, address: Address) -> Result<(), OpenError> {
     let boot0 = registers.read32(pmc::BOOT_0::OFFSET);
     if boot0 == u32::MAX {

@@ -22,9 +22,9 @@ mod header {
 const MEMORY: u16 = 1 << 1;
 /// Command: may access memory.
 const MASTER: u16 = 1 << 2;
-/// Command: may not signal by its pin.
+/// Command: must not signal through its pin.
 const INTX_OFF: u16 = 1 << 10;
-/// Status: there is a list of capabilities.
+/// Status: a list of capabilities exists.
 const LISTED: u16 = 1 << 4;
 /// Capability of power management; its control register, and the state in it.
 const POWER: u8 = 0x01;
@@ -48,10 +48,10 @@ pub fn identity(config: &Bar) -> io::Result<(u16, u16, u16, u16, u8, u32)> {
     ))
 }
 
-/// Wakes a function that sleeps; the kernel waits as long as that takes. One without power management is awake.
+/// Wakes a sleeping function; the kernel waits for the wake-up. One without power management is awake.
 ///
 /// # Errors
-/// When it cannot be read or written, or goes on sleeping.
+/// If it cannot be read or written, or stays asleep.
 pub fn wake(config: &Bar) -> io::Result<()> {
     let Some(at) = capability(config, POWER)? else { return Ok(()) };
     let at = at + POWER_CONTROL;
@@ -67,10 +67,10 @@ pub fn wake(config: &Bar) -> io::Result<()> {
     Err(io::Error::other(format!("it stays in power state D{}", control & POWER_STATE)))
 }
 
-/// Lets a function answer accesses and reach memory; or only answer.
+/// Lets a function answer accesses and access memory; or only answer.
 ///
 /// # Errors
-/// When it cannot be read or written, or does not keep that.
+/// If it cannot be read or written, or does not keep the setting.
 pub fn set_enabled(config: &Bar, master: bool) -> io::Result<()> {
     let command = u16::from_le_bytes(config.try_read(header::COMMAND)?);
     let wanted = if master { command | MASTER } else { command & !MASTER };
@@ -81,7 +81,7 @@ pub fn set_enabled(config: &Bar, master: bool) -> io::Result<()> {
     if kept { Ok(()) } else { Err(io::Error::other(format!("its command register reads {now:#06x}"))) }
 }
 
-/// Place of a capability.
+/// Offset of a capability.
 fn capability(config: &Bar, id: u8) -> io::Result<Option<u64>> {
     if u16::from_le_bytes(config.try_read(header::STATUS)?) & LISTED == 0 {
         return Ok(None);

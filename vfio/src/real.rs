@@ -1,8 +1,8 @@
 //! The kernel's VFIO: its files below `/dev/vfio`, and its calls.
 #![expect(unsafe_code, reason = "makes VFIO's ioctls")]
-// UNSAFETY: the `ioctl` system call. A call that fills a structure is told its length, and the kernel writes no more than
-// that, or where an address in it points, which is within it; the others take a number, or only read. Memory that the card may
-// reach is kept by who maps it ([`Kernel::map`]).
+// UNSAFETY: the `ioctl` system call. A call that fills a structure gets its length, and the kernel writes no more than
+// that, or to an address in it, which is within it; the others take a number, or only read. The caller that maps memory
+// for the card keeps it alive ([`Kernel::map`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -47,15 +47,15 @@ pub(crate) enum Call {
     /// `VFIO_IOMMU_MAP_DMA` on a container, `VFIO_DEVICE_PCI_HOT_RESET` on a device.
     MapDmaOrHotReset = 13,
     UnmapDma = 14,
-    /// `VFIO_DEVICE_BIND_IOMMUFD`, and the next, of a function that was opened by its own node.
+    /// `VFIO_DEVICE_BIND_IOMMUFD`, and the next, for a function that was opened through its own node.
     DeviceBindIommufd = 18,
     DeviceAttachIommufdPt = 19,
 }
 
-/// Bytes for answers that end in a list: more than any has, and all that is looked at.
+/// Bytes for answers that end in a list: more than any list has; the rest would be ignored.
 const LONG: usize = 4096;
 
-/// A structure of a call: bytes at the offsets that the kernel's header gives them.
+/// A structure of a call: bytes at the offsets of the kernel's header.
 pub(crate) struct Packet(Vec<u8>);
 
 impl Packet {
@@ -73,7 +73,7 @@ impl Packet {
         self
     }
 
-    /// Puts the address of its own byte `of` at `at`: the kernel writes there.
+    /// Stores the address of its own byte `of` at `at`: the kernel writes there.
     pub(crate) fn with_own_address(mut self, at: usize, of: usize) -> Self {
         let address = self.0.as_mut_ptr().wrapping_add(of).expose_provenance();
         self.set(at, &(address as u64).to_ne_bytes());
@@ -102,7 +102,7 @@ impl Packet {
         self.bytes(at).map_or(0, u64::from_ne_bytes)
     }
 
-    /// Places of the capability `id` in the list that begins at `first`. The kernel links them by offsets that grow.
+    /// Offset of the capability `id` in the list that begins at `first`. The kernel links them with increasing offsets.
     fn capability(&self, first: u32, id: u32) -> Option<usize> {
         let mut at = first as usize;
         while at != 0 {
@@ -119,7 +119,7 @@ impl Packet {
 /// Makes a call whose argument is a number.
 pub(crate) fn call(file: &File, call: Call, argument: u64) -> io::Result<u32> {
     let request = u64::from(u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32));
-    // SAFETY: the calls that get here take a number or nothing, and reach no memory of this process.
+    // SAFETY: the calls that get here take a number or nothing, and access no memory of this process.
     checked(unsafe { libc::ioctl(file.as_raw_fd(), request as libc::Ioctl, argument) })
 }
 
@@ -157,7 +157,7 @@ pub(crate) fn open(path: &Path) -> Result<File, Unopened> {
 
 impl OpenKernel for DeviceFiles {
     fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, Unopened> {
-        // A kernel that has both lends a function in either way. Whoever was given the group only has that.
+        // A kernel with both interfaces accepts either. A user that was only given the group can use only that.
         if let Some(files) = node.and_then(|node| NodeFiles::open(&self.0, node, group)) {
             return Ok(Box::new(files));
         }
@@ -167,7 +167,7 @@ impl OpenKernel for DeviceFiles {
     }
 }
 
-/// The files of one function. Dropped in this order, the last of which withdraws the mappings.
+/// The files of one function. Dropped in this order; closing the last one withdraws the mappings.
 struct Files {
     device: OnceLock<File>,
     group: File,
@@ -198,7 +198,7 @@ impl Kernel for Files {
     fn set_container(&self) -> io::Result<()> {
         let container = self.container.as_raw_fd();
         let request = u64::from(u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + Call::GroupSetContainer as u32));
-        // SAFETY: the kernel reads one number, the descriptor, which lives for longer than the call.
+        // SAFETY: the kernel reads one number, the descriptor, which outlives the call.
         checked(unsafe { libc::ioctl(self.group.as_raw_fd(), request as libc::Ioctl, &raw const container) }).map(drop)
     }
 
@@ -299,7 +299,7 @@ impl Kernel for Files {
     }
 }
 
-/// Asks what the function of this file has.
+/// Returns the properties of this file's function.
 pub(crate) fn device_info(device: &File) -> io::Result<DeviceInfo> {
     let mut info = Packet::new(size_of::<vfio_device_info>());
     exchange(device, Call::DeviceGetInfo, &mut info)?;
@@ -309,7 +309,7 @@ pub(crate) fn device_info(device: &File) -> io::Result<DeviceInfo> {
     })
 }
 
-/// Asks about a region of it.
+/// Returns the properties of one of its regions.
 pub(crate) fn region(device: &File, index: u32) -> io::Result<Region> {
     let mut info = Packet::new(LONG).with32(offset_of!(vfio_region_info, index), index);
     exchange(device, Call::DeviceGetRegionInfo, &mut info)?;
@@ -342,8 +342,8 @@ pub(crate) fn set_irq(device: &File, index: u32, set: Irq<'_>) -> io::Result<()>
     exchange(device, Call::DeviceSetIrqs, &mut packet).map(drop)
 }
 
-/// Asks who is reset with the bus of the function: flags, and of each what the kernel numbers it by (a group, or a device of an
-/// iommufd), with its address.
+/// Lists the functions that a reset of this function's bus resets: flags, and for each the kernel's number (of a group,
+/// or of a device of an iommufd) with its address.
 pub(crate) fn reset_together(device: &File) -> io::Result<(u32, Vec<(u32, Address)>)> {
     let mut info = Packet::new(LONG);
     exchange(device, Call::InfoOrHotResetInfo, &mut info)?;
@@ -359,7 +359,7 @@ pub(crate) fn reset_together(device: &File) -> io::Result<(u32, Vec<(u32, Addres
     Ok((info.get32(offset_of!(vfio_pci_hot_reset_info, flags)), listed.collect()))
 }
 
-/// Resets the bus, of whose functions the caller has these groups, or, without any, all by an iommufd.
+/// Resets the bus. All its functions must be in the given groups, or, if there are none, bound to the caller's iommufd.
 pub(crate) fn hot_reset(device: &File, groups: &[i32]) -> io::Result<()> {
     let head = offset_of!(vfio_pci_hot_reset, group_fds);
     let mut packet = Packet::new(head + size_of_val(groups));
@@ -393,7 +393,7 @@ mod tests {
         std::fs::write(folder.path().join("vfio"), "").unwrap();
         let error = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).err().unwrap();
         assert_eq!(error.path, folder.path().join("7"));
-        // A file that is no container takes no call.
+        // A file that is not a container supports no call.
         std::fs::write(folder.path().join("7"), "").unwrap();
         let files = DeviceFiles(folder.path().to_owned()).open(7, Some("vfio0")).ok().unwrap();
         assert!(files.api_version().is_err() && files.group_flags().is_err() && files.iommu_info().is_err());

@@ -1,8 +1,8 @@
-//! Ways to reset a function, and which one a card gets.
+//! Kinds of reset of a function, and the choice for a card.
 //!
-//! A card is of use only after its VBIOS scripts have run at power-on (POST), and nobody here can run them. A Fermi has no
-//! function-level reset, and GUESS: a reset of its bus loses what the scripts have set up. So a bus is reset only where the
-//! operator says so; without a reset of its own a card's units are reset, as its driver does it.
+//! A card is usable only after its VBIOS scripts have run at power-on (POST), and no code here can run them. A Fermi
+//! has no function-level reset, and GUESS: a reset of its bus loses the scripts' settings. So a bus is reset only if
+//! the operator requests it; without a reset of its own a card's units are reset, as its driver does.
 
 use nvspec::regs::pmc;
 
@@ -21,7 +21,7 @@ pub enum Reset {
     Units,
 }
 
-/// The way that is taken.
+/// The chosen kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// `VFIO_DEVICE_RESET`.
@@ -43,14 +43,14 @@ impl Method {
     }
 }
 
-/// Kernel's names of resets that leave the function's neighbours and its slot alone.
+/// The kernel's names of resets that do not affect the function's neighbours and its slot.
 const OWN: [&str; 3] = ["device_specific", "flr", "af_flr"];
 
-/// Chooses a way for a function of `group`. `offered` says that the kernel can reset it alone, `ways` in which ways, the
-/// first of which it takes.
+/// Chooses a kind for a function of `group`. With `offered` the kernel can reset it alone; `ways` are the kinds, of
+/// which the kernel uses the first.
 ///
 /// # Errors
-/// When the bus is to be reset, and cannot be.
+/// If a reset of the bus was requested, and is impossible.
 pub fn choose(
     kernel: &dyn Kernel,
     wanted: Reset,
@@ -77,7 +77,7 @@ pub fn choose(
     }
 }
 
-/// Units that do work, as bits of [`pmc::ENABLE`]. The others carry memory and registers.
+/// Units that do work, as bits of [`pmc::ENABLE`]. The others are needed for memory and registers.
 pub fn working_units() -> u32 {
     use pmc::ENABLE;
     [ENABLE::PGRAPH, ENABLE::PFIFO, ENABLE::CE0, ENABLE::CE1, ENABLE::MSPDEC, ENABLE::MSVLD, ENABLE::MSPPP]

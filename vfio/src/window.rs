@@ -1,8 +1,8 @@
 //! A region of a function in this process's memory.
 #![expect(unsafe_code, reason = "maps a device and touches it")]
-// UNSAFETY: a mapping of device memory, of which every access is checked against the mapping's length and its own alignment.
-// The mapping lives as long as the value. Accesses are volatile and of the size that is asked for, since the other side is
-// a register or a doorbell.
+// UNSAFETY: a mapping of device memory. Every access is checked against the mapping's length and its own alignment. The
+// mapping lives as long as the value. Accesses are volatile and of the requested size, because the other side is a
+// register or a doorbell.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ pub struct Mapped {
     len: usize,
 }
 
-// SAFETY: all that is done to the mapping is single volatile accesses; what they mean if they race is the device's matter.
+// SAFETY: the mapping is only used with single volatile accesses; the device defines the effect of races.
 unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
@@ -30,14 +30,14 @@ impl Mapped {
     /// The kernel's refusal.
     pub fn new(file: &File, offset: u64, len: u64) -> io::Result<Self> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
-        // SAFETY: the kernel chooses a place where nothing is.
+        // SAFETY: the kernel chooses an unused address.
         let base =
             unsafe { mmap(null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, offset)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, len })
     }
 
-    /// The place of an aligned access of `T` at `offset`; `None` if it is not within the mapping.
+    /// The address of an aligned access of `T` at `offset`; `None` if it is not within the mapping.
     fn place<T>(&self, offset: usize) -> Option<*mut T> {
         let fits = offset.checked_add(size_of::<T>()).is_some_and(|end| end <= self.len);
         // A mapping begins at a page.

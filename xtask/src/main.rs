@@ -4,9 +4,8 @@
 //! - [`check`]: everything that needs no run: format, clippy, rustdoc, house lints ([`lints`], [`orphans`], [`rooms`],
 //!   [`counts`], [`language`]), crate layers and licences ([`layers`]);
 //! - [`suites`]: the test suites, with their counts ([`tally`]) and [`times`]; [`programs`] builds their programs,
-//!   [`runner`]
-//!   runs them, [`watch`] ends tests that hang, [`fuzz`] is one of the suites, and [`background`] runs preparations
-//!   concurrently;
+//!   [`runner`] runs them, [`watch`] ends tests that hang, [`fuzz`] is one of the suites, and [`background`] runs
+//!   preparations concurrently;
 //! - [`guests`]: commands that need guests: the images; demo and bench, with the daemon's release build;
 //! - [`mutations`]: deliberate mistakes that the tests must notice;
 //! - [`load`]: busy loops during tests or measurements;

@@ -1,7 +1,7 @@
-//! Binding a function to `vfio-pci`, and back to the driver that the kernel has for it.
+//! Binds a function to `vfio-pci`, and back to the driver that the kernel selects for it.
 //!
-//! The kernel does both by three files: `driver_override` names the only driver that may have the function, `unbind` takes
-//! it from the driver that has it, and `drivers_probe` has the kernel look for one.
+//! The kernel does both through three files: `driver_override` names the only driver that may bind the function,
+//! `unbind` unbinds its current driver, and `drivers_probe` makes the kernel search for one.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Address, Function, HostError, Obstacle, Sysfs, VFIO_PCI};
 
-/// Writes to files of sysfs. A seam, since a file in a folder does not bind anything.
+/// Writes to files of sysfs. A trait, because a file in a test's folder does not bind anything.
 pub trait Attributes {
     /// Writes `text` to the file at `path`, which exists.
     ///
@@ -43,10 +43,10 @@ pub struct Change {
     pub now: Option<String>,
 }
 
-/// Why a function keeps its driver, or has none now.
+/// Reason why a function keeps its driver, or has none now.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Sysfs cannot be read, or there is no such function.
+    /// Sysfs cannot be read, or no such function exists.
     #[error(transparent)]
     Host(#[from] HostError),
     /// It is not NVIDIA's.
@@ -57,10 +57,10 @@ pub enum BindError {
         /// Its vendor.
         vendor: u16,
     },
-    /// VFIO could not have it.
+    /// VFIO could not use it.
     #[error("{0}")]
     Obstacle(Obstacle),
-    /// A process has it by VFIO. The kernel would wait until that lets it go.
+    /// A process uses it through VFIO. The kernel would wait until it is released.
     #[error("a process has IOMMU group {group}, in which {address} is")]
     Lent {
         /// The function.
@@ -68,13 +68,13 @@ pub enum BindError {
         /// Its group.
         group: u32,
     },
-    /// The driver is not there.
+    /// The driver does not exist.
     #[error("the kernel has no driver {0}")]
     NoDriver(String),
-    /// The name of a driver cannot be one.
+    /// The text is not valid as the name of a driver.
     #[error("{0:?} is no name of a driver, expected one such as nouveau")]
     NoName(String),
-    /// The kernel did not take what was written.
+    /// The kernel refused a write.
     #[error("{} cannot be written: {source}", .path.display())]
     Refused {
         /// The file.
@@ -83,7 +83,7 @@ pub enum BindError {
         #[source]
         source: io::Error,
     },
-    /// All was written, and another driver has it.
+    /// All writes succeeded, but another driver is bound.
     #[error(
         "the kernel gave {address} to {}, expected {wanted}; its log says why",
         .now.as_deref().unwrap_or("no driver")
@@ -93,13 +93,13 @@ pub enum BindError {
         address: Address,
         /// The driver that has it.
         now: Option<String>,
-        /// The driver that was to have it.
+        /// The driver that should be bound.
         wanted: String,
     },
 }
 
 impl BindError {
-    /// Says what the operator can do.
+    /// Returns the remedy for the operator.
     #[must_use]
     pub fn what_to_do(&self) -> String {
         match self {
@@ -118,7 +118,7 @@ impl BindError {
 }
 
 impl Sysfs {
-    /// Gives a function to `vfio-pci`, whatever driver has it. One that `vfio-pci` has is left alone.
+    /// Binds a function to `vfio-pci`, from any driver. Does nothing if it is bound to `vfio-pci` already.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -133,7 +133,8 @@ impl Sysfs {
         self.hand(files, function, Some(VFIO_PCI))
     }
 
-    /// Gives a function to `driver`, or to the one that the kernel finds for it. Without a `driver`, none may be the result.
+    /// Binds a function to `driver`, or to the one that the kernel selects for it. Without a `driver`, it may end up
+    /// with none.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -168,7 +169,7 @@ impl Sysfs {
         }
         let write =
             |path: PathBuf, text: &str| files.write(&path, text).map_err(|source| BindError::Refused { path, source });
-        // An empty line takes the name away that is there.
+        // An empty line removes the existing name.
         let only = driver.filter(|driver| *driver == VFIO_PCI).unwrap_or_default();
         write(folder.join("driver_override"), &format!("{only}\n"))?;
         if function.driver.is_some() {

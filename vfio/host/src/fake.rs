@@ -1,4 +1,4 @@
-//! A sysfs in a folder, with what the kernel does when its files are written.
+//! A sysfs in a folder, which reacts to writes like the kernel.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::bind::Attributes;
 use crate::{Address, Sysfs};
 
-/// A fake sysfs. Tests are its only users, so it panics when its folder cannot be written.
+/// A fake sysfs. Only tests use it, so it panics if its folder cannot be written.
 #[derive(Debug)]
 pub struct Fake {
     root: PathBuf,
@@ -44,7 +44,7 @@ impl Fake {
     /// An empty one in the folder `root`, with the drivers vfio-pci and nouveau.
     ///
     /// # Panics
-    /// When it cannot be written.
+    /// If it cannot be written.
     #[must_use]
     pub fn new(root: &Path) -> Self {
         let fake = Self { root: root.to_owned() };
@@ -57,7 +57,7 @@ impl Fake {
         fake
     }
 
-    /// The same as its users see it.
+    /// The same through the product's type.
     #[must_use]
     pub fn sysfs(&self) -> Sysfs {
         Sysfs::at(&self.root)
@@ -70,7 +70,7 @@ impl Fake {
     /// Adds a driver.
     ///
     /// # Panics
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn add_driver(&self, name: &str) {
         let folder = self.driver_folder(name);
         fs::create_dir_all(&folder).expect("a folder");
@@ -79,10 +79,10 @@ impl Fake {
         }
     }
 
-    /// Takes a driver away.
+    /// Removes a driver.
     ///
     /// # Panics
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn remove_driver(&self, name: &str) {
         fs::remove_dir_all(self.driver_folder(name)).expect("a driver");
     }
@@ -90,7 +90,7 @@ impl Fake {
     /// Adds a function.
     ///
     /// # Panics
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn add(&self, plan: Plan<'_>) {
         let folder = self.root.join("bus/pci/devices").join(plan.address);
         fs::create_dir_all(&folder).expect("a folder");
@@ -112,10 +112,10 @@ impl Fake {
         }
     }
 
-    /// Gives a function that vfio-pci has a node of its own.
+    /// Adds a node of its own for a function that is bound to vfio-pci.
     ///
     /// # Panics
-    /// A folder that cannot be written.
+    /// If the folder cannot be written.
     pub fn add_node(&self, address: &str, name: &str) {
         let folder = self.root.join("bus/pci/devices").join(address).join("vfio-dev").join(name);
         fs::create_dir_all(folder).expect("a folder");
@@ -124,14 +124,14 @@ impl Fake {
     /// Replaces a file of a function.
     ///
     /// # Panics
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn spoil(&self, address: &str, file: &str, text: &str) {
         fs::write(self.root.join("bus/pci/devices").join(address).join(file), text).expect("a file");
     }
 }
 
 impl Attributes for Fake {
-    /// Does what the kernel does, for the files that binding writes; others are no files.
+    /// Acts like the kernel for the files that binding writes; other files do not exist.
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         let error = |errno| Err(io::Error::from_raw_os_error(errno));
         if !path.exists() {
@@ -141,7 +141,7 @@ impl Attributes for Fake {
         if name == "driver_override" {
             return fs::write(path, text);
         }
-        // The kernel takes the address as it is, without blanks.
+        // The kernel accepts only the bare address, without blanks.
         let Ok(address) = text.parse::<Address>() else { return error(22) };
         let folder = self.root.join("bus/pci/devices").join(address.to_string());
         let driver = folder.join("driver");
@@ -158,7 +158,7 @@ impl Attributes for Fake {
             "drivers_probe" => {
                 let wanted = if only.is_empty() { "nouveau" } else { &only };
                 let target = self.driver_folder(wanted);
-                // No driver is no error to who asks the kernel to look.
+                // For the kernel's search, no driver is not an error.
                 if target.exists() { symlink(target, driver) } else { Ok(()) }
             }
             _ => error(19),

@@ -1,10 +1,9 @@
-//! The NVIDIA functions of a host, as its sysfs shows them: which driver has each, who shares its IOMMU group, whether
-//! VFIO can have it and if not what to do; and binding one to `vfio-pci` or back.
+//! The NVIDIA functions of a host from its sysfs: the driver of each, the other functions in its IOMMU group, whether
+//! VFIO can use it, and the remedy if not; and binding one to `vfio-pci` or back.
 //!
 //! Parts: [`Address`], [`Sysfs`] with [`Sysfs::list`] and [`Sysfs::function`] (this file), [`bind`].
 //!
-//! Not here: VFIO itself, and anything of a card but what the kernel says of it. Nothing is kept, and all that is read is
-//! bounded.
+//! Not here: VFIO itself, and all of a card beyond the kernel's data. Nothing is cached, and all reads are bounded.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -25,22 +24,22 @@ mod tests;
 
 pub use address::{Address, NoAddress};
 
-/// The driver that lends functions to processes.
+/// The driver that lets processes use functions.
 pub const VFIO_PCI: &str = "vfio-pci";
 /// PCI base class of display controllers, in bits 23:16. Source: PCI Code and ID Assignment Specification.
 const DISPLAY: u32 = 0x03;
 /// PCI base class of bridges.
 const BRIDGE: u32 = 0x06;
-/// Most functions that are looked at, on a host or in a group.
+/// Most functions that are read, of a host or of a group.
 const MAX_FUNCTIONS: usize = 4096;
-/// Most bytes of a file: sysfs gives a page.
+/// Most bytes of a file: sysfs returns one page.
 const MAX_FILE: u64 = 4096;
 
 /// The kernel's view of devices, mounted at a folder.
 #[derive(Clone, Debug)]
 pub struct Sysfs {
     root: PathBuf,
-    /// The folder of VFIO's files, by which is seen whether a process has a group; unknown beside a fake.
+    /// The folder of VFIO's files, which show if a process uses a group; unknown for a fake.
     files: Option<PathBuf>,
 }
 
@@ -86,7 +85,7 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Reports whether VFIO shares a group with it: no driver has it, or one that does nothing with it.
+    /// Returns true if VFIO can use the group despite it: no driver is bound, or one that does nothing with it.
     fn is_harmless(&self) -> bool {
         self.driver.as_deref().is_none_or(|driver| [VFIO_PCI, "pci-stub"].contains(&driver))
     }
@@ -101,10 +100,10 @@ impl fmt::Display for Neighbour {
     }
 }
 
-/// A reason why VFIO cannot have a function as the host is now.
+/// A reason why VFIO cannot use a function in the host's current state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
-    /// It is something else.
+    /// It is not a display controller of NVIDIA.
     #[error("{address} is {vendor:04x}:{device:04x} of class {class:06x}, no display controller of NVIDIA")]
     NoCard {
         /// The function.
@@ -119,17 +118,17 @@ pub enum Obstacle {
     /// It is in no IOMMU group.
     #[error("{0} is in no IOMMU group: the host has no IOMMU, or does not use it")]
     NoIommu(Address),
-    /// The group has others, with drivers of their own.
+    /// The group has other functions, with their own drivers.
     #[error("IOMMU group {group} of {address} has others that the host uses: {}", list(.others))]
     Shared {
         /// The function.
         address: Address,
         /// The group.
         group: u32,
-        /// Those in the way.
+        /// The functions that prevent it.
         others: Vec<Neighbour>,
     },
-    /// Another driver has it, or none.
+    /// Another driver is bound, or none.
     #[error("{}", driven(*.address, .driver.as_deref()))]
     Driver {
         /// The function.
@@ -153,7 +152,7 @@ fn driven(address: Address, driver: Option<&str>) -> String {
 }
 
 impl Obstacle {
-    /// Says how to remove it.
+    /// Returns the remedy.
     #[must_use]
     pub fn what_to_do(&self) -> String {
         match self {
@@ -172,13 +171,13 @@ impl Obstacle {
     }
 }
 
-/// A fact of the host that could not be had.
+/// A fact about the host that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// There is no such function.
+    /// No such function exists.
     #[error("the host has no PCI function {0}")]
     NoFunction(Address),
-    /// Sysfs does not say.
+    /// Sysfs cannot be read.
     #[error("{} cannot be read: {source}", .path.display())]
     Unreadable {
         /// The file or folder.
@@ -187,20 +186,20 @@ pub enum HostError {
         #[source]
         source: io::Error,
     },
-    /// Sysfs says something else than expected.
+    /// Sysfs has unexpected contents.
     #[error("{} is {found:?}, which is {expected}", .path.display())]
     Unexpected {
         /// The file or link.
         path: PathBuf,
         /// Its contents.
         found: String,
-        /// Description of what it is not.
+        /// Description of the expected form.
         expected: &'static str,
     },
 }
 
 impl HostError {
-    /// Says what the operator can do.
+    /// Returns the remedy for the operator.
     #[must_use]
     pub fn what_to_do(&self) -> &'static str {
         match self {
@@ -211,13 +210,13 @@ impl HostError {
 }
 
 impl Function {
-    /// Reports whether it is a display controller of NVIDIA.
+    /// Returns true if it is a display controller of NVIDIA.
     #[must_use]
     pub fn is_card(&self) -> bool {
         self.vendor == VENDOR_NVIDIA && self.class >> 16 == DISPLAY
     }
 
-    /// All that keeps VFIO from having it, what is to be removed first at the front.
+    /// All obstacles to VFIO, in the order of their removal.
     #[must_use]
     pub fn obstacles(&self) -> Vec<Obstacle> {
         let Self { address, vendor, device, class, .. } = *self;
@@ -238,12 +237,12 @@ impl Function {
 }
 
 impl Sysfs {
-    /// A fake of a sysfs at `root`.
+    /// A fake sysfs at `root`.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into(), files: None }
     }
 
-    /// Reports whether a process has a group that vfio-pci lends: the kernel lets one open it at a time.
+    /// Returns true if a process uses a group through vfio-pci: the kernel lets only one open it.
     fn is_lent(&self, group: u32) -> bool {
         let file = self.files.as_ref().map(|files| files.join(group.to_string()));
         file.is_some_and(|file| {
@@ -263,7 +262,7 @@ impl Sysfs {
     /// All display controllers of NVIDIA, in the order of their addresses. A host without PCI has none.
     ///
     /// # Errors
-    /// When sysfs cannot be read; a function that goes meanwhile is left out.
+    /// If sysfs cannot be read; a function that disappears meanwhile is omitted.
     pub fn list(&self) -> Result<Vec<Function>, HostError> {
         let mut functions = Vec::new();
         for address in addresses(&self.devices())? {
@@ -276,10 +275,10 @@ impl Sysfs {
         Ok(functions)
     }
 
-    /// One function, whatever it is.
+    /// One function of any kind.
     ///
     /// # Errors
-    /// When there is none, or sysfs cannot be read.
+    /// If it does not exist, or sysfs cannot be read.
     pub fn function(&self, address: Address) -> Result<Function, HostError> {
         let folder = self.folder(address);
         if !folder.exists() {
@@ -319,14 +318,14 @@ impl Sysfs {
     }
 }
 
-/// The name of the node of a function that vfio-pci has, if the kernel makes such nodes: there is one at most.
+/// The name of the node of a function that is bound to vfio-pci, if the kernel makes such nodes: at most one exists.
 fn node_in(folder: &Path) -> Option<String> {
     let name = fs::read_dir(folder).ok()?.next()?.ok()?.file_name().into_string().ok()?;
     let number = name.strip_prefix("vfio")?;
     (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(name)
 }
 
-/// The names in a folder that are addresses, in their order; none if there is no such folder.
+/// The names in a folder that are addresses, sorted; none if the folder does not exist.
 fn addresses(folder: &Path) -> Result<Vec<Address>, HostError> {
     let unreadable = |source| HostError::Unreadable { path: folder.to_owned(), source };
     let entries = match fs::read_dir(folder) {
@@ -343,7 +342,7 @@ fn addresses(folder: &Path) -> Result<Vec<Address>, HostError> {
     Ok(found)
 }
 
-/// The last name of the path that a link leads to; `None` if there is no such link.
+/// The last component of a link's target; `None` if the link does not exist.
 fn link(path: &Path) -> Result<Option<String>, HostError> {
     match fs::read_link(path) {
         Ok(target) => Ok(target.file_name().map(|name| name.to_string_lossy().into_owned())),
@@ -360,7 +359,7 @@ fn read(path: &Path) -> Result<String, HostError> {
     Ok(text)
 }
 
-/// A number as sysfs writes it: `0x10de`.
+/// A number in sysfs's format: `0x10de`.
 fn number(path: &Path) -> Result<u32, HostError> {
     let text = read(path)?;
     let digits = text.trim().strip_prefix("0x").unwrap_or_default();

@@ -25,7 +25,7 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
 
-/// Each obstacle with what to do.
+/// Each obstacle with its remedy.
 fn told(function: &Function) -> Vec<String> {
     function.obstacles().iter().map(|obstacle| format!("{obstacle} -> {}", obstacle.what_to_do())).collect()
 }
@@ -119,22 +119,22 @@ fn card_goes_to_vfio_pci_and_back() {
     let change = sysfs.bind(&fake, card()).unwrap();
     assert_eq!((change.before.as_deref(), change.now.as_deref()), (Some("nouveau"), Some("vfio-pci")));
     assert_eq!(sysfs.function(card()).unwrap().obstacles(), []);
-    // Once more changes nothing.
+    // A repetition changes nothing.
     assert_eq!(sysfs.bind(&fake, card()).unwrap().before.as_deref(), Some("vfio-pci"));
     let change = sysfs.unbind(&fake, card(), None).unwrap();
     assert_eq!((change.before.as_deref(), change.now.as_deref()), (Some("vfio-pci"), Some("nouveau")));
-    // To one that is named; to none, where the kernel has none.
+    // To a named driver; to none, if the kernel has none.
     fake.add_driver("nvidia");
     sysfs.bind(&fake, card()).unwrap();
     assert_eq!(sysfs.unbind(&fake, card(), Some("nvidia")).unwrap().now.as_deref(), Some("nvidia"));
     fake.remove_driver("nouveau");
     assert_eq!(sysfs.unbind(&fake, card(), None).unwrap().now, None);
-    // The audio function goes as well: the group needs it.
+    // The audio function must be bound as well: the group needs it.
     fake.add(AUDIO);
     assert_eq!(sysfs.bind(&fake, AUDIO.address.parse().unwrap()).unwrap().now.as_deref(), Some("vfio-pci"));
 }
 
-/// Files that cannot be written, or that nothing comes of.
+/// Files that cannot be written, or whose writes have no effect.
 struct Stubborn(Option<i32>);
 
 impl Attributes for Stubborn {

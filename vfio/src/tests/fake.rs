@@ -1,4 +1,4 @@
-//! The fake: a kernel with one group, in which is a software card.
+//! The fake: a kernel with one group, which contains a software card.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,11 +18,11 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::kernel::{Dependent, DeviceInfo, IommuInfo, Irq, Kernel, OpenKernel, Region, Unopened, Window};
 use crate::{OpenError, Place, Reset, VfioCard};
 
-/// Nature of the host and its function; a test changes what it is about.
+/// Properties of the host and its function; a test changes the ones that it examines.
 #[derive(Clone)]
 pub struct Nature {
     pub open: Option<i32>,
-    /// The kernel has nodes of functions, and iommufd; what it says when the function is bound to one.
+    /// The kernel has nodes of functions, and iommufd; and its result of binding the function to one.
     pub node: bool,
     pub bind: Option<i32>,
     pub version: u32,
@@ -89,19 +89,19 @@ struct State {
     power: u16,
     posted: bool,
     irq: Option<u32>,
-    /// Descriptors on which the host says that the card is lost.
+    /// Descriptors on which the host signals that the card is lost.
     watched: Vec<(u32, EventFd)>,
     mapped: BTreeMap<u64, u64>,
     log: Vec<&'static str>,
 }
 
-/// The kernel and the card, as a test looks at them while a card is open and after.
+/// The kernel and the card for a test's checks, while a card is open and after.
 pub struct Machine {
     pub nature: Nature,
     pub sim: Arc<SimGpu>,
     state: Mutex<State>,
     windows: AtomicUsize,
-    /// The function is not there any more: what is read of its BARs are ones.
+    /// The function has disappeared: reads of its BARs return ones.
     pub silent: AtomicBool,
     pub sysfs: FakeSysfs,
     place: Place,
@@ -109,11 +109,11 @@ pub struct Machine {
 }
 
 pub const GROUP: u32 = 7;
-/// The function's node, where the kernel has such.
+/// The function's node, if the kernel has nodes.
 const NODE: &str = "vfio4";
 
 impl Machine {
-    /// A machine whose card vfio-pci has, as `nature` says.
+    /// A machine with `nature` whose card is bound to vfio-pci.
     pub fn new(nature: Nature) -> Arc<Self> {
         let config = simgpu::Config { vram_mib: 64, ..simgpu::Config::default() };
         Self::around(Arc::new(SimGpu::new(&config).unwrap()), nature)
@@ -149,18 +149,18 @@ impl Machine {
         VfioCard::open_by(&self.place, &Opener(Arc::clone(self)), Self::address(), reset)
     }
 
-    /// Opens whatever is at another address.
+    /// Opens the function at another address.
     pub fn open_at(self: &Arc<Self>, address: &str) -> Result<VfioCard, OpenError> {
         let address = address.parse().expect("an address");
         VfioCard::open_by(&self.place, &Opener(Arc::clone(self)), address, Reset::Auto)
     }
 
-    /// A card that is open.
+    /// An open card.
     pub fn card(self: &Arc<Self>) -> VfioCard {
         self.open(Reset::Auto).unwrap()
     }
 
-    /// Takes what was done since the last look.
+    /// Takes the calls since the last query.
     pub fn log(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.state.lock().log)
     }
@@ -200,7 +200,7 @@ impl Machine {
 
     fn access_read(&self, index: u32, offset: u64, data: &mut [u8]) {
         let state = self.state.lock();
-        // The kernel would end the process by SIGBUS.
+        // The kernel would kill the process with SIGBUS.
         assert!(state.command & 2 != 0 && state.power == 0, "memory is off, or the function sleeps");
         drop(state);
         match index {
@@ -259,7 +259,7 @@ impl Machine {
         let mut state = self.state.lock();
         assert_eq!(state.irq, None, "an interrupt is set up during a reset");
         state.posted &= !self.nature.reset_loses_post;
-        // The kernel restores configuration space; a function may be asleep after all.
+        // The kernel restores configuration space; a function may still be asleep.
         state.power = self.nature.power;
     }
 }
@@ -297,10 +297,10 @@ impl FakeKernel {
 
 impl Drop for FakeKernel {
     fn drop(&mut self) {
-        // A mapped BAR keeps the function, and so all mappings, open in the kernel.
+        // A mapped BAR keeps the function, and with it all mappings, open in the kernel.
         assert_eq!(self.0.windows.load(Ordering::Relaxed), 0, "a BAR is still mapped");
         let mut state = self.0.state.lock();
-        // The kernel would withdraw them; who closes a card does so before the memory goes.
+        // The kernel would withdraw them; but a card must unmap them before the memory is freed.
         assert!(state.mapped.is_empty() || std::thread::panicking(), "memory is still mapped: {:?}", state.mapped);
         *state = State { power: 3, posted: state.posted, log: std::mem::take(&mut state.log), ..State::default() };
     }

@@ -1,4 +1,4 @@
-//! A card behind a fake VFIO, that is stricter than the kernel's: what the kernel would let pass panics here.
+//! A card behind a fake VFIO that is stricter than the kernel's: mistakes that the kernel accepts panic here.
 
 mod card;
 mod fake;

@@ -1,4 +1,4 @@
-//! From an address to a card, and everything in the way, each with what to do.
+//! From an address to a card, and every obstacle with its remedy.
 
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_GROUP_FLAGS_CONTAINER_SET, VFIO_GROUP_FLAGS_VIABLE,
@@ -24,7 +24,7 @@ fn card_is_awake_and_enabled_and_shows_its_identity() {
     assert_eq!((id.bar0_size, id.bar1_size, id.bar3_size), (16 << 20, 128 << 20, 64 << 20));
     assert_eq!(machine.enabled(), (true, true));
     drop(card);
-    // The fake looks at the rest: what is mapped, and in which order things go.
+    // The fake checks the rest: the mappings, and the order of closing.
     let again = machine.card();
     assert!(format!("{again:?}").contains("method: Units"), "{again:?}");
 }
@@ -97,11 +97,11 @@ fn obstacles_of_the_host_come_before_vfio() {
 fn way_to_reset_is_what_the_function_has_and_the_operator_wants() {
     let resettable = VFIO_DEVICE_FLAGS_PCI | VFIO_DEVICE_FLAGS_RESET;
     let beside = |group| Dependent { group, address: "0000:66:00.0".parse().unwrap() };
-    // Flags, the kernel's ways, who else is on the bus, what is wanted: what is taken.
+    // Flags, the kernel's kinds of reset, the other functions on the bus, the operator's choice: the chosen kind.
     let cases = [
         (VFIO_DEVICE_FLAGS_PCI, "\n", vec![], Reset::Auto, "units"),
         (resettable, "flr bus\n", vec![], Reset::Auto, "function"),
-        // The kernel would take the bus, which loses what the VBIOS has set up.
+        // The kernel would reset the bus, which loses the VBIOS's settings.
         (resettable, "bus\n", vec![beside(GROUP)], Reset::Auto, "units"),
         (resettable, "pm bus\n", vec![], Reset::Auto, "units"),
         (resettable, "flr\n", vec![], Reset::Units, "units"),
