@@ -1,12 +1,12 @@
 //! Fermi's shader instruction set (NVIDIA's sm_20): decoder, encoder, assembler, disassembler.
 //!
 //! - [`decode`] and [`encode`]: machine words to [`Instruction`] and back. Both come from one table of encodings in
-//!   `codec`, one file for each family. Decoding is strict: a word with a bit set that no field of its encoding covers is
-//!   an error, so that [`encode`] gives back what was decoded.
-//! - [`assemble`] and `Display` of [`Instruction`]: text to a [`Program`] and back, by one description of each operation's
-//!   suffixes and operands, in `syntax`. The language is described in `docs/reference/sm20-assembly.md`.
+//!   `codec`, one file for each family. Decoding is strict: a word with a bit set that no field of its encoding covers
+//!   is an error, so that [`encode`] returns the decoded word.
+//! - [`assemble`] and `Display` of [`Instruction`]: text to a [`Program`] and back, with one description of each
+//!   operation's suffixes and operands, in `syntax`. The language is described in `docs/sm20-assembly.md`.
 //!
-//! No input panics, and none takes more than time and memory linear in its length. Not here: what operations compute.
+//! No input panics, and all need at most time and memory linear in their length. Not here: the semantics of operations.
 //!
 //! Facts come from the public GF100 tables of envytools and from Mesa's compiler for the same hardware; mnemonics are
 //! NVIDIA's.

@@ -1,4 +1,4 @@
-//! Reading a statement character by character.
+//! Reads a statement character by character.
 
 use super::AsmError;
 
@@ -19,7 +19,7 @@ impl Failure {
     }
 }
 
-/// A place in a line. The line is ASCII and without comments; a byte is a column.
+/// A position in a line. The line is ASCII and without comments; a byte is a column.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor<'a> {
     /// From 1.
@@ -28,7 +28,7 @@ pub(super) struct Cursor<'a> {
     at: usize,
 }
 
-/// Characters of names; a dot starts suffixes, and belongs to labels and directives only.
+/// Characters of names; a dot starts suffixes, and is otherwise only part of labels and directives.
 const fn in_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == '$'
 }
@@ -58,18 +58,18 @@ impl<'a> Cursor<'a> {
         self.at = self.at.saturating_add(spaces);
     }
 
-    /// The next character, spaces or not.
+    /// The next character, which may be a space.
     pub(super) fn peek(&self) -> Option<char> {
         self.rest().chars().next()
     }
 
-    /// Returns whether nothing but spaces is left.
+    /// Returns true if only spaces are left.
     pub(super) fn at_end(&mut self) -> bool {
         self.skip_spaces();
         self.rest().is_empty()
     }
 
-    /// Passes this text if it comes next, spaces before it too.
+    /// Skips this text if it comes next, including spaces before it.
     pub(super) fn eat(&mut self, text: &str) -> bool {
         let before = self.at;
         self.skip_spaces();
@@ -81,7 +81,7 @@ impl<'a> Cursor<'a> {
         false
     }
 
-    /// Passes this text or fails.
+    /// Skips this text or fails.
     pub(super) fn expect(&mut self, text: &str) -> Result<(), Failure> {
         if self.eat(text) {
             return Ok(());
@@ -113,14 +113,14 @@ impl<'a> Cursor<'a> {
         self.take(|c| in_name(c) || c == '.')
     }
 
-    /// Fails if something is left.
+    /// Fails if other text is left.
     pub(super) fn finish(&mut self) -> Result<(), Failure> {
         if self.at_end() { Ok(()) } else { self.fail("nothing more is expected here") }
     }
 }
 
 impl<'a> Cursor<'a> {
-    /// The text from here to another place in the same statement.
+    /// The text from here to another position in the same statement.
     pub(super) fn between(&self, other: &Self) -> &'a str {
         self.text.get(self.at..other.at).unwrap_or("")
     }

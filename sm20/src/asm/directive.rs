@@ -18,7 +18,7 @@ const MAX_BARRIERS: i64 = 16;
 /// Parameters, in bytes.
 const MAX_PARAMS: i64 = 4096;
 
-/// In the first pass: `word` is the directive, at `start`; `cursor` is behind it.
+/// First pass: `word` is the directive, at `start`; `cursor` is after it.
 pub(super) fn first_pass<'a>(
     layout: &mut Layout<'a>,
     word: &str,
@@ -44,7 +44,7 @@ pub(super) fn first_pass<'a>(
         ".equ" => {
             let at = operand(cursor);
             let name = new_name(&mut cursor)?;
-            // A comma may stand there.
+            // A comma may follow.
             _ = cursor.eat(",");
             let value = expression(&mut cursor, &layout.symbols)?;
             cursor.finish()?;
@@ -86,7 +86,7 @@ pub(super) fn first_pass<'a>(
     }
 }
 
-/// In the second pass: values of `.word` and `.quad`.
+/// Second pass: values of `.word` and `.quad`.
 pub(super) fn values(cursor: &mut Cursor<'_>, symbols: &Symbols, form: Form) -> Result<Vec<u64>, Failure> {
     let mut values = Vec::new();
     loop {
@@ -107,7 +107,7 @@ pub(super) fn values(cursor: &mut Cursor<'_>, symbols: &Symbols, form: Form) -> 
     }
 }
 
-/// In the second pass: `.reg`'s name and register.
+/// Second pass: `.reg`'s name and register.
 pub(super) fn name(cursor: &mut Cursor<'_>, symbols: &mut Symbols) -> Result<(), Failure> {
     let name = new_name(cursor)?;
     _ = cursor.eat(",");
@@ -128,7 +128,7 @@ fn operand(mut cursor: Cursor<'_>) -> Cursor<'_> {
     cursor
 }
 
-/// A name that is given by a directive.
+/// A name that a directive defines.
 fn new_name<'a>(cursor: &mut Cursor<'a>) -> Result<&'a str, Failure> {
     let at = operand(*cursor);
     let name = cursor.name();
@@ -149,7 +149,7 @@ fn ranged(cursor: &mut Cursor<'_>, symbols: &Symbols, limit: i64) -> Result<u32,
     }
 }
 
-/// Commas that are left in a statement.
+/// Commas in the rest of a statement.
 fn commas(mut cursor: Cursor<'_>) -> usize {
     cursor.take(|_| true).matches(',').count()
 }

@@ -17,7 +17,7 @@ pub(super) enum Place {
     Data {
         form: Form,
     },
-    /// NOPs of so many words.
+    /// This number of words with NOPs.
     Padding {
         words: u32,
     },
@@ -33,7 +33,7 @@ pub(super) struct Item<'a> {
     pub(super) kernel: Option<usize>,
 }
 
-/// A kernel, and what of it was declared.
+/// A kernel, and its declarations.
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) kernel: Kernel,
@@ -52,7 +52,7 @@ pub(super) struct Layout<'a> {
 }
 
 impl<'a> Layout<'a> {
-    /// Of a source without comments.
+    /// Runs the first pass over a source without comments.
     pub(super) fn of(lines: &'a [String], errors: &mut Vec<AsmError>) -> Self {
         let mut layout = Self::default();
         for (number, text) in (1..).zip(lines) {
@@ -136,7 +136,7 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// Size of an instruction: `.E32` is among its suffixes.
+/// Size of an instruction: 32 bits if `.E32` is among its suffixes.
 fn form_of(mut cursor: Cursor<'_>) -> Form {
     if cursor.eat("@") {
         _ = cursor.eat("!");

@@ -39,7 +39,7 @@ impl Program {
     }
 }
 
-/// An entry point, and what a launch of it needs. Sizes are in bytes.
+/// An entry point, and the resources of a launch. Sizes are in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kernel {
     /// From `.kernel`.
@@ -72,10 +72,10 @@ pub struct AsmError {
     pub message: String,
 }
 
-/// After so many errors the rest is not looked at.
+/// The rest is not assembled after this number of errors.
 const MAX_ERRORS: usize = 100;
 
-/// The longest program, in bytes; what a relative branch reaches.
+/// The longest program, in bytes: the range of a relative branch.
 const MAX_BYTES: u32 = 8 << 20;
 
 /// Assembles a source text. All errors are reported, up to a hundred.
@@ -140,7 +140,7 @@ fn push(words: &mut Vec<u32>, value: u64, form: Form) {
     }
 }
 
-/// Counts the registers and barriers of a kernel, or checks them against what it declared.
+/// Counts the registers and barriers of a kernel, or checks them against its declarations.
 fn note(instruction: &Instruction, draft: &mut Draft) -> Result<(), String> {
     let mut registers = 0;
     instruction.op.registers(|register, count| {

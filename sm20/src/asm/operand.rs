@@ -6,7 +6,7 @@ use super::symbols::{Named, Symbols, plain_predicate, plain_register};
 use crate::ir::*;
 use crate::syntax::{Kind, Sign, Visitor, walk};
 
-/// Reads the instruction that stands at an address.
+/// Reads the instruction at an address.
 pub(super) fn instruction(
     cursor: &mut Cursor<'_>,
     symbols: &Symbols,
@@ -38,7 +38,7 @@ pub(super) fn instruction(
     Ok(instruction)
 }
 
-/// Default operation of a mnemonic, and whether it is the form with a 32-bit immediate.
+/// Default operation of a mnemonic, and true for the form with a 32-bit immediate.
 fn template(mnemonic: &str) -> Option<(Op, bool)> {
     let find = |name: &str| Op::TEMPLATES.iter().find(|(known, _)| *known == name).map(|(_, template)| template());
     if let Some(op) = find(mnemonic) {
@@ -60,7 +60,7 @@ fn template(mnemonic: &str) -> Option<(Op, bool)> {
     has_long.then_some((op, true))
 }
 
-/// The suffixes of a mnemonic, each taken by the modifier that it is.
+/// The suffixes of a mnemonic, each taken by its modifier.
 struct Suffixes<'a> {
     mnemonic: &'a str,
     /// With column; `None` once taken.
@@ -79,7 +79,7 @@ impl<'a> Suffixes<'a> {
         Self { mnemonic, left }
     }
 
-    /// Takes the first suffix for which `wanted` gives something.
+    /// Takes the first suffix for which `wanted` returns a value.
     fn take_if<T>(&mut self, wanted: impl Fn(&str) -> Option<T>) -> Option<T> {
         self.left.iter_mut().find_map(|suffix| {
             let found = wanted(suffix.as_ref()?.0)?;
@@ -109,7 +109,7 @@ impl<'a> Suffixes<'a> {
     }
 }
 
-/// Reads operands as an operation's description asks for them.
+/// Reads operands for an operation's description.
 struct Operands<'a, 'b> {
     cursor: &'a mut Cursor<'b>,
     symbols: &'a Symbols,
@@ -118,7 +118,7 @@ struct Operands<'a, 'b> {
     end: i64,
     /// Column of the mnemonic.
     at: u32,
-    /// A 32-bit immediate is still to come.
+    /// A 32-bit immediate will follow.
     long: bool,
     /// No operand has been read.
     first: bool,
@@ -140,7 +140,7 @@ impl<'b> Operands<'_, 'b> {
         Ok(())
     }
 
-    /// Returns whether another operand follows.
+    /// Returns true if another operand follows.
     fn more(&mut self) -> bool {
         !self.cursor.at_end()
     }
@@ -204,7 +204,7 @@ impl<'b> Operands<'_, 'b> {
         }
     }
 
-    /// An immediate's 32 bits: for floats a number with a point or exponent or without, or the bits in hexadecimal.
+    /// An immediate's 32 bits: for floats a number with or without a point or exponent, or the bits in hexadecimal.
     fn immediate(&mut self, kind: Kind) -> Read<u32> {
         self.cursor.skip_spaces();
         let at = *self.cursor;
@@ -228,7 +228,7 @@ impl<'b> Operands<'_, 'b> {
         }
     }
 
-    /// Passes a prefix, unless it belongs to a number, and the parentheses that follow it around a number.
+    /// Skips a prefix, unless it is part of a number, and the parentheses after it around a number.
     fn prefixed<T>(&mut self, prefix: char, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<(bool, T)> {
         let mut ahead = *self.cursor;
         ahead.take(|c| c == prefix);
@@ -250,7 +250,7 @@ impl<'b> Operands<'_, 'b> {
         Ok((true, value))
     }
 
-    /// Returns whether what follows a prefix is an operand to which it can belong, rather than a name in a number.
+    /// Returns true if an operand that allows the prefix follows it, rather than a name in a number.
     fn is_operand(&self, mut cursor: Cursor<'b>) -> bool {
         match cursor.peek() {
             Some('(' | '|') => true,

@@ -3,7 +3,7 @@
 use super::AsmError;
 use super::cursor::Cursor;
 
-/// The source's lines with each character of a comment replaced by a space, so that columns stay.
+/// The source's lines with each character of a comment replaced by a space, so that columns do not change.
 pub(super) fn without_comments(source: &str, errors: &mut Vec<AsmError>) -> Vec<String> {
     let mut in_block = None;
     let mut lines = Vec::new();
@@ -16,7 +16,7 @@ pub(super) fn without_comments(source: &str, errors: &mut Vec<AsmError>) -> Vec<
     lines
 }
 
-/// One line. `in_block` is where a comment that is open began.
+/// Blanks one line. `in_block` is the start of an open comment.
 fn blank(line: &str, number: u32, in_block: &mut Option<(u32, u32)>, errors: &mut Vec<AsmError>) -> String {
     let mut result = String::with_capacity(line.len());
     let mut characters = line.chars().peekable();

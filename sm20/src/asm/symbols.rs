@@ -12,7 +12,7 @@ pub(super) enum Named {
     Predicate(Predicate),
 }
 
-/// Names by the kernel that they belong to; those of `None` hold everywhere.
+/// Names by their kernel; those of `None` are valid everywhere.
 #[derive(Default)]
 pub(super) struct Symbols {
     /// The kernel that is being read.
@@ -23,7 +23,7 @@ pub(super) struct Symbols {
 }
 
 impl Symbols {
-    /// A label at this address, in the current scope. A kernel's name is a label everywhere.
+    /// Adds a label at this address, in the current scope. A kernel's name is a label everywhere.
     pub(super) fn label(&mut self, name: &str, address: u32, everywhere: bool, column: u32) -> Result<(), Failure> {
         let scope = if everywhere { None } else { self.scope };
         if self.values.insert((scope, name.to_owned()), address).is_some() {
@@ -32,7 +32,7 @@ impl Symbols {
         Ok(())
     }
 
-    /// A constant, which holds everywhere.
+    /// Adds a constant, which is valid everywhere.
     pub(super) fn constant(&mut self, name: &str, value: i64, column: u32) -> Result<(), Failure> {
         if self.constants.insert(name.to_owned(), value).is_some() {
             return Err(Failure::new(column, format!("the constant `{name}` is there already")));
@@ -40,7 +40,7 @@ impl Symbols {
         Ok(())
     }
 
-    /// A register's name, from here on in the current scope. It can be given anew.
+    /// Names a register, from here on in the current scope. The name can be defined again.
     pub(super) fn register(&mut self, name: &str, named: Named) {
         self.registers.insert((self.scope, name.to_owned()), named);
     }
@@ -51,7 +51,7 @@ impl Symbols {
         label(self.scope).or_else(|| label(None)).or_else(|| self.constants.get(name).copied())
     }
 
-    /// Returns what `.reg` gave this name.
+    /// Returns the meaning of a name that `.reg` defined.
     pub(super) fn named(&self, name: &str) -> Option<Named> {
         let find = |scope| self.registers.get(&(scope, name.to_owned())).copied();
         find(self.scope).or_else(|| find(None))
@@ -82,11 +82,11 @@ fn split(name: &str) -> Option<(char, &str)> {
 }
 
 fn number(digits: &str) -> Option<u8> {
-    // Without the check a sign would do.
+    // Without the check `parse` would accept a sign.
     if digits.chars().all(|c| c.is_ascii_digit()) { digits.parse().ok() } else { None }
 }
 
-/// Returns whether a name can be given to something: not a register's, not a number.
+/// Returns true if a name can be defined: it is not a register or a number.
 pub(super) fn usable(name: &str) -> bool {
     let reserved = ["pc", "c", "C", "PR", "CC"].contains(&name);
     let starts_well = name.chars().next().is_some_and(|c| !c.is_ascii_digit());

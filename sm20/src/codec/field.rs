@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::bits::{low8, low16, low32, mask, place, place_signed, take, take_signed};
 use crate::ir::*;
 
-/// Why a field has no value, or a value no field.
+/// Reason why a field has no value, or a value no field.
 pub(crate) type Reason = &'static str;
 
 const NOT_A_REGISTER: Reason = "only a register can be encoded here";
@@ -25,7 +25,7 @@ pub(super) trait Field {
     /// Its value in `word`.
     fn get(&self, word: u64) -> Result<Self::Value, Reason>;
 
-    /// A word with nothing but this value.
+    /// A word with only this value.
     fn put(&self, value: Self::Value) -> Result<u64, Reason>;
 }
 
@@ -251,7 +251,7 @@ pub(super) const fn coded<T: Code>(at: u32) -> Coded<T> {
     narrow(at, T::WIDTH)
 }
 
-/// A modifier of which the encoding has the first few values only.
+/// A modifier of which the encoding has only the first few values.
 pub(super) const fn narrow<T: Code>(at: u32, width: u32) -> Coded<T> {
     Coded { at, width, of: PhantomData }
 }
@@ -275,7 +275,7 @@ impl<T: Code> Field for Coded<T> {
     }
 }
 
-/// No bits: the encoding has this value only.
+/// No bits: the encoding has only this value.
 pub(super) struct Fixed<T>(pub T);
 
 impl<T: Copy + PartialEq> Field for Fixed<T> {
@@ -319,7 +319,7 @@ impl Field for Int {
     }
 }
 
-/// Rules by which a 20-bit immediate is widened.
+/// Rules for widening a 20-bit immediate.
 #[derive(Clone, Copy)]
 pub(super) enum Immediate {
     /// Sign-extended.
@@ -366,7 +366,7 @@ fn put_constant(address: ConstAddress) -> Result<u64, Reason> {
     Ok(offset | (bank & 15).wrapping_shl(42) | take(bank, 4, 1).wrapping_shl(26))
 }
 
-/// Selectors at bit 46: which kind of operand stands in bits 26 to 45.
+/// Selectors at bit 46: the kind of operand in bits 26 to 45.
 mod kind {
     pub(super) const AT: u32 = 46;
     pub(super) const REGISTER: u64 = 0;
@@ -461,7 +461,7 @@ impl Field for Long {
     }
 }
 
-/// Destination that is the third operand too.
+/// Destination that is also the third operand.
 pub(super) struct DstAndThird;
 
 impl Field for DstAndThird {

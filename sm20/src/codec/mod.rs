@@ -30,7 +30,7 @@ use table::{FieldError, Guarding, Row};
 
 use crate::ir::{Form, Instruction, Op, Predicate, PredicateOperand};
 
-/// Why a word is no instruction.
+/// Reason why a word is not an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// No encoding has this type and opcode.
@@ -63,7 +63,7 @@ pub enum DecodeError {
     },
 }
 
-/// Why an instruction has no encoding.
+/// Reason why an instruction has no encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
     /// The operation has no 32-bit encoding.
@@ -72,7 +72,7 @@ pub enum EncodeError {
         /// The operation.
         name: &'static str,
     },
-    /// A field does not fit; of the operation's first encoding.
+    /// A field of the operation's first encoding does not fit.
     #[error("{name}, {field}: {why}")]
     Field {
         /// The operation.
@@ -103,14 +103,14 @@ const LONG_TABLES: [&[Row]; 10] = [
 ];
 const SHORT_TABLES: [&[Row]; 3] = [short::ROWS, short::UNGUARDED, short::GUARDLESS];
 
-/// Rows of an operation's family that a word with these key bits can match.
+/// Rows of an operation's family that may match a word with these key bits.
 struct Index {
     rows: Vec<Vec<&'static Row>>,
     key: fn(u64) -> u64,
 }
 
 impl Index {
-    /// Sorts the rows by `bits` bits that `key` takes from a word.
+    /// Sorts the rows by the `bits` bits that `key` takes from a word.
     fn new(tables: &[&'static [Row]], bits: u32, key: fn(u64) -> u64) -> Self {
         let matching = |wanted: u64| {
             let fits = |row: &&Row| (key(row.value) ^ wanted) & key(row.mask) == 0;
@@ -157,8 +157,8 @@ pub fn decode(word: u64) -> Result<Instruction, DecodeError> {
     Ok(Instruction { guard, join, form, op })
 }
 
-/// Word of an instruction, zero-extended if it is short. What [`decode`] gave is encoded as it was, but for a guard that
-/// the hardware ignores: 0 is written.
+/// Word of an instruction, zero-extended if it is short. The result of [`decode`] is encoded unchanged, except for a
+/// guard that the hardware ignores: 0 is written.
 pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
     let op = &instruction.op;
     if let Op::Unsupported { name, word } = *op {
@@ -174,7 +174,7 @@ pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
         Form::Long => &LONG_TABLES,
         Form::Short => &SHORT_TABLES,
     };
-    // Where several encodings refuse, the first, the common one, is told about.
+    // If several encodings refuse, the error of the first, the common one, is reported.
     let mut first = None;
     for row in tables.iter().flat_map(|table| table.iter()) {
         let Some(result) = (row.encode)(op) else { continue };
@@ -186,7 +186,7 @@ pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
     Err(first.map_or(EncodeError::NoShortForm { name }, error))
 }
 
-/// Bits that an encoding gives a meaning.
+/// Bits with a meaning in an encoding.
 fn covered(row: &Row) -> u64 {
     let (fields, _) = (row.fields)();
     let guard = if row.guarding == Guarding::Absent { 0 } else { GUARD.mask() };
@@ -225,12 +225,12 @@ fn unsupported(word: u64, form: Form) -> Option<Instruction> {
         Form::Short => short::UNSUPPORTED,
     };
     let (name, ..) = table.iter().find(|(_, value, mask)| word & mask == *value)?;
-    // The guard and the join flag of such an instruction stay in its word: it is refused in any case.
+    // The word of such an instruction keeps its guard and join flag: it is refused anyway.
     let guard = PredicateOperand { predicate: Predicate::TRUE, negate: false };
     Some(Instruction { guard, join: false, form, op: Op::Unsupported { name, word } })
 }
 
-/// Checks what single fields cannot tell.
+/// Checks conditions on several fields.
 fn check(op: &Op) -> Result<(), FieldError> {
     convert::check(op)?;
     memory::check(op)

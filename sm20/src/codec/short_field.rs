@@ -7,7 +7,7 @@ use crate::ir::*;
 const SUCH_SOURCE: Reason = "this kind of operand cannot be encoded in 32 bits";
 const TOO_WIDE: Reason = "the value does not fit the 32-bit encoding's field";
 
-/// The banks that short encodings reach; the selector before the first means a register.
+/// The banks that short encodings reach; the selector value before the first means a register.
 const BANKS: [u8; 3] = [0, 1, 16];
 
 /// A register or one of the first 64 words of three constant banks, at `at`; selector at `select`.
@@ -161,7 +161,7 @@ impl Field for Count {
 pub(super) struct Near {
     /// Doublings of the displacement: 2 or 3.
     pub shift: u32,
-    /// Set when the base is a pair.
+    /// Set if the base is a pair.
     pub wide: bool,
 }
 
@@ -336,13 +336,13 @@ impl Field for BothSigned {
     }
 }
 
-/// A floating-point operand that can be negated only.
+/// A floating-point operand with only a negation.
 pub(super) struct Negated<S> {
     pub source: S,
     pub at: u32,
 }
 
-/// A floating-point operand of which the absolute value can be taken only.
+/// A floating-point operand with only an absolute value.
 pub(super) struct Absolute<S> {
     pub source: S,
     pub at: u32,

@@ -8,14 +8,14 @@ use crate::ir::Op;
 pub(super) enum Guarding {
     /// The guard.
     Guard,
-    /// Of no meaning to the hardware. Compilers write 0 or 7 (PT) there; so that a guard by mistake is noticed, only
-    /// these two are accepted, and 0 is written.
+    /// Ignored by the hardware. Compilers write 0 or 7 (PT) there. To detect a guard by mistake, only these two are
+    /// accepted, and 0 is written.
     Ignored,
     /// Used for something else.
     Absent,
 }
 
-/// A field that could not be read or written: its name and why.
+/// A field that could not be read or written: its name and the reason.
 pub(super) type FieldError = (&'static str, Reason);
 
 /// One encoding of an operation. The tables' macro makes both directions, and the bits, from the same list of fields.
@@ -24,13 +24,13 @@ pub(super) struct Row {
     pub name: &'static str,
     /// Value of the bits of `mask`.
     pub value: u64,
-    /// The bits that tell the encoding from others.
+    /// The bits that distinguish the encoding from others.
     pub mask: u64,
-    /// About the guard's bits.
+    /// Use of the guard's bits.
     pub guarding: Guarding,
-    /// Set when bit 4 is the join flag.
+    /// Set if bit 4 is the join flag.
     pub joins: bool,
-    /// The bits of the fields, and those that more than one field has (none, but for tests to see).
+    /// The bits of the fields, and those that several fields share (none; tests check it).
     pub fields: fn() -> (u64, u64),
     /// Operation of a word that matches.
     pub decode: fn(u64) -> Result<Op, FieldError>,
@@ -48,11 +48,11 @@ pub(super) fn named<T>(field: &'static str, result: Result<T, Reason>) -> Result
     result.map_err(|why| (field, why))
 }
 
-/// A static table: its name, what the guard's bits are, whether bit 4 joins, and what every mask has besides (bit 3 for the
-/// 64-bit encodings, whose opcodes the sources give without it).
+/// Makes a static table: its name, the use of the guard's bits, whether bit 4 joins, and bits that every mask has in
+/// addition (bit 3 for the 64-bit encodings, whose opcodes the sources give without it).
 ///
-/// Then rows: `Variant value / mask { field: codec, ... }`, with several fields before a colon for a codec that holds them
-/// together. Bits in neither mask nor fields are reserved.
+/// Then rows: `Variant value / mask { field: codec, ... }`, with several fields before a colon for a codec that holds
+/// them together. Bits in neither mask nor fields are reserved.
 macro_rules! rows {
     ($table:ident, $guarding:ident, $joins:literal, $size:literal;
      $($variant:ident $value:literal / $mask:literal {
@@ -67,7 +67,7 @@ macro_rules! rows {
             fields: || {
                 $(let $first = $codec;)*
                 let fields = union(&[$(Field::mask(&$first)),*]);
-                // Not called: it tells each field what operand it is for.
+                // Never called: it tells each field the type of its operand.
                 let _types = || -> Result<Op, Reason> {
                     $(let group!($first $($more)*) = Field::get(&$first, 0)?;)*
                     Ok(Op::$variant { $($first $(, $more)*),* })

@@ -1,4 +1,4 @@
-//! The tables: consistent with themselves, and the same in both directions over the whole space of words.
+//! The tables: they are consistent, and the same in both directions over the whole space of words.
 
 use super::*;
 use crate::tests::random::Random;
@@ -9,7 +9,7 @@ fn tables() -> impl Iterator<Item = (Form, &'static Row)> {
     long.chain(SHORT_TABLES.iter().flat_map(|table| table.iter()).map(|row| (Form::Short, row)))
 }
 
-/// The word that encoding gives for a word that decodes: the same, or without a guard that has no meaning.
+/// The encoding of a word that decodes: the same word, or without a guard that has no meaning.
 fn canonical(word: u64) -> u64 {
     let index = if word & SHORT != 0 { &SHORT_INDEX } else { &LONG_INDEX };
     match index.find(word) {
@@ -124,8 +124,8 @@ fn what_is_not_modelled_has_a_name() {
     assert!(encode(&forged).is_err());
 }
 
-/// Words of all kinds: any, short ones, such with few bits set, and neighbours of such that decode. The whole space is too
-/// sparse for the first alone: one word in some hundred is an instruction.
+/// Words of all kinds: random ones, short ones, ones with few bits set, and neighbours of valid ones. The whole space
+/// is too sparse for random words alone: one word in some hundred is an instruction.
 fn any_word(random: &mut Random, last: u64) -> u64 {
     let bits = random.next();
     let word = random.next();
@@ -145,7 +145,7 @@ fn a_million_words_through_instructions_and_text() {
     let (mut good, mut last) = (0, 0);
     let mut seen = std::collections::HashSet::new();
     for round in 0..1_000_000usize {
-        // Every row is begun from, so that no walk stays where there is most room.
+        // Walks start from every row, so that none stays where most words are valid.
         if round % 64 == 0 {
             last = beginnings[round / 64 % beginnings.len()];
         }
@@ -156,7 +156,7 @@ fn a_million_words_through_instructions_and_text() {
         (good, last) = (good + 1, word);
         let instruction = decode(word).unwrap();
         seen.insert(instruction.op.mnemonic());
-        // Text takes longer, and comes next to no bit that the words do not have.
+        // Text takes longer, and does not depend on bits that the words do not have.
         if good % 8 == 0 {
             let text = instruction.to_string();
             assert_eq!(word_of(&text), Ok(canonical(word)), "{text}");

@@ -46,7 +46,7 @@ codes! {
         Zero = 3 "RZ",
     }
 
-    /// A power of two that FMUL multiplies the product with.
+    /// A power of two by which FMUL multiplies the product.
     Scale: 3 {
         /// 1
         #[default] One = 0 "",
@@ -86,7 +86,7 @@ codes! {
         PassB = 3 "PASS_B",
     }
 
-    /// Minimum or maximum of a part of a wider number; the parts hand their result on in the condition code.
+    /// Minimum or maximum of a part of a wider number; the parts pass their result on in the condition code.
     Extended: 2 {
         /// The whole, 32 bits.
         #[default] Whole = 0 "",
@@ -118,7 +118,7 @@ codes! {
         Rsq64H = 7 "RSQ64H",
     }
 
-    /// Function that an argument is prepared for.
+    /// Function for which an argument is prepared.
     RangeReduction: 1 {
         /// MUFU.SIN and MUFU.COS.
         #[default] SinCos = 0 "SINCOS",
@@ -176,7 +176,7 @@ codes! {
     LoadCache: 2 {
         /// At all levels.
         #[default] All = 0 "CA",
-        /// In the L2 only.
+        /// Only in the L2.
         Global = 1 "CG",
         /// Streaming: likely used once (LDL: last use).
         Streaming = 2 "CS",
@@ -188,7 +188,7 @@ codes! {
     StoreCache: 2 {
         /// Write back.
         #[default] WriteBack = 0 "WB",
-        /// In the L2 only.
+        /// Only in the L2.
         Global = 1 "CG",
         /// Streaming.
         Streaming = 2 "CS",
@@ -262,7 +262,7 @@ codes! {
         Reset = 7 "RS",
     }
 
-    /// Cache that CCTL means.
+    /// Cache that CCTL controls.
     CacheLevel: 2 {
         /// Data.
         #[default] Data = 0 "D",
@@ -288,9 +288,9 @@ codes! {
     BarrierOp: 3 {
         /// Wait, and count the threads whose predicate holds.
         #[default] Popc = 0 "POPC",
-        /// Wait, and whether it holds in all.
+        /// Wait, and test if it holds in all.
         And = 1 "AND",
-        /// Wait, and whether it holds in any.
+        /// Wait, and test if it holds in any.
         Or = 2 "OR",
         /// Arrive, without waiting.
         Arrive = 4 "ARV",
@@ -421,7 +421,7 @@ impl IntType {
         }
     }
 
-    /// Returns whether it has a sign.
+    /// Returns true if it has a sign.
     pub const fn signed(self) -> bool {
         matches!(self, Self::S8 | Self::S16 | Self::S32 | Self::S64)
     }
@@ -463,7 +463,7 @@ impl Compare {
         self.0
     }
 
-    /// Returns whether it holds for numbers in this relation; `None` is unordered. Integers are always ordered.
+    /// Returns true if it holds for numbers in this relation; `None` is unordered. Integers are always ordered.
     pub const fn holds(self, order: Option<core::cmp::Ordering>) -> bool {
         let bit = match order {
             Some(core::cmp::Ordering::Less) => 1,

@@ -19,17 +19,17 @@ pub(crate) use code::Code;
 
 /// One instruction, as an interpreter executes it.
 ///
-/// Whether the instruction takes part is decided lane by lane: the guard holds, and for control instructions the
-/// condition-code test (in the operation) holds too.
+/// Each lane takes part if the guard holds, and for control instructions if the condition-code test (in the operation)
+/// also holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Instruction {
-    /// Lanes whose guard does not hold skip the operation. Always [`PredicateOperand::TRUE`] for operations that
-    /// the hardware never guards (SSY, PBK, CAL and the like).
+    /// Lanes whose guard does not hold skip the operation. Always [`PredicateOperand::TRUE`] for operations that the
+    /// hardware never guards (SSY, PBK, CAL and the like).
     pub guard: PredicateOperand,
-    /// `.S`: after the operation the warp joins at the innermost SSY entry of its divergence stack, as if a branch
-    /// went there. Guarded too, but by the guard alone.
+    /// `.S`: after the operation the warp joins at the innermost SSY entry of its divergence stack, as if a branch went
+    /// there. Also guarded, but only by the guard.
     pub join: bool,
-    /// Form in which it was, or is to be, encoded.
+    /// Form of its encoding.
     pub form: Form,
     /// The operation.
     pub op: Op,
@@ -50,7 +50,7 @@ impl Instruction {
     }
 }
 
-/// The two sizes of encodings. They mix freely; bit 3 of an instruction's first word tells which.
+/// The two sizes of encodings. They mix freely; bit 3 of an instruction's first word distinguishes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Form {
     /// 64 bits.

@@ -9,24 +9,27 @@ macro_rules! ops {
         /// Operation of an instruction.
         ///
         /// Fields that several operations have:
-        /// - `dst`: the register that gets the result; `p`, `q`: predicates that get it (`q` the opposite, combined with the
-        ///   same predicate); PT and RZ swallow it;
-        /// - `a`, `b`, `c`: operands, in the order of the assembler; `accumulate`: the predicate that a comparison is
-        ///   combined with, by `logic`;
+        /// - `dst`: the register that gets the result; `p`, `q`: predicates that get it (`q` the opposite, combined
+        ///   with the same predicate); PT and RZ discard it;
+        /// - `a`, `b`, `c`: operands, in the order of the assembler; `accumulate`: the predicate with which `logic`
+        ///   combines a comparison;
         /// - `write_cc`: `.CC`, also sets the condition code (zero, sign, carry, overflow) from the result;
-        /// - `carry_in`: `.X`, the operation is the next word of a wide one: it takes the condition code of the word before in;
-        /// - `signed`, `a_signed`, `b_signed`: as which the operands are taken;
+        /// - `carry_in`: `.X`, the operation is the next word of a wide one: it uses the condition code of the previous
+        ///   word;
+        /// - `signed`, `a_signed`, `b_signed`: signedness of the operands;
         /// - `saturate`: `.SAT`, integers stop at the ends of the signed range, floats at 0 and 1 (a NaN becomes 0);
-        /// - `ftz`: denormal operands and results are zero of the same sign; `fmz`: as `ftz`, and zero times anything is zero;
+        /// - `ftz`: denormal operands and results are zero of the same sign; `fmz`: as `ftz`, and zero times anything
+        ///   is zero;
         /// - `negate_*`: floating-point or arithmetic negation; `invert_*`: bitwise;
         /// - `test`: lanes for which the condition code fails the test skip a control instruction;
         /// - `width`, `address`, `cache`: of a memory access.
         ///
-        /// An operation that is named after a mnemonic does what NVIDIA's instruction of that name does.
+        /// An operation with the name of a mnemonic has the semantics of NVIDIA's instruction of that name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Op {
             $($(#[$meta])* $variant { $($field: $type),* },)*
-            /// An instruction that exists and is not modelled (texture, surface, graphics, video): to be refused with a fault.
+            /// An instruction that exists and is not modelled (texture, surface, graphics, video): must be refused with
+            /// a fault.
             Unsupported {
                 /// NVIDIA's mnemonic, or a group's name.
                 name: &'static str,
@@ -200,7 +203,7 @@ ops! {
     Mov "MOV" { dst: Register, b: Source, lanes: u8 }
     /// a if `select` holds, else b.
     Sel "SEL" { dst: Register, a: Register, b: Source, select: PredicateOperand }
-    /// Bytes of c:a as b says.
+    /// Bytes of c:a that b selects.
     Prmt "PRMT" { dst: Register, a: Register, b: Source, c: Source, mode: PermuteMode }
     /// Special register.
     S2R "S2R" { dst: Register, special: SpecialRegister }
@@ -233,13 +236,13 @@ ops! {
 
     /// Generic load.
     Ld "LD" { dst: Register, address: Address, width: Width, cache: LoadCache }
-    /// Generic load of what is the same for all lanes and not written meanwhile.
+    /// Generic load of a value that is the same for all lanes and not written meanwhile.
     Ldu "LDU" { dst: Register, address: Address, width: Width }
     /// Generic store.
     St "ST" { address: Address, value: Register, width: Width, cache: StoreCache }
-    /// Load that takes a lock on the global address; `p` is whether it got it.
+    /// Load that takes a lock on the global address; `p` is true if it got the lock.
     Ldlk "LDLK" { p: Predicate, dst: Register, address: Address, width: Width }
-    /// Store that gives the lock back.
+    /// Store that releases the lock.
     Stul "STUL" { address: Address, value: Register, width: Width }
     /// Load from local memory.
     Ldl "LDL" { dst: Register, address: Address, width: Width, cache: LoadCache }
@@ -249,9 +252,9 @@ ops! {
     Lds "LDS" { dst: Register, address: Address, width: Width }
     /// Store to shared memory.
     Sts "STS" { address: Address, value: Register, width: Width }
-    /// Load from shared memory that takes a lock on the address; `p` is whether it got it.
+    /// Load from shared memory that takes a lock on the address; `p` is true if it got the lock.
     Ldslk "LDSLK" { p: Predicate, dst: Register, address: Address, width: Width }
-    /// Store to shared memory that gives the lock back.
+    /// Store to shared memory that releases the lock.
     Stsul "STSUL" { address: Address, value: Register, width: Width }
     /// Load from a constant bank, at base + offset.
     Ldc "LDC" { dst: Register, bank: u8, base: Register, offset: i16, width: Width }
@@ -259,7 +262,7 @@ ops! {
     Atom "ATOM" { dst: Register, address: Address, a: Register, c: Register, operation: AtomicOp, kind: AtomicType }
     /// Atomic operation without a result.
     Red "RED" { address: Address, a: Register, operation: AtomicOp, kind: AtomicType }
-    /// Waits until earlier accesses are seen in that scope.
+    /// Waits until earlier accesses are visible in that scope.
     Membar "MEMBAR" { scope: FenceScope }
     /// Cache control, generic addresses.
     Cctl "CCTL" { dst: Register, address: Address, operation: CacheOp, level: CacheLevel }
@@ -278,7 +281,7 @@ ops! {
 
     // Control.
 
-    /// Nothing; `test` has no effect.
+    /// No operation; `test` has no effect.
     Nop "NOP" { test: CcTest }
     /// Performance event: a mask.
     Pmtrig "PMTRIG" { test: CcTest, mask: u16 }
@@ -294,15 +297,15 @@ ops! {
     Cal "CAL" { target: Target, limit: bool }
     /// Call of an absolute address.
     Jcal "JCAL" { target: Target, limit: bool }
-    /// Pushes where diverged lanes join.
+    /// Pushes the target at which diverged lanes join.
     Ssy "SSY" { target: Target }
-    /// Pushes where BRK goes.
+    /// Pushes the target of BRK.
     Pbk "PBK" { target: Target }
-    /// Pushes where CONT goes.
+    /// Pushes the target of CONT.
     Pcnt "PCNT" { target: Target }
-    /// Pushes where RET goes.
+    /// Pushes the target of RET.
     Pret "PRET" { target: Target, limit: bool }
-    /// Pushes where LONGJMP goes.
+    /// Pushes the target of LONGJMP.
     Plongjmp "PLONGJMP" { target: Target }
     /// Ends the lanes.
     Exit "EXIT" { test: CcTest }

@@ -1,9 +1,9 @@
 //! Operands.
 
-/// A general register: R0 to R62, or RZ. RZ reads as zero and swallows what is written.
+/// A general register: R0 to R62, or RZ. RZ reads as zero and discards writes.
 ///
-/// Pairs and quads of registers (doubles, 64-bit addresses, wide loads) are named by their lowest register; that it is
-/// aligned is the hardware's rule and the interpreter's check.
+/// Pairs and quads of registers (doubles, 64-bit addresses, wide loads) are named by their lowest register. The
+/// hardware requires its alignment, which the interpreter checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Register(u8);
 
@@ -21,7 +21,7 @@ impl Register {
         self.0
     }
 
-    /// Returns whether this is RZ.
+    /// Returns true if this is RZ.
     pub const fn is_zero(self) -> bool {
         self.0 == 63
     }
@@ -33,7 +33,7 @@ impl Default for Register {
     }
 }
 
-/// A predicate register: P0 to P6, or PT. PT reads as true and swallows what is written.
+/// A predicate register: P0 to P6, or PT. PT reads as true and discards writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Predicate(u8);
 
@@ -51,7 +51,7 @@ impl Predicate {
         self.0
     }
 
-    /// Returns whether this is PT.
+    /// Returns true if this is PT.
     pub const fn is_true(self) -> bool {
         self.0 == 7
     }
@@ -68,7 +68,7 @@ impl Default for Predicate {
 pub struct PredicateOperand {
     /// The predicate.
     pub predicate: Predicate,
-    /// `!`: the opposite is meant.
+    /// `!`: the opposite is used.
     pub negate: bool,
 }
 
@@ -97,12 +97,12 @@ impl Default for Source {
     }
 }
 
-/// A place in a constant bank.
+/// A word in a constant bank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ConstAddress {
     /// 0 to 31; 16 and above are the driver's and the compiler's on this hardware.
     pub bank: u8,
-    /// In bytes. A multiple of 4, except in branch targets, where the low bits are whatever the word had.
+    /// In bytes. A multiple of 4, except in branch targets, which keep the low bits of the word.
     pub offset: u16,
 }
 
@@ -120,7 +120,7 @@ pub struct FloatOperand {
 /// A memory address: register plus signed displacement, in the space that the operation names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// The register; RZ for an address that is the displacement alone.
+    /// The register; RZ if the displacement is the whole address.
     pub base: Register,
     /// In bytes.
     pub offset: i32,

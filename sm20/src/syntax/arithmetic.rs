@@ -1,9 +1,9 @@
-//! Integers, logic, floats, conversions. Each function tells whether the operation was one of its.
+//! Integers, logic, floats, conversions. Each function returns true if it handles the operation.
 
 use super::{Kind, Sign, Visitor, small, unless};
 use crate::ir::*;
 
-/// An addition's operands: what is subtracted has a minus, and one more is `.PO`.
+/// An addition's operands: the subtracted one has a minus, and an addition of one is `.PO`.
 fn sum<V: Visitor>(
     v: &mut V,
     mode: &mut AddMode,

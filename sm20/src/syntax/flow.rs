@@ -1,4 +1,4 @@
-//! Moves, memory, control. Each function tells whether the operation was one of its.
+//! Moves, memory, control. Each function returns true if it handles the operation.
 
 use super::{Kind, Visitor, small, unless};
 use crate::ir::*;
@@ -86,7 +86,7 @@ pub(super) fn moves<V: Visitor>(op: &mut Op, v: &mut V) -> Result<bool, V::Error
     Ok(true)
 }
 
-/// Registers that a value in memory takes.
+/// Number of registers of a value in memory.
 const fn registers(width: Width) -> u8 {
     match width {
         Width::U8 | Width::S8 | Width::U16 | Width::S16 | Width::B32 => 1,
@@ -229,7 +229,7 @@ pub(super) fn control<V: Visitor>(op: &mut Op, v: &mut V) -> Result<(), V::Error
             v.required(kind)?;
             v.number(number, None)?;
         }
-        // Written as data; everything else is dealt with elsewhere.
+        // Written as data; other functions handle all other operations.
         _ => {}
     }
     Ok(())

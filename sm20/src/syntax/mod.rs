@@ -1,5 +1,5 @@
 //! Syntax of instructions: one description of each operation's suffixes and operands, which the disassembler, the
-//! assembler and the register count go through.
+//! assembler and the register count share.
 
 mod arithmetic;
 mod flow;
@@ -8,7 +8,7 @@ mod registers;
 
 use crate::ir::*;
 
-/// Contents of an operand, which decide how an immediate is written and how many registers a register stands for.
+/// Contents of an operand. They decide the text of an immediate and the number of registers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// 32-bit integer or bits.
@@ -22,7 +22,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Registers that a value takes.
+    /// Number of registers of a value.
     pub(crate) const fn registers(self) -> u8 {
         match self {
             Self::Int | Self::Float => 1,
@@ -40,34 +40,33 @@ pub(crate) enum Sign {
     Invert,
 }
 
-/// Someone who goes through an instruction's suffixes and operands, in the order in which they are written, and reads or
-/// sets them.
+/// A visitor of an instruction's suffixes and operands, in the order in which they are written. It reads or sets them.
 pub(crate) trait Visitor {
     /// Error of a writer or reader.
     type Error;
 
-    /// A suffix that is there if the value is true.
+    /// A suffix that is present if the value is true.
     fn flag(&mut self, name: &'static str, value: &mut bool) -> Result<(), Self::Error>;
 
-    /// A suffix that is one of a modifier's names; the default may be left out, and with `shown` is written all the same.
+    /// A suffix that is one of a modifier's names; the default may be omitted, but is written if `shown`.
     fn code<T: Code>(&mut self, value: &mut T, shown: bool) -> Result<(), Self::Error>;
 
-    /// A suffix that is one of a modifier's names, and has to be there.
+    /// A suffix that is one of a modifier's names, and must be present.
     fn required<T: Code>(&mut self, value: &mut T) -> Result<(), Self::Error>;
 
     /// Two suffixes for the operands of a multiplication, if not both are signed.
     fn signs(&mut self, a: &mut bool, b: &mut bool) -> Result<(), Self::Error>;
 
-    /// A destination of so many registers, with `.CC` if there is one.
+    /// A destination of `count` registers, with `.CC` if there is one.
     fn dst(&mut self, dst: &mut Register, count: u8, cc: Option<&mut bool>) -> Result<(), Self::Error>;
 
-    /// A register that starts so many.
+    /// A register that starts `count` registers.
     fn reg(&mut self, register: &mut Register, count: u8) -> Result<(), Self::Error>;
 
     /// A predicate that is written.
     fn pred(&mut self, predicate: &mut Predicate) -> Result<(), Self::Error>;
 
-    /// A predicate that is read. A `last` operand may be left out if it is PT.
+    /// A predicate that is read. A `last` operand may be omitted if it is PT.
     fn pred_op(&mut self, predicate: &mut PredicateOperand, last: bool) -> Result<(), Self::Error>;
 
     /// Register, constant or immediate.
@@ -85,7 +84,7 @@ pub(crate) trait Visitor {
     /// `c[bank][R0+0x10]`
     fn constant(&mut self, bank: &mut u8, base: &mut Register, offset: &mut i16) -> Result<(), Self::Error>;
 
-    /// A number; one with a default may be left out at the end.
+    /// A number; one with a default may be omitted at the end.
     fn number(&mut self, value: &mut u32, default: Option<u32>) -> Result<(), Self::Error>;
 
     /// A fixed word.
@@ -94,20 +93,20 @@ pub(crate) trait Visitor {
     /// A special register.
     fn special(&mut self, special: &mut SpecialRegister) -> Result<(), Self::Error>;
 
-    /// Reads where to go.
+    /// A branch target.
     fn target(&mut self, target: &mut Target, absolute: bool) -> Result<(), Self::Error>;
 
-    /// `CC.LT`; may be left out if it is CC.T.
+    /// `CC.LT`; may be omitted if it is CC.T.
     fn test(&mut self, test: &mut CcTest) -> Result<(), Self::Error>;
 
-    /// A barrier's number or count; the latter may be left out if it is RZ.
+    /// A barrier's number or count; the latter may be omitted if it is RZ.
     fn barrier(&mut self, operand: &mut BarrierOperand, last: bool) -> Result<(), Self::Error>;
 
-    /// An error about something that was read.
+    /// An error in a value that was read.
     fn reject(&mut self, why: &'static str) -> Self::Error;
 }
 
-/// Goes through an operation.
+/// Visits an operation.
 pub(crate) fn walk<V: Visitor>(op: &mut Op, v: &mut V) -> Result<(), V::Error> {
     if arithmetic::integer(op, v)? || arithmetic::float(op, v)? || flow::moves(op, v)? || flow::memory(op, v)? {
         return Ok(());
@@ -115,7 +114,7 @@ pub(crate) fn walk<V: Visitor>(op: &mut Op, v: &mut V) -> Result<(), V::Error> {
     flow::control(op, v)
 }
 
-/// A suffix that is there if the value is false.
+/// A suffix that is present if the value is false.
 fn unless<V: Visitor>(v: &mut V, name: &'static str, value: &mut bool) -> Result<(), V::Error> {
     let mut not = !*value;
     v.flag(name, &mut not)?;

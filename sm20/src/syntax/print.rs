@@ -33,7 +33,7 @@ impl Display for Address {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match (self.base.is_zero(), self.offset) {
             (_, 0) => write!(f, "[{}]", self.base),
-            // With a 64-bit base RZ is written, so that `wide` has something to stand for.
+            // With a 64-bit base RZ is written, because `.E` needs a register.
             (true, offset) if !self.wide && offset > 0 => write!(f, "[{offset:#x}]"),
             (_, offset) => write!(f, "[{}{}]", self.base, Displacement(offset)),
         }
@@ -58,8 +58,8 @@ impl Display for Displacement {
     }
 }
 
-/// An instruction as the assembler reads it, without a semicolon. Relative targets are written `pc+0x10`: bytes from the end
-/// of the instruction.
+/// An instruction in the assembler's syntax, without a semicolon. Relative targets are written `pc+0x10`: bytes from
+/// the end of the instruction.
 impl Display for Instruction {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         if let Op::Unsupported { name, word } = self.op {
@@ -84,7 +84,8 @@ impl Display for Instruction {
 }
 
 impl Op {
-    /// Calls `found` with each register that the operation reads or writes and how many it starts (1, 2 or 4); with RZ too.
+    /// Calls `found` with each register that the operation reads or writes and the number of registers that it starts
+    /// (1, 2 or 4); also with RZ.
     pub fn registers(&self, mut found: impl FnMut(Register, u8)) {
         registers(self, &mut found);
     }
@@ -122,7 +123,7 @@ impl Printer {
     }
 }
 
-/// Floats in decimal if there is a number to write; doubles by their upper word.
+/// Floats in decimal if they are numbers; doubles from their upper word.
 fn immediate(value: u32, kind: Kind) -> String {
     match kind {
         Kind::Int | Kind::Long => {

@@ -3,10 +3,11 @@
 use super::{Kind, Sign, Visitor, walk};
 use crate::ir::*;
 
-/// Calls `found` with each register that an operation reads or writes and how many it starts; RZ too.
+/// Calls `found` with each register that an operation reads or writes and the number of registers that it starts; also
+/// with RZ.
 pub(crate) fn registers(op: &Op, found: &mut dyn FnMut(Register, u8)) {
     let mut op = *op;
-    // Nothing is set on this walk, so that there is nothing to reject.
+    // This visitor sets nothing, so that no value can be rejected.
     _ = walk(&mut op, &mut Finder { found });
 }
 

@@ -1,4 +1,4 @@
-//! The assembler reads what the disassembler prints.
+//! The assembler reads the disassembler's output.
 
 use proptest::prelude::*;
 
@@ -62,7 +62,7 @@ proptest! {
         }
     }
 
-    /// Pieces that belong to the language, in an order that does not.
+    /// Valid pieces of the language, in an invalid order.
     #[test]
     fn any_mixture_gives_a_program_or_errors(pieces in prop::collection::vec(0..PIECES.len(), 0..40)) {
         let source: String = pieces.iter().map(|n| PIECES[*n]).collect();
