@@ -8,7 +8,7 @@ macro_rules! address {
         pub struct $name(pub u64);
 
         impl $name {
-            /// The address `bytes` further, if it can be said in 64 bits.
+            /// The address `bytes` further; `None` if it exceeds 64 bits.
             #[must_use]
             pub const fn checked_add(self, bytes: u64) -> Option<Self> {
                 match self.0.checked_add(bytes) { Some(v) => Some(Self(v)), None => None }
@@ -34,7 +34,7 @@ address! {
     GpuVa;
     /// Byte address in the card's own VRAM.
     VramAddr;
-    /// Byte address in the VRAM that a guest believes to have; starts at 0 in every vGPU.
+    /// Byte address in the VRAM that a guest sees; starts at 0 in every vGPU.
     GuestVramAddr;
     /// Bus address that the card emits for system memory: for a guest its guest-physical address.
     Gpa;
@@ -51,14 +51,14 @@ pub const SMALL_PAGE: u64 = 4 << 10;
 /// Bytes of a large page (with the 128 KiB large-page size, the default).
 pub const LARGE_PAGE: u64 = 128 << 10;
 
-/// Memory that an address in an instance block, directory register or runlist register is of. Source: rnndb
+/// Memory of an address in an instance block, directory register or runlist register. Source: rnndb
 /// `memory/gf100_mem.xml`; the encoding differs from the one in a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Target {
     /// The card's own memory.
     Vram,
-    /// The encoding 1, which names nothing that is modelled.
+    /// The encoding 1, without a modelled meaning.
     Reserved,
     /// Host memory, snooped.
     SysCoherent,
@@ -89,18 +89,18 @@ impl Target {
         }
     }
 
-    /// Returns whether it is host memory.
+    /// Returns true if it is host memory.
     #[must_use]
     pub const fn is_system(self) -> bool {
         matches!(self, Self::SysCoherent | Self::SysNonCoherent)
     }
 }
 
-/// Place of a guest's structure (instance block, page directory or table, runlist): a decoded target and address.
+/// Address of a guest's structure (instance block, page directory or table, runlist): a decoded target and address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Place {
-    /// In the VRAM that the guest believes to have. Not bounds-checked.
+    /// In the VRAM that the guest sees. Not bounds-checked.
     Vram(GuestVramAddr),
     /// In the guest's RAM. Not bounds-checked.
     Ram(Gpa),
@@ -117,7 +117,7 @@ impl Place {
         }
     }
 
-    /// The byte address, whichever space it is in.
+    /// The byte address in either space.
     #[must_use]
     pub const fn address(self) -> u64 {
         match self {
@@ -126,7 +126,7 @@ impl Place {
         }
     }
 
-    /// The place `bytes` further, if it can be said in 64 bits.
+    /// The address `bytes` further; `None` if it exceeds 64 bits.
     #[must_use]
     pub const fn checked_add(self, bytes: u64) -> Option<Self> {
         match self {

@@ -1,4 +1,4 @@
-//! The chips that are known: one table.
+//! The known chips: one table.
 
 /// Description of one chip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,15 +25,15 @@ pub struct Chip {
     pub pbdmas: u32,
     /// Cache slices of each memory partition.
     pub ltc_slices: u32,
-    /// Bytes of a PGRAPH context, as FECS reports them. Drivers read and copy all of it word by word, so it is small.
+    /// Bytes of a PGRAPH context, as FECS reports them. Small, because drivers read and copy all of it word by word.
     pub graph_context_bytes: u32,
-    /// Fused-off engines, as `ptop::ENGINES_DISABLED` says it: no display, no video decoding.
+    /// Fused-off engines in the format of `ptop::ENGINES_DISABLED`: no display, no video decoding.
     pub engines_disabled: u32,
 }
 
 /// NVIDIA's PCI vendor id.
 pub const VENDOR_NVIDIA: u16 = 0x10de;
-/// PCI class of a 3D controller, which keeps the host's VGA arbitration away.
+/// PCI class of a 3D controller, which the host's VGA arbitration ignores.
 pub const CLASS_3D_CONTROLLER: u32 = 0x03_02_00;
 
 /// Quadro 6000 as a small configuration: one GPC with four TPCs.

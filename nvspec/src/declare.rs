@@ -1,4 +1,4 @@
-//! The register declaration macro and the types that its tables are made of.
+//! The register declaration macro and the types of its tables.
 
 /// Bits `hi..=lo` of a 32-bit register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl Field {
         (register & self.mask()) >> self.lo
     }
 
-    /// Returns whether any bit of the field is set.
+    /// Returns true if any bit of the field is set.
     #[must_use]
     pub const fn is_set(self, register: u32) -> bool {
         register & self.mask() != 0
@@ -89,8 +89,8 @@ pub struct RegInfo {
     pub fields: &'static [NamedField],
 }
 
-/// A block's map from dword to register: 0 for none, else the register's place in the table plus one. Two registers at
-/// one offset do not compile.
+/// A block's map from dword to register: 0 for none, otherwise the register's index in the table plus one. Two
+/// registers at one offset do not compile.
 pub(crate) const fn dense_map<const N: usize>(base: u32, info: &[RegInfo]) -> [u16; N] {
     let mut map = [0u16; N];
     let mut which = 0;
@@ -132,7 +132,7 @@ macro_rules! regs {
 
             /// Byte offset of the block in BAR0.
             pub const BASE: u32 = $base;
-            /// Byte offset of what follows the block.
+            /// Byte offset after the block's end.
             pub const END: u32 = $end;
             /// Byte offset of the block's last byte.
             pub const LAST: u32 = $end - 1;
@@ -184,7 +184,7 @@ macro_rules! regs {
                     $(
                         /// Number of them.
                         pub const COUNT: u32 = $count;
-                        /// Byte offset in BAR0 of the one at `index`; the caller keeps it below `COUNT`.
+                        /// Byte offset in BAR0 of the register at `index`; the caller keeps it below `COUNT`.
                         #[must_use]
                         pub const fn at(index: u32) -> u32 { $offset + index * $stride }
                     )?
@@ -198,7 +198,7 @@ macro_rules! regs {
         }
     )*
 
-        /// Every block: name, first offset, offset behind the last, registers.
+        /// Every block: name, first offset, offset after the last, registers.
         pub static BLOCKS: &[(&str, u32, u32, &[crate::RegInfo])] =
             &[$( (stringify!($block), $base, $end, $block::INFO) ),*];
     };

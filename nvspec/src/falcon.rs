@@ -1,4 +1,4 @@
-//! The falcons whose firmware a driver loads before it uses channels.
+//! The falcons for which a driver loads firmware before it uses channels.
 
 /// A falcon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,8 +28,8 @@ impl Falcon {
         }
     }
 
-    /// Offset of its registers in BAR0; those named in [`regs::fecs`](crate::regs::fecs) and
-    /// [`regs::gpccs`](crate::regs::gpccs) lie at the same distance from it in each falcon.
+    /// Offset of its registers in BAR0; the registers in [`regs::fecs`](crate::regs::fecs) and
+    /// [`regs::gpccs`](crate::regs::gpccs) have the same distance from it in each falcon.
     #[must_use]
     pub const fn base(self) -> u32 {
         match self {
@@ -51,7 +51,7 @@ impl core::fmt::Display for Falcon {
 pub const CODE_PAGE_WORDS: usize = 64;
 /// Bytes of such a page.
 pub const CODE_PAGE_BYTES: u32 = 256;
-/// Most words of code of an image. Source: the field of the sizes' register, which real falcons of Fermi do not fill.
+/// Most words of code of an image. Source: the field of the register with the sizes; real falcons of Fermi have less.
 pub const CODE_WORDS_MAX: usize = 0x4000;
 /// Most words of data of an image.
 pub const DATA_WORDS_MAX: usize = 0x4000;

@@ -1,4 +1,4 @@
-//! Formats that feed a channel: runlist entries, GPFIFO entries, push buffer method headers, host methods.
+//! Formats of a channel's input: runlist entries, GPFIFO entries, push buffer method headers, host methods.
 //!
 //! Source: rnndb `fifo/nv_objects.xml`, envytools `hwdocs/fifo`, NVIDIA's class header of 0x906f.
 
@@ -14,13 +14,13 @@ pub const SUBCHANNELS: u32 = 8;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ChannelId(pub u8);
 
-/// A channel number as a guest says it.
+/// A channel number in a guest's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct VirtualChannelId(pub u8);
 
 impl VirtualChannelId {
-    /// From a number; `None` for one that no card has.
+    /// From a number; `None` if it exceeds the maximum.
     #[must_use]
     pub const fn new(number: u32) -> Option<Self> {
         if number < CHANNELS { Some(Self(number as u8)) } else { None }
@@ -40,14 +40,14 @@ pub struct RunlistEntry {
     pub flags: u32,
 }
 
-/// Entry of a GPFIFO ring: 8 bytes. A range of a push buffer; with no dwords in it a control entry, whose opcode (see
-/// [`gp_opcode`]) stands in the address bits 39:32.
+/// Entry of a GPFIFO ring: 8 bytes. A range of a push buffer; without dwords it is a control entry, whose opcode (see
+/// [`gp_opcode`]) is in the address bits 39:32.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct GpEntry {
-    /// The range is fetched on a condition only.
+    /// The range is fetched only on a condition.
     pub conditional: bool,
-    /// The channel is not switched away from within the range.
+    /// No switch to another channel happens within the range.
     pub no_context_switch: bool,
     /// Virtual address of the first dword, divided by 4.
     #[bits(38)]
@@ -59,7 +59,7 @@ pub struct GpEntry {
     /// Dwords in the range.
     #[bits(21)]
     pub dwords: u32,
-    /// Wait for what was before to end, before fetching.
+    /// Wait for the end of earlier work before fetching.
     pub sync: bool,
 }
 
@@ -70,7 +70,7 @@ impl GpEntry {
         self.address_dwords() << 2
     }
 
-    /// Returns what a control entry does, as [`gp_opcode`] numbers it: address bits 39:32.
+    /// Returns a control entry's opcode, one of [`gp_opcode`]: address bits 39:32.
     #[must_use]
     pub const fn opcode(self) -> u64 {
         self.address_dwords() >> 30
@@ -130,7 +130,7 @@ pub struct MethodHeader {
     /// Subchannel.
     #[bits(3)]
     pub subchannel: u8,
-    /// Dwords of data that follow, or the datum of an immediate header.
+    /// Number of dwords of data after it, or the datum of an immediate header.
     #[bits(13)]
     pub count: u16,
     /// Opcode.
@@ -155,7 +155,7 @@ impl MethodHeader {
         (self.method_dwords() as u32) << 2
     }
 
-    /// Returns what the opcode means.
+    /// Returns the opcode's meaning.
     #[must_use]
     pub const fn op(self) -> HeaderOp {
         match self.opcode() {
@@ -186,7 +186,7 @@ pub struct OldMethodHeader {
     /// See [`sub_op`].
     #[bits(2)]
     pub sub_op: u8,
-    /// Dwords of data that follow (11 bits), or the subdevice mask in bits 15:4 of the header.
+    /// Number of dwords of data after it (11 bits), or the subdevice mask in bits 15:4 of the header.
     #[bits(11)]
     pub count: u16,
     /// Opcode.
@@ -202,7 +202,7 @@ impl OldMethodHeader {
     }
 }
 
-/// Sub-opcodes of a header of the older form. With opcode 2 there is only [`sub_op::METHODS`].
+/// Sub-opcodes of a header of the older form. Opcode 2 has only [`sub_op::METHODS`].
 pub mod sub_op {
     /// Data for methods follow.
     pub const METHODS: u8 = 0;
@@ -242,7 +242,7 @@ pub mod host_method {
     pub const SET_REFERENCE: u32 = 0x50;
     /// Decompression or CRC check.
     pub const CRC_CHECK: u32 = 0x7c;
-    /// Gives the rest of the timeslice away.
+    /// Ends the timeslice early.
     pub const YIELD: u32 = 0x80;
     /// Methods from here on go to the engine that the subchannel is bound to.
     pub const ENGINE_FIRST: u32 = 0x100;
@@ -252,7 +252,7 @@ pub mod host_method {
         use crate::Field;
         /// Operation to do.
         pub const OPERATION: Field = Field::new(4, 0);
-        /// Give the engine to others while an acquire waits.
+        /// Let other channels use the engine while an acquire waits.
         pub const ACQUIRE_SWITCH: Field = Field::new(12, 12);
         /// Release without waiting for the engine to be idle.
         pub const RELEASE_WFI_DISABLE: Field = Field::new(20, 20);
@@ -279,13 +279,13 @@ pub mod host_method {
     }
 }
 
-/// Codes of the scheduler's errors, as the reason register holds them. Source: nouveau.
+/// Codes of the scheduler's errors in the reason register. Source: nouveau.
 pub mod sched_error {
-    /// An engine does not end the switch to another context in time.
+    /// An engine does not complete a context switch in time.
     pub const CTXSW_TIMEOUT: u32 = 0x0a;
 }
 
-/// Engine numbers as [`host_method::SET_OBJECT`] and the runlist registers say them.
+/// Engine numbers in [`host_method::SET_OBJECT`] and the runlist registers.
 pub mod engine {
     /// PGRAPH.
     pub const GR: u32 = 0;

@@ -1,8 +1,8 @@
 //! The instance block (with RAMFC, a channel's saved PBDMA state) and USERD, the page through which a channel's owner
 //! submits. Byte offsets of 32-bit words.
 //!
-//! Sources: rnndb `fifo/gf100_pfifo.xml` and `memory/gf100_mem.xml`; what nouveau's `gpfifogf100.c` writes; NVIDIA's
-//! published RAMFC layout of the next generation, whose named words agree with both.
+//! Sources: rnndb `fifo/gf100_pfifo.xml` and `memory/gf100_mem.xml`; nouveau's `gpfifogf100.c`; NVIDIA's published
+//! RAMFC layout of the next generation, whose named words agree with both.
 
 /// Bytes of an instance block.
 pub const INSTANCE_BYTES: u64 = 0x1000;
@@ -11,7 +11,7 @@ pub const INSTANCE_BYTES: u64 = 0x1000;
 pub mod ramfc {
     /// Bytes of RAMFC.
     pub const BYTES: u64 = 0x200;
-    /// Index behind the last GPFIFO entry that is known to be written (saved state).
+    /// Index after the last GPFIFO entry that is known to be written (saved state).
     pub const GP_PUT: u64 = 0x000;
     /// USERD physical address, low word: target in bits 1:0, address in 31:9.
     pub const USERD_LO: u64 = 0x008;
@@ -98,9 +98,9 @@ pub mod ramfc {
         pub const METHOD: Field = Field::new(13, 2);
     }
     /// Objects bound to the subchannels, as the data of the method that bound them (saved state).
-    // GUESS: where GF100 keeps them is not public; these words are unused by drivers.
+    // GUESS: GF100's location of them is not public; drivers do not use these words.
     pub const OBJECTS: u64 = 0x180;
-    /// Log2 of the largest GPFIFO ring that is taken; a larger code is refused.
+    /// Log2 of the largest accepted GPFIFO ring; a larger code is refused.
     pub const GP_ENTRIES_LOG2_MAX: u32 = 20;
 }
 
@@ -116,7 +116,7 @@ pub mod vm {
     pub const LIMIT_HI: u64 = 0x20c;
 
     use crate::Field;
-    /// Field of [`PDB_LO`]: where the directory lies, as [`crate::addr::Target`] says it.
+    /// Field of [`PDB_LO`]: memory of the directory, in the encoding of [`crate::addr::Target`].
     pub const PDB_TARGET: Field = Field::new(1, 0);
     /// Field of [`PDB_LO`]: accesses to the directory are not cached.
     pub const PDB_VOLATILE: Field = Field::new(2, 2);
@@ -142,7 +142,7 @@ pub mod context {
 
 /// A context image of PGRAPH, as nouveau's FECS program reads it when it loads the context (`hub.fuc`, `ctx_mmio_exec`).
 pub mod graph_image {
-    /// Number of registers to write, a word; the program clears it when that is done.
+    /// Number of registers to write, a word; the program clears it afterwards.
     pub const REGISTERS: u64 = 0;
     /// Address of their list in units of 256 bytes, a word.
     pub const LIST: u64 = 4;
@@ -172,6 +172,6 @@ pub mod userd {
     pub const GET_HI: u64 = 0x60;
     /// Index of the next GPFIFO entry that the host has not consumed.
     pub const GP_GET: u64 = 0x88;
-    /// Index behind the last GPFIFO entry that the owner has written: the doorbell.
+    /// Index after the last GPFIFO entry that the owner has written: the doorbell.
     pub const GP_PUT: u64 = 0x8c;
 }

@@ -1,7 +1,7 @@
-//! The facts of NVIDIA's Fermi GPUs: where each register, bit, field and number stands. No behaviour.
+//! The facts of NVIDIA's Fermi GPUs: the location of each register, bit, field and number. No behaviour.
 //!
-//! This is the one place in the project where a hardware offset or bit is written down; the software card, the
-//! virtual device model and the mediation crates all take theirs from here.
+//! Only this crate defines hardware offsets and bits; the software card, the virtual device model and the mediation
+//! crates all use its definitions.
 //!
 //! Parts:
 //! - [`regs`]: BAR0 registers, block by block, in the order of the address map, declared with `regs!`;
@@ -10,10 +10,10 @@
 //! - [`instance`]: the instance block with RAMFC, and USERD;
 //! - [`fifo`]: GPFIFO entries, method headers, runlist entries, host methods;
 //! - [`class`]: object classes and their methods;
-//! - [`chip`]: the chips that are known.
+//! - [`chip`]: the known chips.
 //!
-//! Not here: Kepler (its registers are declared when its card is), display beyond what a card without outputs is asked
-//! for, video decoding engines, textures.
+//! Not here: Kepler (its registers are declared with its card), display beyond the registers that drivers access on a
+//! card without outputs, video decoding engines, textures.
 //!
 //! Sources: the register database and documentation of envytools (`rnndb`, `hwdocs`), the behaviour of Linux's nouveau
 //! driver (6.1 and 6.12), NVIDIA's published class headers. Facts only; names are NVIDIA's where public.

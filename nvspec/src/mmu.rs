@@ -8,7 +8,7 @@
 use crate::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE, VA_BITS};
 use bitfield_struct::bitfield;
 
-/// Bits that the address of the page of barriers is shifted by in its register.
+/// Shift of the barrier page's address in its register.
 pub const BARRIER_SHIFT: u32 = 8;
 /// Bytes of a directory or table entry.
 pub const ENTRY_BYTES: u64 = 8;
@@ -29,12 +29,12 @@ pub const SPT_BYTES: u64 = SPT_ENTRIES as u64 * ENTRY_BYTES;
 /// Bytes of a full large-page table.
 pub const LPT_BYTES: u64 = LPT_ENTRIES as u64 * ENTRY_BYTES;
 
-/// First virtual address that a host which mediates keeps for itself in every address space: all that the last directory
-/// entry covers. Our choice, not the hardware's.
+/// First virtual address that a mediating host reserves for itself in every address space: the whole range of the last
+/// directory entry. Our choice, not the hardware's.
 pub const HOST_VA_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) << PDE_SHIFT);
 const _: () = assert!(HOST_VA_BASE.0 + PDE_SPAN == 1 << VA_BITS);
 
-/// Memory of a directory entry's table. The encoding is not that of [`crate::addr::Target`].
+/// Memory of a directory entry's table. The encoding differs from that of [`crate::addr::Target`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableTarget {
     /// No table.
@@ -109,7 +109,7 @@ impl Pde {
     /// Entries of the small-page table, after the size code.
     #[must_use]
     pub const fn small_entries(self) -> u32 {
-        // GUESS: the size code is said to shorten the region that the entry covers, hence both tables alike.
+        // GUESS: the size code is documented to shorten the region that the entry covers, hence both tables alike.
         SPT_ENTRIES >> self.large_size()
     }
 }
@@ -214,8 +214,8 @@ pub mod kind {
     /// Generic block linear, 16 bytes by 2 rows.
     pub const GENERIC_16BX2: u8 = 0xfe;
 
-    /// The kind that lays memory out as `kind` does but needs no compression tags; `None` for a kind that GF100 does
-    /// not have. A kind that needs no tags is its own. Source: nouveau's table of GF100 kinds (`mmu/gf100.c`).
+    /// The kind with the same memory layout as `kind` but without compression tags; `None` for a kind that GF100 does
+    /// not have. A kind without tags maps to itself. Source: nouveau's table of GF100 kinds (`mmu/gf100.c`).
     #[must_use]
     pub const fn uncompressed(kind: u8) -> Option<u8> {
         Some(match kind {
@@ -240,7 +240,7 @@ pub mod kind {
     }
 }
 
-/// Why an access faulted; the numbers that the fault registers hold.
+/// Reasons of access faults, with their numbers in the fault registers.
 /// Source: rnndb `fifo/gf100_pfifo.xml`, nouveau's fault reason table.
 pub mod fault {
     /// Directory entry names no table.
@@ -299,10 +299,10 @@ pub mod fault {
         pub const BAR_WRITE: u32 = 0x08;
     }
 
-    /// Clients in a graphics processing cluster (hub bit clear, the type's cluster field says which).
+    /// Clients in a graphics processing cluster (hub bit clear; the type's cluster field has its number).
     /// Source: nouveau's table of such clients.
     pub mod gpc_client {
-        /// Texture unit and L1, which shaders' accesses go through.
+        /// Texture unit and L1, for accesses of shaders.
         pub const TEX: u32 = 0x01;
     }
 }

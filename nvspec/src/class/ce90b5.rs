@@ -1,6 +1,6 @@
-//! Classes 0x90b5 and 0x90b8, the copy engine, with the methods that nouveau's own microcode gives it. A copy engine of
-//! Fermi is a microcontroller: its methods are what the uploaded program makes of them. NVIDIA's program has another
-//! set (launch at 0x300 too, addresses at 0x400), which is not this one.
+//! Classes 0x90b5 and 0x90b8, the copy engine, with the methods of nouveau's own microcode. A copy engine of Fermi is a
+//! microcontroller: the uploaded program defines its methods. NVIDIA's program has another set (launch at 0x300 too,
+//! addresses at 0x400), which is not declared here.
 //!
 //! A surface is pitch linear or block linear. Sizes and positions of block-linear surfaces are in elements; an element
 //! is a byte unless [`exec::FORMAT`] is set.
@@ -78,10 +78,10 @@ pub const QUERY_COUNTER: u32 = 0x340;
 /// Most lines of one copy.
 pub const Y_COUNT_MAX: u32 = 0x1fff;
 
-/// Fields of [`EXEC`]. Other bits are not looked at.
+/// Fields of [`EXEC`]. Other bits are ignored.
 pub mod exec {
     use super::Field;
-    /// Elements are changed as [`super::FORMAT`] says.
+    /// Elements are converted according to [`super::FORMAT`].
     pub const FORMAT: Field = Field::new(0, 0);
     /// Source is pitch linear.
     pub const SRC_LINEAR: Field = Field::new(4, 4);
@@ -89,7 +89,7 @@ pub mod exec {
     pub const DST_LINEAR: Field = Field::new(8, 8);
     /// Writes the query after the copy.
     pub const QUERY: Field = Field::new(12, 12);
-    /// The query is the counter alone (4 bytes), without a time (16 bytes).
+    /// The query writes only the counter (4 bytes), without a time (16 bytes).
     pub const QUERY_SHORT: Field = Field::new(13, 13);
 }
 
@@ -130,8 +130,8 @@ pub mod format {
     // Values from 6 on give zero.
 }
 
-/// Report of the program to the driver about a bad method: a word in its first scratch register, the method's data in the
-/// second, and an interrupt. Source: nouveau's `gt215_ce_intr`.
+/// The program's report to the driver about a bad method: a word in its first scratch register, the method's data in
+/// the second, and an interrupt. Source: nouveau's `gt215_ce_intr`.
 pub mod error {
     use crate::Field;
 

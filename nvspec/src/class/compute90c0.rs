@@ -1,17 +1,17 @@
 //! Class 0x90c0: compute.
 //!
-//! A grid is launched with what the methods before it have set: there is no descriptor in memory.
+//! Earlier methods set the state for the launch of a grid: no descriptor in memory exists.
 //!
-//! Source: NVIDIA's class header, rnndb `graph/gf100_compute.xml`, what Mesa emits.
+//! Source: NVIDIA's class header, rnndb `graph/gf100_compute.xml`, Mesa's code.
 
 use crate::Field;
 
 /// Does nothing.
 pub const NO_OPERATION: u32 = 0x100;
-/// Waits for what was before.
+/// Waits for the end of earlier work.
 #[doc(alias = "SERIALIZE")]
 pub const WAIT_FOR_IDLE: u32 = 0x110;
-/// Tells the front end to go idle.
+/// Makes the front end go idle.
 pub const SEND_GO_IDLE: u32 = 0x13c;
 /// Triggers the performance counters.
 pub const PM_TRIGGER: u32 = 0x140;
@@ -48,19 +48,19 @@ pub const BLOCK_THREADS: u32 = 0x250;
 /// Barriers of a block.
 #[doc(alias = "BARRIER_ALLOC")]
 pub const BLOCK_BARRIERS: u32 = 0x254;
-/// Fails if the object is not compute; here it never is anything else.
+/// Fails if the object is not compute, which is impossible here.
 pub const TEST_FOR_COMPUTE: u32 = 0x28c;
 /// Begins a grid.
 pub const BEGIN_GRID: u32 = 0x29c;
 /// Registers of a thread.
 #[doc(alias = "CP_GPR_ALLOC")]
 pub const REGISTERS: u32 = 0x2c0;
-/// Set when the table of [`GLOBAL_MAP_ENTRY`] is looked at.
+/// Enables the table of [`GLOBAL_MAP_ENTRY`].
 pub const GLOBAL_MAP_MODE: u32 = 0x2c4;
 /// Sets one entry of the table that gives the upper byte of global addresses, see [`global_map`].
 #[doc(alias = "GLOBAL_BASE")]
 pub const GLOBAL_MAP_ENTRY: u32 = 0x2c8;
-/// Runs the grid; the data is what SR_CTAPARAM reads.
+/// Runs the grid; SR_CTAPARAM reads the data.
 pub const LAUNCH: u32 = 0x368;
 /// Threads of a block: x in the low half, y in the high half.
 #[doc(alias = "BLOCKDIM_YX")]
@@ -118,7 +118,7 @@ pub const SEMAPHORE_ADDRESS_LOW: u32 = 0x1b04;
 /// Semaphore payload.
 #[doc(alias = "QUERY_SEQUENCE")]
 pub const SEMAPHORE_PAYLOAD: u32 = 0x1b08;
-/// Releases the semaphore when what was before has ended, see [`semaphore`].
+/// Releases the semaphore when earlier work has ended, see [`semaphore`].
 #[doc(alias = "QUERY_GET")]
 pub const SEMAPHORE_EXECUTE: u32 = 0x1b0c;
 /// Selects a constant buffer: bytes.
@@ -133,7 +133,7 @@ pub const CONSTANT_ADDRESS_LOW: u32 = 0x2388;
 /// Byte offset in the selected constant buffer of the next word to load.
 #[doc(alias = "CB_POS")]
 pub const CONSTANT_OFFSET: u32 = 0x238c;
-/// First of the sixteen methods that store a word in the selected constant buffer and go on to the next.
+/// First of the sixteen methods that store a word in the selected constant buffer and advance to the next.
 #[doc(alias = "CB_DATA")]
 pub const CONSTANT_DATA: u32 = 0x2390;
 /// Last of them.
@@ -142,7 +142,7 @@ pub const CONSTANT_DATA_LAST: u32 = 0x23cc;
 /// Fields of [`CONSTANT_BIND`].
 pub mod bind {
     use super::Field;
-    /// Set when the bank holds anything.
+    /// Set if the bank has a buffer.
     pub const VALID: Field = Field::new(0, 0);
     /// The bank.
     pub const BANK: Field = Field::new(12, 8);
@@ -153,11 +153,11 @@ pub mod global_map {
     use super::Field;
     /// Bits 39:32 of the GPU virtual address.
     pub const VIRTUAL_UPPER: Field = Field::new(7, 0);
-    /// Bits 39:32 of the global address; which entry it is.
+    /// Bits 39:32 of the global address: the index of the entry.
     pub const GLOBAL_UPPER: Field = Field::new(23, 16);
-    /// Loads are good.
+    /// Loads are allowed.
     pub const READ: Field = Field::new(30, 30);
-    /// Stores are good.
+    /// Stores are allowed.
     pub const WRITE: Field = Field::new(31, 31);
 }
 
@@ -172,7 +172,7 @@ pub mod semaphore {
     pub const FLUSH_DISABLE: Field = Field::new(2, 2);
     /// Reduces memory with the payload instead of replacing it.
     pub const REDUCTION: Field = Field::new(3, 3);
-    /// Raises the non-stall interrupt then.
+    /// Raises the non-stall interrupt after the release.
     pub const AWAKEN: Field = Field::new(20, 20);
     /// The semaphore is one word, not four.
     pub const ONE_WORD: Field = Field::new(28, 28);
@@ -214,7 +214,7 @@ pub const WINDOW_BYTES: u64 = 1 << 24;
 /// Bits of an address in local memory.
 pub const LOCAL_ADDRESS_BITS: u32 = 24;
 
-/// Numbers of what a warp did wrong, as a multiprocessor's warp error register has them. Source: nouveau's table.
+/// Numbers of a warp's errors in a multiprocessor's warp error register. Source: nouveau's table.
 pub mod warp_error {
     /// The stack of calls and divergence overflowed.
     pub const STACK: u32 = 0x01;
@@ -232,23 +232,23 @@ pub mod warp_error {
     pub const ILLEGAL_ENCODING: u32 = 0x09;
     /// An operand that the instruction cannot have.
     pub const ILLEGAL_PARAMETER: u32 = 0x0b;
-    /// A constant outside of its bank.
+    /// A constant outside its bank.
     pub const CONSTANT_ADDRESS: u32 = 0x0c;
-    /// A register that the program did not ask for.
+    /// A register beyond the program's declared number.
     pub const OUT_OF_RANGE_REGISTER: u32 = 0x0d;
-    /// An address outside of local or shared memory.
+    /// An address outside local or shared memory.
     pub const OUT_OF_RANGE_ADDRESS: u32 = 0x0e;
     /// An address that is not aligned.
     pub const MISALIGNED_ADDRESS: u32 = 0x0f;
     /// An address in a space where the operation is not possible.
     pub const ADDRESS_SPACE: u32 = 0x10;
-    /// A constant outside of its bank, by LDC.
+    /// A constant outside its bank, accessed with LDC.
     pub const CONSTANT_ADDRESS_LDC: u32 = 0x12;
     /// An instruction that needs all lanes found them diverged.
     pub const DIVERGENT: u32 = 0x14;
 }
 
-/// Methods in a row whose last data is state.
+/// Consecutive methods whose last data is state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateMethods {
     /// The first.
@@ -350,7 +350,8 @@ pub const STATE_WORDS: usize = {
     words
 };
 
-/// Returns which word of state a method sets, and the bits that it may have; `None` for a method that is no state.
+/// Returns the index of the word of state that a method sets, and its permitted bits; `None` for a method without
+/// state.
 #[must_use]
 pub const fn state_word(method: u32) -> Option<(usize, u32)> {
     let (mut index, mut words) = (0, 0);
@@ -368,8 +369,8 @@ pub const fn state_word(method: u32) -> Option<(usize, u32)> {
     None
 }
 
-/// Returns whether a method exists that does nothing here: waits, which the engine does for every method, and what
-/// concerns caches and texture units.
+/// Returns true if a method exists but has no effect here: waits, which the engine does for every method, and control
+/// of caches and texture units.
 #[must_use]
 pub const fn is_without_effect(method: u32) -> bool {
     matches!(

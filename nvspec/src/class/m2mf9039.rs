@@ -2,16 +2,16 @@
 //!
 //! Sizes and positions of block-linear surfaces are in bytes by rows by slices.
 //!
-//! Source: NVIDIA's class header, rnndb `graph/gf100_m2mf.xml`, what nouveau and Mesa emit.
+//! Source: NVIDIA's class header, rnndb `graph/gf100_m2mf.xml`, nouveau's and Mesa's code.
 
 use crate::Field;
 
 /// Does nothing.
 pub const NOP: u32 = 0x100;
-/// Waits for what was before.
+/// Waits for the end of earlier work.
 #[doc(alias = "WAIT_FOR_IDLE")]
 pub const SERIALIZE: u32 = 0x110;
-/// Tells the front end to go idle.
+/// Makes the front end go idle.
 pub const SEND_GO_IDLE: u32 = 0x13c;
 /// Triggers the performance counters.
 pub const PM_TRIGGER: u32 = 0x140;
@@ -138,15 +138,15 @@ pub mod block_size {
 
 /// Values of [`COND_MODE`].
 pub mod cond_mode {
-    /// Copies are not made.
+    /// Copies are skipped.
     pub const NEVER: u32 = 0;
-    /// Copies are made.
+    /// Copies are done.
     pub const ALWAYS: u32 = 1;
-    /// Copies are made if the result in memory is not zero.
+    /// Copies are done if the result in memory is not zero.
     pub const IF_NOT_ZERO: u32 = 2;
-    /// Copies are made if the two results in memory are equal.
+    /// Copies are done if the two results in memory are equal.
     pub const IF_EQUAL: u32 = 3;
-    /// Copies are made if the two results in memory differ.
+    /// Copies are done if the two results in memory differ.
     pub const IF_NOT_EQUAL: u32 = 4;
 }
 
@@ -154,9 +154,9 @@ pub mod cond_mode {
 pub mod render_override {
     /// The condition decides.
     pub const NONE: u32 = 0;
-    /// Copies are made.
+    /// Copies are done.
     pub const ALWAYS: u32 = 1;
-    /// Copies are not made.
+    /// Copies are skipped.
     pub const NEVER: u32 = 2;
 }
 

@@ -22,17 +22,18 @@ pub mod id {
     pub const FERMI_DMA: u32 = 0x90b5;
     /// Decompressing copy engine.
     pub const FERMI_DECOMPRESS: u32 = 0x90b8;
-    /// Software methods: numbers that end in these bits are executed by the driver.
+    /// Software methods: the driver executes classes whose numbers end in these bits.
     pub const SOFTWARE_LOW: u32 = 0x6e;
 }
 
-/// Why PGRAPH refused a method's data: the numbers of its data error register. Source: nouveau's table of data errors.
+/// Reasons why PGRAPH refused a method's data: the numbers of its data error register. Source: nouveau's table of data
+/// errors.
 pub mod data_error {
     /// The operation is not possible now.
     pub const INVALID_OPERATION: u32 = 0x03;
     /// A value is out of range.
     pub const INVALID_VALUE: u32 = 0x04;
-    /// A value is none of those defined.
+    /// A value is not one of the defined ones.
     pub const INVALID_ENUM: u32 = 0x05;
     /// An address is not aligned.
     pub const INVALID_ADDRESS_ALIGNMENT: u32 = 0x0b;

@@ -1,9 +1,9 @@
-//! The surroundings of the engines: thermal, fuses, GPIO, PCI mirror, PMU, clocks, privileged ring, counters, display as far
-//! as a card without outputs is asked. Sources: rnndb `pm/`, `bus/`, `io/`, `display/`; nouveau's `therm`, `fuse`,
-//! `gpio`, `i2c`, `pci`, `pmu`, `clk`, `privring`, `devinit` units.
+//! The surroundings of the engines: thermal, fuses, GPIO, PCI mirror, PMU, clocks, privileged ring, counters, and the
+//! display registers that drivers access on a card without outputs. Sources: rnndb `pm/`, `bus/`, `io/`, `display/`;
+//! nouveau's `therm`, `fuse`, `gpio`, `i2c`, `pci`, `pmu`, `clk`, `privring`, `devinit` units.
 
 regs! {
-    /// Fan and PWM control beside the GPIO unit.
+    /// Fan and PWM control next to the GPIO unit.
     mod pnvio @ 0x00e000 .. 0x00f000 {
         /// GPIO interrupts.
         GPIO_INTR[2; 4] @ 0x00e050 W1c {}
@@ -53,7 +53,8 @@ regs! {
     mod pfuse @ 0x021000 .. 0x022000 {
         /// Fuse words.
         FUSE[179; 4] @ 0x021000 Rw {}
-        /// Speed of the die, by which drivers look up voltages; 0 would be a card without one, which they complain of.
+        /// Speed of the die, with which drivers look up voltages; 0 would be a card without one, and drivers would
+        /// complain.
         SPEEDO @ 0x0212cc Rw = 0x00000420 {}
         /// More fuse words.
         FUSE_HI[844; 4] @ 0x0212d0 Rw {}
@@ -95,7 +96,7 @@ regs! {
         ROM_CONTROL @ 0x088050 Rw { 0:0 PROM_DISABLE; }
         /// Capability words.
         CAPABILITIES[14; 4] @ 0x088054 Rw {}
-        /// Link status, as the PCI Express capability has it.
+        /// Link status, as in the PCI Express capability.
         LINK_STATUS[4; 4] @ 0x08808c Rw {}
         /// Private words.
         PRIVATE[256; 4] @ 0x088100 Rw {}
@@ -212,7 +213,7 @@ regs! {
         WORD[1024; 4] @ 0x1bc000 Rw {}
     }
 
-    /// VGA registers by byte, as far as drivers without outputs touch them.
+    /// VGA registers in bytes, as far as drivers without outputs access them.
     mod pvga @ 0x601000 .. 0x602000 {
         /// CRTC index and data bytes, head 0.
         CRTC @ 0x6013d4 Rw {}

@@ -129,7 +129,7 @@ regs! {
         TRAP @ 0x400108 W1c { 25:25 ROP; 24:24 GPC; 7:7 MACRO; 4:4 SHADER; 3:3 CCACHE; 1:1 M2MF; 0:0 DISPATCH; }
         /// Reason of a data error.
         DATA_ERROR @ 0x400110 Rw {}
-        /// Clusters that trapped, a bit for each.
+        /// Clusters that trapped, one bit each.
         TRAP_GPCS @ 0x400118 W1c {}
         /// Interrupt enables of the front end's units.
         TRAP_EN[7; 4] @ 0x400120 Rw {}
@@ -205,7 +205,7 @@ regs! {
         UNITS @ 0x409604 Ro { 20:16 ROPS; 4:0 GPCS; }
         /// Reset lines of the clusters' falcons.
         RESET_LINES @ 0x409614 Rw {}
-        /// Mailboxes. Bit 31 of the first says ready, the second gives the context's bytes after start.
+        /// Mailboxes. Bit 31 of the first reports readiness, the second has the context's bytes after start.
         MAILBOX[8; 4] @ 0x409800 Rw { 31:31 READY; }
         /// Sets bits of the mailboxes.
         MAILBOX_SET[8; 4] @ 0x409820 Wo {}
@@ -289,7 +289,7 @@ pub mod sm_trap {
         UNITS + gpc * GPC_BYTES + GPC_TRAP
     }
 
-    /// In it: that TPCs trapped, from TPC 0 on.
+    /// Field of it: TPCs that trapped, from TPC 0 on.
     pub const TPC_MASK: Field = Field::new(23, 16);
 
     /// Byte offset of a TPC's trap register.
@@ -298,7 +298,7 @@ pub mod sm_trap {
         in_tpc(gpc, tpc, TPC_TRAP)
     }
 
-    /// In it: that the multiprocessor trapped.
+    /// Field of it: the multiprocessor trapped.
     pub const SM: Field = Field::new(1, 1);
 
     /// Byte offset of a multiprocessor's warp error register, a number of
@@ -314,8 +314,8 @@ pub mod sm_trap {
         in_tpc(gpc, tpc, GLOBAL_ERROR)
     }
 
-    /// Returns what a state register of PGRAPH holds after a write: the value, but those that report traps are cleared
-    /// by ones.
+    /// Returns the contents of a state register of PGRAPH after a write: the value, except that ones clear the bits of
+    /// those that report traps.
     #[must_use]
     pub const fn written(offset: u32, old: u32, value: u32) -> u32 {
         let inside = offset >= UNITS && offset < UNITS + GPCS * GPC_BYTES;

@@ -1,5 +1,5 @@
 //! PMC, PBUS, PFIFO and PTIMER. Sources: rnndb `bus/pmc.xml`, `bus/pbus.xml`, `fifo/gf100_pfifo.xml`, `bus/ptimer.xml`;
-//! what nouveau's `mc`, `bus`, `fifo`, `timer` units read and write.
+//! the accesses of nouveau's `mc`, `bus`, `fifo`, `timer` units.
 
 regs! {
     /// Master control: identity, interrupt tree, unit enables.
@@ -17,11 +17,11 @@ regs! {
         INTR_EN_0 @ 0x000140 Rw { 0:0 ENABLE; }
         /// Interrupt line enable, second tree.
         INTR_EN_1 @ 0x000144 Rw { 0:0 ENABLE; }
-        /// Interrupt line state, as the first tree drives it.
+        /// Interrupt line state from the first tree.
         INTR_LINE_0 @ 0x000160 Ro {}
-        /// Cache units with an interrupt, behind the tree's LTC bit.
+        /// Cache units with an interrupt: the sources of the tree's LTC bit.
         INTR_LTC @ 0x00017c Ro {}
-        /// Unit enable; a unit is reset by a zero.
+        /// Unit enable; a zero resets a unit.
         ENABLE @ 0x000200 Rw { 30:30 PDISP; 28:28 MSPDEC_B; 20:20 LTC; 17:17 MSPDEC; 15:15 MSVLD; 13:13 PMU; 12:12 PGRAPH;
             8:8 PFIFO; 7:7 CE1; 6:6 CE0; 5:5 PRIVRING; 2:2 PXBAR; 1:1 MSPPP; }
         /// PBDMA enable, one bit each; bits of units that do not exist read zero.
@@ -77,7 +77,7 @@ regs! {
         SCHED_EN @ 0x002200 Rw { 0:0 ENABLE; }
         /// PBDMAs present.
         PBDMA_PRESENT @ 0x002204 Rw {}
-        /// PBDMAs that may not serve each engine: a zero bit allows.
+        /// PBDMAs that must not serve each engine: a zero bit allows.
         ENGINE_PBDMA_MASK[6; 4] @ 0x002208 Rw {}
         /// Idle filter.
         IDLE_FILTER @ 0x002224 Rw {}
@@ -112,17 +112,18 @@ regs! {
         NON_STALL_ID @ 0x0025a4 Ro {}
         /// Non-stall interrupts of each engine: eight nibbles, bit 0 of each.
         NON_STALL_INTR[6; 4] @ 0x0025a8 W1c {}
-        /// Non-stall interrupt enable: which bits of each nibble of `NON_STALL_INTR` count, for all engines alike.
+        /// Non-stall interrupt enable: the bits of each nibble of `NON_STALL_INTR` that count, for all engines alike.
         NON_STALL_EN @ 0x002628 Rw { 3:0 NIBBLE; }
-        /// Engines that stopped on an error; writing a one lets that engine be scheduled again.
+        /// Engines that stopped on an error; writing a one allows that engine to be scheduled again.
         SCHED_ENABLE_ACK @ 0x00262c W1c {}
         /// Engines whose scheduling is disabled.
         SCHED_DISABLE @ 0x002630 Rw {}
         /// Preempts (kicks off) a channel.
         #[doc(alias = "CHAN_KILL")]
         PREEMPT @ 0x002634 Rw { 20:20 PENDING; 11:0 CHANNEL; }
-        /// State of each engine. For a context switch that does not end Linux 6.1 looks for BUSY, LOAD and SWITCHING together,
-        /// 6.12 for BUSY_2 with SWITCHING or the middle bit of CTX_STATUS; both take the channel from CHANNEL.
+        /// State of each engine. For a context switch that does not end, Linux 6.1 checks BUSY, LOAD and SWITCHING
+        /// together, and 6.12 BUSY_2 with SWITCHING or the middle bit of CTX_STATUS; both read the channel from
+        /// CHANNEL.
         ENGINE_STATUS[6; 4] @ 0x002640 Ro { 31:31 BUSY; 28:28 BUSY_2; 20:20 SAVE; 18:18 LOAD; 15:13 CTX_STATUS; 12:12 SWITCHING;
             6:0 CHANNEL; }
         /// Runlist events.

@@ -7,7 +7,7 @@ regs! {
         /// Flushes posted writes: of the apertures to memory, and of engines to system memory
         /// ([`NISO_ADDRESS`](super::pfb::NISO_ADDRESS) is the page for that).
         BAR_FLUSH @ 0x070000 Rw { 1:1 BUSY; 0:0 TRIGGER; }
-        /// Invalidates what the cache holds of system memory.
+        /// Invalidates the cache's data of system memory.
         L2_INVALIDATE @ 0x070004 Rw { 1:1 BUSY; 0:0 TRIGGER; }
         /// Writes the cache back.
         L2_FLUSH @ 0x070010 Rw { 1:1 BUSY; 0:0 TRIGGER; }

@@ -1,10 +1,10 @@
-//! Parts of BAR0 that are memory, or large register areas that the driver only stores to.
+//! Parts of BAR0 that are memory, or large register areas to which the driver only stores.
 
-/// PRAMIN: a 1 MiB window on VRAM, placed by `pbus::PRAMIN_WINDOW`.
+/// PRAMIN: a 1 MiB window on VRAM, whose base `pbus::PRAMIN_WINDOW` sets.
 pub mod pramin {
     /// Byte offset in BAR0.
     pub const BASE: u32 = 0x70_0000;
-    /// Byte offset of what follows.
+    /// Byte offset after its end.
     pub const END: u32 = 0x80_0000;
     /// Bytes.
     pub const BYTES: u32 = END - BASE;
@@ -14,7 +14,7 @@ pub mod pramin {
 pub mod prom {
     /// Byte offset in BAR0.
     pub const BASE: u32 = 0x30_0000;
-    /// Byte offset of what follows.
+    /// Byte offset after its end.
     pub const END: u32 = 0x31_0000;
     /// Bytes.
     pub const BYTES: u32 = END - BASE;
@@ -23,10 +23,10 @@ pub mod prom {
 /// Bytes of BAR0.
 pub const BAR0_BYTES: u64 = 16 << 20;
 
-/// Value that an access reads which nothing claims. Source: rnndb, PRIVRING's error value for Fermi hub accesses.
+/// Value of a read that no unit claims. Source: rnndb, PRIVRING's error value for Fermi hub accesses.
 pub const UNCLAIMED: u32 = 0xbad0_da00;
 
-/// A range of BAR0 that holds plain state registers, too many to name: (name, first offset, offset behind the last).
+/// A range of BAR0 that holds plain state registers, too many to name: (name, first offset, offset after the last).
 pub const STATE_RANGES: &[(&str, u32, u32)] = &[
     ("PBFB broadcast", 0x10_f000, 0x11_0000),
     ("PBFB partitions", 0x11_0000, 0x11_8000),
@@ -37,5 +37,5 @@ pub const STATE_RANGES: &[(&str, u32, u32)] = &[
     ("PGRAPH GPC units", 0x50_0000, 0x58_0000),
 ];
 
-/// Registers that a reset of PGRAPH resets: (first offset, offset behind the last).
+/// Registers that a reset of PGRAPH resets: (first offset, offset after the last).
 pub const PGRAPH_RANGES: [(u32, u32); 2] = [(0x40_0000, 0x42_0000), (0x50_0000, 0x58_0000)];
