@@ -9,7 +9,7 @@
 //! - [`monitoring`]: Prometheus and a proxy, for the tests of a daemon's metrics;
 //! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
 //! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and one with engines that place work;
-//! - [`xen`]: a host of Xen, with domains of its own;
+//! - [`xen`]: a Xen host, with its own domains;
 //! - [`svm`]: a QEMU for machines that have VMs;
 //! - [`nest`]: a machine with VFIO, KVM and QEMU, in which others run; [`libraries`]: libraries of the programs in it;
 //! - [`initramfs`] and [`cpio`]: the archive with our init, our test programs and the modules;
@@ -18,7 +18,7 @@
 //! Everything is in one cache folder (`.cache` in the workspace, or `GPU_MEDIATOR_CACHE`), each item in a folder named
 //! by a hash of its inputs. An existing item is not made again; if all exist, no network is used.
 //!
-//! Out of scope: it installs nothing, needs no root, and supports no architecture except x86-64.
+//! It installs nothing, needs no root, and supports no architecture except x86-64.
 //!
 //! Environment: `GPU_MEDIATOR_CACHE` (cache folder), `GPU_MEDIATOR_DEBIAN_MIRROR` and
 //! `GPU_MEDIATOR_DEBIAN_SECURITY_MIRROR` (archive URIs), `GPU_MEDIATOR_QEMU` (a QEMU binary to use as it is).
@@ -66,13 +66,13 @@ use recipe::{KernelRecipe, Manifest, Record};
 /// One guest kernel, ready to boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// Short name by which tests ask for it, such as `6.12`.
+    /// Short name with which tests request it, such as `6.12`.
     pub name: String,
     /// Release as `uname -r` prints it in the guest.
     pub release: String,
     /// The kernel image.
     pub vmlinuz: PathBuf,
-    /// The initramfs that belongs to it (uncompressed cpio).
+    /// The initramfs for it (uncompressed cpio).
     pub initrd: PathBuf,
 }
 
@@ -214,8 +214,8 @@ pub fn ensure_system(progress: &Progress) -> Result<System> {
     Ok(System::new(kernel, files, agent))
 }
 
-/// The files of a Debian system with engines that place work (libvirt, Slurm, podman), in an archive that [`cpio::unpack`] takes.
-/// They are made the first time.
+/// Makes the files of a Debian system with engines that place work (libvirt, Slurm, podman), the first time. Returns an
+/// archive for [`cpio::unpack`].
 pub fn ensure_fleet(progress: &Progress) -> Result<PathBuf> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;

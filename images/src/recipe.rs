@@ -27,7 +27,7 @@ pub struct Manifest {
     pub system: SystemRecipe,
     /// Parts of the Debian system with engines that place work.
     pub fleet: TreeRecipe,
-    /// The machine that has a card behind an IOMMU, and VMs of its own.
+    /// The machine that has a card behind an IOMMU, and its own VMs.
     pub nest: NestRecipe,
     /// The host of Xen.
     pub xen: XenRecipe,

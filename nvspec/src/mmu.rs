@@ -280,7 +280,7 @@ pub mod fault {
         pub const CE1: u32 = 0x16;
     }
 
-    /// Clients behind the hub, as the fault type's client field names them (hub bit set).
+    /// Clients behind the hub, with their numbers in the fault type's client field (hub bit set).
     /// Source: nouveau's table of hub clients.
     pub mod hub_client {
         /// Copy engine 0.

@@ -3,7 +3,7 @@
 //! A VM is one kind of tenant, a process with a CUDA context another. Memory (`vram`), channels (`channels`), time
 //! (`sched`) and the owner of a card identify a tenant with the same type, so that numbers cannot be confused.
 //!
-//! Out of scope: the owner of the card assigns numbers and knows the kind of a tenant.
+//! It does not assign numbers, and does not know the kind of a tenant; the owner of the card does.
 
 use std::fmt;
 

@@ -47,7 +47,7 @@ pub(crate) struct NodeFiles {
     iommufd: File,
     /// The address space, once it exists.
     space: OnceLock<u32>,
-    /// The function's group, which tells its neighbours from others.
+    /// The function's group, which identifies the group's other functions.
     group: u32,
 }
 

@@ -274,7 +274,7 @@ fn unopened(error: Unopened, address: Address, group: u32) -> OpenError {
     }
 }
 
-/// Binds the function to its iommufd, and gives it an address space there.
+/// Binds the function to its iommufd, and attaches it to an address space there.
 fn attach(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenError> {
     let fail = |call| {
         move |source: io::Error| match source.raw_os_error() {
@@ -287,7 +287,7 @@ fn attach(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenE
     kernel.attach_space().map_err(fail("VFIO_DEVICE_ATTACH_IOMMUFD_PT"))
 }
 
-/// Puts the group into the container, and gives that an IOMMU.
+/// Puts the group into the container, and sets the container's IOMMU.
 fn join(kernel: &dyn Kernel, address: Address, group: u32) -> Result<(), OpenError> {
     let fail = |call| move |source| OpenError::Call { address, call, source };
     let version = kernel.api_version().map_err(fail("VFIO_GET_API_VERSION"))?;

@@ -59,7 +59,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: this is the mapping that `new` made, and no reference into it was given away.
+        // SAFETY: this is the mapping that `new` made, and no reference into it exists.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "a mapping was unmapped twice");
     }

@@ -141,7 +141,7 @@ pub fn report(metadata: &Metadata, files: &[File], lower: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the lower of each count and its budget; packages that are gone have no line.
+/// Returns the lower of each count and its budget; removed packages have no line.
 fn lowered(counts: &BTreeMap<String, Counts>, budgets: &BTreeMap<String, Counts>) -> BTreeMap<String, Counts> {
     let lower = |(name, found): (&String, &Counts)| {
         let budget = budgets.get(name).copied().unwrap_or_default();

@@ -43,7 +43,7 @@ pub struct Test<'a> {
 pub enum Load {
     /// This number, or all if there are fewer.
     Processors(usize),
-    /// Almost none: the test waits most of the time. One such test at a time runs next to the others.
+    /// Almost none: the test waits most of the time. One such test at a time runs in addition to the others.
     Waits,
 }
 
@@ -165,7 +165,7 @@ pub struct Manner<'a> {
 /// Makes tests run their full workloads; `tests::scale` reads it.
 const FULL_VARIABLE: &str = "GPU_MEDIATOR_FULL";
 
-/// Returns true if a test belongs to the full scale only: one of the modules in its name is `full`.
+/// Returns true if a test runs only at full scale: one of the modules in its name is `full`.
 pub fn is_full_scale(test: &str) -> bool {
     test.split("::").any(|module| module == "full")
 }

@@ -5,7 +5,7 @@
 //! kind, and the environment and mounts that a container gets with a device. The fields are those of the specification
 //! (cncf-tags/container-device-interface, SPEC.md, version 0.5.0).
 //!
-//! Out of scope: making a tenant or a vGPU, and knowledge of engines that place work.
+//! It does not make tenants or vGPUs, and does not know the engines that place work.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -101,7 +101,7 @@ pub struct Cuda<'a> {
     pub socket: &'a Path,
     /// Folder of the host with gpu-mediator's library.
     pub library: &'a Path,
-    /// NVIDIA's library on the host; if absent, the container has it in another way, such as NVIDIA's own CDI files.
+    /// NVIDIA's library on the host; if absent, the container gets it in another way, such as NVIDIA's own CDI files.
     pub driver: Option<&'a Path>,
     /// Part of the socket's path in the container, which tells several sockets apart.
     pub place: &'a str,
@@ -165,7 +165,7 @@ fn socket(socket: &Path, folder: &Path) -> Result<(Mount, PathBuf), CdiError> {
     Ok((Mount::read_only(parent, folder), folder.join(name)))
 }
 
-/// A reason why there is no file.
+/// An error of a CDI file.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum CdiError {

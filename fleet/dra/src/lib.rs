@@ -6,7 +6,7 @@
 //! container ([`driver`]). [`store`] records prepared claims, so that they survive a restart; [`plugin`] is the
 //! interface to the kubelet.
 //!
-//! Out of scope: the scheduler decides on allocations, and `mediatord` enforces them.
+//! It does not decide on allocations, which the scheduler does, and does not enforce them, which `mediatord` does.
 
 pub mod device;
 pub mod driver;

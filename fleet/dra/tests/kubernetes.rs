@@ -57,7 +57,7 @@ async fn two_pods_share_a_card_three_to_one_with_kubelets_of_both_versions() {
                     label_namespace=\"prod\",label_pod=\"pod-of-big\",label_request=\"gpu\"} 1";
         assert!(metrics.contains(line), "{metrics}");
 
-        // A container gets the folder of its own socket only, and may connect as any user.
+        // A container gets only the folder of its own socket, and may connect as any user.
         let spec = spec(&node, "uid-big");
         let edits = &spec.devices[0].container_edits;
         assert_eq!(edits.env, ["GPU_MEDIATOR_VFIO_USER_SOCKET=/run/gpu-mediator/vgpu/gpu/vgpu.sock"]);

@@ -4,7 +4,7 @@
 //! is defined (kubevirt/kubevirt, pkg/hooks). The vGPU itself comes with a claim of the container in which QEMU runs:
 //! its socket is there in a folder named after the request (`fleet-cdi`), so the hook needs only the requests' names.
 //!
-//! Out of scope: making a vGPU, and checking that one exists.
+//! It does not make vGPUs, and does not check that one exists.
 
 use api::launch::{self, SocketVmm};
 use fleet_cdi::Vgpu;

@@ -8,7 +8,7 @@
 //! Slurm does the accounting: it assigns at most a card's number of shards, on any node and card. The daemon limits
 //! each job to its part. The plugin only decides the meaning of a number of shards.
 //!
-//! Out of scope: it does not schedule, and does not trust a job: nothing in the job's environment raises its part.
+//! It does not schedule, and does not trust jobs: nothing in a job's environment raises its part.
 //!
 //! Sources: `spank(7)`, `gres.conf(5)`, `prolog_epilog`, `plugstack.conf`.
 

@@ -56,7 +56,7 @@ impl Device {
 /// Makes a request of a driver. The argument holds no addresses, except those that this file writes there.
 pub fn call<T: Request>(file: &File, argument: &mut T) -> io::Result<()> {
     loop {
-        // SAFETY: the number says how many bytes the kernel may read and write, which is the size of `T`.
+        // SAFETY: the number contains the number of bytes that the kernel may read and write, which is the size of `T`.
         let result =
             unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(T::NUMBER), std::ptr::from_mut(argument)) };
         if result >= 0 {

@@ -51,7 +51,7 @@ impl Options {
         &self.words
     }
 
-    /// Returns whether a flag was given.
+    /// Returns true if a flag was given.
     pub fn flag(&self, name: &str) -> bool {
         self.values.contains_key(name)
     }

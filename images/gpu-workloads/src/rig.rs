@@ -157,7 +157,7 @@ impl Rig {
     }
 }
 
-/// Fills and checks buffers for a test, with a channel of its own.
+/// Fills and checks buffers for a test, with its own channel.
 pub struct Helper<'a> {
     rig: &'a Rig,
     channel: Channel,

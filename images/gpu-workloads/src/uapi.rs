@@ -66,7 +66,7 @@ pub struct Version {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct GemClose {
-    /// The handle to give back.
+    /// The handle to close.
     pub handle: u32,
     /// Zero.
     pub pad: u32,
@@ -114,7 +114,7 @@ pub struct ChannelAlloc {
     pub channel: i32,
     /// Memory that pushbuffers may be in.
     pub pushbuf_domains: u32,
-    /// A buffer that comes with the channel.
+    /// A buffer that the kernel allocates with the channel.
     pub notifier_handle: u32,
     /// Handle and class of enforced subchannels.
     pub subchan: [[u32; 2]; 8],

@@ -171,7 +171,7 @@ regs! {
         COUNTER[31; 4] @ 0x10a504 Rw {}
         /// Mutexes.
         MUTEX[16; 4] @ 0x10a584 Rw {}
-        /// Mutex that the driver takes to write the data memory.
+        /// Mutex that the driver acquires to write the data memory.
         MUTEX_DMEM @ 0x10a580 Rw {}
         /// Engine power words.
         POWER[16; 4] @ 0x10a780 Rw {}

@@ -213,7 +213,7 @@ regs! {
         MAILBOX_CLEAR[8; 4] @ 0x409840 Wo {}
         /// Context that PGRAPH holds.
         CURRENT @ 0x409b00 Rw { 31:31 VALID; 27:0 ADDRESS; }
-        /// Context that comes next.
+        /// Next context.
         NEXT @ 0x409b04 Rw { 31:31 VALID; 27:0 ADDRESS; }
         /// Error word of the firmware.
         UCODE_INTR @ 0x409c18 W1c {}
@@ -252,7 +252,7 @@ regs! {
     }
 }
 
-/// FECS commands that nouveau's built-in firmware takes. Source: nouveau's `hub.fuc`.
+/// FECS commands of nouveau's built-in firmware. Source: nouveau's `hub.fuc`.
 pub mod fecs_command {
     /// Makes the channel of the command data current.
     pub const SET_CHANNEL: u32 = 1;
@@ -265,9 +265,9 @@ pub mod fecs_command {
 pub mod sm_trap {
     use crate::Field;
 
-    /// Clusters that have a place.
+    /// Clusters with a range of registers.
     pub const GPCS: u32 = 16;
-    /// TPCs of a cluster that have a place.
+    /// TPCs of a cluster with a range of registers.
     pub const TPCS: u32 = 8;
 
     const UNITS: u32 = 0x50_0000;

@@ -117,7 +117,7 @@ impl<'a> Layout<'a> {
         self.advance(padding, at)
     }
 
-    /// A kernel starts here.
+    /// Starts a kernel here.
     pub(super) fn open_kernel(&mut self, name: &str, at: Cursor<'a>) -> Result<(), Failure> {
         self.align(8, at)?;
         self.close_kernel();

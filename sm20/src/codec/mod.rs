@@ -84,7 +84,7 @@ pub enum EncodeError {
     },
 }
 
-/// Bit 3 tells 32-bit from 64-bit encodings.
+/// Bit 3 distinguishes 32-bit from 64-bit encodings.
 const SHORT: u64 = 8;
 const JOIN: Flag = Flag(4);
 const GUARD: PredOp = PredOp { at: 10, not: 13 };

@@ -293,7 +293,7 @@ impl Field for WordSign {
     }
 }
 
-/// FSETP's comparison: its lowest bit stands at bit 7, the others at 14.
+/// FSETP's comparison: its lowest bit is at bit 7, the others at 14.
 pub(super) struct SplitCompare;
 
 impl Field for SplitCompare {

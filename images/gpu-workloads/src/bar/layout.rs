@@ -60,11 +60,10 @@ pub mod reg {
     pub const PTIMER_INTR_EN: u32 = 0x009140;
     /// Low half of the time at which the alarm fires.
     pub const PTIMER_ALARM: u32 = 0x009420;
-    /// PTIMER, low and high.
-    /// Which units' interrupts reach the CPU; all, as the card is posted.
+    /// Masks of the units whose interrupts reach the CPU; all units after POST.
     pub const INTR_MASKS: [u32; 2] = [0x000640, 0x000644];
     pub const PTIMER_LOW: u32 = 0x009400;
-    /// The high half.
+    /// High half of PTIMER's time.
     pub const PTIMER_HIGH: u32 = 0x009410;
     /// Number of memory partitions.
     pub const FBP_COUNT: u32 = 0x022438;
@@ -130,7 +129,7 @@ impl Aperture {
         self as u32
     }
 
-    /// Bits 1:0 of a page directory entry, where 0 means that there is no table.
+    /// Bits 1:0 of a page directory entry; 0 means no table.
     fn of_table(self) -> u32 {
         match self {
             Self::Vram | Self::Peer => 1,

@@ -11,7 +11,7 @@ use crate::compute::Guest;
 use crate::device::Device;
 use crate::rig::{Counts, Rig};
 
-/// Word that each kernel stores before it goes wrong.
+/// Word that each kernel stores before its error.
 const BEGUN: u32 = 0x600d;
 /// One thread.
 const ONE: Grid = Grid { blocks: [1; 3], threads: [1; 3] };

@@ -79,7 +79,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(facts)
 }
 
-/// Submissions without work, as many as the kernel takes.
+/// Submissions without work, as many as the kernel accepts.
 fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
     let channel = Channel::with_ring(rig.device(), FLOOD)?;
     channel.add(Engine::M2mf.object())?;

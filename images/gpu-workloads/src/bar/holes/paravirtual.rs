@@ -1,7 +1,7 @@
 //! Holes 31 to 38: requests through the paravirtual interface. Numbers in brackets are those of the reference code's
 //! holes.
 //!
-//! Where the card does not offer it, there is nothing to try.
+//! If the card does not offer it, nothing is tried.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
