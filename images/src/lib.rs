@@ -8,7 +8,8 @@
 //! - [`kernel`] and [`modinfo`]: `vmlinuz` and the modules that the GPU driver needs, in load order;
 //! - [`monitoring`]: Prometheus and a proxy, for the tests of a daemon's metrics;
 //! - [`pv`], [`hooks`] and [`kbuild`]: the paravirtual modules: ours, and the driver with hooks that call it;
-//! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and one with engines that place work;
+//! - [`system`]: a Debian system with systemd, on which the Debian package is installed, and one with engines that
+//!   place work;
 //! - [`xen`]: a Xen host, with its own domains;
 //! - [`svm`]: a QEMU for machines that have VMs;
 //! - [`nest`]: a machine with VFIO, KVM and QEMU, in which others run; [`libraries`]: libraries of the programs in it;
@@ -166,8 +167,8 @@ pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(images)
 }
 
-/// As [`ensure`] for the kernel called `name`, with the paravirtual driver instead of the stock one. The modules are built
-/// from the kernel's sources, which takes minutes the first time.
+/// As [`ensure`] for the kernel called `name`, with the paravirtual driver instead of the stock one. The modules are
+/// built from the kernel's sources, which takes minutes the first time.
 pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;

@@ -30,7 +30,8 @@ const RUN: &str = "helper_vmrun";
 const DELIVER: &str = "do_interrupt_x86_hardirq";
 /// Bytes before the call that are searched for the store.
 const BEFORE: usize = 96;
-/// A store of ESI, which has a function's second argument, with a displacement of 32 bits: opcode, ModRM without its base, length.
+/// A store of ESI, which has a function's second argument, with a displacement of 32 bits: opcode, ModRM without its
+/// base, length.
 const STORE: u8 = 0x89;
 const FROM_ESI: u8 = 0b10_110_000;
 const BASE: u8 = 0b111;

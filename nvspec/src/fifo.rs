@@ -139,7 +139,8 @@ pub struct MethodHeader {
 }
 
 impl MethodHeader {
-    /// Header with `count` dwords of data (or, for an immediate one, the datum) for the method at byte address `method`.
+    /// Header with `count` dwords of data (or, for an immediate one, the datum) for the method at byte address
+    /// `method`.
     #[must_use]
     pub const fn to(op: HeaderOp, subchannel: u8, method: u32, count: u16) -> Self {
         Self::new()

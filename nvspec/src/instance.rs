@@ -140,7 +140,8 @@ pub mod context {
     pub const VALID: u32 = 1 << 2;
 }
 
-/// A context image of PGRAPH, as nouveau's FECS program reads it when it loads the context (`hub.fuc`, `ctx_mmio_exec`).
+/// A context image of PGRAPH, as nouveau's FECS program reads it when it loads the context (`hub.fuc`,
+/// `ctx_mmio_exec`).
 pub mod graph_image {
     /// Number of registers to write, a word; the program clears it afterwards.
     pub const REGISTERS: u64 = 0;

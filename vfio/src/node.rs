@@ -38,7 +38,7 @@ const RANGES: usize = 64;
 const BIND_BYTES: usize = offset_of!(vfio_device_bind_iommufd, token_uuid_ptr);
 /// The same of the structure that attaches it.
 const ATTACH_BYTES: usize = offset_of!(vfio_device_attach_iommufd_pt, pt_id) + size_of::<u32>();
-/// A number of no group.
+/// A group number that no function has.
 const NO_GROUP: u32 = u32::MAX;
 
 /// The files of one function. Dropped in this order; closing the last one withdraws the mappings.

@@ -33,7 +33,7 @@ impl Phase {
     }
 }
 
-/// Times of a run, and the size of its check. The caller, who opened the device, closes it.
+/// Times of a run, and the size of its check. The caller must close the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Time of each of [`Phase::ALL`].

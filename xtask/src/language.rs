@@ -1,8 +1,8 @@
-//! The language lint: words that make sentences hard to read, counted in comments per package, against a budget that may
-//! only fall.
+//! The language lint: words that make sentences hard to read, counted in comments per package, against a budget that
+//! may only fall.
 //!
-//! `cargo xtask check` fails if a package has more of them than its line in `language.toml`. `cargo xtask language` prints the
-//! counts of each package, and with `--lower` writes lower counts into that file; it never raises one.
+//! `cargo xtask check` fails if a package has more of them than its line in `language.toml`. `cargo xtask language`
+//! prints the counts of each package, and with `--lower` writes lower counts into that file; it never raises one.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! The DRM device, its buffers and channels.
 //!
-//! UNSAFETY: the `ioctl` system call. [`Request`] pairs each argument type with its number, so the kernel reads and writes
-//! exactly the argument; the two arguments that hold addresses are built next to their calls.
+//! UNSAFETY: the `ioctl` system call. [`Request`] pairs each argument type with its number, so the kernel reads and
+//! writes exactly the argument; the two arguments that hold addresses are built next to their calls.
 
 #![expect(unsafe_code, reason = "ioctl")]
 

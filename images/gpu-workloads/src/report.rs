@@ -1,4 +1,5 @@
-//! Result lines: `RESULT name=... ok=... bytes=... copies=... channels=... seconds=...`, then facts, then the error if any.
+//! Result lines: `RESULT name=... ok=... bytes=... copies=... channels=... seconds=...`, then facts, then the error if
+//! any.
 //!
 //! Values other than the error hold no blanks; the error is last and quoted.
 //!

@@ -1,8 +1,8 @@
 //! Machine words and instructions: one table for both directions.
 //!
-//! A 64-bit word's lowest four bits are its type, the highest six (five, in most types) its opcode. Common to all but the
-//! control instructions: bit 4 joins, bits 10 to 13 are the guard, bits 14 to 19 the destination, 20 to 25 the first
-//! operand, 26 to 47 the second, 49 to 54 the third.
+//! A 64-bit word's lowest four bits are its type, the highest six (five, in most types) its opcode. Common to all but
+//! the control instructions: bit 4 joins, bits 10 to 13 are the guard, bits 14 to 19 the destination, 20 to 25 the
+//! first operand, 26 to 47 the second, 49 to 54 the third.
 
 mod address;
 mod bits;

@@ -178,7 +178,8 @@ ops! {
 
     // Conversions.
 
-    /// Between float types; `integer`: to an integral value of the same type. `upper_half` reads an F16 from bits 16 to 31.
+    /// Between float types; `integer`: to an integral value of the same type. `upper_half` reads an F16 from bits 16 to
+    /// 31.
     F2F "F2F" {
         dst: Register, write_cc: bool, b: FloatOperand, to: FloatType, from: FloatType, rounding: Rounding, integer: bool,
         ftz: bool, saturate: bool, upper_half: bool,

@@ -1,6 +1,7 @@
 use super::*;
 
-/// A domain with the parts that virt-launcher writes (kubevirt/kubevirt, pkg/virt-launcher/virtwrap/converter), by hand.
+/// A domain with the parts that virt-launcher writes (kubevirt/kubevirt, pkg/virt-launcher/virtwrap/converter), by
+/// hand.
 const KUBEVIRT: &str = include_str!("kubevirt.xml");
 
 fn device() -> String {

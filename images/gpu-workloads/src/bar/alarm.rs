@@ -15,7 +15,8 @@ use crate::tests::Facts;
 const INTERRUPTS: &str = "/proc/interrupts";
 /// Names of the driver's interrupts there.
 const DRIVER: [&str; 2] = ["nvkm", "nouveau"];
-/// Time from the writes to the alarm, in ns of the card's clock: longer than the writes that set it take under emulation.
+/// Time from the writes to the alarm, in ns of the card's clock: longer than the writes that set it take under
+/// emulation.
 const AHEAD: u32 = 50_000_000;
 /// Longest wait for an interrupt. TIMEOUT: only for an alarm that never fires.
 const LIMIT: Duration = Duration::from_secs(30);

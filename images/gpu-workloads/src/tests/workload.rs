@@ -51,8 +51,8 @@ pub struct Repeat {
     pub ends: bool,
 }
 
-/// `workload --name NAME|all [--scale N] [--rounds N] [--side N] [--working-set BYTES] [--duration SECONDS [--in-flight N]
-/// [--pause-ms N] [--ends]] [--json]`
+/// `workload --name NAME|all [--scale N] [--rounds N] [--side N] [--working-set BYTES] [--duration SECONDS [--in-flight
+/// N] [--pause-ms N] [--ends]] [--json]`
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("name").unwrap_or("all");
     let names = if name == "all" { NAMES.to_vec() } else { vec![name] };
