@@ -4,7 +4,7 @@
 //!   `codec`, one file for each family. Decoding is strict: a word with a bit set that no field of its encoding covers
 //!   is an error, so that [`encode`] returns the decoded word.
 //! - [`assemble`] and `Display` of [`Instruction`]: text to a [`Program`] and back, with one description of each
-//!   operation's suffixes and operands, in `syntax`. The language is described in `docs/sm20-assembly.md`.
+//!   operation's suffixes and operands, in `syntax`. The language is described in `docs/reference/sm20-assembly.md`.
 //!
 //! No input panics, and all need at most time and memory linear in their length. Not here: the semantics of operations.
 //!

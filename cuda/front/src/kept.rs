@@ -3,7 +3,7 @@
 //! A chunk's descriptor is kept for the next owner, since the driver exports no handle that was imported. So a program
 //! may have thousands, with numbers above those that it needs itself, and above its limit of open files. That limit is
 //! not raised, because every child would inherit it; descriptors with numbers above it are made by [`raised`] (decision
-//! 097) and work like any other. Each is closed on `exec`, and in a child after `fork`.
+//! 121) and work like any other. Each is closed on `exec`, and in a child after `fork`.
 //!
 //! UNSAFETY: copies and closes descriptors by number, and has a process that shares this one's memory do so.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -3,7 +3,7 @@
 //! Children: after `fork` NVIDIA's driver answers 3 (`CUDA_ERROR_NOT_INITIALIZED`) to everything that needs an
 //! initialised driver, and so does this library, whichever way a function was found. Each exported function and each
 //! one that `cuGetProcAddress` answers looks at [`PAGE`] first, which the kernel empties in every child, however that
-//! was made (decision 096). Where the kernel does not do that, `fork` empties it. A child whose parent had not
+//! was made (decision 121). Where the kernel does not do that, `fork` empties it. A child whose parent had not
 //! initialised the driver is a process like any other. No lock of the parent's is waited for in a child.
 //!
 //! Signals: threads of the library block all of them.
