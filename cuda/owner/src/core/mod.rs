@@ -49,7 +49,7 @@ use vram::{Balancer, ChunkTable, Contents, Place, Quanta, QuantaConfig, VmId as 
 /// has not seen anybody be late.
 const STEP_MOST: u64 = 100_000_000;
 
-/// How long to keep freeing memory after the last request for a guarantee.
+/// Time to keep freeing memory after the last request for a guarantee.
 const PROMISE_NS: u64 = 10_000_000_000;
 
 /// Time after memory has moved in which none is pinned for the stock, in ns: memory that moves in parts leaves gaps of
