@@ -5,6 +5,7 @@
 //! prints the counts of each package, and with `--lower` writes lower counts into that file; it never raises one.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -157,6 +158,45 @@ fn line(name: &str, counts: Counts) {
     println!("{name:24} {lines:8} {pronouns:10} {:8.1} {archaic:10} {:8.1}", rates.0, rates.1);
 }
 
+/// Returns sentences of comments with their places. The order of a hash of seed and sentence chooses them.
+pub fn sample(files: &[File], count: usize, seed: u64) -> Vec<String> {
+    let order = |text: &str| {
+        let mut hasher = DefaultHasher::new();
+        (seed, text).hash(&mut hasher);
+        hasher.finish()
+    };
+    let of_file = |file: &File| {
+        let place = file.path.display().to_string();
+        sentences(&file.text).into_iter().map(move |(line, text)| format!("{place}:{line}: {text}")).collect::<Vec<_>>()
+    };
+    let mut all: Vec<String> = files.iter().flat_map(of_file).collect();
+    all.sort_by_key(|sentence| order(sentence));
+    all.truncate(count);
+    all
+}
+
+/// Returns the sentences of at least four words in the comments of a file, each with the line on which its paragraph begins.
+fn sentences(text: &str) -> Vec<(usize, String)> {
+    let mut paragraphs: Vec<(usize, String)> = Vec::new();
+    let mut continues = false;
+    for (index, line) in text.lines().enumerate() {
+        let whole = line.trim_start().starts_with("//");
+        let words =
+            comment(line).map(|text| text.trim_start_matches(['/', '!']).trim()).filter(|text| !text.is_empty());
+        match (words, paragraphs.last_mut()) {
+            (Some(words), Some((_, paragraph))) if continues && whole => *paragraph = format!("{paragraph} {words}"),
+            (Some(words), _) => paragraphs.push((index + 1, words.to_owned())),
+            (None, _) => {}
+        }
+        continues = whole && words.is_some();
+    }
+    let parts = |(line, paragraph): (usize, String)| {
+        let parts = paragraph.split_inclusive(". ").map(|part| (line, part.trim().to_owned())).collect::<Vec<_>>();
+        parts.into_iter().filter(|(_, part)| part.split_whitespace().count() >= 4)
+    };
+    paragraphs.into_iter().flat_map(parts).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,6 +208,15 @@ mod tests {
             concat!("// W", "ho waits, and w", "hat for; somew", "hat.\nlet a = 1; // an", "ew\n\"https://w", "ho\"\n");
         source.lines().filter_map(comment).for_each(|text| counts.add(text));
         assert_eq!(counts, Counts { lines: 2, pronouns: 2, archaic: 1 });
+    }
+
+    #[test]
+    fn sentences_of_a_paragraph_are_separate() {
+        let text = "/// Moves the chunk away. It stays\n/// mapped until then.\n\nlet a = 1; // Too short.\n// Begins a new paragraph here.\n";
+        let found = sentences(text);
+        let expected =
+            [(1, "Moves the chunk away."), (1, "It stays mapped until then."), (5, "Begins a new paragraph here.")];
+        assert_eq!(found, expected.map(|(line, text)| (line, text.to_owned())));
     }
 
     #[test]

@@ -62,6 +62,12 @@ enum Command {
         /// Write counts that have fallen into the budget, `xtask/language.toml`.
         #[arg(long)]
         lower: bool,
+        /// Print this many sentences of comments, chosen by the seed, to be read by a person.
+        #[arg(long, value_name = "COUNT", conflicts_with = "lower")]
+        sample: Option<usize>,
+        /// The seed of the sample: the same seed and the same sources give the same sentences.
+        #[arg(long, default_value_t = 1, requires = "sample")]
+        seed: u64,
     },
     /// Run one test suite, or all of them.
     Test(TestArgs),
@@ -144,7 +150,8 @@ struct TestArgs {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Check { lints } => check::run(lints),
-        Command::Language { lower } => report_language(lower).map(|()| true),
+        Command::Language { sample: Some(count), seed, .. } => sample_language(count, seed).map(|()| true),
+        Command::Language { lower, .. } => report_language(lower).map(|()| true),
         Command::Test(args) => suites::run(&args),
         Command::Bench { name, all, json, seconds, rounds, only, resume, beside_load, programs } => {
             let wishes = guests::Wishes { json, seconds, rounds, only, all, resume, beside_load, programs };
@@ -163,6 +170,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn sample_language(count: usize, seed: u64) -> Result<()> {
+    let files = lints::files(&run::root())?;
+    language::sample(&files, count, seed).iter().for_each(|sentence| println!("{sentence}"));
+    Ok(())
 }
 
 fn report_language(lower: bool) -> Result<()> {
