@@ -1,4 +1,4 @@
-//! Looks whether KVM can be used: a device file that opens does not say so, a guest that starts does.
+//! Detects whether KVM works by starting a guest: opening the device file is not proof.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -13,7 +13,7 @@ use images::Images;
 use crate::children;
 use crate::wait::{self, Scratch};
 
-/// A kernel that has not said a word under KVM for so long is taken for not running.
+/// A kernel that prints nothing under KVM for this long counts as not running.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Accelerator of the guests' CPUs.
@@ -25,14 +25,14 @@ pub enum Accel {
     Tcg,
     /// QEMU's translator with AMD's virtualization, so that the guest has a KVM of its own.
     TcgWithSvm {
-        /// Each of its CPUs is a thread. Only [a QEMU that delivers each interrupt once](images::ensure_svm) may have that: with
-        /// others, VMs of the guest are reset without a word.
+        /// One thread per CPU. Requires [a QEMU that delivers each interrupt once](images::ensure_svm): others reset
+        /// the guest's VMs silently.
         threads: bool,
     },
 }
 
 impl Accel {
-    /// `GPU_MEDIATOR_ACCEL` if it is set; else KVM if a guest kernel starts under it, else TCG. The trial is made once
+    /// Returns `GPU_MEDIATOR_ACCEL` if set; else KVM if a guest kernel starts under it, else TCG. The probe runs once
     /// per boot of the host.
     pub fn detect(images: &Images) -> Result<Self> {
         match env::var("GPU_MEDIATOR_ACCEL").ok().as_deref() {
@@ -41,7 +41,7 @@ impl Accel {
             Some(other) => bail!("GPU_MEDIATOR_ACCEL is {other:?}; kvm or tcg was expected"),
             None => {}
         }
-        // Guests that start side by side wait for one trial.
+        // Guests that start concurrently wait for one probe.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         if File::options().read(true).write(true).open("/dev/kvm").is_err() {
@@ -85,7 +85,7 @@ fn try_kvm(images: &Images) -> Result<bool> {
         let ended = child.try_wait()?.is_some();
         Ok((spoke || ended).then_some(spoke))
     });
-    // It may have ended already; either way it must be gone.
+    // It may have exited already; either way it must be gone.
     let _ = child.kill();
     thread::spawn(move || child.wait());
     Ok(result.unwrap_or(false))

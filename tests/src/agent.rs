@@ -1,7 +1,7 @@
 //! The host's end of the agent protocol: commands to the init of a guest, over its second serial port.
 //!
-//! The guest says `READY <release>`; the host sends `<id> <command>`; the guest answers `<id> | <line>` any number of
-//! times and `<id> = <code>` once. What does not fit is ignored: it is noise of the line.
+//! The guest sends `READY <release>`; the host sends `<id> <command>`; the guest answers `<id> | <line>` any number of
+//! times and `<id> = <code>` once. Other lines are ignored as line noise.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -14,19 +14,19 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::wait;
 
-/// Time that a command may take unless the caller says otherwise. Guests under emulation are slow.
+/// Default time limit of a command. Guests under emulation are slow.
 pub const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 
-/// Interval at which a wait looks whether the VM is still healthy.
+/// Interval of health checks during a wait.
 const HEALTH: Duration = Duration::from_millis(250);
 
-/// Says whether the VM can still answer; the error tells why not.
+/// Checks whether the VM can still answer; the error gives the reason.
 pub type Health = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
-/// Output of a command, and how it ended.
+/// Output and exit code of a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Output {
-    /// The lines that it printed.
+    /// The printed lines.
     pub lines: Vec<String>,
     /// Its exit code; 0 is success.
     pub code: i32,
@@ -91,7 +91,7 @@ pub struct Pending<'a> {
 }
 
 impl Agent {
-    /// Speaks over `stream`; `health` is asked while waiting.
+    /// Communicates over `stream`; calls `health` while waiting.
     pub fn new(stream: UnixStream, health: Health) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let reader = stream.try_clone().context("cannot clone the agent's stream")?;
@@ -100,12 +100,12 @@ impl Agent {
         Ok(Self { shared, writer: Mutex::new(stream), health })
     }
 
-    /// Returns how often the guest has said that it is ready.
+    /// Returns the number of times that the guest has reported `READY`.
     pub fn boots(&self) -> u32 {
         self.shared.lock().boots
     }
 
-    /// Waits until the guest has said `boots` times that it is ready, and returns its kernel's release.
+    /// Waits until the guest has reported `READY` `boots` times, and returns its kernel's release.
     pub fn wait_boots(&self, boots: u32, limit: Duration) -> Result<String> {
         self.wait(limit, "the guest to be ready", |state| (state.boots >= boots).then(|| Ok(state.release.clone())))
     }
@@ -115,17 +115,17 @@ impl Agent {
         self.run_within(command, COMMAND_LIMIT)
     }
 
-    /// As [`Agent::run`], with a time limit of its own.
+    /// Like [`Agent::run`], with a custom time limit.
     pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
         self.send(command)?.wait_within(limit)
     }
 
-    /// Starts a command that runs beside others.
+    /// Starts a command that runs concurrently with others.
     pub fn start(&self, command: &str) -> Result<Pending<'_>> {
         self.send(&format!("& {command}"))
     }
 
-    /// Sends a command and returns at once; without `&`, the guest runs it when those before it have ended.
+    /// Sends a command and returns at once; without `&`, the guest runs it after all earlier commands.
     pub fn send(&self, command: &str) -> Result<Pending<'_>> {
         if command.contains('\n') {
             bail!("a command for the guest is one line: {command:?}");
@@ -177,12 +177,12 @@ impl Agent {
 }
 
 impl Pending<'_> {
-    /// Waits for the end of the command.
+    /// Waits until the command ends.
     pub fn wait(self) -> Result<Output> {
         self.wait_within(COMMAND_LIMIT)
     }
 
-    /// As [`Pending::wait`], with a time limit of its own.
+    /// Like [`Pending::wait`], with a custom time limit.
     pub fn wait_within(self, limit: Duration) -> Result<Output> {
         let what = format!("the guest's command {:?}", self.command);
         self.agent.wait(limit, &what, |state| {
@@ -208,22 +208,22 @@ impl Pending<'_> {
         })
     }
 
-    /// Returns the lines that the command has printed so far.
+    /// Returns the lines printed so far.
     pub fn lines(&self) -> Vec<String> {
         self.agent.shared.lock().jobs.get(&self.id).map(|j| j.lines.clone()).unwrap_or_default()
     }
 
-    /// Asks the program that the command runs to end, by SIGTERM.
+    /// Sends SIGTERM to the command's program.
     pub fn terminate(&self) -> Result<()> {
         self.agent.run(&format!("kill {} 15", self.id))?.success().map(drop)
     }
 
-    /// Ends the program that the command runs, by SIGKILL.
+    /// Sends SIGKILL to the command's program.
     pub fn kill(&self) -> Result<()> {
         self.agent.run(&format!("kill {} 9", self.id))?.success().map(drop)
     }
 
-    /// Returns whether the command has ended.
+    /// Returns true if the command has ended.
     pub fn ended(&self) -> bool {
         self.agent.shared.lock().jobs.get(&self.id).is_none_or(|j| j.code.is_some() || j.lost.is_some())
     }
@@ -283,7 +283,7 @@ fn lose(state: &mut State, why: &'static str) {
 mod tests {
     use super::*;
 
-    /// A guest made of a thread: `answer` maps each line from the host to what the guest sends.
+    /// A guest simulated by a thread: `answer` maps each line from the host to the guest's reply.
     fn guest(answer: impl Fn(&str) -> String + Send + 'static) -> Agent {
         let (ours, theirs) = UnixStream::pair().unwrap();
         thread::spawn(move || {
@@ -296,7 +296,7 @@ mod tests {
             }
         });
         let agent = Agent::new(ours, Arc::new(|| Ok(()))).unwrap();
-        // A command that is sent before the guest is up would be lost with its start.
+        // A command sent before the guest is up would be lost.
         agent.wait_boots(1, LIMIT).unwrap();
         agent
     }

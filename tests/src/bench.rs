@@ -34,35 +34,36 @@ pub struct Metric {
     pub value: f64,
     /// Unit of value and baseline.
     pub unit: Cow<'static, str>,
-    /// Value that it is compared with, measured in the same run.
+    /// Value to compare with, measured in the same run.
     pub baseline: Option<f64>,
     /// Demand on the value over baseline if there is one, else on the value.
     pub target: Target,
-    /// Interval of the value over baseline if there is one, else of the value. Its end that is worse is what the target is for.
+    /// Interval of the value over baseline if there is one, else of the value. The target applies to the worse bound.
     pub interval: Option<Interval>,
-    /// Value that others have published of the same.
+    /// Published value of the same metric.
     pub peer: Option<&'static str>,
 }
 
 impl Metric {
-    /// A figure that is only reported.
+    /// Makes a metric that is only reported.
     pub fn plain(name: impl Into<String>, value: f64, unit: &'static str) -> Self {
         let (name, unit) = (name.into(), Cow::Borrowed(unit));
         Self { name, value, unit, baseline: None, target: Target::None, interval: None, peer: None }
     }
 
-    /// A figure with its baseline; the target is of the ratio.
+    /// Makes a metric with a baseline; the target applies to the ratio.
     pub fn ratio(name: impl Into<String>, value: f64, unit: &'static str, baseline: f64, target: Target) -> Self {
         Self { baseline: Some(baseline), ..Self::plain(name, value, unit).target(target) }
     }
 
-    /// The median of samples, with its interval; without samples it is no number, which meets no target.
+    /// Makes a metric of the samples' median and its interval; without samples the value is NaN, which meets no target.
     pub fn of_samples(name: impl Into<String>, samples: &[f64], unit: &'static str) -> Self {
         let value = median(samples).unwrap_or(f64::NAN);
         Self { interval: Interval::of(samples, median), ..Self::plain(name, value, unit) }
     }
 
-    /// The median of samples beside that of a baseline's, one of each in a round, with the interval of the ratio.
+    /// Makes a metric of two medians, of samples and of a baseline measured in the same rounds, with the interval of
+    /// their ratio.
     pub fn ratio_of_samples(
         name: impl Into<String>,
         samples: &[f64],
@@ -75,7 +76,7 @@ impl Metric {
         Self { interval, ..Self::ratio(name, value, unit, baseline, target) }
     }
 
-    /// A figure as it stands in a file, if it is one.
+    /// Parses a metric of a file of figures, if `row` is one.
     fn of_json(row: &Value) -> Option<Self> {
         let number = |key: &str| row[key].as_f64();
         let target = row["target"].as_str()?;
@@ -92,24 +93,24 @@ impl Metric {
             baseline: number("baseline"),
             target,
             interval: Interval::of_json(row),
-            // Said again by who measures.
+            // The benchmark sets it again.
             peer: None,
         })
     }
 
-    /// With a target.
+    /// Sets the target.
     #[must_use]
     pub fn target(self, target: Target) -> Self {
         Self { target, ..self }
     }
 
-    /// With an interval.
+    /// Sets the interval.
     #[must_use]
     pub fn within(self, interval: Option<Interval>) -> Self {
         Self { interval, ..self }
     }
 
-    /// Beside what others have published.
+    /// Sets the published value.
     #[must_use]
     pub fn beside(self, peer: &'static str) -> Self {
         Self { peer: Some(peer), ..self }
@@ -119,7 +120,8 @@ impl Metric {
         self.baseline.map_or(self.value, |baseline| self.value / baseline)
     }
 
-    /// Returns whether the target is met, by the end of the interval that is worse if there is one; `None` without a target.
+    /// Returns true if the worse bound of the interval, or the value without one, meets the target; `None` without a
+    /// target.
     pub fn met(&self) -> Option<bool> {
         let (low, high) = self.interval.map_or((self.judged(), self.judged()), |Interval { low, high }| (low, high));
         match self.target {
@@ -173,13 +175,13 @@ pub fn print(metrics: &[Metric]) {
     }
 }
 
-/// Small values with the digits that tell them apart.
+/// Formats a value; small ones with enough digits to differ.
 fn shown(value: f64) -> String {
     if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }
 
-/// Returns who of `count` goes first, second and so on in a round: another one each time, and forwards and backwards in
-/// turns, so that none always follows the same one.
+/// Returns the order of `count` participants in a round: it rotates and alternates direction, so that none always
+/// follows the same one.
 pub fn order(count: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     order.rotate_left(round % count.max(1));
@@ -189,7 +191,7 @@ pub fn order(count: usize, round: usize) -> Vec<usize> {
     order
 }
 
-/// The value that so many of some measurements are at most: 0.99 of them, say.
+/// Returns the smallest value that a part of the measurements, such as 0.99, does not exceed.
 pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -197,7 +199,7 @@ pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     sorted.get(place.max(1) - 1).copied()
 }
 
-/// The middle one of some measurements; of an even number, the lower.
+/// Returns the median; of an even number of values, the lower middle one.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -219,7 +221,7 @@ mod tests {
         assert_eq!(Metric::plain("count", 3.0, "messages").met(), None);
     }
 
-    /// A figure that is a little beyond what its target demands.
+    /// Returns a metric slightly worse than its target.
     fn worsened(metric: &Metric) -> Metric {
         let of = metric.baseline.unwrap_or(1.0);
         let value = match metric.target {
@@ -240,7 +242,7 @@ mod tests {
             |samples: &[f64]| Metric::ratio_of_samples("read", samples, "us", &baseline, Target::AtMost(1.1));
         let even = measured(&slower(1.05));
         assert_eq!((even.met(), even.interval.is_some()), (Some(true), true));
-        // A few rounds are slow on purpose: the median hides it, the interval does not.
+        // A few rounds are slow on purpose: the median hides them, the interval does not.
         let mut unsteady = slower(1.05);
         unsteady[1..4].iter_mut().for_each(|value| *value *= 1.3);
         let unsteady = measured(&unsteady);
@@ -259,7 +261,7 @@ mod tests {
         assert_eq!(metric.json()["met"], Value::Bool(false));
     }
 
-    /// The files of figures in the documentation, with the rows that benchmarks of this program have.
+    /// Returns the documentation's files of figures, with the rows that this program's benchmarks produce.
     fn committed() -> Vec<(String, Vec<Metric>, Vec<Value>)> {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bench/results");
         let paths = fs::read_dir(docs).unwrap().map(|entry| entry.unwrap().path());
