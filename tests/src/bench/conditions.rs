@@ -1,4 +1,4 @@
-//! Conditions of a measurement: of what, where and when. A file of figures says so itself.
+//! Conditions of a measurement: subject, place and time. Each file of figures states them.
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +9,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-/// Names the commit where the sources are not at hand, as the CUDA benchmark has it.
+/// Names the commit where the sources are not available, as on the CUDA benchmark's machine.
 const COMMIT_VARIABLE: &str = "GPU_MEDIATOR_COMMIT";
 
-/// Notes the conditions, once; to be called when the program starts, before it makes a load of its own.
+/// Records the conditions, once. Call it when the program starts, before it causes load.
 pub fn note() -> &'static Value {
     static NOTED: OnceLock<Value> = OnceLock::new();
     NOTED.get_or_init(|| {
@@ -35,31 +35,31 @@ fn root() -> &'static Path {
     tests.parent().unwrap_or(tests)
 }
 
-/// An argument with paths below `root` relative to it: a file of figures is read elsewhere.
+/// Makes an argument's path below `root` relative, because files of figures are read elsewhere.
 fn within(root: &Path, arg: &str) -> String {
     Path::new(arg).strip_prefix(root).ok().and_then(Path::to_str).unwrap_or(arg).to_owned()
 }
 
-/// The commit of the sources; `+` says that they were changed since.
+/// Returns the commit of the sources; `+` marks later changes.
 fn commit() -> Option<String> {
     let git = |args: &[&str]| {
         let output = Command::new("git").args(args).current_dir(root()).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let head = git(&["rev-parse", "HEAD"])?;
-    // What was measured before is no part of what is measured.
+    // Earlier measurements are not part of the measured sources.
     let others = [":(top,exclude)docs", ":(top,exclude)bench/results"];
     let changed = git(&[&["status", "--porcelain", "--untracked-files=no", "--", ":/"], &others[..]].concat())?;
     Some(if changed.is_empty() { head } else { head + "+" })
 }
 
-/// The model of the processor, in the text of `/proc/cpuinfo`.
+/// Returns the processor model from the text of `/proc/cpuinfo`.
 fn processor(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     line.split_once(':').map(|(_, model)| model.trim().to_owned())
 }
 
-/// Load of the minute before, in the text of `/proc/loadavg`.
+/// Returns the load of the last minute from the text of `/proc/loadavg`.
 fn load(text: &str) -> Option<f64> {
     text.split(' ').next()?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! Figures in the documentation, and the raw files that they are from.
+//! Figures in the documentation, and the raw files they come from.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,8 +11,8 @@ use super::model::{COSTS, Cost};
 /// Folder of the benchmarks' raw files.
 const RESULTS: &str = "bench/results";
 
-/// Files from before a file of figures said of what commit and host it is. None is added: a figure is measured again instead.
-const WITHOUT_CONDITIONS: [&str; 11] = [
+/// Files older than the rule that a file of figures names its commit and host. Add none: measure again instead.
+const WITHOUT_CONDITIONS: [&str; 14] = [
     "cuda-handover-more.json",
     "cuda-handover-wait.json",
     "cuda-handover.json",
@@ -26,34 +26,34 @@ const WITHOUT_CONDITIONS: [&str; 11] = [
     "isolation-fifo.json",
 ];
 
-/// Pictures from before raw files were kept. None is added.
+/// Pictures from before raw files were kept. Add none.
 const PICTURES_WITHOUT_RAW_FILE: [&str; 1] = ["swap-shares.svg"];
 
-/// A path from the root of the project.
+/// Returns a path in the project's root folder.
 fn root(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// Names of a folder's files with an ending.
+/// Returns the names of a folder's files with an ending.
 fn files(folder: &str, ending: &str) -> BTreeSet<String> {
     let names = fs::read_dir(root(folder)).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.ends_with(ending)).collect()
 }
 
-/// All pages as one text.
+/// Returns all pages as one text.
 fn pages() -> String {
     let folders = ["docs/guides", "docs/design", "docs/reference", "docs/decisions"];
     let of = |folder: &'static str| files(folder, ".md").into_iter().map(move |page| root(folder).join(page));
     folders.into_iter().flat_map(of).map(|path| fs::read_to_string(path).unwrap()).collect()
 }
 
-/// Names of raw files that a text links to.
+/// Returns the names of raw files that a text links to.
 fn linked(text: &str) -> Vec<&str> {
     let links = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
     links.filter_map(|(target, _)| target.strip_prefix("../../bench/results/")).collect()
 }
 
-/// Rows of the tables of a page, as cells.
+/// Returns the rows of a page's tables, as cells.
 fn rows(page: &str) -> Vec<Vec<String>> {
     let lines = page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix('|'));
     lines.map(|line| line.split('|').map(|cell| cell.trim().to_owned()).collect()).collect()
@@ -94,7 +94,7 @@ fn every_raw_file_says_of_what_it_is_and_is_named_by_a_page() {
     for file in files(RESULTS, ".json") {
         assert!(named.contains(&file.as_str()), "no page names {file}");
         let found: Value = serde_json::from_str(&fs::read_to_string(root(RESULTS).join(&file)).unwrap()).unwrap();
-        // Of a card that is lent, what its driver says of it is the host.
+        // For a lent card, the driver's report on it stands for the host.
         let conditions = [("/run/commit", "/commit"), ("/run/started", "/started"), ("/run/processor", "/smi")];
         let told = conditions.iter().all(|(ours, cards)| found.pointer(ours).or(found.pointer(cards)).is_some());
         assert!(told || WITHOUT_CONDITIONS.contains(&file.as_str()), "{file}: commit, time and host");
@@ -120,7 +120,7 @@ fn costs_of_the_model_are_told_as_they_are() {
     }
 }
 
-/// Pages with their folders, from the root of the project.
+/// Returns the pages with their folders, from the root of the project.
 fn pages_with_folders() -> Vec<(PathBuf, String)> {
     let folders = ["", "docs/guides", "docs/design", "docs/reference", "docs/decisions", "fleet/kubernetes"];
     let of = |folder: &'static str| files(folder, ".md").into_iter().map(move |page| (folder, page));

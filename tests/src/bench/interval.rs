@@ -1,20 +1,21 @@
-//! Intervals of figures: where 95 of 100 repetitions of a measurement would have its figure, as far as its samples tell.
+//! Confidence intervals of figures: the range that holds the figure of 95 of 100 repetitions, as far as the samples
+//! show.
 //!
-//! By the bootstrap: the same number of rounds is drawn from those that were measured, with repetition, and the figure computed
-//! from them, again and again; the middle 95 % of what comes out are the interval. It supposes no distribution, and serves any
-//! figure that is computed from rounds. What is compared in a round (ours and its baseline) is drawn together, so that a change
-//! of the host's speed between rounds does not widen the interval.
+//! Bootstrap method: draw as many rounds as were measured, with replacement, compute the figure from them, and repeat;
+//! the interval is the middle 95 % of the results. It assumes no distribution, and works for any figure computed from
+//! rounds. Values compared within a round (ours and its baseline) are drawn together, so that a change of the host's
+//! speed between rounds does not widen the interval.
 
 use serde_json::Value;
 
-/// Figures that are drawn.
+/// Number of figures drawn.
 const DRAWS: usize = 4000;
-/// Part of them that is left out at each end.
+/// Part of them cut off at each end.
 const OUTSIDE: f64 = 0.025;
-/// Rounds without which there is no interval: with fewer, what is drawn is almost always what was measured.
+/// Minimum number of rounds: with fewer, nearly every draw repeats the measured rounds.
 const LEAST: usize = 5;
 
-/// Ends of an interval.
+/// Bounds of an interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
     /// Lower end.
@@ -24,13 +25,13 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// The interval of a figure that is computed from rounds, given by their numbers; some may stand there several times.
+    /// Returns the interval of a figure computed from rounds, given by their numbers; a number may occur several times.
     /// `None` with too few rounds, or when the figure cannot be computed.
     pub fn of_rounds(rounds: usize, figure: impl Fn(&[usize]) -> Option<f64>) -> Option<Self> {
         if rounds < LEAST {
             return None;
         }
-        // The same draws each time, so that the same samples have the same interval.
+        // A fixed seed, so that equal samples have equal intervals.
         let mut random = Random(rounds as u64);
         let mut drawn = vec![0; rounds];
         let draw = |_| {
@@ -43,34 +44,34 @@ impl Interval {
         Some(Self { low: figures[outside], high: figures[DRAWS - 1 - outside] })
     }
 
-    /// The interval of a figure of samples, as their [median](super::median).
+    /// Returns the interval of a figure of samples, such as their [median](super::median).
     pub fn of(samples: &[f64], figure: impl Fn(&[f64]) -> Option<f64>) -> Option<Self> {
         Self::of_rounds(samples.len(), |rounds| figure(&picked(samples, rounds)))
     }
 
-    /// The interval of a figure of samples over the same of a baseline's, one of each in a round.
+    /// Returns the interval of the ratio of a figure of samples to that of a baseline measured in the same rounds.
     pub fn of_ratio(samples: &[f64], baseline: &[f64], figure: impl Fn(&[f64]) -> Option<f64>) -> Option<Self> {
         let rounds = samples.len().min(baseline.len());
         Self::of_rounds(rounds, |rounds| Some(figure(&picked(samples, rounds))? / figure(&picked(baseline, rounds))?))
     }
 
-    /// As it stands in a file of figures.
+    /// Parses the interval in a file of figures.
     pub(super) fn of_json(row: &Value) -> Option<Self> {
         Some(Self { low: row["low"].as_f64()?, high: row["high"].as_f64()? })
     }
 }
 
-/// The samples of some rounds.
+/// Returns the samples of some rounds.
 pub fn picked(samples: &[f64], rounds: &[usize]) -> Vec<f64> {
     rounds.iter().filter_map(|round| samples.get(*round).copied()).collect()
 }
 
-/// The mean of some measurements.
+/// Returns the mean of some measurements.
 pub fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// Numbers that look random (splitmix64).
+/// Pseudo-random numbers (splitmix64).
 struct Random(u64);
 
 impl Random {
@@ -87,7 +88,7 @@ mod tests {
     use super::super::median;
     use super::*;
 
-    /// Samples of a uniform distribution from 0 to 1.
+    /// Returns samples of a uniform distribution from 0 to 1.
     fn uniform(random: &mut Random, count: usize) -> Vec<f64> {
         (0..count).map(|_| random.below(1 << 20) as f64 / f64::from(1 << 20)).collect()
     }

@@ -1,51 +1,52 @@
-//! Time of what a guest did, on a host that is not here: what was counted, times what each costs on a real host.
+//! Model of the time that a guest's operations take on a real host: counts, times the cost of each there.
 //!
-//! Guests are emulated here and the card is software, so that measured times say little of a host with KVM and a card. What a guest
-//! does is the same on both: accesses, calls, flushes, interrupts are its driver's. This file has what each costs, as a range from
-//! public sources or from this project's own software, and what each platform pays of them.
+//! Guests are emulated here and the card is software, so measured times say little about a host with KVM and a card.
+//! The guest's operations are the same on both: accesses, calls, flushes and interrupts depend on its driver. This file
+//! has the cost of each, as a range from public sources or from this project's own software, and the costs that each
+//! platform pays.
 //!
-//! What all platforms pay alike and cannot be counted is left out: the guest's own processor time, and kernels. A ratio of
-//! two platforms is thereby further from 1 than that of whole times. A range of a ratio is the least and the greatest that any choice
-//! of costs within their ranges gives, the same choice on both sides.
+//! Costs that all platforms pay alike and that cannot be counted are left out: the guest's own processor time, and
+//! kernels. This puts a ratio of two platforms further from 1 than the ratio of whole times. The range of a ratio is
+//! its minimum and maximum over all choices of costs within their ranges, with the same choice on both sides.
 
 use std::array;
 
 use super::Interval;
 
-/// Something that is paid for.
+/// An operation with a cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Item {
-    /// Read of a register or an aperture of the card, waited for.
+    /// Read of a register or an aperture of the card; the guest waits for it.
     Read,
-    /// Write of one, posted.
+    /// Posted write of a register or an aperture.
     Write,
-    /// Access that leaves the guest for its VMM, and the way back.
+    /// Exit of an access from the guest to its VMM, and the return.
     Exit,
-    /// Message that the VMM sends and does not wait for.
+    /// Message that the VMM sends without waiting.
     Post,
-    /// Message that the VMM waits for the answer of.
+    /// Message whose reply the VMM awaits.
     RoundTrip,
-    /// Interrupt of the card that is handed to a guest.
+    /// Interrupt of the card that is passed on to a guest.
     Relay,
-    /// The same by the mediator, which looks first whose it is.
+    /// The same by the mediator, which first finds the VM that it is for.
     Wake,
-    /// The mediator's own work for an access to a register.
+    /// The mediator's own work for a register access.
     Register,
-    /// The same for one to VRAM through an aperture.
+    /// The same for a VRAM access through an aperture.
     Aperture,
     /// The same for a doorbell.
     Doorbell,
-    /// The same for a flush of the TLB, without the tables that it reads.
+    /// The same for a TLB flush, without reading the tables.
     Flush,
-    /// KiB of tables that it reads.
+    /// KiB of tables read for a flush.
     Scan,
     /// The same for a call, without its operations.
     Call,
-    /// The same for one of them.
+    /// The same for one operation of a call.
     Operation,
-    /// KiB that the guest's CPU copies.
+    /// KiB copied by the guest's CPU.
     CpuKib,
-    /// KiB that the card's engines copy between the host's memory and its own.
+    /// KiB that the card's engines copy between host memory and card memory.
     LinkKib,
     /// KiB that kernels move within the card's memory.
     VramKib,
@@ -54,11 +55,11 @@ pub enum Item {
 /// A cost in us.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
-    /// Thing that costs it.
+    /// Operation that costs it.
     pub item: Item,
-    /// As reports name it.
+    /// Name in reports.
     pub name: &'static str,
-    /// The least, what is usual, and the most.
+    /// Minimum, usual and maximum cost.
     pub us: [f64; 3],
     /// Source of the range.
     pub source: &'static str,
@@ -69,7 +70,7 @@ const ITEMS: usize = 17;
 
 const OWN: &str = "measured beside it by `bench costs`, which says when the range is left";
 
-/// Cost of each thing, in the order of [`Item`].
+/// Cost of each operation, in the order of [`Item`].
 #[rustfmt::skip]
 pub const COSTS: [Cost; ITEMS] = [
     Cost { item: Item::Read, name: "card_read", us: [0.5, 0.8, 1.2],
@@ -101,39 +102,39 @@ pub const COSTS: [Cost; ITEMS] = [
         source: "GDDR5 of the Quadro 6000: 144 GB/s, of which kernels reach 60 to 100 %; more on later cards" },
 ];
 
-/// Reads and writes of the card's registers that the mediator makes for a doorbell, a flush and an interrupt.
+/// Register reads and writes that the mediator makes on the card for a doorbell, a flush and an interrupt.
 const DOORBELL_ACCESSES: [f64; 2] = [5.0, 4.0];
 const FLUSH_ACCESSES: [f64; 2] = [1.0, 2.0];
 const INTERRUPT_READS: f64 = 3.0;
 
 macro_rules! quantities {
     ($($(#[$doc:meta])+ $field:ident: $counter:literal,)*) => {
-        /// Deeds of a guest in some time.
+        /// Operations of a guest during some time.
         #[derive(Clone, Copy, Debug, Default, PartialEq)]
         pub struct Counts {
             $($(#[$doc])+ pub $field: f64,)*
         }
 
         impl Counts {
-            /// Counts as `read` knows them by the names of the daemon's counters.
+            /// Reads each count by the name of the daemon's counter.
             #[must_use]
             pub fn of(read: impl Fn(&str) -> f64) -> Self {
                 Self { $($field: read($counter),)* }
             }
 
-            /// Returns all of them, by name.
+            /// Returns all counts, by name.
             #[must_use]
             pub fn named(&self) -> Vec<(&'static str, f64)> {
                 vec![$((stringify!($field), self.$field)),*]
             }
 
-            /// The sum of both.
+            /// Returns the sum of both.
             #[must_use]
             pub fn plus(&self, other: &Self) -> Self {
                 Self { $($field: self.$field + other.$field,)* }
             }
 
-            /// So many times these.
+            /// Returns these counts times `factor`.
             #[must_use]
             pub fn times(&self, factor: f64) -> Self {
                 Self { $($field: self.$field * factor,)* }
@@ -143,22 +144,22 @@ macro_rules! quantities {
 }
 
 quantities! {
-    /// Reads of registers, the window on VRAM among them.
+    /// Register reads, including those of PRAMIN.
     register_reads: "register_reads",
-    /// Writes of them.
+    /// Register writes, including those of PRAMIN.
     register_writes: "register_writes",
-    /// Reads through BAR1 and BAR3 that were no plain memory of the guest's.
+    /// Reads through BAR1 and BAR3 outside the guest's plain memory.
     aperture_reads: "aperture_reads",
-    /// Writes of that kind.
+    /// Writes through BAR1 and BAR3 outside the guest's plain memory.
     aperture_writes: "aperture_writes",
-    /// Bytes of VRAM that its CPU read or wrote so, those through the window as well.
+    /// Bytes of VRAM that the guest's CPU accessed this way or through PRAMIN.
     aperture_bytes: "aperture_bytes",
-    /// Words of up to 8 bytes of the card's memory that the mediator's processor has read for it: for its accesses, its page tables, and
-    /// pages that came under its apertures.
+    /// Words of up to 8 bytes of card memory that the mediator's processor read for the guest: for its accesses, its
+    /// page tables, and pages that came under its apertures.
     vram_words_read: "vram_words_read",
-    /// Words that it has written so.
+    /// Words that it wrote for the same purposes.
     vram_words_written: "vram_words_written",
-    /// Interrupts that it was sent.
+    /// Interrupts sent to the guest.
     interrupts: "interrupts",
     /// Doorbells.
     doorbells: "doorbells",
@@ -166,53 +167,53 @@ quantities! {
     flushes: "tlb_flushes",
     /// Updates of shadow page tables.
     shadow_updates: "shadow_syncs",
-    /// Bytes of its page tables that were read for them.
+    /// Bytes of the guest's page tables read for these updates.
     bytes_scanned: "shadow_bytes_scanned",
-    /// Entries that were written for the card.
+    /// Entries written for the card.
     entries_written: "shadow_entries_written",
     /// Calls.
     calls: "pv_batches",
     /// Operations in them.
     operations: "pv_operations",
-    /// Entries of page tables that they named.
+    /// Page-table entries named in them.
     entries: "pv_entries",
-    /// Bytes that its CPU copied to and from buffers of the card's.
+    /// Bytes that the guest's CPU copied to and from buffers of the card.
     cpu_bytes: "",
-    /// Bytes that the card copied between the host's memory and its own.
+    /// Bytes that the card copied between host memory and its own.
     link_bytes: "",
-    /// Bytes that kernels moved within the card's memory, where that is known.
+    /// Bytes that kernels moved within card memory, where known.
     vram_bytes: "",
 }
 
 impl Counts {
-    /// The rest, done after `before`.
+    /// Returns the difference from an earlier count, `before`.
     #[must_use]
     pub fn minus(&self, before: &Self) -> Self {
         self.plus(&before.times(-1.0))
     }
 }
 
-/// A way to give a guest a card.
+/// A way to give a card to a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Platform {
-    /// The driver on the host itself.
+    /// The driver runs on the host itself.
     Native,
-    /// A VM that has mapped the card's BARs.
+    /// A VM has mapped the card's BARs.
     Passthrough,
-    /// A VM whose accesses are messages to the mediator.
+    /// A VM's accesses are messages to the mediator.
     Mediated {
-        /// It does not wait for writes.
+        /// The VM does not wait for writes.
         posted: bool,
     },
 }
 
-/// Number of each thing that is paid for.
+/// Number of each operation that is paid for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Bill([f64; ITEMS]);
 
 impl Bill {
-    /// The bill of a platform for what a guest did. Counts of [`Platform::Native`] are those of a guest whose every access is counted,
-    /// as if it were on the host.
+    /// Returns a platform's bill for a guest's operations. Counts for [`Platform::Native`] are those of a guest whose
+    /// every access is counted, as if it ran on the host.
     #[must_use]
     pub fn of(platform: Platform, counts: &Counts) -> Self {
         let mut bill = Self::default();
@@ -251,7 +252,7 @@ impl Bill {
         bill
     }
 
-    /// The sum of several.
+    /// Returns the sum of several bills.
     #[must_use]
     pub fn sum(bills: impl IntoIterator<Item = Self>) -> Self {
         bills.into_iter().fold(Self::default(), |sum, bill| Self(array::from_fn(|at| sum.0[at] + bill.0[at])))
@@ -272,7 +273,7 @@ impl Bill {
         self.at(|cost| cost.us[1])
     }
 
-    /// Time in us when all costs are at their least, and at their most.
+    /// Time in us when all costs are at their minimum, and at their maximum.
     #[must_use]
     pub fn range_us(&self) -> [f64; 2] {
         [self.at(|cost| cost.us[0]), self.at(|cost| cost.us[2])]
@@ -282,9 +283,9 @@ impl Bill {
         self.0.iter().zip(&COSTS).map(|(count, cost)| count * of(cost)).sum()
     }
 
-    /// This against `base`, when both pay `common` us besides: the least ratio and the greatest over all choices of costs.
+    /// Returns the range of the ratio of this to `base`, over all choices of costs, when both also pay `common` us.
     ///
-    /// A ratio of two sums is monotonous in each cost, so that its ends are where every cost is at an end of its range.
+    /// The ratio of two sums is monotonic in each cost, so its bounds are where every cost is at a bound of its range.
     #[must_use]
     pub fn ratio(&self, base: &Self, common: f64) -> Interval {
         let differing: Vec<usize> = (0..ITEMS).filter(|&at| self.0[at] != 0.0 || base.0[at] != 0.0).collect();

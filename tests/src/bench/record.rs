@@ -1,4 +1,4 @@
-//! The figures of a run, in a file from the moment on that they are known: a night of measurements may be cut short.
+//! Figures of a run, written to a file as soon as they are known: a night of measurements may be cut short.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Metric, conditions};
 
-/// Figures, and which benchmarks have given all of theirs.
+/// Figures, and the benchmarks that have completed.
 #[derive(Debug, Default)]
 pub struct Record {
     file: Option<PathBuf>,
@@ -18,10 +18,10 @@ pub struct Record {
 }
 
 impl Record {
-    /// A record in `file`, if there is to be one; with `resume`, all that the file has stays.
+    /// Opens a record in `file`, if given; with `resume`, keeps the file's contents.
     ///
     /// # Errors
-    /// When the file is no record.
+    /// If the file is not a record.
     pub fn open(file: Option<PathBuf>, resume: bool) -> Result<Self> {
         let kept = file.as_ref().filter(|file| resume && file.exists());
         let Some(path) = kept else { return Ok(Self { file, ..Self::default() }) };
@@ -34,17 +34,17 @@ impl Record {
         Ok(Self { metrics, ended, file })
     }
 
-    /// All figures so far.
+    /// Returns all figures so far.
     pub fn metrics(&self) -> &[Metric] {
         &self.metrics
     }
 
-    /// Returns whether a benchmark has given all of its figures.
+    /// Returns true if a benchmark has completed.
     pub fn has_ended(&self, benchmark: &str) -> bool {
         self.ended.contains(benchmark)
     }
 
-    /// Puts figures in the place of those with the same names, and others behind the rest.
+    /// Replaces figures with the same names, and appends the others.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -58,12 +58,12 @@ impl Record {
         self.save()
     }
 
-    /// Takes a figure out.
+    /// Removes a figure.
     pub fn forget(&mut self, name: &str) {
         self.metrics.retain(|metric| metric.name != name);
     }
 
-    /// Notes that a benchmark has given all of its figures.
+    /// Records that a benchmark has completed.
     ///
     /// # Errors
     /// When the file cannot be written.
