@@ -1,5 +1,5 @@
-//! Programs that end with this one, however it ends: a daemon or a QEMU that stayed behind a test or a benchmark that was killed
-//! would work beside the next one, and spoil what that measures.
+//! Child processes that end with this one, however it ends: a daemon or QEMU that outlived a killed test or benchmark
+//! would run alongside the next one and distort its measurements.
 
 #![expect(unsafe_code, reason = "a call between fork and exec")]
 
@@ -12,22 +12,22 @@ use std::thread;
 
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
-/// A program to be started, and who waits for it.
+/// A command to start, and the channel for its result.
 type Order = (Command, SyncSender<io::Result<Child>>);
 
 /// Starts a program that is killed when this one ends. Leaves `command` empty.
 ///
 /// # Errors
-/// When it does not start.
+/// If it does not start.
 pub fn spawn(command: &mut Command) -> io::Result<Child> {
     let mut command = std::mem::replace(command, Command::new("/nonexistent"));
     let parent = getpid();
     let with_parent = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // It may have ended before that.
+        // The parent may have ended before that.
         if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     };
-    // SAFETY: what runs between fork and exec makes two system calls, and allocates nothing.
+    // SAFETY: the code between fork and exec makes two system calls and allocates nothing.
     unsafe { command.pre_exec(with_parent) };
     let (answer, started) = sync_channel(1);
     let ended = || io::Error::other("the thread that starts programs has ended");
@@ -35,15 +35,15 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
     started.recv().map_err(|_| ended())?
 }
 
-/// The thread that starts programs. The kernel ends them with the thread that has started them, which for most is one that boots
-/// several VMs at the same time, and ends long before these.
+/// Returns the thread that starts programs. The kernel ends them with the thread that started them, and most callers
+/// are short-lived threads that boot several VMs in parallel.
 fn starter() -> &'static Mutex<Sender<Order>> {
     static STARTER: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
     STARTER.get_or_init(|| {
         let (orders, taken) = channel::<Order>();
         thread::spawn(move || {
             for (mut command, answer) in taken {
-                // Who does not wait any more gets none.
+                // A caller that stopped waiting does not get the child.
                 let _ = answer.send(command.spawn());
             }
         });
@@ -51,10 +51,10 @@ fn starter() -> &'static Mutex<Sender<Order>> {
     })
 }
 
-/// Has this program killed when the one that has started it ends.
+/// Makes the kernel kill this program when its parent ends.
 ///
 /// # Errors
-/// When the kernel refuses that.
+/// If the kernel refuses.
 pub fn end_with_parent() -> io::Result<()> {
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }
@@ -68,7 +68,7 @@ mod tests {
 
     use super::*;
 
-    /// Set in the process that the test starts from its own program.
+    /// Set in the process that the test starts from its own executable.
     const VARIABLE: &str = "GPU_MEDIATOR_TEST_CHILDREN";
 
     #[test]
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(spawn(&mut Command::new("/no/such/program")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
-    /// Started by the next test, as a program of its own.
+    /// Started by the next test, as a separate program.
     #[test]
     fn parent() {
         if std::env::var_os(VARIABLE).is_none() {
@@ -107,7 +107,7 @@ mod tests {
         parent.kill().unwrap();
         parent.wait().unwrap();
         let gone = || {
-            // Who adopts it may not have waited for it yet.
+            // Its new parent may not have reaped it yet.
             let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
             stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
         };

@@ -1,4 +1,4 @@
-//! Guests that compete for a card's time, and what each has got of it by the mediator's accounts.
+//! Guests that compete for a card's time, and each one's part of it according to the mediator's accounts.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use crate::Pending;
 use crate::crowd::{Account, Crowd, History, SIDE};
 use crate::guest::{self, Smoke};
 
-/// Word before the times at which a load's kernels have ended.
+/// Word before the end times of a load's kernels.
 const ENDS: &str = "ENDS ";
-/// Line of a load that has begun.
+/// Line that a load prints when it has begun.
 const BEGUN: &str = "LOOPING";
 /// Time that a load may take to begin.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
-/// Seconds after which a load ends of itself. It is told to before.
+/// Seconds after which a load ends by itself. The test ends it earlier.
 const LASTS_S: u64 = 600;
 
 /// Load of one guest.
@@ -27,7 +27,7 @@ pub struct Load {
     pub vm: usize,
     /// Words for `gpu-workloads`, without `--duration`.
     pub words: String,
-    /// Time at which it begins, after the first.
+    /// Start time, after the first load.
     pub after: Duration,
 }
 
@@ -36,42 +36,42 @@ impl Load {
         Self { vm, words, after: Duration::ZERO }
     }
 
-    /// Kernels of so many [rounds](crate::crowd::ROUND_NS), one behind the other; up to `in_flight` of them are on their way, so
-    /// that the guest can be late by as much, as it is on a host with more guests than CPUs.
+    /// Runs kernels of `rounds` [rounds](crate::crowd::ROUND_NS) in sequence, with up to `in_flight` in flight. The
+    /// guest can be late by that much, as on a host with more guests than CPUs.
     pub fn kernels(vm: usize, rounds: u32, in_flight: u32) -> Self {
         Self::kernels_of(vm, SIDE, rounds, in_flight)
     }
 
-    /// The same of kernels whose matrices have that side: a round takes [as long](crate::crowd::round_ns) as that says.
+    /// Like `kernels`, for matrices of size `side`: this sets [the length of a round](crate::crowd::round_ns).
     pub fn kernels_of(vm: usize, side: u32, rounds: u32, in_flight: u32) -> Self {
         let kernel = format!("workload --name long-madd --side {side} --rounds {rounds}");
         Self::new(vm, format!("{kernel} --in-flight {in_flight}"))
     }
 
-    /// The same, and the guest tells when each of its kernels has ended.
+    /// Makes the guest report the end of each kernel.
     #[must_use]
     pub fn telling_ends(mut self) -> Self {
         self.words += " --ends";
         self
     }
 
-    /// A kernel, then a pause, and so on.
+    /// Runs a kernel, pauses, and repeats.
     pub fn bursts(vm: usize, side: u32, rounds: u32, pause_ms: u32) -> Self {
         let kernel = format!("workload --name long-madd --side {side} --rounds {rounds}");
         Self::new(vm, format!("{kernel} --pause-ms {pause_ms}"))
     }
 
-    /// Copies of so many bytes to VRAM by the first copy engine, one behind the other.
+    /// Copies `bytes` bytes to VRAM by the first copy engine, repeatedly.
     pub fn copies(vm: usize, bytes: u64) -> Self {
         Self::new(vm, format!("stream --engine ce0 --size {bytes}"))
     }
 
-    /// One of the ways to harm that `gpu-workloads rogue` knows.
+    /// Runs one of the attacks of `gpu-workloads rogue`.
     pub fn rogue(vm: usize, what: &str) -> Self {
         Self::new(vm, format!("rogue --what {what}"))
     }
 
-    /// The same, so much later.
+    /// Starts the load `after` later.
     #[must_use]
     pub fn after(self, after: Duration) -> Self {
         Self { after, ..self }
@@ -83,47 +83,47 @@ impl Load {
 pub struct Contest {
     /// Loads by guest.
     pub loads: Vec<Load>,
-    /// Time at the start that is left out.
+    /// Warm-up time, which is left out.
     pub warm: Duration,
-    /// Time that is measured.
+    /// Measured time.
     pub measured: Duration,
 }
 
 /// Outcome.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The VMs of the loads; other places are in this order.
+    /// The VMs of the loads; the other fields use this order.
     pub vms: Vec<usize>,
-    /// Charges of each, from the beginning of what is measured.
+    /// Charges of each VM, from the start of the measurement.
     pub uses: Uses,
-    /// Beginning of each load, in ns from there.
+    /// Start of each load, in ns from there.
     pub marks: Vec<u64>,
-    /// Beginning of what is measured, by the card's clock in ns.
+    /// Start of the measurement, by the card's clock in ns.
     pub from: u64,
-    /// Time that was measured, in ns of the card's clock.
+    /// Measured time, in ns of the card's clock.
     pub length: u64,
-    /// Accounts of PGRAPH at both ends.
+    /// Accounts of PGRAPH at the start.
     pub before: Vec<Account>,
     /// The same at the end.
     pub after: Vec<Account>,
-    /// Reports of the loads in the end.
+    /// Final reports of the loads.
     pub reports: Vec<Smoke>,
-    /// Times in ns of the card's clock at which kernels have ended, of the loads that tell.
+    /// End times of kernels in ns of the card's clock, for the loads that report them.
     pub ends: Vec<Vec<u64>>,
 }
 
-/// Time between two questions what was charged.
+/// Interval of reading the charges.
 const PIECE: Duration = Duration::from_secs(30);
 
 impl Contest {
-    /// Has the guests do it; `meanwhile` is called when the measured time begins, and its own time is part of that.
+    /// Runs the loads; calls `meanwhile` when the measured time begins, which includes the call's own time.
     ///
     /// Fails when a load ends before its time, or with a wrong result.
     pub fn run(&self, crowd: &Crowd, meanwhile: impl FnOnce(&Crowd) -> Result<()>) -> Result<Outcome> {
         self.run_until(crowd, meanwhile, |_| Ok(()))
     }
 
-    /// The same; `finally` is called behind what is measured, before the loads have ended.
+    /// Like `run`; calls `finally` after the measured time, before the loads have ended.
     pub fn run_until(
         &self,
         crowd: &Crowd,
@@ -197,14 +197,14 @@ fn report(pending: Pending<'_>) -> Result<(Smoke, Vec<u64>)> {
     let output = pending.wait_within(guest::SMOKE_LIMIT)?;
     let smoke = guest::parse_smoke(&output)?;
     ensure!(smoke.ok, "{}", output.text());
-    // What it did stands in the line of the workload, before the one of the command.
+    // The workload prints its result on a separate line, before the command's own line.
     let line = output.lines.iter().find(|line| line.starts_with("RESULT ")).cloned();
     let ends =
         output.lines.iter().filter_map(|line| line.strip_prefix(ENDS)).map(ends_in).collect::<Result<Vec<_>>>()?;
     Ok((Smoke { line: line.unwrap_or_default(), ..smoke }, ends.concat()))
 }
 
-/// Times in ns at which kernels have ended, of a line of them.
+/// Parses a line of end times of kernels, in ns.
 fn ends_in(line: &str) -> Result<Vec<u64>> {
     let (first, rest) =
         line.strip_prefix("at_us=").and_then(|line| line.split_once(" after_us=")).context("no times")?;
@@ -220,29 +220,29 @@ fn ends_in(line: &str) -> Result<Vec<u64>> {
 }
 
 impl Outcome {
-    /// Jain's index over all that is measured.
+    /// Returns Jain's index over the whole measured time.
     pub fn jain(&self, wanted: &[f64]) -> f64 {
         jain(&self.uses.shares(Engine::Compute, 0, self.length), wanted)
     }
 
-    /// Returns how far shares in windows of `window_ns` are from `wanted`.
+    /// Returns the distance of shares in windows of `window_ns` from `wanted`.
     pub fn share_error(&self, window_ns: u64, wanted: &[f64]) -> ShareError {
         self.uses.share_error(Engine::Compute, window_ns, 0, self.length, wanted)
     }
 
-    /// Part of the time that an engine was charged to somebody.
+    /// Returns the part of the time that an engine was charged to any VM.
     pub fn utilisation(&self, engine: Engine) -> f64 {
         let used: u64 = (0..self.vms.len()).map(|place| self.uses.used(place, engine, 0, self.length)).sum();
         used as f64 / self.length.max(1) as f64
     }
 
-    /// Returns what a load was charged for PGRAPH, in parts of the time.
+    /// Returns a load's charge for PGRAPH, as a part of the time.
     pub fn received(&self, place: usize) -> f64 {
         self.uses.used(place, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
     }
 
-    /// Work of the loads by what their guests tell: the kernels of each that have ended, which take so many ns, in intervals of
-    /// `step` ns of the measured time.
+    /// Computes the work of the loads from the guests' reports: the ended kernels of each, of `lengths` ns, in
+    /// intervals of `step` ns of the measured time.
     pub fn counted(&self, lengths: &[u64], step: u64) -> Uses {
         let mut uses = Uses::new(self.vms.len(), step, self.length);
         for ((place, ends), length) in self.ends.iter().enumerate().zip(lengths) {
@@ -254,12 +254,12 @@ impl Outcome {
         uses
     }
 
-    /// Submissions of a load to PGRAPH that ended meanwhile.
+    /// Returns the number of a load's submissions to PGRAPH that ended during the measurement.
     pub fn completed(&self, place: usize) -> u64 {
         self.after[place].completed - self.before[place].completed
     }
 
-    /// The time in ns that `permille` of the submissions of some loads did not wait longer for than, rounded up to the
+    /// Returns the wait in ns that `permille` of the submissions of some loads did not exceed, rounded up to the
     /// mediator's buckets.
     pub fn wait_ns(&self, places: impl Iterator<Item = usize> + Clone, permille: u64) -> u64 {
         let sum = |of: &dyn Fn(&Account) -> u64| -> u64 {
@@ -272,7 +272,7 @@ impl Outcome {
         ends.into_iter().find(|end| within(*end) >= wanted).unwrap_or(u64::MAX)
     }
 
-    /// A number that a load reported.
+    /// Returns a number that a load reported.
     pub fn reported(&self, place: usize, key: &str) -> Result<f64> {
         let line = &self.reports.get(place).context("a load without a report")?.line;
         let value = line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
@@ -309,7 +309,7 @@ mod tests {
         };
         let counted = outcome.counted(&[20, 40], 20);
         let used = |vm| [0, 20, 40, 60].map(|at| counted.used(vm, Engine::Compute, at, at + 20));
-        // The one that ended before is no part of it, and those across the ends with what lies between them.
+        // Kernels that ended earlier are left out; kernels across a bound count with their part inside.
         assert_eq!([used(0), used(1)], [[10, 10, 20, 0], [15, 20, 15, 20]]);
     }
 }

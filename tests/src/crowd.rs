@@ -1,7 +1,7 @@
-//! VMs with stock guests on one software card, that compete for its time.
+//! VMs with stock guests on one software card, which compete for its time.
 //!
-//! The card's time is modelled: `madd` of 32x32 takes half a millisecond, by the memory traffic of its rounds, and the
-//! software card a fifth of that to compute it, so that what guests are charged is what the model says.
+//! The card's time is modelled: `madd` of 32x32 takes half a millisecond, given by the memory traffic of its rounds.
+//! The software card computes it in a fifth of that, so the charges match the model.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,8 +16,8 @@ use crate::{Daemon, Vm, VmConfig};
 /// Bytes of a memory transaction of the card's shaders.
 const TRANSACTION: u64 = 128;
 
-/// Time of a round of a kernel whose matrices have that side, in ns: two words read and one written for each element, in whole
-/// transactions.
+/// Returns the time in ns of a round of a kernel with matrices of size `side`: two words read and one written for each
+/// element, in whole transactions.
 pub const fn round_ns(side: u32) -> u64 {
     let bytes = ((side * side) as u64 * 4).div_ceil(TRANSACTION) * TRANSACTION;
     3 * bytes * 1_000_000_000 / ((SHADER_MIB_PER_S as u64) << 20)
@@ -25,10 +25,10 @@ pub const fn round_ns(side: u32) -> u64 {
 
 /// The card's name.
 pub const CARD: &str = "card0";
-/// Side of the matrices of the guests' kernels, and MiB per second that the card's shaders move.
+/// Side of the matrices of the guests' kernels.
 pub const SIDE: u32 = 32;
 const SHADER_MIB_PER_S: u32 = 24;
-/// Time of a round of such a kernel, in ns.
+/// Time of a round of a kernel of size [`SIDE`], in ns.
 pub const ROUND_NS: u64 = round_ns(SIDE);
 /// MiB per second that the card copies.
 pub const COPY_MIB_PER_S: u64 = 256;
@@ -37,48 +37,48 @@ const VRAM_MIB: u32 = 32;
 /// Guests that boot at the same time.
 const BOOTS: usize = 2;
 
-/// The lines of a card's table that say how long its work takes.
+/// Returns the lines of a card's table that set how long its work takes.
 pub fn card_time_toml() -> String {
     format!("[card.time]\ncopy_mib_per_s = {COPY_MIB_PER_S}\nshader_mhz = 50\nshader_mib_per_s = {SHADER_MIB_PER_S}\n")
 }
 
-/// The daemon and its VMs, each with its driver loaded.
+/// The daemon and its VMs, each with a loaded driver.
 pub struct Crowd {
     daemon: Daemon,
     vms: Vec<Vm>,
 }
 
-/// Submissions of a VM to an engine and its charge, since it was added.
+/// Submissions of a VM to an engine, and their charge, since the VM was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// Submissions that ended.
+    /// Ended submissions.
     pub completed: u64,
-    /// Submissions for which its channel was killed.
+    /// Submissions that got their channel killed.
     pub killed: u64,
-    /// Time that it was charged, in ns.
+    /// Charged time, in ns.
     pub used_ns: u64,
-    /// Counts of submissions that waited for their start at most so many ns, by those.
+    /// Number of submissions by the upper bound of their wait in ns.
     pub waits: BTreeMap<u64, u64>,
-    /// Number that have started.
+    /// Started submissions.
     pub started: u64,
-    /// Submissions of the VM that ran for too long, on any engine.
+    /// Submissions of the VM that ran too long, on any engine.
     pub strikes: u64,
-    /// Nothing of the VM is started.
+    /// The VM is quarantined: nothing of it is started.
     pub quarantined: bool,
 }
 
 impl Crowd {
-    /// Boots `count` VMs called `vm0` and so on with Linux 6.1; `keys` are added to each `[[vm]]` table.
+    /// Boots `count` VMs called `vm0` and so on with Linux 6.1, and adds `keys` to each `[[vm]]` table.
     pub fn boot(name: &str, count: usize, memory_mib: u32, keys: &str) -> Result<Self> {
         Self::boot_with(name, count, memory_mib, keys, count)
     }
 
-    /// The same; the drivers of the VMs from `knowing` on know the mediator.
+    /// Like `boot`; VMs from `knowing` on get paravirtual drivers.
     pub fn boot_with(name: &str, count: usize, memory_mib: u32, keys: &str, knowing: usize) -> Result<Self> {
         Self::boot_on("", name, count, memory_mib, keys, knowing)
     }
 
-    /// As [`Self::boot`], on a card where what one VM's kernels leave is not cleared before another's.
+    /// Like [`Self::boot`], on a card that does not clear a kernel's residue before another VM's kernel.
     pub fn boot_keeping(name: &str, count: usize, memory_mib: u32) -> Result<Self> {
         Self::boot_on("residue = \"keep\"\n", name, count, memory_mib, "", count)
     }
@@ -122,17 +122,17 @@ impl Crowd {
         &mut self.daemon
     }
 
-    /// Returns how many VMs there are.
+    /// Returns the number of VMs.
     pub fn len(&self) -> usize {
         self.vms.len()
     }
 
-    /// Returns whether there is none.
+    /// Returns true if there are no VMs.
     pub fn is_empty(&self) -> bool {
         self.vms.is_empty()
     }
 
-    /// A VM.
+    /// Returns a VM.
     pub fn vm(&self, index: usize) -> Result<&Vm> {
         self.vms.get(index).with_context(|| format!("there is no VM {index}"))
     }
@@ -142,24 +142,24 @@ impl Crowd {
         self.daemon.ctl(&[&["sched", "set", CARD], settings].concat())?.success().map(drop)
     }
 
-    /// Changes what a VM may have of it: `mediatorctl sched set-vm VM share...`.
+    /// Changes a VM's part of it: `mediatorctl sched set-vm VM share...`.
     pub fn set_vm(&self, index: usize, share: &[&str]) -> Result<()> {
         self.daemon.ctl(&[&["sched", "set-vm", &name_of(index)], share].concat())?.success().map(drop)
     }
 
-    /// Lets a VM out of quarantine.
+    /// Releases a VM from quarantine.
     pub fn release(&self, index: usize) -> Result<()> {
         self.daemon.ctl(&["sched", "release", &name_of(index)])?.success().map(drop)
     }
 
-    /// Reads what the VMs have used of an engine, by the mediator's accounts.
+    /// Reads the VMs' use of an engine from the mediator's accounts.
     pub fn accounts(&self, engine: &str) -> Result<Vec<Account>> {
         let shown = self.daemon.api(&format!("/v1/cards/{CARD}/scheduler"))?;
         (0..self.len()).map(|index| account(of_vm(&shown, index)?, engine)).collect()
     }
 
-    /// The card's clock in ns, and what each VM was charged in the intervals of the last `since_ms` milliseconds: when each
-    /// begins, and the time in ns for each engine, by name.
+    /// Returns the card's clock in ns, and each VM's charges in the intervals of the last `since_ms` milliseconds: the
+    /// start of each interval, and the time in ns for each engine, by name.
     pub fn history(&self, since_ms: u64) -> Result<History> {
         let shown = self.daemon.api(&format!("/v1/cards/{CARD}/scheduler/history?since_ms={since_ms}"))?;
         let number = |value: &Value, key: &str| value[key].as_u64().with_context(|| format!("no {key} in {value}"));
@@ -170,7 +170,7 @@ impl Crowd {
         let samples = samples.collect::<Result<_>>()?;
         let interval_ns = number(&shown, "interval_ms")? * 1_000_000;
         let now_ns = number(&shown, "now_ns")?;
-        // Of the interval in which the time begins only a part may be there.
+        // The interval at the start of this time may be incomplete.
         let from_ns = now_ns.saturating_sub(since_ms * 1_000_000) + interval_ns;
         Ok(History { now_ns, from_ns, interval_ns, samples })
     }
@@ -179,18 +179,18 @@ impl Crowd {
 /// Recent charges of VMs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
-    /// The card's clock.
+    /// Value of the card's clock.
     pub now_ns: u64,
-    /// Time from which on it has all.
+    /// Start of the complete part.
     pub from_ns: u64,
     /// Length of an interval.
     pub interval_ns: u64,
-    /// Of each VM the intervals in which it was charged: when they begin, and an object of ns by engine.
+    /// For each VM, the intervals with charges: their start, and an object of ns by engine.
     pub samples: Vec<Vec<(u64, Value)>>,
 }
 
 impl History {
-    /// Appends what was asked for later: the daemon remembers a minute, which is less than some measure.
+    /// Appends a later history: the daemon keeps one minute, which is less than some measurements take.
     pub fn append(&mut self, later: Self) {
         if self.samples.is_empty() {
             self.from_ns = later.from_ns;
@@ -204,7 +204,7 @@ impl History {
     }
 }
 
-/// The name of a VM.
+/// Returns the name of a VM.
 pub fn name_of(index: usize) -> String {
     format!("vm{index}")
 }
@@ -245,7 +245,7 @@ mod tests {
         };
         let mut all = History::default();
         all.append(history(20, 65, &[10, 20, 40, 60]));
-        // The interval at 60 was not over then; the one at 50, asked for in part, is the earlier one's.
+        // The interval at 60 was incomplete then; the one at 50, read in part, is taken from the earlier history.
         all.append(history(60, 95, &[50, 60, 70, 90]));
         let at: Vec<(u64, u64)> = all.samples[0].iter().map(|(at, used)| (*at, used.as_u64().unwrap_or(0))).collect();
         assert_eq!(at, [(20, 65), (40, 65), (60, 95), (70, 95), (90, 95)]);
