@@ -24,7 +24,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// Limit of a `mediatorctl` command.
 const CONTROL_LIMIT: Duration = Duration::from_secs(60);
 
-/// Files of a test's daemon; for the configuration that the test writes.
+/// Paths of a test's daemon, for the configuration that the test writes.
 #[derive(Clone, Debug)]
 pub struct Paths {
     /// An empty folder for sockets.
@@ -45,7 +45,7 @@ impl Paths {
     }
 }
 
-/// Output of a program, and how it ended.
+/// Output and exit code of a program.
 #[derive(Clone, Debug)]
 pub struct Ended {
     /// Standard output.
@@ -57,7 +57,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// This if the code is 0, else an error that shows what was printed.
+    /// Returns this if the code is 0, else an error that shows the output.
     pub fn success(self) -> Result<Self> {
         if self.code != Some(0) {
             bail!("ended with code {:?}:\n{}{}", self.code, self.stdout, self.stderr);
@@ -69,12 +69,12 @@ impl Ended {
 /// A running `mediatord`; dropping it ends it.
 pub struct Daemon {
     process: Process,
-    /// The program, which may be another one by the next upgrade.
+    /// The program; an upgrade may start a different one.
     program: PathBuf,
     paths: Paths,
-    /// Service manager that has started it, if one has.
+    /// The service manager that started it, if any.
     manager: Option<ServiceManager>,
-    // Last, so that the folder goes after the process.
+    // Last, so that the folder is removed after the process ends.
     scratch: Scratch,
 }
 
@@ -84,7 +84,7 @@ impl Daemon {
         Self::start_by(None, prepare(name, configure)?)
     }
 
-    /// The same as a service, for which a service manager keeps sockets.
+    /// The same as a service, with sockets that a service manager keeps.
     pub fn start_as_service(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         let (scratch, paths) = prepare(name, configure)?;
         let manager = ServiceManager::new(&scratch.path().join("notify")).context("a service manager")?;
@@ -95,7 +95,7 @@ impl Daemon {
         Self::start_program(binary("mediatord")?, manager, (scratch, paths))
     }
 
-    /// Starts the daemon from `program`, a copy that the test exchanges.
+    /// Starts the daemon from `program`, a copy that the test replaces.
     pub fn start_copy(name: &str, copy: &Path, configure: impl FnOnce(&Paths) -> String) -> Result<Self> {
         fs::copy(binary("mediatord")?, copy).with_context(|| format!("cannot write {}", copy.display()))?;
         Self::start_program(copy.to_owned(), None, prepare(name, configure)?)
@@ -112,8 +112,8 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Has the program that lies at the daemon's path now go on with all that it has, and waits for the end of the one before.
-    /// Returns what `mediatorctl daemon upgrade` says.
+    /// Makes the program that is now at the daemon's path take over everything, and waits until the old daemon ends.
+    /// Returns the output of `mediatorctl daemon upgrade`.
     pub fn upgrade(&mut self) -> Result<Value> {
         Process::adopt_orphans().context("orphans cannot be adopted")?;
         let info = self.ctl_json(&["daemon", "upgrade"]).with_context(|| self.log_tail())?;
@@ -125,12 +125,13 @@ impl Daemon {
         Ok(info)
     }
 
-    /// Has daemons of this test speak as those of the version before from now on, in what they read and write of saved state; or as they are.
+    /// Makes this test's daemons use the previous version's format of saved state from now on, or the current one
+    /// again.
     pub fn speak_before(&self, before: bool) -> Result<()> {
         fs::write(speaks_of(&self.scratch), if before { "before" } else { "now" }).context("the version that is spoken")
     }
 
-    /// The program, which may be exchanged for another.
+    /// The program's path; the test may replace the file.
     pub fn program(&self) -> &Path {
         &self.program
     }
@@ -140,7 +141,7 @@ impl Daemon {
         config_of(&self.scratch)
     }
 
-    /// Kills the daemon in the midst of whatever it does, and starts another with the same configuration. Its log goes on.
+    /// Kills the daemon at any point, and starts another with the same configuration. Its log is continued.
     pub fn kill_and_restart(&mut self) -> Result<()> {
         self.process.end().context("cannot kill mediatord")?;
         let mut command = command(&self.program, &self.scratch, self.manager.as_ref())?;
@@ -156,19 +157,19 @@ impl Daemon {
             if let Some(manager) = &self.manager {
                 return Ok(manager.wait(Duration::ZERO, |heard| heard.take("READY=1")).ok());
             }
-            // Its socket is there before its VMs are: who connects waits until it serves.
+            // Its socket exists before its VMs do: a client that connects waits until it serves.
             Ok(self.get("/v1/vms").ok().map(drop))
         });
         ready.with_context(|| self.log_tail())
     }
 
-    /// Runs the daemon with a configuration that it must refuse, and returns what it said.
+    /// Runs the daemon with a configuration that it must refuse, and returns its output.
     pub fn refused(name: &str, configure: impl FnOnce(&Paths) -> String) -> Result<Ended> {
         let (scratch, _paths) = prepare(name, configure)?;
         run_to_end(&mut command(&binary("mediatord")?, &scratch, None)?, START_LIMIT)
     }
 
-    /// Returns where its files are.
+    /// Returns the paths of its files.
     pub fn paths(&self) -> &Paths {
         &self.paths
     }
@@ -192,13 +193,13 @@ impl Daemon {
         serde_json::from_str(&text).with_context(|| format!("mediatorctl {} printed no JSON:\n{text}", args.join(" ")))
     }
 
-    /// Asks the admin API for `GET path`, for what no command prints as it is.
+    /// Asks the admin API for `GET path`, for values that no command prints unchanged.
     pub fn api(&self, path: &str) -> Result<Value> {
         let body = self.get(path)?;
         serde_json::from_str(&body).with_context(|| format!("GET {path} answered no JSON:\n{body}"))
     }
 
-    /// The body that `GET path` is answered with on the admin socket.
+    /// Returns the body of the reply to `GET path` on the admin socket.
     pub fn get(&self, path: &str) -> Result<String> {
         let stream = UnixStream::connect(&self.paths.admin_socket).with_context(|| format!("GET {path}"))?;
         stream.set_read_timeout(Some(CONTROL_LIMIT))?;
@@ -215,7 +216,7 @@ impl Daemon {
         self.process.id().as_raw_pid().unsigned_abs()
     }
 
-    /// All that the daemon has logged so far.
+    /// Returns the daemon's log so far.
     pub fn log(&self) -> String {
         let bytes = fs::read(self.scratch.path().join("mediatord.log")).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
@@ -234,7 +235,7 @@ impl Daemon {
         found.with_context(|| self.log_tail())
     }
 
-    /// Ends the daemon by SIGTERM and returns how it ended.
+    /// Stops the daemon with SIGTERM and returns its exit status.
     pub fn stop(&mut self) -> Result<ExitStatus> {
         if let Some(status) = self.process.try_wait()? {
             return Ok(status);
@@ -244,7 +245,7 @@ impl Daemon {
         ended.with_context(|| self.log_tail())
     }
 
-    /// Keeps the folder with the log for good and says where it is.
+    /// Keeps the folder with the log for good and returns its path.
     pub fn keep_logs(&mut self) -> &Path {
         self.scratch.keep()
     }
@@ -253,7 +254,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if self.stop().is_err() {
-            // It hangs or is gone; both end here.
+            // It may hang or be gone; `end` handles both.
             let _ = self.process.end();
         }
         if thread::panicking() {
@@ -281,17 +282,17 @@ fn command(program: &Path, scratch: &Scratch, manager: Option<&ServiceManager>) 
         Some(manager) => manager.command(program).context("a service")?,
         None => Command::new(program),
     };
-    // Only a program with debug assertions asks for it.
+    // Only a program with debug assertions reads this variable.
     command.arg("--config").arg(config_of(scratch)).env("MEDIATORD_SPEAKS", speaks_of(scratch));
     Ok(command)
 }
 
-/// The file that says whether daemons speak as those of the version before.
+/// Returns the file that says whether daemons use the previous version's format.
 fn speaks_of(scratch: &Scratch) -> PathBuf {
     scratch.path().join("speaks")
 }
 
-/// Starts the daemon; what it logs goes to the end of its log.
+/// Starts the daemon; its output is appended to its log.
 fn spawn(scratch: &Scratch, command: &mut Command) -> Result<Child> {
     let log = scratch.path().join("mediatord.log");
     let output = File::options().create(true).append(true).open(&log);
@@ -302,7 +303,7 @@ fn spawn(scratch: &Scratch, command: &mut Command) -> Result<Child> {
     child.with_context(|| format!("cannot start {name}"))
 }
 
-/// Runs `command` to its end; it is killed when it takes longer than `limit`.
+/// Runs `command` to its end, and kills it after `limit`.
 pub fn run_to_end(command: &mut Command, limit: Duration) -> Result<Ended> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut child = command
@@ -327,13 +328,13 @@ pub fn run_to_end(command: &mut Command, limit: Duration) -> Result<Ended> {
 fn read_all(mut pipe: impl std::io::Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // A read error means that the process is gone; its status tells the rest.
+        // A read error means that the process is gone; its exit status has the details.
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })
 }
 
-/// A program of this workspace: in `GPU_MEDIATOR_BIN_DIR`, beside the running one, or in the release folder.
+/// Finds a program of this workspace: in `GPU_MEDIATOR_BIN_DIR`, next to the running one, or in the release folder.
 pub fn binary(name: &str) -> Result<PathBuf> {
     let mut folders: Vec<PathBuf> = env::var_os("GPU_MEDIATOR_BIN_DIR").map(PathBuf::from).into_iter().collect();
     if let Ok(own) = env::current_exe() {

@@ -1,9 +1,9 @@
 //! A Debian host in namespaces of this machine: its own files, users, processes, mounts and network, under this machine's kernel.
 //!
-//! What an emulated machine takes minutes for takes seconds here. It has no systemd: units are started and ended by [`Debian::start`]
-//! and its like, and the first process waits for orphans, as systemd does.
+//! It starts in seconds, an emulated machine in minutes. It has no systemd: [`Debian::start`] and related functions
+//! start and end units, and the first process reaps orphans, as systemd does.
 //!
-//! What it needs: root, or a range of users in `/etc/subuid` with the programs of Debian's package `uidmap`.
+//! Requirements: root, or a range of users in `/etc/subuid` with the programs of Debian's package `uidmap`.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -22,19 +22,19 @@ use crate::wait::{self, Scratch};
 
 /// Time that a command may take.
 const COMMAND_LIMIT: Duration = Duration::from_secs(180);
-/// Number of last lines that are shown of each unit's log when something is wrong.
+/// Number of last lines of each unit's log that are shown after an error.
 const LOG_LINES: u32 = 30;
 /// Folder of the units' logs.
 const LOGS: &str = "/var/log/units";
-/// Folder of the numbers of the units' processes.
+/// Folder of the units' process numbers.
 const UNITS: &str = "/run/units";
 
-/// Namespaces, as `unshare` wants them. When that program ends, so do all processes in them.
+/// Namespaces, as arguments of `unshare`. When that program ends, so do all processes in them.
 const NAMESPACES: [&str; 8] = ["--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup", "--fork", "--kill-child"];
-/// More, for who is not root.
+/// Additional arguments for users other than root.
 const USERS: [&str; 3] = ["--user", "--map-root-user", "--map-auto"];
 
-/// The first process: it mounts what a container has, and stays. The argument is the folder that becomes the root.
+/// The first process: it mounts a container's file systems, and stays. The argument is the new root folder.
 const INIT: &str = r#"
 set -e
 mount --make-rprivate /
@@ -81,7 +81,7 @@ pub struct Debian {
     root: Scratch,
 }
 
-/// Says why no such host can be made on this machine, if that is so.
+/// Returns the reason if this machine cannot run such a host.
 pub fn impossible() -> Option<String> {
     let mut command = Command::new("unshare");
     command.args(NAMESPACES).args(if is_root() { &[][..] } else { &USERS });
@@ -100,7 +100,7 @@ fn is_root() -> bool {
 }
 
 impl Debian {
-    /// Starts a host with engines that place work, none of which runs yet, and with `files` on it.
+    /// Starts a host with `files`, and with workload managers that are installed but not running.
     pub fn start_up(name: &str, files: Files) -> Result<Self> {
         let archive = images::ensure_fleet(&Progress::stderr())?;
         let scratch = Scratch::new(name)?;
@@ -122,7 +122,7 @@ impl Debian {
         Ok(Self { namespaces, init, users, up: Instant::now(), root: scratch })
     }
 
-    /// A command of the shell in it, to be started.
+    /// Prepares a shell command in the host.
     fn command(&self, command: &str) -> Command {
         let mut enter = Command::new("nsenter");
         enter.arg("--target").arg(self.init.to_string());
@@ -134,14 +134,14 @@ impl Debian {
         enter
     }
 
-    /// Runs a command to its end; what it printed, and its code.
+    /// Runs a command to its end; returns its output and exit code.
     fn run(&self, command: &str) -> Result<Output> {
         let ended = run_to_end(&mut self.command(command), COMMAND_LIMIT)?;
         let text = format!("{}{}", ended.stdout, ended.stderr);
         Ok(Output { lines: text.lines().map(str::to_owned).collect(), code: ended.code.unwrap_or(-1) })
     }
 
-    /// Runs a command of the shell; the code is not checked. Command and output are printed.
+    /// Runs a shell command; does not check the code. Prints the command and its output.
     pub fn sh(&self, command: &str) -> Result<Output> {
         self.say(command);
         let output = self.run(command)?;
@@ -157,7 +157,7 @@ impl Debian {
         Ok(text)
     }
 
-    /// Waits until a command of the shell succeeds; returns what it printed then.
+    /// Waits until a shell command succeeds; returns its output.
     pub fn until(&self, what: &str, command: &str, limit: Duration) -> Result<String> {
         self.say(&format!("until {command}"));
         let ended = wait::until(what, limit, || {
@@ -167,14 +167,14 @@ impl Debian {
         ended.with_context(|| self.logs())
     }
 
-    /// Writes a file with access rights `mode`, and the folders above it.
+    /// Writes a file with access rights `mode`, and creates the folders above it.
     pub fn write(&self, path: &str, mode: u32, text: &str) -> Result<()> {
         let quoted = text.replace('\'', "'\\''");
         self.ok(&format!("mkdir -p $(dirname {path}) && printf %s '{quoted}' > {path} && chmod {mode:o} {path}"))
             .map(drop)
     }
 
-    /// Starts a unit: a command of the shell that does not end by itself.
+    /// Starts a unit: a shell command that does not end by itself.
     pub fn start(&self, unit: &str, command: &str) -> Result<()> {
         let quoted = format!("echo $$ > {UNITS}/{unit}; {command}").replace('\'', "'\\''");
         self.ok(&format!(
@@ -184,12 +184,12 @@ impl Debian {
         .map(drop)
     }
 
-    /// Kills a unit's first process, and waits until it is gone.
+    /// Kills a unit's first process, and waits until it has ended.
     pub fn kill(&self, unit: &str) -> Result<()> {
         self.end(unit, "KILL")
     }
 
-    /// Asks a unit to end, and waits until it has.
+    /// Asks a unit to end, and waits for its end.
     pub fn stop(&self, unit: &str) -> Result<()> {
         self.end(unit, "TERM")
     }
@@ -214,12 +214,12 @@ impl Debian {
 
 impl Drop for Debian {
     fn drop(&mut self) {
-        // With it all processes in the namespaces end, before its files are removed.
+        // This ends all processes in the namespaces, before its files are removed.
         let _ = self.namespaces.kill();
         let _ = self.namespaces.wait();
         let _ = wait::until("the host's processes to end", COMMAND_LIMIT, || Ok(has_ended(self.init).then_some(())));
         if self.users && self.root.is_removed() {
-            // Files of other users than this one: who may be them may remove them.
+            // Files of other users: a process that may become those users may remove them.
             let mut remove = Command::new("unshare");
             remove.args(USERS).args(["rm", "--recursive", "--force"]).arg(self.root.path().join("root"));
             let _ = run_to_end(&mut remove, COMMAND_LIMIT);
@@ -227,7 +227,7 @@ impl Drop for Debian {
     }
 }
 
-/// Says whether a process has ended, also if nobody has asked for its status yet.
+/// Returns true if a process has ended, even if its parent has not reaped it yet.
 fn has_ended(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))

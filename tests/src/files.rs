@@ -1,4 +1,4 @@
-//! Files that a machine gets before it boots.
+//! Files that a machine receives before it boots.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,19 +13,19 @@ use images::libraries;
 #[derive(Default)]
 pub struct Files {
     archive: Archive,
-    /// Names that are in it.
+    /// Names already in it.
     names: BTreeSet<String>,
 }
 
 impl Files {
-    /// Puts a copy of a file at `to`, which has no leading slash.
+    /// Adds a copy of a file at `to`, which has no leading slash.
     pub fn copy(&mut self, from: &Path, to: &str, mode: u32) -> Result<()> {
         let bytes = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
         self.write(to, mode, &bytes);
         Ok(())
     }
 
-    /// Makes a file with access rights `mode`.
+    /// Adds a file with access rights `mode`.
     pub fn write(&mut self, to: &str, mode: u32, bytes: &[u8]) {
         for folder in to.match_indices('/').map(|(at, _)| &to[..at]) {
             if self.names.insert(folder.to_owned()) {
@@ -36,7 +36,7 @@ impl Files {
         self.archive.file(to, mode, bytes);
     }
 
-    /// Puts a program of this host at `to`, without what is for debuggers, and what it is linked to where it looks for it.
+    /// Adds a program of this host at `to`, stripped, and its shared libraries at the paths where it looks for them.
     pub fn program(&mut self, from: &Path, to: &str) -> Result<()> {
         let scratch = tempfile::NamedTempFile::new().context("a file for a program")?;
         let stripped = Command::new("strip").arg("--strip-debug").arg("-o").arg(scratch.path()).arg(from).status();

@@ -1,4 +1,4 @@
-//! The common steps of stories: a configuration, the driver loaded, a workload run, counters read.
+//! Common steps of the stories: write a configuration, load the driver, run a workload, read counters.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use crate::{Daemon, Output, Paths, Vm};
 
-/// Time that nouveau may take to load. Its probe makes about a million trapped accesses.
+/// Time that nouveau may take to load. Its probe causes about a million trapped accesses.
 pub const LOAD_LIMIT: Duration = Duration::from_secs(240);
 /// Time that a workload may take.
 pub const SMOKE_LIMIT: Duration = Duration::from_secs(900);
 
-/// The daemon's part of a configuration, and one software card of `vram_mib` MiB called `card0`.
+/// Returns the daemon's part of a configuration, and one software card of `vram_mib` MiB called `card0`.
 pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
     format!(
         "[daemon]\nadmin_socket = {:?}\nread_socket = {:?}\nsocket_dir = {:?}\n\n[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = {vram_mib}\n",
@@ -22,15 +22,15 @@ pub fn card_toml(paths: &Paths, vram_mib: u32) -> String {
     )
 }
 
-/// Line of a mediated VM each of whose accesses is a message, to apertures as to registers.
+/// Line for a mediated VM that traps all accesses, to apertures as to registers.
 pub const TRAPPED: &str = "apertures = \"trapped\"\n";
 
-/// A mediated VM on `card0`.
+/// Returns the table of a mediated VM on `card0`.
 pub fn vm_toml(name: &str, vram_mib: u32) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\nvram_mib = {vram_mib}\n")
 }
 
-/// A VM that has `card0` for itself, unmediated.
+/// Returns the table of a VM with `card0` in passthrough.
 pub fn passthrough_toml(name: &str) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\npassthrough = true\n")
 }
@@ -55,11 +55,11 @@ pub fn load_driver(vm: &Vm) -> Result<String> {
 /// Report of a workload at its end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Smoke {
-    /// Every byte was right.
+    /// All bytes were correct.
     pub ok: bool,
-    /// Bytes that were checked.
+    /// Number of checked bytes.
     pub bytes: u64,
-    /// Channels that were used.
+    /// Number of channels used.
     pub channels: u64,
     /// Seconds by the guest's clock.
     pub seconds: f64,
@@ -85,7 +85,7 @@ pub fn parse_smoke(output: &Output) -> Result<Smoke> {
     })
 }
 
-/// Runs `gpu-workloads` with `args` to its end; fails unless all was verified.
+/// Runs `gpu-workloads` with `args` to its end; fails unless everything was verified.
 pub fn smoke(vm: &Vm, args: &str) -> Result<Smoke> {
     let output = vm.run_within(&format!("run /bin/gpu-workloads {args}"), SMOKE_LIMIT)?;
     let smoke = parse_smoke(&output)?;
@@ -98,12 +98,12 @@ pub fn smoke(vm: &Vm, args: &str) -> Result<Smoke> {
     Ok(smoke)
 }
 
-/// Returns what `mediatorctl vm show` says of a VM.
+/// Returns the output of `mediatorctl vm show` for a VM.
 pub fn show(daemon: &Daemon, name: &str) -> Result<Value> {
     daemon.ctl_json(&["vm", "show", name])
 }
 
-/// Messages that the VMM has sent for a VM.
+/// Returns the number of messages that the VMM has sent for a VM.
 pub fn messages(daemon: &Daemon, name: &str) -> Result<u64> {
     Ok(messages_in(&show(daemon, name)?["transport"]))
 }
@@ -114,7 +114,7 @@ pub fn messages_in(transport: &Value) -> u64 {
     counts.filter(|(key, _)| key.starts_with("messages_")).filter_map(|(_, count)| count.as_u64()).sum()
 }
 
-/// A counter of the virtual device.
+/// Returns a counter of the virtual device.
 pub fn counter(daemon: &Daemon, name: &str, counter: &str) -> Result<u64> {
     show(daemon, name)?["counters"][counter].as_u64().with_context(|| format!("no counter {counter}"))
 }

@@ -1,19 +1,19 @@
-//! Holdings of a process by the kernel's account, to find what it has lost: descriptors, threads, mappings, memory.
+//! Resources that the kernel counts for a process, to find leaks: descriptors, threads, mappings, memory.
 //!
-//! Needs nothing but the standard library: tests of other crates include this file by its path.
+//! Uses only the standard library: tests of other crates include this file by its path.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A thread's stack, the one for its signals, and the guard of each.
+/// A thread's stack, its signal stack, and the guard of each.
 const MAPPINGS_OF_THREAD: usize = 4;
 
-/// Holdings of a process at a time.
+/// Resources of a process at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// Descriptors by what they are of.
+    /// Descriptors by kind.
     pub descriptors: BTreeMap<String, usize>,
     /// Threads by name.
     pub threads: BTreeMap<String, usize>,
@@ -21,30 +21,30 @@ pub struct Holdings {
     pub mapped_files: BTreeMap<String, usize>,
     /// Mappings of any kind.
     pub mappings: usize,
-    /// KiB of resident memory, but for mappings that were left out.
+    /// KiB of resident memory, except excluded mappings.
     pub resident_kib: u64,
 }
 
-/// By how much the holdings of a process may differ when it has lost nothing: its heap grows and shrinks in pieces.
+/// Tolerated growth of a process without leaks: its heap grows and shrinks in steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Slack {
-    /// More mappings, beside those of more threads of the pools.
+    /// More mappings, in addition to those of new pool threads.
     pub mappings: usize,
     /// More KiB.
     pub resident_kib: u64,
-    /// Beginnings of the names of threads that are made when there is work for the first time, or end with it, and so tell nothing.
+    /// Name prefixes of threads that start on first use or end when idle, and so do not indicate a leak.
     pub pools: &'static [&'static str],
 }
 
 impl Holdings {
-    /// Reads what process `pid` holds. Mappings of `large_kib` KiB or more do not count as memory: they are a software card's
-    /// VRAM, of which as much is resident as was ever touched.
+    /// Reads the resources of process `pid`. Mappings of `large_kib` KiB or more do not count as memory: they are a
+    /// software card's VRAM, which stays resident once touched.
     ///
     /// # Errors
-    /// When there is no such process, or the kernel does not show it.
+    /// When the process does not exist, or the kernel does not show it.
     pub fn of(pid: u32, large_kib: u64) -> io::Result<Self> {
         let process = PathBuf::from(format!("/proc/{pid}"));
-        // What has ended between the two looks is not there.
+        // Descriptors closed between the two reads are skipped.
         let descriptors = entries(&process.join("fd"))?.into_iter().filter_map(|path| fs::read_link(path).ok());
         let descriptors = counted(descriptors.map(|target| kind(&target.to_string_lossy())));
         let names = entries(&process.join("task"))?.into_iter();
@@ -74,8 +74,8 @@ impl Holdings {
         }
     }
 
-    /// Tells what there is more of in `later`, each in words; nothing if nothing was lost. Of descriptors, threads and mapped
-    /// files there must not be one more.
+    /// Lists in words the resources that `later` has in excess; empty if nothing leaked. Descriptors, threads and
+    /// mapped files must not grow at all.
     #[must_use]
     pub fn lost(&self, later: &Self, slack: Slack) -> Vec<String> {
         let mut lost = Vec::new();
@@ -124,18 +124,18 @@ fn counted(names: impl Iterator<Item = String>) -> BTreeMap<String, usize> {
     counts
 }
 
-/// A descriptor's target without its number.
+/// Returns a descriptor's target without its number.
 fn kind(target: &str) -> String {
     let numbered = ["socket", "pipe"].iter().find(|kind| target.starts_with(&format!("{kind}:[")));
     numbered.map_or(target, |kind| *kind).to_owned()
 }
 
-/// Numbers from a seed (SplitMix64).
+/// Pseudo-random numbers from a seed (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
 impl Random {
-    /// The next number.
+    /// Returns the next number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -143,21 +143,21 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`, which is not 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.number() % bound
     }
 
-    /// One of some things, of which there is at least one.
+    /// Picks an element of a non-empty slice.
     pub fn one<T: Copy>(&mut self, of: &[T]) -> T {
         of[usize::try_from(self.below(of.len() as u64)).unwrap_or(0)]
     }
 }
 
-/// A number from the environment.
+/// Reads a number from the environment.
 ///
 /// # Panics
-/// When the variable holds something else.
+/// When the variable is not a number.
 #[must_use]
 pub fn setting(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
