@@ -1,4 +1,4 @@
-//! A Debian host with systemd, in a VM, which is administered by a shell.
+//! A Debian host with systemd in a VM, administered through a shell.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::{Vm, VmConfig};
 
 /// Time that a command may take.
 const COMMAND_LIMIT: Duration = Duration::from_secs(180);
-/// Number of the journal's last lines are shown when something is wrong.
+/// Number of the journal's last lines that are shown after an error.
 const JOURNAL_LINES: u32 = 60;
 
 /// A host that is up.
@@ -30,7 +30,7 @@ impl Host {
         let mut config = VmConfig::new(name, images, "6.1")?;
         config.kernel = system.bootable(files.finish(), &scratch.path().join("initrd"))?;
         (config.memory_mib, config.smp) = (1536, 2);
-        // Its own words on the console tell what a boot waits for.
+        // The boot messages on the console show the unit that a boot waits for.
         config.append = "systemd.show_status=1 systemd.default_timeout_start_sec=300s".to_owned();
         let vm = Vm::launch(&config)?;
         vm.wait_ready()?;
@@ -58,7 +58,7 @@ impl Host {
         Ok(text)
     }
 
-    /// Waits until a command of the shell succeeds; returns what it printed then.
+    /// Waits until a shell command succeeds; returns its output.
     pub fn until(&self, what: &str, command: &str, limit: Duration) -> Result<String> {
         self.say(&format!("until {command}"));
         let ended = wait::until(what, limit, || {

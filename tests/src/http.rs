@@ -1,15 +1,15 @@
-//! As much HTTP as it takes to ask a program on this host something.
+//! Minimal HTTP client for programs on this host.
 
 use std::io::{Read, Write};
 
 use anyhow::{Context, Result, bail};
 
-/// Asks over `stream`, which is fresh, and returns status and body.
+/// Sends a request over `stream`, a fresh connection, and returns status and body.
 ///
 /// # Errors
-/// When the connection fails, or what comes is no answer.
+/// When the connection fails, or the response is malformed.
 pub fn request(mut stream: impl Read + Write, method: &str, path: &str) -> Result<(u16, String)> {
-    // HTTP 1.0 has the answer in one piece, up to the connection's end.
+    // An HTTP 1.0 response is not chunked and extends to the end of the connection.
     let head = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");
     let mut answer = String::new();
     let asked = stream.write_all(head.as_bytes()).and_then(|()| stream.read_to_string(&mut answer));
@@ -19,10 +19,10 @@ pub fn request(mut stream: impl Read + Write, method: &str, path: &str) -> Resul
     Ok((status.with_context(|| format!("{method} {path}: {answer}"))?, body.to_owned()))
 }
 
-/// The body that `GET path` is answered with.
+/// Returns the body of the response to `GET path`.
 ///
 /// # Errors
-/// As [`request`], and when the status is not 200.
+/// Like [`request`], and when the status is not 200.
 pub fn get(stream: impl Read + Write, path: &str) -> Result<String> {
     match request(stream, "GET", path)? {
         (200, body) => Ok(body),
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
     use std::io::Cursor;
 
-    /// A server that answers always the same.
+    /// A server with a fixed response.
     struct Canned(Cursor<&'static str>, Vec<u8>);
 
     impl Read for Canned {

@@ -1,9 +1,9 @@
 //! The guest kernel's log: lines with their level, as the agent's `dmesg` prints them.
 
-/// Levels up to this one are complaints: emergency to warning.
+/// Levels up to this one count as complaints: emergency to warning.
 const WARNING: u8 = 4;
 
-/// Begins lines by which a kernel says that its host had no time for it: a busy host's, and no driver's.
+/// Prefixes of lines that report a starved guest. They come from a busy host, not from a driver.
 const OF_THE_HOST: [&str; 2] = ["clocksource: ", "hrtimer: interrupt took"];
 
 /// One line of a kernel log.
@@ -16,7 +16,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// Returns whether this is a warning or worse, and not of a host that has no time for the guest.
+    /// Returns true for a warning or worse, unless it only reports a busy host.
     pub fn complains(&self) -> bool {
         self.level <= WARNING && !OF_THE_HOST.iter().any(|begin| self.text.starts_with(begin))
     }

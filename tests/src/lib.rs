@@ -1,23 +1,23 @@
-//! End-to-end tests with real VMMs and guests: the harness that they, the demo and the benchmarks share.
+//! End-to-end tests with real VMMs and guests: the harness that tests, demo and benchmarks share.
 //!
 //! The parts:
 //! - [`vm`]: one QEMU with a stock kernel; [`agent`] speaks to the init inside, [`qmp`] to QEMU itself;
 //! - [`daemon`]: `mediatord` and `mediatorctl` as an operator runs them;
-//! - [`accel`]: whether KVM can be used here, found out by trying;
+//! - [`accel`]: detects by trial whether KVM works here;
 //! - [`mod@bench`]: metrics with baseline and target;
 //! - [`children`]: programs that end with this one;
 //! - [`guest`]: steps that most stories share: configuration, driver, workload;
-//! - [`crowd`]: VMs that share a card; [`contest`]: what each gets of its time;
-//! - [`host`]: a Debian host with systemd, for the package; [`debian`]: one in namespaces, with engines that place work;
-//! - [`files`]: what a machine gets before it boots;
+//! - [`crowd`]: VMs that share a card; [`contest`]: each VM's part of its time;
+//! - [`host`]: a Debian host with systemd, for the package; [`debian`]: one in namespaces, with workload managers;
+//! - [`files`]: files that a machine receives before it boots;
 //! - [`nest`]: a machine with a card behind an IOMMU, and VMs of its own;
-//! - [`xen`]: a host of Xen, with domains that have vGPUs;
-//! - [`holdings`]: what a process holds, and so what it has lost;
-//! - [`http`]: questions to a daemon's API, or to what watches it;
+//! - [`xen`]: a Xen host, with domains that have vGPUs;
+//! - [`holdings`]: resources of a process, to find leaks;
+//! - [`http`]: requests to a daemon's API, or to its monitoring;
 //! - [`light`]: guests without a VMM that compute, in this process;
 //! - [`scale`]: small workloads, or the full ones;
 //! - [`klog`]: the guest kernel's log, by level;
-//! - [`wait`]: every wait is bounded, and when it fails it shows the end of the logs.
+//! - [`wait`]: bounded waits, which show the end of the logs on failure.
 //!
 //! A test reads as a story:
 //! ```no_run
@@ -30,7 +30,7 @@
 //! # }
 //! ```
 //!
-//! What it does not do: it makes no images (see the crate `images`) and builds no binaries (xtask does, and sets
+//! Not included: making images (see the crate `images`) and building binaries (xtask does that, and sets
 //! `GPU_MEDIATOR_BIN_DIR`).
 //!
 //! Environment: `GPU_MEDIATOR_BIN_DIR` (where `mediatord` is), `GPU_MEDIATOR_ACCEL` (`kvm` or `tcg`),
@@ -77,19 +77,19 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use anyhow::{Result, anyhow};
 use images::{Images, Kernel, Monitoring, Progress};
 
-/// The images, made at most once per process; the first caller sees progress lines on standard error.
+/// Returns the images, made at most once per process; the first caller sees progress lines on standard error.
 pub fn images() -> Result<&'static Images> {
     static IMAGES: OnceLock<Result<Images, String>> = OnceLock::new();
     let made = IMAGES.get_or_init(|| images::ensure(&Progress::stderr()).map_err(|e| format!("{e:#}")));
     made.as_ref().map_err(|e| anyhow!("{e}"))
 }
 
-/// Prometheus and its proxy, made if they are not there.
+/// Returns Prometheus and its proxy, made if they are missing.
 pub fn monitoring() -> Result<Monitoring> {
     images::ensure_monitoring(&Progress::stderr(), false)
 }
 
-/// The kernel called `name` with the paravirtual driver, made at most once per process.
+/// Returns the kernel called `name` with the paravirtual driver, made at most once per process.
 pub fn paravirtual_kernel(name: &str) -> Result<Kernel> {
     static KERNELS: Mutex<BTreeMap<String, Kernel>> = Mutex::new(BTreeMap::new());
     let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,8 @@
-//! Guests without a VMM that compute: a card and its mediator in this process, and the rig's driver as a device for
+//! Guests that compute without a VMM: a card and its mediator in this process, and the rig's driver as a device for
 //! workloads.
 //!
-//! They cost no boot, so that benchmarks can sweep and tests can have many. What is between guest and mediator is called
-//! as the server calls it; messages, sockets and stock drivers are what the tests with VMs are for.
+//! They need no boot, so benchmarks can sweep and tests can have many. They call the mediator as the server does;
+//! messages, sockets and stock drivers are covered by the tests with VMs.
 
 use std::time::Duration;
 
@@ -22,19 +22,19 @@ pub const MIB: u64 = 1 << 20;
 const COMPUTE: (u32, u32) = (1, 0x90c0);
 /// Virtual address of the first byte of the heap.
 const HEAP_VA: u64 = 0x100_0000;
-/// Bytes of the heap at most: the driver's only page table ends there.
+/// Maximum size of the heap in bytes: the driver's only page table ends there.
 const HEAP_MAX: u64 = 128 * MIB - HEAP_VA;
-/// Banks of parameters: so many launches are under way together.
+/// Banks of parameters, and thus the maximum number of launches in flight.
 const BANKS: u64 = 8;
 /// Bytes of local memory and stacks of all warps.
 const LOCAL: u64 = 4 * MIB;
 /// Time that work may wait for memory.
 const QUEUE_LIMIT: Duration = Duration::from_secs(60);
 
-/// A card and how its memory is divided.
+/// A card and the division of its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct CardConfig {
-    /// MiB that VMs share.
+    /// MiB that the VMs share.
     pub card_mib: u64,
     /// MiB of host memory for chunks.
     pub host_mib: u64,
@@ -42,27 +42,26 @@ pub struct CardConfig {
     pub chunk_bytes: u64,
     /// Division of memory.
     pub division: Division,
-    /// Time that work takes.
+    /// Model of the time that work takes.
     pub time: Option<TimeModel>,
-    /// It says what its engines touch, in order ([`simgpu::SimGpu::take_touches`]): one thread executes kernels, so that it is the
-    /// same each time.
+    /// The card records its engines' accesses in order ([`simgpu::SimGpu::take_touches`]). One thread executes kernels,
+    /// so that the order is the same each time.
     pub traced: bool,
 }
 
 impl CardConfig {
-    /// Chunks of 2 MiB, and work that takes no time.
+    /// Returns chunks of 2 MiB, and work that takes no time.
     #[must_use]
     pub fn new(card_mib: u64, host_mib: u64) -> Self {
         Self { card_mib, host_mib, chunk_bytes: 2 * MIB, division: Division::default(), time: None, traced: false }
     }
 
-    /// Brings the card up.
+    /// Starts the card.
     ///
     /// # Errors
-    /// Sizes that are no sizes of a card.
+    /// If the sizes are not valid for a card.
     pub fn open(&self) -> Result<Rig> {
-        // What the mediator keeps for itself: a chunk at least for its fixed structures, and one for all others.
-        // The mediator's structures take three chunks, and it keeps two more at hand.
+        // The mediator's structures take three chunks, and it keeps two more in reserve.
         let reserve_bytes = (16 * MIB).max(5 * self.chunk_bytes);
         let vram_mib = u32::try_from(self.card_mib + reserve_bytes / MIB)?;
         let sharing = Sharing {
@@ -79,7 +78,7 @@ impl CardConfig {
     }
 }
 
-/// A card whose engines move `vram` bytes per second of its own memory and `bus` of the host's.
+/// Returns a time model whose engines move `vram` bytes per second of card memory and `bus` of host memory.
 #[must_use]
 pub fn timing(vram: u64, bus: u64) -> TimeModel {
     let engine = EngineTiming { bytes_per_second: vram, launch_ns: 5_000 };
@@ -87,10 +86,10 @@ pub fn timing(vram: u64, bus: u64) -> TimeModel {
     TimeModel { graph: engine, compute, copy: engine, switch_ns: 10_000, bus_bytes_per_second: bus }
 }
 
-/// Adds a VM that sees `vram_mib` MiB, with its driver up and a MiB of RAM.
+/// Adds a VM that sees `vram_mib` MiB, with a running driver and a MiB of RAM.
 ///
 /// # Errors
-/// When it cannot have the RAM.
+/// When the RAM cannot be allocated.
 pub fn guest(rig: &Rig, vm: u32, vram_mib: u64, memory: Limits) -> Result<Driver> {
     let mut settings = Settings { queue_limit: QUEUE_LIMIT, ..settings(vram_mib, 8) };
     settings.share.memory = memory;
@@ -99,15 +98,15 @@ pub fn guest(rig: &Rig, vm: u32, vram_mib: u64, memory: Limits) -> Result<Driver
     Ok(Driver::new(guest))
 }
 
-/// A VM's account.
+/// Returns a VM's account.
 ///
 /// # Errors
-/// When there is no such VM.
+/// When the VM does not exist.
 pub fn account(rig: &Rig, vm: u32) -> Result<VmSummary> {
     rig.usage().0.vms.get(&VmId(vm)).copied().with_context(|| format!("no VM {vm}"))
 }
 
-/// Waits until all that was submitted on a channel has been done.
+/// Waits until all work submitted on a channel is complete.
 ///
 /// # Errors
 /// When the GPU faults.
@@ -120,7 +119,7 @@ pub fn wait(driver: &mut Driver, channel: &Channel) -> Result<()> {
     Ok(())
 }
 
-/// A copy of one line by a copy engine, which is bound first.
+/// Returns methods that bind a copy engine and copy one line.
 #[must_use]
 pub fn copy_line(engine: u32, from: u64, to: u64, bytes: u32) -> Vec<u32> {
     let halves = |va: u64| [(va >> 32) as u32, va as u32];
@@ -131,7 +130,7 @@ pub fn copy_line(engine: u32, from: u64, to: u64, bytes: u32) -> Vec<u32> {
     words
 }
 
-/// A guest that computes. Inputs and results go through the CPU, as by an aperture.
+/// A guest that computes. Inputs and results go through the CPU, as through an aperture.
 pub struct LightGpu {
     /// Its driver.
     pub driver: Driver,
@@ -139,23 +138,23 @@ pub struct LightGpu {
     heap: Heap,
     modules: Vec<(u64, sm20::Program)>,
     banks: Buffer,
-    /// Submissions since it last waited.
+    /// Submissions since the last wait.
     pending: u64,
     launches: u64,
 }
 
-/// Guest VRAM from `at` on, which lies at [`HEAP_VA`] for the GPU, by pages.
+/// Allocator of guest VRAM from `at` on, mapped at [`HEAP_VA`] for the GPU, in pages.
 struct Heap {
     at: u64,
     bytes: u64,
-    /// Bytes that are mapped.
+    /// Mapped bytes.
     mapped: u64,
     /// Free ranges below `mapped`: start and length.
     free: Vec<(u64, u64)>,
 }
 
 impl Heap {
-    /// First fit, else what is behind all others.
+    /// Allocates by first fit, else after all other ranges.
     fn take(&mut self, bytes: u64) -> Result<u64> {
         let bytes = bytes.next_multiple_of(PAGE);
         if let Some(hole) = self.free.iter_mut().find(|(_, len)| *len >= bytes) {
@@ -168,7 +167,7 @@ impl Heap {
         Ok(at)
     }
 
-    /// Makes one hole of holes that touch, so that a job that runs again and again takes no more than once.
+    /// Frees a range and merges adjacent holes, so that a repeated job does not need more memory each time.
     fn give(&mut self, at: u64, bytes: u64) {
         self.free.retain(|(_, len)| *len > 0);
         let next = self.free.partition_point(|(start, _)| *start < at);
@@ -182,10 +181,10 @@ impl Heap {
 }
 
 impl LightGpu {
-    /// A guest that has all of its VRAM, as far as the driver's page table reaches, for buffers.
+    /// Makes a guest that uses all of its VRAM, as far as the driver's page table reaches, for buffers.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// When it does not start.
     pub fn new(mut driver: Driver) -> Result<Self> {
         let channel = driver.channel(1);
         let bytes = (driver.room() / PAGE * PAGE).min(HEAP_MAX);
@@ -207,13 +206,13 @@ impl LightGpu {
         Ok(gpu)
     }
 
-    /// Bytes of buffers that were in use at most.
+    /// Returns the maximum number of bytes of buffers in use.
     #[must_use]
     pub fn footprint(&self) -> u64 {
         self.heap.mapped
     }
 
-    /// Returns where a buffer's byte `at` lies in guest VRAM.
+    /// Returns the guest VRAM address of a buffer's byte `at`.
     #[must_use]
     pub fn vram_of(&self, buffer: Buffer, at: u64) -> u64 {
         self.heap.at + (buffer.address - HEAP_VA) + at
@@ -314,11 +313,11 @@ impl Gpu for LightGpu {
             to(compute::BLOCK_YX, threads[1] << 16 | threads[0]),
             to(compute::BLOCK_Z, threads[2]),
             to(compute::LAUNCH, 0x1000),
-            // Copies by M2MF do not wait for grids by themselves.
+            // M2MF copies do not wait for grids by themselves.
             to(compute::WAIT_FOR_IDLE, 0),
         ];
         let words = words.concat();
-        // Whatever used this bank before has ended when so many are not under way.
+        // The bank's previous launch has ended if fewer than this number are in flight.
         if self.pending == BANKS {
             self.finish()?;
         }
