@@ -1,8 +1,8 @@
-//! A machine with a card behind an IOMMU: an emulated guest that has the card of a daemon outside of it, passed through, and
-//! may have VMs of its own ([`inner`]).
+//! A machine with a card behind an IOMMU: an emulated guest with a passed-through card of an outer daemon, which may
+//! run VMs itself ([`inner`]).
 //!
-//! One process plays the hardware: the outer daemon with its software card. In the machine that card is a PCI function, and
-//! the programs there know of no software card.
+//! One process plays the hardware: the outer daemon with its software card. Inside the machine that card is an ordinary
+//! PCI function.
 
 pub mod inner;
 
@@ -24,52 +24,52 @@ use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 use inner::InnerSpec;
 
-/// The VM of the outer daemon that has the card for itself.
+/// The VM of the outer daemon that has the card in passthrough.
 pub const OUTER_VM: &str = "straight";
-/// The card's address in the machine: behind the only port.
+/// The card's address in the machine: below the only port.
 pub const ADDRESS: &str = "0000:01:00.0";
-/// The folder of our programs in the machine.
+/// The folder of this project's programs in the machine.
 const PROGRAMS: &str = "bin";
 /// The admin socket of the daemon in the machine.
 const ADMIN_SOCKET: &str = "/run/admin.sock";
-/// Folder for the state of a daemon in the machine, and for the firmware that was approved for its card.
+/// Folder in the machine for the daemon's state and the firmware approved for its card.
 const STATE: &str = "/run/state";
-/// A command in the machine that takes longer hangs.
+/// Time limit of a command in the machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 
-/// Lines for VMs: those of one PCI card.
+/// Serial lines for VMs: those of one PCI card.
 pub const LINES: usize = 4;
 
 /// Sizes of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape<'a> {
-    /// MiB of the card, which the mediator in the machine does not have all to itself.
+    /// MiB of the card; the mediator in the machine cannot use all of it.
     pub card_mib: u32,
-    /// More keys of the card's.
+    /// More keys for the card's table.
     pub card_keys: &'a str,
-    /// RAM of the machine, beside that of its VMs.
+    /// RAM of the machine, in addition to that of its VMs.
     pub memory_mib: u32,
     /// VMs that it runs, at most [`LINES`].
     pub vms: &'a [InnerSpec],
-    /// MiB of huge pages that it sets aside, beside those of its VMs.
+    /// MiB of huge pages, in addition to those of its VMs.
     pub huge_mib: u32,
 }
 
 impl Shape<'_> {
-    /// Returns whether guests run in it, so that it needs a KVM.
+    /// Returns true if it runs guests, and thus needs KVM.
     fn has_guests(&self) -> bool {
         !self.vms.is_empty() || self.huge_mib != 0
     }
 }
 
-/// A machine that is up, with its modules loaded and its card bound to no driver.
+/// A running machine with loaded modules and a card that is not bound to a driver.
 pub struct Nest {
-    // In the order in which they go.
+    // In drop order.
     vm: Vm,
     outer: Daemon,
     agents: Vec<Agent>,
     specs: Vec<InnerSpec>,
-    /// Words that start QEMU in the machine.
+    /// Arguments that start QEMU in the machine.
     qemu: Vec<String>,
     platform: String,
     began: Instant,
@@ -77,7 +77,7 @@ pub struct Nest {
 }
 
 impl Nest {
-    /// Boots a machine with our programs and `files` in it.
+    /// Boots a machine with this project's programs and `files`.
     pub fn boot(name: &str, shape: Shape<'_>, mut files: Files) -> Result<Self> {
         let Shape { card_mib, card_keys, memory_mib, vms, huge_mib: _ } = shape;
         ensure!(vms.len() <= LINES, "{} VMs, and a card has {LINES} lines", vms.len());
@@ -113,12 +113,12 @@ impl Nest {
         Ok(nest)
     }
 
-    /// The daemon outside.
+    /// Returns the daemon outside.
     pub fn outer(&self) -> &Daemon {
         &self.outer
     }
 
-    /// The machine's kernel, VMM and accelerator.
+    /// Names the machine's kernel, VMM and accelerator.
     pub fn platform(&self) -> &str {
         &self.platform
     }
@@ -128,7 +128,7 @@ impl Nest {
         println!("[{:6.1} s] {text}", self.began.elapsed().as_secs_f64());
     }
 
-    /// Runs a program of the machine to its end; the code is not checked. Command and output are printed.
+    /// Runs a program in the machine to its end; does not check the code. Prints the command and its output.
     pub fn run(&self, command: &str) -> Result<Output> {
         self.say(&format!("# {command}"));
         let output = self.vm.run_within(&format!("run /{PROGRAMS}/{command}"), COMMAND_LIMIT)?;
@@ -136,20 +136,20 @@ impl Nest {
         Ok(output)
     }
 
-    /// The same; a code other than 0 is an error. Returns what was printed.
+    /// The same; a code other than 0 is an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
         ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());
         Ok(output.text())
     }
 
-    /// Has `mediatorctl` in the machine print JSON.
+    /// Runs `mediatorctl` in the machine and parses its JSON output.
     pub fn ctl_json(&self, command: &str) -> Result<Value> {
         let text = self.ok(&format!("mediatorctl --socket {ADMIN_SOCKET} --json {command}"))?;
         serde_json::from_str(&text).with_context(|| format!("{command} printed no JSON:\n{text}"))
     }
 
-    /// Approves firmware for the card, as its operator does: what a card that executes none is content with.
+    /// Approves firmware for the card, as its operator does. A card that does not execute it accepts any.
     pub fn approve_firmware(&self) -> Result<()> {
         let firmware = |command: &str| format!("card firmware {command} --state-dir {STATE}");
         let listed = self.ctl_json(&firmware("import --stand-in"))?;
@@ -161,7 +161,7 @@ impl Nest {
         Ok(())
     }
 
-    /// Starts `mediatord` in the machine with a configuration of the machine's, and waits until it serves.
+    /// Starts `mediatord` in the machine with a configuration file there, and waits until it serves.
     pub fn start_daemon(&self, config: &str) -> Result<Pending<'_>> {
         self.say(&format!("# mediatord --config {config} &"));
         let daemon = self.vm.start(&format!("run /{PROGRAMS}/mediatord --config {config}"))?;
@@ -174,7 +174,7 @@ impl Nest {
         Ok(daemon)
     }
 
-    /// Ends a daemon of the machine, which must do so in order; returns what it has logged.
+    /// Stops a daemon in the machine, which must exit cleanly; returns its log.
     pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
         daemon.terminate()?;
         let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in the machine")?;
@@ -183,9 +183,9 @@ impl Nest {
     }
 }
 
-/// The configuration of a daemon in the machine that has its card, with `more` behind the card's keys.
+/// Returns the configuration of a daemon in the machine that has its card, with `more` after the card's keys.
 ///
-/// Chunks are small: each word that the daemon zeroes is a message to the outer one.
+/// Chunks are small because each word that the daemon zeroes is a message to the outer daemon.
 pub fn config(vram_mib: u32, more: &str) -> String {
     format!(
         "[daemon]\nadmin_socket = {ADMIN_SOCKET:?}\nsocket_dir = \"/run\"\nstate_dir = {STATE:?}\n\n[[card]]\nname = \"card0\"\nkind = \"vfio\"\n\
@@ -193,7 +193,7 @@ pub fn config(vram_mib: u32, more: &str) -> String {
     )
 }
 
-/// An example program of this workspace, beside the others.
+/// Finds an example program of this workspace, next to the other programs.
 fn example(name: &str) -> Result<PathBuf> {
     let daemon = binary("mediatord")?;
     let path = daemon.parent().unwrap_or(Path::new("")).join("examples").join(name);

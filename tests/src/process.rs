@@ -1,4 +1,4 @@
-//! The daemon's process: one that was started here, or one that has gone on with what such a one had.
+//! The daemon's process: started here, or the successor of such a process.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -6,34 +6,34 @@ use std::process::{Child, ExitStatus};
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 
-/// A process whose end is waited for here.
+/// A process that this one waits for.
 #[derive(Debug)]
 pub(crate) enum Process {
-    /// Started here.
+    /// Started by this process.
     Started(Child),
-    /// Started by one that has ended, so that it is ours; with its status once it has ended.
+    /// Started by a process that has ended, and thus adopted by this one; with its status once it has ended.
     Adopted(Pid, Option<ExitStatus>),
 }
 
 impl Process {
-    /// Has processes whose parent ends become ours.
+    /// Makes this process the parent of orphaned descendants.
     ///
     /// # Errors
-    /// When the kernel refuses that.
+    /// When the kernel refuses.
     pub fn adopt_orphans() -> io::Result<()> {
         Ok(set_child_subreaper(Some(getpid()))?)
     }
 
-    /// The process of that number, which is ours.
+    /// Wraps an adopted process with this number.
     ///
     /// # Errors
-    /// When there is no such number.
+    /// When the number is invalid.
     pub fn adopted(pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         pid.map(|pid| Self::Adopted(pid, None)).ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
-    /// Its number.
+    /// Returns its process number.
     pub fn id(&self) -> Pid {
         match self {
             Self::Started(child) => Pid::from_child(child),
@@ -41,10 +41,10 @@ impl Process {
         }
     }
 
-    /// Its status, if it has ended.
+    /// Returns its status if it has ended.
     ///
     /// # Errors
-    /// When it is not ours.
+    /// When it is not a child of this process.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         match self {
             Self::Started(child) => child.try_wait(),
@@ -61,7 +61,7 @@ impl Process {
     /// Kills it, and waits for its end.
     ///
     /// # Errors
-    /// When it is not ours.
+    /// When it is not a child of this process.
     pub fn end(&mut self) -> io::Result<()> {
         match self {
             Self::Started(child) => child.kill().and_then(|()| child.wait()).map(drop),

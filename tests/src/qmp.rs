@@ -12,7 +12,7 @@ use crate::wait;
 
 /// Time that QEMU may take to answer a command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
-/// Time that one read waits before the deadline is looked at.
+/// Time that one read waits before the deadline is checked.
 const SLICE: Duration = Duration::from_millis(100);
 
 /// A connection to QEMU's machine protocol, in command mode.
@@ -23,7 +23,7 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Takes the greeting from `stream` and leaves negotiation mode.
+    /// Reads the greeting from `stream` and leaves negotiation mode.
     pub fn new(stream: UnixStream) -> Result<Self> {
         stream.set_read_timeout(Some(SLICE)).context("QMP socket")?;
         let mut qmp = Self { stream, buffer: Vec::new(), events: VecDeque::new() };
@@ -35,7 +35,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Runs one command and returns what it returns.
+    /// Runs one command and returns its result.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let request = json!({"execute": command, "arguments": arguments});
         self.stream.write_all(format!("{request}\n").as_bytes()).with_context(|| format!("cannot send {command}"))?;
@@ -53,7 +53,7 @@ impl Qmp {
         }
     }
 
-    /// Waits for an event called `name` that `fits`, also among those that came before; others are kept.
+    /// Waits for an event called `name` that `fits`, including earlier events; keeps all others.
     pub fn wait_event(&mut self, name: &str, limit: Duration, fits: impl Fn(&Value) -> bool) -> Result<Value> {
         let deadline = Instant::now() + wait::scaled(limit);
         let wanted = |e: &Value| e["event"] == name && fits(&e["data"]);
@@ -66,7 +66,7 @@ impl Qmp {
         }
     }
 
-    /// Forgets the events that came so far.
+    /// Discards the events received so far.
     pub fn forget_events(&mut self) {
         self.events.clear();
     }

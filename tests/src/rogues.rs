@@ -1,4 +1,4 @@
-//! Real guests that mean harm, beside neighbours with a steady load.
+//! Malicious guests with stock drivers, next to neighbours with a steady load.
 
 use std::time::Duration;
 
@@ -9,33 +9,33 @@ use serde_json::json;
 use crate::contest::{Contest, Load, Outcome};
 use crate::crowd::{Crowd, ROUND_NS};
 
-/// Time at the start that is left out.
+/// Warm-up time, which is left out.
 const WARM: Duration = Duration::from_millis(500);
-/// Kernels that a guest with a steady load has on their way.
+/// Kernels that a guest with a steady load keeps in flight.
 const IN_FLIGHT: u32 = 32;
-/// Time that a kernel of a rogue may run that is to be quarantined, in ms, and the default again behind it.
+/// Time limit of kernels in ms for rogues that must be quarantined, and after that the default again.
 const LIMIT_MS: &str = "200";
 const DEFAULT_LIMIT_MS: &str = "10000";
 /// Strikes until a VM is quarantined: the default.
 const STRIKES: &str = "3";
 
-/// Activity of a rogue's VM, or its fate.
+/// Attack of a rogue's VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// `gpu-workloads rogue --what` this.
     Program(&'static str),
     /// It works, and QEMU stops its CPUs.
     Stopped,
-    /// It works, and the whole of QEMU is stopped.
+    /// It works, and the whole QEMU process is stopped.
     Frozen,
 }
 
-/// A guest that means harm.
+/// A malicious guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rogue {
-    /// As reports name it.
+    /// Name in reports.
     pub name: &'static str,
-    /// Its VM is quarantined in the end.
+    /// Its VM is quarantined at the end.
     pub quarantined: bool,
     way: Way,
 }
@@ -45,7 +45,7 @@ impl Rogue {
         Self { name, quarantined: false, way: Way::Program(what) }
     }
 
-    /// All of them.
+    /// All rogues.
     pub const ALL: [Self; 7] = [
         Self::program("flood", "flood"),
         Self::program("split_work", "split"),
@@ -56,14 +56,15 @@ impl Rogue {
         Self { name: "vmm_frozen", quarantined: false, way: Way::Frozen },
     ];
 
-    /// By registers that take a channel off the card and let it back while its kernels are there.
+    /// Rogues that disable and enable a channel through registers while its kernels are on the card.
     pub const BY_REGISTERS: [Self; 3] = [
         Self::program("state_toggled", "stopped"),
         Self::program("masks_and_preemption", "masked"),
         Self::program("runlist_rewritten", "unlisted"),
     ];
 
-    /// By the card's registers, and by what keeps its owner busy: each meant to go on under all of it, unpunished.
+    /// Attacks through the card's registers and through load on the card manager: each can continue throughout,
+    /// unpunished.
     pub const ATTACKS: [Self; 9] = [
         Self::BY_REGISTERS[0],
         Self::BY_REGISTERS[1],
@@ -76,15 +77,16 @@ impl Rogue {
         Self::program("illegal_methods", "illegal"),
     ];
 
-    /// Keys of VMs' tables that all of these need.
+    /// Keys that all of these need in the VMs' tables.
     pub const KEYS: &str = "paravirtual = { offered = true }\n";
 
-    /// Keeps VMs from being quarantined, so that a rogue goes on for all of the time. Strikes are counted all the same.
+    /// Keeps VMs out of quarantine, so that a rogue continues all the time. Strikes are still counted.
     pub fn unpunished(crowd: &Crowd) -> Result<()> {
         crowd.set(&["--strikes", "0"])
     }
 
-    /// Time that it may go on for at most. QEMU waits 5 s for an answer of its device, by the clock: one that was stopped for longer in the
+    /// Returns the maximum length of the attack. QEMU waits 5 s of wall-clock time for its device: a QEMU stopped for
+    /// longer during an access has lost its device when it resumes, and never reads the reply.
     /// middle of an access has lost its device when it goes on, and never takes the answer that lies there.
     pub fn longest(self) -> Duration {
         match self.way {
@@ -93,9 +95,9 @@ impl Rogue {
         }
     }
 
-    /// Lets the last of `neighbours.len() + 1` VMs be the rogue, while the others run kernels of so many rounds.
+    /// Makes the last of `neighbours.len() + 1` VMs the rogue, while the others run kernels of this many rounds.
     ///
-    /// Fails when a result is wrong: a neighbour's, or what the rogue computes behind all that.
+    /// Fails on a wrong result: a neighbour's, or the rogue's own after the attack.
     pub fn beside(self, crowd: &Crowd, neighbours: &[u32], measured: Duration) -> Result<Outcome> {
         let vm = neighbours.len();
         let mut loads: Vec<Load> = (0..).zip(neighbours).map(|(vm, rounds)| neighbour(vm, *rounds)).collect();
@@ -123,7 +125,7 @@ impl Rogue {
 
     fn relent(self, crowd: &Crowd, vm: usize) -> Result<()> {
         match self.way {
-            // For what it still does, it is not quarantined again: its program is to end.
+            // It must not be quarantined again for the rest of its attack: its program must end.
             Way::Program(_) => Self::unpunished(crowd).and_then(|()| crowd.release(vm)),
             Way::Stopped => crowd.vm(vm)?.qmp("cont", json!({})).map(drop),
             Way::Frozen => signal(crowd, vm, Signal::CONT),
@@ -131,7 +133,7 @@ impl Rogue {
     }
 }
 
-/// A guest with a steady load, which tells when its kernels have ended.
+/// Returns a guest with a steady load, which reports the end of each kernel.
 pub fn neighbour(vm: usize, rounds: u32) -> Load {
     Load::kernels(vm, rounds, IN_FLIGHT).telling_ends()
 }
@@ -141,9 +143,9 @@ fn signal(crowd: &Crowd, vm: usize, signal: Signal) -> Result<()> {
     kill_process(pid, signal).context("cannot signal QEMU")
 }
 
-/// Returns the time that a neighbour's kernels of so many rounds were on the card, by its clock, over what they take: more
-/// than 1 when a rogue had the card in between, which the neighbour paid for. A busy host does not matter: it is late before
-/// and behind.
+/// Returns the time that a neighbour's kernels were on the card, by the card's clock, over their expected time: more
+/// than 1 when a rogue used the card in between at the neighbour's expense. A busy host does not matter: it delays
+/// kernels only before and after.
 pub fn stretched(outcome: &Outcome, place: usize, rounds: u32) -> Result<f64> {
     let kernels_ns = outcome.reported(place, "launches")? * f64::from(rounds) * ROUND_NS as f64;
     Ok(outcome.reported(place, "gpu_us")? * 1e3 / kernels_ns)

@@ -1,7 +1,7 @@
-//! VMs that run in a machine, under its own KVM, on its daemon's vGPUs.
+//! VMs inside a machine, under its own KVM, with vGPUs of its daemon.
 //!
-//! Each has a serial line to this process: the machine's lines are those of a PCI card, and a VM's QEMU takes one of them. Its
-//! RAM is made of the machine's huge pages: each page that is lent to a card is a message to the daemon outside.
+//! Each has a serial line to this process: the machine has those of a PCI card, and a VM's QEMU takes one of them. A
+//! VM's RAM consists of the machine's huge pages, because each page lent to a card is a message to the outer daemon.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -19,35 +19,35 @@ use crate::guest::{self, Smoke};
 use crate::vm;
 use crate::{VmConfig, wait};
 
-/// The first of the lines' devices in the machine, behind those that a PC has.
+/// Device number of the first line in the machine, after the lines that a PC has.
 const FIRST_LINE: usize = 4;
-/// File in the machine with what has spaces: the kernel's command line.
+/// File in the machine for arguments with spaces: the kernel's command line.
 const WORDS: &str = "etc/vm.cfg";
 /// Bytes of a huge page, in MiB.
 const HUGE_MIB: u32 = 2;
-/// From QEMU's start to a guest's init.
+/// Time limit from QEMU's start to a guest's init.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 
-/// A VM that is to be.
+/// Description of a VM.
 #[derive(Clone, Debug)]
 pub struct InnerSpec {
     /// Its name, and that of its vGPU.
     pub name: &'static str,
     /// The guest's kernel.
     pub kernel: &'static str,
-    /// It has the paravirtual driver.
+    /// The VM has the paravirtual driver.
     pub paravirtual: bool,
     /// RAM, a multiple of 2.
     pub memory_mib: u32,
 }
 
 impl InnerSpec {
-    /// A VM with the stock driver.
+    /// Describes a VM with the stock driver.
     pub fn new(name: &'static str) -> Self {
         Self { name, kernel: "6.1", paravirtual: false, memory_mib: 320 }
     }
 
-    /// Its files in the machine, without what is different for each VM.
+    /// Returns the path of its files in the machine, without the part that differs for each VM.
     fn image(&self) -> String {
         format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
     }
@@ -59,7 +59,7 @@ impl InnerSpec {
         }
     }
 
-    /// Words that start it in the machine, behind those that start QEMU.
+    /// Returns the arguments that start it in the machine, after those that start QEMU.
     fn words(&self, line: usize) -> Vec<String> {
         let Self { name, memory_mib, .. } = self;
         let (image, line) = (self.image(), FIRST_LINE + line);
@@ -76,12 +76,12 @@ impl InnerSpec {
     }
 }
 
-/// Puts what the VMs boot into the machine.
+/// Adds the VMs' boot files to the machine.
 pub(super) fn add_images(specs: &[InnerSpec], files: &mut Files) -> Result<()> {
     if specs.is_empty() {
         return Ok(());
     }
-    // The timer check of the kernel takes a host that is busy for a machine that is broken.
+    // The kernel's timer check mistakes a busy host for a broken machine.
     let words = "[machine]\n  append = \"console=ttyS0 no_timer_check panic=0 loglevel=7\"\n";
     files.write(WORDS, 0o644, words.as_bytes());
     let mut there = Vec::new();
@@ -98,15 +98,15 @@ pub(super) fn add_images(specs: &[InnerSpec], files: &mut Files) -> Result<()> {
     Ok(())
 }
 
-/// Makes the machine one that has guests; returns the ends of the VMs' lines.
+/// Configures the machine to run guests; returns the ends of the VMs' lines.
 ///
-/// It has two CPUs if the QEMU for it could be made, and else one.
+/// The machine has two CPUs if the required QEMU could be built, else one.
 pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) -> Result<Vec<UnixListener>> {
     let huge_mib = shape.huge_mib + shape.vms.iter().map(|spec| spec.memory_mib).sum::<u32>();
     let whole = shape.vms.iter().all(|spec| spec.memory_mib.is_multiple_of(HUGE_MIB));
     ensure!(whole && huge_mib.is_multiple_of(HUGE_MIB), "RAM that is not made of huge pages");
     config.memory_mib += huge_mib;
-    // With a thread for each processor two machines of five broke; the stock driver takes too long with one.
+    // With a thread for each processor, two of five machines failed; with one, the stock driver takes too long.
     let wants_threads = shape.vms.iter().any(|spec| !spec.paravirtual);
     let threads = if wants_threads { images::ensure_svm(&images::Progress::stderr())? } else { None };
     match threads {
@@ -131,7 +131,7 @@ pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) ->
 }
 
 impl Nest {
-    /// Starts a VM; see [`InnerVm::wait_ready`] for its guest.
+    /// Starts a VM; [`InnerVm::wait_ready`] waits for its guest.
     pub fn launch(&self, name: &str) -> Result<InnerVm<'_>> {
         let line = self.specs.iter().position(|spec| spec.name == name).context("no VM of that name")?;
         let (spec, agent) = self.specs.get(line).zip(self.agents.get(line)).context("no line")?;
@@ -142,14 +142,14 @@ impl Nest {
         Ok(InnerVm { machine: self, name: name.to_owned(), agent, process, boots })
     }
 
-    /// Asks `mediatorctl vm show` in the machine for a VM.
+    /// Runs `mediatorctl vm show` in the machine for a VM.
     pub fn show(&self, name: &str) -> Result<Value> {
         let command = format!("run /bin/mediatorctl --socket {} --json vm show {name}", super::ADMIN_SOCKET);
         let text = self.vm.run_ok(&command)?.text();
         serde_json::from_str(&text).with_context(|| format!("vm show {name} printed no JSON:\n{text}"))
     }
 
-    /// Waits until the daemon in the machine says that a VM is in a state.
+    /// Waits until the daemon in the machine reports a VM in a state.
     pub fn wait_state(&self, name: &str, state: &str) -> Result<Value> {
         wait::until(&format!("VM {name} to be {state}"), COMMAND_LIMIT, || {
             let shown = self.show(name)?;
@@ -190,7 +190,7 @@ impl<'a> InnerVm<'a> {
         ran.map_err(|error| self.explain(error)).with_context(|| format!("VM {}: {command}", self.name))
     }
 
-    /// Starts a command in the guest that runs beside others.
+    /// Starts a command in the guest that runs concurrently with others.
     pub fn start(&self, command: &str) -> Result<Pending<'a>> {
         self.agent.start(command)
     }
@@ -217,7 +217,7 @@ impl<'a> InnerVm<'a> {
         self.finish(self.start(&format!("run /bin/gpu-workloads {args}"))?, args)
     }
 
-    /// Waits for a workload that was started.
+    /// Waits for a started workload.
     pub fn finish(&self, pending: Pending<'_>, args: &str) -> Result<Smoke> {
         let output = pending.wait_within(COMMAND_LIMIT).map_err(|error| self.explain(error))?;
         let smoke = guest::parse_smoke(&output)?;
@@ -229,14 +229,14 @@ impl<'a> InnerVm<'a> {
         Ok(smoke)
     }
 
-    /// Has the guest reboot in an orderly way; [`InnerVm::wait_ready`] then waits for its next start.
+    /// Reboots the guest cleanly; [`InnerVm::wait_ready`] then waits for its next start.
     pub fn reboot(&mut self) -> Result<()> {
         self.boots = self.agent.boots() + 1;
         self.machine.say(&format!("VM {} reboots", self.name));
         self.agent.send("reboot").map(drop)
     }
 
-    /// Kills the VM's QEMU, as a machine out of memory does, and waits until it is gone.
+    /// Kills the VM's QEMU, like a machine out of memory, and waits until it has ended.
     pub fn kill(self) -> Result<()> {
         self.machine.say(&format!("VM {} is killed", self.name));
         self.process.kill()?;
