@@ -18,17 +18,17 @@ use crate::klog;
 use crate::qmp::Qmp;
 use crate::wait::{self, Scratch};
 
-/// Features of a processor that Xen does without: it panics on the monitor instructions as QEMU has them, and programs of domain 0 lose wide
-/// vector registers now and then, which their memory functions use.
+/// Processor features to disable for Xen: it panics on QEMU's monitor instructions, and programs of domain 0
+/// occasionally lose wide vector registers, which their memory functions use.
 const XEN_LACKS: &str = ",-monitor,-xsave,-xsaveopt,-xsavec,-xgetbv1,-avx,-avx2,-fma,-f16c";
 
-/// Time that QEMU may take until it runs its sockets.
+/// Time that QEMU may take until its sockets are ready.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// Time that a guest may take from the reset to its init.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
-/// Time that a guest may take to let a device go.
+/// Time that a guest may take to release a device.
 const UNPLUG_LIMIT: Duration = Duration::from_secs(120);
-/// The port that devices are plugged into.
+/// The port for hot-plugged devices.
 const PORT: &str = "rp0";
 /// The vGPU's name in QEMU.
 pub const GPU: &str = "gpu0";
@@ -36,7 +36,7 @@ pub const GPU: &str = "gpu0";
 /// Parts of a VM.
 #[derive(Clone, Debug)]
 pub struct VmConfig {
-    /// Its name, in messages and file names.
+    /// Name for messages and file names.
     pub name: String,
     /// The VMM.
     pub qemu: Qemu,
@@ -50,22 +50,22 @@ pub struct VmConfig {
     pub smp: u32,
     /// The vfio-user socket of its vGPU, if it has one.
     pub gpu: Option<PathBuf>,
-    /// Set when guest RAM is shared with the mediator, as it must be; `false` is for the test that this is noticed.
+    /// Guest RAM is shared with the mediator, as required; `false` tests that the lack is detected.
     pub share: bool,
-    /// Set for a port for hot plug; the vGPU, if any, is behind it.
+    /// There is a hot-plug port; the vGPU, if any, is below it.
     pub hotplug: bool,
-    /// There is an IOMMU, which the guest's kernel is told to use.
+    /// There is an IOMMU, and the guest's kernel uses it.
     pub iommu: bool,
-    /// The hypervisor that boots, with the guest's kernel as its domain 0.
+    /// The hypervisor to boot, with the guest's kernel as its domain 0.
     pub xen: Option<Xen>,
     /// More arguments for QEMU.
     pub extra_args: Vec<String>,
-    /// More words for the kernel's command line.
+    /// More arguments for the kernel's command line.
     pub append: String,
 }
 
 impl VmConfig {
-    /// A VM with 512 MiB, one CPU and no vGPU that boots the kernel called `kernel`.
+    /// Describes a VM with 512 MiB, one CPU and no vGPU that boots the kernel called `kernel`.
     pub fn new(name: &str, images: &Images, kernel: &str) -> Result<Self> {
         Ok(Self {
             name: name.to_owned(),
@@ -84,19 +84,19 @@ impl VmConfig {
         })
     }
 
-    /// The same with the vGPU behind `socket`.
+    /// Adds the vGPU behind `socket`.
     pub fn with_gpu(mut self, socket: impl Into<PathBuf>) -> Self {
         self.gpu = Some(socket.into());
         self
     }
 
-    /// The same with the paravirtual driver instead of the stock one, which is built if it is not there yet.
+    /// Replaces the stock driver by the paravirtual one, which is built if it is missing.
     pub fn paravirtual(mut self) -> Result<Self> {
         self.kernel = crate::paravirtual_kernel(&self.kernel.name)?;
         Ok(self)
     }
 
-    /// The QEMU command; sockets and logs lie in `folder`.
+    /// Returns the QEMU command; sockets and logs are in `folder`.
     fn command(&self, folder: &Path) -> Command {
         let mut command = self.qemu.command();
         let size = format!("{}M", self.memory_mib);
@@ -118,21 +118,21 @@ impl VmConfig {
             return self.devices(command);
         }
         command.arg("-kernel").arg(&self.kernel.vmlinuz).arg("-initrd").arg(&self.kernel.initrd);
-        // A guest that panics stays, so that the console tells why. The timer check of the kernel takes a host that is busy
-        // for a machine that is broken.
+        // A guest that panics stays, so that its console shows the cause. The kernel's timer check mistakes a busy host
+        // for a broken machine.
         let iommu = if self.iommu { "intel_iommu=on iommu=nopt " } else { "" };
         command.arg("-append").arg(format!("console=ttyS0 no_timer_check panic=0 loglevel=7 {iommu}{}", self.append));
         self.devices(command)
     }
 
-    /// The same with the devices.
+    /// Adds the devices.
     fn devices(&self, mut command: Command) -> Command {
         if self.iommu {
-            // Before all devices that are to be behind it.
+            // Before all devices behind it.
             command.args(["-device", "intel-iommu,caching-mode=on,intremap=on"]);
         }
         if self.hotplug {
-            // Room for BARs that come later.
+            // Reserves space for the BARs of devices plugged later.
             let port = format!("pcie-root-port,id={PORT},chassis=1,slot=1,pref64-reserve=512M,mem-reserve=64M");
             command.arg("-device").arg(port);
         }
@@ -149,16 +149,16 @@ impl VmConfig {
 pub struct Xen {
     /// Its image.
     pub image: PathBuf,
-    /// MiB of domain 0; the rest of the machine's is for other domains.
+    /// MiB of domain 0; the rest of the machine's memory is for other domains.
     pub dom0_mib: u32,
 }
 
 impl Xen {
-    /// Has QEMU boot it, with `kernel` as domain 0.
+    /// Makes QEMU boot it, with `kernel` as domain 0.
     fn boot(&self, kernel: &Kernel, append: &str, command: &mut Command) {
         let memory = self.dom0_mib;
         command.arg("-kernel").arg(&self.image);
-        // What runs in domains is seen in Xen's log; idle states are more than QEMU has.
+        // Xen's log shows the output of domains. QEMU does not support idle states.
         let words = format!(
             "com1=115200,8n1 console=com1 dom0_mem={memory}M,max:{memory}M cpuidle=off sched_ratelimit_us=0 guest_loglvl=all"
         );
@@ -170,7 +170,7 @@ impl Xen {
     }
 }
 
-/// The vfio-user device for `socket`, as QEMU wants it; QEMU takes a socket address only as JSON.
+/// Returns QEMU's vfio-user device for `socket`; QEMU takes a socket address only as JSON.
 pub fn gpu_device(socket: &Path, hotplug: bool) -> Value {
     let mut device = json!({
         "driver": "vfio-user-pci",
@@ -195,7 +195,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// Starts a VM. Returns when QEMU runs; see [`Vm::wait_ready`] for the guest.
+    /// Starts a VM. Returns when QEMU runs; [`Vm::wait_ready`] waits for the guest.
     pub fn launch(config: &VmConfig) -> Result<Self> {
         Self::try_launch(config).with_context(|| format!("VM {}", config.name))
     }
@@ -203,7 +203,7 @@ impl Vm {
     fn try_launch(config: &VmConfig) -> Result<Self> {
         let scratch = Scratch::new(&config.name)?;
         let folder = scratch.path();
-        // QEMU is the client of both sockets, so that nothing that a guest says early is lost.
+        // QEMU is the client of both sockets, so that early output of the guest is not lost.
         let agent = listen(&folder.join("agent.sock"))?;
         let qmp = listen(&folder.join("qmp.sock"))?;
         let log = folder.join("qemu.log");
@@ -226,17 +226,17 @@ impl Vm {
         Ok(Self { config, process, agent, qmp: Mutex::new(qmp), boots: Mutex::new(1), scratch })
     }
 
-    /// The VM's name.
+    /// Returns the VM's name.
     pub fn name(&self) -> &str {
         &self.config.name
     }
 
-    /// Returns the parts that the VM was made of.
+    /// Returns the VM's configuration.
     pub fn config(&self) -> &VmConfig {
         &self.config
     }
 
-    /// The agent in the guest.
+    /// Returns the agent in the guest.
     pub fn agent(&self) -> &Agent {
         &self.agent
     }
@@ -252,22 +252,22 @@ impl Vm {
         self.agent.run(command).map_err(|e| self.explain(e))
     }
 
-    /// As [`Vm::run`], with a time limit of its own.
+    /// Like [`Vm::run`], with a custom time limit.
     pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
         self.agent.run_within(command, limit).map_err(|e| self.explain(e))
     }
 
-    /// Runs a command in the guest; a code other than 0 is an error that shows what was printed.
+    /// Runs a command in the guest; a code other than 0 is an error that shows the output.
     pub fn run_ok(&self, command: &str) -> Result<Output> {
         self.run(command)?.success().with_context(|| format!("VM {}: {command}", self.name()))
     }
 
-    /// The guest kernel's whole log since its last start.
+    /// Returns the guest kernel's whole log since its last start.
     pub fn kernel_log(&self) -> Result<Vec<klog::Line>> {
         Ok(klog::parse(&self.run_ok("dmesg")?.lines))
     }
 
-    /// Starts a command in the guest that runs beside others.
+    /// Starts a command in the guest that runs concurrently with others.
     pub fn start(&self, command: &str) -> Result<Pending<'_>> {
         self.agent.start(command).map_err(|e| self.explain(e))
     }
@@ -283,7 +283,7 @@ impl Vm {
         self.qmp("device_add", gpu_device(socket, true)).map(drop)
     }
 
-    /// Unplugs the vGPU and waits until the guest has let it go.
+    /// Unplugs the vGPU and waits until the guest has released it.
     pub fn device_del(&self) -> Result<()> {
         let mut qmp = lock(&self.qmp);
         qmp.forget_events();
@@ -294,16 +294,16 @@ impl Vm {
         result.map(drop).map_err(|e| self.explain(e))
     }
 
-    /// Resets the machine as a reset button does; [`Vm::wait_ready`] then waits for the guest's next start.
+    /// Resets the machine like a reset button; [`Vm::wait_ready`] then waits for the guest's next start.
     pub fn reset(&self) -> Result<()> {
         self.expect_boot();
         self.qmp("system_reset", json!({})).map(drop)
     }
 
-    /// Has the guest reboot in an orderly way; [`Vm::wait_ready`] then waits for its next start.
+    /// Reboots the guest cleanly; [`Vm::wait_ready`] then waits for its next start.
     pub fn reboot(&self) -> Result<()> {
         self.expect_boot();
-        // No answer comes: the guest goes down, or has come up again already.
+        // No reply comes: the guest shuts down, or has already started again.
         self.agent.send("reboot").map(drop).map_err(|e| self.explain(e))
     }
 
@@ -311,17 +311,17 @@ impl Vm {
         *lock(&self.boots) = self.agent.boots() + 1;
     }
 
-    /// Kills QEMU with SIGKILL, as a host out of memory does, and waits until it is gone.
+    /// Kills QEMU with SIGKILL, like a host out of memory, and waits until it has ended.
     pub fn kill(&self) -> Result<()> {
         kill(&self.process)
     }
 
-    /// Returns whether QEMU still runs.
+    /// Returns true while QEMU runs.
     pub fn alive(&self) -> bool {
         matches!(lock(&self.process).try_wait(), Ok(None))
     }
 
-    /// Tells how QEMU has ended, or that the guest's kernel has panicked, with the end of both logs.
+    /// Fails if QEMU has ended or the guest's kernel has panicked, with the end of both logs.
     pub fn ensure_healthy(&self) -> Result<()> {
         health(&self.process, self.folder()).with_context(|| format!("VM {}", self.name()))
     }
@@ -337,23 +337,23 @@ impl Vm {
         lock(&self.process).id()
     }
 
-    /// All that the guest's kernel has printed to its console so far.
+    /// Returns the console output of the guest's kernel so far.
     pub fn console(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.folder().join("console.log")).unwrap_or_default()).into_owned()
     }
 
-    /// All that QEMU itself has printed so far.
+    /// Returns QEMU's own output so far.
     pub fn qemu_log(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.folder().join("qemu.log")).unwrap_or_default()).into_owned()
     }
 
-    /// Returns what says whether QEMU and the guest's kernel are well, for other lines.
+    /// Returns a health check of QEMU and the guest's kernel, for other lines.
     pub(crate) fn health(&self) -> Health {
         let (process, folder) = (Arc::clone(&self.process), self.folder().to_owned());
         Arc::new(move || health(&process, &folder))
     }
 
-    /// The folder with the VM's logs and sockets.
+    /// Returns the folder with the VM's logs and sockets.
     pub fn folder(&self) -> &Path {
         self.scratch.path()
     }
@@ -369,7 +369,7 @@ impl Vm {
 
 impl Drop for Vm {
     fn drop(&mut self) {
-        // The process may be gone already, which is what is wanted.
+        // An error means that the process has already ended.
         let _ = self.kill();
     }
 }
@@ -395,7 +395,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Asks whether QEMU still runs and the guest's kernel has not panicked.
+/// Fails unless QEMU runs and the guest's kernel has not panicked.
 fn health(process: &Mutex<Child>, folder: &Path) -> Result<()> {
     let (console, log) = (folder.join("console.log"), folder.join("qemu.log"));
     if let Some(status) = lock(process).try_wait().context("cannot ask for QEMU's state")? {
@@ -408,14 +408,14 @@ fn health(process: &Mutex<Child>, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Listens for a line of QEMU's, without waiting.
+/// Listens for one of QEMU's lines, without blocking.
 pub(crate) fn listen(path: &Path) -> Result<UnixListener> {
     let listener = UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))?;
     listener.set_nonblocking(true).context("socket mode")?;
     Ok(listener)
 }
 
-/// Waits for QEMU to connect a line.
+/// Waits until QEMU connects a line.
 pub(crate) fn accept(listener: &UnixListener, what: &str, health: &Health) -> Result<UnixStream> {
     let stream = wait::until(what, START_LIMIT, || match listener.accept() {
         Ok((stream, _)) => Ok(Some(stream)),

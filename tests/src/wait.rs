@@ -7,19 +7,19 @@ use std::{env, fs, thread};
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-/// Interval at which a condition is looked at that gives no event.
+/// Interval at which a condition without an event is polled.
 pub const POLL: Duration = Duration::from_millis(20);
 
-/// Number of the last lines of a log that are shown when a wait fails.
+/// Number of last lines of a log that are shown when a wait fails.
 const TAIL_LINES: usize = 40;
 
-/// Time limits are for hangs, not for speed: a loaded host may need this multiple.
+/// Scales a time limit. Limits are for hangs, not for speed: a loaded host may need a multiple.
 pub fn scaled(limit: Duration) -> Duration {
     let scale = env::var("GPU_MEDIATOR_TIME_SCALE").ok().and_then(|v| v.parse::<f64>().ok());
     limit.mul_f64(scale.filter(|s| s.is_finite() && *s > 0.0).unwrap_or(1.0))
 }
 
-/// Waits until `condition` gives a value, at most `limit` (scaled). The error says what was waited for.
+/// Waits until `condition` returns a value, at most `limit` (scaled). The error names the condition by `what`.
 pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let limit = scaled(limit);
     let deadline = Instant::now() + limit;
@@ -34,7 +34,7 @@ pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Resu
     }
 }
 
-/// The end of a log file, indented, for error messages.
+/// Returns the end of a log file, indented, for error messages.
 pub fn tail(path: &Path) -> String {
     let bytes = fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
@@ -49,7 +49,7 @@ pub fn tail(path: &Path) -> String {
 
 /// A folder for logs and sockets, removed when dropped unless `GPU_MEDIATOR_KEEP` is set.
 ///
-/// It lies in the system's temporary folder because the path of a UNIX socket must be short.
+/// It is in the system's temporary folder because the path of a UNIX socket must be short.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
@@ -74,12 +74,12 @@ impl Scratch {
         &self.path
     }
 
-    /// Says whether it is removed when dropped.
+    /// Returns true if it is removed when dropped.
     pub fn is_removed(&self) -> bool {
         self.folder.is_some()
     }
 
-    /// Keeps the folder for good and says where it is.
+    /// Keeps the folder for good and returns its path.
     pub fn keep(&mut self) -> &Path {
         if let Some(folder) = self.folder.take() {
             let _ = folder.keep();

@@ -1,6 +1,7 @@
-//! A host of Xen in an emulated machine: domain 0 with our daemon and a software card, and HVM domains with its vGPUs.
+//! A Xen host in an emulated machine: domain 0 with the daemon and a software card, and HVM domains with its vGPUs.
 //!
-//! Domain 0 and each domain have a serial line of their own to this process: the machine's second one, and those of a PCI card.
+//! Domain 0 and each domain have a separate serial line to this process: the machine's second one, and those of a PCI
+//! card.
 
 mod boot;
 
@@ -22,54 +23,54 @@ use crate::vm::{self, Xen};
 use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 
-/// Lines for domains: those of one PCI card.
+/// Serial lines for domains: those of one PCI card.
 pub const LINES: usize = 4;
-/// The first of their devices in domain 0, behind those of the machine.
+/// Device number of their first line in domain 0, after the machine's own.
 const FIRST_LINE: usize = 4;
 /// The admin socket of the daemon in domain 0.
 const ADMIN_SOCKET: &str = "/run/admin.sock";
-/// The folders of programs in domain 0.
+/// The program folders in domain 0.
 const PATH: &str = "PATH=/bin:/usr/lib/xen-4.17/bin";
-/// Pages that a domain gets under its apertures: at most as much as these have.
+/// Size of the pages that a domain gets under its apertures: at most the apertures' size.
 const APERTURES_MIB: u32 = 48;
-/// A command in domain 0 that takes longer hangs.
+/// Time limit of a command in domain 0.
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
-/// From `xl create` to a guest's init.
+/// Time limit from `xl create` to a guest's init.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
-/// Time that a domain's driver may take to load: each access to a register is a round trip between two domains, and emulated: some 600 a
-/// second. With a card that is passed through, whose apertures are trapped, that is most of an hour.
+/// Time that a domain's driver may take to load: each register access is an emulated round trip between two domains,
+/// about 600 per second. With a passed-through card, whose apertures are trapped, that takes most of an hour.
 const DRIVER_LIMIT: Duration = Duration::from_secs(3600);
 
-/// A domain that is to be.
+/// Description of a domain.
 #[derive(Clone, Debug)]
 pub struct DomainSpec {
-    /// Its name, and that of its VM.
+    /// Name of the domain and of its VM.
     pub name: &'static str,
     /// The guest's kernel.
     pub kernel: &'static str,
-    /// It has the paravirtual driver.
+    /// The domain has the paravirtual driver.
     pub paravirtual: bool,
-    /// RAM.
+    /// RAM in MiB.
     pub memory_mib: u32,
     /// Virtual CPUs.
     pub cpus: u32,
 }
 
 impl DomainSpec {
-    /// A domain with one CPU and the stock driver.
+    /// Describes a domain with one CPU and the stock driver.
     pub fn new(name: &'static str, kernel: &'static str) -> Self {
         Self { name, kernel, paravirtual: false, memory_mib: 384, cpus: 1 }
     }
 
-    /// Its files in domain 0, without what is different for each domain.
+    /// Returns the path of its files in domain 0, without the part that differs for each domain.
     fn image(&self) -> String {
         format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
     }
 
-    /// The file that `xl` makes it of; `line` is its serial line.
+    /// Returns the file that `xl` creates it from; `line` is its serial line.
     ///
-    /// Its console gets what is urgent only: each character is two exits. It reads the processor's clock itself: QEMU takes RDTSCP for
-    /// RDTSC when it reports it, and Xen, which looks at the instruction, has the domain fault.
+    /// Its console shows only urgent messages: each character is two exits. The domain reads the processor's clock
+    /// natively: QEMU reports RDTSCP as RDTSC, and Xen, which checks the instruction, injects a fault.
     pub fn config(&self, line: usize) -> String {
         let Self { name, memory_mib, cpus, .. } = self;
         let (image, line) = (self.image(), FIRST_LINE + line);
@@ -90,7 +91,7 @@ impl DomainSpec {
 
 /// A machine that is up, with Xen's toolstack ready.
 pub struct XenMachine {
-    // In the order in which they go.
+    // In drop order.
     vm: Vm,
     agents: Vec<Agent>,
     specs: Vec<DomainSpec>,
@@ -100,7 +101,7 @@ pub struct XenMachine {
 }
 
 impl XenMachine {
-    /// Boots a machine for domains made of `specs`, at most [`LINES`], with `config` for the daemon in domain 0.
+    /// Boots a machine for domains described by `specs`, at most [`LINES`], with `config` for the daemon in domain 0.
     pub fn boot(name: &str, specs: &[DomainSpec], config: &str, memory_mib: u32) -> Result<Self> {
         ensure!(specs.len() <= LINES, "{} domains, and a card has {LINES} lines", specs.len());
         let began = Instant::now();
@@ -135,7 +136,7 @@ impl XenMachine {
         config.xen = Some(Xen { image: host.hypervisor(), dom0_mib: memory_mib });
         config.memory_mib =
             memory_mib + specs.iter().map(|spec| spec.memory_mib + 24 + APERTURES_MIB).sum::<u32>() + 192;
-        // With a thread for each of two processors, domains were reset and machines stood still.
+        // With one thread for each of two processors, domains were reset and machines hung.
         config.smp = 1;
         config.accel = Accel::TcgWithSvm { threads: false };
         if let Some(qemu) = images::ensure_svm(&images::Progress::stderr())? {
@@ -168,7 +169,7 @@ impl XenMachine {
         Ok(this)
     }
 
-    /// Xen, the kernel of domain 0 and the VMM.
+    /// Names Xen, the kernel of domain 0 and the VMM.
     pub fn platform(&self) -> &str {
         &self.platform
     }
@@ -178,7 +179,7 @@ impl XenMachine {
         println!("[{:6.1} s] {text}", self.began.elapsed().as_secs_f64());
     }
 
-    /// Runs a command of domain 0's shell to its end; the code is not checked. Command and output are printed.
+    /// Runs a shell command in domain 0 to its end; does not check the code. Prints the command and its output.
     pub fn run(&self, command: &str) -> Result<Output> {
         self.say(&format!("# {command}"));
         let output = self.vm.run_within(&format!("sh {PATH}; export PATH; {command}"), COMMAND_LIMIT)?;
@@ -186,7 +187,7 @@ impl XenMachine {
         Ok(output)
     }
 
-    /// The same; a code other than 0 is an error. Returns what was printed.
+    /// The same; a code other than 0 is an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
         ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());
@@ -206,7 +207,7 @@ impl XenMachine {
         Ok(daemon)
     }
 
-    /// Ends the daemon, which must do so in order; returns what it has logged.
+    /// Stops the daemon, which must exit cleanly; returns its log.
     pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
         daemon.terminate()?;
         let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in domain 0")?;
@@ -214,19 +215,19 @@ impl XenMachine {
         Ok(output.text())
     }
 
-    /// Runs `mediatorctl`; returns what it printed.
+    /// Runs `mediatorctl`; returns its output.
     pub fn ctl(&self, command: &str) -> Result<String> {
         self.ok(&format!("mediatorctl --socket {ADMIN_SOCKET} {command}"))
     }
 
-    /// Asks `mediatorctl vm show` for a VM.
+    /// Runs `mediatorctl vm show` for a VM.
     pub fn show(&self, name: &str) -> Result<Value> {
         let command = format!("run /bin/mediatorctl --socket {ADMIN_SOCKET} --json vm show {name}");
         let text = self.vm.run_ok(&command)?.text();
         serde_json::from_str(&text).with_context(|| format!("vm show {name} printed no JSON:\n{text}"))
     }
 
-    /// Makes a domain, paused, waits until the daemon serves it, and lets it run.
+    /// Creates a paused domain, waits until the daemon serves it, and unpauses it.
     pub fn create(&self, name: &str) -> Result<Domain<'_>> {
         let line = self.specs.iter().position(|spec| spec.name == name).context("no domain of that name")?;
         let agent = self.agents.get(line).context("no line")?;
@@ -240,7 +241,7 @@ impl XenMachine {
         Ok(Domain { machine: self, name: name.to_owned(), agent, boots: boots + 1 })
     }
 
-    /// Waits until the daemon says that a VM is in a state.
+    /// Waits until the daemon reports a VM in a state.
     pub fn wait_state(&self, name: &str, state: &str) -> Result<Value> {
         wait::until(&format!("VM {name} to be {state}"), COMMAND_LIMIT, || {
             let shown = self.show(name)?;
@@ -248,13 +249,13 @@ impl XenMachine {
         })
     }
 
-    /// Xen's log, with what firmware says in domains.
+    /// Returns Xen's log, including firmware messages of domains.
     pub fn log(&self) -> String {
         self.vm.console()
     }
 }
 
-/// A file's contents as the kernel uncompresses them.
+/// Compresses a file in a format that the kernel supports.
 fn compressed(path: &Path) -> Result<Vec<u8>> {
     let output = Command::new("gzip").args(["-c", "-6"]).arg(path).stderr(Stdio::inherit()).output();
     let output = output.context("cannot start gzip; install the package gzip")?;
@@ -285,7 +286,7 @@ impl<'a> Domain<'a> {
         ran.map_err(|error| self.explain(error)).with_context(|| format!("domain {}: {command}", self.name))
     }
 
-    /// Starts a command in the guest that runs beside others.
+    /// Starts a command in the guest that runs concurrently with others.
     pub fn start(&self, command: &str) -> Result<Pending<'a>> {
         self.agent.start(command)
     }
@@ -309,7 +310,7 @@ impl<'a> Domain<'a> {
         self.finish(self.start(&format!("run /bin/gpu-workloads {args}"))?, args)
     }
 
-    /// Waits for a workload that was started.
+    /// Waits for a started workload.
     pub fn finish(&self, pending: Pending<'_>, args: &str) -> Result<Smoke> {
         let output = pending.wait_within(guest::SMOKE_LIMIT).map_err(|error| self.explain(error))?;
         let smoke = guest::parse_smoke(&output)?;
@@ -321,7 +322,7 @@ impl<'a> Domain<'a> {
         Ok(smoke)
     }
 
-    /// Has the guest reboot in an orderly way; `xl` makes a new domain of its file, and lets it run.
+    /// Reboots the guest cleanly; `xl` creates a new domain from its file and runs it.
     pub fn reboot(&mut self) -> Result<()> {
         self.boots = self.agent.boots() + 1;
         self.agent.send("reboot").map(drop)

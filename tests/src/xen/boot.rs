@@ -1,8 +1,8 @@
-//! Starts a kernel that the device model has put into a domain's memory.
+//! Starts a kernel that the device model has written to a domain's memory.
 //!
-//! The firmware of an HVM domain takes the kernel and its initial RAM disk from the device model byte by byte, two exits and an
-//! emulated instruction for each: minutes where the processor is emulated too. So the device model writes both into memory itself,
-//! and the firmware gets a file of a kilobyte that starts them (`boot.s`).
+//! The firmware of an HVM domain reads the kernel and its initial RAM disk from the device model byte by byte, with two
+//! exits and an emulated instruction for each byte: minutes on an emulated processor. So the device model writes both
+//! into memory itself, and the firmware gets a file of a kilobyte that starts them (`boot.s`).
 
 use std::process::Command;
 
@@ -12,11 +12,11 @@ use crate::wait::Scratch;
 
 /// The program.
 const SOURCE: &str = include_str!("boot.s");
-/// Address in a domain's memory of the kernel's file, which the program knows.
+/// Address of the kernel's file in a domain's memory, fixed in the program.
 pub const KERNEL: u32 = 0x800_0000;
-/// The same of the RAM disk.
+/// Address of the RAM disk.
 pub const RAMDISK: u32 = 0xa00_0000;
-/// Place of the RAM disk's size in the program.
+/// Offset of the RAM disk's size in the program.
 const SIZE: usize = 0x260;
 
 /// Makes the program for a RAM disk of `ramdisk_bytes` bytes.
