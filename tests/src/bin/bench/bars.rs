@@ -1,4 +1,4 @@
-//! Groups of bars, as a picture that needs nothing beside it.
+//! Self-contained pictures of grouped bars.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use plotters::prelude::{
 };
 use plotters::style::{BLACK, FontTransform};
 
-/// Colours that can be told apart by most people (Okabe and Ito).
+/// Colours that most people can tell apart (Okabe and Ito).
 const COLOURS: [RGBColor; 9] = [
     RGBColor(150, 150, 150),
     RGBColor(0, 0, 0),
@@ -20,15 +20,15 @@ const COLOURS: [RGBColor; 9] = [
     RGBColor(240, 228, 66),
     RGBColor(204, 121, 167),
 ];
-/// Height, and width of a group, in pixels.
+/// Height in pixels.
 const HEIGHT: u32 = 480;
 const GROUP: u32 = 62;
-/// Part of a group's width that its bars take.
+/// Part of a group's width covered by its bars.
 const FILLED: f64 = 0.84;
 
 /// Bars of one kind: a value for each group.
 pub struct Kind {
-    /// As the legend says it.
+    /// Name in the legend.
     pub name: String,
     /// In the order of the groups.
     pub values: Vec<f64>,
@@ -37,19 +37,19 @@ pub struct Kind {
 /// The axis of values.
 #[derive(Clone, Copy)]
 pub struct Axis {
-    /// As it is named.
+    /// Label of the axis.
     pub label: &'static str,
-    /// Bars that are higher are cut off there.
+    /// Higher bars are cut off here.
     pub top: f64,
-    /// By powers of ten, from a tenth on.
+    /// Logarithmic scale, from 0.1 up.
     pub tens: bool,
 }
 
 impl Axis {
-    /// Least value that is shown.
+    /// Minimum value shown.
     const LEAST: f64 = 0.1;
 
-    /// Height of a value in the picture.
+    /// Returns a value's height in the picture.
     fn height(self, value: f64) -> f64 {
         if self.tens { value.max(Self::LEAST).log10() } else { value }
     }
@@ -60,7 +60,7 @@ impl Axis {
     }
 }
 
-/// Draws groups of bars, one of each kind; the line at 1 is what all are compared with.
+/// Draws groups of bars, one of each kind; the line at 1 is the baseline.
 ///
 /// # Errors
 /// When the file cannot be written.

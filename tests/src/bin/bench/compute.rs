@@ -1,11 +1,11 @@
 //! Kernels on the software card's compute engine: instructions of threads per second, with integers, floats, memory and
 //! divergence, on one core and on two.
 //!
-//! Rounds with one worker and with two take turns, and the median counts. A round's time is the wall clock's less what
-//! the workers waited for a CPU that somebody else had, as the kernel counts it: what is left has all that the workers
-//! owe to each other (locks, caches, hand-out of blocks, wake-ups), and a busy host falsifies it little. How much was
-//! taken off is a metric of its own; beyond half of the time, take the figures for rough. What two cores of this host
-//! can bring at best is seen by threads that have nothing in common: a loop of their own, on one and on two.
+//! Rounds with one worker and with two alternate, and the median counts. A round's time is the wall-clock time minus
+//! the time that the workers waited for a CPU used by others, as counted by the kernel. The rest includes everything
+//! that the workers cost each other (locks, caches, hand-out of blocks, wake-ups), and a busy host distorts it little.
+//! The subtracted part is a separate metric; beyond half of the time, the figures are rough. The limit of two cores of
+//! this host is measured with independent threads: a separate loop on one and on two.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -22,15 +22,15 @@ use tests::bench::{Metric, Target, median};
 
 /// Measurements of each kind; the median counts.
 const ROUNDS: usize = 21;
-/// A measurement takes at least this long.
+/// Minimum time of a measurement.
 const ROUND: Duration = Duration::from_millis(60);
 /// Rounds of each kernel's loop.
 const LOOPS: u32 = 256;
-/// Blocks and threads of a block.
+/// Number of blocks, and of threads in a block.
 const SHAPE: (u32, u32) = (64, 256);
-/// Speed that the float kernel is to reach on one core, in millions of instructions of threads per second.
+/// Target speed of the float kernel on one core, in millions of instructions of threads per second.
 const ONE_CORE: f64 = 200.0;
-/// Factor that the second core is to bring.
+/// Target speed-up of the second core.
 const TWO_CORES: f64 = 1.8;
 
 const HEAD: &str = ".kernel k
@@ -99,12 +99,12 @@ const KERNELS: [(&str, &str); 4] =
     [("integer", INTEGER), ("float", FLOAT), ("memory", MEMORY), ("divergent", DIVERGENT)];
 
 const MIB: u64 = 1 << 20;
-/// One address for all: a page table for the first 128 MiB, whose pages lie in VRAM where they are.
+/// One mapping for everything: a page table for the first 128 MiB, mapped to the same VRAM addresses.
 const CODE: u64 = 16 * MIB;
 const BANK: u64 = 17 * MIB;
 const DATA: u64 = 18 * MIB;
 
-/// An engine with a program.
+/// An engine with a loaded program.
 struct Engine {
     compute: Compute,
     memory: Arc<Memory>,
@@ -169,7 +169,7 @@ impl Engine {
         }
     }
 
-    /// Instructions of threads, in one round.
+    /// Measures the speed of one round, in instructions of threads.
     fn round(&mut self, instructions: u64) -> Result<Rate> {
         let mut done = 0;
         let time = timed(self.workers, || {
@@ -185,8 +185,8 @@ impl Engine {
     }
 }
 
-/// Reads the time that the threads of this process waited for a CPU so far, in nanoseconds. The caller's own is left out: it
-/// waits for the others. Zero where the kernel does not count.
+/// Reads the time in ns that the threads of this process have waited for a CPU. The caller is left out: it waits for
+/// the others. Zero where the kernel does not count it.
 fn waited() -> u64 {
     let own = rustix::thread::gettid().as_raw_pid().to_string();
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0 };
@@ -199,12 +199,12 @@ fn waited() -> u64 {
         .sum()
 }
 
-/// Time of something.
+/// Duration of a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Time {
-    /// Without what its threads waited for a CPU.
+    /// Without the time that its threads waited for a CPU.
     seconds: f64,
-    /// Part of its threads' time that was waited.
+    /// Part of its threads' time spent waiting.
     waited: f64,
 }
 
@@ -214,7 +214,7 @@ impl Time {
     }
 }
 
-/// Speed of something.
+/// Speed of a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
     /// Millions per second.
@@ -223,8 +223,8 @@ struct Rate {
     waited: f64,
 }
 
-/// Times `act` with so many threads at work. Work that a waiting thread did not take went to the others: the wait is
-/// shared by all.
+/// Times `act` with `threads` worker threads. The others take over a waiting thread's work, so the wait is divided by
+/// all.
 fn timed(threads: usize, act: impl FnOnce() -> Result<()>) -> Result<Time> {
     let (before, began) = (waited(), Instant::now());
     act()?;
@@ -233,10 +233,10 @@ fn timed(threads: usize, act: impl FnOnce() -> Result<()>) -> Result<Time> {
     Ok(Time { seconds: wall - waited, waited: waited / wall })
 }
 
-/// Steps of a loop that needs a core's arithmetic and nothing else.
+/// Steps of a loop that uses only a core's arithmetic.
 const PLAIN_STEPS: u64 = 40_000_000;
 
-/// Steps of so many threads with nothing in common.
+/// Measures a loop in `threads` independent threads.
 fn plain(threads: usize) -> Result<Rate> {
     let done = Arc::new(std::sync::Barrier::new(threads + 1));
     let workers: Vec<_> = (0..threads as u64)
@@ -250,7 +250,7 @@ fn plain(threads: usize) -> Result<Rate> {
                 }
                 black_box(value);
                 done.wait();
-                // What it waited is read while it is still there.
+                // Its wait must be read before the thread ends.
                 done.wait();
             })
         })
@@ -267,7 +267,7 @@ fn plain(threads: usize) -> Result<Rate> {
     Ok(time?.rate(PLAIN_STEPS * threads as u64))
 }
 
-/// Medians of what one thread and two do, measured in turns.
+/// Returns the median rates of one thread and of two, measured alternately.
 fn in_turns(mut one: impl FnMut() -> Result<Rate>, mut two: impl FnMut() -> Result<Rate>) -> Result<[Rate; 2]> {
     let mut rounds = [Vec::new(), Vec::new()];
     for _ in 0..ROUNDS {
@@ -283,7 +283,7 @@ fn in_turns(mut one: impl FnMut() -> Result<Rate>, mut two: impl FnMut() -> Resu
     Ok([rate(&rounds[0])?, rate(&rounds[1])?])
 }
 
-/// The metrics of one loop.
+/// Returns the metrics of one loop.
 fn metrics(name: &str, [one, two]: [Rate; 2], first: Target, second: Target) -> [Metric; 3] {
     let one_core = Metric::plain(format!("compute.{name}.one_core"), one.millions, "M/s");
     [
@@ -293,7 +293,7 @@ fn metrics(name: &str, [one, two]: [Rate; 2], first: Target, second: Target) -> 
     ]
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run() -> Result<Vec<Metric>> {
     let mut all = Vec::new();
     for (name, body) in KERNELS {

@@ -1,7 +1,8 @@
-//! The mediator's own work for what guests do, with a guest in this process: what the model of a real host ([`tests::bench::model`])
-//! takes for it. A figure that is above the model's range is missed: the model would say too little.
+//! The mediator's own work for guests' operations, with a guest in this process, to check the costs in the model of a
+//! real host ([`tests::bench::model`]). A figure above the model's range misses its target: the model would be too low.
 //!
-//! Accesses of the software card are in these times. They take less than those of a card, which the model has apart.
+//! These times include accesses to the software card. They are shorter than those to a card, which the model counts
+//! separately.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -18,18 +19,18 @@ use tests::light::{CardConfig, MIB, wait};
 use vgpu::{PvSettings, Settings};
 use vmm_glue::RegionIndex;
 
-/// Measurements of each.
+/// Measurements of each cost.
 const ROUNDS: usize = 2_001;
 /// MiB of the card, and of the VM.
 const VM_MIB: u64 = 32;
 /// Operations of a large batch.
 const OPERATIONS: u32 = 513;
-/// A page of an aperture that is no channel's.
+/// A page of an aperture that does not belong to a channel.
 const PLAIN_PAGE: u64 = 100;
-/// Bytes that are copied to see how fast tables are read.
+/// Bytes to copy for measuring the speed of reading tables.
 const COPIED: usize = 32 << 20;
 
-/// Median time of something, in us.
+/// Returns the median time of `act`, in us.
 fn timed(mut act: impl FnMut() -> Result<()>) -> Result<f64> {
     let mut times = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {
@@ -40,7 +41,7 @@ fn timed(mut act: impl FnMut() -> Result<()>) -> Result<f64> {
     median(&times).context("no measurement")
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run() -> Result<Vec<Metric>> {
     let rig = CardConfig::new(2 * VM_MIB, VM_MIB).open()?;
     let offered = PvSettings { table_bytes: 8 * MIB, segment_bytes: 4 * MIB, group: None };

@@ -1,5 +1,5 @@
-//! Doorbells of one VM that is alone on its card, with the guest in this process: how many a second, each of them waited for or
-//! several in flight, and the time that the store to USERD takes, which a virtual CPU waits for.
+//! Doorbells of a VM that is alone on its card, with the guest in this process: the rate, with one or several in
+//! flight, and the time of the store to USERD, for which a virtual CPU waits.
 
 use anyhow::{Context, Result};
 use nvspec::instance::userd;
@@ -15,7 +15,7 @@ use vram::Limits;
 const ROUNDS: usize = 7;
 /// Doorbells of a round.
 const DOORBELLS: usize = 20_000;
-/// Doorbells that are in flight together, where they are not waited for one by one.
+/// Doorbells in flight in the queued measurement.
 const QUEUED: usize = 8;
 /// MiB of the card, and of the VM.
 const MIB: u64 = 32;
@@ -23,11 +23,11 @@ const MIB: u64 = 32;
 /// One round.
 struct Round {
     rate: f64,
-    /// Times of the stores, in us, in ascending order.
+    /// Times of the stores in us, ascending.
     stores: Vec<f64>,
 }
 
-/// Rings so many doorbells, of which `queued` are in flight together.
+/// Rings this many doorbells, with `queued` in flight.
 fn ring(driver: &mut Driver, channel: &mut Channel, queued: usize) -> Result<Round> {
     let mut stores = Vec::with_capacity(DOORBELLS);
     let mut spent = Duration::ZERO;
@@ -35,7 +35,7 @@ fn ring(driver: &mut Driver, channel: &mut Channel, queued: usize) -> Result<Rou
         let began = Instant::now();
         let mut between = Duration::ZERO;
         for _ in 0..queued {
-            // What the guest writes of rings and push buffers is its own time.
+            // Writing rings and push buffers is the guest's own time.
             let own = Instant::now();
             let put = driver.queue_fenced(channel, &object(CE0));
             between += own.elapsed();
@@ -51,7 +51,7 @@ fn ring(driver: &mut Driver, channel: &mut Channel, queued: usize) -> Result<Rou
     Ok(Round { rate: stores.len() as f64 / spent.as_secs_f64(), stores })
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let rig: Rig = CardConfig::new(2 * MIB, MIB).open()?;
