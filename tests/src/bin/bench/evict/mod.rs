@@ -1,10 +1,10 @@
-//! Compares the victim policies with the least that can be copied, on what workloads really use of their memory.
+//! Compares the victim policies with the minimum of copied bytes, using the real memory accesses of workloads.
 //!
-//! Traces are [recorded](trace) by each run. Parts: `single`, `pair` and `mixed`, in which all that work uses has to be on the card,
-//! so that chunks come and go; and `placed`, as the mediator does it with guests on a card without faults: what does not fit is
-//! in host memory for the whole run, and reached there.
+//! Each run [records](trace) traces. Parts: `single`, `pair` and `mixed`, in which all memory in use must be on the
+//! card, so that chunks are evicted and return; and `placed`, which follows the mediator for guests on a card without
+//! page faults: chunks that do not fit are in host memory for the whole run, and are accessed there.
 //!
-//! Chunks are of 128 KiB: of 2 MiB these programs have three to six, too few to choose among.
+//! Chunks are 128 KiB: with 2 MiB these programs have three to six, too few to choose among.
 
 mod optimum;
 mod placed;
@@ -19,18 +19,18 @@ use optimum::{Optimum, optimum};
 use replay::{Contender, Copied, Instance, Known, Sees, interleave, replay};
 use trace::{BLOCK, Trace};
 
-/// Those of `swap`'s figure 5.
+/// Programs of `swap`'s figure 5.
 const PROGRAMS: [(&str, u32); 6] =
     [("backprop", 40), ("bfs", 15), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
-/// Sizes of the card, in percent of what is used.
+/// Sizes of the card, in percent of the memory in use.
 const PERCENT: [usize; 4] = [90, 75, 50, 25];
 /// Seeds of `random`.
 const SEEDS: u64 = 20;
-/// Inputs: of the two instances, and of the run that says what is known.
+/// Inputs: of the two instances, and of the run that provides the profile.
 const INPUTS: [u64; 3] = [1, 3, 2];
-/// The most that the policy by use may copy, against the least.
+/// Maximum that the clock policy may copy, relative to the minimum.
 const TARGET: f64 = 1.2;
-/// The policy that is judged.
+/// The policy with a target.
 const JUDGED: &str = "clock";
 
 const RANDOM: Contender = Contender { name: "random", policy: Some(VictimPolicy::Random), sees: Sees::Named };
@@ -39,9 +39,9 @@ const OTHERS: [Contender; 6] = [
     Contender { name: "profiled", policy: Some(VictimPolicy::Profiled), sees: Sees::Named },
     Contender { name: JUDGED, policy: Some(VictimPolicy::Clock), sees: Sees::Named },
     Contender { name: "loops", policy: Some(VictimPolicy::Loops), sees: Sees::Named },
-    // Had the card reference bits.
+    // Hypothetical: the card has reference bits.
     Contender { name: "clock_bits", policy: Some(VictimPolicy::Clock), sees: Sees::All },
-    // None of the product's.
+    // Not in the product.
     Contender { name: "latest", policy: None, sees: Sees::Named },
 ];
 
@@ -49,7 +49,7 @@ fn mib(chunks: f64) -> f64 {
     chunks * BLOCK as f64 / (1 << 20) as f64
 }
 
-/// A policy's figure beside the least. Where that is nothing there is no ratio, and the target is nothing as well.
+/// Compares a policy's figure with the minimum. If that is 0, there is no ratio, and the target is 0 too.
 fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     match least > 0.0 {
         true => Metric::ratio(name, value, "MiB", least, if target { Target::AtMost(TARGET) } else { Target::None }),
@@ -57,7 +57,7 @@ fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     }
 }
 
-/// Counts of cards on which the judged policy is within its target whatever the optimum is between its bounds, or beyond.
+/// Number of cards on which the judged policy meets or misses its target wherever the optimum is between its bounds.
 #[derive(Debug, Default)]
 struct Verdicts {
     all: u32,
@@ -73,11 +73,11 @@ impl Verdicts {
     }
 }
 
-/// All policies on cards of all sizes.
+/// Measures all policies on cards of all sizes.
 fn sizes(row: &str, instances: &[Instance<'_>], verdicts: &mut Verdicts) -> Vec<Metric> {
     let pieces = interleave(instances);
     let footprint: usize = instances.iter().map(|instance| instance.trace.sums().len()).sum();
-    // What is used together has to fit.
+    // All memory of one piece must fit.
     let most = pieces.iter().map(|piece| piece.step.len()).max().unwrap_or(0);
     let mut metrics = vec![
         Metric::plain(format!("{row}.footprint"), mib(footprint as f64), "MiB"),

@@ -1,13 +1,13 @@
-//! Bounds what no policy can be better than, with the whole trace known.
+//! Bounds of the optimal policy, computed from the whole trace.
 //!
-//! Belady's rule, to give up what is used again last, copies the fewest chunks in; it knows nothing of what has to be copied out.
-//! To find the least of both together is NP-hard (Beckmann, Gibbons, Haeupler, McGuffey: *Writeback-Aware Caching*, 2020), so it is
-//! bounded from both sides:
-//! - below by the fewest copies in plus the fewest copies out, each for itself the best that can be. A copy out is due at least for
-//!   each time that a chunk leaves between a write and its next use; to have the fewest of these is the same problem with
-//!   only such times, and the same rule solves it;
-//! - above by what schedules that can be had really copy: Belady's, of equals the clean one first; and variants in which a chunk that
-//!   would have to be copied out counts as needed sooner.
+//! Belady's rule evicts the chunk with the farthest next use, and so minimizes copies in; it ignores copies out.
+//! Minimizing the sum of both is NP-hard (Beckmann, Gibbons, Haeupler, McGuffey: *Writeback-Aware Caching*, 2020), so
+//! it is bounded from both sides:
+//! - below by the minimum of copies in plus the minimum of copies out, each optimized separately. A chunk must be
+//! copied out at least once each time it leaves between a write and its next use; minimizing these is the same problem
+//! restricted to such times, and the same rule solves it;
+//! - above by the copies of feasible schedules: Belady's, which prefers clean chunks among equals; and variants in
+//! which the next use of a dirty chunk counts as sooner.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,15 +16,15 @@ use super::replay::{Copied, Memory, Piece};
 /// A chunk of a VM.
 type Chunk = (usize, u32);
 
-/// Divisors of the time to the next use of a chunk that has to be copied out; the best counts.
+/// Divisors of the time to the next use of a dirty chunk; the best one counts.
 const DIRTY: [u64; 4] = [1, 2, 3, 6];
 
-/// Bounds of the least that can be copied, in chunks.
+/// Bounds of the minimum number of copied chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Optimum {
-    /// Nobody copies fewer.
+    /// No schedule copies fewer.
     pub(super) least: u64,
-    /// A schedule copies so many.
+    /// A known schedule copies this many.
     pub(super) reached: u64,
 }
 
@@ -40,7 +40,7 @@ impl Uses {
         Self(uses)
     }
 
-    /// The first use behind piece `at`.
+    /// Returns the first use after piece `at`.
     fn next(&self, chunk: Chunk, at: usize) -> Option<usize> {
         let uses = self.0.get(&chunk)?;
         uses.get(uses.partition_point(|&used| used <= at)).copied()
@@ -51,13 +51,13 @@ impl Uses {
 pub(super) fn optimum(pieces: &[Piece<'_>], vms: usize, capacity: usize) -> Optimum {
     let uses = Uses::of(pieces);
     let schedules = DIRTY.map(|divisor| farthest(pieces, &uses, vms, capacity, divisor));
-    // The first is Belady's: it has the fewest copies in.
+    // The first is Belady's, with the fewest copies in.
     let ins = schedules[0].ins;
     let reached = schedules.iter().map(|copied| copied.sum()).min().unwrap_or(0);
     Optimum { least: ins + fewest_outs(pieces, &uses, capacity), reached }
 }
 
-/// Gives up what is used again last.
+/// Evicts the chunk with the farthest next use.
 fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divisor: u64) -> Copied {
     let mut memory = Memory::new(vms);
     for (at, piece) in pieces.iter().enumerate() {
@@ -66,7 +66,7 @@ fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divi
             let is_free = |&(vm, chunk): &Chunk| vm != piece.vm || !piece.step.contains_key(&chunk);
             let value = |&(vm, chunk): &Chunk| {
                 let dirty = memory.is_dirty(vm, chunk);
-                // Never again is later than anything.
+                // A chunk without a next use sorts last.
                 let until = uses.next((vm, chunk), at).map_or(1 << 40, |next| (next - at) as u64);
                 (if dirty { until / divisor } else { until }, !dirty)
             };
@@ -79,7 +79,7 @@ fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divi
     memory.copied()
 }
 
-/// The fewest times that a chunk has to leave between a write and its next use, or the end.
+/// Returns the minimum number of times that a chunk must leave between a write and its next use, or the end.
 fn fewest_outs(pieces: &[Piece<'_>], uses: &Uses, capacity: usize) -> u64 {
     // Chunks that are kept for their next use, by that: all of them were written when they were used last.
     let mut kept: BTreeSet<(usize, Chunk)> = BTreeSet::new();

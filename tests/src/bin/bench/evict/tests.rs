@@ -4,7 +4,7 @@ use super::replay::Piece;
 use super::trace::{Step, Submission, Use};
 use super::*;
 
-/// A trace of pieces, each with chunks and whether they are written.
+/// Makes a trace of pieces, each with chunks and whether they are written.
 fn trace(pieces: &[&[(u32, bool)]]) -> Trace {
     let step = |piece: &&[(u32, bool)]| -> Step {
         piece.iter().map(|&(chunk, write)| (chunk, Use { read: 128, written: u64::from(write) * 128 })).collect()
@@ -13,9 +13,9 @@ fn trace(pieces: &[&[(u32, bool)]]) -> Trace {
     Trace { submissions: pieces.iter().map(submission).collect(), buffers: Vec::new() }
 }
 
-/// The least that any schedule copies: all are tried.
+/// Returns the minimum over all schedules, by exhaustive search.
 fn exhaustive(pieces: &[Piece<'_>], capacity: usize) -> u64 {
-    // What is on the card and written since it came, with the least that leads there.
+    // Chunks on the card and whether they were written since they came, with the minimum cost of each state.
     let mut states: BTreeMap<BTreeMap<u32, bool>, u64> = [(BTreeMap::new(), 0)].into_iter().collect();
     let mut born = BTreeSet::new();
     for piece in pieces {
@@ -78,7 +78,7 @@ fn loop_that_does_not_fit_is_copied_by_what_is_worst_for_it() {
         let contender = OTHERS.into_iter().find(|of| of.name == name).expect("a policy");
         replay(&pieces, &instances, 3, contender, 1)
     };
-    // Belady: one in three that is not the first round's.
+    // Belady: one in three, except in the first round.
     assert_eq!(optimum(&pieces, 1, 3), Optimum { least: 12, reached: 12 });
     assert_eq!(copied("latest"), Copied { ins: 18, outs: 0 }, "two of four stay");
     assert_eq!(copied("clock_bits"), Copied { ins: 36, outs: 0 }, "each is gone when it is used again");

@@ -1,8 +1,11 @@
-//! Records what a workload uses of its memory, in order, while it runs as a mediated guest on a card with room for all.
+//! Records a workload's memory accesses, in order, while it runs as a mediated guest on a card with room for
+//! everything.
 //!
-//! The card tells which blocks its engines touch, piece by piece of their work ([`simgpu::SimGpu::take_touches`]); the mediator's
-//! chunk table says whose chunks these are, and its own watch which chunks it has seen used: what submissions name, and what
-//! the guest's CPU reaches. A piece is about a block of a grid: what has to be on a card at the same time if the card has to have
+//! The card records the blocks that its engines access, piece by piece of their work
+//! ([`simgpu::SimGpu::take_touches`]). The mediator's chunk table gives the owners of these chunks, and its access
+//! tracking the chunks that it saw in use: those named by submissions, and those accessed by the guest's CPU. A piece
+//! is about one block of a grid: the memory that must be on a card at the same time if accesses to host memory are not
+//! allowed.
 //! all that is used.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,36 +18,36 @@ use vram::victim::VictimPolicy;
 use vram::{GuestAddr, Limits, Lookup, Place as ChunkPlace, VmId};
 use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, by_name};
 
-/// Bytes of a chunk as recorded, the least that a card can have and the block by which the software card counts.
+/// Bytes of a recorded chunk: the minimum of a card, and the software card's unit of recording.
 pub(super) const BLOCK: u64 = vram::CHUNK_BYTES_MIN;
 /// The only VM.
 const VM: VmId = VmId(0);
-/// MiB that it sees, and of the card: twice that, so that nothing has to be looked for.
+/// MiB that it sees; the card has twice that, so that memory is never short.
 const VM_MIB: u64 = 64;
 
-/// Use of a chunk, in bytes. Both are 0 where only the mediator has seen it: code, constants, the driver's rings.
+/// Use of a chunk, in bytes. Both are 0 if only the mediator saw it: code, constants, the driver's rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Use {
     pub(super) read: u64,
     pub(super) written: u64,
 }
 
-/// Chunks that are used together.
+/// Chunks used together.
 pub(super) type Step = BTreeMap<u32, Use>;
 
 /// A submission, or a transfer by the guest's CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Submission {
-    /// Chunks that the mediator has seen used when it took it over.
+    /// Chunks that the mediator had seen in use when it received the submission.
     pub(super) seen: BTreeSet<u32>,
     pub(super) steps: Vec<Step>,
 }
 
-/// All of a run.
+/// A whole run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Trace {
     pub(super) submissions: Vec<Submission>,
-    /// Chunks of each buffer, as its owner knows them.
+    /// Chunks of each buffer, as its owner counts them.
     pub(super) buffers: Vec<(u32, u32)>,
 }
 
@@ -53,7 +56,7 @@ impl Trace {
         self.submissions.iter().flat_map(|submission| &submission.steps)
     }
 
-    /// All that is used, and how much of each.
+    /// Sums up the use of each chunk.
     pub(super) fn sums(&self) -> Step {
         let mut sums = Step::new();
         for (&chunk, used) in self.steps().flatten() {
@@ -67,13 +70,13 @@ impl Trace {
 /// Runs a workload, verified, and records it.
 pub(super) fn record(name: &str, scale: u32, seed: u64) -> Result<Trace> {
     let mut config = CardConfig { chunk_bytes: BLOCK, traced: true, ..CardConfig::new(2 * VM_MIB, 0) };
-    // The mediator watches what is used for this policy.
+    // The mediator tracks accesses only under this policy.
     config.division.balance.policy = VictimPolicy::Clock;
     let rig = config.open()?;
     let gpu = LightGpu::new(guest(&rig, VM.0, VM_MIB, Limits::UNRESERVED)?)?;
     let mut recorder = Recorder { gpu, rig: &rig, trace: Trace::default() };
     let workload = by_name(name, Options { scale, seed, ..Options::default() }).context("a workload")?;
-    // What bringing up has touched is not the workload's.
+    // Accesses of the driver's start do not belong to the workload.
     drop(rig.card.take_touches());
     recorder.take_seen();
     let report = workloads::run(&*workload, &mut recorder)?;
@@ -81,7 +84,7 @@ pub(super) fn record(name: &str, scale: u32, seed: u64) -> Result<Trace> {
     Ok(recorder.trace)
 }
 
-/// A device whose use of memory is noted.
+/// A device that records its use of memory.
 struct Recorder<'a> {
     gpu: LightGpu,
     rig: &'a Rig,
@@ -94,7 +97,7 @@ impl Recorder<'_> {
         touched.into_iter().filter(|(vm, _)| *vm == VM).map(|(_, chunk)| chunk as u32).collect()
     }
 
-    /// Owners of the card's blocks.
+    /// Maps the card's blocks to the chunks of their owner.
     fn chunks_by_block(&self) -> BTreeMap<u64, u32> {
         let state = self.rig.host.lock();
         let chunks = &state.vram().chunks;
@@ -107,7 +110,7 @@ impl Recorder<'_> {
         placed.collect()
     }
 
-    /// Notes a submission that has been done.
+    /// Records a completed submission.
     fn submitted(&mut self) -> Result<()> {
         self.gpu.finish()?;
         let (seen, owners) = (self.take_seen(), self.chunks_by_block());
@@ -119,7 +122,7 @@ impl Recorder<'_> {
             steps.push(of_guest.collect());
         }
         steps.retain(|step| !step.is_empty());
-        // What it names is used when it begins.
+        // Memory that it names is used when it begins.
         if steps.is_empty() {
             steps.push(Step::new());
         }
@@ -128,7 +131,7 @@ impl Recorder<'_> {
         Ok(())
     }
 
-    /// Notes a transfer by the CPU, chunk by chunk.
+    /// Records a transfer by the CPU, chunk by chunk.
     fn transferred(&mut self, buffer: Buffer, at: u64, bytes: usize, write: bool) {
         drop(self.rig.card.take_touches());
         let (seen, start) = (self.take_seen(), self.gpu.vram_of(buffer, at));
