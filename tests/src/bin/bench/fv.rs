@@ -1,8 +1,8 @@
-//! Full virtualization: the guest's workloads under each way of mediation, against the same workloads in a VM that has a
-//! card for itself, unmediated.
+//! Full virtualization: the guest's workloads under each way of mediation, compared with the same workloads in a VM
+//! with a card in passthrough.
 //!
-//! All VMs are up at the same time, each on a software card of its own, and take turns workload by workload, so that a
-//! change of the host's speed meets all alike.
+//! All VMs run at the same time, each on a separate software card, and alternate workload by workload, so that a change
+//! of the host's speed affects all alike.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use tests::{Daemon, Paths, Vm, VmConfig};
 
 use super::Request;
 
-/// Rounds of each workload under the ways that have no target, and of the default and its baseline; the median counts.
+/// Rounds of each workload for ways without a target.
 const FEW: usize = 9;
 const MANY: usize = 25;
 /// MiB of each card, and of the passthrough VM's VRAM.
@@ -33,7 +33,7 @@ const WORKLOADS: [&str; 8] = [
     "many-channels",
     "small-submissions",
 ];
-/// The driver taken from the device and given to it again: what it does when it is loaded.
+/// The driver is unbound from the device and bound again: this repeats its work when it is loaded.
 const DRIVER: &str = "driver-load";
 
 /// A way to give a VM a GPU.
@@ -41,7 +41,7 @@ struct Kind {
     name: &'static str,
     /// Lines of its `[[vm]]` table.
     toml: &'static str,
-    /// Set for the one that the targets are for.
+    /// The targets apply to this one.
     is_default: bool,
 }
 
@@ -57,7 +57,7 @@ const KINDS: [Kind; 6] = [
     Kind { name: "default", toml: "", is_default: true },
 ];
 
-/// Counters of a mediated VM, and what they are called in the report.
+/// Counters of a mediated VM, and their names in the report.
 const COUNTERS: [(&str, &str); 5] = [
     ("shadow_syncs", "shadow_updates"),
     ("shadow_entries_written", "entries_written"),
@@ -66,14 +66,14 @@ const COUNTERS: [(&str, &str); 5] = [
     ("doorbells", "doorbells"),
 ];
 
-/// Seconds of each round, and what was counted in all rounds together.
+/// Seconds of each round, and the counts of all rounds together.
 #[derive(Default)]
 struct Measured {
     seconds: Vec<f64>,
     counts: BTreeMap<String, f64>,
 }
 
-/// Measures. A part is a way of mediation, which is always measured beside the baseline.
+/// Runs the benchmark. A part is a way of mediation, which is always measured together with the baseline.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let images = tests::images()?;
     let kinds: Vec<&Kind> = KINDS.iter().filter(|kind| kind.name == BASELINE || request.wants(kind.name)).collect();
@@ -124,7 +124,7 @@ fn configuration(paths: &Paths, kinds: &[&Kind]) -> String {
     text
 }
 
-/// Seconds of one run, by the guest's clock where the guest can tell.
+/// Returns the seconds of one run, by the guest's clock where the guest reports it.
 fn once(vm: &Vm, workload: &str) -> Result<f64> {
     if workload == DRIVER {
         vm.run_within("unbind", LOAD_LIMIT)?.success()?;
@@ -159,7 +159,7 @@ fn report(measured: &BTreeMap<(&'static str, &'static str), Measured>, kinds: &[
         for kind in kinds.iter().filter(|kind| kind.name != BASELINE) {
             let measured = of(kind.name)?;
             let rounds = measured.seconds.len();
-            // Of the same rounds.
+            // Compare equal numbers of rounds.
             let [ours, theirs] = [&measured.seconds, &base.seconds].map(|of| milliseconds(&of[..rounds.min(of.len())]));
             times.entry(kind.name).or_default().push([ours.clone(), theirs.clone()]);
             let target = if kind.is_default { Target::AtMost(1.10) } else { Target::None };
@@ -193,7 +193,8 @@ fn milliseconds(seconds: &[f64]) -> Vec<f64> {
     seconds.iter().map(|seconds| seconds * 1e3).collect()
 }
 
-/// The geometric mean of the ratios of all workloads, each from the medians of some rounds; who has fewer begins anew behind its last.
+/// Returns the geometric mean of the ratios of all workloads, each from the medians of some rounds; a workload with
+/// fewer rounds repeats its own.
 fn geometric_mean(workloads: &[[Vec<f64>; 2]], rounds: &[usize]) -> Option<f64> {
     let logarithm = |[ours, theirs]: &[Vec<f64>; 2]| {
         let rounds: Vec<usize> = rounds.iter().map(|round| round % ours.len().max(1)).collect();

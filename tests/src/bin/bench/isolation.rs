@@ -1,5 +1,6 @@
-//! A real guest that computes beside one that attacks: what it gets of the time that it has beside a well-behaved guest which
-//! always has work. Both are measured in the same run, by the mediator's accounts and the card's clock.
+//! A stock guest that computes next to an attacking guest: its part of the time, relative to its part next to a
+//! well-behaved guest that always has work. Both are measured in the same run, by the mediator's accounts and the
+//! card's clock.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -17,26 +18,26 @@ use tests::{guest, http};
 
 use super::Request;
 
-/// Time that each attack is measured, unless told otherwise.
+/// Measured time of each attack, unless the caller sets it.
 const MEASURED: Duration = Duration::from_secs(10);
-/// Time that is left out at the start.
+/// Warm-up time, which is left out.
 const WARM: Duration = Duration::from_millis(700);
-/// Rounds of the neighbour's kernels, 10 ms of the card's time, and how many are on their way: the guest may be late by as much.
+/// Rounds of the neighbour's kernels: 10 ms of the card's time.
 const ROUNDS: u32 = 20;
 const IN_FLIGHT: u32 = 32;
-/// The VM that computes, and the one that does not let it.
+/// The VM that computes.
 const NEIGHBOUR: usize = 0;
 const OTHER: usize = 1;
 /// MiB of RAM of each.
 const MEMORY_MIB: u32 = 512;
-/// Time that the neighbour is measured alone and beside a well-behaved guest, at most.
+/// Maximum measured time of the neighbour alone and next to a well-behaved guest.
 const REFERENCE: Duration = Duration::from_secs(20);
-/// Requests of the admin API that are made under attack, and the pause behind each.
+/// Requests to the admin API that are made during an attack.
 const PATHS: [&str; 3] = ["/v1/vms", "/metrics", "/v1/cards"];
 const PAUSE: Duration = Duration::from_millis(100);
-/// Time after which a request counts as not answered.
+/// Time after which a request counts as unanswered.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time in ms within which 99 of 100 are to be answered.
+/// Target in ms for 99 of 100 requests.
 const ANSWERED_MS: f64 = 50.0;
 /// Part of its share that the neighbour must keep.
 const KEPT: f64 = 0.96;
@@ -46,8 +47,8 @@ pub const ALL: &str = "isolation";
 /// Policies.
 pub const POLICIES: [&str; 5] = ["direct", "fifo", "credit", "band", "disengaged"];
 
-/// Measures under some policies, with one boot of the guests; what is there is recorded as soon as it is known. Each row of
-/// figures is kept whose last one is there.
+/// Measures under some policies, with one boot of the guests; records each result as soon as it is known. Keeps
+/// recorded rows that are complete.
 pub fn run(policies: &[&str], request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
     let wanted: Vec<Rogue> = Rogue::ATTACKS.into_iter().filter(|rogue| request.wants(rogue.name)).collect();
     let missing = |metrics: &[Metric], policy: &str| -> Vec<Rogue> {
@@ -104,7 +105,7 @@ fn under(crowd: &mut Crowd, policy: &str, rogues: &[Rogue], request: &Request, r
     Ok(())
 }
 
-/// Requests of the admin API, one after the other with pauses, on a thread of its own.
+/// A thread that sends requests to the admin API, in sequence with pauses.
 struct Asking {
     ends: Arc<AtomicBool>,
     thread: JoinHandle<Vec<f64>>,
@@ -125,7 +126,7 @@ impl Asking {
                     stream.set_read_timeout(Some(PATIENCE))?;
                     http::get(stream, path)
                 });
-                // One that is refused or breaks off counts as the longest.
+                // A refused or broken request counts as the longest.
                 times.push(answer.map_or(f64::INFINITY, |_| began.elapsed().as_secs_f64() * 1e3));
                 std::thread::sleep(PAUSE);
             }
@@ -134,7 +135,7 @@ impl Asking {
         Self { ends, thread }
     }
 
-    /// Times that requests took, in ms, in order.
+    /// Returns the times that requests took, in ms, ascending.
     fn end(self) -> Vec<f64> {
         self.ends.store(true, Ordering::Relaxed);
         let mut times = self.thread.join().unwrap_or_default();
@@ -143,7 +144,7 @@ impl Asking {
     }
 }
 
-/// Submissions of the neighbour that ended in a second of the card's time.
+/// Returns the neighbour's submissions that ended per second of the card's time.
 fn rate(outcome: &Outcome) -> f64 {
     outcome.completed(NEIGHBOUR) as f64 * 1e9 / outcome.length.max(1) as f64
 }

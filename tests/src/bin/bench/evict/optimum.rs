@@ -81,7 +81,7 @@ fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divi
 
 /// Returns the minimum number of times that a chunk must leave between a write and its next use, or the end.
 fn fewest_outs(pieces: &[Piece<'_>], uses: &Uses, capacity: usize) -> u64 {
-    // Chunks that are kept for their next use, by that: all of them were written when they were used last.
+    // Chunks kept for their next use, sorted by it: all of them were written at their last use.
     let mut kept: BTreeSet<(usize, Chunk)> = BTreeSet::new();
     let mut outs = 0;
     for (at, piece) in pieces.iter().enumerate() {

@@ -1,18 +1,18 @@
-//! The same choice where nothing comes back: a card without faults reaches what does not fit in host memory, for as long as the
-//! others have the room. What is chosen once decides how much goes over the bus, as in GPUswap and its dissertation. The best choice
-//! is the chunks that the run moves least of.
+//! The same choice without returns: a card without page faults accesses the excess in host memory for as long as the
+//! other chunks hold the room. The one-time choice determines the traffic over the bus, as in GPUswap and its
+//! dissertation. The best choice is the chunks that the run moves least.
 
 use tests::bench::Metric;
 
 use super::replay::{Instance, Sees};
 use super::{JUDGED, OTHERS, PERCENT, RANDOM, SEEDS, beside};
 
-/// Bytes as MiB.
+/// Converts bytes to MiB.
 fn mib(bytes: f64) -> f64 {
     bytes / (1 << 20) as f64
 }
 
-/// All policies, with what they have seen of a whole run, on cards of all sizes.
+/// Measures all policies, with a whole run's accesses known to them, on cards of all sizes.
 pub(super) fn sizes(name: &str, Instance { trace, known }: Instance<'_>) -> Vec<Metric> {
     let sums = trace.sums();
     let moved = |chunk: &u32| sums.get(chunk).map_or(0, |used| used.read + used.written);

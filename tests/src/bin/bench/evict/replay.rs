@@ -1,9 +1,10 @@
-//! Traces on a card with less memory than they use: each piece of work has to have all its chunks on the card, and the product's
-//! own victim policies say what goes for them.
+//! Replays traces on a card that is too small for them: each piece of work needs all its chunks on the card, and the
+//! product's victim policies choose the chunks to evict.
 //!
-//! What is used for the first time is born on the card and costs nothing. A chunk that comes back is copied in; one that goes is
-//! copied out if it was written since it came, else it is forgotten, since host memory still has it. Who has to give is GPUswap's
-//! rule and the balancer's for equal weights: the VM that has most, the request included.
+//! A chunk used for the first time is created on the card at no cost. A chunk that returns is copied in; an evicted one
+//! is copied out if it was written since it came, else dropped, since host memory still has it. The VM to evict from is
+//! chosen by GPUswap's rule, which is the balancer's for equal weights: the VM with the most chunks, including the
+//! request.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,33 +13,33 @@ use vram::victim::{Choose, Hints, PRIORITY_DEFAULT, VictimPolicy};
 
 use super::trace::{Step, Submission, Trace};
 
-/// Chunks that a VM may have at most.
+/// Maximum number of chunks of a VM.
 const CHUNKS_MAX: u32 = 1024;
 
-/// Uses that a policy is told of.
+/// Uses that a policy sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sees {
-    /// Uses that the mediator sees: what submissions name, and the CPU.
+    /// Uses that the mediator sees: memory named by submissions, and CPU accesses.
     Named,
-    /// All, as of a card that kept reference bits.
+    /// All uses, as on a card with reference bits.
     All,
 }
 
-/// A policy as it is measured.
+/// A measured policy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contender {
     pub(super) name: &'static str,
-    /// One of the product's; `None` for what came last, which is none of them and shows what one could gain.
+    /// A policy of the product; `None` evicts the newest chunk, which no policy does, to show the possible gain.
     pub(super) policy: Option<VictimPolicy>,
     pub(super) sees: Sees,
 }
 
-/// Knowledge of a program before it runs, from a run of it with other input.
+/// Profile of a program, from a run with other input.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
-    /// Bytes that were moved from and to each chunk.
+    /// Bytes moved from and to each chunk.
     accesses: BTreeMap<u32, u64>,
-    /// Priorities that its owner would give its buffers: those with more accesses for their size before those with less.
+    /// Priorities that the owner would give its buffers: by accesses relative to size.
     priorities: BTreeMap<u32, u8>,
 }
 
@@ -55,7 +56,7 @@ impl Known {
         let step = 255 / buffers.len().max(1);
         let mut priorities = BTreeMap::new();
         for (rank, &(first, last)) in (1..).zip(&buffers) {
-            // Of two buffers in a chunk the one that matters more decides.
+            // If a chunk has two buffers, the higher priority counts.
             (first..=last).for_each(|chunk| _ = priorities.insert(chunk, (rank * step).min(255) as u8));
         }
         Self { accesses, priorities }
@@ -74,7 +75,7 @@ impl Known {
     }
 }
 
-/// A program's run and what is known of it before.
+/// A program's run and its profile.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Instance<'a> {
     pub(super) trace: &'a Trace,
@@ -85,12 +86,12 @@ pub(super) struct Instance<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece<'a> {
     pub(super) vm: usize,
-    /// Chunks that it names, if it is the first of its submission.
+    /// Chunks that its submission names, if it is the submission's first piece.
     pub(super) seen: Option<&'a BTreeSet<u32>>,
     pub(super) step: &'a Step,
 }
 
-/// Submissions of several VMs in turns, as long as each has some.
+/// Interleaves the submissions of several VMs, one of each in turn.
 pub(super) fn interleave<'a>(instances: &[Instance<'a>]) -> Vec<Piece<'a>> {
     let pieces = |vm: usize, submission: &'a Submission| {
         submission.steps.iter().enumerate().map(move |(index, step)| Piece {
@@ -112,12 +113,12 @@ pub(super) fn interleave<'a>(instances: &[Instance<'a>]) -> Vec<Piece<'a>> {
     }
 }
 
-/// Chunks that were copied.
+/// Numbers of copied chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Copied {
     /// To the card.
     pub(super) ins: u64,
-    /// To host memory, since they were written.
+    /// To host memory, because they were written.
     pub(super) outs: u64,
 }
 
@@ -127,13 +128,13 @@ impl Copied {
     }
 }
 
-/// Chunks of VMs, of which some are on the card.
+/// Chunks of VMs, and their residency.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     on_card: Vec<BTreeSet<u32>>,
     dirty: BTreeSet<(usize, u32)>,
     born: BTreeSet<(usize, u32)>,
-    /// Arrival of each, by the number of the piece.
+    /// Arrival time of each, as the number of the piece.
     came: BTreeMap<(usize, u32), u64>,
     pieces: u64,
     copied: Copied,
@@ -144,7 +145,7 @@ impl Memory {
         Self { on_card: vec![BTreeSet::new(); vms], ..Self::default() }
     }
 
-    /// Chunks on the card.
+    /// Returns the number of chunks on the card.
     pub(super) fn count(&self) -> usize {
         self.on_card.iter().map(BTreeSet::len).sum()
     }
@@ -157,12 +158,12 @@ impl Memory {
         self.dirty.contains(&(vm, chunk))
     }
 
-    /// All on the card.
+    /// Returns all chunks on the card.
     pub(super) fn all(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
         self.on_card.iter().enumerate().flat_map(|(vm, chunks)| chunks.iter().map(move |&chunk| (vm, chunk)))
     }
 
-    /// Chunks of a piece that are not on the card.
+    /// Returns the chunks of a piece that are not on the card.
     pub(super) fn missing(&self, piece: &Piece<'_>) -> impl Iterator<Item = u32> {
         piece.step.keys().filter(|chunk| !self.on_card[piece.vm].contains(chunk)).copied()
     }
@@ -172,7 +173,7 @@ impl Memory {
         self.copied.outs += u64::from(self.dirty.remove(&(vm, chunk)));
     }
 
-    /// The piece is done: there is room for it.
+    /// Executes the piece, after room was made for it.
     pub(super) fn run(&mut self, piece: &Piece<'_>) {
         self.pieces += 1;
         for (&chunk, used) in piece.step {
@@ -187,14 +188,14 @@ impl Memory {
         }
     }
 
-    /// Chunks of a VM that can go for a piece.
+    /// Returns a VM's chunks that may be evicted for a piece.
     fn candidates(&self, vm: usize, piece: &Piece<'_>) -> Vec<u32> {
         let is_free = |chunk: &&u32| vm != piece.vm || !piece.step.contains_key(chunk);
         self.on_card[vm].iter().filter(is_free).copied().collect()
     }
 }
 
-/// Runs pieces on a card of `capacity` chunks, with what each VM's program is known for.
+/// Replays pieces on a card of `capacity` chunks, with the profile of each VM's program.
 pub(super) fn replay(
     pieces: &[Piece<'_>],
     instances: &[Instance<'_>],
@@ -221,7 +222,7 @@ pub(super) fn replay(
     memory.copied()
 }
 
-/// Evicts what has to go for a piece.
+/// Evicts chunks to make room for a piece.
 fn make_room(
     memory: &mut Memory,
     piece: &Piece<'_>,
@@ -242,7 +243,7 @@ fn make_room(
             memory.on_card[vm].len() + wanted - counts[vm]
         };
         let givers = (0..hints.len()).filter(|&vm| candidates[vm].len() > counts[vm]);
-        // Of equals, the first.
+        // The first among equals.
         let Some(giver) = givers.rev().max_by_key(|&vm| has(vm)) else { break };
         counts[giver] += 1;
     }
