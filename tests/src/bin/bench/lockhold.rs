@@ -1,10 +1,10 @@
-//! Holds of the card's lock and VMs' locks, with guests in this process: at work, coming and going, against the others, and short
-//! of memory. Beside them another thread reads a register of the card all the while: the longest hold is compared with the longest
-//! of these, which is what the card, or this host, takes from a thread at any moment. The processor time of each hold is measured
-//! beside it: what is long by that is the mediator's own.
+//! Hold times of the card's lock and the VMs' locks, with guests in this process: at work, being added and removed,
+//! contending, and short of memory. Meanwhile another thread reads a register of the card: the longest hold is compared
+//! with the longest of these reads, which is the delay that the card or this host can cause at any moment. The
+//! processor time of each hold is measured too: it is the mediator's own part.
 //!
-//! All memory of the process is there from the start. A page of the software card's VRAM that nobody has touched costs a fault
-//! otherwise, which no card has.
+//! All memory of the process is allocated at the start. Otherwise the first access to a page of the software card's
+//! VRAM causes a page fault, which a real card does not.
 
 use anyhow::{Result, anyhow};
 use locks::{Holds, Measured, holds, measure_work, worked};
@@ -32,14 +32,14 @@ const TO: u64 = 0x200_0000;
 const PAGES: u64 = 64;
 /// Target for 999 of 1000 holds, in us.
 const MOST_US: f64 = 50.0;
-/// Places that are shown of a lock.
+/// Number of places shown for a lock.
 const PLACES: usize = 6;
-/// Target for the longest, in us beyond a single access.
+/// Target for the longest hold, in us more than a single access.
 const LONGEST_US: f64 = 1000.0;
-/// Time between two accesses that are measured: more would be a load of their own.
+/// Time between two measured accesses: a shorter one would add load.
 const BETWEEN: Duration = Duration::from_millis(1);
 
-/// A VM at work.
+/// A working VM.
 struct Worker {
     driver: Driver,
     channel: Channel,
@@ -110,7 +110,7 @@ fn swap(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// Runs a part. Returns how long single accesses to the card took meanwhile, in us, in ascending order.
+/// Runs a part. Returns the times of single accesses to the card meanwhile, in us, ascending.
 fn with_accesses(rig: &Rig, run: fn(&Rig) -> Result<()>) -> Result<Vec<f64>> {
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -132,7 +132,7 @@ fn with_accesses(rig: &Rig, run: fn(&Rig) -> Result<()>) -> Result<Vec<f64>> {
     })
 }
 
-/// Prints where the locks were taken that were held for long, the longest first.
+/// Prints the places that took locks for a long time, the longest first.
 fn show_long(part: &str, kind: Measured, held: &Holds) {
     let mut long: Vec<_> = held.long().collect();
     long.sort_by_key(|(_, long)| std::cmp::Reverse(long.longest_ns));
@@ -146,7 +146,7 @@ fn show_long(part: &str, kind: Measured, held: &Holds) {
     }
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run() -> Result<Vec<Metric>> {
     type Part = (&'static str, fn(&Rig) -> Result<()>);
     let parts: [Part; 4] = [("normal", at_work), ("churn", churn), ("hostile", hostile), ("swap", swap)];

@@ -1,9 +1,10 @@
-//! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--rounds N] [--only PART] [--resume]`: measures, beside a baseline in the same run.
-//! Without a name, all of them; a name is that of one, or what stands before the `-` of several. What is known is in the file at
-//! once, and a run that was cut short goes on with `--resume` behind the last benchmark that had ended.
+//! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--rounds N] [--only PART] [--resume]`: measures, together
+//! with a baseline in the same run. Without a name, runs all benchmarks; a name is that of one, or the common part
+//! before the `-` of several. Results are written to the file at once, and `--resume` continues an interrupted run
+//! after the last completed benchmark.
 //!
-//! `--all --json FOLDER` makes a file for each benchmark, as [`docs`](../../../../docs) has them, goes on with the next when one
-//! cannot be made, and with `--resume` leaves those alone that had ended. `pictures --json FOLDER` draws what the files there have.
+//! `--all --json FOLDER` makes a file for each benchmark, as in [`docs`](../../../../docs), continues with the next
+//! after a failure, and with `--resume` skips completed benchmarks. `pictures --json FOLDER` draws the files there.
 
 mod bars;
 mod compute;
@@ -30,21 +31,21 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail, ensure};
 use tests::bench::{Metric, Record, conditions, print};
 
-/// Wishes of the caller.
+/// Options of the caller.
 #[derive(Clone, Default)]
 struct Request {
-    /// File for the figures; what else is written goes beside it.
+    /// File for the figures; other output is written next to it.
     file: Option<PathBuf>,
-    /// Time that each part is measured, where that can be chosen.
+    /// Measured time of each part, where it is configurable.
     seconds: Option<u64>,
-    /// Rounds of each part, where that can be chosen.
+    /// Rounds of each part, where they are configurable.
     rounds: Option<usize>,
-    /// Leaves out the parts whose name contains none of these, with commas between, where there are such.
+    /// Selects the parts whose name contains one of these comma-separated words, in benchmarks with parts.
     only: Option<String>,
 }
 
 impl Request {
-    /// Returns whether a part is to be measured.
+    /// Returns true if a part is selected.
     fn wants(&self, part: &str) -> bool {
         self.only.as_deref().is_none_or(|only| only.split(',').any(|only| part.contains(only.trim())))
     }
@@ -79,9 +80,9 @@ const BENCHMARKS: [Benchmark; 23] = [
     ("isolation-disengaged", |request, record| isolation::run(&["disengaged"], request, record)),
 ];
 
-/// Returns whether a benchmark is one of those that `name` asks for.
+/// Returns true if `name` selects a benchmark.
 fn is_of(known: &str, name: Option<&str>) -> bool {
-    // One of them does what several do together, in one boot.
+    // `ALL` does the work of several benchmarks in one boot.
     let together = |of: &str| of == isolation::ALL || !of.starts_with(isolation::ALL);
     match name {
         None => together(known),
@@ -92,7 +93,7 @@ fn is_of(known: &str, name: Option<&str>) -> bool {
     }
 }
 
-/// Benchmark by which the pictures are drawn that need no measurement.
+/// Benchmark that draws the pictures that need no measurement.
 const PICTURES: &str = "pictures";
 
 /// Arguments of the program.
@@ -123,9 +124,9 @@ impl Arguments {
     }
 }
 
-/// Makes a benchmark's figures, unless the record has them all.
+/// Makes a benchmark's figures, unless the record is complete.
 fn make((known, benchmark): &Benchmark, request: &Request, record: &mut Record) -> Result<()> {
-    // Of one that measures parts only, another call may want others.
+    // After a run of some parts, another call may want others.
     let whole = request.only.is_none();
     if whole && record.has_ended(known) {
         return Ok(());
@@ -141,7 +142,7 @@ fn make((known, benchmark): &Benchmark, request: &Request, record: &mut Record) 
     }
 }
 
-/// Makes all benchmarks, each in a file of its own in `folder`. What cannot be made is told at the end.
+/// Makes all benchmarks, each in a separate file in `folder`. Reports failures at the end.
 fn all(benchmarks: &[Benchmark], folder: &Path, request: &Request, resume: bool) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("folder {}", folder.display()))?;
     let mut failed = Vec::new();
@@ -226,7 +227,7 @@ mod unit {
         Ok(vec![Metric::plain("works", f64::from(MADE.get()), "times")])
     }
 
-    /// Gives a part of its figures, and may fail then.
+    /// Records one of its figures, and then fails.
     fn breaks(_: &Request, record: &mut Record) -> Result<Vec<Metric>> {
         record.put(vec![Metric::plain("first", 1.0, "times")])?;
         ensure!(!FAILS.get(), "no host for it");

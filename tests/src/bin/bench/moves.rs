@@ -1,6 +1,6 @@
-//! Pauses of VMs when another daemon goes on with them, against the memory that they have and the channels: two daemons beside
-//! each other, one whose VMs have little of both and one whose VMs have much, are upgraded in turns while all VMs work. And pauses
-//! of VMs that go to another card ([`cards`]).
+//! Pauses of VMs when another daemon takes over, by the size of their memory and the number of channels: two daemons
+//! run concurrently, one with small VMs and one with large VMs, and are upgraded alternately while all VMs work. Also
+//! measures pauses of VMs that move to another card ([`cards`]).
 
 mod cards;
 
@@ -15,12 +15,12 @@ use tests::Daemon;
 use tests::bench::{Metric, Target, quantile};
 use tests::guest::{card_toml, vm_toml};
 
-/// VMs of each daemon, and MiB of VRAM of each.
+/// VMs of each daemon.
 const VMS: usize = 4;
 const VM_MIB: u32 = 256;
 /// Upgrades of each daemon.
 const UPGRADES: usize = 100;
-/// MiB that a VM has written, and its channels: few, and many.
+/// Written MiB and channels of a small VM.
 const FEW: (u64, u8) = (8, 1);
 const MANY: (u64, u8) = (224, 8);
 /// Target for 99 of 100 pauses, in ms.
@@ -29,13 +29,13 @@ const MOST_MS: f64 = 300.0;
 const PAGES: u64 = 64;
 /// Virtual address of the first buffer.
 const BASE: u64 = 0x100_0000;
-/// Virtual address of a chunk that is filled; where it is copied to is mapped behind it.
+/// Virtual address of a chunk to fill; its destination is mapped after it.
 const FILLED: u64 = 0x400_0000;
 const MIB: u64 = 1 << 20;
 /// Bytes of a chunk, unless the configuration says otherwise.
 const CHUNK: u64 = 2 * MIB;
 
-/// A VM that works.
+/// A working VM.
 pub(super) struct Worker {
     driver: Driver<RemoteGuest>,
     channels: Vec<Channel>,
@@ -49,7 +49,7 @@ impl Worker {
             driver.buffer(channel, BASE, PAGES, 1);
             driver.buffer(channel, BASE + PAGES * PAGE, PAGES, 2);
         }
-        // All of it lies on the card, and is no zeros: the first chunk is written, and copied to the others.
+        // All of it is on the card and not zero: the first chunk is written, and copied to the others.
         let first = &mut channels[0];
         driver.buffer(first, FILLED, CHUNK / PAGE, 3);
         for _ in 1..mib * MIB / CHUNK {
@@ -62,7 +62,7 @@ impl Worker {
         Ok(Self { driver, channels })
     }
 
-    /// Copies on all channels until `stop`; how long each round of that took, in ms.
+    /// Copies on all channels until `stop`; returns the time of each round, in ms.
     pub(super) fn work(&mut self, stop: &AtomicBool) -> Result<Vec<f64>> {
         let Self { driver, channels } = self;
         let mut rounds = Vec::new();
@@ -79,7 +79,7 @@ impl Worker {
     }
 }
 
-/// A daemon, with its VMs.
+/// A daemon and its VMs.
 struct Host {
     daemon: Daemon,
     workers: Vec<Worker>,
@@ -96,7 +96,7 @@ impl Host {
     }
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run() -> Result<Vec<Metric>> {
     let mut metrics = upgrades()?;
     metrics.extend(cards::run()?);

@@ -1,5 +1,5 @@
-//! A VM that works goes to and fro between two cards of a daemon: for how long it waits, against the time that its memory takes to be
-//! copied once by this processor, and how much is copied.
+//! A working VM moves back and forth between two cards of a daemon: its pauses, relative to the time in which this
+//! processor copies its memory once, and the amount copied.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,23 +13,23 @@ use tests::guest::{card_toml, vm_toml};
 
 use super::{MIB, VM_MIB, Worker};
 
-/// MiB that the VM has written, and its channels.
+/// Written MiB of the VM, and its channels.
 const LOADS: [(u64, u8); 3] = [(8, 1), (64, 4), (224, 8)];
-/// The same of one whose cards have no host memory for chunks.
+/// Load of a VM on cards without host memory for chunks.
 const ON_CARD: (u64, u8) = (64, 4);
 /// MiB of host memory of each card.
 const HOST_MIB: u32 = 512;
-/// Moves with each.
+/// Moves with each load.
 const MOVES: usize = 60;
-/// Target for a pause, in times that the same memory takes to be copied.
+/// Target for a pause, as a multiple of the time to copy the same memory.
 const MOST_PAUSE: f64 = 2.0;
-/// Target for what is copied, in times the memory that the VM has.
+/// Target for the copied amount, as a multiple of the VM's memory.
 const MOST_BYTES: f64 = 1.3;
-/// MiB of one copy of the baseline, and copies.
+/// Size in MiB of one copy of the baseline.
 const BASELINE_MIB: u64 = 64;
 const BASELINES: usize = 9;
 
-/// MiB per second at which this processor copies memory that the host has found already.
+/// Returns the MiB per second at which this processor copies memory that is already mapped.
 fn copy_rate() -> f64 {
     let from = vec![0x5a_u8; (BASELINE_MIB * MIB) as usize];
     let rates: Vec<f64> = (0..BASELINES)
@@ -44,14 +44,14 @@ fn copy_rate() -> f64 {
     median(&rates).unwrap_or(f64::NAN)
 }
 
-/// Parts of a pause, as the daemon names them.
+/// Parts of a pause, by the daemon's names.
 const PARTS: [&str; 5] = ["rest", "still", "memory", "anew", "go_on"];
 
 /// One move.
 struct Move {
     /// Its parts, in ms.
     parts: [f64; PARTS.len()],
-    /// Bytes that went from card to card, in MiB.
+    /// Data copied between the cards, in MiB.
     copied: f64,
 }
 
@@ -65,13 +65,14 @@ impl Move {
         Ok(Self { parts, copied: number(moved, "memory_mib")? })
     }
 
-    /// Time for which the VM waited, in ms.
+    /// Returns the VM's pause, in ms.
     fn pause(&self) -> f64 {
         self.parts.iter().sum()
     }
 }
 
-/// Moves of a VM with that load between cards with so much host memory, and how long its rounds took meanwhile, in ms.
+/// Moves a VM between cards with `host_mib` of host memory; returns the moves, and the times of the VM's rounds
+/// meanwhile in ms.
 fn moves(load: (u64, u8), host_mib: u32) -> Result<(Vec<Move>, Vec<f64>)> {
     let memory = &format!("memory = {{ host_mib = {host_mib} }}\n");
     let other = format!("\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 512\n{memory}");
@@ -99,7 +100,7 @@ fn moves(load: (u64, u8), host_mib: u32) -> Result<(Vec<Move>, Vec<f64>)> {
     })
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run() -> Result<Vec<Metric>> {
     let rate = copy_rate();
     let mut metrics = vec![Metric::plain("move.card.copy_rate", rate, "MiB/s")];
@@ -109,7 +110,7 @@ pub fn run() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures one load, with memory that is copied at `rate`, in MiB/s.
+/// Measures one load; memory is copied at `rate`, in MiB/s.
 fn of(load: (u64, u8), host_mib: u32, rate: f64) -> Result<Vec<Metric>> {
     let (mib, channels) = load;
     eprintln!("bench: move, {MOVES} moves of {mib} MiB and {channels} channels, {host_mib} MiB of host memory");
@@ -121,7 +122,7 @@ fn of(load: (u64, u8), host_mib: u32, rate: f64) -> Result<Vec<Metric>> {
     let copied = median(&copied).context("no moves")?;
     let on_card = if host_mib == 0 { "_on_card" } else { "" };
     let name = |what: &str| format!("move.card.{what}_{mib}_mib_{channels}_channels{on_card}");
-    // What the VM has, once.
+    // The VM's memory, copied once.
     let once_ms = mib as f64 / rate * 1000.0;
     let mut metrics = vec![
         Metric::ratio(name("pause_p50"), at(0.5)?, "ms", once_ms, Target::AtMost(MOST_PAUSE)),
