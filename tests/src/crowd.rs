@@ -25,7 +25,7 @@ pub const fn round_ns(side: u32) -> u64 {
 
 /// The card's name.
 pub const CARD: &str = "card0";
-/// Side of the matrices of the guests' kernels.
+/// Side of the matrices of the guests' kernels, and MiB per second that the card's shaders move.
 pub const SIDE: u32 = 32;
 const SHADER_MIB_PER_S: u32 = 24;
 /// Time of a round of a kernel of size [`SIDE`], in ns.

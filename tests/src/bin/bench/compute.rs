@@ -26,7 +26,7 @@ const ROUNDS: usize = 21;
 const ROUND: Duration = Duration::from_millis(60);
 /// Rounds of each kernel's loop.
 const LOOPS: u32 = 256;
-/// Number of blocks, and of threads in a block.
+/// Number of blocks, and of threads in each block.
 const SHAPE: (u32, u32) = (64, 256);
 /// Target speed of the float kernel on one core, in millions of instructions of threads per second.
 const ONE_CORE: f64 = 200.0;

@@ -15,7 +15,7 @@ use tests::{Daemon, Paths, Vm, VmConfig};
 
 use super::Request;
 
-/// Rounds of each workload for ways without a target.
+/// Rounds of each workload: for ways without a target, and for the default and its baseline. The median counts.
 const FEW: usize = 9;
 const MANY: usize = 25;
 /// MiB of each card, and of the passthrough VM's VRAM.

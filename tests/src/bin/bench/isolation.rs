@@ -22,17 +22,17 @@ use super::Request;
 const MEASURED: Duration = Duration::from_secs(10);
 /// Warm-up time, which is left out.
 const WARM: Duration = Duration::from_millis(700);
-/// Rounds of the neighbour's kernels: 10 ms of the card's time.
+/// Rounds of the neighbour's kernels (10 ms of the card's time), and how many are in flight: the guest may lag by that.
 const ROUNDS: u32 = 20;
 const IN_FLIGHT: u32 = 32;
-/// The VM that computes.
+/// The computing VM, and the attacker or reference.
 const NEIGHBOUR: usize = 0;
 const OTHER: usize = 1;
 /// MiB of RAM of each.
 const MEMORY_MIB: u32 = 512;
 /// Maximum measured time of the neighbour alone and next to a well-behaved guest.
 const REFERENCE: Duration = Duration::from_secs(20);
-/// Requests to the admin API that are made during an attack.
+/// Requests to the admin API during an attack, and the pause after each.
 const PATHS: [&str; 3] = ["/v1/vms", "/metrics", "/v1/cards"];
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time after which a request counts as unanswered.

@@ -227,7 +227,7 @@ mod unit {
         Ok(vec![Metric::plain("works", f64::from(MADE.get()), "times")])
     }
 
-    /// Records one of its figures, and then fails.
+    /// Records one of its figures, and may then fail.
     fn breaks(_: &Request, record: &mut Record) -> Result<Vec<Metric>> {
         record.put(vec![Metric::plain("first", 1.0, "times")])?;
         ensure!(!FAILS.get(), "no host for it");

@@ -15,12 +15,12 @@ use tests::Daemon;
 use tests::bench::{Metric, Target, quantile};
 use tests::guest::{card_toml, vm_toml};
 
-/// VMs of each daemon.
+/// VMs of each daemon, and MiB of VRAM of each.
 const VMS: usize = 4;
 const VM_MIB: u32 = 256;
 /// Upgrades of each daemon.
 const UPGRADES: usize = 100;
-/// Written MiB and channels of a small VM.
+/// Written MiB and channels of a small and of a large VM.
 const FEW: (u64, u8) = (8, 1);
 const MANY: (u64, u8) = (224, 8);
 /// Target for 99 of 100 pauses, in ms.

@@ -1,9 +1,9 @@
-//! A card that VMs share beside one that a VM has: messages of the driver's load and of each workload, one by one. What an exit
-//! costs by itself and answered by the server, and what lending RAM costs, in a machine with a KVM and an IOMMU. What clearing
-//! PGRAPH between two VMs costs.
+//! Compares a shared card with a card in passthrough: messages of the driver's load and of each workload. Also measures
+//! an exit with and without the server's reply, and the lending of RAM, in a machine with KVM and an IOMMU; and the
+//! clearing of PGRAPH between two VMs.
 //!
-//! The parts are `load`, `exits` and `handover`. A guest under TCG has no exits: there a message is one, as far as the server
-//! sees it. The machine is emulated, so its times are of use beside each other only.
+//! The parts are `load`, `exits` and `handover`. A guest under TCG has no exits: each message to the server counts as
+//! one. The machine is emulated, so its times are useful only relative to each other.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ const CARD_MIB: u32 = 256;
 const VM_MIB: u32 = 192;
 /// Rounds of the load and of each workload.
 const ROUNDS: usize = 5;
-/// The driver taken from the device and given to it again.
+/// The driver is unbound from the device and bound again.
 const LOAD: &str = "load";
 /// Workloads, by name.
 const WORKLOADS: [(&str, &str); 4] = [
@@ -33,21 +33,21 @@ const WORKLOADS: [(&str, &str); 4] = [
     ("map", "copy --engine m2mf --from gart --to vram --size 262144"),
     ("launch", "workload --name mmul --scale 1 --rounds 1"),
 ];
-/// Counters of the transport, and what they are called in the report.
+/// Counters of the transport, and their names in the report.
 const COUNTS: [(&str, &str); 3] =
     [("region_reads", "exits_that_read"), ("region_writes", "exits_that_write"), ("posted", "posted")];
 
-/// MiB of the machine's card that its daemon gets, and of the VM that an exit is measured on.
+/// MiB of the machine's card for its daemon, and of the VM used to measure exits.
 const INNER_MIB: u32 = 64;
 const INNER_VM_MIB: u32 = 16;
-/// MiB of RAM that is lent in huge pages and in small ones, and huge pages that the machine sets aside, in MiB.
+/// MiB of RAM lent in huge pages and in small ones, and MiB of huge pages of the machine.
 const LENT_HUGE_MIB: u32 = 512;
 const LENT_SMALL_MIB: u32 = 64;
-/// Rounds in the machine, and exits of a round.
+/// Rounds in the machine, and exits in a round.
 const INNER_ROUNDS: usize = 7;
 const EXITS: u32 = 500;
 
-/// Some values of the same thing.
+/// Several values of one measurement.
 #[derive(Clone, Debug, Default)]
 struct Values(Vec<f64>);
 
@@ -56,14 +56,14 @@ impl Values {
         median(&self.0).context("nothing was measured")
     }
 
-    /// The least and the most, as metrics.
+    /// Returns minimum and maximum as metrics.
     fn spread(&self, name: &str, unit: &'static str) -> [Metric; 2] {
         let least = self.0.iter().copied().fold(f64::INFINITY, f64::min);
         let most = self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         [("least", least), ("most", most)].map(|(what, value)| Metric::plain(format!("{name}.{what}"), value, unit))
     }
 
-    /// The middle one beside that of `other`, and the spread of both.
+    /// Returns the median with that of `other` as baseline, and the spread of both.
     fn beside(&self, other: &Self, name: &str, unit: &'static str) -> Result<Vec<Metric>> {
         let mut metrics = vec![Metric::ratio(name, self.middle()?, unit, other.middle()?, Target::None)];
         metrics.extend(self.spread(name, unit));
@@ -72,10 +72,10 @@ impl Values {
     }
 }
 
-/// Counts and times of each step, by its name and that of the count.
+/// Counts and times of each step, by the names of step and count.
 type Steps = BTreeMap<(&'static str, &'static str), Values>;
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     if request.wants("load") {
@@ -90,7 +90,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// A VM on a card of its own daemon.
+/// A VM on a card of a separate daemon.
 struct Side {
     name: &'static str,
     daemon: Daemon,
@@ -111,7 +111,7 @@ impl Side {
         Ok(guest::show(&self.daemon, self.name)?["transport"].clone())
     }
 
-    /// Does a step once, and keeps what it took.
+    /// Runs a step once, and records its counts and time.
     fn step(&mut self, name: &'static str, args: &str) -> Result<()> {
         if name == LOAD {
             self.vm.run_within("unbind", LOAD_LIMIT)?.success()?;
@@ -138,7 +138,7 @@ impl Side {
     }
 }
 
-/// Counts messages, mediated and passed through, in turns.
+/// Counts messages, mediated and in passthrough, alternately.
 fn messages() -> Result<Vec<Metric>> {
     let mut sides =
         [Side::boot("mediated", &vm_toml("mediated", VM_MIB))?, Side::boot("straight", &passthrough_toml("straight"))?];

@@ -25,7 +25,7 @@ const MOVES: usize = 60;
 const MOST_PAUSE: f64 = 2.0;
 /// Target for the copied amount, as a multiple of the VM's memory.
 const MOST_BYTES: f64 = 1.3;
-/// Size in MiB of one copy of the baseline.
+/// MiB of one copy of the baseline, and number of copies.
 const BASELINE_MIB: u64 = 64;
 const BASELINES: usize = 9;
 

@@ -1,4 +1,4 @@
-//! PGRAPH from one VM to another and back, with what is left in registers and shared memory cleared in between, and kept.
+//! Hands PGRAPH from one VM to another and back, with and without clearing registers and shared memory in between.
 
 use std::time::Instant;
 
@@ -19,7 +19,7 @@ const CHANNELS: u32 = 8;
 /// Virtual addresses of the buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
-/// Measurements of each kind, and changes of hands of one.
+/// Measurements of each kind, and handovers in one.
 const ROUNDS: usize = 15;
 const TURNS: u32 = 40;
 
@@ -63,7 +63,7 @@ impl Scene {
         self.rig.host.lock().tenancy_counts().map_or(0, |counts| counts.cleared)
     }
 
-    /// One copy of either VM in turns: microseconds of one.
+    /// Copies for either VM in turn; records the microseconds of one copy.
     fn round(&mut self) {
         let began = Instant::now();
         for _ in 0..TURNS / 2 {
@@ -73,7 +73,7 @@ impl Scene {
     }
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub(super) fn run() -> Result<Vec<Metric>> {
     let mut scenes = [true, false].map(Scene::new);
     for round in 0..ROUNDS {

@@ -1,9 +1,9 @@
-//! GPUvm's figure 6: 1 to 8 contexts that compute, in one VM and in as many VMs, under full virtualization and with the modified
-//! driver, beside a VM that has the card for itself.
+//! GPUvm's figure 6: 1 to 8 contexts that compute, in one VM and in as many VMs, under full virtualization and with the
+//! modified driver, compared with a VM with the card in passthrough.
 //!
-//! Each context launches `madd` again and again, as in the paper, on a card whose kernels take a set time. What contexts cost beside
-//! their kernels is what the model says of what was counted, for the host itself as well ([`tests::bench::model`]): emulated
-//! guests that share two processors say little by their times.
+//! Each context launches `madd` repeatedly, as in the paper, on a card whose kernels take a set time. The cost of
+//! contexts in addition to their kernels is computed by the model from the counts, for the host itself as well
+//! ([`tests::bench::model`]): times of emulated guests that share two processors mean little.
 
 use std::time::Instant;
 
@@ -16,9 +16,9 @@ use tests::{Daemon, Vm, VmConfig, crowd};
 use super::{BASELINE, KERNEL, OFFERED, counting};
 use crate::Request;
 
-/// Contexts.
+/// Numbers of contexts.
 const COUNTS: [usize; 4] = [1, 2, 4, 8];
-/// Most of them.
+/// The largest of them.
 const MOST: usize = 8;
 /// MiB of a VM's RAM, of its VRAM, and of the card.
 const MEMORY_MIB: u32 = 320;
@@ -26,7 +26,7 @@ const VRAM_MIB: u32 = 48;
 const CARD_MIB: u32 = 64 + MOST as u32 * VRAM_MIB;
 /// Launches of each context. The paper has 10,000.
 const LAUNCHES: u32 = 100;
-/// The most that a context may cost beside others, against one that is alone.
+/// Maximum cost of a context among others, relative to a single one.
 const GROWTH: f64 = 1.10;
 const PEER: &str = "GPUvm: FV grows with contexts, PV as passthrough";
 
@@ -36,7 +36,7 @@ struct Host {
     vms: Vec<Vm>,
 }
 
-/// Of some contexts: the time until the last has ended, in ms, and what all of them did.
+/// Result of some contexts: the time until the last has ended, in ms, and the counts of all.
 struct Run {
     contexts: usize,
     ms: f64,
@@ -47,7 +47,7 @@ impl Host {
     fn boot(kind: &str, count: usize, toml: &str, knowing: bool) -> Result<Self> {
         let images = tests::images()?;
         let daemon = Daemon::start("contexts", |paths| {
-            // Half a millisecond for each kernel, as in other benchmarks with real guests.
+            // Half a millisecond for each kernel, as in other benchmarks with stock guests.
             let time = crowd::card_time_toml();
             let vms = (0..count).map(|index| {
                 let vram = if kind == BASELINE { String::new() } else { format!("vram_mib = {VRAM_MIB}\n") };
@@ -67,12 +67,13 @@ impl Host {
             guest::load_driver(vm)?;
         }
         let host = Self { daemon, vms };
-        // The first context of a VM makes what those after it find there, which is two thirds of what it does: it would make any growth look small.
+        // A VM's first context sets up state that later contexts reuse. This is two thirds of its work, and would hide
+        // any growth.
         host.run(count, |context| context)?;
         Ok(host)
     }
 
-    /// Runs so many contexts at once, each in the VM that `vm_of` says.
+    /// Runs `contexts` contexts at once, each in the VM given by `vm_of`.
     fn run(&self, contexts: usize, vm_of: fn(usize) -> usize) -> Result<Run> {
         let counts = || -> Result<Counts> {
             let all = self.vms.iter().map(|vm| counting::total(&self.daemon, vm.name()));
@@ -102,7 +103,7 @@ impl Host {
     }
 }
 
-/// Counts that are added up.
+/// Sums of counts.
 trait SumUp {
     fn sum_up(self) -> Result<Counts>;
 }
@@ -113,7 +114,7 @@ impl<I: Iterator<Item = Result<Counts>>> SumUp for I {
     }
 }
 
-/// Measures. A part is a way to give VMs a card: `passthrough`, `fv`, `pv`.
+/// Runs the benchmark. A part is a way to give a card to VMs: `passthrough`, `fv`, `pv`.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let mediated = Platform::Mediated { posted: true };
@@ -135,7 +136,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Figures of one way: of a context, against one that is alone.
+/// Returns the figures of one way: of a context, compared with a single one.
 fn figures(name: &str, platform: Platform, runs: &[Run]) -> Result<Vec<Metric>> {
     let bill = |run: &Run| Bill::of(platform, &run.counts.times(1.0 / run.contexts as f64));
     let alone = bill(runs.first().context("no measurement")?);

@@ -1,5 +1,5 @@
-//! Counts of what a guest does in each phase of a workload, as the daemon has them. The guest's program stops between two phases until that was
-//! looked at.
+//! Counts of a guest's operations in each phase of a workload, from the daemon's counters. The guest's program stops
+//! between two phases until the counters were read.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,20 +12,20 @@ use tests::{Daemon, Vm};
 /// Time that a guest may take from one mark to the next.
 const MARK_LIMIT: Duration = Duration::from_secs(300);
 
-/// Time in which what a guest has posted arrives, and most looks whether it has.
+/// Time in which a guest's posted messages arrive, and the maximum number of polls for that.
 const SETTLES: Duration = Duration::from_millis(5);
 const LOOKS: u32 = 40;
 
 /// Counts by phase.
 pub type Phases = BTreeMap<&'static str, Counts>;
 
-/// All that was counted of a VM so far.
+/// Reads a VM's total counts.
 pub fn total(daemon: &Daemon, vm: &str) -> Result<Counts> {
     let shown = daemon.api(&format!("/v1/vms/{vm}"))?;
     Ok(Counts::of(|counter| shown["counters"][counter].as_f64().unwrap_or(0.0)))
 }
 
-/// The same, of a guest that does nothing, when what it did before has arrived.
+/// Reads the total counts of an idle guest, after its earlier messages have arrived.
 fn settled(daemon: &Daemon, vm: &str) -> Result<Counts> {
     let mut before = total(daemon, vm)?;
     for _ in 0..LOOKS {
@@ -39,7 +39,7 @@ fn settled(daemon: &Daemon, vm: &str) -> Result<Counts> {
     Ok(before)
 }
 
-/// The driver taken from the device and given to it again.
+/// Counts unbinding the driver from the device and binding it again.
 pub fn driver(daemon: &Daemon, vm: &Vm) -> Result<Phases> {
     let before = total(daemon, vm.name())?;
     vm.run_within("unbind", LOAD_LIMIT)?.success()?;
@@ -49,8 +49,8 @@ pub fn driver(daemon: &Daemon, vm: &Vm) -> Result<Phases> {
     Ok([("close", between.minus(&before)), ("init", after.minus(&between))].into())
 }
 
-/// A run of `gpu-workloads`, from its mark `begin` on: the counts up to each of the marks, by their names, and from the last to the end of
-/// the program as `last`.
+/// Runs `gpu-workloads` and counts from its mark `begin` on: up to each of the marks, by name, and from the last mark
+/// to the end of the program as `last`.
 pub fn marked(
     daemon: &Daemon,
     vm: &Vm,
@@ -73,7 +73,7 @@ pub fn marked(
     let output = running.wait_within(SMOKE_LIMIT)?.success()?;
     if let Some(last) = last {
         let after = settled(daemon, vm.name())?;
-        // What was copied was said with the mark before.
+        // The copies were reported with the previous mark.
         let after = Counts { cpu_bytes: before.cpu_bytes, link_bytes: before.link_bytes, ..after };
         phases.insert(last, after.minus(&before));
     }
@@ -81,7 +81,7 @@ pub fn marked(
     Ok(phases)
 }
 
-/// The same with what the guest says that it has copied.
+/// Adds the copies that the guest reports.
 fn with_copies(counts: Counts, line: &str) -> Counts {
     let said = |key: &str| {
         let value = line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
@@ -90,7 +90,7 @@ fn with_copies(counts: Counts, line: &str) -> Counts {
     Counts { cpu_bytes: said("cpu_bytes"), link_bytes: said("link_bytes"), ..counts }
 }
 
-/// The number behind `key=` in a line.
+/// Returns the number after `key=` in a line.
 pub fn number(line: &str, key: &str) -> Result<f64> {
     let value = line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
     value.with_context(|| format!("no {key} in {line}"))?.parse().with_context(|| line.to_owned())

@@ -1,7 +1,8 @@
-//! Gdev's figure 11: graphs whose nodes hand on their outputs by segments, against the same by the CPU's memory.
+//! Gdev's figure 11: graphs whose nodes pass on their outputs through segments, compared with copies through CPU
+//! memory.
 //!
-//! The side that copies pays for an emulated processor, so that its time says too much for segments. What is copied is counted, and
-//! a model says what both sides take on a real host ([`tests::bench::model`]).
+//! The copying side runs on an emulated processor, so its time favours segments too much. Copies are therefore counted,
+//! and a model computes the times of both sides on a real host ([`tests::bench::model`]).
 
 use anyhow::{Context, Result};
 use tests::bench::model::{Bill, Counts, Platform};
@@ -14,8 +15,8 @@ use crate::Request;
 
 /// Name of the VM.
 const VM: &str = "pv";
-/// Shape, kernel and side of the matrices of data-flow programs. The papers' matrices are of 256 and 1024 rows; here a product of 64
-/// takes as long as one of theirs.
+/// Shape, kernel and matrix size of data-flow programs. The papers' matrices have 256 and 1024 rows; here a product of
+/// 64 takes as long as one of theirs.
 const FLOWS: [(&str, &str, u32); 6] = [
     ("tree", "madd", 64),
     ("tree", "madd", 256),
@@ -28,14 +29,14 @@ const FLOWS: [(&str, &str, u32); 6] = [
 const TILE: f64 = 16.0;
 const PEER: &str = "Gdev: down to 0.67";
 
-/// One way to hand outputs on.
+/// One way to pass outputs on.
 #[derive(Default)]
 struct Side {
     ms: Vec<f64>,
     counts: Counts,
 }
 
-/// Measures. A part is a graph, as `tree.madd.64`.
+/// Runs the benchmark. A part is a graph, as `tree.madd.64`.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let images = tests::images()?;
     let daemon = Daemon::start("dataflow", |paths| {
@@ -73,7 +74,7 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Bytes that a node's kernel moves in the card's memory.
+/// Returns the bytes that a node's kernel moves in card memory.
 fn traffic(kernel: &str, side: u32) -> f64 {
     let side = f64::from(side);
     match kernel {

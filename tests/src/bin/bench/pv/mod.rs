@@ -1,11 +1,13 @@
-//! Para-virtualization: GPUvm's figures 4 and 5 and tables 2 to 4 on this system. The papers' workloads in guests with the stock driver
-//! under full virtualization (shadowing as GPUvm published it, with apertures remapped, lazy, both, and as it is by default), in
-//! guests with the modified driver (a call for each entry, and batches), and in a guest that has a card for itself.
+//! Para-virtualization: GPUvm's figures 4 and 5 and tables 2 to 4 on this system. The papers' workloads in guests with
+//! the stock driver under full virtualization (shadowing as GPUvm published it, with apertures remapped, lazy, both,
+//! and the default), in guests with the modified driver (a call for each entry, and batches), and in a guest with a
+//! card in passthrough.
 //!
-//! All VMs are up at the same time, each on a software card of its own, and take turns workload by workload. Beside the time that was
-//! measured stands that of a model ([`tests::bench::model`]): what the guest did in each phase, times what it costs on a real host.
+//! All VMs run at the same time, each on a separate software card, and alternate workload by workload. The report shows
+//! the measured time next to a model's ([`tests::bench::model`]): the guest's operations in each phase, times their
+//! cost on a real host.
 //!
-//! Parts: [`counting`], what a guest does in each phase; [`report`], figures of all that; [`dataflow`], Gdev's figure 11;
+//! Parts: [`counting`], a guest's operations in each phase; [`report`], the figures; [`dataflow`], Gdev's figure 11;
 //! [`contexts`], GPUvm's figure 6; [`picture`], drawings of a file of figures.
 
 pub mod contexts;
@@ -27,7 +29,7 @@ use tests::{Daemon, Paths, Vm, VmConfig};
 use super::Request;
 use counting::Phases;
 
-/// Rounds of each workload, unless the caller wants others.
+/// Rounds of each workload, unless the caller sets them.
 const ROUNDS: usize = 5;
 /// MiB of each card.
 const CARD_MIB: u32 = 384;
@@ -35,9 +37,9 @@ const CARD_MIB: u32 = 384;
 const VRAM_MIB: u32 = 256;
 /// The guests' kernel.
 const KERNEL: &str = "6.1";
-/// The driver taken from the device and given to it again: what it does when it is loaded.
+/// The driver is unbound from the device and bound again: this repeats its work when it is loaded.
 const DRIVER: &str = "driver-load";
-/// Of a workload, as its result line names them; all together are its time.
+/// Phases of a workload, as its result line names them; together they are its time.
 const PHASES: [&str; 5] = ["init", "htod", "launch", "dtoh", "close"];
 
 /// A way to give a VM a GPU.
@@ -45,10 +47,10 @@ struct Kind {
     name: &'static str,
     /// Lines of its `[[vm]]` table.
     toml: &'static str,
-    /// The modified driver, and words for it on the kernel's command line.
+    /// Arguments for the modified driver on the kernel's command line.
     driver: Option<&'static str>,
     platform: Platform,
-    /// Of the model's time against passthrough.
+    /// Target of the model's time relative to passthrough.
     target: Target,
 }
 
@@ -56,7 +58,7 @@ const BASELINE: &str = "passthrough";
 const NATIVE: &str = "native";
 const OFFERED: &str = "paravirtual = { offered = true }\n";
 const TRAPPED: Platform = Platform::Mediated { posted: true };
-// QEMU waits for each write of a device that has a region mapped.
+// QEMU waits for each write if the device has a mapped region.
 const REMAPPED: Platform = Platform::Mediated { posted: false };
 
 #[rustfmt::skip]
@@ -71,7 +73,7 @@ const KINDS: [Kind; 8] = [
     Kind { name: "pv", toml: OFFERED, driver: Some(""), platform: REMAPPED, target: Target::AtMost(1.03) },
 ];
 
-/// Seconds of each round by phase, and what was counted in one more.
+/// Seconds of each round by phase, and the counts of one more round.
 #[derive(Default)]
 struct Measured {
     phases: BTreeMap<&'static str, Vec<f64>>,
@@ -79,10 +81,10 @@ struct Measured {
     counts: Phases,
 }
 
-/// All that was measured, by workload and kind.
+/// All measurements, by workload and kind.
 type Table = BTreeMap<(&'static str, &'static str), Measured>;
 
-/// Measures. A part is a workload.
+/// Runs the benchmark. A part is a workload.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let images = tests::images()?;
     let daemon = Daemon::start("pv", configuration)?;
@@ -144,7 +146,7 @@ fn configuration(paths: &Paths) -> String {
     text
 }
 
-/// Returns by how much a guest's processor is slower than this host's.
+/// Returns the factor by which a guest's processor is slower than this host's.
 fn emulation(vm: &Vm) -> Result<f64> {
     let mut factors = Vec::new();
     for _ in 0..ROUNDS {
@@ -154,7 +156,7 @@ fn emulation(vm: &Vm) -> Result<f64> {
     Ok(median(&factors).context("no measurement")?.max(1.0))
 }
 
-/// Seconds of one run by phase, by the guest's clock where the guest can tell.
+/// Returns the seconds of one run by phase, by the guest's clock where the guest reports it.
 fn once(vm: &Vm, workload: &str) -> Result<BTreeMap<&'static str, f64>> {
     if workload == DRIVER {
         let began = Instant::now();
@@ -176,7 +178,7 @@ fn once(vm: &Vm, workload: &str) -> Result<BTreeMap<&'static str, f64>> {
     PHASES.into_iter().map(seconds).collect()
 }
 
-/// Counts what a guest does in one run, by phase.
+/// Counts a guest's operations in one run, by phase.
 fn counted(daemon: &Daemon, vm: &Vm, workload: &str) -> Result<Phases> {
     if workload == DRIVER {
         return counting::driver(daemon, vm);

@@ -1,4 +1,4 @@
-//! Pictures of a file of figures: nothing is drawn that the file does not have.
+//! Pictures of a file of figures; they show only data in the file.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use tests::bench::Metric;
 use super::{BASELINE, NATIVE, workloads};
 use crate::bars::{self, Axis, Kind};
 
-/// Kinds, as the picture says them.
+/// Names of the kinds in the picture.
 const TITLES: [(&str, &str); 9] = [
     (NATIVE, "native"),
     (BASELINE, "passthrough"),
@@ -20,9 +20,9 @@ const TITLES: [(&str, &str); 9] = [
     ("pv-naive", "PV naive"),
     ("pv", "PV multicall"),
 ];
-/// Bars of measured times are cut off there.
+/// Cut-off of bars of measured times.
 const TOP: f64 = 3.0;
-/// Bars of the model's, which are on a scale of powers of ten.
+/// Cut-off of bars of the model's times, which have a logarithmic scale.
 const MODEL_TOP: f64 = 1000.0;
 /// Contexts, and ways to have them.
 const CONTEXTS: [&str; 4] = ["1", "2", "4", "8"];
@@ -35,8 +35,8 @@ const WAYS: [(&str, &str); 6] = [
     ("pv-vms", "PV, a VM each"),
 ];
 
-/// Draws beside `file`, the file that the figures are of: `NAME.svg` and `NAME-model.svg` of workloads, `NAME.svg` of contexts. What
-/// the file has nothing of is not drawn.
+/// Draws next to `file`, the file of the figures: `NAME.svg` and `NAME-model.svg` of workloads, `NAME.svg` of contexts.
+/// Skips a picture without data.
 ///
 /// # Errors
 /// When a picture cannot be written.

@@ -1,4 +1,4 @@
-//! Figures of the workloads: times that were measured, counts, and the model's times.
+//! Figures of the workloads: measured times, counts, and the model's times.
 
 use std::collections::BTreeMap;
 
@@ -15,13 +15,13 @@ const PUBLISHED: [(&str, &str); 2] =
 /// A column of the figure.
 struct Column {
     name: &'static str,
-    /// Kind whose counts it has.
+    /// Kind that provides the counts.
     counts: &'static str,
     platform: Platform,
     target: Target,
 }
 
-/// The host itself, whose driver does what it does in a VM that has the card, and all kinds.
+/// Returns the column of the host itself, with the driver's counts in passthrough, and those of all kinds.
 fn columns() -> impl Iterator<Item = Column> {
     let native = Column { name: NATIVE, counts: BASELINE, platform: Platform::Native, target: Target::None };
     let kinds = KINDS.iter().map(|kind| Column {
@@ -37,12 +37,12 @@ fn of<'a>(table: &'a Table, workload: &'static str, kind: &'static str) -> Resul
     table.get(&(workload, kind)).with_context(|| format!("{workload}: no measurement of {kind}"))
 }
 
-/// Sum of what was counted in some phases.
+/// Sums up the counts of some phases.
 fn sum<'a>(counts: impl IntoIterator<Item = &'a Counts>) -> Counts {
     counts.into_iter().fold(Counts::default(), |sum, counts| sum.plus(counts))
 }
 
-/// All figures of what is in the table. `factor`: by how much a guest's processor is slower than the host's.
+/// Returns all figures of the table. `factor`: a guest's processor is slower than the host's by this factor.
 pub fn all(table: &Table, factor: f64) -> Result<Vec<Metric>> {
     let measured: Vec<&'static str> =
         workloads().filter(|workload| table.contains_key(&(*workload, BASELINE))).collect();
@@ -98,7 +98,7 @@ pub fn all(table: &Table, factor: f64) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// The workloads together, phase by phase.
+/// Returns the figures of all workloads together, phase by phase.
 fn phases(table: &Table, measured: &[&'static str]) -> Result<Vec<Metric>> {
     let programs: Vec<&'static str> = measured.iter().copied().filter(|workload| *workload != DRIVER).collect();
     let mut metrics = Vec::new();
@@ -131,7 +131,7 @@ fn phases(table: &Table, measured: &[&'static str]) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Counts that are not 0.
+/// Returns the counts that are not 0.
 fn counted(name: &str, counts: &Counts) -> Vec<Metric> {
     let some = counts.named().into_iter().filter(|(_, count)| *count != 0.0);
     some.map(|(what, count)| {
@@ -144,8 +144,8 @@ fn counted(name: &str, counts: &Counts) -> Vec<Metric> {
     .collect()
 }
 
-/// Seconds that all kinds pay alike: of each phase, what the quickest takes, on a processor that is not emulated. Messages and the
-/// software card are in it, so that it is more than the guest's own time.
+/// Returns the seconds that all kinds pay alike: the fastest time of each phase, scaled to a real processor. It
+/// includes messages and the software card, so it exceeds the guest's own time.
 fn common(table: &Table, workload: &'static str, factor: f64) -> Result<f64> {
     let mut seconds = 0.0;
     for phase in PHASES {
