@@ -20,7 +20,7 @@ const COLOURS: [RGBColor; 9] = [
     RGBColor(240, 228, 66),
     RGBColor(204, 121, 167),
 ];
-/// Height in pixels.
+/// Height, and width of a group, in pixels.
 const HEIGHT: u32 = 480;
 const GROUP: u32 = 62;
 /// Part of a group's width covered by its bars.

@@ -1,12 +1,11 @@
-//! The scheduler in simulated time: who gets what of the GPU under each policy, with the workloads of GPUvm's and Gdev's
-//! figures and with guests that misbehave. A run is the same each time, but for what a decision costs.
+//! The scheduler in simulated time: each VM's part of the GPU under each policy, with the workloads of GPUvm's and
+//! Gdev's figures and with misbehaving guests. Runs are deterministic, except for the cost of a decision.
 //!
-//! Lengths: GPUvm's `madd` is taken as 0.5 ms and its `long-madd` as five times that. An engine that cannot be
-//! preempted hands out time in whole kernels: a window of 100 ms can be at most one kernel off at each end, and 3 % of it
-//! are 3 ms. So 2.5 ms for the longest kernel is about what lets anyone meet the target there;
-//! `sched.lengths` has the others.
+//! Lengths: GPUvm's `madd` is taken as 0.5 ms and its `long-madd` as five times that. Without preemption an engine
+//! hands out time in whole kernels: a window of 100 ms can be one kernel off at each end, and 3 % of it are 3 ms. So no
+//! policy can meet the target with a longest kernel much over 2.5 ms; `sched.lengths` covers other lengths.
 //!
-//! `sched_guests` has the same with real guests, [`idle`] what VMs that do nothing change.
+//! `sched_guests` does the same with stock guests, [`idle`] measures the effect of idle VMs.
 
 mod idle;
 
@@ -25,12 +24,12 @@ const SECOND: u64 = 1_000 * MS;
 const THINK: Length = Length::Uniform(20 * US, 60 * US);
 const MADD: u64 = 500 * US;
 const LONG_MADD: u64 = 5 * MADD;
-/// Time at the start that is left out of every figure.
+/// Warm-up time, which every figure leaves out.
 const WARM: u64 = SECOND;
-/// The worst of these counts.
+/// Seeds; the worst result counts.
 const SEEDS: [u64; 3] = [1, 2, 3];
 
-/// A policy as it is measured.
+/// A measured policy.
 struct Contender {
     name: &'static str,
     config: Config,
@@ -42,7 +41,7 @@ fn contender(name: &'static str, policy: PolicyKind, published: bool) -> Contend
     Contender { name, config: if published { papers } else { config } }
 }
 
-/// All: those of the papers one submission at a time, as there.
+/// Returns all of them; the papers' policies with one submission at a time, as published.
 fn contenders() -> Vec<Contender> {
     vec![
         contender("fifo", PolicyKind::Fifo, true),
@@ -78,7 +77,7 @@ fn equal(vms: usize) -> Vec<f64> {
     vec![1.0 / vms as f64; vms]
 }
 
-/// Parts that are due to VMs by their weights.
+/// Returns the VMs' entitlements by weight.
 fn due(guests: &[Guest]) -> Vec<f64> {
     let weight = |guest: &Guest| f64::from(guest.params.weight);
     let sum: f64 = guests.iter().map(weight).sum();
@@ -93,14 +92,14 @@ fn micros(name: String, ns: u64) -> Metric {
     Metric::plain(name, ns as f64 / 1e3, "us")
 }
 
-/// The waits of all VMs.
+/// Returns the waits of all VMs.
 fn all_waits(outcome: &Outcome) -> Histogram {
     let mut waits = Histogram::default();
     outcome.waits.iter().for_each(|of| waits.merge(of));
     waits
 }
 
-/// Jain's index, utilisation and waits of a run, from `from` ns on.
+/// Returns Jain's index, utilisation and waits of a run, from `from` ns on.
 fn common(row: &str, outcome: &Outcome, from: u64, wanted: &[f64]) -> Vec<Metric> {
     let shares = outcome.shares(Engine::Compute, from, u64::MAX);
     let waits = all_waits(outcome);
@@ -140,14 +139,14 @@ pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// The largest of what the seeds bring.
+/// Returns the largest values over the seeds.
 fn worst(each: impl Fn(u64) -> Result<Vec<f64>>) -> Result<Vec<f64>> {
     let all = SEEDS.iter().map(|seed| each(*seed)).collect::<Result<Vec<_>>>()?;
     let most = |a: Vec<f64>, b: Vec<f64>| a.iter().zip(&b).map(|(a, b)| a.max(*b)).collect();
     all.into_iter().reduce(most).context("no seed")
 }
 
-/// `madd` against `long-madd` on 2, 4, 8 VMs.
+/// `madd` against `long-madd` on 2, 4 and 8 VMs.
 fn gpuvm_figures_7_and_8() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for vms in [2, 4, 8] {
@@ -192,7 +191,8 @@ fn gpuvm_figures_7_and_8() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// BAND with other lengths of `madd`: from where on windows are too short, and kernels too short to wait for.
+/// BAND with other lengths of `madd`: finds the lengths at which windows are too short, or kernels too short to wait
+/// for.
 fn lengths() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for madd in [100 * US, 200 * US, MS, 2 * MS, 5 * MS] {
@@ -210,7 +210,7 @@ fn lengths() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Short tasks against long ones that come 30 s later, for 200 s.
+/// Short tasks against long ones that arrive 30 s later, for 200 s.
 fn gdev_figure_14() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for Contender { name, config } in contenders() {
@@ -230,7 +230,7 @@ fn gdev_figure_14() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Copies and kernels of two sizes, under BAND, with queues apart (MRQ) and together (SDQ).
+/// Copies and kernels of two sizes, under BAND, with separate queues (MRQ) and one queue (SDQ).
 fn gdev_figure_15() -> Result<Vec<Metric>> {
     let guest = |copy: u64, kernel: u64| {
         let step = |engine, length| Step { engine, length: Length::Fixed(length) };
@@ -260,7 +260,7 @@ fn gdev_figure_15() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// The same figure with copies that are not alike, and with a share of copies that is not that of compute.
+/// The same figure with unequal copies, and with different shares of copies and compute.
 fn unequal_copies() -> Result<Vec<Metric>> {
     let guest = |copy: u64, weight: u32| {
         let kernels = Stream { depth: 2, ..Stream::looping(Length::Fixed(MS), THINK) };
@@ -288,7 +288,7 @@ fn unequal_copies() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Four VMs alike, each with four instances, that come at intervals of 30 s.
+/// Four equal VMs with four instances each, which arrive at intervals of 30 s.
 fn gdev_figure_16() -> Result<Vec<Metric>> {
     let guest = |vm: u64| {
         let stream =
@@ -334,7 +334,7 @@ fn weights() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// A VM that wants 2 ms each 16 ms or so, beside one that always has work.
+/// A VM that needs 2 ms about every 16 ms, next to one that always has work.
 fn interactive() -> Result<Vec<Metric>> {
     let frames = |class| {
         let stream = Stream::looping(Length::Uniform(1500 * US, 2500 * US), Length::Uniform(13 * MS, 15 * MS));
@@ -358,7 +358,7 @@ fn interactive() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// One VM, against the same without a scheduler.
+/// One VM, compared with the same without a scheduler.
 fn alone() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (kind, length, depth) in [("sync", MADD, 1), ("short", 20 * US, 8), ("queued", MADD, 4)] {
@@ -374,7 +374,7 @@ fn alone() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Sixteen VMs, against one.
+/// Sixteen VMs, compared with one.
 fn sixteen() -> Result<Vec<Metric>> {
     let one = play(ours(), 30, vec![backlog(MADD)], 1)?;
     let outcome = play(ours(), 30, (0..16).map(|_| looping(MADD)).collect(), 1)?;
@@ -396,8 +396,8 @@ fn sixteen() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Three VMs that behave (two with `madd`, one with `long-madd`) beside one that does not: what the worst off of the three
-/// had of the time that it is entitled to.
+/// Three well-behaved VMs (two with `madd`, one with `long-madd`) next to a misbehaving one: the time of the worst off
+/// of the three, relative to its entitlement.
 fn rogues() -> Result<Vec<Metric>> {
     let stream = |length, think, depth| Stream { depth, ..Stream::looping(length, think) };
     let now = Length::Fixed(0);
@@ -419,7 +419,7 @@ fn rogues() -> Result<Vec<Metric>> {
             let outcome = play(config, 20, guests, 1)?;
             let part = |vm| outcome.used(vm, Engine::Compute, WARM, 20 * SECOND) as f64 / (19 * SECOND) as f64;
             let least = (0..3).map(part).fold(1.0, f64::min);
-            // One percent of the whole time is the target of a share of 25 %.
+            // The target is one percent of the whole time, for a share of 25 %.
             let target = if name == "band" { Target::AtLeast(96.0) } else { Target::None };
             metrics.push(percent(format!("sched.rogue.{rogue}.{name}.neighbours"), least / 0.25).target(target));
         }
@@ -427,13 +427,13 @@ fn rogues() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Time that this thread has had of a CPU, in seconds: others may want the machine too.
+/// Returns the CPU time of this thread in seconds, because other programs may use the machine too.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Measures what simulating costs, and what a decision costs.
+/// Measures the cost of simulating and of a decision.
 fn scale() -> Result<Vec<Metric>> {
     let guest = |vm: u64| {
         let stream = Stream::looping(Length::Exponential(MS * (1 + vm % 5)), Length::Exponential(5 * MS));

@@ -47,7 +47,7 @@ struct Kind {
     name: &'static str,
     /// Lines of its `[[vm]]` table.
     toml: &'static str,
-    /// Arguments for the modified driver on the kernel's command line.
+    /// Uses the modified driver, with these arguments on the kernel's command line.
     driver: Option<&'static str>,
     platform: Platform,
     /// Target of the model's time relative to passthrough.

@@ -1,6 +1,6 @@
-//! Sixteen VMs, of which a few compete and the others do nothing, as on a host where most guests have booted and wait.
-//! Half of those that compete run short kernels, half long ones: with several of them queued, or each after the end of the
-//! one before.
+//! Sixteen VMs, of which a few compete and the others are idle, as on a host where most guests have booted and wait.
+//! Half of the competitors run short kernels, half long ones: with several of them queued, or each after the end of the
+//! previous one.
 
 use anyhow::Result;
 use sched::Engine;
@@ -11,13 +11,13 @@ use super::{Contender, MS, THINK, US, WARM, contenders, due, percent, play, wors
 
 const VMS: usize = 16;
 const SECONDS: u64 = 20;
-/// Of short and of long kernels.
+/// Lengths of short and of long kernels.
 const LENGTHS: [(u64, u64); 5] =
     [(400 * US, 2 * MS), (500 * US, 2500 * US), (MS, 5 * MS), (400 * US, 5 * MS), (5 * MS, 5 * MS)];
-/// Weights of those that run short kernels, and of those that run long ones.
+/// Weights of VMs with short kernels, and of VMs with long ones.
 const WEIGHTS: [(u32, u32); 3] = [(1, 1), (3, 1), (1, 3)];
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (kind, depth) in [("queued", 4), ("sync", 1)] {
@@ -62,7 +62,7 @@ fn guests((short, long): (u64, u64), weights: (u32, u32), depth: u32, vms: usize
     competing.chain((vms..VMS).map(|_| guest(0, MS))).collect()
 }
 
-/// CREDIT has a target where guests have something queued: it does not wait for those that do not.
+/// Returns the figures. CREDIT has a target where guests have queued work: it does not wait for guests without.
 fn figures(row: &str, kind: &str, policy: &str, errors: &[f64]) -> Vec<Metric> {
     let (half, tenth) = match (policy, kind) {
         ("band", _) => (Target::AtMost(1.0), Target::AtMost(3.0)),

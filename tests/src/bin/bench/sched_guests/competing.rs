@@ -1,5 +1,5 @@
-//! Sixteen VMs that have booted, of which two, four or eight compete: errors of shares under each policy (GPUvm's figures 7 and 8),
-//! over a sweep of lengths of kernels.
+//! Sixteen booted VMs, of which two, four or eight compete: errors of shares under each policy (GPUvm's figures 7 and
+//! 8), for several lengths of kernels.
 
 use anyhow::Result;
 use tests::bench::{Metric, Record};
@@ -9,11 +9,11 @@ use super::{
     BAND, CREDIT, FIFO, LONG_MADD, MADD, MEMORY_MIB, Policy, Stage, VMS, Work, common, equal, errors, length_ns, steady,
 };
 
-/// Rounds of the kernels of one half of the VMs and of the other: 0.4 and 1.9 ms (GPUvm's `madd` and `long-madd`, as far as its
-/// paper says what these are), equal ones of 0.4, 1.9 and 5 ms, and the shortest beside the longest.
+/// Rounds of the kernels of one half of the VMs and of the other: 0.4 and 1.9 ms (GPUvm's `madd` and `long-madd`, as
+/// far as its paper specifies them), equal ones of 0.4, 1.9 and 5 ms, and the shortest with the longest.
 const LENGTHS: [(u32, u32); 5] = [(MADD, LONG_MADD), (1, 1), (5, 5), (13, 13), (1, 13)];
 
-/// Measures, and records each run when it is known.
+/// Runs the benchmark, and records each run at its end.
 pub fn run(stage: &mut Stage, record: &mut Record) -> Result<Vec<Metric>> {
     for (short, long) in LENGTHS {
         for vms in [2, 4, 8] {
@@ -31,7 +31,7 @@ pub fn run(stage: &mut Stage, record: &mut Record) -> Result<Vec<Metric>> {
     Ok(Vec::new())
 }
 
-/// The same under BAND where PGRAPH is cleared between VMs, as by default, with two and four VMs.
+/// The same under BAND with PGRAPH cleared between VMs, which is the default, with two and four VMs.
 pub fn cleared(stage: &Stage) -> Result<Vec<Metric>> {
     const BOOTED: usize = 4;
     let stage = Stage { crowd: Crowd::boot("sched-cleared", BOOTED, MEMORY_MIB, "")?, measured: stage.measured };

@@ -13,17 +13,17 @@ use super::{BAND, CREDIT, FIFO, HALF, LONG_MADD, MADD, MS, Stage, TENTH, Work, e
 /// Bytes of a copy, which the guest rounds up: 2 ms, about as long as a long kernel.
 const COPY: u64 = (COPY_MIB_PER_S << 20) * 2 / 1000;
 
-/// Time before an arrival and behind it in which windows are left out: its setup, and a window of history.
+/// Time before and after an arrival in which windows are left out: its setup, and a window of history.
 const ARRIVAL: u64 = HALF;
 
-/// Returns what lies between the beginning of a load and a later one's, or the end.
+/// Returns the time between the start of a load and the next later start, or the end.
 fn between(outcome: &Outcome, load: usize) -> Result<(u64, u64)> {
     let from = outcome.marks.get(load).context("a load that has not begun")? + ARRIVAL;
     let until = outcome.marks.get(load + 1).map_or(outcome.length, |next| next.saturating_sub(ARRIVAL));
     Ok((from.next_multiple_of(TENTH), until))
 }
 
-/// Short tasks against long ones that come later.
+/// Short tasks against long ones that arrive later.
 pub fn gdev_14(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for policy in [FIFO, CREDIT, BAND] {
@@ -47,7 +47,8 @@ pub fn gdev_14(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Copies, and kernels of two sizes, of two VMs under BAND, with queues apart (MRQ) and together (SDQ); by the mediator's charges.
+/// Copies and kernels of two sizes, of two VMs under BAND, with separate queues (MRQ) and one queue (SDQ); by the
+/// mediator's charges.
 pub fn gdev_15(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (name, queues) in [("mrq", "separate"), ("sdq", "single")] {
@@ -61,7 +62,7 @@ pub fn gdev_15(stage: &Stage) -> Result<Vec<Metric>> {
         let peer = if name == "mrq" { "Gdev, MRQ: exceeds 100 %" } else { "Gdev, SDQ: does not overlap" };
         let mut both = 0.0;
         for vm in 0..2 {
-            // What a VM copies is charged to it whichever of its programs did so.
+            // A VM is charged for the copies of all its programs.
             let part = |engine| outcome.uses.used(vm, engine, 0, outcome.length) as f64 / outcome.length as f64;
             let (compute, copy) = (part(Engine::Compute), part(Engine::Copy0));
             both += compute + copy;
@@ -73,7 +74,7 @@ pub fn gdev_15(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// The same figure with copies of two lengths, without and with a share of copies that is not that of compute.
+/// The same figure with copies of two lengths, with equal and with different shares of copies and compute.
 pub fn unequal_copies(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (name, weight, wanted) in [("equal", "compute", [0.5, 0.5]), ("weights_3_1", "300", [0.75, 0.25])] {
@@ -95,7 +96,7 @@ pub fn unequal_copies(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Four VMs alike that come one after the other.
+/// Four equal VMs that arrive one after the other.
 pub fn gdev_16(stage: &Stage) -> Result<Vec<Metric>> {
     let row = "sched.guests.gdev16";
     let loads = (0..4).map(|vm| steady(vm, MADD).after(Duration::from_secs(5) * vm as u32));

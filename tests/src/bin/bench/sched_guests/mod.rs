@@ -1,12 +1,13 @@
-//! The scheduler with real guests (Linux 6.1, stock nouveau), in the same scenarios as the [simulated](super::sched) ones:
-//! [`competing`] has the errors of shares by policies, numbers of VMs and lengths of kernels, [`figures`] those of GPUvm and
-//! Gdev that are about more than that, [`sharing`] what comes of weights, bursts and of one VM alone, [`rogues`].
+//! The scheduler with stock guests (Linux 6.1, nouveau), in the same scenarios as the [simulated](super::sched) ones:
+//! [`competing`] has the errors of shares by policies, numbers of VMs and lengths of kernels, [`figures`] the other
+//! figures of GPUvm and Gdev, [`sharing`] weights, bursts and a VM alone, [`rogues`].
 //!
-//! What counts is work that guests have had done, by their own count: each tells when each of its kernels has ended, by the stamp
-//! that the card wrote behind it, and a kernel takes as long as the card's model says. So neither the mediator's books decide what
-//! is fair, nor does a window begin or end with a whole kernel. Times are what they are called: windows of 500 and 100 ms, the
-//! scheduler's settings the defaults. The card keeps what one VM's kernels leave, as the papers' systems do, since the software card
-//! takes longer for the kernel that clears it than for most of these; [`competing::cleared`] has the default beside that.
+//! The measure is work completed for the guests, by their own count: each reports the end of each of its kernels, by
+//! the card's time stamp after it, and a kernel takes the time of the card's model. So fairness does not depend on the
+//! mediator's accounts, and windows need not begin or end with a whole kernel. Times are real: windows of 500 and 100
+//! ms, the scheduler's default settings. The card does not clear residue between VMs, like the papers' systems, since
+//! the software card needs longer for the clearing kernel than for most of these; [`competing::cleared`] measures the
+//! default for comparison.
 
 mod competing;
 mod figures;
@@ -31,21 +32,21 @@ const SIDE: u32 = 28;
 /// Rounds of the short and of the long kernel.
 const MADD: u32 = 1;
 const LONG_MADD: u32 = 5;
-/// Windows for shares, in ns, and of what they consist.
+/// Windows for shares, in ns, and the steps that they consist of.
 const HALF: u64 = 500 * MS;
 const TENTH: u64 = 100 * MS;
 const STEP: u64 = 10 * MS;
-/// Kernels that a guest has on their way: as many of short ones as of long ones, which is what makes policies differ.
+/// Kernels that a guest keeps in flight: the same number of short and long ones, so that policies differ.
 const IN_FLIGHT: u32 = 16;
-/// VMs that have booted where some compete, and MiB of RAM of each.
+/// VMs that are booted where some compete, and MiB of RAM of each.
 const VMS: usize = 16;
 const MEMORY_MIB: u32 = 320;
-/// Time at the start of a run that is left out.
+/// Warm-up time at the start of a run, which is left out.
 const WARM: Duration = Duration::from_millis(700);
-/// Time that is measured, unless told otherwise: twelve of the longer windows.
+/// Measured time, unless the caller sets it: twelve of the longer windows.
 const MEASURED: Duration = Duration::from_secs(6);
 
-/// A policy as it is measured: its name in the report, and settings.
+/// A measured policy: its name in the report, and settings.
 type Policy = (&'static str, &'static [&'static str]);
 
 const FIFO: Policy = ("fifo", &["--policy", "fifo"]);
@@ -53,7 +54,7 @@ const CREDIT: Policy = ("credit", &["--policy", "credit"]);
 const BAND: Policy = ("band", &["--policy", "band"]);
 const DIRECT: Policy = ("direct", &["--policy", "direct"]);
 
-/// Guests that have booted, and how long each run is measured.
+/// Booted guests, and the measured time of each run.
 struct Stage {
     crowd: Crowd,
     measured: Duration,
@@ -62,7 +63,7 @@ struct Stage {
 /// A part of the benchmark.
 struct Part {
     name: &'static str,
-    /// VMs that it needs. More are booted where another part wants them, and do nothing meanwhile.
+    /// VMs that it needs. Others may be booted for another part, and are idle meanwhile.
     vms: usize,
     run: fn(&mut Stage, &mut Record) -> Result<Vec<Metric>>,
 }
@@ -80,7 +81,7 @@ const PARTS: [Part; 10] = [
     Part { name: "rogues", vms: 4, run: |stage, _| rogues::run(stage) },
 ];
 
-/// Measures; each part is recorded when it is known, and one that was is not measured again.
+/// Runs the benchmark; records each part at its end, and skips recorded parts.
 pub fn run(request: &Request, record: &mut Record) -> Result<Vec<Metric>> {
     let called = |part: &Part| format!("sched-guests.{}", part.name);
     let missing = PARTS.iter().filter(|part| request.wants(part.name) && !record.has_ended(&called(part)));
@@ -108,7 +109,7 @@ impl Stage {
         self.play_for(row, policy, self.measured, loads)
     }
 
-    /// The same, for another time.
+    /// The same, with a different measured time.
     fn play_for(&self, row: &str, (_, settings): Policy, measured: Duration, loads: Vec<Load>) -> Result<Outcome> {
         self.crowd.set(settings)?;
         let outcome = Contest { loads, warm: WARM, measured }.run(&self.crowd, |_| Ok(())).context(row.to_owned())?;
@@ -118,12 +119,12 @@ impl Stage {
     }
 }
 
-/// A guest that always has kernels of that length queued, and tells when they have ended.
+/// Returns a guest that always has kernels of this length queued, and reports their ends.
 fn steady(vm: usize, rounds: u32) -> Load {
     Load::kernels_of(vm, SIDE, rounds, IN_FLIGHT).telling_ends()
 }
 
-/// Time of a kernel, in ns.
+/// Returns the time of a kernel, in ns.
 fn length_ns(rounds: u32) -> u64 {
     u64::from(rounds) * round_ns(SIDE)
 }
@@ -136,7 +137,7 @@ fn percent(name: String, value: f64) -> Metric {
     Metric::plain(name, value * 100.0, "%")
 }
 
-/// Work that guests with kernels of so many rounds had done, by their own count.
+/// Work completed for guests with kernels of `rounds` rounds, by their own count.
 struct Work {
     uses: Uses,
     length: u64,
@@ -148,17 +149,17 @@ impl Work {
         Self { uses: outcome.counted(&lengths, STEP), length: outcome.length }
     }
 
-    /// Part of the time for which the card did that.
+    /// Returns the part of the time in which the card did this work.
     fn utilisation(&self, vms: usize) -> f64 {
         (0..vms).map(|vm| self.part(vm)).sum()
     }
 
-    /// The part of one VM.
+    /// Returns the part of one VM.
     fn part(&self, vm: usize) -> f64 {
         self.uses.used(vm, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
     }
 
-    /// Distances of shares in windows from `wanted`: for each window, one for each VM.
+    /// Returns the distances of shares in windows from `wanted`: for each window, one for each VM.
     fn distances(&self, window: u64, wanted: &[f64]) -> Vec<Vec<f64>> {
         let windows = self.uses.windows(Engine::Compute, window, 0, self.length);
         windows
@@ -166,8 +167,8 @@ impl Work {
             .collect()
     }
 
-    /// The error of shares in windows of a length: the mean over all windows, of the VM for which that is largest, with its
-    /// interval; and the largest of any VM in any window.
+    /// Returns the error of shares in windows of a length: the mean over all windows of the largest VM error, with its
+    /// interval; and the largest error of any VM in any window.
     fn errors(&self, row: &str, window: u64, wanted: &[f64], target: Target) -> [Metric; 2] {
         let distances = self.distances(window, wanted);
         let of = |windows: &[usize]| {
@@ -182,8 +183,8 @@ impl Work {
     }
 }
 
-/// Utilisation by completed work and by the mediator's charges, Jain's index, and waits, which are rounded up to the mediator's
-/// buckets.
+/// Returns utilisation by completed work and by the mediator's charges, Jain's index, and waits, rounded up to the
+/// mediator's buckets.
 fn common(row: &str, outcome: &Outcome, work: &Work, wanted: &[f64]) -> Vec<Metric> {
     let all = 0..outcome.vms.len();
     let wait = |permille| outcome.wait_ns(all.clone(), permille) as f64 / 1e3;
@@ -197,7 +198,7 @@ fn common(row: &str, outcome: &Outcome, work: &Work, wanted: &[f64]) -> Vec<Metr
     ]
 }
 
-/// The errors of shares in both windows, with the targets of a policy.
+/// Returns the errors of shares in both windows, with the targets of a policy.
 fn errors(row: &str, work: &Work, policy: Policy, wanted: &[f64]) -> Vec<Metric> {
     let (half, tenth) = match policy.0 {
         "band" => (Target::AtMost(1.0), Target::AtMost(3.0)),

@@ -1,5 +1,5 @@
-//! Guests that mean harm, beside three that do not: what the worst off of these had of the time that it is entitled to, and what
-//! it had done of what it has done beside a fourth that behaves.
+//! Malicious guests next to three well-behaved ones: the time of the worst off of the three relative to its
+//! entitlement, and its completed work relative to its work next to a fourth well-behaved guest.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use tests::rogues::{Rogue, neighbour, stretched};
 
 use super::{BAND, STEP, Stage, WARM, percent};
 
-/// Rounds of the neighbours' kernels, 2 and 10 ms: a guest that a busy host keeps from running for a while still has some queued.
+/// Rounds of the neighbours' kernels, 2 and 10 ms: a guest that a busy host delays for a while still has some queued.
 const NEIGHBOURS: [u32; 3] = [4, 4, 20];
-/// Time that each is measured at least, if it can go on for so long.
+/// Minimum measured time of each, if the rogue can continue that long.
 const MEASURED: Duration = Duration::from_secs(6);
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let measured = stage.measured.max(MEASURED);
@@ -38,10 +38,10 @@ pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
         let stretched = stretched.collect::<Result<Vec<_>>>()?.into_iter().fold(0.0, f64::max);
         let account = &outcome.after[fourth];
         metrics.extend([
-            // One percent of the whole time is the target of a share of 25 %.
+            // The target is one percent of the whole time, for a share of 25 %.
             percent(format!("{row}.neighbours"), received / entitled).target(Target::AtLeast(96.0)),
             percent(format!("{row}.neighbours_did"), least(&work(&outcome), &behaved)).target(Target::AtLeast(96.0)),
-            // By how much longer a kernel was on the card than it takes: the rogue had it in between.
+            // Excess of a kernel's time on the card, during which the rogue used the card.
             Metric::plain(format!("{row}.neighbours_stretched"), stretched, "x").target(Target::AtMost(1.1)),
             Metric::plain(format!("{row}.strikes"), account.strikes as f64, "strikes"),
         ]);
@@ -49,7 +49,7 @@ pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Parts of the time that neighbours' completed kernels take, by their own count.
+/// Returns the parts of the time of neighbours' completed kernels, by their own count.
 fn work(outcome: &Outcome) -> Vec<f64> {
     let lengths = NEIGHBOURS.map(|rounds| u64::from(rounds) * ROUND_NS);
     let uses = outcome.counted(&lengths, STEP);
@@ -57,7 +57,7 @@ fn work(outcome: &Outcome) -> Vec<f64> {
     (0..NEIGHBOURS.len()).map(part).collect()
 }
 
-/// The least of these over those.
+/// Returns the minimum ratio of the elements of `of` to those of `over`.
 fn least(of: &[f64], over: &[f64]) -> f64 {
     of.iter().zip(over).map(|(of, over)| of / over).fold(f64::INFINITY, f64::min)
 }

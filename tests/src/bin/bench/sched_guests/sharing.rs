@@ -1,4 +1,4 @@
-//! Unequal weights, bursts beside batches, and throughput: of one VM alone, and of sixteen.
+//! Unequal weights, bursts next to batches, and throughput of one VM alone and of sixteen.
 
 use std::time::Duration;
 
@@ -13,20 +13,20 @@ use super::{
     percent, steady,
 };
 
-/// Times that one VM alone is measured under each of two policies, in turn: its guest's moods are larger than what is lost.
+/// Measurements of a VM alone under each of two policies, alternately: its guest's fluctuations exceed the loss.
 const ALONE_RUNS: usize = 2;
-/// Kernels that it has on their way.
+/// Kernels that it keeps in flight.
 const DEEP: u32 = 64;
-/// Time for which the interactive VM is measured: hundreds of its launches, so that their 99th of 100 is not the slowest.
+/// Measured time of the interactive VM: hundreds of its launches, so that the 99th percentile is not the slowest.
 const INTERACTIVE: Duration = Duration::from_secs(20);
 /// Pause between its launches, in ms.
 const PAUSE_MS: u32 = 14;
-/// Launches from which on there is a 99th of 100 beside the slowest.
+/// Minimum number of launches for a 99th percentile that differs from the slowest.
 const SAMPLES: f64 = 100.0;
 /// Rounds of the kernels of one VM, and of sixteen: 0.4, 1.9 and 5 ms.
 const ROUNDS: [u32; 3] = [MADD, LONG_MADD, 13];
 
-/// Unequal weights. HAMi's figure is of the same kind: of launches that two programs have had done whose limits are 10 and 90 %.
+/// Unequal weights. HAMi publishes a similar figure: completed launches of two programs with limits of 10 and 90 %.
 pub fn weights(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for of in [&[1u32, 3][..], &[10, 90], &[1, 15, 84]] {
@@ -61,8 +61,8 @@ pub fn weights(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// A VM that wants 2 ms each 16 ms or so, beside three that always have work. Its wait is the mediator's, from doorbell to
-/// start; `each` is the guest's own, from the launch to its return.
+/// A VM that needs 2 ms about every 16 ms, next to three that always have work. Its wait is the mediator's, from
+/// doorbell to start; `each` is the guest's own, from the launch to its return.
 pub fn interactive(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let mut row = |name: &str, policy, class: &str, batch: usize| -> Result<()> {
@@ -94,7 +94,7 @@ pub fn interactive(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures what one VM does without a scheduler and with one, and what sixteen do.
+/// Measures the throughput of one VM without and with a scheduler, and of sixteen VMs.
 pub fn throughput(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = alone(stage)?;
     for rounds in ROUNDS {
@@ -103,7 +103,7 @@ pub fn throughput(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Kernels per second in each of the longer windows, of all VMs together.
+/// Returns the kernels per second in each of the longer windows, of all VMs together.
 fn rates(outcome: &Outcome, rounds: u32) -> Vec<f64> {
     let vms = outcome.vms.len();
     let work = Work::of(outcome, &vec![rounds; vms]);
@@ -112,14 +112,14 @@ fn rates(outcome: &Outcome, rounds: u32) -> Vec<f64> {
     ends.map(|end| done(end) as f64 / length_ns(rounds) as f64 * 1e9 / HALF as f64).collect()
 }
 
-/// A rate beside another, both by windows.
+/// Compares a rate with a baseline, both by windows.
 fn beside(name: String, rates: &[f64], baseline: &[f64], least: f64) -> Metric {
     let of = |rates: &[f64]| mean(rates).unwrap_or(f64::NAN);
     let ratio = Metric::ratio(name, of(rates), "1/s", of(baseline), Target::AtLeast(least));
     ratio.within(Interval::of_ratio(rates, baseline, mean))
 }
 
-/// One VM, against the same without a scheduler.
+/// One VM, compared with the same without a scheduler.
 fn alone(stage: &Stage) -> Result<Vec<Metric>> {
     let mut rates_of = [Vec::new(), Vec::new()];
     for _ in 0..ALONE_RUNS {
@@ -137,7 +137,7 @@ fn alone(stage: &Stage) -> Result<Vec<Metric>> {
     ])
 }
 
-/// All VMs, against one.
+/// All VMs, compared with one.
 fn sixteen(stage: &Stage, rounds: u32) -> Result<Vec<Metric>> {
     let micros = length_ns(rounds) / 1000;
     let one = stage.play(&format!("sched.guests.one_vm.{micros}us"), BAND, vec![steady(0, rounds)])?;
