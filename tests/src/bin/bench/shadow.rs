@@ -1,8 +1,8 @@
-//! Shadow page tables without a VM: what a TLB flush costs for what changed, and how fast tables are scanned, against a
-//! plain copy of the same bytes.
+//! Shadow page tables without a VM: the cost of a TLB flush by the amount changed, and the speed of scanning tables,
+//! relative to a plain copy of the same bytes.
 //!
-//! An address space with 1 GiB mapped by 4 KiB pages: eight tables of 256 KiB in guest VRAM. Guest memory is an array, so
-//! that what is measured is this project's own work and a copy's worth of reading.
+//! An address space maps 1 GiB with 4 KiB pages: eight tables of 256 KiB in guest VRAM. Guest memory is an array, so
+//! the measured time is this project's own work plus the reading.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use shadow_pt::{
 use tests::bench::{Metric, Target, median};
 
 const PAGE: u64 = 4096;
-/// Bytes that are mapped.
+/// Number of mapped bytes.
 const MAPPED: u64 = 1 << 30;
 /// Address of the directory in guest VRAM; the tables follow it.
 const DIRECTORY: u64 = 0;
@@ -25,12 +25,12 @@ const TABLES: u64 = DIRECTORY + DIRECTORY_BYTES;
 const TABLE_BYTES: u64 = 256 << 10;
 /// Bytes of all tables.
 const ALL: u64 = MAPPED / PAGE * ENTRY_BYTES;
-/// First byte of VRAM that is mapped: none of it holds a table.
+/// First mapped byte of VRAM: no table is in the mapped range.
 const DATA: u64 = 16 << 20;
 /// Measurements of each kind; the median counts.
 const ROUNDS: usize = 201;
 
-/// Guest VRAM: what holds tables.
+/// Guest VRAM that holds the tables.
 struct Guest(Vec<u8>);
 
 impl GuestMemory for Guest {
@@ -42,7 +42,7 @@ impl GuestMemory for Guest {
     }
 }
 
-/// All guest VRAM is granted, somewhere else on the card.
+/// Grants all guest VRAM, at other card addresses.
 struct All;
 
 impl Frames for All {
@@ -118,7 +118,7 @@ impl World {
         done
     }
 
-    /// Makes an entry name another page, as the guest's CPU does.
+    /// Changes an entry's page, like the guest's CPU.
     fn change(&mut self, page: u64, round: u64) -> Result<()> {
         let at = TABLES + page * ENTRY_BYTES;
         put(&mut self.guest, at, entry(DATA + (page ^ (round & 1)) * PAGE)?);
@@ -136,7 +136,7 @@ fn entry(address: u64) -> Result<u64> {
     Ok(Pte::new().with_valid(true).with_frame(frame).with_aperture(PteAperture::Vram).into())
 }
 
-/// Microseconds that `each` takes; `prepare` before it is not counted.
+/// Returns the microseconds of `each`, without those of `prepare` before it.
 fn timed(mut prepare: impl FnMut(u64) -> Result<()>, mut each: impl FnMut()) -> Result<f64> {
     let mut times = Vec::new();
     for round in 0..ROUNDS as u64 {
@@ -148,7 +148,7 @@ fn timed(mut prepare: impl FnMut(u64) -> Result<()>, mut each: impl FnMut()) -> 
     median(&times).context("no measurement")
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let world = std::cell::RefCell::new(World::new(Mode::Incremental)?);
@@ -158,7 +158,7 @@ pub fn run() -> Result<Vec<Metric>> {
         last.set(done);
     };
 
-    // One page of a table read and compared is what a change of one entry cannot do without.
+    // A change of one entry needs at least the reading and comparing of one page of a table.
     let mut page = vec![0u8; PAGE as usize];
     let read = timed(
         |_| Ok(()),
@@ -184,7 +184,7 @@ pub fn run() -> Result<Vec<Metric>> {
         }
     }
 
-    // A whole scan of what has not changed, against a copy of the same bytes.
+    // A full scan of unchanged tables, compared with a copy of the same bytes.
     let mut copy = vec![0u8; (TABLES + ALL) as usize];
     let plain = timed(
         |_| Ok(()),
@@ -195,7 +195,7 @@ pub fn run() -> Result<Vec<Metric>> {
     )?;
     let scan = timed(
         |_| {
-            // Written, though with what was there.
+            // Written with unchanged contents.
             world.borrow_mut().spaces.written(GuestVramAddr(DIRECTORY), TABLES + ALL);
             Ok(())
         },
@@ -213,7 +213,7 @@ pub fn run() -> Result<Vec<Metric>> {
         Target::AtLeast(0.5),
     ));
 
-    // The same change in the other modes, one flush and one submission each.
+    // The same change in the other modes, each with one flush and one submission.
     for mode in Mode::ALL {
         let mut world = World::new(mode)?;
         let mut times = Vec::new();

@@ -1,5 +1,5 @@
-//! Speed of moving chunks, against plain copies between the same two memories by the same engines; and what the size of a
-//! chunk changes (GPUswap's figures 7 to 9).
+//! Speed of moving chunks, compared with plain copies between the same memories by the same engines; and the effect of
+//! the chunk size (GPUswap's figures 7 to 9).
 
 use std::time::Instant;
 
@@ -14,32 +14,32 @@ use vram::{Limits, Step, To, VmId};
 
 use super::{CHUNK, LONG, division, time};
 
-/// Bytes that are copied or moved at a time.
+/// Bytes copied or moved at a time.
 pub(super) const BYTES: u64 = 32 * MIB;
-/// Address of the guest's buffer in its VRAM: on a chunk's boundary whatever the size.
+/// Address of the guest's buffer in its VRAM: a chunk boundary for every chunk size.
 pub(super) const AT: u64 = 64 * MIB;
-/// Address of it and of the RAM for the GPU.
+/// GPU virtual address of the buffer, and of the RAM.
 pub(super) const VRAM_VA: u64 = 0x100_0000;
 pub(super) const RAM_VA: u64 = VRAM_VA + BYTES;
 /// Guest-physical address of RAM.
 const GPA: u64 = 64 * MIB;
 /// Measurements of each kind; the median counts.
 const ROUNDS: usize = 5;
-/// Bytes of a line of a copy, and of a copy.
+/// Bytes in a line of a copy, and in a copy.
 const LINE: u64 = 16 << 10;
 const PIECE: u64 = MIB;
 
-/// A card with one guest whose buffer is filled.
+/// A card with one guest with a filled buffer.
 pub(super) struct Scene {
     pub(super) rig: Rig,
     driver: Driver,
-    /// One on each copy engine.
+    /// A channel on each copy engine.
     lanes: [Channel; 2],
 }
 
 impl Scene {
     pub(super) fn new(chunk_bytes: u64, time: Option<TimeModel>) -> Result<Self> {
-        // The mover lets chunks lie where they are put: on a busy host there is time enough to bring them back in between.
+        // The mover must not move chunks back: a busy host would give it enough time to return them in between.
         let mut division = division();
         division.balance.return_interval_ns = u64::try_from(LONG.as_nanos())?;
         let config = CardConfig { chunk_bytes, time, division, ..CardConfig::new(192, 192) };
@@ -67,7 +67,7 @@ impl Scene {
         }
     }
 
-    /// Bytes per second of plain copies by both engines.
+    /// Returns the bytes per second of plain copies by both engines.
     pub(super) fn plain(&mut self, (from, to): (u64, u64)) -> Result<f64> {
         let began = Instant::now();
         for (lane, (channel, engine)) in (0..).zip(self.lanes.iter_mut().zip([CE0, CE1])) {
@@ -82,7 +82,7 @@ impl Scene {
         Ok(BYTES as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// Bytes per second of chunks that move, and milliseconds that the VM was suspended.
+    /// Returns the bytes per second of moving chunks, and the milliseconds of the VM's suspension.
     pub(super) fn relocate(&mut self, chunks: std::ops::Range<u64>, to: To) -> Result<(f64, f64)> {
         let steps: Vec<_> = chunks.map(|index| Step { vm: VmId(0), index: index as u32, to }).collect();
         let began = Instant::now();
@@ -111,9 +111,9 @@ fn middle(values: &[f64]) -> Result<f64> {
     median(values).context("no measurement")
 }
 
-/// Both ways, each in turn with its baseline.
+/// Both directions, each measured alternately with its baseline.
 struct Rates {
-    /// To host memory that was never used, for which the host has to find pages first: relocated, with the milliseconds of
+    /// To unused host memory, for which the host must first allocate pages: relocated, with the milliseconds of
     /// suspension, and by plain copies.
     out_fresh: (f64, f64),
     plain_out_fresh: f64,
@@ -121,7 +121,7 @@ struct Rates {
     back: f64,
     plain_out: f64,
     plain_back: f64,
-    /// Of chunks of the card that were left.
+    /// Scrubbing of vacated card chunks.
     scrub: f64,
 }
 
@@ -161,7 +161,7 @@ fn rates(scene: &mut Scene, chunk_bytes: u64) -> Result<Rates> {
     })
 }
 
-/// Relocation against plain copies, with the modelled bus and as fast as this machine is.
+/// Measures relocation relative to plain copies, with the modelled bus and at this machine's full speed.
 pub fn throughput() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (kind, time) in [("modelled", time()), ("unbound", None)] {
@@ -183,7 +183,7 @@ pub fn throughput() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures what chunks of other sizes change.
+/// Measures the effect of other chunk sizes.
 pub fn chunk_sizes() -> Result<Vec<Metric>> {
     const NEW: u64 = 40;
     let mut metrics = Vec::new();
@@ -213,7 +213,7 @@ pub fn chunk_sizes() -> Result<Vec<Metric>> {
         }
         let copy = chunk_bytes as f64 / plain * 1e3;
         metrics.push(Metric::ratio(format!("{name}.suspension_of_one"), middle(&alone)?, "ms", copy, Target::None));
-        // Buffers of 300 KiB, each allocated by itself: what they take of the card beyond what they hold.
+        // Buffers of 300 KiB, allocated separately, to measure their overhead on the card.
         let before = account(&scene.rig, 0)?.placed;
         let used = (NEW * 300) << 10;
         for page in 0..used / PAGE {

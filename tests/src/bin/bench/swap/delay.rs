@@ -1,5 +1,5 @@
-//! GPUswap's figures 6 and 9: how long a VM waits for memory that others have, and how long those are suspended for it, against
-//! the time that a copy of the evicted bytes takes, by the bytes that are asked for and by the size of a chunk.
+//! GPUswap's figures 6 and 9: the time that a VM waits for memory held by others, and the time that those are suspended
+//! for it, relative to a copy of the evicted bytes, by requested bytes and by chunk size.
 
 use std::time::Instant;
 
@@ -13,22 +13,22 @@ use vram::{Limits, VmId};
 
 use super::{BUS_RATE, CHUNK, LANES, division, eventually, quantile, time};
 
-/// MiB of the card, all of which the victim takes.
+/// MiB of the card; the victim takes all of it.
 const CARD_MIB: u64 = 48;
 /// MiB that each VM sees.
 const VM_MIB: u64 = 64;
-/// Chunks that are asked for at a time.
+/// Numbers of chunks requested at a time.
 const REQUESTS: [u64; 4] = [1, 2, 4, 8];
 /// Requests of each size.
 const ROUNDS: u32 = 6;
-/// Address in guests' VRAM behind all that the driver itself has: the first byte of a chunk whatever the size.
+/// Address in guests' VRAM after all memory of the driver itself: a chunk boundary for every chunk size.
 const FIRST: u64 = 8 * MIB;
-/// KiB of a chunk: GPUswap's go from 128 to 65,536.
+/// KiB of a chunk: GPUswap's range is 128 to 65,536.
 const SIZES: [u64; 4] = [128, 512, 2048, 8192];
-/// Bytes that are asked for at a time there, and how often.
+/// Bytes requested at a time there, and number of requests.
 const ASKED: u64 = 8 * MIB;
 const ASKED_ROUNDS: u32 = 10;
-/// Address of a guest's chunks for the GPU: a page of each.
+/// GPU virtual address of a guest's chunks: a page of each is mapped.
 const VA: u64 = 0x100_0000;
 
 /// A guest and its channel.
@@ -46,7 +46,7 @@ impl Vm {
         Ok(Self { driver, channel, chunk })
     }
 
-    /// One that has taken all that the card has, and how many chunks that were.
+    /// Makes a VM that has taken all card memory, and returns its number of chunks.
     fn of_all(rig: &Rig, vm: u32, chunk: u64) -> Result<(Self, u64)> {
         let one = Self::new(rig, vm, chunk)?;
         let mut chunks = 0;
@@ -57,7 +57,7 @@ impl Vm {
         Ok((one, chunks))
     }
 
-    /// Returns whether these chunks are as [`Self::of_all`] has written them.
+    /// Returns true if these chunks are as [`Self::of_all`] has written them.
     fn kept(&self, chunks: u64) -> bool {
         (0..chunks).all(|number| {
             let (mut found, expected) = (vec![0; PAGE as usize], pattern(9, number));
@@ -66,14 +66,14 @@ impl Vm {
         })
     }
 
-    /// Has the GPU write to `chunks` chunks that were never used. Returns the seconds until it has.
+    /// Makes the GPU write to `chunks` unused chunks. Returns the seconds until it has.
     fn allocate(&mut self, chunks: u64) -> Result<f64> {
         let Self { driver, channel, chunk: bytes } = self;
         let began = Instant::now();
         for chunk in 0..chunks {
             driver.map(channel.space, VA + chunk * PAGE, At::Vram(FIRST + chunk * *bytes), 1);
         }
-        // By the engine that computes.
+        // By M2MF in PGRAPH.
         let touches = (0..chunks).map(|chunk| m2mf_copy(VA + chunk * PAGE, VA + chunk * PAGE, 64));
         driver.submit(channel, &[object(M2MF)].into_iter().chain(touches).collect::<Vec<_>>().concat());
         wait(driver, channel)?;
@@ -85,7 +85,7 @@ fn moved_of(rig: &Rig, vm: u32) -> (u64, u64) {
     rig.host.lock().memory().moved(VmId(vm)).map_or((0, 0), |moved| (moved.sum.bytes, moved.sum.suspended_ns))
 }
 
-/// Cost of one request, in seconds, and the bytes that went for it.
+/// Cost of one request in seconds, and the bytes evicted for it.
 struct Cost {
     usable: f64,
     on_card: f64,
@@ -95,7 +95,7 @@ struct Cost {
 
 fn request(rig: &Rig, vm: u32, chunks: u64, chunk: u64) -> Result<Cost> {
     let mut requester = Vm::new(rig, vm, chunk)?;
-    // What its driver itself needs is not counted.
+    // Memory that the driver itself needs is not counted.
     let settled = |rig: &Rig| -> Result<bool> {
         let own = account(rig, vm)?;
         Ok(own.host == 0 && own.moving == 0 && account(rig, 0)?.moving == 0)
@@ -120,17 +120,17 @@ fn request(rig: &Rig, vm: u32, chunks: u64, chunk: u64) -> Result<Cost> {
 
 fn config(chunk_bytes: u64) -> CardConfig {
     let mut division = division();
-    // The victim works no more, and is not idle for that.
+    // The victim does not work, but must not count as idle.
     division.balance.idle_after_ns = 3_600_000_000_000;
     CardConfig { chunk_bytes, division, time: time(), ..CardConfig::new(CARD_MIB, 128) }
 }
 
-/// Time of a copy of what a request has evicted, in s.
+/// Returns the time of copying the memory that a request evicted, in s.
 fn copy(cost: &Cost) -> f64 {
     (cost.bytes / (LANES * BUS_RATE as f64)).max(1e-6)
 }
 
-/// Measures requests of the same bytes with chunks of several sizes.
+/// Measures requests of equal size with several chunk sizes.
 pub fn by_chunk_size() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for kib in SIZES {
@@ -162,7 +162,7 @@ pub fn by_chunk_size() -> Result<Vec<Metric>> {
 /// Measures requests of several sizes.
 pub fn run() -> Result<Vec<Metric>> {
     let config = config(CHUNK);
-    // The same with nobody in the way.
+    // The same without another VM.
     let empty = config.open()?;
     let mut alone = Vec::new();
     for round in 0..ROUNDS {

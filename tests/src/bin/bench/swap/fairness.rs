@@ -1,4 +1,4 @@
-//! GPUswap's figure 4: two VMs that allocate until they have far more than the card, one of which begins later.
+//! GPUswap's figure 4: two VMs allocate far more than the card has; one begins later.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,29 +14,29 @@ use vram::{Limits, VmId};
 use super::picture::{Picture, Series, draw};
 use super::{CHUNK, division, time};
 
-/// MiB of the card; a number of chunks that two cannot share evenly, as in the paper.
+/// MiB of the card; an odd number of chunks, so that two VMs cannot share evenly, as in the paper.
 const CARD_MIB: u64 = 94;
 /// MiB that each of them allocates.
 const EACH_MIB: u64 = 120;
 /// Time between two allocations of a chunk.
 const STEP: Duration = Duration::from_millis(25);
-/// Time at which the second begins.
+/// Start time of the second VM.
 const SECOND: Duration = Duration::from_millis(2500);
-/// Time for which each keeps what it has.
+/// Time for which each keeps its memory.
 const HOLD: Duration = Duration::from_millis(3500);
-/// First chunk of guests' VRAM that the driver itself has nothing in.
+/// First chunk of guests' VRAM that the driver itself does not use.
 const FIRST: u64 = 4;
-/// Address of the first page of each chunk for the GPU.
+/// GPU virtual address of the first page of each chunk.
 const VA: u64 = 0x100_0000;
 
-/// Memory of both at a time, in chunks: on the card and in host memory.
+/// Memory of both at one time, in chunks: on the card and in host memory.
 struct Sample {
     at: Duration,
     card: [u32; 2],
     host: [u32; 2],
 }
 
-/// Allocates a chunk at a time, has the GPU use it, keeps all and looks at it at the end.
+/// Allocates one chunk at a time, makes the GPU use it, keeps all and verifies them at the end.
 fn allocator(rig: &Rig, vm: u32) -> Result<()> {
     let mut driver = guest(rig, vm, EACH_MIB + FIRST * CHUNK / MIB, Limits::default())?;
     let mut channel = driver.channel(1);
@@ -51,7 +51,7 @@ fn allocator(rig: &Rig, vm: u32) -> Result<()> {
     }
     let began = Instant::now();
     while began.elapsed() < HOLD {
-        // It works, so that it is not idle.
+        // Submits work, so that the VM is not idle.
         driver.submit(&mut channel, &copy_line(0, VA, VA, 64));
         wait(&mut driver, &channel)?;
         std::thread::sleep(STEP);
@@ -71,7 +71,7 @@ fn sample(rig: &Rig, at: Duration) -> Sample {
     Sample { at, card: [0, 1].map(|vm| of(vm).placed), host: [0, 1].map(|vm| of(vm).host) }
 }
 
-/// Measures, and draws the shares into `file`.
+/// Runs the benchmark, and draws the shares into `file`.
 pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
     let config = CardConfig { division: division(), time: time(), ..CardConfig::new(CARD_MIB, 256) };
     let rig = config.open()?;
@@ -95,7 +95,7 @@ pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
         done.and(first.flatten())?;
         sampler.join().ok().context("the sampler panicked")
     })?;
-    // From the time on when both have more than half of the card, until the first goes.
+    // From the time when both have more than half of the card, until the first leaves.
     let card = (CARD_MIB * MIB / CHUNK) as u32;
     let both: Vec<&Sample> = samples
         .iter()
@@ -103,7 +103,7 @@ pub fn run(file: Option<&Path>) -> Result<Vec<Metric>> {
         .skip_while(|sample| sample.card[1] + 1 < card / 2)
         .collect();
     ensure!(!both.is_empty(), "the two never wanted the card at the same time");
-    // What counts is what they end at: while one grows, its next chunk is always one more than its share.
+    // The final state counts: while a VM grows, its next chunk always exceeds its share by one.
     let settled = both.len() / 2;
     let imbalance =
         |samples: &[&Sample]| samples.iter().map(|sample| sample.card[0].abs_diff(sample.card[1])).max().unwrap_or(0);

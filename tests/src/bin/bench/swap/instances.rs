@@ -1,5 +1,5 @@
-//! GPUswap with more than two: one to five instances of a program on a card that has too little for them, each count against as many on a
-//! card with room for all. Every byte is verified.
+//! GPUswap with more than two VMs: one to five instances of a program on a card that is too small for them, each number
+//! compared with the same on a card with room for all. Verifies every byte.
 
 use anyhow::{Result, ensure};
 use tests::bench::interval::{Interval, mean};
@@ -10,11 +10,11 @@ use vram::Limits;
 use super::pressure::{Outcome, PROGRAMS, VM_MIB, several};
 use super::{BUS_RATE, LANES, division, time};
 
-/// Instances.
+/// Numbers of instances.
 const COUNTS: [usize; 3] = [1, 2, 5];
-/// MiB of the card: more than one instance of most programs has, a fifth to a third of what five have.
+/// MiB of the card: more than one instance of most programs needs, and a fifth to a third of the need of five.
 const CARD_MIB: u64 = 20;
-/// Runs of each, one of all after the other.
+/// Runs of each, alternating between all.
 const RUNS: usize = 5;
 
 fn run_of(name: &str, scale: u32, count: usize, card_mib: u64) -> Result<Outcome> {
@@ -48,7 +48,7 @@ fn program(name: &str, scale: u32, runs: usize) -> Result<Vec<Metric>> {
         metrics
             .push(time.within(Interval::of_ratio(short, plenty, mean)).beside("GPUswap: by the relocated bytes only"));
         metrics.push(Metric::plain(format!("{row}.moved"), middle(moved) / MIB as f64, "MiB"));
-        // What was lost beside the time that both engines take for these bytes at least.
+        // Loss in addition to the minimum time of both engines for these bytes.
         let copied = middle(moved) / (LANES * BUS_RATE as f64);
         if copied > 0.0 {
             let lost = middle(short) - middle(plenty);
@@ -58,7 +58,7 @@ fn program(name: &str, scale: u32, runs: usize) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run(runs: Option<usize>) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (name, scale) in PROGRAMS {

@@ -1,8 +1,11 @@
-//! Cost of moving chunks beside the time that a link takes for their bytes, and so what is left of links of 6 to 50 GB/s.
+//! Overhead of moving chunks, relative to a link's time for their bytes, and the remaining rate of links of 6 to 50
+//! GB/s.
 //!
-//! The software card moves bytes with this machine's processors, and counts the time that goes into that. What a relocation takes
-//! beyond it is the software's own: the mover's, the card's model of its engines and rings, a wait for either. A real card's engines
-//! move the bytes beside it. Here a link's time is added to the software's, as if nothing of the two overlapped, so that times are upper
+//! The software card moves bytes with this machine's processors, and measures the time for that. The rest of a
+//! relocation's time is software overhead: the mover, the card's model of its engines and rings, and waits for either.
+//! A real card's engines move the bytes concurrently. Here a link's time is added to the software's, as if they never
+//! overlapped, so times are upper bounds and rates lower bounds. The baseline, a guest driver's copies with the same
+//! engines, is computed alike.
 //! bounds and rates lower ones; the same of the copies that a guest's driver has the same engines make, which they are compared with.
 
 use std::time::Instant;
@@ -15,22 +18,22 @@ use vram::To;
 use super::CHUNK;
 use super::bandwidth::{AT, BYTES, RAM_VA, Scene, VRAM_VA};
 
-/// Bytes per second of PCI Express: of version 2.0 with 16 lanes as a GF100 has it, of 3.0, of 5.0; as far as copies reach.
+/// Bytes per second of PCI Express: version 2.0 with 16 lanes as in a GF100, 3.0, and 5.0, as reached by copies.
 const LINKS: [(&str, f64); 3] = [("6_gb_per_s", 6e9), ("12_gb_per_s", 12e9), ("50_gb_per_s", 50e9)];
 /// KiB of a chunk.
 const SIZES: [u64; 4] = [128, 512, 2048, 8192];
-/// Measurements of each kind, one of all after the other; one more before them finds memory that was never used.
+/// Measurements of each kind, alternating between all; one more before them touches unused memory.
 const ROUNDS: usize = 10;
 
-/// Time of a piece of work, in seconds.
+/// Time of an operation, in seconds.
 #[derive(Clone, Copy)]
 struct Took {
     all: f64,
-    /// Without what went into moving bytes.
+    /// Without the time of moving bytes.
     own: f64,
 }
 
-/// Does something with a scene.
+/// Times an operation on a scene.
 fn timed(scene: &mut Scene, work: impl FnOnce(&mut Scene) -> Result<()>) -> Result<Took> {
     let before = scene.rig.card.counters().copied.host_ns;
     let began = Instant::now();
@@ -40,10 +43,10 @@ fn timed(scene: &mut Scene, work: impl FnOnce(&mut Scene) -> Result<()>) -> Resu
     Ok(Took { all, own: (all - moving).max(0.0) })
 }
 
-/// Ways that bytes go, relocated and as a guest copies them.
+/// Directions of moving bytes: relocated, and copied by a guest.
 const WAYS: [&str; 4] = ["out", "back", "plain_out", "plain_back"];
 
-/// Times of each way, by round.
+/// Measures each direction, by round.
 fn rounds(chunk_bytes: u64) -> Result<[Vec<Took>; WAYS.len()]> {
     let mut scene = Scene::new(chunk_bytes, None)?;
     let chunks = AT / chunk_bytes..(AT + BYTES).div_ceil(chunk_bytes);
@@ -65,7 +68,7 @@ fn rounds(chunk_bytes: u64) -> Result<[Vec<Took>; WAYS.len()]> {
     Ok(all)
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for kib in SIZES {
@@ -87,7 +90,7 @@ pub fn run() -> Result<Vec<Metric>> {
             let modelled = |times: &[Took]| times.iter().map(|took| (took.own + BYTES as f64 / rate) * 1e3).collect();
             for (way, relocated, plain) in [("out", out, plain_out), ("back", back, plain_back)] {
                 let (relocated, plain): (Vec<f64>, Vec<f64>) = (modelled(relocated), modelled(plain));
-                // As much as 0.9 of the rate. The other sizes are there to be compared.
+                // Equivalent to 0.9 of the rate. The other sizes are for comparison.
                 let target = if chunk == CHUNK { Target::AtMost(1.0 / 0.9) } else { Target::None };
                 let name = format!("{row}.{link}.{way}");
                 metrics.push(Metric::ratio_of_samples(format!("{name}.to_plain"), &relocated, "ms", &plain, target));
