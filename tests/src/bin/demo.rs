@@ -1,7 +1,7 @@
 //! `cargo xtask demo`: two stock guests share one card, copy at the same time, and check every byte.
 //!
-//! Boots Debian's 6.1 and 6.12 kernels side by side, each with a vGPU of one software card, loads the stock nouveau in
-//! both, runs `gpu-workloads all` in both at once, and prints a table. Ends with status 0 only if all was verified.
+//! Boots Debian's 6.1 and 6.12 kernels in parallel, each with a vGPU of one software card, loads the stock nouveau in
+//! both, runs `gpu-workloads all` in both at once, and prints a table. The exit status is 0 only if all was verified.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -82,7 +82,7 @@ fn run(full: bool) -> Result<bool> {
     Ok(good)
 }
 
-/// Brings one guest's driver up and runs the workloads.
+/// Loads one guest's driver and runs the workloads.
 fn drive(vm: &Vm, daemon: &Daemon, full: bool) -> Result<Row> {
     let name = GUESTS.into_iter().map(|(name, _)| name).find(|name| *name == vm.name()).context("a VM of the demo")?;
     let kernel = vm.wait_ready()?;

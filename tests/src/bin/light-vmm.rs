@@ -1,7 +1,7 @@
-//! `light-vmm SOCKET MIB`: a VM of a VMM that is nothing but a client of the mediator, for hosts on which QEMU is too much.
+//! `light-vmm SOCKET MIB`: a VM whose VMM is only a client of the mediator, for hosts on which QEMU is too much.
 //!
-//! It brings the vGPU up, writes a page to each chunk of a VRAM of MIB, has the GPU copy each of them, and looks at every
-//! byte of the copies. Then it stays until the device goes, and says so.
+//! It starts the vGPU, writes a page to each chunk of a VRAM of MIB, makes the GPU copy each of them, and verifies
+//! every byte of the copies. Then it stays until the device disappears, and reports that.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use rig::{Machine, RemoteGuest};
 const MIB: u64 = 1 << 20;
 /// Bytes of a chunk, unless the configuration says otherwise.
 const CHUNK: u64 = 2 * MIB;
-/// Address of the pages of chunks, and their copies, for the GPU.
+/// GPU virtual address of the pages of chunks, and of their copies.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 

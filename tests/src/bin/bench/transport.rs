@@ -1,5 +1,5 @@
-//! Cost of a trapped access, against a bare echo server on the same kind of socket in the same VM; how many messages
-//! one load of nouveau takes.
+//! Cost of a trapped access, compared with a bare echo server on the same kind of socket in the same VM; and the number
+//! of messages for one load of nouveau.
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -11,11 +11,11 @@ use vmm_glue::{IrqCounts, Link, Server, ServerOptions, SocketOptions, StopHandle
 
 /// Measurements of each kind; the median counts.
 const ROUNDS: usize = 7;
-/// Accesses of a measurement.
+/// Accesses in a measurement.
 const READS: u32 = 3_000;
 const WRITES: u32 = 30_000;
 
-/// An echo server on a thread of its own, until dropped.
+/// An echo server on a separate thread, until dropped.
 struct Echo {
     stop: StopHandle,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -40,13 +40,13 @@ impl Drop for Echo {
     fn drop(&mut self) {
         self.stop.stop();
         if let Some(thread) = self.thread.take() {
-            // Nothing to add to what the thread has said.
+            // The thread has already reported its error.
             let _ = thread.join();
         }
     }
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run() -> Result<Vec<Metric>> {
     let images = tests::images()?;
     let daemon = Daemon::start("bench", |paths| card_toml(paths, 512) + &vm_toml("bench", 256))?;
@@ -66,7 +66,7 @@ pub fn run() -> Result<Vec<Metric>> {
     vm.wait_ready()?;
     let (echo, sync) = ("0000:00:10.0", "0000:00:11.0");
 
-    // Interleaved, so that a change of the host's speed meets all alike.
+    // Interleaved, so that a change of the host's speed affects all alike.
     let mut reads = [Vec::new(), Vec::new()];
     let mut writes = [Vec::new(), Vec::new(), Vec::new()];
     for round in 0..ROUNDS {
@@ -102,7 +102,7 @@ pub fn run() -> Result<Vec<Metric>> {
     ])
 }
 
-/// Nanoseconds of one access, by the guest's clock.
+/// Returns the nanoseconds of one access, by the guest's clock.
 fn measure(vm: &Vm, what: &str, count: u32, pci: Option<&str>) -> Result<f64> {
     let pci = pci.map(|address| format!(" --pci={address}")).unwrap_or_default();
     let output = vm.run_ok(&format!("run /bin/gpu-workloads bar bench {what} --count={count} --offset=0x1100{pci}"))?;

@@ -1,8 +1,9 @@
-//! Domains of Xen: what the driver's load and each workload cost in exits (accesses of the domain that this process serves), of
-//! which buffered, with the card shared, the domain's own pages under its apertures as an operator is told to have them, and with the card
-//! passed through to the same domain, where each access is an exit.
+//! Xen domains: exits of the driver's load and of each workload (accesses of the domain that this process serves), and
+//! the number of buffered ones, with a shared card and the domain's own pages under its apertures, as recommended to
+//! operators, and with the card in passthrough to the same domain, where each access is an exit.
 //!
-//! Everything is emulated, Xen, domain 0 and the domain on two processors, so times are of that machine; exits are not.
+//! Xen, domain 0 and the domain are all emulated on two processors, so times apply only to that machine; exits apply
+//! generally.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -14,7 +15,7 @@ const CARD_MIB: u32 = 128;
 const VM_MIB: u32 = 64;
 /// MiB of domain 0.
 const DOM0_MIB: u32 = 1400;
-/// Workloads, by name; each is done as often as it is in both modes.
+/// Workloads, by name; each runs equally often in both modes.
 const WORKLOADS: [(&str, &str); 4] = [
     ("copy", "copy --engine ce0 --from vram --to vram --size 65536 --count 20"),
     ("fences", "fences --count 50"),
@@ -47,7 +48,7 @@ impl Exits {
     }
 }
 
-/// The cost of one step: exits, and seconds by this host's clock.
+/// Cost of one step: exits, and seconds by this host's clock.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     exits: Exits,
@@ -61,7 +62,7 @@ fn measure(machine: &XenMachine, step: impl FnOnce() -> Result<()>) -> Result<Co
     Ok(Cost { exits: Exits::of(machine)?.since(before), seconds })
 }
 
-/// The steps with a card that is shared, or passed through: the load first, then the workloads.
+/// Returns the steps with a shared card or in passthrough: the load first, then the workloads.
 fn steps(machine: &XenMachine, domain: &Domain<'_>) -> Result<Vec<(&'static str, Cost)>> {
     let mut all = vec![("load", measure(machine, || domain.load_driver())?)];
     for (name, args) in WORKLOADS {
@@ -70,7 +71,7 @@ fn steps(machine: &XenMachine, domain: &Domain<'_>) -> Result<Vec<(&'static str,
     Ok(all)
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run() -> Result<Vec<Metric>> {
     let costs = [true, false].map(|mediated| -> Result<_> {
         let vm = match mediated {

@@ -1,10 +1,10 @@
-//! More memory than the card has: GPUswap's figures 4 to 9 and Gdev's 12 and 13 on this system, and turns against
-//! thrashing. Guests are light ones ([`tests::light`]): no VM is booted.
+//! Overcommitted card memory: GPUswap's figures 4 to 9 and Gdev's 12 and 13 on this system, and quanta against
+//! thrashing. Guests run in this process ([`tests::light`]): no VM is booted.
 //!
-//! The card's engines move memory at set rates, its own and the host's 25 to 1 as on GPUswap's card, so that figures are
-//! ratios of what was modelled and not of what this machine had to spare. The rates are low enough for the software card
-//! to keep up with them. What a guest's driver and kernels take of this machine is in the times, too, so that ratios to
-//! modelled times are upper bounds.
+//! The card's engines move card and host memory at set rates with a ratio of 25 to 1, as on GPUswap's card, so that
+//! figures are ratios of modelled times, independent of this machine's speed. The rates are low enough for the software
+//! card to keep up. The times include this machine's work for a guest's driver and kernels, so ratios to modelled times
+//! are upper bounds.
 
 mod bandwidth;
 mod delay;
@@ -29,23 +29,23 @@ use vram::Mode;
 
 use super::Request;
 
-/// Bytes per second that an engine moves of the card's memory.
+/// Bytes per second that an engine moves in card memory.
 const VRAM_RATE: u64 = 800 * MIB;
-/// Bytes per second that an engine moves of the host's.
+/// Bytes per second that an engine moves to or from host memory.
 const BUS_RATE: u64 = 32 * MIB;
 /// Both copy engines.
 const LANES: f64 = 2.0;
-/// Bytes of a chunk where nothing else is said.
+/// Default bytes of a chunk.
 const CHUNK: u64 = 2 * MIB;
-/// Nothing here takes that long.
+/// Upper bound of all waits here.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Returns the time that work takes.
+/// Returns the model of the time that work takes.
 fn time() -> Option<TimeModel> {
     Some(timing(VRAM_RATE, BUS_RATE))
 }
 
-/// Nobody takes turns; all else as an operator gets it who says nothing.
+/// Returns an operator's default division of memory, but without quanta.
 fn division() -> Division {
     let mut division = Division::default();
     division.quanta.mode = Mode::Off;
@@ -62,7 +62,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> Result<bool>) -> Result<()>
     Ok(())
 }
 
-/// The value that `permille` of the values are not above.
+/// Returns the value that `permille` of the values do not exceed.
 fn quantile(values: &[f64], permille: usize) -> Result<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -73,7 +73,7 @@ fn quantile(values: &[f64], permille: usize) -> Result<f64> {
 /// A part of the benchmark by name.
 type Part<'a> = (&'static str, &'a dyn Fn() -> Result<Vec<Metric>>);
 
-/// Measures. The pictures of figures 4 and 5 go beside the file of figures.
+/// Runs the benchmark. The pictures of figures 4 and 5 are written next to the file of figures.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let picture = |of: &str| request.file.as_deref().map(|file| file.with_extension(format!("{of}.svg")));

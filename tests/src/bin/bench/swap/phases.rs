@@ -1,9 +1,10 @@
-//! Jobs whose kernels reach memory by pointers and indices that nobody names, with phases of the CPU between them (unified-memory thesis,
-//! table 12.2): two that do not fit the card together, as they come, by turns, and by turns of set lengths.
+//! Jobs whose kernels access memory through pointers and indices that no submission names, with CPU phases between them
+//! (unified-memory thesis, table 12.2): two that do not fit the card together, without quanta, with quanta, and with
+//! quanta of set lengths.
 //!
-//! A job runs one of the workloads again and again: it fills its buffers, computes, reads the result back and compares every byte, all of
-//! which is time of the CPU. Both sides of a ratio make as many runs, so many that a job is long beside quanta, and beside the 2 s after
-//! which a VM that does nothing gives its memory to others.
+//! A job runs one of the workloads repeatedly: it fills its buffers, computes, reads the result back and compares every
+//! byte, which takes CPU time. Both sides of a ratio make the same number of runs. The number is chosen so that a job
+//! is long relative to quanta, and to the 2 s after which an idle VM's memory goes to others.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -18,25 +19,25 @@ use super::{division, time};
 
 /// Programs and their scales: one whose kernels follow edges of a graph, one with one large kernel, one with many small ones.
 const PROGRAMS: [(&str, u32); 3] = [("bfs", 15), ("backprop", 40), ("srad", 40)];
-/// Seconds that a job takes alone, at least.
+/// Minimum seconds of a job alone.
 const SECONDS: f64 = 8.0;
 /// Measurements; the median counts.
 const ROUNDS: usize = 3;
 /// MiB that a VM sees, and of host memory.
 const VM_MIB: u64 = 64;
 const HOST_MIB: u64 = 2 * VM_MIB;
-/// KiB of a chunk: small, so that a change of turns is short beside a quantum.
+/// KiB of a chunk: small, so that a change of quanta is short relative to a quantum.
 const CHUNK_KIB: u64 = 512;
-/// MiB of the card beyond the buffers of one job, for what a driver has beside them.
+/// MiB of the card in addition to one job's buffers, for a driver's other memory.
 const BESIDE_MIB: u64 = 4;
-/// Lengths of a turn, in ms.
+/// Lengths of a quantum, in ms.
 const QUANTA_MS: [u64; 3] = [250, 1000, 4000];
 
-/// Condition under which jobs take turns.
+/// Mode of quanta for a job.
 #[derive(Clone, Copy)]
 struct Turns {
     mode: Mode,
-    /// Length of one, in ms; as the mediator finds it if nothing is said.
+    /// Length of a quantum in ms; chosen by the mediator if `None`.
     quantum_ms: Option<u64>,
 }
 
@@ -46,16 +47,16 @@ impl Turns {
     }
 }
 
-/// Outcome of jobs.
+/// Results of jobs.
 struct Outcome {
     makespan: f64,
-    /// Bytes that moved.
+    /// Bytes moved.
     moved: u64,
-    /// Bytes of buffers of one.
+    /// Bytes of one job's buffers.
     footprint: u64,
 }
 
-/// So many jobs of so many runs at once.
+/// Runs `count` jobs of `runs` runs at once.
 fn jobs((name, scale): (&str, u32), runs: u64, count: u32, card_mib: u64, turns: Turns) -> Result<Outcome> {
     let mut division = division();
     division.quanta.mode = turns.mode;
@@ -94,7 +95,7 @@ fn jobs((name, scale): (&str, u32), runs: u64, count: u32, card_mib: u64, turns:
     Ok(Outcome { makespan, moved, footprint: footprints.into_iter().max().unwrap_or(0) })
 }
 
-/// One program: each way against one job after the other.
+/// Compares one program in each mode with one job after the other.
 fn program(program: (&str, u32), rounds: usize) -> Result<Vec<Metric>> {
     let Outcome { makespan, footprint, .. } = jobs(program, 3, 1, VM_MIB, Turns::by(Mode::Off))?;
     let runs = (3.0 * SECONDS / makespan).ceil() as u64;

@@ -1,4 +1,4 @@
-//! Lines as a picture that needs nothing beside it.
+//! Self-contained line charts.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow};
 use plotters::prelude::{ChartBuilder, Color, IntoDrawingArea, LineSeries, PathElement, RGBColor, SVGBackend, WHITE};
 use plotters::style::BLACK;
 
-/// Colours that can be told apart by most people (Okabe and Ito), used in turn.
+/// Colours that most people can tell apart (Okabe and Ito), used in turn.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(86, 180, 233),
@@ -18,9 +18,9 @@ const COLOURS: [RGBColor; 6] = [
 /// Width and height, in pixels.
 const SIZE: (u32, u32) = (900, 480);
 
-/// Texts of a picture beside its lines.
+/// Texts of a picture.
 pub struct Picture<'a> {
-    /// Above them.
+    /// Title above the chart.
     pub title: &'a str,
     /// Unit of the horizontal axis.
     pub x: &'a str,
@@ -30,9 +30,9 @@ pub struct Picture<'a> {
 
 /// A line.
 pub struct Series {
-    /// As the legend says it.
+    /// Name in the legend.
     pub name: String,
-    /// In the order in which they are joined.
+    /// Points in drawing order.
     pub points: Vec<(f64, f64)>,
 }
 

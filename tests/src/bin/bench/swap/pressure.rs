@@ -1,5 +1,5 @@
-//! GPUswap's figure 5: two instances of a program on ever less memory, down to the least that works at all; and what
-//! relocation costs while memory suffices. Every byte of every run is verified.
+//! GPUswap's figure 5: two instances of a program with decreasing card memory, down to the minimum that works; and the
+//! cost of relocation while memory suffices. Verifies every byte of every run.
 
 use std::path::Path;
 use std::time::Instant;
@@ -19,33 +19,33 @@ pub(super) const PROGRAMS: [(&str, u32); 7] =
     [("backprop", 40), ("bfs", 15), ("heartwall", 60), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
 /// MiB that each VM sees.
 pub(super) const VM_MIB: u64 = 64;
-/// MiB of host memory: all that both have.
+/// MiB of host memory: enough for both VMs.
 pub(super) const HOST_MIB: u64 = 2 * VM_MIB;
-/// MiB of the card, from where all fits to where next to nothing does; in the paper, from 500 MB to 20 MB.
+/// MiB of the card, from room for all to room for nearly nothing; in the paper, from 500 MB to 20 MB.
 const SIZES: [u64; 5] = [128, 20, 12, 8, 4];
-/// Size at which all fits.
+/// Size with room for all.
 const PLENTY: u64 = SIZES[0];
-/// Runs of each, one of all sizes after the other, as GPUswap has them.
+/// Runs of each, alternating between all sizes, as many as GPUswap.
 const RUNS: usize = 10;
-/// The same on a card with memory to spare, with and without relocation.
+/// Runs on a card with spare memory, with and without relocation.
 const ROUNDS: usize = 9;
 
-/// Outcome of two instances on a card.
+/// Result of two instances on a card.
 pub(super) struct Outcome {
-    /// Seconds of the slower one.
+    /// Seconds of the slower instance.
     pub(super) slower: f64,
     pub(super) moved: u64,
     verified: u64,
-    /// Bytes of buffers of one.
+    /// Bytes of one instance's buffers.
     footprint: u64,
 }
 
-/// Both instances at once.
+/// Runs both instances at once.
 pub(super) fn two(name: &str, scale: u32, config: &CardConfig, limits: Limits) -> Result<Outcome> {
     several(name, scale, 2, config, limits)
 }
 
-/// So many instances at once.
+/// Runs `count` instances at once.
 pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig, limits: Limits) -> Result<Outcome> {
     let rig = config.open()?;
     let vms = 0..u32::try_from(count)?;
@@ -75,7 +75,7 @@ pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig,
     })
 }
 
-/// One program on ever less memory: what it took, and its line in the picture.
+/// Measures one program with decreasing memory: its times, and its line in the picture.
 fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
     let mut outcomes: [Vec<Outcome>; SIZES.len()] = Default::default();
     for run in 0..runs {
@@ -110,7 +110,7 @@ fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
     Ok((metrics, Series { name: name.to_owned(), points }))
 }
 
-/// With memory to spare: relocation switched on against not there at all.
+/// Compares relocation enabled with relocation unavailable, with spare memory.
 fn without_pressure() -> Result<Metric> {
     let mut fastest = [f64::INFINITY; 2];
     for _ in 0..ROUNDS {
@@ -127,7 +127,7 @@ fn without_pressure() -> Result<Metric> {
     Ok(metric.beside("GPUswap: native speed; NVIDIA's vGPU: 2-6 %"))
 }
 
-/// MiB of the card that VMs share, the least with which two instances of a working set of 4 MiB are right.
+/// Returns the minimum MiB of card memory for VMs with which two instances of a working set of 4 MiB compute correctly.
 fn smallest() -> Result<Metric> {
     let mut least = None;
     for card_mib in [8, 4, 2, 1] {
@@ -144,7 +144,7 @@ fn smallest() -> Result<Metric> {
     Ok(Metric::plain("swap.smallest_shared", least as f64, "MiB").beside("GPUswap: 20 MB"))
 }
 
-/// Measures, and draws figure 5 into `file`.
+/// Runs the benchmark, and draws figure 5 into `file`.
 pub fn run(file: Option<&Path>, runs: Option<usize>) -> Result<Vec<Metric>> {
     let (mut metrics, mut lines) = (vec![smallest()?, without_pressure()?], Vec::new());
     for (name, scale) in PROGRAMS {

@@ -1,5 +1,5 @@
-//! Gdev's figures 12 and 13: small jobs beside one that has most of the card, with and without a reserve that takes
-//! evictions at once; and jobs in a VM whose part of the card gets smaller.
+//! Gdev's figures 12 and 13: small jobs next to one that has most of the card, with and without a reserve for immediate
+//! evictions; and jobs in a VM with a decreasing part of the card.
 
 use std::time::Instant;
 
@@ -17,16 +17,16 @@ const CARD_MIB: u64 = 100;
 /// MiB of the large job, and of each small one.
 const LARGE_MIB: u64 = 64;
 const SMALL_MIB: u64 = 8;
-/// MiB that a VM sees beyond what its job works on.
+/// MiB that a VM sees in addition to its job's memory.
 const BESIDE_MIB: u64 = 16;
 /// Small jobs at a time.
 const JOBS: [u32; 4] = [1, 2, 4, 6];
-/// MiB of the reserve: a tenth of the card, as Gdev's.
+/// MiB of the reserve: a tenth of the card, as in Gdev.
 const RESERVE_MIB: u64 = 10;
-/// Times that a job goes through its set.
+/// Number of passes of a job over its set.
 const PASSES: u32 = 2;
 
-/// Runs a job in a VM of its own to the end, and takes the VM away.
+/// Runs a job in a separate VM to its end, and removes the VM.
 fn job(rig: &Rig, vm: u32, mib: u64, limits: Limits) -> Result<f64> {
     let mut gpu = LightGpu::new(guest(rig, vm, mib + BESIDE_MIB, limits)?)?;
     let options = Options { working_set: Some(mib * MIB), rounds: Some(PASSES), seed: vm.into(), ..Options::default() };
@@ -39,7 +39,8 @@ fn job(rig: &Rig, vm: u32, mib: u64, limits: Limits) -> Result<f64> {
     Ok(took)
 }
 
-/// Seconds until `jobs` small jobs have ended that begin together beside the large one, which keeps its memory.
+/// Returns the seconds until `jobs` small jobs have ended that start together next to the large one, which keeps its
+/// memory.
 fn beside_a_large_one(jobs: u32, reserve_mib: u64) -> Result<(f64, u64)> {
     let mut division = division();
     division.reserve = u32::try_from(reserve_mib * MIB / CHUNK)?;
@@ -64,7 +65,7 @@ fn beside_a_large_one(jobs: u32, reserve_mib: u64) -> Result<(f64, u64)> {
     Ok((makespan, suspended))
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let mut alone = None;
@@ -86,7 +87,7 @@ pub fn run() -> Result<Vec<Metric>> {
             metrics.push(Metric::plain(format!("{name}.large_suspended_{what}"), ns as f64 / 1e6, "ms"));
         }
     }
-    // Figure 13: the VM gets ever less of the card.
+    // Figure 13: the VM's part of the card decreases.
     let mut whole = None;
     for parts in [1, 2, 4, 8] {
         let quota = u32::try_from(2 * SMALL_MIB * MIB / CHUNK)? / parts;

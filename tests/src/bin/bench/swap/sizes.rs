@@ -1,4 +1,4 @@
-//! GPUswap's figures 7 and 8, of all programs: run time by the size of a chunk, on a card that has too little for two instances.
+//! GPUswap's figures 7 and 8, of all programs: run time by chunk size, on a card that is too small for two instances.
 
 use anyhow::Result;
 use tests::bench::interval::{Interval, mean};
@@ -9,11 +9,11 @@ use vram::Limits;
 use super::pressure::{HOST_MIB, PROGRAMS, two};
 use super::{CHUNK, division, time};
 
-/// KiB of a chunk: GPUswap's go from 128 to 65,536 on 100 MB.
+/// KiB of a chunk: GPUswap's range is 128 to 65,536 on 100 MB.
 const SIZES: [u64; 5] = [128, 512, 2048, 4096, 8192];
-/// MiB of the card: no more than one instance of most programs has.
+/// MiB of the card: no more than one instance of most programs needs.
 const CARD_MIB: u64 = 16;
-/// Runs of each, one of all sizes after the other.
+/// Runs of each, alternating between all sizes.
 const RUNS: usize = 5;
 
 /// Measures one program.
@@ -43,7 +43,7 @@ fn program(name: &str, scale: u32) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (name, scale) in PROGRAMS {

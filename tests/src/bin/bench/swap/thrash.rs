@@ -1,8 +1,8 @@
-//! Two jobs each of which fits the card, and which do not fit together (unified-memory thesis, chapters 11 to 13): as they
-//! come, by turns, and by turns only when they thrash.
+//! Two jobs that fit the card separately, but not together (unified-memory thesis, chapters 11 to 13): without quanta,
+//! with quanta, and with quanta only when they thrash.
 //!
-//! A job's engine hands every piece of its working set on to the next, pass after pass. What a pass takes on the card and
-//! from host memory is modelled, so nothing here depends on how fast kernels are executed.
+//! A job's engine copies every piece of its working set to the next piece, pass after pass. The time of a pass on the
+//! card and from host memory is modelled, so the result does not depend on the execution speed of kernels.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -16,23 +16,23 @@ use vram::{Limits, Mode, VmId};
 
 use super::{BUS_RATE, LANES, division, time};
 
-/// Bytes of a chunk: small, so that a change of turns is short and there are several within seconds.
+/// Bytes of a chunk: small, so that a change of quanta is short and several happen within seconds.
 const CHUNK: u64 = 512 << 10;
 /// Chunks of the card.
 const CARD: u64 = 22;
 /// Bytes of a piece.
 const PIECE: u64 = CHUNK / 2;
-/// Pieces of a job's working set, and one that is spare.
+/// Pieces of a job's working set, without the spare one.
 const PIECES: u64 = 32;
-/// First byte of guests' VRAM that the driver itself has nothing at.
+/// First byte of guests' VRAM that the driver itself does not use.
 const FIRST: u64 = 4 * MIB;
-/// Address of the set for the GPU.
+/// GPU virtual address of the set.
 const VA: u64 = 0x100_0000;
-/// Times that a job goes through its set.
+/// Number of passes of a job over its set.
 const PASSES: u64 = 500;
-/// The same where all is far slower.
+/// Number of passes for far slower modes.
 const FEW: u64 = PASSES / 20;
-/// Passes that are under way together, so that it matters less how late this machine wakes the job.
+/// Passes in flight, which reduces the effect of late wake-ups of the job on this machine.
 const QUEUED: u64 = 5;
 
 /// A job and its guest.
@@ -55,10 +55,10 @@ impl Job {
         Ok(Self { driver, channel, seed })
     }
 
-    /// Goes through the set.
+    /// Makes passes over the set.
     fn run(&mut self, passes: u64) -> Result<()> {
         let hand_on = |from: u64, to: u64| m2mf_copy(VA + from * PIECE, VA + to * PIECE, PIECE as u32);
-        // The last goes to the spare place, each other to the next, and what is spare to the first.
+        // The last piece is copied to the spare one, each other piece to the next, and the spare one to the first.
         let order = (0..=PIECES).rev().map(|to| if to == 0 { (PIECES, 0) } else { (to - 1, to) });
         let words = [object(M2MF)].into_iter().chain(order.map(|(from, to)| hand_on(from, to)));
         let words = words.collect::<Vec<_>>().concat();
@@ -71,7 +71,7 @@ impl Job {
         Ok(())
     }
 
-    /// Looks at all bytes.
+    /// Verifies all bytes.
     fn verify(&self, passes: u64) -> Result<()> {
         for piece in 0..PIECES {
             let began_as = (piece + PIECES - passes % PIECES) % PIECES;
@@ -86,13 +86,13 @@ impl Job {
     }
 }
 
-/// Outcome of the two jobs in a mode.
+/// Result of the two jobs in a mode.
 struct Outcome {
     makespan: f64,
-    /// Bytes that lay in host memory when they began.
+    /// Bytes in host memory at the start.
     outside: u64,
     moved: u64,
-    /// Number of changes of turn.
+    /// Number of changes of quanta.
     turns: u64,
 }
 
@@ -124,7 +124,7 @@ fn together(mode: Mode, chunks: u64, passes: u64) -> Result<Outcome> {
     Ok(Outcome { makespan, outside, moved: moved() - before.0, turns: turns() - before.1 })
 }
 
-/// Measures.
+/// Runs the benchmark.
 pub fn run() -> Result<Vec<Metric>> {
     let config = CardConfig {
         division: division(),
@@ -132,7 +132,7 @@ pub fn run() -> Result<Vec<Metric>> {
         chunk_bytes: CHUNK,
         ..CardConfig::new(CARD * CHUNK / MIB, 64)
     };
-    // One job after the other, each with as many passes as it makes beside the other.
+    // One job after the other, each with as many passes as next to the other.
     let serial = |passes: u64| -> Result<f64> {
         let mut alone = f64::INFINITY;
         for vm in 0..2 {
@@ -140,7 +140,7 @@ pub fn run() -> Result<Vec<Metric>> {
             let mut job = Job::new(&rig, vm)?;
             let began = Instant::now();
             job.run(passes)?;
-            // The jobs are alike: what makes one slower is other work on this machine.
+            // The jobs are equal: differences come from other work on this machine.
             alone = alone.min(began.elapsed().as_secs_f64());
             job.verify(passes)?;
         }
@@ -152,7 +152,7 @@ pub fn run() -> Result<Vec<Metric>> {
         ("off", Mode::Off, CARD, FEW),
         ("auto", Mode::Auto, CARD, PASSES),
         ("forced", Mode::Forced, CARD, PASSES),
-        // Where both fit, turns are a loss, and the detector does not take them.
+        // Where both fit, quanta cost time, and the detector does not use them.
         ("both_fit.auto", Mode::Auto, 3 * CARD, PASSES),
         ("both_fit.forced", Mode::Forced, 3 * CARD, PASSES),
     ] {
@@ -167,7 +167,7 @@ pub fn run() -> Result<Vec<Metric>> {
             Mode::Forced => "thesis: its lock costs 14 % when jobs would fit",
         };
         metrics.push(against("makespan_to_serial", serial).beside(peer));
-        // What lay outside has to come once, and as much to go.
+        // Memory outside the card must be copied in once, and the same amount out.
         let bound = serial + 2.0 * outside as f64 / (LANES * BUS_RATE as f64);
         metrics.push(against("makespan_to_copy_bound", bound));
         metrics.push(Metric::plain(format!("{name}.moved"), moved as f64 / MIB as f64, "MiB"));
