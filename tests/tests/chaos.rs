@@ -1,4 +1,4 @@
-//! Things that end at the wrong time, and mistakes of operators.
+//! Processes that end at the wrong time, and operators' mistakes.
 
 #[path = "chaos/churn.rs"]
 mod churn;
@@ -41,7 +41,7 @@ fn killed_vm_leaves_nothing_behind_and_its_neighbour_copies_on() -> Result<()> {
     let good = guest::parse_smoke(&good.wait_within(guest::SMOKE_LIMIT)?)?;
     assert!(good.ok, "{}", good.line);
     assert!(daemon.alive());
-    // Its name and its memory serve a new VM.
+    // A new VM can use its name and its memory.
     daemon.ctl(&["vm", "remove", "dies"])?.success()?;
     daemon.ctl(&["vm", "add", "dies", "--card", "card0", "--vram-mib", "96"])?.success()?;
     let again = boot(&daemon, "dies", "6.1")?;
@@ -82,7 +82,7 @@ fn memory_that_is_not_shared_is_reported() -> Result<()> {
     config.share = false;
     let vm = Vm::launch(&config)?;
     vm.wait_ready()?;
-    // The driver cannot come up; that it fails is not the point.
+    // The driver cannot start; its failure is not the point here.
     let load = vm.start("load")?;
     daemon.wait_log("share=on", Duration::from_secs(120))?;
     assert_eq!(guest::show(&daemon, "private")?["memory_not_shared"], true);
@@ -118,7 +118,7 @@ fn passthrough_vm_drives_the_card_itself() -> Result<()> {
 fn mistakes_in_the_configuration_are_told_by_line_and_key() -> Result<()> {
     let refused = Daemon::refused("typo", |paths| card_toml(paths, 128).replace("vram_mib", "vram_mb"))?;
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    // File, line, column; key; what was expected.
+    // File, line, column; key; expectation.
     let words = ["mediatord.toml:9:1:", "`vram_mb`", "expected", "`vram_mib`"];
     assert!(words.iter().all(|word| refused.stderr.contains(word)), "{}", refused.stderr);
     let refused =

@@ -1,4 +1,4 @@
-//! Engines that place work, on a Debian host: libvirt, Slurm, and containers by CDI; and the package in its other form.
+//! Workload managers on a Debian host: libvirt, Slurm, and containers with CDI; and the package as an RPM.
 
 #[path = "fleet/cdi.rs"]
 mod cdi;

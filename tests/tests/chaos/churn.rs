@@ -1,4 +1,5 @@
-//! Real VMs that come and go at random on one card: killed, switched off, or taken away by the operator, and made anew.
+//! VMs with stock guests that come and go at random on one card: killed, switched off, or removed by the operator, and
+//! recreated.
 
 use std::time::Duration;
 
@@ -9,21 +10,21 @@ use tests::holdings::{Holdings, Random, Slack, setting};
 use tests::{Daemon, Vm, VmConfig, wait};
 use vmm_glue::client::Client;
 
-/// Things that happen to VMs in one test.
+/// Number of events in one test.
 const EVENTS: usize = 6;
 const CARD_MIB: u64 = 512;
 const VM_MIB: &str = "64";
-/// Bounds beyond the card's VRAM: stacks that were used once and parts of heaps, which the daemon keeps for later. They
-/// depend on how many VMs there are at a time, not on how many there have been.
+/// Allowed growth, except the card's VRAM: used stacks and parts of heaps that the daemon keeps for later. It depends
+/// on the number of concurrent VMs, not on their total.
 const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pools: &["admin-work", "simgpu-sm"] };
 /// Time that the daemon may take to notice that a VM has gone.
 const NOTICE: Duration = Duration::from_secs(60);
 
-/// One place for a VM, taken by one after the other.
+/// A place for one VM at a time.
 struct Seat {
     name: String,
     vm: Vm,
-    /// Nouveau is loaded.
+    /// Loads nouveau in its VM.
     drives: bool,
 }
 
@@ -35,7 +36,7 @@ struct Host {
 }
 
 impl Host {
-    /// A VM in seat `name`, which the daemon has; booted, with or without its driver.
+    /// Boots a VM in seat `name`, which is configured in the daemon, with or without its driver.
     fn seated(&mut self, name: String, drives: bool) -> Result<Seat> {
         let mut config = VmConfig::new(&name, tests::images()?, self.random.one(&["6.1", "6.12"]))?;
         config = config.with_gpu(self.daemon.vm_socket(&name));
@@ -44,7 +45,7 @@ impl Host {
         Ok(Seat { name, vm, drives })
     }
 
-    /// Waits until the VM is up, and loads its driver if it is to have one.
+    /// Waits until the VM is up, and loads its driver if the seat has one.
     fn settle(seat: &Seat) -> Result<()> {
         seat.vm.wait_ready()?;
         if seat.drives {
@@ -59,7 +60,7 @@ impl Host {
         Ok(())
     }
 
-    /// Something happens to one VM, in the middle of its work if it has any. Then another sits there.
+    /// Ends one VM, in the middle of its work if any. Then another takes its seat.
     fn event(&mut self) -> Result<String> {
         let at = usize::try_from(self.random.below(self.seats.len() as u64))?;
         let Seat { name, vm, drives } = self.seats.remove(at);
@@ -85,7 +86,7 @@ impl Host {
                 }
             }
         }
-        // The others work meanwhile; a VMM whose device went may still run.
+        // The others work meanwhile; a VMM that lost its device may still run.
         if let Some(other) = self.seats.iter().find(|seat| seat.drives) {
             guest::smoke(&other.vm, "copy --engine ce0 --from vram --to gart --size 262144")?;
         }
@@ -107,7 +108,7 @@ impl Host {
         Ok(format!("{name} was {what}{}", if drives { ", its heir drives" } else { "" }))
     }
 
-    /// Waits until the daemon has noticed that the VMM is gone, and has taken back what it had.
+    /// Waits until the daemon has noticed the VMM's end and has freed the VM's resources.
     fn wait_gone(&self, name: &str) -> Result<()> {
         wait::until(&format!("{name}'s channels to come back"), NOTICE, || {
             let shown = guest::show(&self.daemon, name)?;
@@ -116,7 +117,8 @@ impl Host {
         })
     }
 
-    /// Reads what the daemon holds: by its own account, and by the kernel's. That first: a connection is a descriptor.
+    /// Reads the daemon's resources from its own accounts and from the kernel. The accounts first: a connection needs a
+    /// descriptor.
     fn holdings(&self) -> Result<(Value, Vec<String>, Holdings)> {
         let holdings = Holdings::of(self.daemon.pid(), CARD_MIB << 10)?;
         let card = self.daemon.ctl_json(&["card", "show", "card0"])?;
@@ -133,15 +135,15 @@ fn come_and_go(name: &str, count: usize) -> Result<()> {
     let daemon = Daemon::start(name, |paths| card_toml(paths, CARD_MIB as u32))?;
     let seed = setting("GPU_MEDIATOR_CHURN_SEED", 1) << 8 | count as u64;
     let mut host = Host { daemon, random: Random(seed), seats: Vec::new() };
-    // What is made with the first VM and kept.
+    // Allocated with the first VM and kept.
     host.add("first")?;
     drop(Client::connect(&host.daemon.vm_socket("first"))?);
     host.daemon.ctl(&["vm", "remove", "first"])?.success()?;
-    // Connections of the above must not hide what is lost later.
+    // Connections from above must not hide a later leak.
     std::thread::sleep(Duration::from_millis(500));
     let (card, files, before) = host.holdings()?;
 
-    // All boot at the same time; every other has a driver.
+    // All boot at the same time; every second one has a driver.
     for index in 0..count {
         let name = format!("vm{index}");
         host.add(&name)?;

@@ -1,5 +1,5 @@
-//! Real guests whose memory moves at random while they work: together they have several times what the card has, and
-//! something moves after every few submissions. VMMs and the daemon are killed in the midst of it.
+//! Stock guests whose memory moves at random while they work: together they have several times the card's memory, and
+//! chunks move after every few submissions. VMMs and the daemon are killed meanwhile.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
 use tests::{Daemon, Output, Vm, VmConfig, wait};
 
-/// Time that the daemon may take to notice that a VM has gone, and chunks to move.
+/// Time that the daemon may take to notice the end of a VM, and chunks to move.
 const NOTICE: Duration = Duration::from_secs(60);
 
-/// A card of `vram_mib` MiB of which the mediator keeps `reserve_mib`, in chunks of `chunk_kib`; something moves after every
-/// `every` submissions.
+/// Returns the configuration of a card of `vram_mib` MiB of which the mediator keeps `reserve_mib`, in chunks of
+/// `chunk_kib`; a random move follows every `every` submissions.
 fn stirred_toml(paths: &tests::Paths, (vram_mib, reserve_mib): (u32, u32), chunk_kib: u32, every: u32) -> String {
     let card = card_toml(paths, vram_mib) + &format!("reserve_mib = {reserve_mib}\nchunk_kib = {chunk_kib}\n");
     card + "overcommit = true\n" + &format!("memory = {{ host_mib = 256, chaos_every = {every}, chaos_seed = 6 }}\n")
@@ -53,7 +53,7 @@ fn verified(vm: &Vm, output: &Output) -> Result<()> {
 
 #[test]
 fn two_guests_of_four_times_the_card_are_verified_and_one_is_killed_in_mid_relocation() -> Result<()> {
-    // 48 MiB for two VMs of 96 MiB each; one of them knows the mediator, for which nothing is different.
+    // 48 MiB for two VMs of 96 MiB each; one of them is paravirtual, which must make no difference.
     let vms = vm_toml("stays", 96) + "paravirtual = { offered = true }\n" + &vm_toml("dies", 96);
     let mut daemon = Daemon::start("stirred", |paths| stirred_toml(paths, (64, 16), 128, 2) + &vms)?;
     let stays = launch(&config(&daemon, "stays", "6.12")?.paravirtual()?)?;
@@ -90,7 +90,7 @@ fn daemon_killed_in_mid_relocation_serves_again_after_a_restart() -> Result<()> 
     wait_moved(&daemon, "before", 20)?;
     daemon.kill_and_restart()?;
     drop(work);
-    // The host's memory went with the process; VMs begin anew, among them one of the same name.
+    // Host memory was lost with the process; VMs start over, among them one of the same name.
     let after = boot(&daemon, "after", "6.1")?;
     before.ensure_healthy()?;
     before.kill()?;
@@ -106,7 +106,7 @@ fn daemon_killed_in_mid_relocation_serves_again_after_a_restart() -> Result<()> 
 
 #[test]
 fn guest_on_the_largest_chunks_is_verified_while_they_move() -> Result<()> {
-    // One chunk of 64 MiB for a VM of two; the mediator has one, keeps one for the VM's page tables and two at hand.
+    // One chunk of 64 MiB for a VM of two; the mediator has one, keeps one for the VM's page tables and two in reserve.
     let daemon = Daemon::start("large", |paths| stirred_toml(paths, (384, 256), 65536, 4) + &vm_toml("large", 128))?;
     let vm = boot(&daemon, "large", "6.12")?;
     guest::smoke(&vm, "workload --name memory --working-set 48m --rounds 1")?;

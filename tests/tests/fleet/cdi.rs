@@ -1,4 +1,4 @@
-//! Containers of podman with a tenant by the Container Device Interface.
+//! Podman containers that get a tenant through the Container Device Interface.
 
 use anyhow::{Result, ensure};
 use tests::Debian;
@@ -7,18 +7,18 @@ use crate::site::{Form, LIMIT, names, run_node, start_node, start_up};
 
 /// The admin socket of the daemon with a CUDA card.
 const SOCKET: &str = "/run/pods/admin.sock";
-/// An image of the host's own files: a program and the libraries that it is linked to.
+/// Builds an image from the host's own files: a program and its shared libraries.
 const IMAGE: &str = "mkdir -p /tmp/image/usr/bin /tmp/image/tmp /tmp/image/etc && cp /usr/bin/cuda-program /tmp/image/usr/bin/ && \
     for file in $(/lib64/ld-linux-x86-64.so.2 --list /usr/bin/cuda-program | grep -o '/[^ ]*') /lib64/ld-linux-x86-64.so.2; do \
     mkdir -p /tmp/image/$(dirname $file) && cp -L $file /tmp/image/$file; done && \
     tar -C /tmp/image -c . | podman import - localhost/cuda-program:1 && rm -r /tmp/image";
-/// podman without what this host has not: a disk for layers, networks, control groups of its own.
+/// Configures podman for a host without a disk for layers, networks and its own control groups.
 const CONTAINERS: &str = "mkdir -p /etc/containers && printf '[storage]\\ndriver = \"vfs\"\\nrunroot = \"/run/containers\"\\ngraphroot = \
     \"/var/lib/containers\"\\n' > /etc/containers/storage.conf && printf '[engine]\\nruntime = \"crun\"\\nno_pivot_root = true\\n\
     cgroup_manager = \"cgroupfs\"\\nevents_logger = \"none\"\\n[containers]\\nlog_driver = \"k8s-file\"\\n' > \
     /etc/containers/containers.conf && printf '{\"default\":[{\"type\":\"insecureAcceptAnything\"}]}' > /etc/containers/policy.json";
 
-/// The command that runs the program in a container with a claim, or without.
+/// Returns the command that runs the program in a container, with or without a claim.
 fn command(claim: Option<&str>, arguments: &str) -> String {
     let device = claim.map_or_else(String::new, |name| format!("--device gpu-mediator.internal/share={name}"));
     format!(
@@ -42,14 +42,14 @@ fn containers_of_podman_have_what_they_claim() -> Result<()> {
         host.ok(&format!("mediatorctl --socket {SOCKET} tenant add {name} --vram-mib {mib}"))?;
         host.ok(&format!("mediatorctl --socket {SOCKET} tenant cdi {name} --driver /opt/fake/libcuda.so.1 --write"))?;
     }
-    // Each has what its own tenant may have of the one card.
+    // Each gets its own tenant's quota on the same card.
     for (name, mib) in [("one", 256), ("two", 512)] {
         let filled = run(host, Some(name), "fill")?;
         ensure!(filled.code == 0, "a container with a claim: {}", filled.text());
         let got: u64 = filled.lines.last().map(|line| line.trim().parse()).transpose()?.unwrap_or(0);
         ensure!((mib - 32..=mib).contains(&got), "{name}: {got} MiB, expected nearly {mib}");
     }
-    // A container that runs while the daemon is restarted: it mounts the folder of the socket, and finds the next daemon.
+    // A container that runs during the daemon's restart mounts the socket's folder, and so finds the next daemon.
     host.start("container", &command(Some("one"), "busy --kernel-us 1000 --ms 600000"))?;
     let served = |programs: u32| {
         format!("test $(mediatorctl --socket {SOCKET} --json tenant show one | grep -c '\"pid\"') = {programs}")
@@ -65,7 +65,7 @@ fn containers_of_podman_have_what_they_claim() -> Result<()> {
     ensure!(none.code != 0 && none.text().contains("dlopen failed"), "a container without a claim: {}", none.text());
     let unknown = run(host, Some("three"), "fill")?;
     ensure!(unknown.code != 0 && unknown.text().contains("unresolvable CDI devices"), "{}", unknown.text());
-    // Removed, it can be claimed no more.
+    // A removed tenant cannot be claimed.
     for name in ["one", "two"] {
         host.ok(&format!("mediatorctl --socket {SOCKET} tenant cdi {name} --remove && mediatorctl --socket {SOCKET} tenant remove {name}"))?;
     }

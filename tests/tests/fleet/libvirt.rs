@@ -1,4 +1,4 @@
-//! Domains of libvirt with vGPUs.
+//! libvirt domains with vGPUs.
 
 use anyhow::{Context, Result, bail, ensure};
 use tests::Debian;
@@ -7,25 +7,26 @@ use crate::site::{Form, LIMIT, blocks, json, names, start_service, start_up};
 
 /// The service's admin socket.
 const SOCKET: &str = "/run/gpu-mediator/admin.sock";
-/// libvirt without what this host has not: D-Bus, a log daemon, security modules, control groups of its own.
+/// Configures libvirt for a host without D-Bus, a log daemon, security modules and its own control groups.
 const CONFIG: &str = "printf 'auth_unix_rw = \"none\"\\nauth_unix_ro = \"none\"\\n' >> /etc/libvirt/libvirtd.conf && printf 'user = \
     \"libvirt-qemu\"\\ngroup = \"kvm\"\\nstdio_handler = \"file\"\\nsecurity_driver = \"none\"\\nnamespaces = []\\ncgroup_controllers = \
     []\\nremember_owner = 0\\n' >> /etc/libvirt/qemu.conf && mkdir -p /var/lib/libvirt/qemu /var/cache/libvirt/qemu && chown \
     libvirt-qemu:kvm /var/lib/libvirt/qemu";
-/// The operator's page: its commands make the domain, and start it.
+/// The operator's page: its commands create and start the domain.
 const PAGE: &str = include_str!("../../../docs/guides/libvirt.md");
-/// Changes of the domain: no KVM, a kernel, and lines to talk to its init by.
+/// Changes to the domain: no KVM, a kernel, and lines for talking to its init.
 const CHANGES: &str = "sed -i -e \"s#type='kvm'#type='qemu'#\" -e \"s#<cpu mode=.*#<cpu mode='maximum'/>#\" -e \"s#</os>#\
     <kernel>/srv/vm/vmlinuz</kernel><initrd>/srv/vm/initrd</initrd><cmdline>console=ttyS0 no_timer_check panic=0</cmdline></os>#\" -e \
     \"s#<serial type='pty'/>#<serial type='file'><source path='/srv/vm/console.log'/></serial><serial type='pipe'>\
     <source path='/srv/vm/agent'/></serial>#\" web.xml && mkfifo agent.in agent.out && touch console.log answers && chown -R libvirt-qemu .";
 
-/// Reads what QEMU may do under libvirt's AppArmor profile, with what the package adds, though no kernel enforces it here.
+/// Checks QEMU's rights under libvirt's AppArmor profile with the package's additions, though no kernel enforces it
+/// here.
 const PROFILE: &str = "printf '#include <tunables/global>\nprofile test /usr/bin/qemu-system-x86_64 {\n #include <abstractions/libvirt-qemu>\n\
     }\n' > /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache \
     --preprocess /tmp/profile | grep -q 'run/gpu-mediator/[*].sock rw'";
 
-/// Waits until something stands in the guest's answers or on its console.
+/// Waits until a text is in the guest's replies or on its console.
 fn says(host: &Debian, what: &str, file: &str, count: u32) -> Result<()> {
     host.until(what, &format!("test $(grep -c '{what}' /srv/vm/{file}) -ge {count}"), LIMIT).map(drop)
 }
@@ -85,7 +86,7 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     ensure!(after["counters"]["resets"].as_u64() > before["counters"]["resets"].as_u64(), "{after:#}");
     host.ok("virsh --quiet destroy web")?;
     is_gone(host)?;
-    // QEMU is killed; the hook cleans up. So it does when libvirt was away, and learns of it later.
+    // QEMU is killed; the hook cleans up, also when libvirt was down and notices later.
     start(host)?;
     host.ok("kill -9 $(cat /run/libvirt/qemu/web.pid)")?;
     is_gone(host)?;
@@ -95,7 +96,7 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     host.start("virt", "exec libvirtd")?;
     host.until("libvirt to answer", "virsh --quiet list", LIMIT)?;
     is_gone(host)?;
-    // What there is no room for does not start, and says why.
+    // A domain without room does not start, and reports the reason.
     host.ok("mediatorctl vm add hog --card card0 --vram-mib 192")?;
     let refused = host.sh("virsh --quiet start web")?;
     ensure!(refused.code != 0 && refused.text().contains("no card has room"), "{}", refused.text());

@@ -1,4 +1,4 @@
-//! The host: the package installed, users, programs for CUDA cards of the fake driver.
+//! The host: installed package, users, and programs for CUDA cards of the fake driver.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use tests::daemon::{binary, run_to_end};
 use tests::files::Files;
 use tests::wait::Scratch;
 
-/// Time that making the package may take, `cargo` included.
+/// Time that building the package may take, including `cargo`.
 const PACKAGE_LIMIT: Duration = Duration::from_secs(400);
-/// Waits are for hangs.
+/// Time limit of waits, for hangs only.
 pub const LIMIT: Duration = Duration::from_secs(300);
 /// MiB of each CUDA card.
 pub const CARD_MIB: u64 = 1024;
 
-/// Users as the packages' own scripts would make them, and two who run jobs.
+/// Users that the packages' own scripts would create, and two that run jobs.
 const ACCOUNTS: &str = r#"set -e
 cat >> /etc/passwd <<END
 munge:x:110:110::/nonexistent:/usr/sbin/nologin
@@ -41,10 +41,10 @@ printf 'passwd: files\ngroup: files\nhosts: files\n' > /etc/nsswitch.conf
 ldconfig
 "#;
 
-/// The page whose configuration the service has.
+/// The page with the service's configuration.
 const PAGE: &str = include_str!("../../../docs/guides/libvirt.md");
 
-/// The blocks of an operator's page that are of a language, without the indentation of a list around them.
+/// Returns an operator's page's code blocks of a language, without the indentation of a surrounding list.
 pub fn blocks(page: &str, language: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut open: Option<(usize, String)> = None;
@@ -64,14 +64,14 @@ pub fn blocks(page: &str, language: &str) -> Vec<String> {
     blocks
 }
 
-/// Forms of the package.
+/// Formats of the package.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     Deb,
     Rpm,
 }
 
-/// Makes the package of the programs that this run tests, in one of its forms.
+/// Builds the package of the programs under test, in one format.
 fn package(folder: &Path, form: Form) -> Result<PathBuf> {
     let programs = binary("mediatord")?;
     let programs = programs.parent().context("a folder of programs")?;
@@ -79,12 +79,12 @@ fn package(folder: &Path, form: Form) -> Result<PathBuf> {
     command.args(["run", "--quiet", "--package", "xtask", "--", "package", "--fast"]);
     command.args((form == Form::Rpm).then_some("--rpm")).arg("--binaries").arg(programs);
     let ended = run_to_end(command.arg("--out").arg(folder), PACKAGE_LIMIT)?.success()?;
-    // A line for each form.
+    // A line for each format.
     let line = ended.stdout.trim().lines().nth(usize::from(form == Form::Rpm));
     Ok(line.with_context(|| ended.stdout.clone())?.into())
 }
 
-/// A host that is up, with the package installed; nothing if this machine cannot make one.
+/// Starts a host with the package installed; `None` if this machine cannot run one.
 pub fn start_up(name: &str, form: Form) -> Result<Option<Debian>> {
     if let Some(why) = tests::debian::impossible() {
         println!("skipped: {why}");
@@ -94,14 +94,14 @@ pub fn start_up(name: &str, form: Form) -> Result<Option<Debian>> {
     let mut files = Files::default();
     let (place, install) = match form {
         Form::Deb => ("root/package.deb", "dpkg --force-confold --install /root/package.deb"),
-        // What it depends on has other names here.
+        // Its dependencies have other names here.
         Form::Rpm => ("root/package.rpm", "rpm --install --nodeps /root/package.rpm"),
     };
     files.copy(&package(scratch.path(), form)?, place, 0o644)?;
     files.write("root/accounts.sh", 0o755, ACCOUNTS.as_bytes());
     let [config] = &blocks(PAGE, "toml")[..] else { bail!("docs/guides/libvirt.md has not one configuration") };
     files.write("etc/gpu-mediator.toml", 0o644, config.as_bytes());
-    // The host's C library is its own, and no older than the one that they are linked to.
+    // The host's C library is at least as new as the one that the programs were linked to.
     for (name, place) in [
         ("cuda-program", "usr/bin/cuda-program"),
         ("libcuda_fake.so", "opt/fake/libcuda.so.1"),
@@ -117,14 +117,14 @@ pub fn start_up(name: &str, form: Form) -> Result<Option<Debian>> {
     Ok(Some(host))
 }
 
-/// A program or library without what is for debuggers.
+/// Returns a stripped copy of a program or library.
 fn stripped(built: &Path, scratch: &Path) -> Result<PathBuf> {
     let to = scratch.join(built.file_name().context("a name")?);
     run_to_end(Command::new("strip").arg("--strip-debug").arg("-o").arg(&to).arg(built), PACKAGE_LIMIT)?.success()?;
     Ok(to)
 }
 
-/// Starts the service as its unit does: as its own user, with its folders.
+/// Starts the service like its unit: as its own user, with its folders.
 pub fn start_service(host: &Debian) -> Result<()> {
     host.ok("for folder in run var/lib; do install --directory --owner=gpu-mediator --group=gpu-mediator /$folder/gpu-mediator; done")?;
     let user = "setpriv --reuid=gpu-mediator --regid=gpu-mediator --clear-groups";
@@ -137,7 +137,7 @@ fn answers(host: &Debian, socket: &str) -> Result<()> {
     host.until("the daemon to answer", &format!("mediatorctl --socket {socket} card show"), LIMIT).map(drop)
 }
 
-/// Starts a daemon of its own with a CUDA card of the fake driver, and a software card, in `/run/NAME`.
+/// Starts a separate daemon with a CUDA card of the fake driver and a software card, in `/run/NAME`.
 pub fn start_node(host: &Debian, name: &str) -> Result<()> {
     let config = format!(
         "[daemon]\nadmin_socket = \"/run/{name}/admin.sock\"\nsocket_dir = \"/run/{name}\"\nstate_dir = \"/var/lib/{name}\"\n\n\
@@ -150,22 +150,22 @@ pub fn start_node(host: &Debian, name: &str) -> Result<()> {
     run_node(host, name)
 }
 
-/// Starts the daemon of a node that has a configuration.
+/// Starts the daemon of a configured node.
 pub fn run_node(host: &Debian, name: &str) -> Result<()> {
-    // Programs of all users have the fake driver's files.
+    // Programs of all users can access the fake driver's files.
     let variables = format!("FAKE_CUDA_FOLDER=/run/{name}/card FAKE_CUDA_MIB={}", CARD_MIB + 64);
     host.start(name, &format!("umask 0; exec env {variables} mediatord --config /etc/{name}.toml"))?;
     answers(host, &format!("/run/{name}/admin.sock"))
 }
 
-/// The answer of `mediatorctl`.
+/// Returns the parsed output of `mediatorctl`.
 pub fn json(host: &Debian, arguments: &str) -> Result<Value> {
     let command = format!("mediatorctl --json {arguments}");
     let text = host.ok(&command)?;
     serde_json::from_str(&text).with_context(|| format!("{command}:\n{text}"))
 }
 
-/// The names of the tenants, or of the virtual machines, of a daemon.
+/// Returns the names of a daemon's tenants or virtual machines.
 pub fn names(host: &Debian, socket: &str, kind: &str) -> Result<Vec<String>> {
     let list = json(host, &format!("--socket {socket} {kind} list"))?;
     let list = list[format!("{kind}s")].as_array().context("a list")?.clone();
