@@ -1,5 +1,5 @@
-//! Guests whose driver knows the mediator: page tables, channels and memory by calls, beside a guest with the stock driver on
-//! the same card; and device memory that channels share.
+//! Guests with the paravirtual driver: page tables, channels and memory through calls, next to a guest with the stock
+//! driver on the same card; and device memory shared by channels.
 
 use anyhow::{Context, Result};
 use tests::guest::{self, TRAPPED, card_toml, vm_toml};
@@ -7,15 +7,15 @@ use tests::{Daemon, Output, Vm, VmConfig};
 
 use super::stories::complaints;
 
-/// All of them, of a size that an emulated guest does in seconds.
+/// All workloads, with a size that an emulated guest completes in seconds.
 const ALL: &str = "run /bin/gpu-workloads workload --name all --scale 1";
 
-/// A VM that is offered the interface.
+/// Returns the table of a VM with the paravirtual interface.
 pub(super) fn offered(name: &str, vram_mib: u32, more: &str) -> String {
     vm_toml(name, vram_mib) + &format!("paravirtual = {{ offered = true{more} }}\n")
 }
 
-/// Boots a guest with the modified driver, and sees that it makes calls.
+/// Boots a guest with the modified driver, and checks that it makes calls.
 pub(super) fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     let config = VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name)).paravirtual()?;
     let vm = Vm::launch(&config)?;
@@ -35,14 +35,14 @@ fn verified(vm: &Vm, output: &Output) -> Result<()> {
 
 #[test]
 fn both_kernels_work_by_calls_beside_a_stock_guest() -> Result<()> {
-    // Of two what goes through apertures is seen.
+    // Two of them have trapped apertures, so that accesses are counted.
     let vms = offered("old", 160, "") + TRAPPED + &offered("new", 160, "") + &vm_toml("stock", 160) + TRAPPED;
     let daemon = Daemon::start("knowing", |paths| card_toml(paths, 640) + &vms)?;
     let stock = Vm::launch(&VmConfig::new("stock", tests::images()?, "6.1")?.with_gpu(daemon.vm_socket("stock")))?;
     let vms = [boot(&daemon, "old", "6.1")?, boot(&daemon, "new", "6.12")?, stock];
     vms[2].wait_ready()?;
     guest::load_driver(&vms[2])?;
-    // The driver that knows has no TLB flush trapped, and brings far less through the apertures.
+    // The paravirtual driver's TLB flushes are not trapped, and it makes far fewer aperture accesses.
     let count = |name: &str, counter: &str| guest::counter(&daemon, name, counter);
     let [known, stock] = [count("old", "aperture_bytes")?, count("stock", "aperture_bytes")?];
     println!("bytes through apertures until the driver is loaded: {known} by calls, {stock} by the stock driver");
@@ -59,7 +59,7 @@ fn both_kernels_work_by_calls_beside_a_stock_guest() -> Result<()> {
     for vm in &vms[..2] {
         let smoke = guest::smoke(vm, "all --quick")?;
         assert!(smoke.bytes > 1 << 20, "{}", smoke.line);
-        // The driver can be taken away and given back; nothing of it stays.
+        // The driver can be unbound and bound again, without leftovers.
         vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
         assert_eq!(count(vm.name(), "pv_tables")?, 0, "tables of {} stay", vm.name());
         vm.run_within("bind", guest::LOAD_LIMIT)?.success()?;
@@ -91,7 +91,7 @@ fn channels_share_segments_and_graphs_flow_through_them() -> Result<()> {
             assert!(makespan(&copied.line)? > 0 && makespan(&shared.line)? > 0);
         }
     }
-    // Between machines: one puts, the other gets and answers.
+    // Between VMs: one shares memory, the other opens it and replies.
     let put = one.start("run /bin/gpu-workloads share --what put --key 77 --seed 5 --duration 120")?;
     let got = (0..40).find_map(|_| guest::smoke(&two, "share --what get --key 77 --seed 5").ok());
     assert!(got.is_some_and(|got| got.ok), "the other machine found nothing");

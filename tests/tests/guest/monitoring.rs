@@ -1,4 +1,4 @@
-//! Debian's Prometheus behind the proxy that docs/guides/operating.md describes, at a daemon whose VMs work.
+//! Debian's Prometheus behind the proxy that docs/guides/operating.md describes, monitoring a daemon with working VMs.
 
 use std::fs;
 use std::io::Write;
@@ -18,11 +18,11 @@ const PAGE_OF_OPERATORS: &str = include_str!("../../../docs/guides/operating.md"
 /// Placeholders for the proxy's port, and for the daemon's folder.
 const PORT: &str = "127.0.0.1:9401";
 const FOLDER: &str = "/run/gpu-mediator";
-/// Settings of the card beside its size: room for what is evicted.
+/// More settings of the card: room for evicted memory.
 const MEMORY: &str = "overcommit = true\nmemory = { host_mib = 128 }\n";
 const VMS: [&str; 2] = ["web", "build"];
 const VM_MIB: u32 = 32;
-/// Time that a server may take to answer, and Prometheus to have read what there is.
+/// Time that a server may take to answer, and Prometheus to read all metrics.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
@@ -38,7 +38,7 @@ impl Server {
         Ok(Self(child.with_context(|| format!("cannot start {command:?}"))?))
     }
 
-    /// Waits until `path` is to be had at `port`.
+    /// Waits until `path` is available at `port`.
     fn wait_ready(&mut self, port: u16, path: &str) -> Result<()> {
         wait::until(&format!("{path} at port {port}"), LIMIT, || {
             if let Some(status) = self.0.try_wait()? {
@@ -57,7 +57,7 @@ impl Drop for Server {
     }
 }
 
-/// A port that nobody listens at now.
+/// Returns an unused port.
 fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
@@ -68,7 +68,7 @@ fn connect(port: u16) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// The block of the page that is in `language`.
+/// Returns the page's code block in `language`.
 fn block(language: &str) -> Result<&'static str> {
     let begin = format!("```{language}\n");
     let mut blocks = PAGE_OF_OPERATORS.split(begin.as_str()).skip(1);
@@ -77,7 +77,7 @@ fn block(language: &str) -> Result<&'static str> {
     block.with_context(|| format!("no block of {language}"))
 }
 
-/// The samples that Prometheus has now for `query`.
+/// Returns Prometheus' current samples for `query`.
 fn query(port: u16, query: &str) -> Result<Vec<Value>> {
     let escaped: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
     let answer = http::get(connect(port)?, &format!("/api/v1/query?query={escaped}"))?;
@@ -86,7 +86,7 @@ fn query(port: u16, query: &str) -> Result<Vec<Value>> {
     Ok(answer["data"]["result"].as_array().cloned().unwrap_or_default())
 }
 
-/// The only sample for `query`, if Prometheus has it yet.
+/// Returns the only sample for `query`, if Prometheus has it yet.
 fn value(port: u16, of: &str) -> Result<Option<f64>> {
     let samples = query(port, of)?;
     ensure!(samples.len() < 2, "{of}: {samples:?}");
@@ -94,7 +94,7 @@ fn value(port: u16, of: &str) -> Result<Option<f64>> {
     value.map(|value| value.parse().with_context(|| of.to_owned())).transpose()
 }
 
-/// Guests that have copied something.
+/// Returns guests that have copied data.
 fn guests(daemon: &Daemon) -> Result<Vec<(Driver<RemoteGuest>, Channel)>> {
     let guest = |name: &&str| -> Result<_> {
         let guest = RemoteGuest::connect(&daemon.vm_socket(name), u64::from(VM_MIB) << 20)?;
@@ -110,7 +110,7 @@ fn guests(daemon: &Daemon) -> Result<Vec<(Driver<RemoteGuest>, Channel)>> {
     VMS.iter().map(guest).collect()
 }
 
-/// Returns what `mediatorctl` shows, as queries with the values that they must have.
+/// Returns the values in the output of `mediatorctl`, as queries with expected results.
 fn expected(daemon: &Daemon) -> Result<Vec<(String, f64)>> {
     let memory = daemon.ctl_json(&["memory", "show", "card0"])?;
     let number = |value: &Value| value.as_f64().with_context(|| format!("no number in {memory}"));
@@ -158,7 +158,7 @@ fn prometheus_behind_the_documented_proxy_says_what_mediatorctl_says() -> Result
     let vms: String = VMS.iter().map(|name| vm_toml(name, VM_MIB)).collect();
     let mut daemon = Daemon::start("monitoring", |paths| card_toml(paths, 128) + MEMORY + &vms)?;
     let guests = guests(&daemon)?;
-    // Something lies in the host, and stays there.
+    // Evicts memory to the host, where it stays.
     daemon.ctl(&["memory", "set-quota", "web", "2"])?.success()?;
     wait::until("memory of VM web in the host", LIMIT, || {
         let memory = daemon.ctl_json(&["memory", "show", "card0"])?;
@@ -177,7 +177,7 @@ fn prometheus_behind_the_documented_proxy_says_what_mediatorctl_says() -> Result
     };
     fs::write(path("gpu-mediator.conf"), adapted(block("nginx")?))?;
     fs::write(path("prometheus.yml"), adapted(block("yaml")?))?;
-    // Around what is documented: whatever a Debian system has elsewhere, in this folder.
+    // In addition to the documented lines: paths that a Debian system has elsewhere, moved to this folder.
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| format!("{kind}_temp_path {};\n", path(kind).display()))
         .concat();
@@ -220,7 +220,7 @@ fn prometheus_behind_the_documented_proxy_says_what_mediatorctl_says() -> Result
     wait::until("Prometheus to reach the daemon", LIMIT, || Ok(up()?.filter(|up| *up == 1.0)))
         .with_context(|| wait::tail(&path("prometheus.log")))?;
 
-    // What an idle VM is entitled to changes with time, so both are asked again until they agree.
+    // An idle VM's entitlement changes with time, so both are read until they agree.
     let mut differing = Vec::new();
     let agree = wait::until("Prometheus and mediatorctl to agree", LIMIT, || {
         let expected = expected(&daemon)?;
@@ -235,7 +235,7 @@ fn prometheus_behind_the_documented_proxy_says_what_mediatorctl_says() -> Result
         Ok(differing.is_empty().then_some(()))
     });
     agree.with_context(|| differing.join("\n"))?;
-    // The questions of the page, but for rates, which take longer to come about.
+    // The page's queries, except rates, which need more time.
     let in_host = query(port, "gpu_mediator_vm_memory_bytes{place=\"host\"} > 0")?;
     assert!(in_host.len() == 1 && in_host[0]["metric"]["vm"] == "web", "{in_host:?}");
     let over = "gpu_mediator_vm_memory_bytes{place=\"card\"} > on(vm, card) gpu_mediator_vm_memory_entitled_bytes";

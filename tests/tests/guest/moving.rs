@@ -1,4 +1,4 @@
-//! Guests that compute go from card to card; a card is emptied while others arrive; a card dies.
+//! Guests that compute move between cards; a card is drained while others arrive; a card dies.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,16 +12,16 @@ use super::knowing;
 use super::stories::complaints;
 use super::upgrade::{Copies, compute_until};
 
-/// Moves under guests that compute, by default and at full scale.
+/// Number of moves with computing guests, by default and at full scale.
 const MOVES: usize = 24;
 const FULL_MOVES: usize = 100;
-/// Time within which a card that is gone is out of service.
-// TIMEOUT: it is looked for every tenth of a second.
+/// Time limit until a lost card is out of service.
+// TIMEOUT: the daemon polls every tenth of a second.
 const DEAD_LIMIT: Duration = Duration::from_secs(30);
 /// Cards of the daemon.
 const CARDS: [&str; 4] = ["card0", "card1", "card2", "card3"];
 
-/// Four cards; the third is full as soon as a guest works on it, and all have host memory.
+/// Returns four cards; the third is full as soon as a guest works on it, and all have host memory.
 fn cards_toml(paths: &Paths) -> String {
     let memory = "memory = { host_mib = 320, chaos_every = 50, chaos_seed = 7 }\n";
     let more = |name: &str, vram_mib: u32| {
@@ -38,7 +38,7 @@ fn stock(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Moves a VM, and waits until its guest has gone on there.
+/// Moves a VM, and waits until its guest has resumed there.
 fn moved(daemon: &Daemon, name: &str, to: &str) -> Result<Value> {
     let moved = daemon.ctl_json(&["vm", "move", name, "--card", to])?;
     ensure!(moved["to"] == to, "{moved}");
@@ -51,7 +51,7 @@ fn moved(daemon: &Daemon, name: &str, to: &str) -> Result<Value> {
 
 #[test]
 fn guests_compute_and_verify_while_they_go_from_card_to_card() -> Result<()> {
-    // Two VMMs have their apertures mapped, and go on with that memory wherever the VM is.
+    // Two VMMs map their apertures, and keep that memory wherever the VM is.
     let vms = vm_toml("old", 96) + TRAPPED + &vm_toml("new", 96) + &knowing::offered("knows", 96, "");
     let daemon = Daemon::start("moving", |paths| cards_toml(paths) + &vms)?;
     let vms = [stock(&daemon, "old", "6.1")?, stock(&daemon, "new", "6.12")?, knowing::boot(&daemon, "knows", "6.1")?];
@@ -64,7 +64,7 @@ fn guests_compute_and_verify_while_they_go_from_card_to_card() -> Result<()> {
         let mut done = Ok(());
         for step in 0..moves {
             let which = step % vms.len();
-            // Two cards for the first half, all of them for the second.
+            // The first half moves between two cards, the second between all.
             let among = if step < moves / 2 { 2 } else { CARDS.len() };
             at[which] = (at[which] + 1) % among;
             done = moved(&daemon, vms[which].name(), CARDS[at[which]]).and_then(|moved| {
@@ -112,7 +112,7 @@ fn card_is_drained_while_a_vm_arrives_and_an_upgrade_goes_on_with_who_has_moved(
     copies.iter_mut().try_for_each(Copies::copy)?;
     let (report, late) = std::thread::scope(|scope| -> Result<_> {
         let drains = scope.spawn(|| daemon.ctl_json(&["card", "drain", "card0"]));
-        // One that arrives in between goes elsewhere, or was there before and leaves with the others.
+        // A VM that arrives meanwhile is placed elsewhere, or is already there and moves away with the others.
         let late = daemon.ctl(&["vm", "add", "d", "--vram-mib", "32"])?;
         let report = drains.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))??;
         Ok((report, late))
@@ -123,14 +123,14 @@ fn card_is_drained_while_a_vm_arrives_and_an_upgrade_goes_on_with_who_has_moved(
         ensure!(guest::show(&daemon, name)?["card"] == "card1", "VM {name}: {report}");
     }
     copies.iter_mut().try_for_each(|copies| copies.copy().with_context(|| daemon.log_tail()))?;
-    // The card is marked still for the next daemon, which goes on with them.
+    // The next daemon also treats the card as drained, and resumes the VMs.
     daemon.upgrade()?;
     copies.iter_mut().try_for_each(|copies| copies.copy().with_context(|| daemon.log_tail()))?;
     let refused = daemon.ctl(&["vm", "add", "e", "--vram-mib", "32", "--card", "card0"])?;
     ensure!(refused.code != Some(0) && refused.stderr.contains("undrain"), "{}", refused.stderr);
     daemon.ctl(&["card", "undrain", "card0"])?.success()?;
     daemon.ctl(&["vm", "add", "e", "--vram-mib", "32", "--card", "card0"])?.success()?;
-    // And back.
+    // And back again.
     for name in ["a", "b"] {
         daemon.ctl(&["vm", "move", name, "--card", "card0"])?.success()?;
     }
@@ -155,7 +155,7 @@ fn card_that_dies_takes_its_vms_devices_and_they_are_placed_again() -> Result<()
         Ok((!daemon.ctl_json(&["card", "show", "card0"])?["error"].is_null()).then_some(()))
     })
     .with_context(|| format!("{}\n{:?}", daemon.log_tail(), daemon.ctl_json(&["card", "show", "card0"])))?;
-    // Others are not concerned.
+    // VMs on other cards are not affected.
     elsewhere.copy().with_context(|| daemon.log_tail())?;
     let shown = daemon.ctl_json(&["card", "show", "card0"])?;
     println!("REPORT a card that has died: {}", shown["error"]);

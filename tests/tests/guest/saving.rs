@@ -1,4 +1,5 @@
-//! A guest that computes is paused, its vGPU is saved in a file and goes on from it, again and again, beside one that stays.
+//! A guest that computes is paused, its vGPU is saved in a file and restored from it, repeatedly, next to a guest that
+//! stays.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use tests::{Daemon, Vm, VmConfig, scale};
 use super::stories::complaints;
 use super::upgrade::compute_until;
 
-/// Returns how often the VM is saved and restored.
+/// Returns the number of saves and restores of the VM.
 fn rounds() -> usize {
     scale::pick(5, 20)
 }
@@ -23,7 +24,7 @@ fn stock(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Pauses a VM, saves its vGPU, has it go on from the file, and lets the VM go on.
+/// Pauses a VM, saves its vGPU, restores it from the file, and resumes the VM.
 fn round(daemon: &Daemon, vm: &Vm) -> Result<(Value, Value)> {
     let file = vm.folder().join("saved.vgpu");
     let file = file.to_str().context("a path that is no text")?;
@@ -41,7 +42,7 @@ fn round(daemon: &Daemon, vm: &Vm) -> Result<(Value, Value)> {
 #[test]
 fn saving_a_guest_that_computes_and_restoring_it_loses_no_byte() -> Result<()> {
     let vms = vm_toml("saved", 64) + &vm_toml("stays", 64);
-    // Room for it twice, for as long as it takes.
+    // Temporary room for two copies of it.
     let daemon = Daemon::start("saving", |paths| card_toml(paths, 256) + "memory = { host_mib = 320 }\n" + &vms)?;
     let (saved, stays) = (stock(&daemon, "saved", "6.12")?, stock(&daemon, "stays", "6.1")?);
     let stop = AtomicBool::new(false);
