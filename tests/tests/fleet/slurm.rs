@@ -1,4 +1,4 @@
-//! Slurm with one controller and two nodes, each with a daemon of its own, on one host.
+//! Slurm with one controller and two nodes on one host; each node has a separate daemon.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::site::{CARD_MIB, Form, LIMIT, blocks, names, run_node, start_node, st
 const PAGE: &str = include_str!("../../../docs/guides/slurm.md");
 /// The nodes.
 const NODES: [&str; 2] = ["n1", "n2"];
-/// The controller and its nodes on one host: each node has eight CPUs in name, and a card of a hundred shards.
+/// The controller and its nodes on one host: each node has eight nominal CPUs, and a card of a hundred shards.
 const SLURM: &str = "ClusterName=test
 SlurmctldHost=host(127.0.0.1)
 SlurmUser=slurm
@@ -45,15 +45,15 @@ const GRES: &str = "Name=gpu File=/dev/null\nName=shard Count=100 File=/dev/null
 /// Arguments of the plugin and of the health check.
 const ARGUMENTS: &str = "socket=/run/%n/admin.sock sockets=/run/%n ledger=/var/log/gpu-mediator/%n.jsonl shards=100 chunk=4 \
     driver=/opt/fake/libcuda.so.1 patience=20";
-/// Begin of a job's script: which card its node has, as the driver of these tests wants to know.
+/// Start of a job's script: sets its node's card for the fake driver.
 const CARD: &str = "export FAKE_CUDA_FOLDER=/run/$SLURMD_NODENAME/card FAKE_CUDA_MIB=1088";
 
-/// Starts all of it.
+/// Starts the controller, the nodes and their daemons.
 fn start(host: &Debian) -> Result<()> {
     host.write("/etc/slurm/slurm.conf", 0o644, SLURM)?;
     host.write("/etc/slurm/gres.conf", 0o644, GRES)?;
     host.write("/etc/slurm/cgroup.conf", 0o644, "CgroupPlugin=disabled\n")?;
-    // The page's way to install the plugin; then both nodes of this host get arguments of their own.
+    // The page's commands install the plugin; then each node gets its own arguments.
     let shell = blocks(PAGE, "sh");
     let [install] = &shell[..] else { bail!("docs/guides/slurm.md has not one block of commands") };
     host.ok(&format!("mkdir -p /etc/slurm/plugstack.conf.d && set -e; {install}"))?;
@@ -77,12 +77,12 @@ fn start(host: &Debian) -> Result<()> {
         .map(drop)
 }
 
-/// A command that becomes a user.
+/// Returns a command prefix that switches to a user.
 fn user(name: &str) -> String {
     format!("setpriv --reuid={name} --regid={name} --clear-groups")
 }
 
-/// The unit of a node's daemon of Slurm.
+/// Returns the unit of a node's Slurm daemon.
 fn slurmd(node: &str) -> String {
     format!("slurmd-{node}")
 }
@@ -95,7 +95,7 @@ fn stop(host: &Debian) -> Result<()> {
     ["slurmd-n1", "slurmd-n2", "controller", "authority", "n1", "n2"].iter().try_for_each(|unit| host.stop(unit))
 }
 
-/// Submits a job of a user; its number.
+/// Submits a user's job; returns its number.
 fn submit(host: &Debian, user: &str, options: &str, program: &str) -> Result<u32> {
     let script = format!("{CARD}; {program}").replace('$', "\\$");
     let text = host.ok(&format!(
@@ -105,24 +105,24 @@ fn submit(host: &Debian, user: &str, options: &str, program: &str) -> Result<u32
     text.trim().lines().last().unwrap_or_default().parse().with_context(|| format!("sbatch says {text:?}"))
 }
 
-/// A job's script that holds memory of the card until it is ended.
+/// Returns a job's script that holds card memory until it is ended.
 fn hold(mib: u32) -> String {
     format!("mkfifo /jobs/$SLURM_JOB_ID.in; exec cuda-program hold --mib {mib} 0<>/jobs/$SLURM_JOB_ID.in")
 }
 
-/// A command that kills the program of a job, if it runs.
+/// Returns a command that kills a job's program, if it runs.
 fn kill(job: u32) -> String {
     format!(
         "for p in $(pgrep cuda-program); do grep -qz '^SLURM_JOB_ID={job}$' /proc/$p/environ && exec kill -9 $p; done; false"
     )
 }
 
-/// Waits until no job is left of those that wait, run or end.
+/// Waits until no job is pending, running or completing.
 fn until_over(host: &Debian) -> Result<()> {
     host.until("all jobs to be over", "test -z \"$(squeue --noheader)\"", LIMIT * 4).map(drop)
 }
 
-/// The state that a job has ended with.
+/// Returns the final state of a job.
 fn state(host: &Debian, job: u32) -> Result<String> {
     let shown = host.ok(&format!("scontrol show job {job}"))?;
     let state = shown.split_whitespace().find_map(|word| word.strip_prefix("JobState="));
@@ -133,7 +133,7 @@ fn output(host: &Debian, job: u32) -> Result<String> {
     host.ok(&format!("cat /jobs/{job}.out"))
 }
 
-/// The lines that are written down, by job.
+/// Returns the ledger's lines, by job.
 fn ledger(host: &Debian) -> Result<BTreeMap<u32, Value>> {
     let text = host.ok("cat /var/log/gpu-mediator/*.jsonl")?;
     let mut jobs = BTreeMap::new();
@@ -145,7 +145,7 @@ fn ledger(host: &Debian) -> Result<BTreeMap<u32, Value>> {
     Ok(jobs)
 }
 
-/// Nothing of any job is left on a node.
+/// Checks that no node has anything left of a job.
 fn nothing_is_left(host: &Debian) -> Result<()> {
     for node in NODES {
         let socket = format!("/run/{node}/admin.sock");
@@ -157,13 +157,13 @@ fn nothing_is_left(host: &Debian) -> Result<()> {
     Ok(())
 }
 
-/// The MiB that a program could have, which prints them last.
+/// Returns the MiB that a program could allocate, which is its last output.
 fn filled(host: &Debian, job: u32) -> Result<u64> {
     let text = output(host, job)?;
     text.lines().last().and_then(|line| line.trim().parse().ok()).with_context(|| format!("job {job}: {text}"))
 }
 
-/// A short run: each kind of job once, and each way to end.
+/// A short run: each kind of job, and each kind of end, once.
 #[test]
 fn jobs_of_slurm_have_what_they_ask_for() -> Result<()> {
     let Some(host) = start_up("slurm", Form::Deb)? else { return Ok(()) };
@@ -181,7 +181,7 @@ fn jobs_of_slurm_have_what_they_ask_for() -> Result<()> {
         "--nodelist=n1 --gres=shard:50 --vgpu",
         "stat -c '%F %U %a' $GPU_MEDIATOR_VFIO_USER_SOCKET",
     )?;
-    // What a job has on the card while it runs, and that nobody but its user may connect.
+    // Checks a running job's memory on the card, and that only its user may connect.
     let has = |job: u32, mib: u32| {
         format!(
             "mediatorctl --socket /run/n2/admin.sock --json tenant show slurm-{job} | grep -q '\"on_card_bytes\": {}'",
@@ -223,7 +223,7 @@ fn jobs_of_slurm_have_what_they_ask_for() -> Result<()> {
     stop(host)
 }
 
-/// A node loses its power while a job runs, and comes back.
+/// A node loses power while a job runs, and returns.
 fn is_lost(host: &Debian) -> Result<()> {
     let lost = submit(host, "alice", "--nodelist=n2 --gres=shard:40", &hold(100))?;
     let has = format!(
@@ -236,11 +236,11 @@ fn is_lost(host: &Debian) -> Result<()> {
     host.ok(&format!(
         "kill -9 $(pgrep -f 'slurmstepd: .{lost}\\.') $(pgrep --uid alice); rm -rf /run/n2/*.sock /run/n2/slurm-*; true"
     ))?;
-    // The daemon keeps tenants over a loss of power; the health check knows that the job is no more.
+    // The daemon keeps tenants over a power loss; the health check knows that the job has ended.
     run_node(host, "n2")?;
     let kept = names(host, "/run/n2/admin.sock", "tenant")?;
     ensure!(kept == [format!("slurm-{lost}")], "{kept:?}");
-    // The controller finds the node down, and the job with it; then the node comes back.
+    // The controller marks the node as down and ends the job; then the node returns.
     until_over(host)?;
     start_slurmd(host, "n2")?;
     nothing_is_left(host)?;
@@ -248,8 +248,8 @@ fn is_lost(host: &Debian) -> Result<()> {
     host.until("the node to be idle", "test \"$(sinfo --noheader --nodes=n2 --format=%t)\" = idle", LIMIT).map(drop)
 }
 
-/// Checks what is written down of jobs against what they asked for (shards and weight), against what the controller was told while
-/// they ran, and against the time that there was.
+/// Checks the ledger against the jobs' requests (shards and weight), the usage reported to the controller while they
+/// ran, and the elapsed time.
 fn add_up(
     host: &Debian,
     written: &BTreeMap<u32, Value>,
@@ -266,7 +266,7 @@ fn add_up(
         let node = usage["node"].as_str().context("a node")?;
         ensure!(NODES.contains(&node), "{usage}");
         *nodes.entry(node.to_owned()).or_default() += u128::from(number("used_ns")?);
-        // The last note to the controller is from before the job's end, if there was time for one.
+        // The last report to the controller precedes the job's end, if there was time for one.
         let shown = host.ok(&format!("scontrol show job {job}"))?;
         let noted = shown.split_whitespace().find_map(|word| word.strip_prefix("gpu_seconds="));
         if let Some(noted) = noted {
@@ -282,19 +282,19 @@ fn add_up(
     Ok(())
 }
 
-/// Time for which the jobs run that share a card by their weights.
+/// Run time of the jobs that share a card by weight.
 const BUSY: Duration = Duration::from_secs(30);
-/// Jobs of the long run.
+/// Number of jobs in the long run.
 const MANY: u32 = 40;
 
-/// A long run: many jobs of mixed shares, cancelled, killed, and a node lost among them.
+/// A long run: many jobs with different shares, some cancelled or killed, and a lost node.
 #[test]
 fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
     let Some(host) = start_up("jobs", Form::Deb)? else { return Ok(()) };
     let host = &host;
     start(host)?;
     let began = Instant::now();
-    // Two with the same shards and three times the weight, alone on a node: they share its card 3:1.
+    // Two with equal shards and weights of 3:1, alone on a node: they share its card 3:1.
     let busy = format!("cuda-program busy --kernel-us 1000 --ms {}", BUSY.as_millis());
     let heavy = submit(host, "alice", "--nodelist=n1 --gres=shard:10 --gpu-weight=300", &busy)?;
     let light = submit(host, "bob", "--nodelist=n1 --gres=shard:10 --gpu-weight=100", &busy)?;
@@ -309,7 +309,7 @@ fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
         of_light > 0 && of_heavy * 2 > of_light * 3 && of_heavy < of_light * 5,
         "{of_heavy} and {of_light} ns, expected 3:1"
     );
-    // Both together had the card, and no more than there was of it.
+    // Together they had the card, and no more than the elapsed time.
     let most = began.elapsed().as_nanos();
     ensure!(u128::from(of_heavy + of_light) <= most, "{of_heavy} and {of_light} ns of {most}");
     ensure!(u128::from(of_heavy + of_light) * 2 > BUSY.as_nanos(), "{of_heavy} and {of_light} ns of {BUSY:?}");
@@ -338,7 +338,7 @@ fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
         asked.insert(job, (shards, weight));
         all.push(job);
     }
-    // Jobs that hold their memory until they are ended, as soon as each runs.
+    // Jobs that hold their memory until they are cancelled, as soon as each runs.
     for job in &cancelled {
         host.until(
             "a job to run",
@@ -360,7 +360,7 @@ fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
         ensure!(state(host, *job)? != "COMPLETED", "job {job} was ended");
     }
     let written = ledger(host)?;
-    // A job that is cancelled while the controller is asked for its shards has had nothing.
+    // A job cancelled while the controller is asked for its shards has used nothing.
     all.retain(|job| written.contains_key(job) || !cancelled.contains(job));
     asked.retain(|job, _| all.contains(job));
     ensure!(written.keys().eq(&all), "jobs {:?} are written down, expected {all:?}", written.keys());

@@ -1,4 +1,4 @@
-//! Work that faults or never ends: the driver in the guest is told as the card would tell it, and kills that channel only.
+//! Work that faults or hangs: the guest's driver is notified as by a real card, and kills only that channel.
 
 use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
@@ -6,7 +6,7 @@ use tests::{Daemon, Pending, Vm, VmConfig, klog};
 
 use super::knowing::offered;
 
-/// Lines of the kernel's log in which nouveau speaks of a fault, a killed channel, or recovery.
+/// Returns kernel log lines in which nouveau reports a fault, a killed channel, or recovery.
 fn troubles(log: &[klog::Line]) -> Vec<&str> {
     let words =
         ["fault", "killed", "TIMEOUT", "timeout", "recover", "rc:", "ILLEGAL", "DATA_ERROR", "errored", "TRAP", "trap"];
@@ -16,27 +16,27 @@ fn troubles(log: &[klog::Line]) -> Vec<&str> {
         .collect()
 }
 
-/// Returns what the guest's kernel has said of troubles since it had said `before` lines of them.
+/// Returns such lines of the guest's kernel after the first `before` ones.
 fn news(vm: &Vm, before: usize) -> Result<Vec<String>> {
     Ok(troubles(&vm.kernel_log()?).into_iter().skip(before).map(str::to_owned).collect())
 }
 
-/// A guest whose work goes wrong, and a neighbour on the same card whose work is good.
+/// A guest with faulty work, and a neighbour on the same card with correct work.
 struct Scene {
     daemon: Daemon,
     vm: Vm,
     neighbour: Vm,
-    /// Troubles that the neighbour's kernel had before.
+    /// Number of such lines that the neighbour's kernel had before.
     quiet: usize,
 }
 
 impl Scene {
-    /// Boots both; `card` is more for the card's part of the configuration.
+    /// Boots both; `card` is appended to the card's part of the configuration.
     fn new(name: &str, kernel: &str, card: &str) -> Result<Self> {
         Self::with(name, kernel, card, false)
     }
 
-    /// The same; the driver of the guest whose work goes wrong may know the mediator.
+    /// The same; with `knows`, the faulty guest has the paravirtual driver.
     fn with(name: &str, kernel: &str, card: &str, knows: bool) -> Result<Self> {
         let faulty = if knows { offered("faulty", 192, "") } else { vm_toml("faulty", 192) };
         let vms = faulty + "hang_limit_ms = 1500\n" + &vm_toml("neighbour", 192);
@@ -55,7 +55,7 @@ impl Scene {
         Ok(Self { daemon, vm, neighbour, quiet })
     }
 
-    /// Does one thing wrong; for each list of words, the guest's kernel says a line with all of them.
+    /// Causes one fault; for each list of words, the guest's kernel must log a line with all of them.
     fn faulty(&self, what: &str, lines: &[&[&str]]) -> Result<()> {
         let before = troubles(&self.vm.kernel_log()?).len();
         let smoke = guest::smoke(&self.vm, &format!("faulty --what {what}"))?;
@@ -68,7 +68,8 @@ impl Scene {
         Ok(())
     }
 
-    /// The faulty guest had one hang, and the neighbour's work was good to the end, with nothing for its kernel to tell.
+    /// Checks that the faulty guest had one hang, and that the neighbour's work was correct to the end, without kernel
+    /// messages.
     fn finish(&self, good: Pending<'_>) -> Result<()> {
         assert_eq!(guest::counter(&self.daemon, "faulty", "hangs")?, 1);
         let good = guest::parse_smoke(&good.wait_within(guest::SMOKE_LIMIT)?)?;
@@ -80,13 +81,13 @@ impl Scene {
     }
 }
 
-/// A guest whose work goes wrong in three ways, one after the other, beside one that copies all the while.
+/// A guest causes three kinds of faults in sequence, next to a guest that copies all the while.
 fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
-    // The software card hangs long after the two other ways have been tried, by which only a few copies are launched. The
-    // mediator's own kernel, which clears PGRAPH between VMs, launches there too, and would meet the hang now and then.
+    // The software card hangs long after the two other kinds were tested, which launch only a few copies. The
+    // mediator's own kernel, which clears PGRAPH between VMs, also launches there, and would sometimes hit the hang.
     let hang = "residue = \"keep\"\n\n[[card.fault]]\nengine = \"graph\"\nkind = \"hang\"\nafter = 200\n";
     let scene = Scene::new("faults", kernel, hang)?;
-    // By the copy engines alone, which no fault is armed on.
+    // Only by the copy engines, which have no armed fault.
     let copies = "run /bin/gpu-workloads copy --engine ce0 --from gart --to gart --size 300000 --count 150";
     let good = scene.neighbour.start(copies)?;
     scene.faulty("unmapped", &[&["7f12340000", "PGRAPH", "gpu-workloads"]])?;
@@ -95,7 +96,7 @@ fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
     scene.finish(good)
 }
 
-/// A guest whose kernels go wrong in four ways, beside one that computes all the while, on the same engine.
+/// A guest's kernels fail in four ways, next to a guest that computes all the while on the same engine.
 fn only_the_culprit_is_told_of_its_kernels(kernel: &str, knows: bool) -> Result<()> {
     let scene = Scene::with("kernels", kernel, "", knows)?;
     let good = scene.neighbour.start("run /bin/gpu-workloads workload --name mmul --duration 15")?;
@@ -127,7 +128,7 @@ mod full {
         only_the_culprit_is_told("6.1")
     }
 
-    /// With the paravirtual driver, which must change nothing else.
+    /// With the paravirtual driver, which must not change anything else.
     #[test]
     fn linux_6_12_by_calls_is_told_of_its_kernels_and_recovers() -> Result<()> {
         only_the_culprit_is_told_of_its_kernels("6.12", true)

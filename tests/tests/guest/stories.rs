@@ -6,11 +6,11 @@ use anyhow::Result;
 use tests::guest::{self, TRAPPED, card_toml, vm_toml};
 use tests::{Daemon, Vm, VmConfig, klog};
 
-/// Lines that 6.12 prints on a healthy card of this kind as well: it asks for a privileged copy engine channel, which no Fermi
-/// has, and for a display format, which a card without outputs has not.
+/// Lines that 6.12 also prints on a healthy card of this kind: it requests a privileged copy engine channel, which
+/// Fermi lacks, and a display format, which a card without outputs lacks.
 const HARMLESS: [&str; 2] = ["failed to create ce channel, -22", "No compatible format found"];
 
-/// One daemon, one VM with the given kernel and nouveau loaded.
+/// Starts one daemon and one VM with the given kernel, and loads nouveau.
 fn one(name: &str, kernel: &str, hotplug: bool, more: &str) -> Result<(Daemon, Vm)> {
     let daemon = Daemon::start(name, |paths| card_toml(paths, 512) + &vm_toml(name, 256) + more)?;
     let mut config = VmConfig::new(name, tests::images()?, kernel)?.with_gpu(daemon.vm_socket(name));
@@ -20,7 +20,7 @@ fn one(name: &str, kernel: &str, hotplug: bool, more: &str) -> Result<(Daemon, V
     Ok((daemon, vm))
 }
 
-/// Complaints of the guest's kernel that a healthy card would not cause.
+/// Returns complaints of the guest's kernel that a healthy card would not cause.
 pub(crate) fn complaints(log: &[klog::Line]) -> Vec<&str> {
     log.iter()
         .filter(|line| line.complains() && (line.text.contains("nouveau") || line.text.contains("drm")))
@@ -43,7 +43,7 @@ fn comes_up(name: &str, kernel: &str) -> Result<()> {
     Ok(())
 }
 
-/// As [`comes_up`], with apertures that the VMM maps: what the CPU does there is no message.
+/// Like [`comes_up`], with apertures that the VMM maps: the CPU's accesses there cause no messages.
 fn comes_up_remapped(name: &str, kernel: &str) -> Result<()> {
     let (daemon, vm) = one(name, kernel, false, "")?;
     assert_eq!(guest::load_driver(&vm)?, "nouveau renderD128 MSI");
@@ -78,7 +78,7 @@ fn linux_6_12_comes_up_and_copies_without_complaint() -> Result<()> {
 fn unbound_and_bound_again(kernel: &str) -> Result<()> {
     let (_daemon, vm) = one("rebind", kernel, false, "")?;
     guest::load_driver(&vm)?;
-    // Once without any work between, once with.
+    // Once without any work in between, once with.
     vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
     assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new());
     vm.run_within("bind", guest::LOAD_LIMIT)?.success()?;
@@ -152,7 +152,7 @@ fn two_guests_share_one_card() -> Result<()> {
     Ok(())
 }
 
-/// Each story with the kernel that it does not run with by default.
+/// Each story with the kernel that it does not use by default.
 mod full {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! Another daemon goes on with the same VMs: guests that compute meanwhile, and next daemons that do not come up.
+//! Another daemon takes over the same VMs: with guests that compute meanwhile, and with successors that fail to start.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,19 +15,19 @@ use tests::{Daemon, Vm, VmConfig, scale};
 use super::knowing;
 use super::stories::complaints;
 
-/// Returns the number of rollbacks to the version before under guests that compute, each followed by an upgrade.
+/// Returns the number of rollbacks to the previous version with computing guests, each followed by an upgrade.
 fn rounds() -> u64 {
     scale::pick(4, 20)
 }
 
-/// Names a daemon's program of an earlier state of the project, which takes its turns with the present one: see CONTRIBUTING.md. Without
-/// it the present one speaks as the version before.
+/// Names a daemon's program of an earlier state of the project, which alternates with the current one: see
+/// CONTRIBUTING.md. Without it, the current one uses the previous version's format.
 const BEFORE: &str = "GPU_MEDIATOR_BEFORE";
 /// Virtual addresses of buffers.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 
-/// A guest without a VMM that has a channel, and copies when it is asked to.
+/// A guest without a VMM that has a channel, and copies on request.
 pub(super) struct Copies {
     driver: Driver<RemoteGuest>,
     channel: Channel,
@@ -41,7 +41,7 @@ impl Copies {
         Ok(Self { driver, channel, pages: 0 })
     }
 
-    /// Copies memory that it has just written.
+    /// Copies memory just written.
     pub(super) fn copy(&mut self) -> Result<()> {
         let Self { driver, channel, pages } = self;
         *pages += 1;
@@ -54,7 +54,7 @@ impl Copies {
         Ok(())
     }
 
-    /// Has a copy engine copy something, and does not wait for it.
+    /// Starts a copy on a copy engine, and does not wait for it.
     pub(super) fn ring_copy_engine(&mut self) -> Result<()> {
         let Self { driver, channel, .. } = self;
         driver.buffer(channel, FROM, 1, 1);
@@ -64,7 +64,7 @@ impl Copies {
     }
 }
 
-/// Puts a program at a path that is in use: the running one keeps its file.
+/// Replaces a program that may be running: the running one keeps its file.
 fn put(path: &Path, text: &[u8]) -> Result<()> {
     let new = path.with_extension("new");
     fs::write(&new, text)?;
@@ -127,13 +127,13 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
         refused(&mut daemon, &mut copies, what, said)?;
     }
     fs::write(daemon.config(), config)?;
-    // And then it does: back and forth.
+    // Now the upgrade works: back and forth.
     for upgrades in 1..=3 {
         let info = daemon.upgrade()?;
         assert_eq!(info["upgrades"], upgrades, "{info}");
         copies.iter_mut().try_for_each(|copies| copies.copy().with_context(|| daemon.log_tail()))?;
     }
-    // Others come and go, and the last daemon ends as the first would have.
+    // VMs can be added and removed, and the last daemon ends like the first would have.
     daemon.ctl(&["vm", "remove", "b"])?.success()?;
     assert!(!daemon.vm_socket("b").exists() && daemon.vm_socket("a").exists());
     let [a, _, mut c] = copies;
@@ -157,24 +157,24 @@ fn next_daemon_that_ends_when_it_takes_over_takes_its_vms_devices_along() -> Res
     let good = fs::read(&program)?;
     put(&program, &fs::read(faulty_taker()?)?)?;
     fs::write(program.with_extension("step"), "ends when it is ready")?;
-    // Nobody answers any more: the daemon before has let go of everything.
+    // The admin socket no longer answers: the previous daemon has released everything.
     let ended = daemon.ctl(&["daemon", "upgrade"])?;
     assert_ne!(ended.code, Some(0), "{}", ended.stdout);
     tests::wait::until("the daemon before to end", guest::SMOKE_LIMIT, || Ok((!daemon.alive()).then_some(())))?;
-    // What is left of it is in nobody's way.
+    // Its leftovers do not obstruct a new daemon.
     put(&program, &good)?;
     daemon.kill_and_restart()?;
     Copies::begin(&daemon, "a")?.copy()
 }
 
-/// The program of the crate `rig` that fails at a step.
+/// Returns the program of the crate `rig` that fails at a step.
 fn faulty_taker() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let folder = own.ancestors().nth(2).context("no folder of programs")?;
     Ok(folder.join("examples").join("faulty_taker"))
 }
 
-/// Computes and verifies until `stop`; the bytes that were verified.
+/// Computes and verifies until `stop`; returns the number of verified bytes.
 pub(super) fn compute_until(vm: &Vm, stop: &AtomicBool) -> Result<u64> {
     let mut bytes = 0;
     while !stop.load(Ordering::Acquire) {
@@ -191,8 +191,8 @@ fn stock(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Upgrades the daemon `turns` times while all of `vms` compute and verify; each turn is prepared by `exchange` and comes in the
-/// middle of the first VM's work. Returns the pauses in ms and the bytes that each VM has verified.
+/// Upgrades the daemon `turns` times while all of `vms` compute and verify; `exchange` prepares each upgrade, which
+/// happens in the middle of the first VM's work. Returns the pauses in ms and the bytes that each VM has verified.
 fn upgrade_under(
     daemon: &mut Daemon,
     vms: &[Vm],
@@ -209,7 +209,7 @@ fn upgrade_under(
             let rung = guest::counter(daemon, first, "doorbells");
             upgraded = exchange(daemon, turn).and_then(|()| daemon.upgrade()).and_then(|info| {
                 pauses.push(info["upgrade_pause_ms"].as_u64().context("no pause")?);
-                // They go on: the next upgrade comes in the middle of their work.
+                // They continue: the next upgrade comes in the middle of their work.
                 let rung = rung?;
                 tests::wait::until(&format!("VM {first} to go on"), guest::SMOKE_LIMIT, || {
                     Ok((guest::counter(daemon, first, "doorbells")? > rung + 4).then_some(()))
@@ -239,7 +239,7 @@ fn upgrade_under(
 
 #[test]
 fn guests_compute_and_verify_while_their_daemon_is_upgraded() -> Result<()> {
-    // A program of the version before knows no VM whose VMM maps PRAMIN.
+    // A program of the previous version does not support VMs whose VMM maps PRAMIN.
     let vms = [vm_toml("old", 96), vm_toml("new", 96), knowing::offered("knows", 96, "")];
     let vms: String = vms.into_iter().map(|vm| vm + TRAPPED).collect();
     let memory = "overcommit = true\nmemory = { host_mib = 320, chaos_every = 50, chaos_seed = 7 }\n";

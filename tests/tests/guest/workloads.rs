@@ -1,4 +1,4 @@
-//! The papers' workloads on the stock driver: on a card of its own, and in two mediated VMs at the same time.
+//! The papers' workloads on the stock driver: with a card in passthrough, and in two mediated VMs at the same time.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use tests::{Daemon, Output, Vm, VmConfig};
 
 use super::stories::complaints;
 
-/// All of them, of a size that an emulated guest does in seconds.
+/// All workloads, with a size that an emulated guest completes in seconds.
 const ALL: &str = "workload --name all --scale 1";
 
 fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
@@ -17,7 +17,7 @@ fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Every workload was verified, by the line of each, and the kernel has nothing to complain of.
+/// Checks that every workload was verified, by the line of each, and that the kernel has no complaints.
 fn all_verified(vm: &Vm, output: &Output) -> Result<()> {
     println!("VM {}:\n{}", vm.name(), output.text());
     let lines = |ok: &str| output.lines.iter().filter(|line| line.starts_with("RESULT ") && line.contains(ok)).count();
@@ -32,7 +32,7 @@ fn all_verified(vm: &Vm, output: &Output) -> Result<()> {
     Ok(())
 }
 
-/// A working set half as large again as the guest's VRAM: its kernel moves buffers out and in between the launches.
+/// A working set 1.5 times the guest's VRAM: its kernel moves buffers out and in between the launches.
 #[test]
 fn a_working_set_larger_than_vram_is_verified() -> Result<()> {
     let daemon = Daemon::start("hungry", |paths| card_toml(paths, 256) + &vm_toml("hungry", 64))?;
@@ -44,7 +44,7 @@ fn a_working_set_larger_than_vram_is_verified() -> Result<()> {
     Ok(())
 }
 
-/// No access of the guest's brings it: nothing else is at work.
+/// The interrupt is not caused by an access of the guest: nothing else runs.
 #[test]
 fn alarm_of_the_timer_interrupts_the_guest() -> Result<()> {
     let daemon = Daemon::start("alarm", |paths| card_toml(paths, 128) + &vm_toml("alarm", 64))?;
@@ -80,7 +80,7 @@ mod full {
         let vm = boot(&daemon, "computes", "6.12")?;
         let output = vm.run_within(&format!("run /bin/gpu-workloads {ALL}"), guest::SMOKE_LIMIT)?;
         all_verified(&vm, &output)?;
-        // Launched again and again, and told as benchmarks read it.
+        // Launched repeatedly, with the report in the format that benchmarks read.
         let looped = "run /bin/gpu-workloads workload --name loop --rounds 20000 --duration 2 --json";
         let output = vm.run_within(looped, guest::SMOKE_LIMIT)?;
         let object = output.lines.iter().find(|line| line.starts_with('{')).context("an object of JSON")?;
