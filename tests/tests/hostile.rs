@@ -1,4 +1,4 @@
-//! Guests and clients that try to get at others.
+//! Guests and clients that attack others.
 
 #[path = "hostile/holes.rs"]
 mod holes;
@@ -13,7 +13,7 @@ use tests::guest::{self, card_toml, vm_toml};
 use tests::{Daemon, Vm, VmConfig, wait};
 use vmm_glue::client::Client;
 
-/// Fill of the neighbour's VRAM; 16 bytes that nothing else writes.
+/// Contents of the neighbour's VRAM: 16 bytes that no other test writes.
 const PATTERN: &str = "5ec2e75ec2e75ec2deadbeefcafef00d";
 
 fn pair(name: &str) -> Result<Daemon> {
@@ -33,12 +33,12 @@ fn freed_memory_of_one_guest_is_not_seen_by_another() -> Result<()> {
     guest::load_driver(&victim)?;
     let filled = guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     assert!(filled.line.contains("hits="), "{}", filled.line);
-    // Freed by its process, the memory is the victim's still; a VM beside it sees its own only.
+    // Memory freed by its process still belongs to the victim; a VM next to it sees only its own.
     daemon.ctl(&["vm", "add", "beside", "--card", "card0", "--vram-mib", "48"])?.success()?;
     let beside = boot(&daemon, "beside", "6.12")?;
     guest::load_driver(&beside)?;
     guest::smoke(&beside, &format!("scan --pattern {PATTERN}"))?;
-    // Freed by the VM's end, it goes to a new VM, scrubbed.
+    // Freed by the VM's end, it is scrubbed and goes to a new VM.
     drop(victim);
     daemon.ctl(&["vm", "remove", "victim"])?.success()?;
     daemon.ctl(&["vm", "add", "heir", "--card", "card0", "--vram-mib", "160"])?.success()?;
@@ -72,7 +72,7 @@ fn pointers_outside_of_the_share_are_denied_and_counted() -> Result<()> {
     guest::load_driver(&victim)?;
     guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     let stress = victim.start("run /bin/gpu-workloads stress --seconds 20")?;
-    // Without a driver: the program has the BARs for itself.
+    // Without a driver: the program has exclusive access to the BARs.
     let attack = guest::smoke(&attacker, &format!("bar hostile --mapped --pattern {PATTERN}"))?;
     assert!(attack.line.contains("hits=0"), "{}", attack.line);
     let stress = guest::parse_smoke(&stress.wait_within(guest::SMOKE_LIMIT)?)?;
@@ -80,13 +80,13 @@ fn pointers_outside_of_the_share_are_denied_and_counted() -> Result<()> {
     let attacker_shown = guest::show(&daemon, "attacker")?;
     assert!(attacker_shown["denied_total"].as_u64() > Some(0), "{attacker_shown}");
     assert_eq!(guest::show(&daemon, "victim")?["denied_total"], 0);
-    // The attacker's own driver still comes up afterwards.
+    // The attacker's own driver can still start afterwards.
     guest::load_driver(&attacker)?;
     guest::smoke(&attacker, "copy --engine m2mf --from gart --to vram --size 65536")?;
     Ok(())
 }
 
-/// A client of `attacker`'s socket, and the promise that `victim`'s guest goes on copying while it lasts.
+/// Runs an attack on `attacker`'s socket, and checks that `victim`'s guest copies all the while.
 fn beside_a_client(name: &str, attack: impl FnOnce(&Daemon) -> Result<()>) -> Result<()> {
     let daemon = pair(name)?;
     let victim = boot(&daemon, "victim", "6.1")?;
@@ -105,7 +105,7 @@ fn beside_a_client(name: &str, attack: impl FnOnce(&Daemon) -> Result<()>) -> Re
 fn malformed_messages_end_their_connection_only() -> Result<()> {
     beside_a_client("malformed", |daemon| {
         let path = daemon.vm_socket("attacker");
-        // A frame that claims 2 GiB, one that is shorter than its header, and noise.
+        // A frame that claims 2 GiB, one shorter than its header, and noise.
         for bytes in [
             &[1, 0, 1, 0, 0, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0][..],
             &[2, 0, 1, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0][..],
@@ -131,7 +131,7 @@ fn client_that_does_not_read_is_dropped() -> Result<()> {
     beside_a_client("deaf", |daemon| {
         let mut client = Client::connect(&daemon.vm_socket("attacker"))?;
         client.stream().set_write_timeout(Some(Duration::from_secs(5)))?;
-        // Requests for replies that nobody takes; bounded, for the case that the server takes them all.
+        // Requests whose replies are not read; bounded, in case the server accepts them all.
         let body = vmm_glue::client::write_body(0, 0, &[0; 4]);
         for _ in 0..200_000 {
             if client.send(vmm_glue::protocol::Command::REGION_WRITE, 0, &body, &[]).is_err() {
@@ -161,7 +161,7 @@ fn memory_that_the_client_cuts_short_harms_nobody() -> Result<()> {
         let file = vmm_glue::client::memory_file(1 << 20, false)?;
         client.dma_map(0, 1 << 20, true, Some((file.as_fd(), 0)))?;
         rustix::fs::ftruncate(&file, 0)?;
-        // Bus mastering on makes the server look at the memory.
+        // Enabling bus mastering makes the server access the memory.
         client.write(7, 4, &6u16.to_le_bytes())?;
         let _ = client.read32(0, 0);
         Ok(())

@@ -1,4 +1,4 @@
-//! Domains of Xen with vGPUs, in an emulated machine.
+//! Xen domains with vGPUs, in an emulated machine.
 
 #[path = "xen/domains.rs"]
 mod domains;

@@ -1,8 +1,8 @@
-# Starts a Linux kernel that lies in memory already.
+# Starts a Linux kernel that is already in memory.
 #
-# It has the form of a bzImage, so that firmware which takes that byte by byte has little to take. The kernel's file lies at KERNEL, the
-# initial RAM disk at RAMDISK, which whoever assembles this defines. This puts the kernel where the boot protocol wants it and
-# enters it, as a boot loader does.
+# It has the format of a bzImage: the firmware reads it byte by byte, so it must be short. The kernel's file is at KERNEL, the
+# initial RAM disk at RAMDISK; the assembler's command line defines both. It puts the kernel where the boot protocol requires
+# it and enters it, like a boot loader.
 #
 # Source: the x86 boot protocol in the kernel's documentation.
 
@@ -44,7 +44,7 @@
         .long 0
         .long 0x7fffffff        # initrd_addr_max
         .org 0x260
-# Bytes of the RAM disk: whoever makes this file writes them here.
+# Bytes of the RAM disk: `boot.rs` writes them here.
 size:   .long 0
 
 # One flat segment for data.
@@ -83,12 +83,12 @@ start:  cli
         movl SYSSIZE(%esi), %edx
         movl $SETUP, %edi
         addr32 rep movsl
-# The protected-mode part is behind it.
+# The protected-mode part follows it.
         movl %edx, %ecx
         shll $2, %ecx           # 16 bytes to words of 4
         movl $HIGH, %edi
         addr32 rep movsl
-# What a loader tells the kernel.
+# Fields that a loader sets for the kernel.
         movl $SETUP, %edi
         movb $0xb0, TYPE_OF_LOADER(%edi)
         orb $0x80, LOADFLAGS(%edi)

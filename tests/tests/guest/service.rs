@@ -15,10 +15,10 @@ use tests::wait::Scratch;
 
 /// The version that is installed first.
 const OLD: &str = "0.0.9";
-/// Time that making a package may take, `cargo` included.
+/// Time that building a package may take, including `cargo`.
 const PACKAGE_LIMIT: Duration = Duration::from_secs(300);
 
-/// Makes the package of the programs that this run tests.
+/// Builds the package of the programs under test.
 fn package(folder: &Path) -> Result<PathBuf> {
     let programs = binary("mediatord")?;
     let programs = programs.parent().context("a folder of programs")?;
@@ -28,7 +28,7 @@ fn package(folder: &Path) -> Result<PathBuf> {
     Ok(ended.stdout.trim().into())
 }
 
-/// The same package as another version, in `folder`.
+/// Makes the same package with another version, in `folder`.
 fn reversioned(package: &Path, version: &str, folder: &Path) -> Result<PathBuf> {
     let tree = folder.join(version);
     let run = |command: &mut Command| run_to_end(command, PACKAGE_LIMIT)?.success();
@@ -45,16 +45,16 @@ fn reversioned(package: &Path, version: &str, folder: &Path) -> Result<PathBuf> 
     Ok(other)
 }
 
-/// User who runs VMs, by the command that becomes them.
+/// Command prefix of a user that runs VMs.
 const OPERATOR: &str = "setpriv --reuid=alice --regid=alice --init-groups";
-/// User who runs nothing here.
+/// Command prefix of a user without rights.
 const STRANGER: &str = "setpriv --reuid=mallory --regid=mallory --init-groups";
-/// Most that systemd may have against the unit, from 0 to 100 (`systemd-analyze security`): AF_UNIX, other users, `/`.
+/// Maximum exposure score of the unit, from 0 to 100 (`systemd-analyze security`): AF_UNIX, other users, `/`.
 const EXPOSURE: u32 = 5;
-/// VMs, all of which want more than a half of the card.
+/// Number of VMs; each wants more than half of the card.
 const VMS: u32 = 8;
 const VRAM_MIB: u32 = 40;
-/// Waits are for hangs.
+/// Time limit of waits, for hangs only.
 const LIMIT: Duration = Duration::from_secs(120);
 
 const SITE: &str = r#"[daemon]
@@ -70,7 +70,7 @@ overcommit = true
 memory = { host_mib = 320 }
 "#;
 
-/// A host with the packages, and what an administrator has at hand.
+/// Boots a host with the packages and an administrator's tools.
 fn host() -> Result<Host> {
     let scratch = Scratch::new("package")?;
     let new = package(scratch.path())?;
@@ -83,19 +83,19 @@ fn host() -> Result<Host> {
     Host::boot("service", files)
 }
 
-/// A property of the service, as systemd has it.
+/// Returns a property of the service in systemd.
 fn property(host: &Host, name: &str) -> Result<String> {
     host.ok(&format!("systemctl show --value --property={name} gpu-mediator"))
 }
 
-/// Puts a drop-in beside the unit.
+/// Adds a drop-in for the unit.
 fn drop_in(host: &Host, name: &str, lines: &str) -> Result<()> {
     let folder = "/etc/systemd/system/gpu-mediator.service.d";
     let command = format!("mkdir -p {folder} && printf '[Service]\\n{lines}\\n' > {folder}/{name}.conf");
     host.ok(&format!("{command} && systemctl daemon-reload")).map(drop)
 }
 
-/// Returns what `mediatorctl` answers to the administrator.
+/// Returns the output of `mediatorctl` for the administrator.
 fn json(host: &Host, arguments: &str) -> Result<Value> {
     let command = format!("mediatorctl --json {arguments}");
     let text =
@@ -103,30 +103,30 @@ fn json(host: &Host, arguments: &str) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| format!("{command}:\n{text}"))
 }
 
-/// All VMs and settings.
+/// Returns all VMs and settings.
 fn state(host: &Host) -> Result<Value> {
     let mut state = json(host, "export")?;
     state.as_object_mut().context("a state")?.remove("revision");
     Ok(state)
 }
 
-/// Starts a program beside others, as a user of his own; what it says goes to `/tmp/UNIT.log`.
+/// Starts a concurrent program as a separate user, with output to `/tmp/UNIT.log`.
 fn start(host: &Host, unit: &str, user: &str, command: &str) -> Result<()> {
     let output = format!("--property=StandardOutput=file:/tmp/{unit}.log --property=StandardError=inherit");
     host.ok(&format!("systemd-run --quiet --unit={unit} --uid={user} {output} {command}")).map(drop)
 }
 
-/// Starts the VMM of a VM, as another user than the operator.
+/// Starts the VMM of a VM, as a different user than the operator.
 fn start_vmm(host: &Host, vm: u32) -> Result<()> {
     start(host, &format!("vm{vm}"), "bob", &format!("light-vmm /run/gpu-mediator/vm{vm}.sock {VRAM_MIB}"))
 }
 
-/// Waits until a VMM has said a word that begins so.
+/// Waits until a VMM has printed a line that starts with `word`.
 fn vmm_says(host: &Host, vm: u32, word: &str) -> Result<String> {
     host.until(&format!("vm{vm}: {word}"), &format!("grep '^{word}' /tmp/vm{vm}.log"), LIMIT)
 }
 
-/// Waits until the service is up again after systemd has started it for the `restarts`th time by itself.
+/// Waits until systemd has restarted the service for the `restarts`th time by itself.
 fn restarted(host: &Host, restarts: u32) -> Result<()> {
     let command = format!(
         "systemctl is-active --quiet gpu-mediator && test $(systemctl show --value --property=NRestarts gpu-mediator) = {restarts}"
@@ -158,7 +158,7 @@ fn is_installed(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Users, a card, rights.
+/// Checks users, a card, and access rights.
 fn is_configured(host: &Host) -> Result<()> {
     for group in ["operators", "kvm"] {
         host.ok(&format!("addgroup --quiet --system {group}"))?;
@@ -181,13 +181,13 @@ fn is_configured(host: &Host) -> Result<()> {
     let said = refused.text();
     assert!(said.contains("this user may not use /run/gpu-mediator/admin.sock: Permission denied"), "{said}");
     assert!(said.contains("ask for the group of the socket: `admin_group`"), "{said}");
-    // The operator is not who runs VMMs.
+    // The operator must not run VMMs.
     let refused = host.sh(&format!("{OPERATOR} light-vmm /run/gpu-mediator/vm1.sock {VRAM_MIB}"))?;
     assert!(refused.code == 1 && refused.text().contains("Permission denied"), "{refused:?}");
     Ok(())
 }
 
-/// Two VMs have more memory than the card, and work.
+/// Checks that two VMs work with more memory than the card has.
 fn works(host: &Host) -> Result<()> {
     for vm in [1, 2] {
         start_vmm(host, vm)?;
@@ -202,7 +202,7 @@ fn works(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// The next daemon goes on with the VMs, and the service manager with the next daemon.
+/// Checks that the next daemon takes over the VMs, and that the service manager follows it.
 fn is_reloaded(host: &Host) -> Result<()> {
     let (before, pid) = (state(host)?, property(host, "MainPID")?);
     host.ok("systemctl reload gpu-mediator")?;
@@ -220,7 +220,7 @@ fn is_reloaded(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// A restart by the administrator, which takes a while: who comes meanwhile waits.
+/// Checks a slow restart by the administrator: clients that connect meanwhile wait.
 fn is_restarted(host: &Host) -> Result<()> {
     let before = state(host)?;
     drop_in(host, "slow", "ExecStartPre=/bin/sh -c \"until test -e /run/go; do sleep 0.1; done\"")?;
@@ -235,12 +235,12 @@ fn is_restarted(host: &Host) -> Result<()> {
     let listed = host.until("the operator to be answered", "test -s /tmp/list.log && cat /tmp/list.log", LIMIT)?;
     assert_eq!(listed.matches("\"name\"").count(), VMS as usize, "{listed}");
     restarted(host, 0)?;
-    // What the daemon held for them is gone, which they notice.
+    // The daemon's state of their vGPUs is lost, and they notice.
     for vm in [1, 2] {
         vmm_says(host, vm, "the device has gone")?;
     }
-    // Their connections too; one has a copy of VM 3's, and its journal with the RAM and the interrupt that it has given, and the memory under
-    // BAR1, BAR3 and PRAMIN that it has mapped.
+    // So are their connections. VM 3 has a stored copy of its connection, and its journal with the VMM's RAM and
+    // interrupt, and the mapped memory under BAR1, BAR3 and PRAMIN.
     assert_eq!(property(host, "NFileDescriptorStore")?, (VMS + 8).to_string());
     assert_eq!(state(host)?, before);
     host.ok("rm /etc/systemd/system/gpu-mediator.service.d/slow.conf").map(drop)
@@ -250,7 +250,7 @@ fn is_killed(host: &Host) -> Result<()> {
     let before = state(host)?;
     host.ok("systemctl kill --signal=KILL --kill-who=main gpu-mediator")?;
     restarted(host, 1)?;
-    // Its VMM has the device still, which was reset.
+    // Its VMM still has the device, which was reset.
     let shown = json(host, "vm show vm3")?;
     assert_eq!((&shown["state"], &shown["transport"]["daemon_deaths_survived"]), (&"connected".into(), &1.into()));
     host.ok("systemctl is-active vm3")?;
@@ -261,7 +261,7 @@ fn is_killed(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// It is stopped, so that it answers nothing any more.
+/// Checks a daemon that is stopped and does not respond.
 fn hangs(host: &Host) -> Result<()> {
     let before = state(host)?;
     drop_in(host, "watchdog", "WatchdogSec=10")?;
@@ -276,7 +276,7 @@ fn is_misconfigured(host: &Host) -> Result<()> {
     let before = state(host)?;
     host.ok("sed -i 's/^kind = .*/kind = \"gtx480\"/' /etc/gpu-mediator.toml")?;
     assert_ne!(host.sh("systemctl restart gpu-mediator")?.code, 0);
-    // It stays so: nothing is tried again, and nobody waits for it any more.
+    // It stays failed: systemd does not retry, and no client waits for it.
     for (name, value) in
         [("ActiveState", "failed"), ("ExecMainStatus", "2"), ("NRestarts", "0"), ("NFileDescriptorStore", "0")]
     {
@@ -298,13 +298,13 @@ fn is_upgraded(host: &Host) -> Result<()> {
     assert_ne!(property(host, "MainPID")?, process);
     assert_eq!(property(host, "ActiveState")?, "active");
     assert_eq!(state(host)?, before);
-    // The same sockets, not others in their places.
+    // The same sockets, not replacements.
     assert_eq!(host.ok(sockets)?, old);
     host.ok("cmp /root/site.toml /etc/gpu-mediator.toml")?;
     Ok(())
 }
 
-/// All files but those that change by themselves, those of dpkg's books, and what the administrator has put beside the unit.
+/// Lists all files except those that change by themselves, dpkg's database, and the administrator's drop-ins.
 fn files_of(host: &Host) -> Result<BTreeSet<String>> {
     let without = ["/root", "/tmp", "/var/cache", "/var/lib/dpkg", "/var/log"].map(|path| format!("-path {path}"));
     let command = format!("find / -xdev \\( {} \\) -prune -o -print", without.join(" -o "));
@@ -319,7 +319,7 @@ fn is_removed(host: &Host, before: &BTreeSet<String>) -> Result<()> {
     host.ok("dpkg --remove gpu-mediator")?;
     assert_eq!(property(host, "ActiveState")?, "inactive");
     host.ok("test ! -e /run/gpu-mediator && test ! -e /usr/bin/mediatord")?;
-    // Installed once more, it is as it was.
+    // A second installation restores the same files.
     host.ok("dpkg --install /root/new.deb")?;
     restarted(host, 0)?;
     assert_eq!(property(host, "UnitFileState")?, "enabled");
@@ -329,7 +329,7 @@ fn is_removed(host: &Host, before: &BTreeSet<String>) -> Result<()> {
     assert_eq!(property(host, "LoadState")?, "not-found");
     let left: Vec<_> = files_of(host)?.difference(before).cloned().collect();
     assert_eq!(left, Vec::<String>::new());
-    // Its number must not become another's.
+    // The user's ID must not be reused.
     host.ok("id gpu-mediator")?;
     Ok(())
 }

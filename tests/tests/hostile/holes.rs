@@ -1,4 +1,5 @@
-//! The holes of the reference code, tried by a guest that has the BARs for itself, beside one that copies and verifies.
+//! The holes of the reference code, tried by a guest with exclusive access to the BARs, next to a guest that copies and
+//! verifies.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,26 +12,26 @@ use tests::{Daemon, Vm, klog, wait};
 
 use super::{PATTERN, boot};
 
-/// Holes that the program tries: the nineteen of the reference code, and registers that it does not know.
+/// Holes that the program tries: the nineteen of the reference code, and unknown registers.
 const HOLES: RangeInclusive<u32> = 1..=29;
-/// Context images that name registers, and those of the mediator.
+/// Context images that name registers, and the mediator's images.
 const IMAGES: u32 = 30;
-/// Attempts by the paravirtual interface.
+/// Attempts through the paravirtual interface.
 const PARAVIRTUAL: RangeInclusive<u32> = 31..=38;
-/// Of these every attempt is a look at memory, or a write to a register that is virtual: nothing is there to refuse.
+/// Holes whose attempts are all reads of memory, or writes to virtual registers: there is nothing to refuse.
 /// Residue, scheduler masks, the timer, interrupts, configuration space.
 const VIRTUAL: [u32; 5] = [17, 21, 23, 27, 29];
 /// Time that one hole's attempts may take.
 const HOLE_LIMIT: Duration = Duration::from_secs(240);
 
-/// Everything that the daemon has counted against a VM.
+/// Returns the sum of all the daemon's counters of violations by a VM.
 fn counted(shown: &Value) -> u64 {
     let counters =
         ["faults", "channel_binds_refused", "doorbells_refused", "pv_refused"].map(|name| &shown["counters"][name]);
     counters.into_iter().chain([&shown["denied_total"]]).filter_map(Value::as_u64).sum()
 }
 
-/// Copies and verifies until `stop`; the bytes that were verified.
+/// Copies and verifies until `stop`; returns the number of verified bytes.
 fn copy_until(victim: &Vm, stop: &AtomicBool) -> Result<u64> {
     let mut bytes = 0;
     while !stop.load(Ordering::Acquire) {
@@ -39,7 +40,7 @@ fn copy_until(victim: &Vm, stop: &AtomicBool) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Waits until the neighbour has submitted more than it had: it is at work.
+/// Waits until the neighbour has submitted more work, and so is active.
 fn submits_more(daemon: &Daemon) -> Result<()> {
     let rung = guest::counter(daemon, "victim", "doorbells")?;
     wait::until("work that the neighbour submits", Duration::from_secs(120), || {
@@ -47,7 +48,7 @@ fn submits_more(daemon: &Daemon) -> Result<()> {
     })
 }
 
-/// Tries one hole; what the program says of it, and whether it held.
+/// Tries one hole; returns the program's report, and whether the defence held.
 fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
     let command = format!("run /bin/gpu-workloads bar hole {hole} --pattern {PATTERN} {more}");
     let output = attacker.run_within(&command, HOLE_LIMIT)?;
@@ -58,16 +59,16 @@ fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
     Ok((line.clone(), held && output.code == 0))
 }
 
-/// Tries holes beside a neighbour that copies and verifies.
+/// Tries holes next to a neighbour that copies and verifies.
 fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let offered = "paravirtual = { offered = true, group = \"a\" }\n";
-    // Of what it tries each access is to be seen, and an access to what it does not have to be denied.
+    // Each of its accesses must be trapped, and foreign accesses must be denied.
     let vms = vm_toml("victim", 96) + &vm_toml("attacker", 96) + TRAPPED + offered;
     let mut daemon = Daemon::start(name, |paths| card_toml(paths, 256) + &vms)?;
     let victim = boot(&daemon, "victim", "6.12")?;
     let attacker = boot(&daemon, "attacker", "6.1")?;
     guest::load_driver(&victim)?;
-    // What it frees stays its own: a neighbour that sees it is seen.
+    // Memory that it frees stays its own: a neighbour that can read it is detected.
     guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     let log_before = victim.kernel_log()?.len();
 
@@ -102,13 +103,13 @@ fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let complaints: Vec<_> = log[log_before..].iter().filter(|line| klog::Line::complains(line)).collect();
     assert!(complaints.is_empty(), "the neighbour's kernel: {complaints:?}");
     assert!(daemon.alive());
-    // The program knows a hole when there is one: the end of its share taken for a neighbour's.
+    // The program detects a real hole: here the end of its own share serves as the neighbour's memory.
     for hole in [1, 10, 11] {
         let (line, held) = attempt(&attacker, hole, "--share 88m")?;
         assert!(!held, "{line}");
     }
-    // The attacker's own driver still comes up afterwards, and is interrupted: it looks itself, before it waits, whether a copy
-    // has ended, so that a copy that is right says nothing of that.
+    // The attacker's own driver can still start afterwards, and receives interrupts: before it waits, it checks itself
+    // whether a copy has ended, so a correct copy alone does not prove that.
     guest::load_driver(&attacker)?;
     guest::smoke(&attacker, "copy --engine m2mf --from gart --to vram --size 65536")
         .inspect_err(|_| println!("{:?}", daemon.ctl(&["sched", "show"])))?;

@@ -1,4 +1,4 @@
-//! Guests that try to take more than their share of the card's time, each beside two that compute all the while.
+//! Guests that try to take more than their share of the card's time, each next to two that compute all the while.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use tests::contest::Outcome;
 use tests::crowd::{Crowd, ROUND_NS, name_of};
 use tests::rogues::{Rogue, stretched};
 
-/// Rounds of the neighbours' kernels, 2 and 10 ms. With those on their way each has work for as long as a busy host keeps its
-/// guest from running.
+/// Rounds of the neighbours' kernels, 2 and 10 ms. With the number in flight, each has work for as long as a busy host
+/// delays its guest.
 const NEIGHBOURS: [u32; 2] = [4, 20];
 const MEASURED: Duration = Duration::from_secs(3);
 
-/// Finds what is wrong with how a rogue's neighbours fared; in words, for a look at all of them.
+/// Describes the harm that a rogue did to its neighbours, so that all rogues are reported together.
 fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
     let outcome = rogue.beside(crowd, &NEIGHBOURS, MEASURED)?;
     let charged: f64 = (0..=NEIGHBOURS.len()).map(|place| outcome.received(place)).sum();
@@ -20,13 +20,13 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
     for (place, rounds) in NEIGHBOURS.into_iter().enumerate() {
         let (received, stretched) = (outcome.received(place), stretched(&outcome, place, rounds)?);
         println!("{}: neighbour {place} {received:.3} of {charged:.3}, stretched {stretched:.3}", rogue.name);
-        // Parts of what was charged, not of the time: a host that is busy keeps guests from submitting.
-        // A rogue that traps all the while takes the host's processors from them as well.
+        // Relative to all charges, not to the time: a busy host keeps guests from submitting. A rogue that traps
+        // constantly also takes the host's processors from them.
         if received < 0.9 / 3.0 * charged && !Rogue::BY_REGISTERS.contains(&rogue) {
             complaints.push(format!("{}: neighbour {place} had {received:.3} of {charged:.3}", rogue.name));
         }
-        // What it paid for is its own work, and not a rogue's. A look at who holds the card is late on a busy host; without
-        // any, it would be ten times as long.
+        // A neighbour pays for its own work, not for a rogue's. A busy host is late to detect the rogue; without
+        // detection, the factor would be ten times as large.
         if stretched > 3.0 {
             complaints.push(format!("{}: neighbour {place}'s kernels took {stretched:.3} times as long", rogue.name));
         }
@@ -52,14 +52,14 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
     Ok(complaints)
 }
 
-/// Finds what neighbours were charged beyond what their kernels take, where a rogue toggles its own while they work. A late
-/// host is charged too; the rogue's kernels would be 5 to 25 times as much.
+/// Lists neighbours charged for more than their kernels while a rogue toggles its own. A late host adds to the charges
+/// too; the rogue's kernels would add 5 to 25 times as much.
 fn paid_for_others(rogue: Rogue, outcome: &Outcome) -> Vec<String> {
     if !Rogue::BY_REGISTERS.contains(&rogue) {
         return Vec::new();
     }
     let complaint = |(place, rounds): (usize, u32)| {
-        // A kernel is two submissions: the launch, and the fence behind it.
+        // A kernel is two submissions: the launch, and the fence after it.
         let work_ns = outcome.completed(place) as f64 / 2.0 * f64::from(rounds) * ROUND_NS as f64;
         let part = work_ns / (outcome.received(place) * outcome.length as f64).max(1.0);
         println!("{}: {part:.3} of what neighbour {place} paid for was its own", rogue.name);
@@ -70,7 +70,7 @@ fn paid_for_others(rogue: Rogue, outcome: &Outcome) -> Vec<String> {
 
 #[test]
 fn neighbours_of_rogues_keep_their_share() -> Result<()> {
-    // One neighbour and the rogue know the mediator: neither takes more nor gets less by that.
+    // One neighbour and the rogue have paravirtual drivers: this must not change their parts.
     let mut crowd = Crowd::boot_with("rogues", NEIGHBOURS.len() + 1, 512, "", 1)?;
     let mut wrong = Vec::new();
     for rogue in Rogue::ALL.into_iter().chain(Rogue::BY_REGISTERS) {

@@ -1,18 +1,18 @@
-//! A card that is a PCI function: seen, bound, driven by our daemon, and given back.
+//! A card that is a PCI function: listed, bound, driven by the daemon, and released.
 
 use anyhow::Result;
 use tests::files::Files;
 use tests::guest::{self, TRAPPED, vm_toml};
 use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 
-/// MiB of the card, and those of it that the inner daemon is told of.
+/// MiB of the card, and the MiB configured for the inner daemon.
 const CARD_MIB: u32 = 256;
 const VRAM_MIB: u32 = 128;
 const SHAPE: Shape<'static> = Shape { card_mib: CARD_MIB, card_keys: "", memory_mib: 1024, vms: &[], huge_mib: 0 };
-/// MiB of a VM, and rounds in which our client copies.
+/// MiB of a VM, and rounds of copies by this process's client.
 const VM_MIB: u32 = 32;
 const ROUNDS: u64 = 1;
-/// Bytes that a round verifies: 64 pages in VRAM, and the same in RAM.
+/// Bytes verified in a round: 64 pages in VRAM, and the same in RAM.
 const ROUND_BYTES: u64 = 2 * 64 * 4096;
 
 /// Lists the host's cards, as an operator does, and returns the only one.
@@ -35,14 +35,14 @@ fn host_card_is_bound_driven_and_given_back() -> Result<()> {
     assert!(card["group"].is_u64() && card["usable"] == false, "{card}");
     let said = nest.ok("mediatorctl card list --host")?;
     assert!(said.contains(&format!("mediatorctl card bind {ADDRESS}")), "{said}");
-    // A daemon says the same.
+    // A daemon reports the same.
     let refused = nest.run("mediatord --config /etc/mediatord.toml")?;
     assert!(refused.code != 0 && refused.text().contains(&format!("mediatorctl card bind {ADDRESS}")), "{refused:?}");
     assert!(nest.ok(&format!("mediatorctl card bind {ADDRESS}"))?.contains("vfio-pci has"));
     let card = listed(&nest)?;
     assert_eq!((&card["driver"], &card["usable"]), (&"vfio-pci".into(), &true.into()), "{card}");
 
-    // What its falcons are to run is the operator's to say.
+    // The operator must name the firmware of its falcons.
     let refused = nest.run("mediatord --config /etc/mediatord.toml")?;
     let told = refused.text().contains("no firmware is approved for fecs, gpccs, ce0, ce1; approve some");
     assert!(refused.code != 0 && told, "{refused:?}");

@@ -1,5 +1,5 @@
-//! VMs under the machine's own KVM share a card behind VFIO: they copy, compute and swap, one is rebooted and hostile then, and
-//! one, which knows the mediator, is killed.
+//! VMs under the machine's own KVM share a card behind VFIO: they copy, compute and swap; one reboots and turns
+//! hostile, and a paravirtual one is killed.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use tests::nest::inner::{InnerSpec, InnerVm};
 use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 use tests::scale;
 
-/// MiB of the card, and those of it that the inner daemon is told of.
+/// MiB of the card, and the MiB configured for the inner daemon.
 const CARD_MIB: u32 = 256;
 const VRAM_MIB: u32 = 96;
-/// MiB that a VM sees, and those that it may have on the card. Each word that the daemon zeroes is a message here.
+/// MiB that a VM sees, and its quota on the card. Each word that the daemon zeroes is a message here.
 const VM_MIB: u32 = 32;
 const QUOTA_MIB: u32 = 8;
-/// MiB of host memory for what has no place on the card: all that VMs see, since nothing of it is guaranteed.
+/// MiB of host memory for evicted chunks: all that VMs see, because none of it is guaranteed.
 const HOST_MIB: u32 = 2 * VM_MIB;
-/// The VM that is rebooted and hostile, and the one that is killed, which knows the mediator.
+/// The VM that reboots and turns hostile, and the paravirtual one, which is killed.
 const FIRST: &str = "a";
 const PARAVIRTUAL: &str = "pv";
-/// Lines that a VM that knows the mediator has in its table.
+/// Line in the table of a paravirtual VM.
 const OFFERED: &str = "paravirtual = { offered = true }\n";
 /// The pattern that a hostile guest looks for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
@@ -32,7 +32,7 @@ fn attack_size() -> String {
     scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
 }
 
-/// Copies between RAM and VRAM, and kernels: what a guest's CPU moves through an aperture is an exit for each word.
+/// Copies between RAM and VRAM, and kernels: each word that a guest's CPU moves through an aperture is an exit.
 const COPIES: &str = "copy --engine m2mf --from gart --to vram --size 65536";
 const KERNELS: &str = "workload --name mmul";
 
@@ -40,7 +40,8 @@ const KERNELS: &str = "workload --name mmul";
 fn config(vms: &[InnerSpec]) -> String {
     let offered = |vm: &InnerSpec| if vm.paravirtual { OFFERED } else { "" };
     let memory = format!("memory = {{ quota_mib = {QUOTA_MIB} }}\n");
-    // Nothing has this machine's card's BARs mapped: a page that moves to or from memory under an aperture is an exit for each word.
+    // This machine's card's BARs are not mapped: a page moved to or from memory under an aperture is an exit for each
+    // word.
     let own = |vm: &InnerSpec| guest::vm_toml(vm.name, VM_MIB) + guest::TRAPPED + &memory + offered(vm);
     let vms: String = vms.iter().map(own).collect();
     nest::config(VRAM_MIB, &format!("overcommit = true\nmemory = {{ host_mib = {HOST_MIB} }}\n{vms}"))
@@ -50,7 +51,7 @@ fn counter(shown: &Value, name: &str) -> u64 {
     shown["counters"][name].as_u64().unwrap_or(0)
 }
 
-/// Prints what the daemon outside has been asked for so far.
+/// Prints the requests to the outer daemon so far.
 fn stage(nest: &Nest, what: &str) -> Result<()> {
     let shown = guest::show(nest.outer(), OUTER_VM)?;
     nest.say(&format!("-- {what}: {}", shown["counters"]));
@@ -69,14 +70,14 @@ fn vms_that_know_the_mediator_share_the_machines_card() -> Result<()> {
     share(InnerSpec { paravirtual: true, ..InnerSpec::new(FIRST) })
 }
 
-/// As above, one with the stock driver, whose load alone is half a million exits of a VM in an emulated machine.
+/// The same with a stock driver, whose load alone is half a million exits of a VM in an emulated machine.
 #[test]
 #[ignore = "loading the stock driver there takes seven minutes on a quiet host; docs/guides/real-cards.md has the times"]
 fn vms_of_the_machine_share_its_card() -> Result<()> {
     share(InnerSpec::new(FIRST))
 }
 
-/// Lets a VM share the card with one that knows the mediator.
+/// Lets a VM share the card with a paravirtual one.
 fn share(first: InnerSpec) -> Result<()> {
     let driver =
         if first.paravirtual { "the paravirtual driver in both" } else { "stock nouveau, and the paravirtual driver" };
@@ -90,7 +91,7 @@ fn share(first: InnerSpec) -> Result<()> {
     let daemon = nest.start_daemon("/etc/mediatord.toml")?;
     stage(&nest, "daemon")?;
 
-    // Two drivers, which come up beside each other.
+    // Two drivers, which start concurrently.
     let (mut first, pv) = (nest.launch(FIRST)?, nest.launch(PARAVIRTUAL)?);
     let release = first.wait_ready()?;
     pv.wait_ready()?;
@@ -104,7 +105,8 @@ fn share(first: InnerSpec) -> Result<()> {
     let loaded = nest.show(FIRST)?;
     assert_eq!(loaded["driver"]["interrupts"], "msi", "{loaded}");
 
-    // Both copy at the same time, and both compute; then their memory goes to the host, and one uses more than it may have on the card.
+    // Both copy at the same time, and both compute; then their memory is evicted, and one uses more than its quota on
+    // the card.
     let mut verified = Vec::new();
     for args in [COPIES, KERNELS] {
         verified.extend(at_once(&[&first, &pv], args)?);
@@ -114,7 +116,7 @@ fn share(first: InnerSpec) -> Result<()> {
         nest.ctl_json(&format!("memory evict {name}"))?;
     }
     verified.extend(at_once(&[&first, &pv], COPIES)?);
-    // All of its memory, with what the other must not find.
+    // Fills all of its memory with data that the other VM must not find.
     let filled = format!("fill --pattern {PATTERN:016x}");
     verified.push(pv.smoke(&filled)?);
     stage(&nest, &filled)?;
@@ -134,7 +136,7 @@ fn share(first: InnerSpec) -> Result<()> {
     assert_eq!(shown["denied_total"], 0, "{shown}");
     assert!(nest.show(FIRST)?["denied_total"].as_u64() > Some(0));
 
-    // The other is killed in the middle of its copies, and its vGPU waits for the next.
+    // The other is killed in the middle of its copies, and its vGPU waits for the next client.
     let copies = pv.start("run /bin/gpu-workloads stream --duration 120")?;
     std::thread::sleep(Duration::from_secs(2));
     assert!(!copies.ended());

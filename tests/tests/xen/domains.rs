@@ -1,5 +1,5 @@
-//! Domains with stock and paravirtual drivers share a card: they copy and compute, one is destroyed and comes back hostile. At
-//! full scale three domains swap as well, and one is rebooted.
+//! Domains with stock and paravirtual drivers share a card: they copy and compute; one is destroyed and returns as an
+//! attacker. At full scale three domains swap as well, and one reboots.
 
 use std::time::Duration;
 
@@ -23,10 +23,10 @@ fn attack_size() -> String {
     scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
 }
 
-/// Time for a look at a VM.
+/// Time limit for showing a VM.
 const SHOW_LIMIT: Duration = Duration::from_secs(120);
 
-/// The daemon's configuration: VMs whose domains have their names.
+/// Returns the daemon's configuration: VMs with the names of their domains.
 fn config(names: &[&str], paravirtual: &str) -> String {
     let vms = names.iter().map(|name| {
         let offered = if *name == paravirtual { "paravirtual = { offered = true }\n" } else { "" };
@@ -43,7 +43,7 @@ fn counter(shown: &Value, name: &str) -> u64 {
     shown["counters"][name].as_u64().unwrap_or(0)
 }
 
-/// Looks at a VM until something holds: of one that is busy, the daemon tells what it knew last.
+/// Polls a VM until a condition holds: for a busy VM, the daemon shows its last known state.
 fn shown_with(machine: &XenMachine, name: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Result<Value> {
     wait::until(what, SHOW_LIMIT, || machine.show(name).map(|shown| holds(&shown).then_some(shown)))
 }
@@ -55,8 +55,8 @@ fn at_once(domains: &[&Domain<'_>], args: &str) -> Result<Vec<Smoke>> {
     domains.iter().zip(started).map(|(domain, pending)| domain.finish(pending, args)).collect()
 }
 
-/// Boots a domain 0 with a stock guest and a paravirtual one. The stock guest shares the card, is destroyed in the middle
-/// of its copies, comes back, and attacks without a driver.
+/// Boots a domain 0 with a stock guest and a paravirtual one. The stock guest shares the card, is destroyed in the
+/// middle of its copies, returns, and attacks without a driver.
 #[test]
 fn domains_share_a_card_and_one_comes_back_hostile() -> Result<()> {
     let pv = DomainSpec { paravirtual: true, ..DomainSpec::new("pv", "6.1") };
@@ -103,7 +103,7 @@ fn domains_share_a_card_and_one_comes_back_hostile() -> Result<()> {
     Ok(())
 }
 
-/// Attacks from a domain that has loaded no driver. Returns the attack's result, and the number of denials.
+/// Attacks from a domain without a loaded driver. Returns the attack's result, and the number of denials.
 fn attacked(machine: &XenMachine, domain: &Domain<'_>) -> Result<(Smoke, Value)> {
     let hostile = format!("bar hostile --fresh --mapped {}", attack_size());
     let attack = domain.smoke(&format!("{hostile} --pattern {PATTERN:016x}"))?;
@@ -122,14 +122,14 @@ mod full {
         let machine = XenMachine::boot("xen", &specs, &config(&["a", "b", "pv"], "pv"), DOM0_MIB)?;
         let daemon = machine.start_daemon()?;
 
-        // What an operator is told to put into a domain's file is there.
+        // The lines for a domain's file that the daemon recommends are in the file.
         let told = machine.ctl("vm launch-args a --memory 384M")?;
         for line in told.lines().filter(|line| !line.starts_with('#')) {
             assert!(specs[0].config(0).contains(line), "{line} is not in the file of domain a");
         }
         assert!(machine.run("mediatorctl --socket /run/admin.sock vm launch-args a --vmm qemu")?.code != 0);
 
-        // Three domains at once: two stock drivers, and one that knows us. Booting is what takes most of the time.
+        // Three domains at once: two with stock drivers, and a paravirtual one. Booting takes most of the time.
         let (mut a, b, pv) = (machine.create("a")?, machine.create("b")?, machine.create("pv")?);
         let (release_a, release_b) = (a.wait_ready()?, b.wait_ready()?);
         pv.wait_ready()?;
@@ -141,7 +141,7 @@ mod full {
         let loaded = machine.show("a")?;
         assert_eq!(loaded["driver"]["interrupts"], "msi", "{loaded}");
 
-        // What cannot be saved with its domain keeps the domain from being saved, and the domain does not notice.
+        // State that cannot be saved prevents saving the domain, and the domain does not notice.
         let saved = machine.run("xl save a /run/a.saved 2>&1")?;
         assert!(saved.code != 0 && saved.text().contains("Suspend event channel"), "{}", saved.text());
 
@@ -154,7 +154,7 @@ mod full {
         let memory = machine.ctl("memory show")?;
         println!("{memory}");
 
-        // One is destroyed in the middle of its copies, and its VM waits for the next.
+        // One is destroyed in the middle of its copies, and its VM waits for the next domain.
         let copies = b.start("run /bin/gpu-workloads stress --seconds 120")?;
         std::thread::sleep(Duration::from_secs(2));
         assert!(!copies.ended());
@@ -189,10 +189,10 @@ mod full {
         let release = a.wait_ready()?;
         pv.wait_ready()?;
         pv.load_driver()?;
-        // With what the other must not find.
+        // With data that the other VM must not find.
         let filled = pv.smoke(&format!("fill --pattern {PATTERN:016x}"))?;
 
-        // Without a driver it attacks the one that goes on copying.
+        // Without a driver it attacks the VM that is copying.
         let started = pv.start("run /bin/gpu-workloads stress --seconds 8 --max 65536")?;
         let (attack, denied) = attacked(&machine, &a)?;
         let beside = pv.finish(started, "stress beside a hostile domain")?;
