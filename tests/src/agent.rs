@@ -38,7 +38,7 @@ impl Output {
         self.lines.join("\n")
     }
 
-    /// This output if the command succeeded, else an error that shows what it printed.
+    /// Returns this output if the command succeeded, else an error that shows its lines.
     pub fn success(self) -> Result<Self> {
         if self.code != 0 {
             bail!("the command ended with code {}:\n{}", self.code, self.text());

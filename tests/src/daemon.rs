@@ -186,7 +186,7 @@ impl Daemon {
         run_to_end(&mut command, CONTROL_LIMIT).with_context(|| format!("mediatorctl {}", args.join(" ")))
     }
 
-    /// Runs `mediatorctl --socket PATH --output json args...` and parses what it prints.
+    /// Runs `mediatorctl --socket PATH --output json args...` and parses its output.
     pub fn ctl_json(&self, args: &[&str]) -> Result<Value> {
         let all: Vec<_> = ["--output", "json"].iter().chain(args).copied().collect();
         let text = self.ctl(&all)?.success().with_context(|| format!("mediatorctl {}", args.join(" ")))?.stdout;

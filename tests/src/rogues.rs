@@ -22,7 +22,7 @@ const STRIKES: &str = "3";
 /// Attack of a rogue's VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// `gpu-workloads rogue --what` this.
+    /// Runs this attack of `gpu-workloads rogue`.
     Program(&'static str),
     /// It works, and QEMU stops its CPUs.
     Stopped,

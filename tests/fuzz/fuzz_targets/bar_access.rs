@@ -1,4 +1,4 @@
-//! Any accesses of a hostile guest, beside one that must not notice: `rig::fuzz` says what is checked.
+//! Any accesses of a hostile guest, next to a guest that must not notice: `rig::fuzz` documents the checks.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| rig::fuzz::run(input));

@@ -1,8 +1,8 @@
 # Starts a Linux kernel that is already in memory.
 #
-# It has the format of a bzImage: the firmware reads it byte by byte, so it must be short. The kernel's file is at KERNEL, the
-# initial RAM disk at RAMDISK; the assembler's command line defines both. It puts the kernel where the boot protocol requires
-# it and enters it, like a boot loader.
+# It has the format of a bzImage: the firmware reads it byte by byte, so it must be short. The kernel's file is at
+# KERNEL, the initial RAM disk at RAMDISK; the assembler's command line defines both. It puts the kernel where the
+# boot protocol requires it and enters it, like a boot loader.
 #
 # Source: the x86 boot protocol in the kernel's documentation.
 
