@@ -1,4 +1,4 @@
-//! Speed of copies and aperture accesses, beside a plain copy of the same memory.
+//! Speed of copies and aperture accesses, compared with a plain copy of the same memory.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use nvspec::addr::{GpuVa, VramAddr};

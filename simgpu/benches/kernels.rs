@@ -1,4 +1,4 @@
-//! Speed of kernels on the caller's thread: arithmetic, and the ways in which a warp accesses memory.
+//! Speed of kernels on the caller's thread: arithmetic, and the access patterns of a warp.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use nvspec::addr::{GpuVa, VramAddr};
@@ -10,14 +10,14 @@ use simgpu::mmu::{AddressSpace, Mmu};
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
-/// All lie in VRAM where they are in the address space.
+/// Mapped to the same VRAM addresses, like the other areas.
 const CODE: u64 = 16 * MIB;
 const BANK: u64 = 17 * MIB;
 const DATA: u64 = 18 * MIB;
 const END: u64 = 32 * MIB;
-/// Times that each thread does it.
+/// Number of repetitions in each thread.
 const ROUNDS: u32 = 64;
-/// Blocks, and threads of each.
+/// Number of blocks, and of threads in each.
 const SHAPE: (u32, u32) = (8, 128);
 
 /// Computes.
@@ -33,7 +33,7 @@ const ARITHMETIC: &str = ".kernel k
     @P0 BRA round
     EXIT";
 
-/// Adds to words of each thread; those of two threads next to each other lie as far apart as the second parameter says.
+/// Adds to words of each thread; the second parameter is the distance between adjacent threads' words.
 const MEMORY: &str = ".kernel k
     S2R R0, SR_TID.X
     MOV R1, c[0][0x24]
@@ -47,7 +47,7 @@ const MEMORY: &str = ".kernel k
     @P0 BRA round
     EXIT";
 
-/// An engine with a program.
+/// An engine with a loaded program.
 struct Rig {
     compute: Compute,
     memory: Arc<Memory>,

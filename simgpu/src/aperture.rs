@@ -1,7 +1,7 @@
-//! The windows through which the CPU reaches memory: BAR1, BAR3 and PRAMIN.
+//! The windows through which the CPU accesses memory: BAR1, BAR3 and PRAMIN.
 //!
-//! Where they lead is kept apart from the registers that say so, so that an access takes no lock that work on the card
-//! holds for long.
+//! Their targets are stored apart from the registers that set them, so that an access does not need a lock that work on
+//! the card holds for long.
 
 use crate::fifo::userd::Doorbells;
 use crate::memory::{BusAddr, Memory};
@@ -22,7 +22,7 @@ pub(crate) enum Mode {
     Virtual {
         /// The instance block.
         instance: (Target, u64),
-        /// Its address space, or why there is none.
+        /// Its address space, or the reason why it has none.
         space: Result<AddressSpace, MmuFault>,
     },
 }
@@ -38,9 +38,9 @@ pub(crate) struct ApertureFault {
 #[derive(Debug)]
 pub(crate) struct Apertures {
     bars: RwLock<[Mode; 2]>,
-    /// First byte of PRAMIN; `None` when it does not lead to memory.
+    /// First byte of PRAMIN; `None` when it is not mapped to memory.
     pramin: RwLock<Option<BusAddr>>,
-    /// The card has fallen off the bus: whoever reads it reads ones, and nothing of it goes on.
+    /// The card has fallen off the bus: it reads as ones, and does nothing.
     gone: AtomicBool,
 }
 
@@ -60,23 +60,23 @@ impl Apertures {
         }
     }
 
-    /// The card falls off the bus.
+    /// Makes the card fall off the bus.
     pub(crate) fn vanish(&self) {
         self.gone.store(true, Ordering::Release);
     }
 
-    /// Returns whether it has.
+    /// Returns true if the card has fallen off the bus.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Power-on state.
+    /// Restores the power-on state.
     pub(crate) fn reset(&self) {
         *self.bars.write() = [Mode::Physical; 2];
         *self.pramin.write() = Some(BusAddr::Vram(VramAddr(0)));
     }
 
-    /// The register that places `aperture` was written.
+    /// Handles a write to the register that maps `aperture`.
     pub(crate) fn bind(&self, aperture: Aperture, register: u32, memory: &Memory) {
         use pbus::BAR1_BLOCK::{ADDRESS, TARGET, VALID};
         let mode = if VALID.is_set(register) {
@@ -88,7 +88,7 @@ impl Apertures {
         self.bars.write()[index(aperture)] = mode;
     }
 
-    /// The register that places PRAMIN was written.
+    /// Handles a write to the register that maps PRAMIN.
     pub(crate) fn place_pramin(&self, register: u32) {
         use pbus::PRAMIN_WINDOW::{BASE, TARGET};
         let base = u64::from(BASE.get(register)) << 16;
@@ -99,7 +99,7 @@ impl Apertures {
         self.bars.read()[index(aperture)]
     }
 
-    /// Reads through a BAR; what cannot be read is ones.
+    /// Reads through a BAR; unreadable bytes are ones.
     pub(crate) fn read(
         &self,
         aperture: Aperture,
@@ -125,7 +125,7 @@ impl Apertures {
         }
     }
 
-    /// Writes through a BAR. Returns whether a doorbell was rung.
+    /// Writes through a BAR. Returns true if a doorbell was rung.
     pub(crate) fn write(
         &self,
         aperture: Aperture,
@@ -147,7 +147,7 @@ impl Apertures {
                     let to = session.translate(va, true).map_err(fault)?;
                     let part = &data[done..];
                     let part = &part[..to.bytes.min(part.len() as u64) as usize];
-                    // Doorbells are dwords: one access, so that who reads them meanwhile sees no half.
+                    // Doorbells are dwords: one access, so that a concurrent reader never sees half of one.
                     match part {
                         [a, b, c, d] => session.write32(va, u32::from_le_bytes([*a, *b, *c, *d])),
                         _ => session.write(va, part),
@@ -170,7 +170,7 @@ impl Apertures {
         })
     }
 
-    /// Writes a dword through PRAMIN. Returns whether a doorbell was rung.
+    /// Writes a dword through PRAMIN. Returns true if a doorbell was rung.
     pub(crate) fn pramin_write(&self, offset: u32, value: u32, memory: &Memory, doorbells: &Doorbells) -> bool {
         let Some(base) = *self.pramin.read() else { return false };
         write_bus(base.offset(u64::from(offset - pramin::BASE)), &value.to_le_bytes(), memory, doorbells)

@@ -1,7 +1,7 @@
-//! The copy engines' falcons. Their firmware is not executed: starting it, once it was uploaded, makes the engine work, and
-//! it reports errors of methods as nouveau's firmware does.
+//! The copy engines' falcons. Their firmware is not executed: starting it after its upload enables the engine, and the
+//! model reports errors of methods like nouveau's firmware.
 //!
-//! Both blocks have the same registers, 0x1000 apart; they are decoded as the first's.
+//! Both blocks have the same registers, 0x1000 apart; their offsets are decoded as the first block's.
 
 use crate::cx::Cx;
 use crate::engines::EngineError;
@@ -14,7 +14,7 @@ use nvspec::regs::ce0::{self, CPU_CONTROL, INTR, INTR_DISPATCH, INTR_EN, Reg, SC
 use nvspec::regs::ce1;
 use saved_state::Invalid;
 
-/// Bytes from one falcon's registers to the next's.
+/// Bytes between the registers of the two falcons.
 const STRIDE: u32 = ce1::BASE - ce0::BASE;
 
 /// Interrupt lines of the falcon that the firmware routes to the host.
@@ -46,14 +46,14 @@ impl CopyFalcons {
         Ok(())
     }
 
-    /// `offset` is that of the second block's register for `unit` 1.
+    /// Reads a register. For `unit` 1, `offset` is that of the second block's register.
     pub(crate) fn read(&mut self, unit: usize, reg: Reg, offset: u32, fifo: &Fifo, cx: &Cx) -> u32 {
         match reg {
             Reg::DMEM_CONTROL => self.data[unit].control(),
             Reg::DMEM_DATA => self.data[unit].read(),
             Reg::IMEM_CONTROL => self.code[unit].control(),
             Reg::IMEM_TAG => self.code[unit].tag(),
-            // Code is not kept.
+            // Code is not stored.
             Reg::IMEM_DATA => 0,
             Reg::CHANNEL_CURRENT => fifo.slots[IDS[unit].index()].resident.map_or(0, |resident| {
                 ce0::CHANNEL_CURRENT::VALID.of(1) | ce0::CHANNEL_CURRENT::ADDRESS.of((resident.instance.1 >> 12) as u32)
@@ -133,7 +133,7 @@ impl CopyFalcons {
         }
     }
 
-    /// Power-on state of one falcon.
+    /// Restores the power-on state of one falcon.
     pub(crate) fn reset(&mut self, unit: usize, cx: &mut Cx) {
         self.data[unit] = DataMemory::new();
         self.code[unit] = CodeMemory::new();
@@ -142,7 +142,7 @@ impl CopyFalcons {
     }
 }
 
-/// Returns whether a falcon asserts its line to PMC.
+/// Returns true if a falcon asserts its line to PMC.
 pub(crate) fn asserts(unit: u32, cx: &Cx) -> bool {
     let word = |register: u32| cx.storage.peek(register + STRIDE * unit);
     let dispatch = word(INTR_DISPATCH::OFFSET);

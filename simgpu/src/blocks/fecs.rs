@@ -1,5 +1,5 @@
-//! FECS and GPCCS, PGRAPH's context-switching falcons. Their firmware is not executed, but without any they do nothing;
-//! what its commands do is in [`crate::graph`].
+//! FECS and GPCCS, PGRAPH's context-switching falcons. Their firmware is not executed, but they do nothing without it;
+//! [`crate::graph`] implements its commands.
 
 use crate::cx::Cx;
 use crate::falcon::{CodeMemory, DataMemory, SavedCode, SavedMemory};
@@ -50,7 +50,7 @@ impl GraphFalcons {
             Reg::DMEM_DATA => self.fecs.read(),
             Reg::IMEM_CONTROL => self.fecs_code.control(),
             Reg::IMEM_TAG => self.fecs_code.tag(),
-            // Code is not kept.
+            // Code is not stored.
             Reg::IMEM_DATA => 0,
             Reg::UNITS => UNITS::GPCS.of(cx.chip.gpcs) | UNITS::ROPS.of(cx.chip.rops),
             Reg::CURRENT => graph::current(fifo),
@@ -101,7 +101,7 @@ impl GraphFalcons {
             Reg::CPU_CONTROL => {
                 cx.storage.poke(offset, value);
                 if CPU_CONTROL::START.is_set(value) {
-                    // FECS's program starts the clusters'.
+                    // FECS's program starts the programs of the clusters.
                     let begins = self.fecs_code.begins_at(cx.storage.peek(fecs::BOOT_VECTOR::OFFSET))
                         && self.gpccs_code.begins_at(cx.storage.peek(gpccs::BOOT_VECTOR::OFFSET));
                     if begins {
@@ -118,11 +118,11 @@ impl GraphFalcons {
                 }
             }
             Reg::INTR_CLEAR => cx.storage.poke(INTR::OFFSET, cx.storage.peek(INTR::OFFSET) & !value),
-            // The first word acknowledges what the firmware raised.
+            // Writing the first word acknowledges the firmware's errors.
             Reg::UCODE_ERROR if index == 0 => {
                 cx.storage.poke(UCODE_INTR::OFFSET, cx.storage.peek(UCODE_INTR::OFFSET) & !value);
             }
-            // It follows from what PGRAPH holds.
+            // Derived from the context in PGRAPH.
             Reg::CURRENT => {}
             Reg::INTR
             | Reg::INTR_MISC
@@ -169,7 +169,7 @@ impl GraphFalcons {
         }
     }
 
-    /// Power-on state.
+    /// Restores the power-on state.
     pub(crate) fn reset(&mut self) {
         *self = Self::new();
     }

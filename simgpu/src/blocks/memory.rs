@@ -1,5 +1,5 @@
-//! The flush registers, PFB, the memory controllers and the L2 cache. Nothing is cached here but translations; writes to
-//! host memory may be under way, though.
+//! The flush registers, PFB, the memory controllers and the L2 cache. Only translations are cached here, but writes to
+//! host memory may be in flight.
 
 use crate::cx::Cx;
 use crate::memory::BusAddr;
@@ -10,7 +10,7 @@ use nvspec::regs::{ltc, pbfb, pbfb_bcast, pfb, pflush, ptop};
 
 pub(crate) fn read_flush(reg: pflush::Reg) -> u32 {
     match reg {
-        // Done before the write that asked for it returned.
+        // Complete before the write that requested it returns.
         pflush::Reg::BAR_FLUSH | pflush::Reg::L2_FLUSH | pflush::Reg::L2_INVALIDATE => 0,
     }
 }
@@ -19,7 +19,7 @@ pub(crate) fn write_flush(reg: pflush::Reg, offset: u32, value: u32, cx: &mut Cx
     cx.storage.write(reg.info(), offset, value);
     match reg {
         pflush::Reg::BAR_FLUSH if pflush::BAR_FLUSH::TRIGGER.is_set(value) => {
-            // GUESS: the barrier is an access to the flush page behind all writes; without such a page it does not reach them.
+            // GUESS: the barrier is an access to the flush page after all writes; without such a page it has no effect.
             let page = u64::from(cx.storage.peek(pfb::NISO_ADDRESS::OFFSET)) << BARRIER_SHIFT;
             if cx.memory.sysmem.is_writable(Iova(page)) {
                 cx.memory.push_posted();
@@ -51,7 +51,7 @@ pub(crate) fn write_pfb(reg: pfb::Reg, offset: u32, value: u32, cx: &mut Cx) {
     use pfb::Reg;
     match reg {
         Reg::MMU_CTRL => {
-            // The queue has always room, and what was queued is done.
+            // The queue always has room, and all queued flushes are complete.
             let state = pfb::MMU_CTRL::FLUSH_SLOTS_FREE.mask() | pfb::MMU_CTRL::FLUSH_DONE.mask();
             cx.storage.poke(offset, (value & !state) | (cx.storage.peek(offset) & state));
         }
@@ -78,7 +78,7 @@ fn flush(trigger: u32, cx: &Cx) {
     let directory = cx.storage.peek(pfb::MMU_INVALIDATE_PDB::OFFSET);
     let target = Target::from_bits(pfb::MMU_INVALIDATE_PDB::TARGET.get(directory));
     let address = u64::from(pfb::MMU_INVALIDATE_PDB::ADDRESS.get(directory)) << 12;
-    // GUESS: the address is encoded as the directory's is.
+    // GUESS: the address is encoded like the directory's.
     let page = u64::from(cx.storage.peek(pfb::MMU_INVALIDATE_VA::OFFSET) >> 4) << 12;
     let all_directories = pfb::MMU_INVALIDATE::ALL_PDB.is_set(trigger);
     let all_pages = pfb::MMU_INVALIDATE::ALL_VA.is_set(trigger);
@@ -108,8 +108,8 @@ pub(crate) fn read_ltc(reg: ltc::Reg, offset: u32, cx: &Cx) -> u32 {
     }
 }
 
-/// Sets the memory controllers as after reset: one partition holds all memory. Without POST they are off, and the register
-/// that VBIOS scripts end with says so.
+/// Resets the memory controllers: one partition holds all memory. Without POST they are off, and the register that
+/// VBIOS scripts write last shows that.
 pub(crate) fn reset(cx: &mut Cx) {
     let mib = (cx.memory.vram.size() >> 20) as u32;
     if mib == 0 {

@@ -1,4 +1,4 @@
-//! Register blocks, in the order of the address map. Each has what it does beyond storing: `read` and `write` match
+//! Register blocks, in the order of the address map. Each implements behaviour beyond storing: `read` and `write` match
 //! every register of the block, and `plain` registers go to the storage.
 
 pub(crate) mod board;

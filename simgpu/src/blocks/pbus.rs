@@ -1,5 +1,5 @@
-//! PBUS: the PRAMIN window and the apertures' instance blocks. Access faults are not raised: what drivers probe for
-//! would raise them on other chips.
+//! PBUS: the PRAMIN window and the apertures' instance blocks. Access faults are not raised: drivers probe registers of
+//! other chips, which would raise them.
 
 use crate::cx::Cx;
 use card::Aperture;
@@ -40,7 +40,7 @@ pub(crate) fn write(reg: Reg, offset: u32, value: u32, cx: &mut Cx) {
     }
 }
 
-/// Returns whether the unit asserts its line to PMC.
+/// Returns true if the unit asserts its line to PMC.
 pub(crate) fn asserts(cx: &Cx) -> bool {
     cx.storage.peek(INTR::OFFSET) & cx.storage.peek(INTR_EN::OFFSET) != 0
 }

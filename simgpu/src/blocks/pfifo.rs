@@ -1,4 +1,4 @@
-//! PFIFO's and the PBDMAs' registers. What they do is in [`crate::fifo`].
+//! PFIFO's and the PBDMAs' registers. [`crate::fifo`] implements their behaviour.
 
 use super::pmc;
 use crate::cx::Cx;
@@ -100,8 +100,8 @@ pub(crate) fn write(reg: pfifo::Reg, index: u32, offset: u32, value: u32, fifo: 
     }
 }
 
-/// Returns whether a write only takes an interrupt back. Nothing that PFIFO does waits for that, and a driver does it after each piece
-/// of work.
+/// Returns true if a write only acknowledges an interrupt. Nothing in PFIFO waits for that, and a driver does it after
+/// each piece of work.
 pub(crate) fn acknowledges(offset: u32) -> bool {
     matches!(pfifo::decode(offset), Some((pfifo::Reg::INTR | pfifo::Reg::NON_STALL_INTR, _)))
 }
@@ -153,7 +153,7 @@ mod tests {
             assert!(!concerns_scheduler(offset));
             assert_eq!(gpu.fifo.channels[3].retry_at, Some(7));
         }
-        // A fault waits for the report of the one before to be taken.
+        // A fault waits until the report of the previous one was read.
         let offset = pfifo::MMU_FAULT_ID::OFFSET;
         gpu.write32(offset, 1);
         assert!(concerns_scheduler(offset));

@@ -1,4 +1,4 @@
-//! PGRAPH's front end: interrupts, traps, the side doors by which drivers set context state.
+//! PGRAPH's front end: interrupts, traps, and the registers by which drivers set context state directly.
 
 use crate::cx::Cx;
 use crate::faults::EngineId;
@@ -10,7 +10,7 @@ pub(crate) fn read(reg: Reg, offset: u32, fifo: &Fifo, cx: &Cx) -> u32 {
     use nvspec::regs::pgraph::STATUS;
     match reg {
         Reg::STATUS => STATUS::BUSY.of(u32::from(fifo.slots[EngineId::Graph.index()].pending())),
-        // The handshake is over before the write that began it returned.
+        // The handshake is complete before the write that started it returns.
         Reg::PWR_HANDSHAKE => PWR_HANDSHAKE::BUSY.with(cx.storage.peek(offset), 0),
         Reg::INTR
         | Reg::TRAP
@@ -42,7 +42,7 @@ pub(crate) fn write(reg: Reg, offset: u32, value: u32, fifo: &mut Fifo, cx: &mut
                 fifo.retry_waiting();
             }
         }
-        // Context state that the side doors set is not looked at.
+        // Context state set this way is ignored.
         Reg::ICMD_COMMAND | Reg::MTHD_COMMAND => {}
         Reg::TRAP
         | Reg::DATA_ERROR
@@ -64,7 +64,7 @@ pub(crate) fn write(reg: Reg, offset: u32, value: u32, fifo: &mut Fifo, cx: &mut
     }
 }
 
-/// Returns whether the unit asserts its line to PMC.
+/// Returns true if the unit asserts its line to PMC.
 pub(crate) fn asserts(cx: &Cx) -> bool {
     cx.storage.peek(INTR::OFFSET) & cx.storage.peek(INTR_EN::OFFSET) != 0
 }

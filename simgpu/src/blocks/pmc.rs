@@ -4,7 +4,7 @@ use super::Effect;
 use crate::cx::Cx;
 use nvspec::regs::pmc::{ENABLE, INTR_EN_0, INTR_MASK_0, Reg};
 
-/// Interrupts that PMC sees.
+/// Interrupt lines into PMC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lines {
     /// Bits of INTR_0.
@@ -12,7 +12,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Returns whether the card's interrupt line is driven.
+    /// Returns true if the card's interrupt line is asserted.
     pub(crate) fn level(self, cx: &Cx) -> bool {
         let enabled = INTR_EN_0::ENABLE.is_set(cx.storage.peek(INTR_EN_0::OFFSET));
         enabled && self.pending & cx.storage.peek(INTR_MASK_0::OFFSET) != 0
@@ -65,7 +65,7 @@ pub(crate) fn write(reg: Reg, offset: u32, value: u32, cx: &mut Cx) -> Effect {
     }
 }
 
-/// One bit for each PBDMA that exists.
+/// Returns a mask with one bit for each PBDMA that exists.
 pub(crate) fn pbdma_mask(cx: &Cx) -> u32 {
     (1 << cx.chip.pbdmas) - 1
 }

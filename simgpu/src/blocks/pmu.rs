@@ -1,4 +1,4 @@
-//! PMU: a falcon whose firmware is not executed. Once started it shows its two queues, takes commands and sends no
+//! PMU: a falcon whose firmware is not executed. Once started it shows its two queues, accepts commands and sends no
 //! messages.
 
 use crate::cx::Cx;
@@ -7,7 +7,7 @@ use nvspec::regs::pmu::{INTR, INTR_EN, MESSAGE_INFO, QUEUE_HEAD, QUEUE_INFO, QUE
 use nvspec::regs::{pmu, pmu_queue};
 use saved_state::Invalid;
 
-/// State.
+/// State of the PMU.
 #[derive(Debug)]
 pub(crate) struct Pmu {
     data: DataMemory,
@@ -32,7 +32,7 @@ impl Pmu {
         match (reg, index) {
             (Reg::DMEM_CONTROL, 0) => self.data.control(),
             (Reg::DMEM_DATA, 0) => self.data.read(),
-            // What the host queues is taken at once.
+            // The host's commands are consumed at once.
             (Reg::QUEUE_TAIL, 0) => cx.storage.peek(QUEUE_HEAD::at(0)),
             _ => cx.storage.read(reg.info(), offset),
         }
@@ -57,7 +57,7 @@ impl Pmu {
         }
     }
 
-    /// Power-on state.
+    /// Restores the power-on state.
     pub(crate) fn reset(&mut self, cx: &mut Cx) {
         let Self { data } = self;
         *data = DataMemory::new();
@@ -65,7 +65,7 @@ impl Pmu {
         cx.storage.poke(QUEUE_TAIL::at(0), 0);
     }
 
-    /// Returns whether the unit asserts its line to PMC.
+    /// Returns true if the unit asserts its line to PMC.
     pub(crate) fn asserts(cx: &Cx) -> bool {
         cx.storage.peek(INTR::OFFSET) & cx.storage.peek(INTR_EN::OFFSET) != 0
     }
