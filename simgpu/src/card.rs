@@ -1,4 +1,4 @@
-//! The software card as everyone else sees it: [`SimGpu`].
+//! The software card's public interface: [`SimGpu`].
 
 use crate::clock::{Clock, TimeModel};
 use crate::cx::Copied;
@@ -18,27 +18,27 @@ use std::fs::File;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Description of a card that is to be made.
+/// Parameters of a new card.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// MiB of VRAM, 16 to 6144. What is never touched costs nothing.
+    /// MiB of VRAM, 16 to 6144. Untouched memory costs nothing.
     pub vram_mib: u32,
     /// Bytes of BAR1, the VRAM aperture: a power of two.
     pub bar1_size: u64,
     /// Bytes of BAR3, the instance-memory aperture: a power of two.
     pub bar3_size: u64,
-    /// Time that work takes; `None` for as fast as possible.
+    /// Model of the time that work takes; `None` for as fast as possible.
     pub time: Option<TimeModel>,
-    /// Threads that execute kernels, at most 64: as many as the machine has cores without. With 0 the card's own thread
-    /// does, a little at a time.
+    /// Threads that execute kernels, at most 64; by default, as many as the machine has cores. With 0 the card's own
+    /// thread executes them, a little at a time.
     pub compute_workers: Option<usize>,
     /// Faults to inject.
     pub faults: Vec<Fault>,
-    /// Count how often engines and kernels touch which part of memory ([`Card::access_counts`]).
+    /// Count the accesses of engines and kernels by memory range ([`Card::access_counts`]).
     pub profile: bool,
-    /// The VBIOS scripts have run (POST). Without, the memory controllers are off, for good: the scripts are not executed.
+    /// The VBIOS scripts have run (POST). Otherwise the memory controllers stay off: the scripts are not executed.
     pub posted: bool,
-    /// VRAM lies in a file without a name, so that another process can go on with the card.
+    /// VRAM is in an anonymous file, so that another process can take over the card.
     pub shared: bool,
     /// The chip.
     pub chip: &'static Chip,
@@ -71,62 +71,62 @@ impl Config {
         Ok(())
     }
 
-    /// New memory for it.
+    /// Allocates its VRAM.
     fn vram(&self) -> Result<Vram, VramError> {
         let bytes = u64::from(self.vram_mib) << 20;
         if self.shared { Vram::shared(bytes) } else { Vram::new(bytes) }
     }
 }
 
-/// Why there is no card.
+/// Reason why a card could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No memory for it.
+    /// VRAM could not be allocated.
     #[error("the software card has no VRAM")]
     Vram(#[from] VramError),
-    /// A BAR of that size cannot be.
+    /// The size of a BAR is invalid.
     #[error("{name} of {size:#x} bytes is not possible: it must be a power of two from 1 MiB to 64 GiB")]
     BarSize {
         /// Name of the BAR.
         name: &'static str,
-        /// Bytes wanted.
+        /// Requested size.
         size: u64,
     },
-    /// The saved state is of no card, or of another.
+    /// The saved state is invalid, or of a different card.
     #[error("the saved software card is refused")]
     Saved(#[from] Invalid),
-    /// No thread for it.
+    /// The card's thread could not be started.
     #[error("the software card's thread could not be started")]
     Thread(#[source] std::io::Error),
 }
 
-/// Counters of what a card has done so far.
+/// Counters of a card since its creation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Work of channels.
     pub fifo: FifoCounters,
     /// Copies.
     pub copied: Copied,
-    /// Interrupts signalled.
+    /// Signalled interrupts.
     pub interrupts: u64,
-    /// Accesses to registers that are not declared.
+    /// Accesses to undeclared registers.
     pub undeclared: u64,
-    /// Accesses on the memory bus that nothing answered.
+    /// Unanswered accesses on the memory bus.
     pub lost: u64,
-    /// Translations behind the hub.
+    /// Translations of the hub's clients.
     pub hub_tlb: TlbCounters,
     /// Translations of shaders.
     pub gpc_tlb: TlbCounters,
 }
 
-/// A software GF100. All methods may be called from any thread; the card's own work is done on a thread of its own,
-/// which sleeps while there is none.
+/// A software GF100. All methods may be called from any thread; a separate thread does the card's own work, and sleeps
+/// while there is none.
 pub struct SimGpu {
     shared: Arc<Shared>,
     memory: Arc<Memory>,
     mmu: Arc<Mmu>,
     identity: Identity,
-    // Dropped last of all users of `shared`: it ends the thread.
+    // Dropped last of all users of `shared`: dropping it ends the thread.
     _worker: Option<Worker>,
 }
 
@@ -137,7 +137,7 @@ impl std::fmt::Debug for SimGpu {
 }
 
 impl SimGpu {
-    /// A card as it is after power-on.
+    /// Makes a card in the power-on state.
     ///
     /// # Errors
     /// [`Error`].
@@ -146,7 +146,7 @@ impl SimGpu {
         Self::without_thread(config, Clock::system(), config.vram()?, None)?.start()
     }
 
-    /// The card that another process has saved, with the memory that it was saved with. It is halted until [`Self::go_on`].
+    /// Makes the card that another process has saved, with its memory. It is halted until [`Self::go_on`].
     ///
     /// # Errors
     /// [`Error`].
@@ -181,7 +181,7 @@ impl SimGpu {
         Ok(Self { shared, memory, mmu, identity, _worker: None })
     }
 
-    /// A card whose clock stands until it is advanced, and that does nothing until it is told to: kernels too.
+    /// Makes a card whose clock stops until it is advanced, and that works, including on kernels, only on request.
     #[cfg(test)]
     pub(crate) fn for_test(config: &Config) -> Self {
         let config = Config { compute_workers: Some(0), ..config.clone() };
@@ -189,68 +189,69 @@ impl SimGpu {
         Self::without_thread(&config, Clock::manual(), vram, None).expect("a card")
     }
 
-    /// As [`Self::for_test`], of a card that was saved.
+    /// Like [`Self::for_test`], for a saved card.
     #[cfg(test)]
     pub(crate) fn restored_for_test(config: &Config, saved: SavedCard, vram: Vram) -> Result<Self, Error> {
         let config = Config { compute_workers: Some(0), ..config.clone() };
         Self::without_thread(&config, Clock::manual(), vram, Some(saved))
     }
 
-    /// The state, for tests.
+    /// Locks the state, for tests.
     #[cfg(test)]
     pub(crate) fn gpu(&self) -> parking_lot::MutexGuard<'_, Gpu> {
         self.shared.gpu.lock()
     }
 
-    /// Takes all channels off the engines, and does nothing by itself until [`Self::go_on`]. Registers and memory answer.
+    /// Takes all channels off the engines, and stops the card's own work until [`Self::go_on`]. Registers and memory
+    /// stay accessible.
     ///
     /// # Errors
-    /// [`Unrest`]: it goes on. What works may have ended when asked again.
+    /// [`Unrest`]: the card continues. Work in progress may have ended at the next call.
     pub fn halt(&self) -> Result<(), Unrest> {
         self.shared.gpu.lock().halt()
     }
 
-    /// Ends a halt.
+    /// Resumes the card after a halt.
     pub fn go_on(&self) {
         self.shared.gpu.lock().halted = false;
         self.shared.wake();
     }
 
-    /// Writes the card down, but for its memory; `None` unless it is halted.
+    /// Saves the card without its memory; `None` unless it is halted.
     #[must_use]
     pub fn save(&self) -> Option<SavedCard> {
         self.shared.gpu.lock().save([self.identity.bar1_size, self.identity.bar3_size])
     }
 
-    /// The file that VRAM lies in, for another process; `None` unless [`Config::shared`] was set.
+    /// Returns the file with the VRAM, for another process; `None` unless [`Config::shared`] was set.
     #[must_use]
     pub fn vram_file(&self) -> Option<&File> {
         self.memory.vram.file()
     }
 
-    /// Changes how long work takes from now on; `None` for as fast as possible.
+    /// Sets the model of the time of work from now on; `None` for as fast as possible.
     pub fn set_time_model(&self, time: Option<TimeModel>) {
         self.shared.gpu.lock().cx.time = time;
         self.shared.wake();
     }
 
-    /// Injects a fault. Returns whether there was room for it.
+    /// Injects a fault. Returns false if there are too many.
     pub fn inject(&self, fault: Fault) -> bool {
         self.shared.gpu.lock().cx.faults.arm(fault)
     }
 
-    /// Injects no more faults. An engine that hangs hangs until it is reset.
+    /// Removes all pending faults. An engine that hangs still needs a reset.
     pub fn clear_faults(&self) {
         self.shared.gpu.lock().cx.faults.clear();
     }
 
-    /// Has the writes of engines to host memory stay under way, as long as nothing pushes them on ([`memory`](crate::memory)).
-    /// Without, they arrive at once.
+    /// Keeps the engines' writes to host memory in flight until they are pushed ([`memory`](crate::memory)). Otherwise
+    /// they arrive at once.
     pub fn hold_posted_writes(&self, hold: bool) {
         self.memory.hold_posted(hold);
     }
 
-    /// Returns what the card has done so far.
+    /// Returns the card's counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let gpu = self.shared.gpu.lock();
@@ -265,20 +266,21 @@ impl SimGpu {
         }
     }
 
-    /// Offsets of registers that are not declared but were accessed, and how often.
+    /// Returns the offsets of accessed undeclared registers, with the number of accesses.
     #[must_use]
     pub fn undeclared_registers(&self) -> Vec<(u32, u64)> {
         self.shared.gpu.lock().cx.undeclared.offsets()
     }
 
-    /// Returns whether the card drives its interrupt line.
+    /// Returns true if the card asserts its interrupt line.
     #[must_use]
     pub fn interrupt_level(&self) -> bool {
         self.shared.gpu.lock().line.level()
     }
 
-    /// Returns what engines and kernels touched of VRAM since the last call, in order, on a card with [`Config::profile`]; the first
-    /// call begins. With one thread that executes kernels it is the same each time.
+    /// Returns the VRAM accesses of engines and kernels since the last call, in order, on a card with
+    /// [`Config::profile`]; the first call starts the recording. With one thread that executes kernels the result is
+    /// deterministic.
     #[must_use]
     pub fn take_touches(&self) -> Vec<Touches> {
         self.memory.take_touches()
@@ -291,7 +293,7 @@ impl SimGpu {
         }
     }
 
-    /// Returns whether an access of an aperture is answered: it is within it, and the card is there.
+    /// Returns true if an aperture access is answered: it is within the aperture, and the card is present.
     fn within(&self, aperture: Aperture, offset: u64, len: usize) -> bool {
         let within = offset.checked_add(len as u64).is_some_and(|end| end <= self.bar_size(aperture));
         within && !self.shared.apertures.is_gone()

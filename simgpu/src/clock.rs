@@ -1,7 +1,7 @@
 //! The card's clock and the time that work takes.
 //!
-//! Two times are kept apart: the *card time* runs from the card's creation and orders all work; the *timer time* is
-//! what PTIMER shows and what semaphores are stamped with, the card time plus what the driver has set.
+//! There are two times: the *card time* runs from the card's creation and orders all work; the *timer time* is the time
+//! that PTIMER shows and that semaphores are stamped with: the card time plus an offset set by the driver.
 
 use crate::compute::TRANSACTION_BYTES;
 use crate::engines::Work;
@@ -17,17 +17,17 @@ pub(crate) type CardNs = u64;
 /// PTIMER counts in steps of this many nanoseconds.
 pub(crate) const TIMER_STEP_NS: u64 = 32;
 
-/// Time that an engine takes for its work.
+/// Timing of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineTiming {
-    /// Bytes moved per second; 0 is taken as without bound.
+    /// Bytes moved per second; 0 for no bound.
     pub bytes_per_second: u64,
-    /// Nanoseconds that each launch takes, however small.
+    /// Minimum nanoseconds of each launch.
     pub launch_ns: u64,
 }
 
 impl EngineTiming {
-    /// Nanoseconds for that much work.
+    /// Returns the nanoseconds of this amount of work.
     #[must_use]
     pub fn cost_ns(&self, bytes: u64, launches: u32) -> u64 {
         let moving = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second.max(1));
@@ -36,31 +36,31 @@ impl EngineTiming {
     }
 }
 
-/// Time that kernels take. Memory and arithmetic overlap: the slower one counts.
+/// Timing of kernels. Memory and arithmetic overlap: the slower one counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ComputeTiming {
-    /// Instructions of warps that all multiprocessors together execute per second; 0 is taken as without bound.
+    /// Instructions of warps that all multiprocessors together execute per second; 0 for no bound.
     pub warp_instructions_per_second: u64,
-    /// Bytes that shaders' memory transactions move per second; 0 is taken as without bound.
+    /// Bytes that shaders' memory transactions move per second; 0 for no bound.
     pub bytes_per_second: u64,
 }
 
 impl Default for ComputeTiming {
-    /// The clock and the memory of a Quadro 6000.
+    /// Returns the clock and the memory of a Quadro 6000.
     fn default() -> Self {
         Self::at(1150, 144_000_000_000)
     }
 }
 
 impl ComputeTiming {
-    /// Of the card's multiprocessors at so many MHz, an instruction each clock, with so many bytes per second.
+    /// Returns the timing of the card's multiprocessors at `mhz`, with one instruction per clock.
     #[must_use]
     pub const fn at(mhz: u64, bytes_per_second: u64) -> Self {
         let multiprocessors = (GF100.gpcs * GF100.tpcs_per_gpc) as u64;
         Self { warp_instructions_per_second: mhz.saturating_mul(1_000_000 * multiprocessors), bytes_per_second }
     }
 
-    /// Nanoseconds for that many instructions of warps and that many bytes.
+    /// Returns the nanoseconds of this many instructions of warps and bytes.
     #[must_use]
     pub fn cost_ns(&self, instructions: u64, bytes: u64) -> u64 {
         let rate = |per_second| EngineTiming { bytes_per_second: per_second, launch_ns: 0 };
@@ -70,25 +70,25 @@ impl ComputeTiming {
     }
 }
 
-/// Time that the card takes for its work. What is done is visible when the card's clock reaches its end.
+/// Model of the time of the card's work. Results become visible when the card's clock reaches the end of the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeModel {
-    /// PGRAPH, which M2MF is part of.
+    /// PGRAPH, including M2MF.
     pub graph: EngineTiming,
-    /// Time that PGRAPH's multiprocessors add to that, for kernels.
+    /// Additional time of kernels on PGRAPH's multiprocessors.
     pub compute: ComputeTiming,
     /// Each copy engine.
     pub copy: EngineTiming,
     /// Nanoseconds for loading another channel.
     pub switch_ns: u64,
-    /// Bytes per second that an engine's work moves between the card and system memory, to and fro together; 0 is taken
-    /// as without bound. Each engine has that much for itself: what others move does not slow it down.
+    /// Bytes per second that an engine's work moves between the card and system memory, in both directions together; 0
+    /// for no bound. Each engine has this bandwidth for itself: engines do not slow each other down.
     pub bus_bytes_per_second: u64,
 }
 
 impl TimeModel {
-    /// Nanoseconds that an engine takes for a piece of work. What it does on the bus overlaps with the rest: the slower
-    /// one counts.
+    /// Returns the nanoseconds of an engine's piece of work. Bus transfers overlap with the rest: the slower one
+    /// counts.
     #[must_use]
     pub fn cost_ns(&self, engine: EngineId, work: &Work) -> u64 {
         let timing = match engine {
@@ -102,46 +102,46 @@ impl TimeModel {
     }
 }
 
-/// The card's clock, as it is saved.
+/// Saved state of the card's clock.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedClock {
     /// Card time.
     now: CardNs,
-    /// The host's at that time.
+    /// The host's clock at that time.
     pub(crate) host: u64,
     timer_offset: u64,
     alarm: Option<CardNs>,
 }
 
-/// The clock that all of the host's processes share, in ns.
+/// Returns the clock that all of the host's processes share, in ns.
 fn host_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// Source of card time. Shared with who notes when something has come to the card while its thread sleeps.
+/// Source of card time. Shared with callers that record the arrival time of requests while the card's thread sleeps.
 #[derive(Debug)]
 pub(crate) enum CardTime {
-    /// Runs with the host's clock, which shows this at card time 0.
+    /// Runs with the host's clock; the value is the host's time at card time 0.
     System(AtomicU64),
-    /// Stands until it is advanced.
+    /// Changes only when it is advanced.
     #[cfg(test)]
     Manual(AtomicU64),
 }
 
 impl CardTime {
-    /// Card time.
+    /// Returns the card time.
     pub(crate) fn now(&self) -> CardNs {
         match self {
-            // The host may have begun to count after the card has, which was saved on another.
+            // The clock of a card saved on another host may have started earlier than this host's clock.
             Self::System(origin) => host_ns().wrapping_sub(origin.load(Ordering::Relaxed)),
             #[cfg(test)]
             Self::Manual(now) => now.load(Ordering::Relaxed),
         }
     }
 
-    /// Lets it show `now`.
+    /// Sets the time to `now`.
     fn set(&self, now: CardNs) {
         match self {
             Self::System(origin) => origin.store(host_ns().wrapping_sub(now), Ordering::Relaxed),
@@ -161,18 +161,18 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// A clock that runs with the host's.
+    /// Makes a clock that runs with the host's.
     pub(crate) fn system() -> Self {
         Self { time: Arc::new(CardTime::System(AtomicU64::new(host_ns()))), timer_offset: 0, alarm: None }
     }
 
-    /// A clock that stands until it is advanced.
+    /// Makes a clock that changes only when it is advanced.
     #[cfg(test)]
     pub(crate) fn manual() -> Self {
         Self { time: Arc::new(CardTime::Manual(AtomicU64::new(0))), timer_offset: 0, alarm: None }
     }
 
-    /// Advances a clock that does not run by itself.
+    /// Advances a manual clock.
     #[cfg(test)]
     pub(crate) fn advance(&mut self, ns: u64) {
         if let CardTime::Manual(now) = &*self.time {
@@ -180,22 +180,22 @@ impl Clock {
         }
     }
 
-    /// Card time.
+    /// Returns the card time.
     pub(crate) fn now(&self) -> CardNs {
         self.time.now()
     }
 
-    /// The source of card time.
+    /// Returns the source of card time.
     pub(crate) fn time(&self) -> Arc<CardTime> {
         Arc::clone(&self.time)
     }
 
-    /// Returns what PTIMER shows at card time `at`.
+    /// Returns PTIMER's value at card time `at`.
     pub(crate) fn timer_at(&self, at: CardNs) -> u64 {
         at.wrapping_add(self.timer_offset) & !(TIMER_STEP_NS - 1)
     }
 
-    /// Returns what PTIMER shows.
+    /// Returns PTIMER's value.
     pub(crate) fn timer(&self) -> u64 {
         self.timer_at(self.now())
     }
@@ -205,19 +205,19 @@ impl Clock {
         self.timer_offset = time.wrapping_sub(self.now());
     }
 
-    /// Lets the alarm fire when PTIMER's low word next reaches `low`.
+    /// Makes the alarm fire when PTIMER's low word next reaches `low`.
     pub(crate) fn set_alarm(&mut self, low: u32) {
         let now = self.now();
         let ahead = low.wrapping_sub(self.timer_at(now) as u32);
         self.alarm = Some(now.saturating_add(u64::from(ahead)));
     }
 
-    /// Returns when the alarm fires, in card time.
+    /// Returns the card time at which the alarm fires.
     pub(crate) fn alarm(&self) -> Option<CardNs> {
         self.alarm
     }
 
-    /// Returns whether the alarm has fired since; it does so once.
+    /// Returns true once after the alarm has fired.
     pub(crate) fn take_alarm(&mut self) -> bool {
         let due = self.alarm.is_some_and(|at| self.now() >= at);
         if due {
@@ -231,10 +231,10 @@ impl Clock {
         SavedClock { now: self.now(), host: host_ns(), timer_offset: *timer_offset, alarm: *alarm }
     }
 
-    /// Goes on from what it showed when it was saved, and what has passed on the host since.
+    /// Continues from the saved time, plus the host's time since then.
     pub(crate) fn restore(&mut self, saved: &SavedClock) {
         let SavedClock { now, host, timer_offset, alarm } = *saved;
-        // The host's clock is another one after the host has booted anew.
+        // The host's clock is a new one after a reboot.
         let passed = host_ns().saturating_sub(host);
         match &*self.time {
             CardTime::System(_) => self.time.set(now.saturating_add(passed)),
@@ -244,7 +244,7 @@ impl Clock {
         (self.timer_offset, self.alarm) = (timer_offset, alarm);
     }
 
-    /// PTIMER to zero, no alarm.
+    /// Sets PTIMER to zero and disables the alarm.
     pub(crate) fn reset(&mut self) {
         self.alarm = None;
         self.set_timer(0);

@@ -87,7 +87,6 @@ impl Rogue {
 
     /// Returns the maximum length of the attack. QEMU waits 5 s of wall-clock time for its device: a QEMU stopped for
     /// longer during an access has lost its device when it resumes, and never reads the reply.
-    /// middle of an access has lost its device when it goes on, and never takes the answer that lies there.
     pub fn longest(self) -> Duration {
         match self.way {
             Way::Frozen => Duration::from_secs(4),
