@@ -1,7 +1,6 @@
-//! One block of a grid: its warps take turns until they have ended.
+//! One block of a grid: its warps execute in turn until they have ended.
 //!
-//! The order is the same whatever else runs: a warp executes until it waits, ends or has had its turn of
-//! [`TURN`] instructions.
+//! The order is deterministic: a warp executes until it waits, ends or has executed [`TURN`] instructions.
 
 use super::code::Code;
 use super::constants::Constants;
@@ -15,17 +14,17 @@ use crate::mmu::Session;
 use nvspec::class::compute90c0::{limit, warp_error};
 use sm20::BarrierOp;
 
-/// Instructions that a warp executes before another one has its turn.
+/// Instructions that a warp executes before the next one.
 const TURN: u32 = 256;
 
 /// End of a slice of a block's execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slice {
-    /// There is more to do.
+    /// The block can continue.
     More,
     /// All warps have ended.
     Ended,
-    /// All that have not ended wait for each other.
+    /// All warps that have not ended wait for each other.
     Stuck,
 }
 
@@ -33,11 +32,11 @@ pub(crate) enum Slice {
 #[derive(Clone, Copy, Debug, Default)]
 struct Barrier {
     arrived: u32,
-    /// Warps that it waits for; all without.
+    /// Number of warps that it waits for; all if `None`.
     warps: Option<u32>,
-    /// Threads for which the predicate held.
+    /// Threads whose predicate is true.
     holds: u32,
-    /// Threads for which it did not.
+    /// Threads whose predicate is false.
     fails: u32,
 }
 
@@ -48,20 +47,20 @@ pub(crate) struct Caches {
     pub(crate) constants: Constants,
 }
 
-/// A block that is executed.
+/// A block in execution.
 #[derive(Debug)]
 pub(crate) struct Block {
     warps: Vec<Warp>,
-    /// For each warp, the way in which it came to the barrier that it waits at.
+    /// For each warp, its arrival at the barrier where it waits.
     arrivals: Vec<Option<Arrival>>,
     shared: SharedMemory,
     barriers: [Barrier; limit::BARRIERS as usize],
     number: u64,
     position: [u32; 3],
     slot: u32,
-    /// Warps of this block; `warps` may have more.
+    /// Number of warps in this block; `warps` may have more.
     count: usize,
-    /// The warp whose turn it is, and for how many instructions more.
+    /// Index of the current warp.
     turn: usize,
     left: u32,
     clock: u64,
@@ -84,8 +83,8 @@ impl Block {
         }
     }
 
-    /// Makes this the block `number` of a grid, at its start. `slot` is its place among the blocks that run; `residue` is what
-    /// it finds.
+    /// Makes this the block `number` of a grid, at its start. `slot` is its place among the running blocks; `residue`
+    /// is the initial contents of registers and shared memory.
     pub(crate) fn start(&mut self, launch: &Launch, number: u64, slot: u32, residue: &Residue) {
         let threads = launch.threads() as usize;
         self.count = threads.div_ceil(LANES);
@@ -107,7 +106,7 @@ impl Block {
         (self.turn, self.left, self.clock) = (0, TURN, 0);
     }
 
-    /// Leaves what it has in registers and shared memory to who comes next. It is not continued.
+    /// Leaves its registers and shared memory to the next block. It cannot be continued.
     pub(crate) fn leave(&self, launch: &Launch, residue: &Residue) {
         let mut left = residue.of(self.number);
         for (index, warp) in self.warps[..self.count].iter().enumerate() {
@@ -130,7 +129,7 @@ impl Block {
     /// Executes about `budget` instructions, fewer when they access memory much.
     ///
     /// # Errors
-    /// [`Failure`]; the block is not to be continued then.
+    /// [`Failure`]; the block must not be continued then.
     pub(crate) fn run(
         &mut self,
         (launch, locks): (&Launch, &Locks),
@@ -169,7 +168,7 @@ impl Block {
             let (done, arrival) = run_warp(warp, &mut machine, &mut caches.code, steps)?;
             self.clock += u64::from(done);
             self.left -= done;
-            // Scattered accesses take as long as many instructions, and flushes wait for them.
+            // Scattered accesses take as long as many instructions, and flushes must wait for them.
             let accesses = (counts.transactions - transactions).min(u64::from(u32::MAX)) as u32;
             budget = budget.saturating_sub(done).saturating_sub(accesses / 2);
             let condition = warp.condition;
@@ -181,7 +180,7 @@ impl Block {
         }
     }
 
-    /// The next warp that can run: the one whose turn it is while that lasts, else the next after it.
+    /// Returns the next warp that can run: the current one while its turn lasts, else the next after it.
     fn next_ready(&self) -> Option<usize> {
         let first = if self.left == 0 { self.turn + 1 } else { self.turn };
         (first..self.count)
@@ -206,11 +205,11 @@ impl Block {
         Ok(())
     }
 
-    /// Lets the warps at a barrier go on if all have come.
+    /// Releases the warps at a barrier if all have arrived.
     fn release(&mut self, number: u8) {
         let barrier = self.barriers[usize::from(number)];
         let running = self.warps[..self.count].iter().filter(|warp| warp.condition != Condition::Ended).count();
-        // Warps that have ended are not waited for.
+        // The barrier does not wait for ended warps.
         let expected = barrier.warps.map_or(running, |warps| warps as usize);
         if barrier.arrived == 0 || (barrier.arrived as usize) < expected {
             return;
@@ -246,7 +245,7 @@ impl Block {
     }
 }
 
-/// Executes at most `steps` instructions of a warp. Returns how many, and the barrier that it came to.
+/// Executes at most `steps` instructions of a warp. Returns their number, and the barrier that the warp reached.
 fn run_warp(
     warp: &mut Warp,
     machine: &mut Machine<'_, '_>,

@@ -1,4 +1,4 @@
-//! The instruction cache: decoded instructions, kept from grid to grid as long as the code's bytes are the same.
+//! The instruction cache: decoded instructions, kept across grids while the code's bytes are unchanged.
 
 use super::launch::{Failure, ILLEGAL};
 use crate::mmu::Session;
@@ -10,13 +10,13 @@ use std::collections::HashMap;
 /// Bytes of a line; a line is read and compared as a whole.
 const LINE_BYTES: usize = 512;
 const LINE_WORDS: usize = LINE_BYTES / 4;
-/// Lines that a worker keeps; more than that and all are dropped.
+/// Maximum number of lines of a worker; at that number, all are dropped.
 const LINES_MAX: usize = 512;
 
-/// An instruction at one place.
+/// A slot for an instruction.
 #[derive(Clone, Copy, Debug)]
 enum Slot {
-    /// Not looked at yet.
+    /// Not decoded yet.
     Unknown,
     Good(Decoded),
     Bad(u32),
@@ -26,7 +26,7 @@ enum Slot {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Decoded {
     pub(crate) instruction: Instruction,
-    /// One more than the highest register that it names, pairs and quads included.
+    /// One more than the highest register that it uses, including pairs and quads.
     registers: u8,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Decoded {
 struct Line {
     words: [u32; LINE_WORDS],
     slots: [Slot; LINE_WORDS],
-    /// The grid for which the words were last compared with memory.
+    /// The grid that last compared the words with memory.
     checked: u64,
 }
 
@@ -42,9 +42,9 @@ struct Line {
 #[derive(Debug)]
 pub(crate) struct Code {
     lines: Vec<Line>,
-    /// GPU virtual address of a line to its place in `lines`.
+    /// Index in `lines` of each line, by its GPU virtual address.
     places: HashMap<u64, usize>,
-    /// The line that was used last: its address and place.
+    /// The last used line: its address and index.
     last: (u64, usize),
     base: u64,
     grid: u64,
@@ -57,14 +57,14 @@ impl Code {
         Self { lines: Vec::new(), places: HashMap::new(), last: (NO_LINE, 0), base: 0, grid: 0 }
     }
 
-    /// A grid begins, with that code segment: every line is compared with memory before it is used.
+    /// Begins a grid with this code segment: every line is compared with memory before its first use.
     pub(crate) fn begin(&mut self, base: GpuVa) {
         self.base = base.0;
         self.grid += 1;
         self.last = (NO_LINE, 0);
     }
 
-    /// The instruction at byte offset `pc` of the code segment, for a program of so many registers.
+    /// Returns the instruction at byte offset `pc` of the code segment, for a program with `registers` registers.
     pub(crate) fn fetch(&mut self, pc: u32, registers: u32, session: &mut Session<'_>) -> Result<Instruction, Failure> {
         let va = self.base.wrapping_add(u64::from(pc));
         let at = va & !(LINE_BYTES as u64 - 1);
@@ -99,7 +99,7 @@ impl Code {
             let high = match line.words.get(word + 1) {
                 Some(high) => *high,
                 None if sm20::size(low) == 4 => 0,
-                // It is not kept: the line does not know whether the next one changes.
+                // Not cached: the line does not notice changes of the next one.
                 None => session.read32(GpuVa(va).offset(4))?,
             };
             let slot = decode(u64::from(high) << 32 | u64::from(low));
@@ -111,7 +111,7 @@ impl Code {
         checked(self.lines[place].slots[word], registers)
     }
 
-    /// The place of the line at that address, with what memory holds now if this grid did not look yet.
+    /// Returns the index of the line at that address, refreshed from memory on the grid's first use.
     fn line(&mut self, at: u64, session: &mut Session<'_>) -> Result<usize, Failure> {
         if at >> VA_BITS != 0 {
             return Err(Failure::Warp(warp_error::PC_OVERFLOW));
@@ -166,7 +166,7 @@ fn decode(word: u64) -> Slot {
     }
 }
 
-/// One more than the highest register that an operation names, or the warp error that its registers are.
+/// Returns one more than the highest register of an operation, or the warp error for invalid registers.
 pub(crate) fn registers(op: &Op) -> Result<u8, u32> {
     let mut registers = 0;
     let mut aligned = true;

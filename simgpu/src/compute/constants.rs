@@ -1,4 +1,4 @@
-//! The constant cache: what constant banks held when a grid first looked, line by line.
+//! The constant cache: each line has a constant bank's contents at the grid's first access.
 
 use super::launch::{Bank, Banks, Failure};
 use crate::mmu::Session;
@@ -13,12 +13,12 @@ const LINES: usize = limit::CONSTANT_BYTES as usize / LINE_BYTES;
 #[derive(Debug)]
 struct Cache {
     words: Vec<u32>,
-    /// A bit for each line that is there.
+    /// A bit for each present line.
     present: [u64; LINES / 64],
 }
 
-/// A worker's constant cache. Its contents stay from the first access of a grid to its last: what is written meanwhile
-/// is not seen, as on the card before an invalidation.
+/// A worker's constant cache. Its contents do not change during a grid: later writes are not visible, as on the card
+/// before an invalidation.
 #[derive(Debug)]
 pub(crate) struct Constants {
     banks: Banks,
@@ -30,7 +30,7 @@ impl Constants {
         Self { banks: Banks::default(), caches: std::array::from_fn(|_| None) }
     }
 
-    /// A grid begins, with these banks.
+    /// Begins a grid with these banks.
     pub(crate) fn begin(&mut self, banks: &Banks) {
         self.banks = *banks;
         for cache in self.caches.iter_mut().flatten() {
@@ -38,7 +38,7 @@ impl Constants {
         }
     }
 
-    /// The word at `offset` of a bank. `outside` is the error for one that is not there.
+    /// Returns the word at `offset` of a bank. `outside` is the error for an offset outside of it.
     pub(crate) fn word(
         &mut self,
         bank: u8,
@@ -65,7 +65,7 @@ impl Constants {
     #[cold]
     fn fill(&mut self, index: usize, bank: Bank, line: usize, session: &mut Session<'_>) -> Result<(), Failure> {
         let start = line * LINE_BYTES;
-        // Only what is bound is touched.
+        // Access only bound memory.
         let len = (bank.bytes as usize - start).min(LINE_BYTES);
         let mut bytes = [0; LINE_BYTES];
         session.read(GpuVa(bank.base).offset(start as u64), &mut bytes[..len])?;

@@ -41,7 +41,6 @@ fn kernels_compute_the_same_while_what_they_read_moves_after_every_submission() 
 
 /// Runs a program `runs` times in two guests on a card of `card_mib` MiB, whose bus is 25 times slower than its memory,
 /// or until `enough` accepts the number of quanta begun. Returns that number.
-/// so of the turns that have begun. Returns how many have.
 fn turns_of_two(card_mib: u64, runs: u64, enough: impl Fn(u64) -> bool + Sync) -> u64 {
     let mut division = Division::default();
     division.quanta.window_ns = 200_000_000;

@@ -73,7 +73,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     Ok(())
 }
 
-/// Lanes that have come to where an SSY entry brings them together. Without such an entry they just go on.
+/// Ends the path of lanes that reached the join point of an SSY entry. Without such an entry they continue.
 pub(super) fn join(warp: &mut Warp, lanes: u32) {
     if warp.stack.unwind(Kind::Join, lanes) {
         warp.leave(lanes);
@@ -91,7 +91,7 @@ fn unwind(warp: &mut Warp, kind: Kind, lanes: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Some lanes go elsewhere. Those that go on do so first: in a loop that waits for others of the warp, they get on.
+/// Lets some lanes branch. The branching lanes run first: a loop that waits for other lanes of the warp makes progress.
 fn branch(warp: &mut Warp, lanes: u32, pc: u32, uniform: bool, machine: &Machine<'_, '_>) -> Result<(), Failure> {
     if lanes == 0 || (uniform && lanes != warp.active) {
         return Ok(());
@@ -107,7 +107,7 @@ fn branch(warp: &mut Warp, lanes: u32, pc: u32, uniform: bool, machine: &Machine
     Ok(())
 }
 
-/// A branch with a target of its own for each lane: one path for each of the targets.
+/// Executes a branch with a separate target for each lane: one path for each distinct target.
 fn indexed<'m, 's>(
     warp: &mut Warp,
     lanes: u32,
@@ -143,7 +143,7 @@ fn push(warp: &mut Warp, kind: Kind, target: Target, machine: &mut Machine<'_, '
     Ok(())
 }
 
-/// The word at a constant with `more` added to its offset.
+/// Returns the word at a constant with `more` added to its offset.
 fn indirect(at: sm20::ConstAddress, more: u32, machine: &mut Machine<'_, '_>) -> Result<u32, Failure> {
     let offset = u32::from(at.offset).wrapping_add(more);
     machine.constants.word(at.bank, offset, warp_error::CONSTANT_ADDRESS, machine.session)
@@ -165,7 +165,7 @@ fn absolute(target: Target, machine: &mut Machine<'_, '_>) -> Result<u32, Failur
     }
 }
 
-/// BAR.
+/// Executes BAR.
 pub(super) fn barrier(warp: &Warp, op: &Op, mask: u32) -> Result<Flow, Failure> {
     let Op::Bar { operation, p, dst, barrier, count, a } = *op else { return Err(ILLEGAL) };
     let first = mask.trailing_zeros() as usize & 31;
@@ -188,7 +188,7 @@ pub(super) fn barrier(warp: &Warp, op: &Op, mask: u32) -> Result<Flow, Failure> 
     Ok(Flow::Barrier(Arrival {
         barrier: number as u8,
         operation,
-        // GUESS: a count of zero means all too.
+        // GUESS: a count of zero also means all.
         warps: (threads != 0).then_some(threads / 32),
         lanes: mask,
         holds: warp.predicate(a) & mask,

@@ -58,7 +58,7 @@ const fn format(kind: FloatType) -> Format {
     }
 }
 
-/// A float operand with its modifiers. A half in an immediate or a constant is in its low bits too.
+/// Fetches a float operand with its modifiers. A half in an immediate or a constant is in its low bits too.
 fn float(
     warp: &Warp,
     b: FloatOperand,
@@ -84,7 +84,7 @@ fn float(
     }))
 }
 
-/// An integer operand with its modifiers.
+/// Fetches an integer operand with its modifiers.
 fn integer(
     warp: &Warp,
     b: FloatOperand,
@@ -111,7 +111,7 @@ fn integer(
     }))
 }
 
-/// The low bits of a number, as an integer type.
+/// Converts the low bits of a number to an integer type.
 const fn cut(value: i128, kind: IntType) -> i128 {
     let drop = 128 - kind.bits();
     if kind.signed() { value << drop >> drop } else { ((value.cast_unsigned() << drop) >> drop).cast_signed() }
@@ -132,7 +132,7 @@ fn finish_float(warp: &mut Warp, dst: Register, values: &Pairs, format: Format, 
     }
 }
 
-/// Narrow results are extended to a register as their type says.
+/// Stores results; narrow ones are extended to a register according to their type.
 fn finish_integer(warp: &mut Warp, dst: Register, values: &Pairs, kind: IntType, mask: u32, write_cc: bool) {
     if kind.bits() == 64 {
         warp.set_pair(dst, values, mask);

@@ -54,7 +54,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     Ok(())
 }
 
-/// A double operand with its modifiers.
+/// Fetches a double operand with its modifiers.
 pub(super) fn fetch_double(
     warp: &Warp,
     operand: FloatOperand,
@@ -72,7 +72,7 @@ fn canonical(value: f64) -> u64 {
     if value.is_nan() { F64.nan } else { value.to_bits() }
 }
 
-/// Sets a result and, if asked, the condition code.
+/// Sets a result and, if requested, the condition code.
 pub(super) fn finish(warp: &mut Warp, dst: Register, values: &Pairs, mask: u32, write_cc: bool) {
     warp.set_pair(dst, values, mask);
     if write_cc {

@@ -94,12 +94,12 @@ const fn all_if(condition: bool) -> u32 {
     if condition { u32::MAX } else { 0 }
 }
 
-/// That many low bits set.
+/// Returns a word with `count` low bits set.
 fn ones(count: u32) -> u32 {
     1u32.checked_shl(count).map_or(u32::MAX, |bit| bit - 1)
 }
 
-/// A bit field. What lies above bit 31 is zero or, for a signed field, the sign.
+/// Extracts a bit field. Bits above bit 31 are zero or, for a signed field, the sign.
 fn extract(value: u32, position: u32, length: u32, signed: bool) -> u32 {
     if length == 0 {
         return 0;

@@ -6,7 +6,6 @@
 //! tracking the chunks that it saw in use: those named by submissions, and those accessed by the guest's CPU. A piece
 //! is about one block of a grid: the memory that must be on a card at the same time if accesses to host memory are not
 //! allowed.
-//! all that is used.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -6,7 +6,6 @@
 //! A real card's engines move the bytes concurrently. Here a link's time is added to the software's, as if they never
 //! overlapped, so times are upper bounds and rates lower bounds. The baseline, a guest driver's copies with the same
 //! engines, is computed alike.
-//! bounds and rates lower ones; the same of the copies that a guest's driver has the same engines make, which they are compared with.
 
 use std::time::Instant;
 
