@@ -181,7 +181,7 @@ impl SimGpu {
         Ok(Self { shared, memory, mmu, identity, _worker: None })
     }
 
-    /// Makes a card whose clock changes only when it is advanced, and that works, including on kernels, only on request.
+    /// Makes a card whose clock changes only when it is advanced, and that works (on kernels too) only on request.
     #[cfg(test)]
     pub(crate) fn for_test(config: &Config) -> Self {
         let config = Config { compute_workers: Some(0), ..config.clone() };

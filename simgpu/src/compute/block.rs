@@ -60,7 +60,7 @@ pub(crate) struct Block {
     slot: u32,
     /// Number of warps in this block; `warps` may have more.
     count: usize,
-    /// Index of the current warp.
+    /// Index of the current warp, and the remaining instructions of its turn.
     turn: usize,
     left: u32,
     clock: u64,

@@ -1,7 +1,7 @@
-//! A grid that runs: workers take its blocks in ascending order.
+//! A running grid: workers take its blocks in ascending order.
 //!
-//! When blocks fail, the lowest of them is the one that is reported, however many workers there are: blocks below it
-//! are still executed, those above are not.
+//! When blocks fail, the lowest of them is reported, independent of the number of workers: blocks below it are still
+//! executed, those above are not.
 
 use super::block::{Block, Caches, Slice};
 use super::code::Code;
@@ -17,13 +17,13 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Instructions that are executed before TLB flushes get their chance.
+/// Instructions executed between chances for TLB flushes.
 const SLICE: u32 = 2048;
 
 /// Memory accesses of shaders.
 pub(crate) const ACCESS: Access = Access { privileged: false, client: Client::Gpc };
 
-/// Outcome of a grid.
+/// Result of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) counts: Counts,
@@ -32,11 +32,11 @@ pub(crate) struct Outcome {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The next block to begin.
+    /// The next block to start.
     next: u64,
-    /// Workers at it.
+    /// Number of active workers.
     workers: u32,
-    /// Nothing is to be begun any more, and nothing is under way.
+    /// No block may start, and none is in flight.
     closed: bool,
     counts: Counts,
     failure: Option<(u64, Failure)>,
@@ -51,10 +51,10 @@ pub(crate) struct Grid {
     memory: Arc<Memory>,
     mmu: Arc<Mmu>,
     residue: Arc<Residue>,
-    /// Blocks that may run at the same time.
+    /// Maximum number of concurrent blocks.
     slots: u32,
     stop: AtomicBool,
-    /// The lowest block that failed.
+    /// The lowest failed block.
     failed: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
@@ -68,7 +68,7 @@ impl Grid {
         residue: Arc<Residue>,
     ) -> Self {
         let block_local = launch.warp_local_bytes() * u64::from(launch.threads().div_ceil(LANES as u32));
-        // Each needs its part of local memory. One runs in any case, and fails when it uses what is not there.
+        // Each needs its part of local memory. One always runs, and fails if it uses missing memory.
         let slots =
             launch.local_bytes.checked_div(block_local).map_or(u32::MAX, |slots| slots.clamp(1, 1 << 16) as u32);
         Self {
@@ -86,13 +86,13 @@ impl Grid {
         }
     }
 
-    /// Returns what became of it, when it has ended.
+    /// Returns the result when the grid has ended.
     pub(crate) fn outcome(&self) -> Option<Outcome> {
         let state = self.state.lock();
         state.closed.then(|| Outcome { counts: state.counts, failure: state.failure.map(|(_, failure)| failure) })
     }
 
-    /// Abandons it. When this returns, nothing of it is executed.
+    /// Abandons the grid. When this returns, no part of it is executing.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         let mut state = self.state.lock();
@@ -103,12 +103,12 @@ impl Grid {
         state.closed = true;
     }
 
-    /// There is nothing left to do, and nobody is at it.
+    /// Closes the grid: no work is left, and no worker is active.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
     }
 
-    /// Works on it until there is nothing left for this worker, which is the `index`th.
+    /// Works until no work is left for the `index`th worker.
     pub(crate) fn work(&self, worker: &mut Worker, index: u32) {
         let Some(_working) = self.join(index) else { return };
         worker.begin(&self.launch);
@@ -121,7 +121,7 @@ impl Grid {
         }
     }
 
-    /// Counts a worker in, if there is something to do for it.
+    /// Registers a worker, if there is work for it.
     pub(crate) fn join(&self, index: u32) -> Option<Working<'_>> {
         let mut state = self.state.lock();
         let useful = index < self.slots && state.next < self.launch.blocks();
@@ -132,7 +132,7 @@ impl Grid {
         Some(Working(self))
     }
 
-    /// Does a little. [`Slice::Ended`] is when there is nothing left for the worker.
+    /// Does a little work. [`Slice::Ended`] means that none is left for the worker.
     pub(crate) fn slice(&self, worker: &mut Worker, index: u32) -> Slice {
         let number = match worker.number {
             Some(number) => number,
@@ -168,7 +168,7 @@ impl Grid {
         Slice::More
     }
 
-    /// The next block to begin.
+    /// Returns the next block to start.
     fn next(&self) -> Option<u64> {
         let mut state = self.state.lock();
         let left = state.next < self.launch.blocks() && state.failure.is_none() && !self.stop.load(Ordering::Acquire);
@@ -191,7 +191,7 @@ impl Grid {
         self.changed.notify_all();
     }
 
-    /// A block waits for itself, as it would on the card: until the grid is abandoned.
+    /// Simulates a block that waits for itself, like on the card: waits until the grid is abandoned.
     fn wait_for_the_end(&self, worker: &Worker) {
         let mut state = self.state.lock();
         while worker.number.is_some_and(|number| !self.abandoned(number)) {
@@ -200,7 +200,7 @@ impl Grid {
     }
 }
 
-/// A worker counted in.
+/// A registered worker.
 pub(crate) struct Working<'a>(&'a Grid);
 
 impl Drop for Working<'_> {
@@ -208,7 +208,7 @@ impl Drop for Working<'_> {
         let mut state = self.0.state.lock();
         state.workers -= 1;
         if state.workers == 0 {
-            // A worker leaves when no block is left to begin: none begins now.
+            // A worker leaves when no block is left to start: no other block starts after that.
             state.closed = true;
             self.0.changed.notify_all();
         }
@@ -219,7 +219,7 @@ impl Drop for Working<'_> {
 #[derive(Debug)]
 pub(crate) struct Worker {
     block: Block,
-    /// The block that it is at.
+    /// The current block.
     number: Option<u64>,
     caches: Caches,
     counts: Counts,
@@ -231,7 +231,7 @@ impl Worker {
         Self { block: Block::new(), number: None, caches, counts: Counts::default() }
     }
 
-    /// A grid begins.
+    /// Begins a grid.
     pub(crate) fn begin(&mut self, launch: &Launch) {
         self.number = None;
         self.counts = Counts::default();

@@ -91,7 +91,7 @@ fn unwind(warp: &mut Warp, kind: Kind, lanes: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Lets some lanes branch. The branching lanes run first: a loop that waits for other lanes of the warp makes progress.
+/// Lets some lanes branch. The other lanes run first, so that a loop that waits for them makes progress.
 fn branch(warp: &mut Warp, lanes: u32, pc: u32, uniform: bool, machine: &Machine<'_, '_>) -> Result<(), Failure> {
     if lanes == 0 || (uniform && lanes != warp.active) {
         return Ok(());

@@ -63,7 +63,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     }
 }
 
-/// Addresses of global and generic accesses.
+/// Computes addresses of global and generic accesses.
 fn wide(warp: &Warp, address: Address) -> Pairs {
     if address.wide {
         let offset = i64::from(address.offset);
@@ -88,7 +88,7 @@ const fn bytes(width: Width) -> u64 {
     }
 }
 
-/// Registers that a value takes.
+/// Returns the number of registers that a value needs.
 const fn registers(width: Width) -> u8 {
     match width {
         Width::U8 | Width::S8 | Width::U16 | Width::S16 | Width::B32 => 1,
@@ -103,7 +103,7 @@ fn aligned(addresses: &Pairs, mask: u32, width: Width) -> Result<(), Failure> {
     if bad & mask != 0 { Err(Failure::Warp(warp_error::MISALIGNED_ADDRESS)) } else { Ok(()) }
 }
 
-/// A value of one or two bytes, as the register gets it.
+/// Returns a value of one or two bytes, as extended to a register.
 fn extended(bytes: [u8; 2], width: Width) -> u32 {
     match width {
         Width::U8 => u32::from(bytes[0]),
@@ -117,7 +117,7 @@ const fn is_narrow(width: Width) -> bool {
     bytes(width) < 4
 }
 
-/// Lanes of a generic access by where they go.
+/// Lanes of a generic access, by target.
 struct Places {
     global: (u32, Pairs),
     shared: (u32, Lanes),
@@ -127,7 +127,7 @@ struct Places {
 fn places(addresses: &Pairs, mask: u32, write: bool, machine: &Machine<'_, '_>) -> Result<Places, Failure> {
     let launch = machine.launch;
     let mut places = Places { global: (0, *addresses), shared: (0, [0; LANES]), local: (0, [0; LANES]) };
-    // Nearly always all are global: below both windows, and not looked up.
+    // Nearly always all are global: below both windows, and not mapped by the table.
     let lowest_window = launch.shared_window.min(launch.local_window);
     if launch.global_map.is_none() && addresses.iter().fold(true, |all, address| all & (*address < lowest_window)) {
         places.global.0 = mask;
@@ -164,7 +164,7 @@ fn generic_load(
     let addresses = wide(warp, address);
     aligned(&addresses, mask, width)?;
     let Places { global, shared, local } = places(&addresses, mask, false, machine)?;
-    // The register that holds the address may be the one that is loaded: all lanes have been resolved by now.
+    // The loaded register may hold the address: all lanes are resolved by now.
     if global.0 != 0 {
         global_load(warp, dst, &global.1, width, global.0, machine)?;
     }
@@ -205,7 +205,7 @@ fn global_load(
     Ok(())
 }
 
-/// Counts a transaction if the address, which was just read or written, is in another than the one before.
+/// Counts a transaction if the address just read or written is in a different line than the previous one.
 fn count(last: &mut Option<u64>, va: u64, write: bool, machine: &mut Machine<'_, '_>) {
     let line = Some(va / memory::TRANSACTION_BYTES);
     if *last != line {
@@ -274,7 +274,7 @@ fn global_store(
     Ok(())
 }
 
-/// Virtual addresses of a word of local memory, of the lanes of `mask`.
+/// Returns the virtual addresses of a word of local memory, for the lanes of `mask`.
 fn local_addresses(
     warp: &Warp,
     addresses: &Lanes,
@@ -373,7 +373,7 @@ fn shared_store(
     Ok(())
 }
 
-/// LDSLK: of lanes that want the same word, the first gets it.
+/// LDSLK: of lanes that request the same word, the first locks it.
 fn locked_load(
     warp: &mut Warp,
     p: Predicate,
@@ -391,7 +391,7 @@ fn locked_load(
     Ok(())
 }
 
-/// Addresses of an access that only global memory has.
+/// Returns the addresses of an access that only global memory supports.
 fn only_global(
     warp: &Warp,
     address: Address,
@@ -405,8 +405,8 @@ fn only_global(
     if shared.0 | local.0 != 0 { Err(Failure::Warp(warp_error::ADDRESS_SPACE)) } else { Ok(global.1) }
 }
 
-/// LDLK: as LDSLK, of words that all blocks of the grid can lock. It loads after it has the lock, so that it sees what
-/// the one before stored.
+/// LDLK: like LDSLK, for words that all blocks of the grid can lock. It loads after it has the lock, so that it sees
+/// the previous holder's stores.
 fn locked_global_load(
     warp: &mut Warp,
     p: Predicate,
@@ -496,7 +496,7 @@ fn atomic(
     Ok(())
 }
 
-/// Returns what an atomic operation leaves in memory.
+/// Returns the result of an atomic operation in memory.
 fn result(operation: AtomicOp, kind: AtomicType, memory: u32, a: u32, c: u32) -> u32 {
     let less = if kind == AtomicType::S32 { memory.cast_signed() < a.cast_signed() } else { memory < a };
     match operation {
@@ -547,7 +547,7 @@ fn result(operation: AtomicOp, kind: AtomicType, memory: u32, a: u32, c: u32) ->
     }
 }
 
-/// The same for 64 bits. Operations that the hardware does not have at that width leave memory as it is.
+/// The same for 64 bits. Operations that the hardware lacks at that width do not change memory.
 fn wide_result(operation: AtomicOp, memory: u64, a: u64, c: u64) -> u64 {
     match operation {
         AtomicOp::Add => memory.wrapping_add(a),

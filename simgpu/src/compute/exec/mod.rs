@@ -1,12 +1,11 @@
-//! Semantics of instructions. One file for each family; this one fetches operands and takes care of guards and joins.
+//! Semantics of instructions. One file for each family; this one fetches operands and handles guards and joins.
 //!
-//! All lanes are computed, in loops that a compiler can turn into vector instructions; only the lanes that take part
-//! are stored.
+//! All lanes are computed, in loops that a compiler can vectorize; only the participating lanes are stored.
 //!
 //! # What is not modelled
 //! Texture, surface, video and graphics instructions, and the loads of two spaces at once (LD_LDU, LDS_LDU); SHL.X and
-//! SHR.X; RTT and BPT, for there is no trap handler. They end in an illegal-encoding error of the warp. MUFU is more
-//! precise than the hardware: the nearest single to the double result.
+//! SHR.X; RTT and BPT, because there is no trap handler. They end in an illegal-encoding error of the warp. MUFU is
+//! more precise than the hardware: the single nearest to the double result.
 
 mod control;
 mod convert;
@@ -28,7 +27,7 @@ use crate::mmu::Session;
 use nvspec::class::compute90c0::warp_error;
 use sm20::{BarrierOp, ConstAddress, FloatOperand, Instruction, Op, Predicate, PredicateLogic, Register, Source};
 
-/// Everything that a warp executes with: its block and the card.
+/// Context of a warp's execution: its block and the card.
 pub(crate) struct Machine<'m, 's> {
     pub(crate) launch: &'m Launch,
     pub(crate) locks: &'m Locks,
@@ -36,12 +35,12 @@ pub(crate) struct Machine<'m, 's> {
     pub(crate) constants: &'m mut Constants,
     pub(crate) counts: &'m mut Counts,
     pub(crate) shared: &'m mut SharedMemory,
-    /// The block's number, and where it lies in the grid.
+    /// The block's number, and its position in the grid.
     pub(crate) block: u64,
     pub(crate) position: [u32; 3],
-    /// The block's place among those that run at the same time: which part of local memory it has.
+    /// The block's place among the running blocks: selects its part of local memory.
     pub(crate) slot: u32,
-    /// Instructions of the block so far: its clock.
+    /// Instructions of the block so far, which serve as its clock.
     pub(crate) clock: u64,
 }
 
@@ -60,9 +59,9 @@ impl Machine<'_, '_> {
 /// Next step after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
-    /// The next one, wherever the program counter stands.
+    /// Continue with the instruction at the program counter.
     Next,
-    /// The warp has come to a barrier.
+    /// The warp has reached a barrier.
     Barrier(Arrival),
 }
 
@@ -71,17 +70,17 @@ pub(crate) enum Flow {
 pub(crate) struct Arrival {
     pub(crate) barrier: u8,
     pub(crate) operation: BarrierOp,
-    /// Warps that the barrier waits for; all of the block without.
+    /// Number of warps that the barrier waits for; all of the block if `None`.
     pub(crate) warps: Option<u32>,
-    /// Lanes that came.
+    /// Lanes that arrived.
     pub(crate) lanes: u32,
-    /// Those for which the predicate holds.
+    /// Arrived lanes whose predicate is true.
     pub(crate) holds: u32,
     pub(crate) p: Predicate,
     pub(crate) dst: Register,
 }
 
-/// Executes one instruction of a warp whose program counter is behind it already.
+/// Executes one instruction of a warp whose program counter is already past it.
 pub(crate) fn execute(
     warp: &mut Warp,
     instruction: &Instruction,
@@ -94,7 +93,7 @@ pub(crate) fn execute(
         machine.counts.thread_instructions += u64::from(guarded.count_ones());
         flow = operate(warp, op, guarded, machine)?;
         if instruction.join {
-            // Lanes that have left by the operation itself do not join.
+            // Lanes that left through the operation itself do not join.
             let joining = guarded & warp.active;
             if joining != 0 {
                 control::join(warp, joining);
@@ -183,7 +182,7 @@ fn operate(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine<'_, '_>) -
     .map(|()| Flow::Next)
 }
 
-/// The words of a 32-bit operand.
+/// Returns the words of a 32-bit operand.
 #[inline]
 fn fetch<'a>(
     warp: &'a Warp,
@@ -199,7 +198,7 @@ fn fetch<'a>(
     Ok(scratch)
 }
 
-/// The words of a 32-bit float operand, with its modifiers.
+/// Returns the words of a 32-bit float operand, with its modifiers.
 fn fetch_float(warp: &Warp, operand: FloatOperand, machine: &mut Machine<'_, '_>) -> Result<Lanes, Failure> {
     const SIGN: u32 = 1 << 31;
     let mut scratch = [0; LANES];
@@ -213,16 +212,16 @@ fn fetch_float(warp: &Warp, operand: FloatOperand, machine: &mut Machine<'_, '_>
     Ok(values)
 }
 
-/// Rules by which an immediate becomes 64 bits.
+/// Conversion of an immediate to 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Widen {
-    /// It is the upper word.
+    /// The immediate is the upper word.
     Double,
-    /// It is a signed number.
+    /// The immediate is a signed number.
     Signed,
 }
 
-/// The pairs of a 64-bit operand.
+/// Returns the pairs of a 64-bit operand.
 fn fetch_pair(warp: &Warp, source: Source, widen: Widen, machine: &mut Machine<'_, '_>) -> Result<Pairs, Failure> {
     Ok(match source {
         Source::Register(register) => warp.pair(register),
@@ -239,7 +238,7 @@ fn fetch_pair(warp: &Warp, source: Source, widen: Widen, machine: &mut Machine<'
     })
 }
 
-/// Each lane's result.
+/// Computes each lane's result.
 #[inline]
 fn map(f: impl Fn(usize) -> u32) -> Lanes {
     let mut values = [0; LANES];
@@ -249,7 +248,7 @@ fn map(f: impl Fn(usize) -> u32) -> Lanes {
     values
 }
 
-/// Sets a result and, if asked, the condition code's zero and sign from it.
+/// Sets a result and, if requested, the condition code's zero and sign from it.
 fn finish(warp: &mut Warp, dst: Register, values: &Lanes, mask: u32, write_cc: bool) {
     warp.set(dst, values, mask);
     if write_cc {
@@ -266,7 +265,7 @@ fn integer_flags(values: &Lanes) -> Flags {
     }
 }
 
-/// The condition code of floats: zero and sign, both for a NaN.
+/// Returns the condition code of floats: zero and sign, both for a NaN.
 fn float_flags(format: Format, value: impl Fn(usize) -> u64) -> Flags {
     let nan = mask_of(|lane| format.is_nan(value(lane)));
     let zero = mask_of(|lane| format.modified(value(lane), true, false) == 0) | nan;
@@ -283,7 +282,7 @@ fn combine(logic: PredicateLogic, a: u32, b: u32) -> u32 {
     }
 }
 
-/// The result of a set instruction: all ones or 1.0 where it holds.
+/// Returns the result of a set instruction: all ones or 1.0 in lanes where the condition is true.
 fn set_result(holds: u32, float_result: bool) -> Lanes {
     let yes = if float_result { 1.0f32.to_bits() } else { ALL };
     map(|lane| if holds >> lane & 1 != 0 { yes } else { 0 })

@@ -10,7 +10,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     match *op {
         Op::Mov { dst, b, lanes } => {
             let values = *fetch(warp, b, &mut first, machine)?;
-            // The four bits stand for each four lanes.
+            // Each of the four bits selects a lane of every group of four.
             warp.set(dst, &values, mask & (u32::from(lanes & 0xf) * 0x1111_1111));
         }
         Op::Sel { dst, a, b, select } => {
@@ -69,12 +69,12 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     Ok(())
 }
 
-/// Predicate `index`, which is below 7.
+/// Returns the predicate `index`, which is below 7.
 fn numbered(index: usize) -> PredicateOperand {
     PredicateOperand { predicate: Predicate::new(index as u8).unwrap_or(Predicate::TRUE), negate: false }
 }
 
-/// Four of the eight bytes.
+/// Selects four of the eight bytes.
 fn permute(bytes: u64, select: u32, mode: PermuteMode) -> u32 {
     let bytes = bytes.to_le_bytes();
     let base = select as usize;

@@ -1,6 +1,6 @@
 //! Single precision.
 //!
-//! To the nearest, results come from the host's own arithmetic; other roundings, and the few lanes in which a sum in
+//! Results rounded to nearest come from the host's own arithmetic; other roundings, and the few lanes in which a sum in
 //! double precision would be rounded twice, from [`soft`].
 
 use super::super::launch::{Failure, ILLEGAL};
@@ -13,7 +13,7 @@ const SIGN: u32 = 1 << 31;
 const INFINITY: u32 = 0x7f80_0000;
 const NAN: u32 = F32.nan as u32;
 
-/// FADD, FMUL, FFMA.
+/// Executes FADD, FMUL, FFMA.
 pub(super) fn arithmetic(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine<'_, '_>) -> Result<(), Failure> {
     let (mut first, mut second) = ([0; LANES], [0; LANES]);
     let outcome = match *op {
@@ -87,7 +87,7 @@ pub(super) fn arithmetic(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Mach
     Ok(())
 }
 
-/// A result before the modifiers that all operations have.
+/// A result before the common modifiers.
 struct Outcome {
     dst: Register,
     write_cc: bool,
@@ -108,7 +108,7 @@ impl Outcome {
     }
 }
 
-/// FMNMX, FSET, FSETP, FCMP.
+/// Executes FMNMX, FSET, FSETP, FCMP.
 pub(super) fn compare(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine<'_, '_>) -> Result<(), Failure> {
     match *op {
         Op::FMnMx { dst, write_cc, a, b, select, ftz } => {
@@ -160,7 +160,7 @@ fn pair(
     Ok((a, b))
 }
 
-/// Sets a result and, if asked, the condition code.
+/// Sets a result and, if requested, the condition code.
 fn finish(warp: &mut Warp, dst: Register, values: &Lanes, mask: u32, write_cc: bool) {
     warp.set(dst, values, mask);
     if write_cc {
@@ -168,7 +168,7 @@ fn finish(warp: &mut Warp, dst: Register, values: &Lanes, mask: u32, write_cc: b
     }
 }
 
-/// The bits of a number; the hardware's NaN for every NaN.
+/// Returns the bits of a number; the hardware's NaN for every NaN.
 #[inline]
 fn canonical(value: f32) -> u32 {
     if value.is_nan() { NAN } else { value.to_bits() }
@@ -190,7 +190,7 @@ fn flush_denormals(values: &mut Lanes) {
     });
 }
 
-/// Makes both factors zero where one of them is.
+/// Makes both factors zero if one of them is zero.
 fn zero_products(a: &mut Lanes, b: &mut Lanes) {
     for (a, b) in a.iter_mut().zip(b) {
         if *a & !SIGN == 0 || *b & !SIGN == 0 {
@@ -211,13 +211,13 @@ const fn power(scale: Scale) -> i32 {
     }
 }
 
-/// a * b + c, rounded once to the nearest.
+/// Computes a * b + c, rounded once to the nearest.
 ///
 /// The product is exact in double precision. The sum is rounded there, and again to single precision: that is wrong
-/// only if the first rounding ended in the middle between two singles, or where singles have fewer bits.
+/// only if the first rounding ended halfway between two singles, or where singles have fewer bits.
 #[inline]
 fn fused(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
-    /// Bits of a double below the last bit of a single, and the middle of that.
+    /// Bits of a double below the last bit of a single.
     const BELOW: u64 = (1 << 29) - 1;
     const MIDDLE: u64 = 1 << 28;
     const SMALL: u64 = (1023 - 126) << 52;
@@ -242,7 +242,7 @@ fn fused_slowly(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
     each(|lane| soft::fma(a[lane].into(), b[lane].into(), c[lane].into(), F32, Rounding::Nearest))
 }
 
-/// The lesser or greater of two numbers; of a number and a NaN, the number. Minus zero is less than zero.
+/// Returns the minimum or maximum of two numbers; of a number and a NaN, the number. Minus zero is less than zero.
 fn least_or_greatest(a: u32, b: u32, least: bool) -> u32 {
     let is_nan = |value: u32| value & !SIGN > INFINITY;
     match (is_nan(a), is_nan(b)) {
@@ -250,14 +250,14 @@ fn least_or_greatest(a: u32, b: u32, least: bool) -> u32 {
         (true, false) => b,
         (false, true) => a,
         (false, false) => {
-            // In this order bits compare as the numbers do.
+            // In this encoding, integers compare like the numbers.
             let ordered = |value: u32| if value & SIGN != 0 { !value } else { value | SIGN };
             if (ordered(a) < ordered(b)) == least { a } else { b }
         }
     }
 }
 
-/// Lanes in which the comparison holds.
+/// Returns the lanes in which the comparison holds.
 fn compared(a: &Lanes, b: &Lanes, compare: Compare) -> u32 {
     let number = |bits: u32| f32::from_bits(bits);
     let less = mask_of(|lane| number(a[lane]) < number(b[lane]));
@@ -266,7 +266,7 @@ fn compared(a: &Lanes, b: &Lanes, compare: Compare) -> u32 {
     relation(compare, less, equal, greater)
 }
 
-/// Lanes for which a comparison of numbers that may be unordered holds.
+/// Returns the lanes for which a comparison of possibly unordered numbers holds.
 pub(super) fn relation(compare: Compare, less: u32, equal: u32, greater: u32) -> u32 {
     let pick = |condition: Compare, lanes: u32| if compare.bits() & condition.bits() != 0 { lanes } else { 0 };
     pick(Compare::LT, less)

@@ -17,7 +17,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             });
             warp.set(dst, &values, mask);
         }
-        // What the hardware makes here is for MUFU's eyes only: here MUFU takes the argument as it is.
+        // The hardware's result is only for MUFU; here MUFU takes the original argument.
         Op::Rro { dst, b, function: _ } => {
             let values = fetch_float(warp, b, machine)?;
             warp.set(dst, &values, mask);
@@ -47,13 +47,13 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     Ok(())
 }
 
-/// Denormals are zero on both sides.
+/// Evaluates a function. Denormals are zero on both sides.
 fn multi_function(function: MultiFunction, bits: u32) -> u32 {
     let single = |f: fn(f64) -> f64| {
         let value = f(f64::from(f32::from_bits(F32.flush(u64::from(bits)) as u32))) as f32;
         if value.is_nan() { F32.nan as u32 } else { F32.flush(u64::from(value.to_bits())) as u32 }
     };
-    // The operand is a double's upper word; so is the result.
+    // The operand is a double's upper word, and so is the result.
     let upper = |f: fn(f64) -> f64| {
         let value = f64::from_bits(u64::from(bits) << 32);
         let value = f(if value.is_subnormal() { 0.0f64.copysign(value) } else { value });
@@ -78,13 +78,13 @@ fn special_register(warp: &Warp, special: SpecialRegister, machine: &Machine<'_,
     let [x, y, z] = launch.block;
     let tid = |lane: usize| {
         let linear = thread(lane);
-        // Lanes behind the block's end have the numbers that would follow.
+        // Lanes after the block's end have the numbers that would follow.
         [linear % x, linear / x % y, linear / x / y]
     };
     let bit = |lane: usize| 1u32 << lane;
     let below = |lane: usize| bit(lane) - 1;
     let all = |value: u32| [value; LANES];
-    // Multiprocessors take the blocks in turn.
+    // Blocks are assigned to multiprocessors in turn.
     let sm = (machine.block % u64::from(launch.sms.max(1))) as u32;
     match special {
         SpecialRegister::LANE_ID => map(|lane| lane as u32),
@@ -123,7 +123,7 @@ fn special_register(warp: &Warp, special: SpecialRegister, machine: &Machine<'_,
         SpecialRegister::GE_MASK => map(|lane| !below(lane)),
         SpecialRegister::CLOCK_LO => all(machine.clock as u32),
         SpecialRegister::CLOCK_HI => all((machine.clock >> 32) as u32),
-        // Performance counters and the like.
+        // Performance counters and similar.
         _ => all(0),
     }
 }
