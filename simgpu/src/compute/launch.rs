@@ -1,4 +1,4 @@
-//! A launch: what a grid is to run, fixed when the launch method comes.
+//! A launch: the parameters of a grid, fixed by the launch method.
 
 use crate::mmu::MmuFault;
 use nvspec::addr::GpuVa;
@@ -7,9 +7,9 @@ use nvspec::class::compute90c0::{limit, warp_error};
 /// Reason why a grid ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// An access to memory.
+    /// A memory access faulted.
     Fault(MmuFault),
-    /// Error of a warp: a number of [`warp_error`].
+    /// Warp error: a number of [`warp_error`].
     Warp(u32),
 }
 
@@ -19,28 +19,28 @@ impl From<MmuFault> for Failure {
     }
 }
 
-/// An instruction that does not exist, or that is not modelled.
+/// An instruction that does not exist, or is not modelled.
 pub(crate) const ILLEGAL: Failure = Failure::Warp(warp_error::ILLEGAL_ENCODING);
 
-/// A constant bank that is bound.
+/// A constant bank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bank {
     pub(crate) base: u64,
-    /// In bytes; 0 for none.
+    /// Size in bytes; 0 if unbound.
     pub(crate) bytes: u32,
 }
 
 /// All constant banks.
 pub(crate) type Banks = [Bank; limit::CONSTANT_BANKS as usize];
 
-/// The table that gives the upper byte of global addresses.
+/// The table that maps the upper byte of global addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GlobalMap(pub(crate) Box<[u16; 256]>);
 
 impl GlobalMap {
-    /// A store is good.
+    /// Stores are allowed.
     pub(crate) const WRITE: u16 = 0x200;
-    /// A load is good.
+    /// Loads are allowed.
     pub(crate) const READ: u16 = 0x100;
 }
 
@@ -50,7 +50,7 @@ impl Default for GlobalMap {
     }
 }
 
-/// A grid and its surroundings.
+/// A grid and its parameters.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
     /// Blocks, in x, y and z; none is 0.
@@ -61,7 +61,7 @@ pub(crate) struct Launch {
     pub(crate) code: GpuVa,
     /// Byte offset of the first instruction.
     pub(crate) entry: u32,
-    /// Registers of a thread.
+    /// Number of registers of a thread.
     pub(crate) registers: u32,
     /// Bytes of a block's shared memory.
     pub(crate) shared_bytes: u32,
@@ -71,39 +71,39 @@ pub(crate) struct Launch {
     pub(crate) local_low: u32,
     pub(crate) local_high: u32,
     pub(crate) local_window: u64,
-    /// Address of local memory, and how much there is.
+    /// Address and size of local memory.
     pub(crate) local_base: GpuVa,
     pub(crate) local_bytes: u64,
-    /// Most entries of a warp's stack.
+    /// Maximum entries of a warp's stack.
     pub(crate) stack_limit: usize,
     pub(crate) banks: Banks,
-    /// `None` when addresses are as they are.
+    /// `None` if addresses are not mapped.
     pub(crate) global_map: Option<GlobalMap>,
-    /// Value that SR_CTAPARAM and SR_GRIDPARAM read.
+    /// Value of SR_CTAPARAM and SR_GRIDPARAM.
     pub(crate) cta_param: u32,
     pub(crate) grid_param: u32,
-    /// Multiprocessors of the card.
+    /// Number of the card's multiprocessors.
     pub(crate) sms: u32,
 }
 
 impl Launch {
-    /// Blocks of the grid.
+    /// Returns the number of blocks of the grid.
     pub(crate) fn blocks(&self) -> u64 {
         self.grid.iter().map(|count| u64::from(*count)).product()
     }
 
-    /// Threads of a block.
+    /// Returns the number of threads of a block.
     pub(crate) fn threads(&self) -> u32 {
         self.block.iter().product()
     }
 
-    /// Returns where a block lies in the grid.
+    /// Returns the position of a block in the grid.
     pub(crate) fn position(&self, block: u64) -> [u32; 3] {
         let [x, y, _] = self.grid.map(u64::from);
         [(block % x) as u32, (block / x % y) as u32, (block / x / y) as u32]
     }
 
-    /// Bytes of local memory that a warp needs.
+    /// Returns the bytes of local memory that a warp needs.
     pub(crate) fn warp_local_bytes(&self) -> u64 {
         (u64::from(self.local_low) + u64::from(self.local_high)).next_multiple_of(16) * 32
     }

@@ -1,22 +1,22 @@
-//! Locks on words of global memory: LDLK takes one, STUL gives it back.
+//! Locks on words of global memory: LDLK acquires one, STUL releases it.
 //!
-//! They are a grid's: those that nobody gave back end with it. GUESS: a lock is on the word of the virtual address. The
-//! table has room for so many words as warps could want at a time, some at each hash; where there is none, LDLK does not
-//! get the lock and the program tries again, as it must.
+//! Locks belong to a grid and end with it. GUESS: a lock is on the word of the virtual address. The table has room for
+//! as many words as warps could lock at a time, with several at each hash; without room, LDLK does not get the lock and
+//! the program retries, as it must.
 
 use parking_lot::Mutex;
 
-/// Sets of the table, and words that one holds.
+/// Number of sets of the table, and of words in each.
 const SETS: usize = 512;
 const WAYS: usize = 8;
 
-/// Words that are locked, one more than their number; 0 for nothing.
+/// Locked words, stored as word number plus one; 0 for none.
 type Table = Box<[[u64; WAYS]; SETS]>;
 
 /// A grid's locks.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
-    /// Made when the first lock is taken: few programs take any. Held for one look-up.
+    /// Allocated with the first lock: few programs use locks. Held for one lookup.
     table: Mutex<Option<Table>>,
 }
 
@@ -26,7 +26,7 @@ fn place(address: u64) -> (usize, u64) {
 }
 
 impl Locks {
-    /// Locks the word at an address. Returns whether it was free.
+    /// Locks the word at an address. Returns true if it was free.
     pub(crate) fn lock(&self, address: u64) -> bool {
         let (set, word) = place(address);
         let mut table = self.table.lock();

@@ -6,10 +6,10 @@ use crate::mmu::Session;
 use nvspec::addr::{GpuVa, VA_BITS};
 use nvspec::class::compute90c0::{LOCAL_ADDRESS_BITS, WINDOW_BYTES, warp_error};
 
-/// Bytes that the memory partitions move at once: what the time model counts.
+/// Bytes that the memory partitions move at once: the unit of the time model.
 pub(crate) const TRANSACTION_BYTES: u64 = card::AccessCounts::BURST_BYTES;
 
-/// Counts of a grid or a part of one; they add up to the same whatever the order.
+/// Counts of a grid or a part of one; their sum does not depend on the order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Instructions of warps.
@@ -18,7 +18,7 @@ pub(crate) struct Counts {
     pub(crate) thread_instructions: u64,
     /// Memory transactions, local memory included.
     pub(crate) transactions: u64,
-    /// Bytes of those of system memory.
+    /// Bytes of system memory among them.
     pub(crate) bus_bytes: u64,
     /// Address of the last store.
     pub(crate) written: Option<GpuVa>,
@@ -42,7 +42,7 @@ pub(crate) enum Place {
     Local(u32),
 }
 
-/// Returns where a generic address leads, for a load or a store.
+/// Resolves a generic address for a load or a store.
 pub(crate) fn resolve(launch: &Launch, address: u64, write: bool) -> Result<Place, Failure> {
     let within = |window: u64| Some(address.wrapping_sub(window)).filter(|offset| *offset < WINDOW_BYTES);
     if let Some(offset) = within(launch.shared_window) {
@@ -54,7 +54,7 @@ pub(crate) fn resolve(launch: &Launch, address: u64, write: bool) -> Result<Plac
     global(launch, address, write).map(Place::Global)
 }
 
-/// The virtual address of a global address.
+/// Returns the virtual address of a global address.
 pub(crate) fn global(launch: &Launch, address: u64, write: bool) -> Result<GpuVa, Failure> {
     let Some(map) = launch.global_map.as_ref().filter(|_| address >> VA_BITS == 0) else { return Ok(GpuVa(address)) };
     let entry = map.0[(address >> 32) as usize];
@@ -65,7 +65,7 @@ pub(crate) fn global(launch: &Launch, address: u64, write: bool) -> Result<GpuVa
     Ok(GpuVa(u64::from(entry & 0xff) << 32 | address & u64::from(u32::MAX)))
 }
 
-/// The virtual address of a word of local memory. Words of the lanes lie next to each other.
+/// Returns the virtual address of a word of local memory. Words of adjacent lanes are adjacent.
 pub(crate) fn local(launch: &Launch, warp: u32, lane: usize, address: u32) -> Result<GpuVa, Failure> {
     let outside = Failure::Warp(warp_error::OUT_OF_RANGE_ADDRESS);
     let address = address & ((1 << LOCAL_ADDRESS_BITS) - 1);
@@ -86,7 +86,7 @@ pub(crate) fn local(launch: &Launch, warp: u32, lane: usize, address: u32) -> Re
     Ok(launch.local_base.offset(start + offset))
 }
 
-/// Returns whether all lanes access `bytes` bytes each, one after the other.
+/// Returns true if all lanes access `bytes` bytes each, in a contiguous range.
 fn contiguous(addresses: &Pairs, mask: u32, bytes: u64) -> bool {
     let first = addresses[0];
     mask == ALL
@@ -96,7 +96,7 @@ fn contiguous(addresses: &Pairs, mask: u32, bytes: u64) -> bool {
             .fold(true, |all, (lane, address)| all & (*address == first.wrapping_add(bytes.wrapping_mul(lane as u64))))
 }
 
-/// Counts the transactions of lanes that access memory one after the other.
+/// Counts the transactions of lanes that access memory in sequence.
 #[derive(Debug, Default)]
 struct Transactions {
     last: Option<u64>,
@@ -104,7 +104,7 @@ struct Transactions {
 }
 
 impl Transactions {
-    /// Notes what a lane just read or wrote.
+    /// Counts an access just made by a lane.
     fn note(&mut self, va: GpuVa, write: bool, session: &mut Session<'_>) {
         let line = Some(va.0 / TRANSACTION_BYTES);
         if line != self.last {
@@ -158,7 +158,7 @@ pub(crate) fn load<const N: usize>(
     Ok(values)
 }
 
-/// Stores `N` words of each lane of `mask` to global memory; of lanes with the same address the last one's stays.
+/// Stores `N` words of each lane of `mask` to global memory; of lanes with the same address the last one wins.
 pub(crate) fn store<const N: usize>(
     session: &mut Session<'_>,
     addresses: &Pairs,
@@ -201,12 +201,12 @@ pub(crate) fn store<const N: usize>(
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SharedMemory {
     bytes: Vec<u8>,
-    /// A bit for each word that is locked.
+    /// A bit for each locked word.
     locks: Vec<u64>,
 }
 
 impl SharedMemory {
-    /// So many bytes, which hold what was left; zeros where nothing was yet.
+    /// Starts a block with `bytes` bytes, which keep the contents of `left`; the rest is zero.
     pub(crate) fn start(&mut self, bytes: u32, left: &[u8]) {
         self.bytes.clear();
         self.bytes.extend_from_slice(left.get(..bytes as usize).unwrap_or(left));
@@ -215,12 +215,12 @@ impl SharedMemory {
         self.locks.resize((bytes as usize).div_ceil(4 * 64), 0);
     }
 
-    /// All of it.
+    /// Returns all bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// `N` bytes.
+    /// Reads `N` bytes.
     pub(crate) fn read<const N: usize>(&self, address: u32) -> Result<[u8; N], Failure> {
         let start = address as usize;
         let outside = Failure::Warp(warp_error::OUT_OF_RANGE_ADDRESS);
@@ -236,7 +236,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Locks the word at an address. Returns whether it was free.
+    /// Locks the word at an address. Returns true if it was free.
     pub(crate) fn lock(&mut self, address: u32) -> bool {
         let word = address as usize / 4;
         let Some(bits) = self.locks.get_mut(word / 64) else { return false };

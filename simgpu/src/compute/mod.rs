@@ -1,41 +1,42 @@
 //! Compute, class 0x90c0: grids of sm_20 code.
 //!
-//! Methods set what a grid needs; LAUNCH fixes it and the grid runs, on threads of its own if the card has some. The
-//! engine is busy until the grid has ended, and executes no method meanwhile: every method waits, as if WAIT_FOR_IDLE
-//! came before it.
+//! Methods set a grid's parameters; LAUNCH fixes them and starts the grid, on separate threads if the card has some.
+//! The engine is busy until the grid has ended, and executes no method meanwhile: every method waits, as if
+//! WAIT_FOR_IDLE preceded it.
 //!
-//! Parts: `registers`, the methods' state; `launch`, a grid and its surroundings; `pool` and `grid`, threads and the
-//! blocks that they take; `block`, warps and barriers; `warp` and `stack`, registers and divergence; `code` and
-//! `constants`, caches; `residue`, what kernels leave behind; `memory`, what is accessed; `locks`, of global memory; `exec`, instructions; `soft`, arithmetic in any rounding.
+//! Parts: `registers`, the methods' state; `launch`, a grid and its parameters; `pool` and `grid`, threads and the
+//! blocks that they execute; `block`, warps and barriers; `warp` and `stack`, registers and divergence; `code` and
+//! `constants`, caches; `residue`, data left by kernels; `memory`, memory accesses; `locks`, of global memory; `exec`,
+//! instructions; `soft`, arithmetic with any rounding.
 //!
-//! Memory accesses go through the channel's address space, in sessions of a few thousand instructions: a TLB flush waits
-//! for these, and what it dropped is not used after it.
+//! Memory accesses go through the channel's address space, in sessions of a few thousand instructions: a TLB flush
+//! waits for these, and dropped translations are not used after it.
 //!
 //! # Time
-//! A grid is charged when it has ended: its launch, and the greatest of its instructions at the rate of all
-//! multiprocessors, its memory transactions at the memory's bandwidth ([`crate::ComputeTiming`]), and those of system
-//! memory at the bus's ([`crate::TimeModel::bus_bytes_per_second`]). Instructions are counted once for each warp that
-//! executes them, whatever lanes take part, so that divergence costs what it repeats. Transactions are pieces of 128
-//! bytes of global and local memory: one for words in a row, one for each lane where every lane has a line of its own,
-//! and one for each address of an atomic operation that is in another line than the one before; those that span two
-//! pages count for the last one's memory. No count depends on the number of threads that execute the grid, nor does the
-//! time between two semaphores around it.
+//! A grid is charged at its end: its launch, and the maximum of its instructions at the rate of all multiprocessors,
+//! its memory transactions at the memory's bandwidth ([`crate::ComputeTiming`]), and those of system memory at the
+//! bus's ([`crate::TimeModel::bus_bytes_per_second`]). Instructions are counted once for each warp that executes them,
+//! for any number of active lanes, so divergence costs the repeated instructions. Transactions are pieces of 128 bytes
+//! of global and local memory: one for contiguous words, one for each lane if every lane has a separate line, and one
+//! for each address of an atomic operation that is in a different line than the previous one; a transaction that spans
+//! two pages counts for the last page's memory. No count, nor the time between two semaphores around the grid, depends
+//! on the number of threads that execute it.
 //!
-//! Not counted: bank conflicts of shared memory, misses of caches for instructions and constants, latencies that too few
-//! warps cannot hide, multiprocessors that have nothing to do, slower units (double precision, MUFU).
+//! Not counted: bank conflicts of shared memory, misses of caches for instructions and constants, latencies that too
+//! few warps cannot hide, idle multiprocessors, slower units (double precision, MUFU).
 //!
 //! # What it does not model
-//! - Instructions that the head of `exec` lists; macros, notifiers (0x104-0x10c), the global condition
-//!   (0x130-0x138), conditions that look at memory, reductions by semaphores: illegal methods or bad data.
+//! - Instructions listed at the top of `exec`; macros, notifiers (0x104-0x10c), the global condition (0x130-0x138),
+//! conditions on memory, reductions by semaphores: illegal methods or bad data.
 //! - Textures, surfaces, performance counters: their methods are stored.
-//! - Blocks side by side: a worker executes one to its end before it takes the next. A grid whose blocks wait for blocks
-//!   with a higher number may not end, which no program may rely on anyway.
-//! - Preemption in a grid; a grid whose channel is taken off the engine all the same is abandoned.
-//! - Which cluster and unit of it made an access: faults are reported as those of the first cluster's texture unit and
-//!   L1 (GUESS for instructions and constants), and errors of warps as those of the first multiprocessor. Errors do not
-//!   name the program counter.
+//! - Concurrent blocks in a worker: it executes a block to its end before it takes the next. A grid whose blocks wait
+//! for blocks with a higher number may not end; programs must not rely on that anyway.
+//! - Preemption in a grid; a grid is abandoned if its channel is taken off the engine.
+//! - The cluster and unit of an access: faults are reported as those of the first cluster's texture unit and L1 (GUESS
+//! for instructions and constants), and errors of warps as those of the first multiprocessor. Errors do not name the
+//! program counter.
 //! - Data caches. Constants are cached for a grid, instructions too: stores to either are seen by the next grid.
-//! - Warps of a block execute in turns that do not depend on the time that instructions take.
+//! - Real scheduling: warps of a block execute in turns that do not depend on the time of instructions.
 
 mod block;
 mod code;
@@ -71,15 +72,15 @@ pub(crate) use registers::Registers;
 #[derive(Debug)]
 pub struct Compute {
     registers: Registers,
-    /// A grid that was launched and has not begun.
+    /// A launched grid that has not started.
     launched: Option<Box<Launch>>,
     pool: Pool,
     sms: u32,
 }
 
 impl Compute {
-    /// On a card of `sms` multiprocessors, with that many threads; without threads, [`Self::step`] executes. `wake` is
-    /// called, on any thread, when there is reason to step again.
+    /// Makes an engine of `sms` multiprocessors with this many threads; without threads, [`Self::step`] executes.
+    /// `wake` is called, on any thread, when the caller must step again.
     #[must_use]
     pub fn new(
         memory: Arc<Memory>,
@@ -92,10 +93,10 @@ impl Compute {
         Self { registers: Registers::default(), launched: None, pool, sms }
     }
 
-    /// Executes a method. A grid that it launches is pending then.
+    /// Executes a method. If it launches a grid, the grid is pending after that.
     ///
     /// # Errors
-    /// [`EngineError`]; the method had no effect then.
+    /// [`EngineError`]; the method then had no effect.
     pub fn method(&mut self, method: u32, data: u32, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         match method {
             methods::LAUNCH => self.launch(data, cx),
@@ -162,16 +163,16 @@ impl Compute {
         Ok(())
     }
 
-    /// Returns whether a grid is pending.
+    /// Returns true if a grid is pending.
     #[must_use]
     pub fn pending(&self) -> bool {
         self.launched.is_some() || self.pool.is_busy()
     }
 
-    /// Begins the grid, sees whether it has ended, or does a little of it.
+    /// Starts the grid, checks for its end, or executes a little of it.
     ///
     /// # Errors
-    /// [`EngineError::ShaderFault`] and [`EngineError::Warp`]; the grid has ended then.
+    /// [`EngineError::ShaderFault`] and [`EngineError::Warp`]; the grid then has ended.
     pub fn step(&mut self, cx: &mut EngineCx<'_>) -> Result<Progress, EngineError> {
         if let Some(launch) = self.launched.take() {
             self.pool.start(*launch, *cx.space);
@@ -195,19 +196,19 @@ impl Compute {
         }
     }
 
-    /// Takes the channel's state out. A grid under way is abandoned: when this returns, nothing of it is executed.
+    /// Removes and returns the channel's state. Abandons a running grid: when this returns, no part of it is executing.
     pub(crate) fn save(&mut self) -> Registers {
         self.stop();
         std::mem::take(&mut self.registers)
     }
 
-    /// Takes a channel's state in.
+    /// Loads a channel's state.
     pub(crate) fn load(&mut self, registers: Registers) {
         self.stop();
         self.registers = registers;
     }
 
-    /// Forgets state and grids.
+    /// Drops state and grids.
     pub(crate) fn reset(&mut self) {
         self.load(Registers::default());
     }

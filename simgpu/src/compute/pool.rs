@@ -9,10 +9,10 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Most threads of a card.
+/// Maximum number of a card's threads.
 const WORKERS_MAX: usize = 64;
 
-/// Called when a grid that runs on threads of its own has ended.
+/// Called when a grid on separate threads has ended.
 #[derive(Clone)]
 pub(crate) struct Wake(pub(crate) Arc<dyn Fn() + Send + Sync>);
 
@@ -31,7 +31,7 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Task {
-    /// Counts grids, so that a thread knows which one is new.
+    /// Number of the current grid, by which a thread recognizes a new one.
     number: u64,
     grid: Option<Arc<Grid>>,
     end: bool,
@@ -47,7 +47,7 @@ pub(crate) struct Pool {
     queue: Arc<Queue>,
     wanted: usize,
     threads: Vec<JoinHandle<()>>,
-    /// The worker of the caller's own thread, when there is no other.
+    /// The worker of the caller's thread, if there are no others.
     own: Option<Box<Worker>>,
     grid: Option<Arc<Grid>>,
 }
@@ -57,14 +57,15 @@ pub(crate) struct Pool {
 pub(crate) enum Advance {
     /// Call again.
     More,
-    /// It goes on without the caller, who is woken when it ends.
+    /// The grid runs without the caller, which is woken at its end.
     Elsewhere,
     /// It has ended.
     Ended(Outcome),
 }
 
 impl Pool {
-    /// With `workers` threads, which begin with the first grid; with none, callers of [`Self::advance`] do the work.
+    /// Makes a pool of `workers` threads, which start with the first grid; with none, callers of [`Self::advance`] do
+    /// the work.
     pub(crate) fn new(memory: Arc<Memory>, mmu: Arc<Mmu>, wake: Wake, workers: usize, sms: u32) -> Self {
         Self {
             memory,
@@ -79,12 +80,12 @@ impl Pool {
         }
     }
 
-    /// Returns whether a grid is under way.
+    /// Returns true while a grid is running.
     pub(crate) fn is_busy(&self) -> bool {
         self.grid.is_some()
     }
 
-    /// Begins a grid. There must be none.
+    /// Starts a grid. None may be running.
     pub(crate) fn start(&mut self, launch: Launch, space: AddressSpace) {
         self.start_threads();
         let card = (Arc::clone(&self.memory), Arc::clone(&self.mmu));
@@ -114,7 +115,7 @@ impl Pool {
         }
     }
 
-    /// Looks how far the grid is, and does a little of it if nobody else does.
+    /// Checks the grid's progress, and executes a little of it if there are no threads.
     pub(crate) fn advance(&mut self) -> Option<Advance> {
         let grid = self.grid.as_ref()?;
         if self.threads.is_empty()
@@ -123,7 +124,7 @@ impl Pool {
             match grid.slice(worker, 0) {
                 super::block::Slice::More => return Some(Advance::More),
                 super::block::Slice::Stuck => return Some(Advance::Elsewhere),
-                // Nobody else is at it.
+                // No other worker exists.
                 super::block::Slice::Ended => grid.close(),
             }
         }
@@ -132,7 +133,7 @@ impl Pool {
         Some(Advance::Ended(outcome))
     }
 
-    /// Abandons the grid, if there is one. When this returns, nothing of it is executed.
+    /// Abandons the grid, if there is one. When this returns, no part of it is executing.
     pub(crate) fn stop(&mut self) {
         if let Some(grid) = &self.grid {
             grid.stop();
@@ -159,7 +160,7 @@ impl Drop for Pool {
     }
 }
 
-/// A thread's life.
+/// Main loop of a thread.
 fn serve(queue: &Queue, wake: &Wake, index: u32) {
     let mut worker = Worker::new();
     let mut seen = 0;

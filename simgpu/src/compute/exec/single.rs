@@ -217,7 +217,7 @@ const fn power(scale: Scale) -> i32 {
 /// only if the first rounding ended halfway between two singles, or where singles have fewer bits.
 #[inline]
 fn fused(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
-    /// Bits of a double below the last bit of a single.
+    /// Bits of a double below the last bit of a single, and half of that.
     const BELOW: u64 = (1 << 29) - 1;
     const MIDDLE: u64 = 1 << 28;
     const SMALL: u64 = (1023 - 126) << 52;
