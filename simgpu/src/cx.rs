@@ -1,4 +1,4 @@
-//! The context of register blocks and the scheduler: everything of the card that is not a block.
+//! The context of register blocks and the scheduler: everything on the card except the blocks.
 
 use crate::aperture::Apertures;
 use crate::clock::{Clock, TimeModel};
@@ -27,7 +27,7 @@ pub(crate) struct Cx {
     pub(crate) faults: Faults,
     pub(crate) undeclared: Undeclared,
     pub(crate) copied: Copied,
-    /// Registers that FECS is to write, with their values: what the images of contexts that were loaded have named.
+    /// Registers that FECS must write, with their values, as named by images of loaded contexts.
     pub(crate) context_writes: Vec<(u32, u32)>,
 }
 
@@ -36,23 +36,23 @@ pub(crate) struct Cx {
 pub struct Copied {
     /// Bytes written.
     pub bytes: u64,
-    /// Time of the host's that went into moving them, in ns: what a real card's engines would do beside its processors.
+    /// The host's time for moving them, in ns: a real card's engines would do this without its processors.
     pub host_ns: u64,
 }
 
-/// Accesses to offsets of BAR0 that are not declared.
+/// Accesses to undeclared offsets of BAR0.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Undeclared {
     total: u64,
-    /// Offset to accesses.
+    /// Number of accesses by offset.
     seen: BTreeMap<u32, u64>,
 }
 
 impl Undeclared {
-    /// Most offsets that are told apart.
+    /// Maximum number of distinct offsets recorded.
     const MAX: usize = 4096;
 
-    /// Checks what was read.
+    /// Validates saved data.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let Self { total, seen } = self;
         let counts = seen.values().chain([total]).all(|count| *count <= 1 << 62);

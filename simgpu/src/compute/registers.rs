@@ -1,4 +1,4 @@
-//! The method state of a channel's compute object, and what a launch makes of it.
+//! The method state of a channel's compute object, and its conversion to a launch.
 
 use super::launch::{Bank, Banks, GlobalMap, Launch};
 use super::stack;
@@ -11,14 +11,14 @@ use nvspec::class::{compute90c0 as methods, data_error};
 /// A channel's state.
 #[derive(Clone, Debug)]
 pub(crate) struct Registers {
-    /// Last data of each method that is state.
+    /// Last data of each stateful method.
     words: Box<[u32; methods::STATE_WORDS]>,
     banks: Banks,
     global_map: GlobalMap,
 }
 
 impl Default for Registers {
-    /// GUESS: windows and an identity map as drivers set them.
+    /// GUESS: windows and an identity map, as drivers set them.
     fn default() -> Self {
         let words = Box::new([0; methods::STATE_WORDS]);
         let mut registers = Self { words, banks: Banks::default(), global_map: GlobalMap::default() };
@@ -38,7 +38,7 @@ impl Registers {
         methods::state_word(method).map_or(0, |(index, _)| self.words[index])
     }
 
-    /// Sets the data of a method that is state.
+    /// Stores the data of a stateful method.
     pub(crate) fn set(&mut self, method: u32, data: u32) {
         if let Some((index, _)) = methods::state_word(method) {
             self.words[index] = data;
@@ -49,7 +49,7 @@ impl Registers {
         GpuVa(u64::from(self.word(high)) << 32 | u64::from(self.word(low)))
     }
 
-    /// The constant buffer that is selected.
+    /// Returns the selected constant buffer.
     pub(crate) fn selected(&self) -> Bank {
         Bank {
             base: self.address(methods::CONSTANT_ADDRESS_HIGH, methods::CONSTANT_ADDRESS_LOW).0,
@@ -57,7 +57,7 @@ impl Registers {
         }
     }
 
-    /// Binds the selected constant buffer, or none.
+    /// Binds or unbinds the selected constant buffer.
     pub(crate) fn bind(&mut self, data: u32) -> Result<(), EngineError> {
         use methods::bind::{BANK, VALID};
         if data & !(VALID.mask() | BANK.mask()) != 0 {
@@ -84,7 +84,7 @@ impl Registers {
         Ok(())
     }
 
-    /// Returns whether grids run now.
+    /// Returns true if grids may run now.
     pub(crate) fn enabled(&self) -> Result<bool, EngineError> {
         match (self.word(methods::RENDER_ENABLE_OVERRIDE), self.word(methods::COND_MODE)) {
             (render_override::ALWAYS, _) | (render_override::NONE, cond_mode::ALWAYS) => Ok(true),
@@ -93,7 +93,7 @@ impl Registers {
         }
     }
 
-    /// The grid that the state describes, on a card of so many multiprocessors.
+    /// Returns the grid that the state describes, on a card of `sms` multiprocessors.
     pub(crate) fn launch(&self, cta_param: u32, sms: u32) -> Result<Launch, EngineError> {
         let pair = |yx: u32, z: u32| [self.word(yx) & 0xffff, self.word(yx) >> 16, self.word(z)];
         let grid = pair(methods::GRID_YX, methods::GRID_Z);
@@ -103,7 +103,7 @@ impl Registers {
         let (shared_bytes, barriers) = (self.word(methods::SHARED_SIZE), self.word(methods::BLOCK_BARRIERS));
         let [x, y, z] = block;
         let empty = grid.contains(&0) || block.contains(&0);
-        // No product overflows: the limits of each dimension come first.
+        // Products cannot overflow: each dimension's limit is checked first.
         let shape = x <= limit::BLOCK_XY && y <= limit::BLOCK_XY && z <= limit::BLOCK_Z;
         if empty || !shape || x * y * z > limit::BLOCK_THREADS || registers > limit::REGISTERS {
             return Err(bad(data_error::INVALID_VALUE));
@@ -141,17 +141,18 @@ impl Registers {
         })
     }
 
-    /// Words of a context image.
+    /// Number of words in a context image.
     pub(crate) const IMAGE_WORDS: usize = methods::STATE_WORDS + 3 * limit::CONSTANT_BANKS as usize + 128;
 
-    /// The state as a context image holds it: methods, banks, the global map. A grid under way is not part of it.
+    /// Returns the state in the format of a context image: methods, banks, the global map. A running grid is not
+    /// included.
     pub(crate) fn to_words(&self) -> Vec<u32> {
         let banks = self.banks.iter().flat_map(|bank| [bank.base as u32, (bank.base >> 32) as u32, bank.bytes]);
         let map = self.global_map.0.chunks_exact(2).map(|pair| u32::from(pair[0]) | u32::from(pair[1]) << 16);
         self.words.iter().copied().chain(banks).chain(map).collect()
     }
 
-    /// The state that an image holds, whoever wrote it: what no method could have set is cut off.
+    /// Parses the state in an untrusted image: values that no method could set are masked off.
     pub(crate) fn from_words(words: &[u32]) -> Self {
         let mut registers = Self::default();
         if words.len() < Self::IMAGE_WORDS {

@@ -1,6 +1,6 @@
-//! Floating-point arithmetic on bits, for any rounding: what the host's own arithmetic cannot do.
+//! Floating-point arithmetic on bits, for roundings that the host's own arithmetic does not support.
 //!
-//! Everything is computed exactly and rounded once. NaNs come out as the hardware's own.
+//! Everything is computed exactly and rounded once. All NaN results are the hardware's own NaN.
 
 use sm20::Rounding;
 
@@ -9,7 +9,7 @@ use sm20::Rounding;
 pub(crate) struct Format {
     fraction: u32,
     exponent: u32,
-    /// The NaN that operations give.
+    /// The NaN that operations return.
     pub(crate) nan: u64,
 }
 
@@ -17,7 +17,7 @@ pub(crate) struct Format {
 pub(crate) const F16: Format = Format { fraction: 10, exponent: 5, nan: 0x7fff };
 /// Single precision.
 pub(crate) const F32: Format = Format { fraction: 23, exponent: 8, nan: 0x7fff_ffff };
-/// Double precision. GUESS: the NaN is the one of NVIDIA's mathematical constants.
+/// Double precision. GUESS: the NaN is that of NVIDIA's mathematical constants.
 pub(crate) const F64: Format = Format { fraction: 52, exponent: 11, nan: 0xfff8_0000_0000_0000 };
 
 impl Format {
@@ -33,33 +33,33 @@ impl Format {
         ((1 << self.exponent) - 1) << self.fraction
     }
 
-    /// The bits of 1.0.
+    /// Returns the bits of 1.0.
     pub(crate) const fn one(self) -> u64 {
         (self.bias() as u64) << self.fraction
     }
 
-    /// Zero of the same sign for a denormal, else the same.
+    /// Returns zero with the same sign for a denormal, else the unchanged number.
     pub(crate) const fn flush(self, bits: u64) -> u64 {
         if bits & self.infinity() == 0 { bits & self.sign_bit() } else { bits }
     }
 
-    /// Returns whether the bits are a NaN.
+    /// Returns true if the bits are a NaN.
     pub(crate) const fn is_nan(self, bits: u64) -> bool {
         bits & !self.sign_bit() > self.infinity()
     }
 
-    /// Returns whether the sign is set.
+    /// Returns true if the sign is set.
     pub(crate) const fn is_negative(self, bits: u64) -> bool {
         bits & self.sign_bit() != 0
     }
 
-    /// The number after `|x|`, then negation.
+    /// Applies `|x|`, then negation.
     pub(crate) const fn modified(self, bits: u64, absolute: bool, negate: bool) -> u64 {
         let bits = if absolute { bits & !self.sign_bit() } else { bits };
         if negate { bits ^ self.sign_bit() } else { bits }
     }
 
-    /// Cut off below 0 and above 1; a NaN becomes 0.
+    /// Clamps to the range from 0 to 1; a NaN becomes 0.
     pub(crate) const fn saturated(self, bits: u64) -> u64 {
         if self.is_nan(bits) || bits & self.sign_bit() != 0 {
             0
@@ -71,13 +71,13 @@ impl Format {
     }
 }
 
-/// A number without rounding: mantissa times two to the exponent.
+/// An unrounded number: mantissa times two to the exponent.
 #[derive(Clone, Copy, Debug)]
 struct Exact {
     negative: bool,
     mantissa: u128,
     exponent: i32,
-    /// Some more below the mantissa's last bit.
+    /// There are more bits below the mantissa's last bit.
     sticky: bool,
 }
 
@@ -100,7 +100,7 @@ fn unpack(bits: u64, format: Format) -> Number {
     Number::Finite(Exact { negative, mantissa: u128::from(mantissa), exponent, sticky: false })
 }
 
-/// Returns whether a magnitude that lies between `low` and the next one is rounded to the next one.
+/// Returns true if a magnitude between `low` and the next one is rounded to the next one.
 fn rounds_up(rounding: Rounding, negative: bool, odd: bool, order_to_half: std::cmp::Ordering, inexact: bool) -> bool {
     match rounding {
         Rounding::Nearest => match order_to_half {
@@ -114,7 +114,7 @@ fn rounds_up(rounding: Rounding, negative: bool, odd: bool, order_to_half: std::
     }
 }
 
-/// The magnitude in units of two to `unit`, rounded. It has to fit.
+/// Returns the rounded magnitude in units of two to `unit`, which must fit.
 fn to_units(number: Exact, unit: i32, rounding: Rounding) -> u128 {
     use std::cmp::Ordering;
     let Exact { negative, mantissa, exponent, sticky } = number;
@@ -122,7 +122,7 @@ fn to_units(number: Exact, unit: i32, rounding: Rounding) -> u128 {
     let (units, rest, half) = match shift {
         ..=0 => (mantissa << shift.unsigned_abs().min(127), 0, 1),
         1..=127 => (mantissa >> shift, mantissa & ((1 << shift) - 1), 1 << (shift - 1)),
-        // The mantissa has less than 127 bits, so that it is less than half a unit.
+        // The mantissa has less than 127 bits, so it is less than half a unit.
         _ => (0, u128::from(mantissa != 0), 2),
     };
     let order = match rest.cmp(&half) {
@@ -161,7 +161,7 @@ fn pack(number: Exact, format: Format, rounding: Rounding) -> u64 {
     sign | (biased as u64) << format.fraction | units & ((1 << format.fraction) - 1)
 }
 
-/// a * b + c.
+/// Computes a * b + c.
 pub(crate) fn fma(a: u64, b: u64, c: u64, format: Format, rounding: Rounding) -> u64 {
     let infinity = |negative| if negative { format.infinity() | format.sign_bit() } else { format.infinity() };
     let (a, b, c) = (unpack(a, format), unpack(b, format), unpack(c, format));
@@ -191,12 +191,12 @@ pub(crate) fn fma(a: u64, b: u64, c: u64, format: Format, rounding: Rounding) ->
     }
 }
 
-/// a + b.
+/// Computes a + b.
 pub(crate) fn add(a: u64, b: u64, format: Format, rounding: Rounding) -> u64 {
     fma(a, format.one(), b, format, rounding)
 }
 
-/// a * b * 2^scale.
+/// Computes a * b * 2^scale.
 pub(crate) fn mul(a: u64, b: u64, scale: i32, format: Format, rounding: Rounding) -> u64 {
     match (unpack(a, format), unpack(b, format)) {
         (Number::Finite(a), Number::Finite(b)) => {
@@ -204,7 +204,7 @@ pub(crate) fn mul(a: u64, b: u64, scale: i32, format: Format, rounding: Rounding
             product.exponent += scale;
             pack(product, format, rounding)
         }
-        // Nothing is rounded here.
+        // Exact, without rounding.
         _ => fma(a, b, format.sign_bit(), format, rounding),
     }
 }
@@ -228,7 +228,7 @@ fn sum(a: Exact, b: Exact, rounding: Rounding) -> Exact {
         (false, true) => return a,
         (false, false) => {}
     }
-    // Room for a carry above, and for all that matters of the smaller one below.
+    // Room for a carry above, and for all relevant bits of the smaller number below.
     let normal = |x: Exact| {
         let shift = x.mantissa.leading_zeros() - 3;
         Exact { mantissa: x.mantissa << shift, exponent: x.exponent - shift as i32, ..x }
@@ -244,14 +244,14 @@ fn sum(a: Exact, b: Exact, rounding: Rounding) -> Exact {
     let mantissa = if big.negative == small.negative {
         big.mantissa + shifted
     } else {
-        // What is lost of the smaller one is taken off too: it is between this and one less.
+        // Lost bits of the smaller number are subtracted too: the result is between this and one less.
         big.mantissa - shifted - u128::from(sticky)
     };
     let negative = if mantissa == 0 && !sticky { rounding == Rounding::Down } else { big.negative };
     Exact { negative, mantissa, exponent: big.exponent, sticky }
 }
 
-/// The number in another format.
+/// Converts a number to another format.
 pub(crate) fn convert(bits: u64, from: Format, to: Format, rounding: Rounding) -> u64 {
     match unpack(bits, from) {
         Number::Nan => to.nan,
@@ -260,7 +260,7 @@ pub(crate) fn convert(bits: u64, from: Format, to: Format, rounding: Rounding) -
     }
 }
 
-/// The integral number next to it, in the same format.
+/// Rounds to an integral number in the same format.
 pub(crate) fn integral(bits: u64, format: Format, rounding: Rounding) -> u64 {
     match unpack(bits, format) {
         Number::Nan => format.nan,
@@ -272,7 +272,7 @@ pub(crate) fn integral(bits: u64, format: Format, rounding: Rounding) -> u64 {
     }
 }
 
-/// The integer next to it, cut off at the ends of the type's range; 0 for a NaN (GUESS: for doubles too).
+/// Rounds to an integer, clamped to the type's range; 0 for a NaN (GUESS: for doubles too).
 pub(crate) fn to_integer(bits: u64, format: Format, rounding: Rounding, width: u32, signed: bool) -> u64 {
     let (least, most) = range(width, signed);
     let value = match unpack(bits, format) {
@@ -296,12 +296,12 @@ pub(crate) fn to_integer(bits: u64, format: Format, rounding: Rounding, width: u
     value.clamp(least, most) as u64
 }
 
-/// Least and greatest integer of a type.
+/// Returns minimum and maximum of an integer type.
 pub(crate) const fn range(width: u32, signed: bool) -> (i128, i128) {
     if signed { (-(1 << (width - 1)), (1 << (width - 1)) - 1) } else { (0, (1 << width) - 1) }
 }
 
-/// An integer as a float.
+/// Converts an integer to a float.
 pub(crate) fn from_integer(value: i128, format: Format, rounding: Rounding) -> u64 {
     let exact = Exact { negative: value < 0, mantissa: value.unsigned_abs(), exponent: 0, sticky: false };
     pack(exact, format, rounding)

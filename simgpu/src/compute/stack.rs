@@ -1,10 +1,10 @@
-//! The divergence stack: which lanes run, and where the others go on.
+//! The divergence stack: the active lanes, and where the others continue.
 //!
-//! A lane that leaves (joins, breaks, returns, ends) is taken out of the lanes that run. When none is left, entries are
-//! popped until one has lanes: those that branched the other way go on where they were, and an entry of SSY, PBK, PCNT,
-//! CAL and the like brings together the lanes that it was pushed for and that are still alive.
+//! A lane that leaves (joins, breaks, returns, ends) is removed from the active lanes. When none is left, entries are
+//! popped until one has lanes: lanes that branched the other way continue there, and an entry of SSY, PBK, PCNT, CAL
+//! and similar reunites the lanes that it was pushed for and that are still alive.
 
-/// Why an entry was pushed.
+/// Reason for pushing an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A branch that only some lanes took.
@@ -28,11 +28,11 @@ struct Entry {
     pc: u32,
 }
 
-/// Entries that a warp has at least, whatever the program asked for. GUESS: what the multiprocessor holds itself.
+/// Minimum entries of a warp, independent of the program's request. GUESS: the multiprocessor's own storage.
 const OWN_ENTRIES: usize = 32;
 /// Bytes of an entry in memory. GUESS.
 const ENTRY_BYTES: u32 = 8;
-/// Most entries, whatever the program asks for: the stack is the card's own memory here.
+/// Maximum entries, independent of the program's request: here the stack is the card's own memory.
 const ENTRIES_MAX: usize = 0x2000;
 
 /// The stack of a warp.
@@ -41,7 +41,7 @@ pub(crate) struct Stack {
     entries: Vec<Entry>,
 }
 
-/// Entries that a warp may have with so many bytes of stack in memory.
+/// Returns the number of entries that a warp may have with `bytes` of stack in memory.
 pub(crate) fn limit(bytes: u32) -> usize {
     (OWN_ENTRIES + (bytes / ENTRY_BYTES) as usize).min(ENTRIES_MAX)
 }
@@ -51,7 +51,7 @@ impl Stack {
         self.entries.clear();
     }
 
-    /// Pushes an entry. Returns whether there was room.
+    /// Pushes an entry. Returns false if there was no room.
     pub(crate) fn push(&mut self, kind: Kind, lanes: u32, pc: u32, limit: usize) -> bool {
         let room = self.entries.len() < limit;
         if room {
@@ -60,7 +60,8 @@ impl Stack {
         room
     }
 
-    /// Lets lanes leave to the innermost entry of a kind: what lies above is not for them. Returns whether there is one.
+    /// Lets lanes leave to the innermost entry of a kind, and removes them from the entries above. Returns true if
+    /// there is one.
     pub(crate) fn unwind(&mut self, kind: Kind, lanes: u32) -> bool {
         let Some(at) = self.entries.iter().rposition(|entry| entry.kind == kind && entry.lanes & lanes != 0) else {
             return false;
@@ -69,12 +70,12 @@ impl Stack {
         true
     }
 
-    /// Lets lanes end.
+    /// Ends lanes.
     pub(crate) fn end(&mut self, lanes: u32) {
         self.entries.iter_mut().for_each(|entry| entry.lanes &= !lanes);
     }
 
-    /// The lanes that run next, and where; `None` when all have ended.
+    /// Returns the lanes that run next, and where; `None` when all have ended.
     pub(crate) fn pop(&mut self) -> Option<(u32, u32)> {
         while let Some(Entry { lanes, pc, .. }) = self.entries.pop() {
             if lanes != 0 {
@@ -95,7 +96,7 @@ mod tests {
         assert!(stack.push(Kind::Break, 0xf, 100, 8));
         assert!(stack.push(Kind::Join, 0xf, 50, 8));
         assert!(stack.push(Kind::Divergence, 0xc, 20, 8));
-        // Lanes 0 and 1 break; 2 and 3 go on at 20, join at 50 alone, and break too.
+        // Lanes 0 and 1 break; 2 and 3 continue at 20, join alone at 50, and break too.
         assert!(stack.unwind(Kind::Break, 0x3));
         assert_eq!(stack.pop(), Some((0xc, 20)));
         assert_eq!(stack.pop(), Some((0xc, 50)));

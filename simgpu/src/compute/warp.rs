@@ -5,7 +5,7 @@ use sm20::{CcTest, Predicate, PredicateOperand, Register};
 
 /// Lanes of a warp.
 pub(crate) const LANES: usize = 32;
-/// All of them.
+/// Mask of all lanes.
 pub(crate) const ALL: u32 = u32::MAX;
 
 /// One word of each lane.
@@ -23,7 +23,7 @@ pub(crate) struct Flags {
 }
 
 impl Flags {
-    /// Lanes for which the test holds. A NaN leaves the zero and the sign flag.
+    /// Returns the lanes for which the test holds. A NaN sets the zero and the sign flag.
     pub(crate) const fn test(self, test: CcTest) -> u32 {
         let Self { zero: z, sign: s, carry: c, overflow: o } = self;
         match test {
@@ -55,12 +55,12 @@ impl Flags {
     }
 }
 
-/// Reason for which a warp waits.
+/// State of a warp's execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
-    /// Nothing.
+    /// It can run.
     Ready,
-    /// Others at that barrier.
+    /// It waits for others at this barrier.
     Barrier(u8),
     /// All lanes have ended.
     Ended,
@@ -82,7 +82,7 @@ pub(crate) struct Warp {
     /// Lanes that have not ended.
     pub(crate) alive: u32,
     pub(crate) condition: Condition,
-    /// In the block.
+    /// Index in the block.
     pub(crate) index: u32,
 }
 
@@ -101,8 +101,8 @@ impl Warp {
         }
     }
 
-    /// The state at the start of a program of so many registers, which hold what is left in `rows` of the register file; zero
-    /// where nothing was left yet.
+    /// Sets the state at the start of a program with `registers` registers, which have the contents of the register
+    /// file's rows in `left`, and zero beyond these.
     pub(crate) fn start(&mut self, index: u32, lanes: u32, pc: u32, registers: u32, left: &[Lanes]) {
         let Self { registers: rows, predicates, flags, stack, pc: at, active, alive, condition, index: number } = self;
         for (number, row) in rows.iter_mut().take(63.min(registers as usize)).enumerate() {
@@ -114,23 +114,23 @@ impl Warp {
         (*at, *active, *alive, *condition, *number) = (pc, lanes, lanes, Condition::Ready, index);
     }
 
-    /// Leaves the registers of a program in the rows of the register file.
+    /// Stores a program's registers in the rows of the register file.
     pub(crate) fn leave_in(&self, rows: &mut [Lanes], registers: u32) {
         let own = self.registers.iter().take(63.min(registers as usize));
         rows.iter_mut().zip(own).for_each(|(row, register)| *row = *register);
     }
 
-    /// A register of all lanes.
+    /// Returns a register of all lanes.
     pub(crate) fn register(&self, register: Register) -> &Lanes {
         &self.registers[usize::from(register.index() & 63)]
     }
 
-    /// The register `offset` behind another; RZ's are RZ.
+    /// Returns the register `offset` after another; for RZ always RZ.
     pub(crate) fn following(&self, register: Register, offset: u8) -> &Lanes {
         &self.registers[following(register, offset)]
     }
 
-    /// A pair of registers.
+    /// Returns a pair of registers.
     pub(crate) fn pair(&self, register: Register) -> Pairs {
         let (low, high) = (self.register(register), self.following(register, 1));
         std::array::from_fn(|lane| u64::from(high[lane]) << 32 | u64::from(low[lane]))
@@ -141,7 +141,7 @@ impl Warp {
         self.set_following(register, 0, values, mask);
     }
 
-    /// Sets the register `offset` behind another.
+    /// Sets the register `offset` after another.
     pub(crate) fn set_following(&mut self, register: Register, offset: u8, values: &Lanes, mask: u32) {
         let index = following(register, offset);
         if index == 63 {
@@ -164,7 +164,7 @@ impl Warp {
         self.set_following(register, 1, &values.map(|value| (value >> 32) as u32), mask);
     }
 
-    /// Lanes in which the predicate holds.
+    /// Returns the lanes in which the predicate holds.
     pub(crate) fn predicate(&self, operand: PredicateOperand) -> u32 {
         let lanes = self.predicates[usize::from(operand.predicate.index() & 7)];
         if operand.negate { !lanes } else { lanes }
@@ -187,7 +187,7 @@ impl Warp {
         merge(&mut self.flags.overflow, flags.overflow);
     }
 
-    /// Takes lanes off the path that is executed; when none is left there, others go on or the warp has ended.
+    /// Removes lanes from the current path; when none is left there, others continue or the warp has ended.
     pub(crate) fn leave(&mut self, lanes: u32) {
         self.active &= !lanes;
         if self.active == 0 {
@@ -203,12 +203,12 @@ fn following(register: Register, offset: u8) -> usize {
     if register.is_zero() { 63 } else { usize::from(register.index() + offset).min(63) }
 }
 
-/// The lanes for which a test holds, as a mask.
+/// Returns the lanes for which a test holds, as a mask.
 pub(crate) fn mask_of(test: impl Fn(usize) -> bool) -> u32 {
     (0..LANES).fold(0, |mask, lane| mask | u32::from(test(lane)) << lane)
 }
 
-/// The lanes of a mask, ascending.
+/// Returns the lanes of a mask, ascending.
 pub(crate) fn lanes_of(mask: u32) -> impl Iterator<Item = usize> {
     let mut rest = mask;
     std::iter::from_fn(move || {
