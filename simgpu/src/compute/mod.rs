@@ -27,14 +27,14 @@
 //!
 //! # What it does not model
 //! - Instructions listed at the top of `exec`; macros, notifiers (0x104-0x10c), the global condition (0x130-0x138),
-//! conditions on memory, reductions by semaphores: illegal methods or bad data.
+//!   conditions on memory, reductions by semaphores: illegal methods or bad data.
 //! - Textures, surfaces, performance counters: their methods are stored.
 //! - Concurrent blocks in a worker: it executes a block to its end before it takes the next. A grid whose blocks wait
-//! for blocks with a higher number may not end; programs must not rely on that anyway.
+//!   for blocks with a higher number may not end; programs must not rely on that anyway.
 //! - Preemption in a grid; a grid is abandoned if its channel is taken off the engine.
 //! - The cluster and unit of an access: faults are reported as those of the first cluster's texture unit and L1 (GUESS
-//! for instructions and constants), and errors of warps as those of the first multiprocessor. Errors do not name the
-//! program counter.
+//!   for instructions and constants), and errors of warps as those of the first multiprocessor. Errors do not name the
+//!   program counter.
 //! - Data caches. Constants are cached for a grid, instructions too: stores to either are seen by the next grid.
 //! - Real scheduling: warps of a block execute in turns that do not depend on the time of instructions.
 

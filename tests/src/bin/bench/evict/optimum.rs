@@ -4,10 +4,10 @@
 //! Minimizing the sum of both is NP-hard (Beckmann, Gibbons, Haeupler, McGuffey: *Writeback-Aware Caching*, 2020), so
 //! it is bounded from both sides:
 //! - below by the minimum of copies in plus the minimum of copies out, each optimized separately. A chunk must be
-//! copied out at least once each time it leaves between a write and its next use; minimizing these is the same problem
-//! restricted to such times, and the same rule solves it;
+//!   copied out at least once each time it leaves between a write and its next use; minimizing these is the same
+//!   problem restricted to such times, and the same rule solves it;
 //! - above by the copies of feasible schedules: Belady's, which prefers clean chunks among equals; and variants in
-//! which the next use of a dirty chunk counts as sooner.
+//!   which the next use of a dirty chunk counts as sooner.
 
 use std::collections::{BTreeMap, BTreeSet};
 
