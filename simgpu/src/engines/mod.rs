@@ -1,13 +1,13 @@
-//! Engines: what executes the methods that a channel sends to its objects.
+//! Engines: they execute the methods that a channel sends to its objects.
 //!
 //! An engine holds the method state of one channel at a time; the caller saves and loads it when channels switch. A
-//! method that starts work only notes it; [`Engine::step`] does the work in pieces, so that nothing is locked for long
+//! method that starts work only records it; [`Engine::step`] does the work in pieces, so that locks are held briefly
 //! and the caller can charge time, switch and stop in between.
 //!
-//! Parts: [`copy`], M2MF and the copy engines; [`semaphore`], the forms that semaphores have in memory. Compute stands
-//! in the crate's `compute`.
+//! Parts: [`copy`], M2MF and the copy engines; [`semaphore`], the formats of semaphores in memory. Compute is in the
+//! crate's `compute`.
 //!
-//! Not modelled: 2D (0x902d), 3D (0x9097), video decoding. Their classes are not taken here.
+//! Not modelled: 2D (0x902d), 3D (0x9097), video decoding. Their classes are not supported here.
 
 pub mod copy;
 pub mod semaphore;
@@ -28,63 +28,63 @@ pub struct EngineCx<'a> {
     pub space: &'a AddressSpace,
     /// The card's clock, in ns.
     pub now_ns: u64,
-    /// Work of the engine, for the time model; added to.
+    /// The engine's work, for the time model; the engine adds to it.
     pub work: &'a mut Work,
 }
 
 impl<'a> EngineCx<'a> {
-    /// Begins memory accesses of the channel.
+    /// Starts a session of memory accesses for the channel.
     #[must_use]
     pub fn session(&self) -> Session<'a> {
         self.mmu.session(self.memory, self.space, Access::USER)
     }
 }
 
-/// Work that an engine did.
+/// Work done by an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// Bytes written by copies.
     pub bytes: u64,
-    /// Copies begun.
+    /// Copies started.
     pub launches: u32,
-    /// Instructions that warps have executed.
+    /// Instructions executed by warps.
     pub instructions: u64,
-    /// Those, once for each thread that took part.
+    /// The same, counted once for each participating thread.
     pub thread_instructions: u64,
     /// Memory transactions of shaders.
     pub transactions: u64,
-    /// Bytes of copies and transactions that came from system memory or went there.
+    /// Bytes that copies and transactions moved from or to system memory.
     pub bus_bytes: u64,
     /// Semaphores released.
     pub releases: u32,
-    /// A non-stall interrupt is to be raised.
+    /// A non-stall interrupt must be raised.
     pub non_stall: bool,
-    /// Time of the host's that went into moving these bytes, in ns.
+    /// The host's time for moving these bytes, in ns.
     pub host_ns: u64,
-    /// First byte that the last copied run was written to.
+    /// Start address of the last copied run.
     pub written: Option<GpuVa>,
 }
 
-/// Why an engine stopped. The channel's method, subchannel, class and data are known to the caller.
+/// Reason why an engine stopped. The caller knows the channel's method, subchannel, class and data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// The MMU refused an access; the work under way is abandoned.
+    /// The MMU refused an access; the current work is abandoned.
     #[error(transparent)]
     Fault(#[from] MmuFault),
-    /// The MMU refused an access of a shader; the work under way is abandoned.
+    /// The MMU refused a shader's access; the current work is abandoned.
     #[error("of a shader: {0}")]
     ShaderFault(MmuFault),
-    /// The class has no such method, or it is not modelled.
+    /// The class does not have the method, or it is not modelled.
     #[error("illegal method")]
     IllegalMethod,
-    /// The engine has no such class.
+    /// The engine does not have the class.
     #[error("illegal class")]
     IllegalClass,
-    /// The data is not good: for PGRAPH a number of [`nvspec::class::data_error`], for a copy engine one of
+    /// Invalid data: for PGRAPH a number of [`nvspec::class::data_error`], for a copy engine one of
     /// [`nvspec::class::ce90b5::error`].
     #[error("bad method data, code {0:#x}")]
     Data(u32),
-    /// A warp did what it must not: a number of [`nvspec::class::compute90c0::warp_error`].
+    /// Error of a warp: a number of [`nvspec::class::compute90c0::warp_error`].
     #[error("warp error {0:#x}")]
     Warp(u32),
 }
@@ -94,7 +94,7 @@ pub enum EngineError {
 pub enum Progress {
     /// There is more to do.
     More,
-    /// There is more to do, which goes on without the caller: it is woken when there is reason to call again.
+    /// More work runs without the caller, which is woken when it must call again.
     Elsewhere,
     /// Nothing is pending.
     Done,
@@ -104,7 +104,7 @@ pub enum Progress {
 #[derive(Clone, Debug, Default)]
 pub struct ContextState(pub(crate) State);
 
-/// Says whose state the words of a context image are.
+/// Markers of the engine whose state is in a context image.
 mod image {
     pub(super) const M2MF: u32 = 0x9039;
     pub(super) const CE: u32 = 0x90b5;
@@ -112,7 +112,7 @@ mod image {
 }
 
 impl ContextState {
-    /// The state as a context image holds it. Work under way is not part of it.
+    /// Returns the state in the format of a context image. Work in flight is not included.
     #[must_use]
     pub fn to_words(&self) -> Vec<u32> {
         let (whose, words) = match &self.0 {
@@ -120,7 +120,7 @@ impl ContextState {
             State::M2mf(registers) => (image::M2MF, registers.to_words()),
             State::Ce(registers) => (image::CE, registers.to_words()),
             State::Graph(m2mf, compute) => {
-                // Compute's have a length of their own and come first.
+                // Compute's state has a fixed length and comes first.
                 let words = compute.to_words().into_iter().chain(m2mf.to_words()).collect();
                 (image::GRAPH, words)
             }
@@ -128,7 +128,7 @@ impl ContextState {
         std::iter::once(whose).chain(words).collect()
     }
 
-    /// The state that a context image holds. Anything may stand there: what is no state is a new channel's.
+    /// Parses the state in an untrusted context image; an invalid state becomes a new channel's.
     #[must_use]
     pub fn from_words(words: &[u32]) -> Self {
         Self(match words {
@@ -144,30 +144,30 @@ impl ContextState {
     }
 }
 
-/// State of an engine, by kind of engine.
+/// State of an engine, by its kind.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum State {
     /// A new channel's, of any engine.
     #[default]
     New,
-    /// M2MF's.
+    /// State of M2MF.
     M2mf(Box<copy::m2mf::Registers>),
-    /// A copy engine's.
+    /// State of a copy engine.
     Ce(Box<copy::ce::Registers>),
-    /// PGRAPH's: M2MF's and compute's.
+    /// State of PGRAPH: of M2MF and of compute.
     Graph(Box<copy::m2mf::Registers>, Box<compute::Registers>),
 }
 
 /// An engine.
 pub trait Engine: Send {
-    /// Returns whether objects of the class may be bound.
+    /// Returns true if objects of the class may be bound.
     fn class_supported(&self, class: u32) -> bool;
 
-    /// Executes one method (byte address in the class). Work that it starts is pending then; call [`Engine::step`]
-    /// until it is done, before the next method.
+    /// Executes one method (byte address in the class). It may start pending work; call [`Engine::step`] until that is
+    /// done, before the next method.
     ///
     /// # Errors
-    /// [`EngineError`]; the method had no effect then, except for the bytes before an [`EngineError::Fault`].
+    /// [`EngineError`]; the method then had no effect, except for the bytes before an [`EngineError::Fault`].
     fn method(
         &mut self,
         subchannel: u8,
@@ -177,21 +177,21 @@ pub trait Engine: Send {
         cx: &mut EngineCx<'_>,
     ) -> Result<(), EngineError>;
 
-    /// Returns whether work is pending.
+    /// Returns true if work is pending.
     fn pending(&self) -> bool;
 
     /// Does pending work, about `budget_bytes` of it (at least a little, at most 1 MiB).
     ///
     /// # Errors
-    /// [`EngineError::Fault`]; the work is abandoned and nothing is pending then.
+    /// [`EngineError::Fault`]; the work is abandoned and none is pending then.
     fn step(&mut self, cx: &mut EngineCx<'_>, budget_bytes: u64) -> Result<Progress, EngineError>;
 
-    /// Takes the channel's state out, pending work included. The engine is as after [`Engine::reset`] then.
+    /// Removes and returns the channel's state, including pending work, which resets the engine like [`Engine::reset`].
     fn save(&mut self) -> ContextState;
 
-    /// Takes a channel's state in. The state of another kind of engine counts as a new channel's.
+    /// Loads a channel's state. The state of a different kind of engine counts as a new channel's.
     fn load(&mut self, state: ContextState);
 
-    /// Forgets state and pending work.
+    /// Drops state and pending work.
     fn reset(&mut self);
 }

@@ -1,10 +1,10 @@
-//! Semaphores in memory: what a release writes and when an acquire is satisfied. For the host and for engines.
+//! Semaphores in memory: the data of a release and the condition of an acquire, for the host and for engines.
 
 use crate::mmu::{MmuFault, Session};
 use nvspec::addr::GpuVa;
 use nvspec::fifo::host_method::semaphore_d;
 
-/// Form of what a release writes.
+/// Format of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// The payload: 4 bytes.
@@ -13,13 +13,14 @@ pub enum Form {
     FourWords,
 }
 
-/// Releases the semaphore at `va`. The payload is written last, in one access, so that who sees it sees the time too.
+/// Releases the semaphore at `va`. The payload is written last, in one access, so that a reader of it also sees the
+/// time.
 ///
 /// # Errors
-/// [`MmuFault`]; the payload is not written then.
+/// [`MmuFault`]; the payload is then not written.
 pub fn release(session: &mut Session<'_>, va: GpuVa, payload: u32, form: Form, now_ns: u64) -> Result<(), MmuFault> {
     if form == Form::FourWords {
-        // The fault is the first byte's, whichever page it is in.
+        // The fault reports the first byte, for any page of the range.
         session.translate(va, true)?;
         let mut rest = [0; 12];
         rest[4..].copy_from_slice(&now_ns.to_le_bytes());
@@ -33,14 +34,14 @@ pub fn release(session: &mut Session<'_>, va: GpuVa, payload: u32, form: Form, n
 pub enum Acquire {
     /// Memory equals the payload.
     Equal,
-    /// Memory is the payload or follows it: their difference, as a signed number, is not negative.
+    /// Memory equals the payload or follows it: their difference as a signed number is not negative.
     GreaterOrEqual,
     /// Memory and payload have a bit in common.
     And,
 }
 
 impl Acquire {
-    /// From the operation of the host's semaphore method; `None` for what is not an acquire.
+    /// Returns the comparison of the host's semaphore operation; `None` if it is not an acquire.
     #[must_use]
     pub const fn from_operation(operation: u32) -> Option<Self> {
         match operation {
@@ -51,7 +52,7 @@ impl Acquire {
         }
     }
 
-    /// Returns whether `memory` satisfies the acquire of `payload`.
+    /// Returns true if `memory` satisfies the acquire of `payload`.
     #[must_use]
     pub const fn is_satisfied(self, memory: u32, payload: u32) -> bool {
         match self {
@@ -62,7 +63,7 @@ impl Acquire {
     }
 }
 
-/// Returns whether the semaphore at `va` satisfies the acquire now.
+/// Returns true if the semaphore at `va` satisfies the acquire now.
 ///
 /// # Errors
 /// [`MmuFault`].

@@ -1,5 +1,5 @@
-//! A copy engine, classes 0x90b5 and 0x90b8, with the methods of nouveau's microcode. The microcode that the driver
-//! uploads is not executed; both engines take both classes, as that program does not ask for the class.
+//! A copy engine, classes 0x90b5 and 0x90b8, with the methods of nouveau's microcode. The uploaded microcode is not
+//! executed; both engines accept both classes, because that program does not check the class.
 //!
 //! | method group | here |
 //! |---|---|
@@ -14,7 +14,7 @@ use crate::engines::{ContextState, Engine, EngineCx, EngineError, Progress, Stat
 use nvspec::addr::GpuVa;
 use nvspec::class::{ce90b5 as methods, id};
 
-/// Bytes of a 16-byte wide block's row, log2.
+/// Bytes in a row of a 16-byte wide block, log2.
 const NARROW_LOG2: u32 = 4;
 const WORDS: usize = (methods::QUERY_COUNTER / 4 + 1) as usize;
 
@@ -38,7 +38,7 @@ impl Default for Registers {
     }
 }
 
-/// The methods that describe one side.
+/// The methods of one side.
 struct Side {
     mode: u32,
     width: u32,
@@ -84,8 +84,8 @@ impl Registers {
         GpuVa(u64::from(self.word(high)) << 32 | u64::from(self.word(low)))
     }
 
-    /// The surface of one side, with elements of `bytes` bytes. Nothing is checked against the surface's size: the
-    /// depth is not even looked at, as in the program.
+    /// Returns the surface of one side, with elements of `bytes` bytes. Nothing is checked against the surface's size,
+    /// and the depth is ignored, as in the program.
     fn surface(&self, side: &Side, linear: bool, bytes: usize) -> Surface {
         use methods::tile_mode;
         let base = self.address(side.high, side.low);
@@ -135,7 +135,7 @@ impl Registers {
         }
     }
 
-    /// The methods that hold state.
+    /// Returns the stateful methods.
     fn stored() -> impl Iterator<Item = (u32, u32)> {
         let acts = |method: &u32| {
             matches!(*method, methods::NOP | methods::PM_TRIGGER | methods::EXEC | methods::WRCACHE_FLUSH)
@@ -146,12 +146,12 @@ impl Registers {
             .filter_map(|method| methods::method_mask(method).map(|mask| (method, mask)))
     }
 
-    /// The state as a context image holds it. Copies under way are not part of it.
+    /// Returns the state in the format of a context image. Copies in flight are not included.
     pub(crate) fn to_words(&self) -> Vec<u32> {
         Self::stored().map(|(method, _)| self.word(method)).collect()
     }
 
-    /// The state that an image holds, whoever wrote it: what no method could have set is cut off.
+    /// Parses the state in an untrusted image: values that no method could set are masked off.
     pub(crate) fn from_words(words: &[u32]) -> Self {
         let mut registers = Self::default();
         for ((method, mask), word) in Self::stored().zip(words) {

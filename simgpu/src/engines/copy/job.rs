@@ -1,8 +1,8 @@
-//! A copy under way: lines from one surface to another, as they are or changed element by element, then what follows
-//! when it is complete.
+//! A copy in flight: copies lines from one surface to another, unchanged or remapped by element, then runs the
+//! completion.
 //!
-//! Order: lines in ascending order, in a line ascending addresses, so that overlapping copies are defined: a byte that
-//! was written before is read. GUESS: the hardware copies in bursts in this order; drivers do not overlap copies.
+//! Order: lines ascending, addresses in a line ascending, so that overlapping copies are defined: they read bytes
+//! written before. GUESS: the hardware copies in bursts in this order; drivers do not overlap copies.
 
 use super::layout::Surface;
 use crate::engines::semaphore::{self, Form};
@@ -11,11 +11,11 @@ use crate::mmu::{CopyFault, MmuFault, Session};
 use nvspec::addr::{GpuVa, VA_BITS};
 use std::time::Instant;
 
-/// Most bytes that one step copies, whatever the caller's budget: flushes wait for it.
+/// Maximum bytes that one step copies, for any budget of the caller: flushes wait for it.
 pub const STEP_MAX: u64 = 1 << 20;
-/// Most bytes of an element.
+/// Maximum bytes of an element.
 const ELEMENT_MAX: usize = 16;
-/// Elements changed at once.
+/// Elements remapped at once.
 const ELEMENTS_AT_ONCE: usize = 64;
 
 /// Source of a byte of a destination element.
@@ -27,7 +27,7 @@ pub enum Lane {
     Constant(u8),
 }
 
-/// Change of elements on their way.
+/// Remapping of elements during a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remap {
     /// Bytes of a source element, 1 to 16.
@@ -47,7 +47,7 @@ impl Remap {
         for (from, to) in source.chunks_exact(self.source_bytes).zip(target.chunks_exact_mut(self.target_bytes)) {
             for (byte, lane) in to.iter_mut().zip(self.lanes) {
                 *byte = match lane {
-                    // GUESS: a component that the source does not have is zero.
+                    // GUESS: a component missing in the source is zero.
                     Lane::Source(which) => from.get(usize::from(which)).copied().unwrap_or(0),
                     Lane::Constant(value) => value,
                 };
@@ -56,7 +56,7 @@ impl Remap {
     }
 }
 
-/// Action after a copy.
+/// Actions after a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
     /// The semaphore to release: address, payload, form.
@@ -70,13 +70,13 @@ impl Completion {
         self.semaphore.is_none() && !self.interrupt
     }
 
-    /// Does it.
+    /// Runs the actions.
     ///
     /// # Errors
     /// [`EngineError::Fault`] of the semaphore's address.
     pub fn run(self, session: &mut Session<'_>, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         if let Some((va, payload, form)) = self.semaphore {
-            // Who sees it sees what was copied.
+            // The semaphore must not become visible before the copied data.
             session.push_posted();
             semaphore::release(session, va, payload, form, cx.now_ns)?;
             cx.work.releases += 1;
@@ -86,7 +86,7 @@ impl Completion {
     }
 }
 
-/// A copy.
+/// A copy job.
 #[derive(Clone, Debug)]
 pub struct Job {
     source: Surface,
@@ -103,7 +103,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// `lines` lines of `line` elements (bytes, without `remap`) each.
+    /// Makes a copy of `lines` lines of `line` elements (bytes, without `remap`) each.
     #[must_use]
     pub fn new(
         source: Surface,
@@ -123,17 +123,17 @@ impl Job {
         Self { source, target, line, lines, remap, completion, x: 0, y: 0 }
     }
 
-    /// Only what follows, no copy.
+    /// Makes a job that only runs the completion.
     #[must_use]
     pub fn nothing(completion: Completion) -> Self {
         let nowhere = Surface::Pitch { base: GpuVa(0), pitch: 0 };
         Self::new(nowhere, nowhere, 0, 0, None, completion)
     }
 
-    /// Does about `budget` bytes.
+    /// Copies about `budget` bytes.
     ///
     /// # Errors
-    /// [`EngineError::Fault`]; the copy is not to be continued then.
+    /// [`EngineError::Fault`]; the copy must not be continued then.
     pub fn step(&mut self, cx: &mut EngineCx<'_>, budget: u64) -> Result<Progress, EngineError> {
         let began = Instant::now();
         let mut session = cx.session();
@@ -168,7 +168,7 @@ impl Job {
                 self.y += 1;
             }
         }
-        // In a step of its own, so that the caller can let the time of the copy pass before.
+        // In a separate step, so that the caller can let the copy's time pass first.
         if begun && !self.completion.is_nothing() {
             return Ok(Progress::More);
         }
@@ -176,7 +176,7 @@ impl Job {
         Ok(Progress::Done)
     }
 
-    /// Copies one run of bytes and returns how many they are.
+    /// Copies one run of bytes and returns its length.
     fn copy_run(&self, session: &mut Session<'_>, left: u64, bytes: &mut u64) -> Result<u64, MmuFault> {
         let (from, source_run) = self.source.locate(self.x, self.y);
         let (to, target_run) = self.target.locate(self.x, self.y);
@@ -193,7 +193,7 @@ impl Job {
         }
     }
 
-    /// Changes a few elements and returns how many they are.
+    /// Remaps a few elements and returns their number.
     fn remap_run(&self, remap: &Remap, session: &mut Session<'_>, bytes: &mut u64) -> Result<u64, MmuFault> {
         let (mut source, mut target) = ([0; ELEMENTS_AT_ONCE * ELEMENT_MAX], [0; ELEMENTS_AT_ONCE * ELEMENT_MAX]);
         let count = (self.line - self.x).min(ELEMENTS_AT_ONCE as u64);
@@ -215,7 +215,8 @@ impl Job {
     }
 }
 
-/// Calls `access` for each run of the `len` bytes from byte `x` of line `y`, with its address and its range in them.
+/// Calls `access` for each contiguous run of the `len` bytes from byte `x` of line `y`, with its address and its range
+/// in them.
 pub fn each_run(
     surface: &Surface,
     x: u64,
@@ -233,7 +234,7 @@ pub fn each_run(
     Ok(())
 }
 
-/// Returns whether the lines follow each other without gaps or a wrap, so that they can be taken as one.
+/// Returns true if the lines follow each other without gaps or a wrap, and so can be copied as one.
 fn is_solid(surface: &Surface, line: u64, lines: u64) -> bool {
     match *surface {
         Surface::Pitch { base, pitch } => {

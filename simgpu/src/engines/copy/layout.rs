@@ -1,34 +1,34 @@
-//! Layout of the bytes of a surface.
+//! Layout of a surface's bytes.
 //!
-//! A pitch-linear surface is lines at a constant distance. A block-linear one is made of blocks, in order of x, then y,
-//! then z; a block is GOBs (64 bytes by 8 rows) on top of each other, slice after slice; in a GOB, rows follow each
-//! other. The lower level of reordering, which a page's storage kind brings, is hidden behind the MMU.
+//! A pitch-linear surface consists of lines at a constant distance. A block-linear one consists of blocks, in order of
+//! x, then y, then z; a block consists of stacked GOBs (64 bytes by 8 rows), slice after slice; in a GOB, rows are
+//! contiguous. The MMU hides the lower level of reordering, which depends on a page's storage kind.
 
 use nvspec::addr::{GpuVa, VA_BITS};
 
 /// Rows of a GOB, log2.
 pub const GOB_ROWS_LOG2: u32 = 3;
-/// Bytes of a GOB's row, log2.
+/// Bytes in a row of a GOB, log2.
 pub const GOB_WIDTH_LOG2: u32 = 6;
 
-/// A block-linear surface and the point of it where coordinates begin.
+/// A block-linear surface and the origin of its coordinates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
     /// First byte.
     pub base: GpuVa,
-    /// Bytes of a block's row, log2.
+    /// Bytes in a row of a block, log2.
     pub width_log2: u32,
     /// Rows of a block, log2.
     pub rows_log2: u32,
     /// Slices of a block, log2.
     pub slices_log2: u32,
-    /// Blocks from one row of blocks to the next.
+    /// Distance between rows of blocks, in blocks.
     pub blocks_x: u64,
-    /// Rows of blocks from one layer of blocks to the next.
+    /// Distance between layers of blocks, in rows of blocks.
     pub blocks_y: u64,
-    /// Bytes that x begins at.
+    /// Origin of x, in bytes.
     pub x: u64,
-    /// Rows that y begins at.
+    /// Origin of y, in rows.
     pub y: u64,
     /// The slice.
     pub z: u64,
@@ -55,7 +55,7 @@ const fn wrap(address: u64) -> GpuVa {
 }
 
 impl Surface {
-    /// Returns where byte `x` of line `y` lies, and how many bytes of the line follow each other from there
+    /// Returns the address of byte `x` of line `y`, and the number of contiguous bytes of the line from there
     /// (`u64::MAX`: all).
     #[must_use]
     pub const fn locate(&self, x: u64, y: u64) -> (GpuVa, u64) {

@@ -3,7 +3,7 @@
 //! | method group | here |
 //! |---|---|
 //! | copy, inline data, semaphore, interrupt | done |
-//! | render condition | always and never; those that look at memory are refused when the copy is launched |
+//! | render condition | always and never; conditions on memory are refused when the copy is launched |
 //! | spare, firmware, instrumentation, performance trigger | stored, without effect |
 //! | notifier (0x104-0x10c), macros (0x114-0x124, 0x3400-), global condition (0x130-0x138) | illegal method |
 
@@ -32,7 +32,7 @@ pub(crate) struct Registers {
     upload: Option<Upload>,
 }
 
-/// Inline data that is still to come.
+/// Inline data to receive.
 #[derive(Clone, Copy, Debug)]
 struct Upload {
     target: Surface,
@@ -51,7 +51,7 @@ impl Default for Registers {
     }
 }
 
-/// The methods that describe one side.
+/// The methods of one side.
 struct Side {
     mode: u32,
     width: u32,
@@ -104,7 +104,7 @@ impl Registers {
         GpuVa(u64::from(self.word(high)) << 32 | u64::from(self.word(low)))
     }
 
-    /// The surface of one side; `line` bytes by `lines` rows of it are to be accessed.
+    /// Returns the surface of one side for an access to `line` bytes by `lines` rows.
     fn surface(&self, side: &Side, linear: bool, line: u32, lines: u32) -> Result<Surface, EngineError> {
         use methods::block_size;
         let base = self.address(side.high, side.low);
@@ -166,7 +166,7 @@ impl Registers {
         Ok(Completion { semaphore, interrupt })
     }
 
-    /// Returns whether copies are made now.
+    /// Returns true if copies are enabled now.
     fn enabled(&self) -> Result<bool, EngineError> {
         use methods::{cond_mode, render_override};
         match (self.word(methods::RENDER_ENABLE_OVERRIDE), self.word(methods::COND_MODE)) {
@@ -196,7 +196,7 @@ impl Registers {
             }
         } else {
             let source = self.surface(&IN, LINEAR_IN.is_set(exec), line, lines)?;
-            // GUESS: what follows a copy follows also when the condition suppresses the copy.
+            // GUESS: the completion also runs when the condition suppresses the copy.
             self.job = Some(if enabled {
                 Job::new(source, target, line, lines, None, completion)
             } else {
@@ -207,25 +207,25 @@ impl Registers {
         Ok(())
     }
 
-    /// The methods that hold state.
+    /// Returns the stateful methods.
     fn stored() -> impl Iterator<Item = (u32, u32)> {
         (FIRST..=methods::TILING_POSITION_OUT_Y)
             .step_by(4)
             .filter_map(|method| methods::method_mask(method).map(|mask| (method, mask)))
     }
 
-    /// The state as a context image holds it: the methods' data, then how far inline data came. Copies under way are
-    /// not part of it.
+    /// Returns the state in the format of a context image: the methods' data, then the progress of inline data. Copies
+    /// in flight are not included.
     pub(crate) fn to_words(&self) -> Vec<u32> {
         let progress = match self.upload {
-            // Both lie below 32-bit counts.
+            // Both fit in 32 bits.
             Some(upload) => [1, upload.x as u32, upload.y as u32],
             None => [0; 3],
         };
         Self::stored().map(|(method, _)| self.word(method)).chain(progress).collect()
     }
 
-    /// The state that an image holds, whoever wrote it: what no method could have set is cut off.
+    /// Parses the state in an untrusted image: values that no method could set are masked off.
     pub(crate) fn from_words(words: &[u32]) -> Self {
         let mut registers = Self::default();
         let mut words = words.iter().copied();
@@ -253,8 +253,8 @@ impl Registers {
         }
     }
 
-    /// Four bytes of inline data.
-    /// GUESS: lines follow each other in the data without gaps; only the last dword may be used in part.
+    /// Writes four bytes of inline data.
+    /// GUESS: lines follow each other in the data without gaps; only the last dword may be used partially.
     fn upload(&mut self, data: u32, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         let Some(mut upload) = self.upload.take() else {
             return Err(EngineError::Data(data_error::INVALID_OPERATION));

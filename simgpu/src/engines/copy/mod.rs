@@ -1,6 +1,6 @@
 //! Copies: M2MF in PGRAPH, and the copy engines.
 //!
-//! Parts: [`layout`], where the bytes of a surface lie; [`job`], a copy under way; [`m2mf`] and [`ce`], the two sets of
+//! Parts: [`layout`], the layout of a surface's bytes; [`job`], a copy in flight; [`m2mf`] and [`ce`], the two sets of
 //! methods that describe one.
 
 pub mod ce;
@@ -16,7 +16,7 @@ pub use m2mf::M2mf;
 
 use crate::engines::{EngineCx, EngineError, Progress};
 
-/// Continues `job`, which goes away when it is done or faults.
+/// Continues `job`, and drops it when it is done or faults.
 fn step(job: &mut Option<job::Job>, cx: &mut EngineCx<'_>, budget: u64) -> Result<Progress, EngineError> {
     let Some(current) = job else { return Ok(Progress::Done) };
     let result = current.step(cx, budget);
