@@ -1,5 +1,5 @@
-//! The memories of a falcon, as far as the CPU reaches them: drivers upload code and data, append to the data and read it
-//! back. No falcon code is executed; a falcon that is started does something only if there is code where it begins.
+//! The memories of a falcon, as far as the CPU accesses them: drivers upload code and data, append to the data and read
+//! it back. Falcon code is not executed; a started falcon works only if there is code at its start address.
 
 use nvspec::falcon::{CODE_PAGE_BYTES, CODE_PAGE_WORDS, CODE_WORDS_MAX};
 use nvspec::regs::fecs::DMEM_CONTROL::{ADDRESS, READ_INCREMENT, WRITE_INCREMENT};
@@ -7,17 +7,17 @@ use nvspec::regs::fecs::IMEM_CONTROL;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Words of data memory: as many as the address field of the port can reach, in 4 KiB.
+/// Words of data memory: 4 KiB, the range of the port's address field.
 const WORDS: usize = 1024;
 
-/// A data memory with its port, as it is saved.
+/// Saved state of a data memory with its port.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedMemory {
     pub(crate) words: Vec<u32>,
     control: u32,
 }
 
-/// One port to the data memory.
+/// A data memory with one port.
 #[derive(Clone, Debug)]
 pub(crate) struct DataMemory {
     words: Box<[u32; WORDS]>,
@@ -69,8 +69,8 @@ impl DataMemory {
     }
 }
 
-/// A code memory with its port, as it is saved: of each page that was written its number, its tag, how many words of it were
-/// written, and whether one of them is not zero.
+/// Saved state of a code memory with its port: for each written page its number, its tag, the number of written words,
+/// and whether any of them is not zero.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedCode {
     pages: Vec<(u16, u32, u32, bool)>,
@@ -78,21 +78,21 @@ pub(crate) struct SavedCode {
     tag: u32,
 }
 
-/// Pages of code memory: as many as the address field of its port can reach.
+/// Pages of code memory: the range of the port's address field.
 const CODE_PAGES: usize = CODE_WORDS_MAX / CODE_PAGE_WORDS;
 
 /// A page of code.
 #[derive(Clone, Copy, Debug, Default)]
 struct CodePage {
-    /// The address that it stands for, in pages.
+    /// The address that it is mapped to, in pages.
     tag: u32,
-    /// Words of it that were written since it got its tag.
+    /// Number of words written since it got its tag.
     words: u32,
-    /// One of them is not zero.
+    /// At least one of them is not zero.
     any: bool,
 }
 
-/// The port to the code memory. What was uploaded is not kept, but for what decides whether a falcon can begin with it.
+/// The port to the code memory. Uploaded code is not stored, except the information whether a falcon can start with it.
 #[derive(Clone, Debug)]
 pub(crate) struct CodeMemory {
     pages: Box<[CodePage; CODE_PAGES]>,
@@ -133,7 +133,7 @@ impl CodeMemory {
         self.control = value;
     }
 
-    /// The next page that is written stands for this address, in pages.
+    /// Sets the address of the next written page, in pages.
     pub(crate) fn set_tag(&mut self, value: u32) {
         self.tag = value;
     }
@@ -155,8 +155,8 @@ impl CodeMemory {
         }
     }
 
-    /// Returns whether there is code at the address where the falcon begins: a whole page with its tag.
-    /// GUESS: a page of which a part was never written is not valid.
+    /// Returns true if there is code at the falcon's start address: a whole page with its tag.
+    /// GUESS: a partially written page is not valid.
     pub(crate) fn begins_at(&self, vector: u32) -> bool {
         let whole = |page: &CodePage| page.words >= CODE_PAGE_WORDS as u32 && page.any;
         self.pages.iter().any(|page| whole(page) && page.tag == vector / CODE_PAGE_BYTES)

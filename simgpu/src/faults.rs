@@ -1,12 +1,12 @@
-//! Typed fault injection: what a failing card does, on demand, so that recovery has tests.
+//! Typed fault injection: simulates a failing card on demand, to test recovery.
 
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// An engine that work can be made to fail on.
+/// An engine whose work can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum EngineId {
-    /// PGRAPH, which M2MF is part of.
+    /// PGRAPH, including M2MF.
     Graph,
     /// Copy engine 0.
     Copy0,
@@ -15,7 +15,7 @@ pub enum EngineId {
 }
 
 impl EngineId {
-    /// All of them.
+    /// All engines.
     pub const ALL: [Self; 3] = [Self::Graph, Self::Copy0, Self::Copy1];
 
     pub(crate) const fn index(self) -> usize {
@@ -26,49 +26,49 @@ impl EngineId {
 /// Kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FaultKind {
-    /// The engine starts the operation and never ends it, until it is reset.
+    /// The engine starts the operation and does not end it until it is reset.
     Hang,
-    /// The operation takes that many nanoseconds more.
+    /// The operation takes longer by this many nanoseconds.
     Delay {
-        /// Nanoseconds on top.
+        /// Additional nanoseconds.
         ns: u64,
     },
-    /// One byte of what the operation writes is wrong.
+    /// One byte of the operation's output is wrong.
     Corrupt,
     /// The engine's next non-stall interrupt is not raised.
     DropInterrupt,
-    /// The card falls off the bus, and stays away: all that is read of it reads as ones, and nothing of it goes on.
+    /// The card falls off the bus for good: it reads as ones, and does nothing.
     Vanish,
 }
 
-/// A fault to come.
+/// An armed fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// The engine that goes wrong.
+    /// The failing engine.
     pub engine: EngineId,
     /// Kind of fault.
     pub kind: FaultKind,
-    /// Operations (launches; for [`FaultKind::DropInterrupt`] interrupts) of that engine that still go well.
+    /// Number of operations of that engine (launches; for [`FaultKind::DropInterrupt`] interrupts) that succeed before.
     pub after: u32,
     /// Number of operations that then fail; `u32::MAX` for all.
     pub count: u32,
 }
 
-/// The faults that are armed.
+/// The armed faults.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Faults {
     armed: Vec<Fault>,
 }
 
 impl Faults {
-    /// Most faults armed at a time; more are refused, so that a test's mistake shows.
+    /// Maximum number of armed faults; more are refused, to reveal errors in tests.
     const MAX: usize = 64;
 
     pub(crate) fn new(faults: &[Fault]) -> Self {
         Self { armed: faults.iter().take(Self::MAX).copied().collect() }
     }
 
-    /// Checks what was read.
+    /// Validates saved data.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let Self { armed } = self;
         Invalid::unless(armed.len() <= Self::MAX, || "too many faults are armed".into())
@@ -86,7 +86,7 @@ impl Faults {
         self.armed.clear();
     }
 
-    /// Counts one event of `engine` for which `applies` holds; returns the faults that strike it.
+    /// Counts one event of `engine` for which `applies` holds; returns the faults that it triggers.
     fn strike(&mut self, engine: EngineId, applies: impl Fn(FaultKind) -> bool) -> Vec<FaultKind> {
         let mut struck = Vec::new();
         if self.armed.is_empty() {
@@ -106,12 +106,12 @@ impl Faults {
         struck
     }
 
-    /// The faults of an operation that is about to start.
+    /// Returns the faults of an operation that is about to start.
     pub(crate) fn on_launch(&mut self, engine: EngineId) -> Vec<FaultKind> {
         self.strike(engine, |kind| kind != FaultKind::DropInterrupt)
     }
 
-    /// Returns whether the interrupt that is about to be raised is lost.
+    /// Returns true if the interrupt that is about to be raised is lost.
     pub(crate) fn drops_interrupt(&mut self, engine: EngineId) -> bool {
         !self.strike(engine, |kind| kind == FaultKind::DropInterrupt).is_empty()
     }

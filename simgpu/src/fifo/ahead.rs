@@ -1,9 +1,10 @@
 //! The host interface while an engine works for its channel.
 //!
-//! A PBDMA does not wait for the engine that it feeds: it fetches on, and executes what concerns the host alone, up to the
-//! first method that the engine must take. So a channel may wait for a semaphore while its engine works, and
+//! A PBDMA does not wait for its engine: it continues to fetch, and executes host methods, up to the first method for
+//! the engine. So a channel may wait for a semaphore while its engine works, and
 //! [`ACQUIRE_PENDING`](nvspec::regs::pfifo::CHANNEL_STATE::ACQUIRE_PENDING) does not mean that the engine is idle.
-//! GUESS: nothing else of the host's runs ahead; drivers see a release that waits for the engine, and a reference, in order.
+//! GUESS: other host methods do not run ahead; drivers see a release that waits for the engine, and a reference, in
+//! order.
 
 use super::context::Fetched;
 use super::decoder::{Event, Method};
@@ -12,10 +13,10 @@ use super::{Fifo, Progress};
 use crate::cx::Cx;
 use nvspec::fifo::host_method as host;
 
-/// Most words that one step takes.
+/// Maximum number of words in one step.
 const WORDS_PER_STEP: u32 = 64;
 
-/// Reports a method that the host executes without waiting for the engine.
+/// Returns true for a method that the host executes without waiting for the engine.
 fn runs_ahead(method: Method) -> bool {
     use host::semaphore_d as d;
     match method.address {
@@ -26,7 +27,7 @@ fn runs_ahead(method: Method) -> bool {
 }
 
 impl Fifo {
-    /// Goes on in the push buffer of the channel whose engine is at work. Returns when to look at its semaphore again.
+    /// Continues in the push buffer of the channel whose engine is working. Returns when to poll its semaphore again.
     pub(super) fn run_ahead(&mut self, index: usize, cx: &mut Cx) -> Progress {
         let now = cx.clock.now();
         if self.pbdmas[index].trapped() || self.blocked(index, cx) {
@@ -48,7 +49,7 @@ impl Fifo {
         let channel = &self.channels[number];
         match channel.retry_at.filter(|at| *at != NEVER && channel.runnable() && channel.has_work) {
             Some(at) => {
-                // The semaphore is looked at again, wherever it stands.
+                // The semaphore is polled again, at any position.
                 self.pbdmas[index].waits_at = None;
                 Progress::WaitUntil(at.max(now))
             }
@@ -56,7 +57,7 @@ impl Fifo {
         }
     }
 
-    /// Executes the next word if the engine has nothing to do with it. Returns whether the one after it may follow.
+    /// Executes the next word if it does not need the engine. Returns true if the word after it may follow.
     fn word_ahead(&mut self, index: usize, context: &mut super::context::Context, cx: &mut Cx) -> bool {
         let Ok(Some(word)) = self.next_word(index, context, cx) else { return false };
         let (decoder, event) = context.decoder.feed(word);
@@ -77,7 +78,7 @@ impl Fifo {
                 self.postpone(usize::from(context.channel), cx);
                 false
             }
-            // Errors are met again, and reported, when the engine has done its work.
+            // Errors occur again, and are reported, after the engine's work.
             Some(_) => false,
         }
     }

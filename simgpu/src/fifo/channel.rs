@@ -12,13 +12,13 @@ use nvspec::regs::pfifo::{CHANNEL, CHANNEL_STATE};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Ability of a channel to run, apart from what the driver says.
+/// Error state of a channel, apart from the driver's settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Health {
-    /// Nothing happened to it.
+    /// No error occurred.
     #[default]
     Good,
-    /// It stopped on a fault; binding or enabling it again heals it.
+    /// It stopped on a fault; binding or enabling it again clears that.
     Faulted,
 }
 
@@ -30,24 +30,24 @@ pub(crate) struct Channel {
     control: u32,
     pub(crate) on_runlist: bool,
     pub(crate) health: Health,
-    /// There may be something to fetch.
+    /// There may be entries to fetch.
     pub(crate) has_work: bool,
-    /// Card time at which a doorbell said so, until what it announced is begun.
+    /// Card time of the doorbell, until its work is started.
     #[serde(skip)]
     pub(crate) rung_at: Option<CardNs>,
-    /// Its next method could not be executed; it is tried again then.
+    /// Its next method could not be executed; it is retried at this time.
     pub(crate) retry_at: Option<CardNs>,
-    /// Time that the next retry waits.
+    /// Interval until the next retry.
     pub(crate) retry_ns: u64,
-    /// The PBDMA that it runs in; any, before it used an engine.
+    /// The PBDMA that it runs in; any, before its first use of an engine.
     pub(crate) home: Option<usize>,
     userd: Option<BusAddr>,
-    /// GP_PUT when there was last nothing to fetch.
+    /// GP_PUT when the ring was last empty.
     pub(crate) seen_put: Option<u32>,
 }
 
 impl Channel {
-    /// The instance block, when one is bound.
+    /// Returns the bound instance block, if any.
     pub(crate) fn instance(&self) -> Option<(Target, u64)> {
         CHANNEL::VALID.is_set(self.bind).then(|| {
             (Target::from_bits(CHANNEL::TARGET.get(self.bind)), u64::from(CHANNEL::ADDRESS.get(self.bind)) << 12)
@@ -58,22 +58,22 @@ impl Channel {
         CHANNEL_STATE::ENABLED.is_set(self.control)
     }
 
-    /// Returns whether it may be in a PBDMA.
+    /// Returns true if it may be in a PBDMA.
     pub(crate) fn runnable(&self) -> bool {
         self.on_runlist && self.enabled() && self.health == Health::Good && self.instance().is_some()
     }
 
-    /// Returns whether it has something to do at card time `now`.
+    /// Returns true if it has work at card time `now`.
     pub(crate) fn ready(&self, now: CardNs) -> bool {
         self.runnable() && self.has_work && self.retry_at.is_none_or(|at| at <= now)
     }
 
-    /// Returns whether its owner has submitted since it was last found empty.
+    /// Returns true if its owner has submitted since it was last found empty.
     pub(crate) fn submitted(&self, memory: &Memory) -> bool {
         self.userd.is_some_and(|userd| read_gp_put(userd, memory).is_some_and(|put| Some(put) != self.seen_put))
     }
 
-    /// Checks what was read, of a card with so many PBDMAs.
+    /// Validates saved data, for a card with `pbdmas` PBDMAs.
     pub(crate) fn check(&self, pbdmas: usize) -> Result<(), Invalid> {
         let home = self.home.is_none_or(|home| home < pbdmas);
         let waits = self.retry_ns <= super::pbdma::RETRY_NS.1;
@@ -82,7 +82,7 @@ impl Channel {
         })
     }
 
-    /// Its USERD in VRAM, if it lies there.
+    /// Returns its USERD page in VRAM, if it is there.
     pub(crate) fn page(&self) -> Option<VramAddr> {
         match self.userd {
             Some(BusAddr::Vram(at)) if at.checked_add(userd::BYTES).is_some() => Some(at),
@@ -90,19 +90,19 @@ impl Channel {
         }
     }
 
-    /// Returns whether its USERD must be polled: the CPU's writes to host memory are not seen.
+    /// Returns true if its USERD must be polled: the CPU's writes to host memory are not detected.
     pub(crate) fn polled(&self) -> bool {
         matches!(self.userd, Some(BusAddr::System(_)))
     }
 }
 
 impl Fifo {
-    /// Returns what the channel's instance register reads.
+    /// Returns the value of the channel's instance register.
     pub(crate) fn channel_bind(&self, number: u32) -> u32 {
         self.channels.get(number as usize).map_or(0, |channel| channel.bind)
     }
 
-    /// Returns what the channel's state register reads.
+    /// Returns the value of the channel's state register.
     pub(crate) fn channel_state(&self, number: u32) -> u32 {
         let Some(channel) = self.channels.get(number as usize) else { return 0 };
         let loaded = self
@@ -116,17 +116,17 @@ impl Fifo {
             | CHANNEL_STATE::PENDING.of(u32::from(channel.runnable() && channel.has_work))
     }
 
-    /// The channel's instance register was written.
+    /// Handles a write to the channel's instance register.
     pub(crate) fn bind(&mut self, number: u32, value: u32, cx: &mut Cx) {
         let Ok(id) = u8::try_from(number) else { return };
-        // What was bound before is gone, saved or not.
+        // The previous binding ends, saved or not.
         for pbdma in &mut self.pbdmas {
             if pbdma.context.as_ref().is_some_and(|context| context.channel == id) {
                 pbdma.context = None;
             }
         }
         for index in 0..self.slots.len() {
-            // An engine that hangs, or waits on a fault, does not look at the channel table.
+            // An engine that hangs, or waits on a fault, ignores the channel table.
             let slot = &self.slots[index];
             let looks = !matches!(slot.condition, Condition::Failed | Condition::Hung);
             if looks && slot.resident.is_some_and(|resident| resident.channel == Some(id)) {
@@ -140,7 +140,7 @@ impl Fifo {
         self.wake(id);
     }
 
-    /// The channel's state register was written.
+    /// Handles a write to the channel's state register.
     pub(crate) fn control(&mut self, number: u32, value: u32, cx: &Cx) {
         let Some(channel) = self.channels.get_mut(number as usize) else { return };
         let started = CHANNEL_STATE::ENABLED.is_set(value) && !channel.enabled();
@@ -152,8 +152,8 @@ impl Fifo {
         }
     }
 
-    /// Reads from RAMFC where the channel's USERD is. Drivers write RAMFC before or after they bind, but before they
-    /// enable.
+    /// Reads the location of the channel's USERD from RAMFC. Drivers write RAMFC before or after they bind, but before
+    /// they enable.
     pub(crate) fn find_userd(&mut self, id: u8, cx: &Cx) {
         let channel = &mut self.channels[usize::from(id)];
         let page = channel.instance().and_then(|(target, address)| {
@@ -166,7 +166,7 @@ impl Fifo {
         cx.doorbells.set_page(id, channel.page());
     }
 
-    /// The channel is to be looked at.
+    /// Marks the channel for a check.
     pub(crate) fn wake(&mut self, id: u8) {
         if let Some(channel) = self.channels.get_mut(usize::from(id)) {
             channel.has_work = true;
@@ -175,7 +175,7 @@ impl Fifo {
         }
     }
 
-    /// An event after which methods that could not be executed are worth another look.
+    /// Retries methods that could not be executed, after an event that may allow it.
     pub(crate) fn retry_waiting(&mut self) {
         for channel in self.channels.iter_mut().filter(|channel| channel.retry_at.is_some()) {
             channel.retry_at = Some(0);

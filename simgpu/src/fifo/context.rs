@@ -1,4 +1,4 @@
-//! A PBDMA's knowledge of the channel that it serves, and how it is kept in the channel's instance block (RAMFC).
+//! A PBDMA's state of the channel that it serves, and its format in the channel's instance block (RAMFC).
 
 use super::decoder::Decoder;
 use crate::memory::{BusAddr, BusError, Memory};
@@ -10,7 +10,7 @@ use nvspec::instance::{ramfc, userd};
 /// A GPU virtual address has this many bits above its low word.
 const HIGH_MASK: u32 = 0xff;
 
-/// Words of the push buffer that were read ahead. Never kept from one run to the next.
+/// Words of the push buffer read ahead. Never kept from one run to the next.
 #[derive(Clone, Debug)]
 pub(crate) struct Fetched {
     pub(crate) words: [u32; Self::MAX],
@@ -19,7 +19,7 @@ pub(crate) struct Fetched {
 }
 
 impl Fetched {
-    /// Most words that are read ahead.
+    /// Maximum number of words read ahead.
     pub(crate) const MAX: usize = 64;
 
     pub(crate) const fn empty() -> Self {
@@ -39,9 +39,9 @@ pub(crate) struct Context {
     gp_entries: u32,
     /// Next GPFIFO entry, below `gp_entries`.
     pub(crate) gp_get: u32,
-    /// Next word of the segment in work.
+    /// Next word of the current segment.
     pub(crate) pb_get: u64,
-    /// End of the segment in work.
+    /// End of the current segment.
     pub(crate) pb_end: u64,
     pub(crate) top_level_get: u64,
     pub(crate) reference: u32,
@@ -54,14 +54,14 @@ pub(crate) struct Context {
     pub(crate) fetched: Fetched,
 }
 
-/// Why a channel could not be loaded.
+/// Reason why a channel could not be loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LoadError {
-    /// The instance block, or what it names, is not there.
+    /// The instance block, or memory that it names, is not accessible.
     Unbound(MmuFault),
     /// RAMFC does not have the signature.
     Signature,
-    /// The ring's size makes no sense.
+    /// The ring's size is invalid.
     Ring,
 }
 
@@ -116,7 +116,7 @@ impl Context {
         })
     }
 
-    /// Writes the state back into the instance block.
+    /// Writes the state to the instance block.
     pub(crate) fn save(&self, memory: &Memory) {
         let (header, count, subdevice) = self.decoder.save();
         let words = [
@@ -140,7 +140,7 @@ impl Context {
         }
     }
 
-    /// Tells the channel's owner how far it is.
+    /// Reports the channel's progress to its owner.
     pub(crate) fn publish(&self, memory: &Memory) {
         let words = [
             (userd::GET, self.pb_get as u32),
@@ -155,17 +155,17 @@ impl Context {
         }
     }
 
-    /// Returns where the owner says that the ring ends; `None` when it is not an index of the ring.
+    /// Returns the owner's end of the ring; `None` if it is not an index of the ring.
     pub(crate) fn gp_put(&self, memory: &Memory) -> Option<u32> {
         read_gp_put(self.userd, memory).filter(|put| *put < self.gp_entries)
     }
 
-    /// Returns whether the segment in work has words left.
+    /// Returns true if the current segment has words left.
     pub(crate) fn in_segment(&self) -> bool {
         self.pb_get < self.pb_end
     }
 
-    /// GPU virtual address of the next GPFIFO entry.
+    /// Returns the GPU virtual address of the next GPFIFO entry.
     pub(crate) fn gp_entry(&self) -> GpuVa {
         GpuVa(self.gp_base + 8 * u64::from(self.gp_get))
     }
@@ -182,13 +182,13 @@ fn lost(memory: &Memory, result: Result<(), BusError>) {
     }
 }
 
-/// The page that the two words of RAMFC name.
+/// Returns the page that the two words of RAMFC name.
 pub(crate) fn userd_page(low: u32, high: u32) -> Option<BusAddr> {
     let address = u64::from(high & HIGH_MASK) << 32 | u64::from(low) & !(userd::BYTES - 1);
     BusAddr::from_target(Target::from_bits(low), address)
 }
 
-/// GP_PUT of the page at `userd`, if it can be read.
+/// Reads GP_PUT of the page at `userd`, if possible.
 pub(crate) fn read_gp_put(userd: BusAddr, memory: &Memory) -> Option<u32> {
     memory.read32(userd.offset(userd::GP_PUT)).map_err(|error| memory.count_lost(error)).ok()
 }

@@ -1,5 +1,5 @@
-//! Push buffer dwords to methods. Pure: a word in, the next state and what happened out, so that a word whose method
-//! cannot be executed yet is simply fed again later.
+//! Decodes push buffer dwords to methods. Pure: it maps a word to the next state and an event, so that a word whose
+//! method cannot be executed yet is simply fed again later.
 
 use nvspec::Field;
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, sub_op};
@@ -12,7 +12,7 @@ mod subdevice {
     pub(super) const ID: Field = Field::new(11, 0);
     /// Methods are executed.
     pub(super) const ACTIVE: Field = Field::new(28, 28);
-    /// The mask that a header stored for later use.
+    /// The mask that a header has stored for later use.
     // GUESS: drivers write only ID, ACTIVE and bit 29.
     pub(super) const STORED: Field = Field::new(27, 16);
 }
@@ -34,16 +34,16 @@ pub(crate) struct Method {
     pub(crate) data: u32,
 }
 
-/// Meaning of a word.
+/// Result of a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A header, or data for another subdevice.
     Nothing,
     /// A method to execute.
     Method(Method),
-    /// The rest of the segment is to be skipped.
+    /// The rest of the segment must be skipped.
     EndSegment,
-    /// A header that means nothing.
+    /// An invalid header.
     BadHeader,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Decoder {
 const METHOD_MASK: u16 = 0xfff;
 
 impl Decoder {
-    /// From the saved words of RAMFC.
+    /// Restores it from the saved words of RAMFC.
     pub(crate) fn restore(header: u32, count: u32, subdevice: u32) -> Self {
         let run = match MethodHeader::from(pb_header::TYPE.get(header) << 29).op() {
             HeaderOp::NonIncreasing | HeaderOp::OldNonIncreasing => Run::NonIncreasing,
@@ -79,7 +79,7 @@ impl Decoder {
         }
     }
 
-    /// The saved words of RAMFC: header, count, subdevice.
+    /// Returns the saved words of RAMFC: header, count, subdevice.
     pub(crate) fn save(&self) -> (u32, u32, u32) {
         let opcode = match self.run {
             Run::Increasing => 1,
@@ -93,7 +93,7 @@ impl Decoder {
         (header, self.count, self.subdevice)
     }
 
-    /// Takes the next word of the stream.
+    /// Decodes the next word of the stream.
     pub(crate) fn feed(mut self, word: u32) -> (Self, Event) {
         let event = if self.count > 0 { self.datum(word) } else { self.header(word) };
         (self, event)
@@ -176,8 +176,8 @@ impl Decoder {
 
 #[cfg(test)]
 mod tests {
-    //! Against an encoder that was written from the header forms alone: it turns a list of packets into words and the
-    //! methods that they mean, with shifts and masks of its own.
+    //! Tests against an independent encoder, written from the header formats: it turns a list of packets into words and
+    //! the methods that they mean, with separate shifts and masks.
 
     use super::*;
     use proptest::prelude::*;

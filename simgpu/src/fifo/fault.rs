@@ -21,7 +21,7 @@ pub(crate) enum Client {
     Gpc(u32),
 }
 
-/// An MMU fault with where it came from.
+/// An MMU fault and its origin.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Report {
     /// Number of [`nvspec::mmu::fault::unit`].
@@ -31,7 +31,7 @@ pub(crate) struct Report {
     pub(crate) fault: MmuFault,
 }
 
-/// Enters a fault in the fault registers. A unit whose last fault was not looked at keeps that one.
+/// Stores a fault in the fault registers. A unit whose last fault was not read keeps that one.
 pub(crate) fn report(report: Report, cx: &mut Cx) {
     let Report { unit, client, instance, fault } = report;
     let pending = cx.storage.peek(pfifo::MMU_FAULT_ID::OFFSET);
@@ -53,7 +53,7 @@ pub(crate) fn report(report: Report, cx: &mut Cx) {
 }
 
 impl Fifo {
-    /// A channel faulted outside of an engine: it stops, others go on.
+    /// Stops a channel that faulted outside of an engine; others continue.
     pub(crate) fn channel_fault(&mut self, channel: u8, what: Report, cx: &mut Cx) {
         self.counters.faults += 1;
         if let Some(channel) = self.channels.get_mut(usize::from(channel)) {
@@ -62,7 +62,7 @@ impl Fifo {
         report(what, cx);
     }
 
-    /// An engine faulted: it stops, and so does the channel, until the scheduler is told to go on.
+    /// Stops an engine that faulted, and its channel, until the driver makes the scheduler continue.
     pub(crate) fn engine_fault(
         &mut self,
         slot: usize,
@@ -101,19 +101,19 @@ impl Fifo {
         }
     }
 
-    /// The driver has the scheduler use engines again that stopped on an error. An engine that was not reset stays as it is.
+    /// Makes the scheduler use engines again that stopped on an error. An engine that was not reset stays as it is.
     pub(crate) fn acknowledge_errors(engines: u32, cx: &mut Cx) {
         let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) & !engines);
     }
 
-    /// Saves the context that an engine holds; an image that is not there is the fault of the channel whose context it is,
-    /// whoever wants the engine. `false` then, and the engine has stopped.
+    /// Saves an engine's context; a missing image is a fault of the context's own channel, not of the next one. Returns
+    /// `false` then, and the engine has stopped.
     pub(crate) fn evict(&mut self, slot: usize, cx: &mut Cx) -> bool {
         let Some(resident) = self.slots[slot].resident else { return true };
         let client = self.slots[slot].context_client();
         let Err(fault) = self.slots[slot].evict(cx) else { return true };
-        // Its number may be another's by now.
+        // Another channel may have its number by now.
         let owner = |channel: &u8| {
             self.channels.get(usize::from(*channel)).is_some_and(|it| it.instance() == Some(resident.instance))
         };
@@ -122,7 +122,7 @@ impl Fifo {
         false
     }
 
-    /// An engine could not execute a method or go on with its work.
+    /// Reports an engine that could not execute a method or continue its work.
     pub(super) fn engine_error(
         &mut self,
         id: EngineId,
@@ -150,14 +150,14 @@ impl Fifo {
         }
     }
 
-    /// A class that an engine does not have was bound to a subchannel.
+    /// Reports the binding of a class that the engine does not have to a subchannel.
     pub(super) fn illegal_class(&mut self, id: EngineId, class: u32, method: Method, cx: &mut Cx) {
         self.engine_error(id, None, Some((class, method)), engines::EngineError::IllegalClass, cx);
     }
 }
 
 impl Fifo {
-    /// The driver asks for a fault of the engine with that number, to get its channel off it.
+    /// Faults the engine with that number, on the driver's request, to take its channel off it.
     pub(crate) fn trigger_fault(&mut self, number: u32, cx: &mut Cx) {
         let Some(id) = super::slot::by_number(number) else { return };
         let client = self.slots[id.index()].fault_client();

@@ -47,7 +47,7 @@ impl Fifo {
                     DONE
                 }
                 mem_op::TLB_INVALIDATE => {
-                    // It names a directory; dropping all translations is never wrong.
+                    // It names a directory, but dropping all translations is never wrong.
                     cx.mmu.flush(Flush::default());
                     DONE
                 }
@@ -60,7 +60,7 @@ impl Fifo {
                 DONE
             }
             host::YIELD => Outcome::Yield,
-            // Checksums of the push buffer are not kept.
+            // Checksums of the push buffer are not computed.
             _ => Outcome::Trap(INTR_0::METHOD_SIZE.mask()),
         }
     }
@@ -70,7 +70,7 @@ impl Fifo {
         let class = host::set_object::CLASS.get(method.data);
         let subchannel = usize::from(method.subchannel & 7);
         if number == engine::SOFTWARE {
-            // The driver's own: every method is handed to it, this one too, and the driver skips it.
+            // A software object: every method is handed to the driver, including this one, and the driver skips it.
             let bound = context.objects[subchannel] == method.data;
             context.objects[subchannel] = method.data;
             return if bound { DONE } else { Outcome::Trap(INTR_0::EMPTY_SUBC.mask()) };
@@ -78,8 +78,8 @@ impl Fifo {
         let Some(id) = slot::by_number(number) else {
             return Outcome::Trap(INTR_0::DEVICE.mask());
         };
-        // GUESS: binding a class that the engine has is the host's own matter, and loads no context. Linux 6.12 binds an
-        // object, takes the engine's context away, and only then lets the card see the bind.
+        // GUESS: binding a class that the engine has concerns only the host, and does not load a context. Linux 6.12
+        // binds an object, removes the engine's context, and only then lets the card process the bind.
         if self.slot(id).class_supported(class) {
             context.objects[subchannel] = method.data;
             return DONE;
@@ -129,8 +129,7 @@ impl Fifo {
         }
     }
 
-    /// The interrupt is that of the engine which the subchannel's object or, without one, the channel's last method
-    /// belongs to.
+    /// Raises the interrupt of the engine for the subchannel's object or, without one, for the channel's last method.
     fn non_stall(&mut self, context: &Context, subchannel: u8, cx: &mut Cx) -> Outcome {
         let object = context.objects[usize::from(subchannel & 7)];
         let id = slot::by_number(host::set_object::ENGINE.get(object))
