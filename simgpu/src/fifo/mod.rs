@@ -1,15 +1,14 @@
 //! PFIFO: channels, the runlist, the PBDMAs and the engines that they feed.
 //!
-//! Parts: [`channel`], the channel table; [`runlist`], submission; [`pbdma`], one unit at work, with [`decoder`],
-//! [`host`] (the methods that the host executes itself), [`ahead`] (what it does while its engine works) and [`context`]
-//! (RAMFC); [`slot`], an engine and the context
-//! that it holds; [`userd`], how submissions are noticed; [`fault`], how errors are reported.
+//! Parts: [`channel`], the channel table; [`runlist`], submission; [`pbdma`], one unit, with [`decoder`], [`host`] (the
+//! methods that the host executes itself), [`ahead`] (work in parallel to its engine) and [`context`] (RAMFC);
+//! [`slot`], an engine and its context; [`userd`], detection of submissions; [`fault`], error reports.
 //!
-//! Everything that happens happens in [`Fifo::step`], which does a little work and says when to call it again.
+//! All progress happens in [`Fifo::step`], which does a little work and returns when to call it again.
 //!
-//! How channels meet PBDMAs: each engine is served by the first enabled PBDMA that `ENGINE_PBDMA_MASK` does not bar; a
-//! channel runs in the PBDMA of the engine that it used last, at first in any, and moves when it uses another's. Within a
-//! PBDMA the channels of the runlist take turns, a time slice each.
+//! Assignment of channels to PBDMAs: each engine is served by the first enabled PBDMA that `ENGINE_PBDMA_MASK` does not
+//! exclude; a channel runs in the PBDMA of the engine that it used last, at first in any, and moves when it uses
+//! another's. Within a PBDMA the channels of the runlist run in turn, for a time slice each.
 
 mod ahead;
 pub(crate) mod channel;
@@ -41,16 +40,16 @@ use slot::{Condition, Slot};
 /// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Something was done; there may be more.
+    /// Work was done; there may be more.
     Ran,
-    /// Nothing to do before that card time, if nothing else happens.
+    /// No work before that card time, without further events.
     WaitUntil(CardNs),
-    /// Nothing to do until something happens.
+    /// No work until an event.
     Idle,
 }
 
 impl Progress {
-    /// Of two things that were tried: the one that wants to be called first.
+    /// Combines two results: returns the one with the earlier next call.
     pub(crate) fn or(self, other: Self) -> Self {
         match (self, other) {
             (Self::Ran, _) | (_, Self::Ran) => Self::Ran,
@@ -61,7 +60,7 @@ impl Progress {
     }
 }
 
-/// Counters of what the card did.
+/// Counters of the card's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FifoCounters {
     /// GPFIFO entries fetched.
@@ -77,15 +76,16 @@ pub struct FifoCounters {
 /// PFIFO with its engines.
 pub(crate) struct Fifo {
     pub(crate) channels: Vec<Channel>,
-    /// The runlist: channel numbers in their order.
+    /// The runlist: channel numbers in order.
     pub(crate) order: Vec<u8>,
-    /// A runlist was submitted and channels that are no longer on it still run.
+    /// A runlist was submitted, and channels removed from it still run.
     pub(crate) runlist_pending: bool,
-    /// A channel that is to leave its PBDMA.
+    /// A channel that must leave its PBDMA.
     pub(crate) preempting: Option<u8>,
     pub(crate) pbdmas: Vec<Pbdma>,
     pub(crate) slots: [Slot; 3],
-    /// Card time before which nothing begins that the card's thread finds: the driver has changed what may run.
+    /// Minimum card time for the start of work found by the card's thread: the driver has changed which channels may
+    /// run.
     not_before: CardNs,
     pub(crate) counters: FifoCounters,
 }
@@ -108,7 +108,7 @@ impl Fifo {
         }
     }
 
-    /// Power-on state of everything but the engines.
+    /// Resets everything except the engines to the power-on state.
     pub(crate) fn reset(&mut self, cx: &mut Cx) {
         for (channel, number) in self.channels.iter_mut().zip(0u8..) {
             *channel = Channel::default();
@@ -131,27 +131,27 @@ impl Fifo {
         &mut self.slots[id.index()]
     }
 
-    /// Returns what the status register of the engine with that number reads.
+    /// Returns the value of the status register of the engine with that number.
     pub(crate) fn engine_status(&self, number: u32, cx: &Cx) -> u32 {
         let now = cx.clock.now();
         self.slots.iter().find(|slot| slot.number() == number).map_or(0, |slot| slot.status(now))
     }
 
-    /// Resets an engine. What its work would still take is not waited for.
+    /// Resets an engine, without waiting for the modelled end of its work.
     pub(crate) fn reset_engine(&mut self, id: EngineId, cx: &Cx) {
         let until = self.slot(id).until;
         self.slot(id).reset();
         self.cut_short(until, cx);
     }
 
-    /// Drops an engine's context and the work on it. What that would still take is not waited for.
+    /// Drops an engine's context and its work, without waiting for the modelled end.
     pub(super) fn abandon(&mut self, slot: usize, cx: &Cx) {
         let until = self.slots[slot].until;
         self.slots[slot].abandon();
         self.cut_short(until, cx);
     }
 
-    /// Lets the PBDMA go on at once whose engine was to be busy until that time.
+    /// Ends the wait of the PBDMA whose engine would be busy until that time.
     fn cut_short(&mut self, until: CardNs, cx: &Cx) {
         let now = cx.clock.now();
         for pbdma in self.pbdmas.iter_mut().filter(|pbdma| until > now && pbdma.time == until) {
@@ -159,13 +159,13 @@ impl Fifo {
         }
     }
 
-    /// Returns whether PFIFO may schedule at all.
+    /// Returns true if PFIFO may schedule at all.
     fn running(cx: &Cx) -> bool {
         pmc::ENABLE::PFIFO.is_set(cx.storage.peek(pmc::ENABLE::OFFSET))
             && pfifo::SCHED_EN::ENABLE.is_set(cx.storage.peek(pfifo::SCHED_EN::OFFSET))
     }
 
-    /// The PBDMA that serves the engine with that number.
+    /// Returns the PBDMA that serves the engine with that number.
     pub(crate) fn pbdma_of(number: u32, pbdmas: usize, cx: &Cx) -> Option<usize> {
         let barred = if number < pfifo::ENGINE_PBDMA_MASK::COUNT {
             cx.storage.peek(pfifo::ENGINE_PBDMA_MASK::at(number))
@@ -173,13 +173,13 @@ impl Fifo {
             0
         };
         let enabled = cx.storage.peek(pmc::PBDMA_ENABLE::OFFSET) & cx.storage.peek(pfifo::PBDMA_PRESENT::OFFSET);
-        // The mask says which PBDMAs may serve an engine with zeros or with ones: drivers write `!(1 << n)` for PBDMA
-        // n, and the unit resets to zeros. One bit cleared of those that exist names the server.
+        // The mask's polarity is not known (zeros or ones for allowed PBDMAs): drivers write `!(1 << n)` for PBDMA n,
+        // and the unit resets to zeros. A single cleared bit among the existing PBDMAs names the server.
         let usable = enabled & !barred & ((1u32 << pbdmas.min(31)) - 1);
         (usable != 0).then(|| usable.trailing_zeros() as usize)
     }
 
-    /// Engines (as a mask of numbers) that a PBDMA serves.
+    /// Returns the engines (as a mask of numbers) that a PBDMA serves.
     fn engines_of(&self, pbdma: usize, cx: &Cx) -> u32 {
         self.slots
             .iter()
@@ -188,7 +188,7 @@ impl Fifo {
             .fold(0, |mask, number| mask | 1 << number)
     }
 
-    /// Does a little of what is to do.
+    /// Does a little work.
     pub(crate) fn step(&mut self, cx: &mut Cx) -> Progress {
         self.take_doorbells(cx);
         let mut progress = self.complete_departures(cx);
@@ -219,19 +219,19 @@ impl Fifo {
         }
     }
 
-    /// The driver has written what may let channels run: nothing of theirs has begun before.
+    /// Records that the driver has changed which channels may run: their work has not started before.
     pub(crate) fn changed(&mut self, cx: &Cx) {
         self.not_before = cx.clock.now();
     }
 
-    /// Card time at which a channel's work begins that is found at `now` by a unit with nothing else to do: a card looks at a
-    /// doorbell when it is rung, and does not wait for the host to let its thread run.
+    /// Returns the card time at which a channel's work starts that an idle unit finds at `now`: a card reacts to a
+    /// doorbell at once, and does not wait for the host to schedule its thread.
     fn begins(&self, number: u8, now: CardNs) -> CardNs {
         let rung_at = self.channels[usize::from(number)].rung_at;
         rung_at.map_or(now, |at| at.max(self.not_before).min(now))
     }
 
-    /// Completes what waits for channels to leave their PBDMAs.
+    /// Completes requests that wait for channels to leave their PBDMAs.
     pub(crate) fn complete_departures(&mut self, cx: &mut Cx) -> Progress {
         let mut progress = Progress::Idle;
         if let Some(channel) = self.preempting
@@ -261,7 +261,7 @@ impl Fifo {
         progress
     }
 
-    /// Takes a channel out of its PBDMA and its engines, when no work of it is under way. Returns whether it is out.
+    /// Removes a channel from its PBDMA and its engines, when none of its work is in flight. Returns true if it is out.
     pub(crate) fn leave(&mut self, channel: u8, cx: &mut Cx) -> bool {
         let holds = |slot: &Slot| slot.resident.is_some_and(|resident| resident.channel == Some(channel));
         let now = cx.clock.now();
@@ -282,7 +282,7 @@ impl Fifo {
         true
     }
 
-    /// Sees submissions that no CPU write announced.
+    /// Detects submissions that no CPU write announced.
     fn poll_userd(&mut self, cx: &Cx) -> bool {
         let mut found = false;
         for number in &self.order {
@@ -295,7 +295,7 @@ impl Fifo {
         found
     }
 
-    /// PFIFO's pending interrupts.
+    /// Returns PFIFO's pending interrupts.
     pub(crate) fn interrupts(cx: &Cx) -> u32 {
         use pfifo::INTR;
         let own = INTR::INTR_0.mask()
@@ -310,7 +310,7 @@ impl Fifo {
             | INTR::NON_STALL.of(u32::from(Self::non_stall_engines(cx) != 0))
     }
 
-    /// PBDMAs with an enabled interrupt.
+    /// Returns the PBDMAs with an enabled interrupt.
     pub(crate) fn pbdma_interrupts(cx: &Cx) -> u32 {
         (0..pbdma_regs::INTR_0::COUNT)
             .filter(|index| {
@@ -320,7 +320,7 @@ impl Fifo {
             .fold(0, |mask, index| mask | 1 << index)
     }
 
-    /// Engines with an enabled non-stall interrupt.
+    /// Returns the engines with an enabled non-stall interrupt.
     pub(crate) fn non_stall_engines(cx: &Cx) -> u32 {
         let enabled = pfifo::NON_STALL_EN::NIBBLE.get(cx.storage.peek(pfifo::NON_STALL_EN::OFFSET));
         let nibbles = enabled * 0x1111_1111;
@@ -329,7 +329,7 @@ impl Fifo {
             .fold(0, |mask, engine| mask | 1 << engine)
     }
 
-    /// Returns whether PFIFO asserts its line to PMC.
+    /// Returns true if PFIFO asserts its line to PMC.
     pub(crate) fn asserts(cx: &Cx) -> bool {
         Self::interrupts(cx) & cx.storage.peek(pfifo::INTR_EN::OFFSET) != 0
     }

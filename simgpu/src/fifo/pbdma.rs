@@ -1,4 +1,4 @@
-//! One PBDMA at work: which channel it serves, what it fetches, where its methods go.
+//! One PBDMA: selects its channel, fetches, and dispatches methods.
 
 use super::channel::Health;
 use super::context::{Context, Fetched, LoadError};
@@ -19,36 +19,36 @@ use nvspec::regs::{pfifo, pmc};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Most words that one step takes.
+/// Maximum number of words in one step.
 const WORDS_PER_STEP: u32 = 512;
-/// Time for which a channel keeps a PBDMA while others wait for it. The time slices of RAMFC are not looked at.
+/// Time for which a channel keeps a PBDMA while others wait for it. The time slices of RAMFC are ignored.
 const TIME_SLICE_NS: u64 = 2_000_000;
-/// First and longest wait before a failed acquire is tried again.
+/// First and maximum interval before a failed acquire is retried.
 pub(super) const RETRY_NS: (u64, u64) = (10_000, 500_000);
 /// The retry time of a channel that waits for an event, not for time.
 pub(super) const NEVER: CardNs = CardNs::MAX;
-/// Interval between looks at a USERD page in host memory.
+/// Interval of polling a USERD page in host memory.
 const POLL_NS: u64 = 500_000;
 
-/// Largest time in a saved card, in ns: sums with any cost stay within 64 bits.
+/// Maximum time in a saved card, in ns: sums with any cost fit in 64 bits.
 const TIME_MAX: CardNs = 1 << 62;
 
 /// A PBDMA.
 #[derive(Debug)]
 pub(crate) struct Pbdma {
     pub(crate) context: Option<Box<Context>>,
-    /// Card time up to which its work so far takes; ahead of the clock while an engine is busy.
+    /// Card time at which its work so far ends; ahead of the clock while an engine is busy.
     pub(crate) time: CardNs,
     pub(super) slice_end: CardNs,
-    /// Its channel waits for a semaphore and gives the unit away only when its time slice ends.
+    /// Its channel waits for a semaphore and keeps the unit until its time slice ends.
     holds: bool,
-    /// The channel that ran last, for taking turns.
+    /// The channel that ran last, for round robin.
     last: Option<u8>,
-    /// It had nothing to do, so that the time until now is not used up by work.
+    /// It was idle, so the time until now is not used by work.
     idle: bool,
-    /// An interrupt is pending that stops the unit; what it was raised for.
+    /// A pending interrupt that stops the unit, and its cause.
     trap: Option<Trap>,
-    /// Position in the push buffer whose next method waits for the engine, when that has been looked at.
+    /// Position in the push buffer whose next method is known to wait for the engine.
     pub(super) waits_at: Option<u64>,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Trap {
     /// Bits of INTR_0.
     bits: u32,
     channel: u8,
-    /// Contents of METHOD_0, when a method is to be replaced by the driver.
+    /// Contents of METHOD_0, if the driver may replace the method.
     method: Option<u32>,
 }
 
@@ -67,15 +67,15 @@ pub(super) struct Trap {
 pub(crate) enum Outcome {
     /// Executed.
     Done(Done),
-    /// Not now: the engine cannot.
+    /// Not now: the engine is not ready.
     Later,
-    /// Not now: the semaphore is not there yet. Whether others may have the PBDMA meanwhile.
+    /// Not now: the semaphore is not released yet. The flag allows other channels to use the PBDMA meanwhile.
     NotAcquired(bool),
     /// Another PBDMA serves that engine.
     Elsewhere(usize),
-    /// Executed, and the rest of the time slice is given away.
+    /// Executed, and the rest of the time slice is yielded.
     Yield,
-    /// The PBDMA's interrupt with these bits; the driver may replace the method.
+    /// Raises the PBDMA's interrupt with these bits; the driver may replace the method.
     Trap(u32),
     /// The host's own access faulted.
     HostFault(MmuFault),
@@ -88,13 +88,13 @@ impl Pbdma {
         Self { context: None, time: 0, slice_end: 0, holds: false, last: None, idle: true, trap: None, waits_at: None }
     }
 
-    /// Reports an interrupt that stops the unit.
+    /// Returns true if an interrupt stops the unit.
     pub(super) fn trapped(&self) -> bool {
         self.trap.is_some()
     }
 }
 
-/// A PBDMA that has no channel, as it is saved.
+/// Saved state of a PBDMA without a channel.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedPbdma {
     time: CardNs,
@@ -107,7 +107,7 @@ pub(crate) struct SavedPbdma {
 
 impl Pbdma {
     pub(super) fn save(&self) -> SavedPbdma {
-        // Its channel has left, and what it waited at with it.
+        // Cleared when its channel left.
         let Self { context: _, time, slice_end, holds, last, idle, trap, waits_at: _ } = self;
         let (time, slice_end, holds, last, idle, trap) = (*time, *slice_end, *holds, *last, *idle, *trap);
         SavedPbdma { time, slice_end, holds, last, idle, trap }
@@ -130,14 +130,14 @@ fn method_word(method: Method) -> u32 {
 }
 
 impl Fifo {
-    /// Lets a PBDMA do a little.
+    /// Runs a PBDMA for a little while.
     pub(super) fn run_pbdma(&mut self, index: usize, cx: &mut Cx) -> Progress {
         let now = cx.clock.now();
         if self.pbdmas[index].time > now {
             let ahead = self.run_ahead(index, cx);
             return Progress::WaitUntil(self.pbdmas[index].time).or(ahead);
         }
-        // An engine's work is ended before anything else, wanted or not: it cannot be interrupted.
+        // An engine's work always ends before anything else, because it cannot be interrupted.
         if let Some(progress) = self.work_on(index, cx) {
             return progress.or(self.run_ahead(index, cx));
         }
@@ -182,7 +182,7 @@ impl Fifo {
         progress
     }
 
-    /// Returns whether the PBDMA is disabled, or the scheduler is told to keep its engines still.
+    /// Returns true if the PBDMA is disabled, or the scheduler must not use its engines.
     pub(super) fn blocked(&self, index: usize, cx: &Cx) -> bool {
         let enabled = cx.storage.peek(pmc::PBDMA_ENABLE::OFFSET) & cx.storage.peek(pfifo::PBDMA_PRESENT::OFFSET);
         if enabled & (1 << index) == 0 {
@@ -193,7 +193,7 @@ impl Fifo {
         engines != 0 && engines & disabled == engines
     }
 
-    /// Continues pending work of the engine that the PBDMA's channel uses. `None` when there is none.
+    /// Continues pending work of the engine that the PBDMA's channel uses. Returns `None` without pending work.
     fn work_on(&mut self, index: usize, cx: &mut Cx) -> Option<Progress> {
         let id = self.pbdmas[index].context.as_ref()?.engine?;
         let slot = self.slot(id);
@@ -223,7 +223,7 @@ impl Fifo {
         Some(Progress::Ran)
     }
 
-    /// PTIMER's time for what a PBDMA does now.
+    /// Returns PTIMER's time of the PBDMA's current work.
     pub(super) fn stamp(&self, index: usize, cx: &Cx) -> u64 {
         if cx.time.is_some() { cx.clock.timer_at(self.pbdmas[index].time) } else { cx.clock.timer() }
     }
@@ -242,7 +242,7 @@ impl Fifo {
         }
     }
 
-    /// The next channel that wants this PBDMA, after the one that ran last.
+    /// Returns the next channel for this PBDMA, after the one that ran last.
     pub(super) fn candidate(&self, index: usize, now: CardNs) -> Option<u8> {
         let here = |channel: u8| self.channels[usize::from(channel)].home.is_none_or(|home| home == index);
         let elsewhere = |channel: u8| {
@@ -260,7 +260,7 @@ impl Fifo {
         after.iter().chain(before).copied().find(wants)
     }
 
-    /// Decides which channel the PBDMA serves, and loads it. Returns whether there is nothing left to try.
+    /// Selects the PBDMA's channel, and loads it. Returns true if there is none left to try.
     fn choose(&mut self, index: usize, now: CardNs, cx: &mut Cx) -> bool {
         let current = self.pbdmas[index].context.as_ref().map(|context| context.channel);
         let keeps = current.is_some_and(|channel| {
@@ -289,7 +289,7 @@ impl Fifo {
         pbdma.waits_at = None;
         pbdma.slice_end = now.saturating_add(TIME_SLICE_NS);
         if let Some(model) = cx.time {
-            // The switch begins when the unit is free and there is a reason to switch.
+            // The switch starts when the unit is free and has a reason to switch.
             let begin = if std::mem::take(&mut pbdma.idle) { pbdma.time.max(begins) } else { pbdma.time };
             pbdma.time = begin.saturating_add(model.switch_ns);
         }
@@ -315,14 +315,14 @@ impl Fifo {
         self.raise(index, number, bits, None, cx);
     }
 
-    /// Takes the channel out of a PBDMA and saves its state.
+    /// Removes the channel from a PBDMA and saves its state.
     pub(super) fn unload(&mut self, index: usize, cx: &mut Cx) {
         if let Some(context) = self.pbdmas[index].context.take() {
             context.save(&cx.memory);
         }
     }
 
-    /// Returns when a channel of this PBDMA is to be looked at again.
+    /// Returns when to check a channel of this PBDMA again.
     fn next_retry(&self, index: usize, cx: &Cx) -> Progress {
         let now = cx.clock.now();
         let mut progress = Progress::Idle;
@@ -364,7 +364,7 @@ impl Fifo {
                     Outcome::Done(Done::default())
                 }
                 Event::BadHeader => {
-                    // The word is not a method that the driver could replace: it is skipped.
+                    // The word is not a method that the driver could replace, so it is skipped.
                     context.pb_get += 4;
                     cx.storage.poke(DATA_0::at(index as u32), word);
                     self.raise(index, context.channel, INTR_0::PB_HEADER.mask(), None, cx);
@@ -391,7 +391,7 @@ impl Fifo {
                     return Progress::Ran;
                 }
                 Outcome::Later => {
-                    // Whatever makes the engine able to work says so.
+                    // The event that makes the engine ready triggers a retry.
                     self.channels[number].retry_at = Some(NEVER);
                     return self.pause(index, words, cx);
                 }
@@ -405,7 +405,7 @@ impl Fifo {
                     return Progress::Ran;
                 }
                 Outcome::Trap(bits) => {
-                    // Not consumed: the driver says what is executed in its place.
+                    // Not consumed: the driver may replace it.
                     let Event::Method(method) = event else { return Progress::Ran };
                     cx.storage.poke(DATA_0::at(index as u32), method.data);
                     self.raise(index, context.channel, bits, Some(method_word(method)), cx);
@@ -425,13 +425,13 @@ impl Fifo {
         Progress::Ran
     }
 
-    /// Returns what there is to do when the channel cannot go on after `words` words.
+    /// Returns the progress of a channel that cannot continue after `words` words.
     fn pause(&self, index: usize, words: u32, cx: &Cx) -> Progress {
         let others = !self.pbdmas[index].holds && self.candidate(index, cx.clock.now()).is_some();
         if words > 0 || others { Progress::Ran } else { self.next_retry(index, cx) }
     }
 
-    /// Returns whether the channel has to pause between two methods.
+    /// Returns true if the channel must pause between two methods.
     fn must_stop(&self, index: usize, context: &Context, cx: &Cx) -> bool {
         let channel = &self.channels[usize::from(context.channel)];
         let working = context.engine.is_some_and(|id| {
@@ -441,7 +441,7 @@ impl Fifo {
         working || !channel.runnable() || self.pbdmas[index].trap.is_some() || self.pbdmas[index].time > cx.clock.now()
     }
 
-    /// A semaphore is not there yet: it is looked at again later, and less and less often.
+    /// Delays the next poll of an unreleased semaphore, with increasing intervals.
     pub(super) fn postpone(&mut self, number: usize, cx: &Cx) {
         let channel = &mut self.channels[number];
         channel.retry_ns = channel.retry_ns.clamp(RETRY_NS.0, RETRY_NS.1);
@@ -449,7 +449,7 @@ impl Fifo {
         channel.retry_ns = (channel.retry_ns * 2).min(RETRY_NS.1);
     }
 
-    /// The next word of the push buffer. `Ok(None)` when there is none, `Err` when the channel was stopped.
+    /// Returns the next word of the push buffer. `Ok(None)` if there is none, `Err` if the channel was stopped.
     pub(super) fn next_word(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Result<Option<u32>, ()> {
         while !context.in_segment() {
             if !self.next_segment(index, context, cx)? {
@@ -483,7 +483,7 @@ impl Fifo {
         Ok(context.fetched.words[0])
     }
 
-    /// Takes the next GPFIFO entry. `Ok(false)` when there is none.
+    /// Reads the next GPFIFO entry. Returns `Ok(false)` if there is none.
     fn next_segment(&mut self, index: usize, context: &mut Context, cx: &mut Cx) -> Result<bool, ()> {
         let number = usize::from(context.channel);
         let Some(put) = context.gp_put(&cx.memory) else {
@@ -532,7 +532,7 @@ impl Fifo {
         cx.storage.poke(INTR_0::at(unit), cx.storage.peek(INTR_0::at(unit)) | bits);
     }
 
-    /// The driver has cleared interrupts of a PBDMA.
+    /// Handles the driver's clearing of a PBDMA's interrupts.
     pub(crate) fn pbdma_cleared(&mut self, unit: u32, cx: &mut Cx) {
         let index = unit as usize;
         let Some(trap) = self.pbdmas.get(index).and_then(|pbdma| pbdma.trap) else { return };
@@ -541,7 +541,7 @@ impl Fifo {
         }
         self.pbdmas[index].trap = None;
         let Some(method) = trap.method else { return };
-        // A replaced method is skipped: what drivers put there is a NOP. An unchanged one is executed again.
+        // A replaced method is skipped: drivers write a NOP there. An unchanged one is executed again.
         if cx.storage.peek(METHOD_0::at(unit)) == method {
             return;
         }
@@ -564,7 +564,7 @@ impl Fifo {
         }
         let number = host_method::set_object::ENGINE.get(object);
         let Some(id) = slot::by_number(number).filter(|_| object != 0) else {
-            // No object, or one that only the driver can serve.
+            // No object, or a software object.
             return Outcome::Trap(INTR_0::EMPTY_SUBC.mask());
         };
         if let Some(not_now) = self.use_engine(index, context, id, cx) {
@@ -581,7 +581,7 @@ impl Fifo {
         }
     }
 
-    /// Makes an engine ready for the channel. Returns what to do when it is not.
+    /// Makes an engine ready for the channel. If it is not ready, returns the action to take.
     pub(super) fn use_engine(
         &mut self,
         index: usize,
@@ -616,7 +616,7 @@ impl Fifo {
                     self.pbdmas[index].time = self.pbdmas[index].time.saturating_add(model.switch_ns);
                 }
                 crate::graph::loaded(&self.slots[id.index()], cx);
-                // FECS writes the registers that the image names before the engine takes a method.
+                // FECS must write the registers that the image names before the engine executes a method.
                 (!cx.context_writes.is_empty()).then_some(Outcome::Later)
             }
             Ok(false) => None,

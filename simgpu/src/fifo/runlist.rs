@@ -10,21 +10,21 @@ use nvspec::fifo::sched_error::CTXSW_TIMEOUT;
 use nvspec::fifo::{CHANNELS, RunlistEntry};
 use nvspec::regs::pfifo;
 
-/// Time for which an engine may keep a channel that is to leave.
+/// Time limit for an engine to release a channel that must leave.
 const CTXSW_TIMEOUT_NS: u64 = 1_000_000_000;
 
-/// Code of the scheduler error for a runlist that names no channel.
+/// Code of the scheduler error for a runlist without valid channels.
 // GUESS: the codes of GF100's scheduler errors beyond the context switch timeout are not public.
 const BAD_RUNLIST: u32 = 0x05;
 
 impl Fifo {
-    /// The runlist length register was written: the list at the base register is taken.
+    /// Handles a write to the runlist length register: loads the list at the base register.
     pub(crate) fn submit_runlist(&mut self, cx: &mut Cx) {
         let base = cx.storage.peek(pfifo::RUNLIST_BASE::OFFSET);
         let list = cx.storage.peek(pfifo::RUNLIST::OFFSET);
         let target = Target::from_bits(pfifo::RUNLIST_BASE::TARGET.get(base));
         let address = u64::from(pfifo::RUNLIST_BASE::ADDRESS.get(base)) << 12;
-        // At most 4095 entries, as the field says; no channel stands in it twice.
+        // At most 4095 entries, by the size of the field; duplicates are dropped.
         let length = pfifo::RUNLIST::LENGTH.get(list);
         for channel in &mut self.channels {
             channel.on_runlist = false;
@@ -51,7 +51,7 @@ impl Fifo {
             self.find_userd(id, cx);
             self.wake(id);
         }
-        // One runlist serves all engines; each engine's registers show it.
+        // One runlist serves all engines; each engine's registers show the same.
         for engine in 0..pfifo::ENG_RUNLIST_BASE::COUNT {
             cx.storage.poke(pfifo::ENG_RUNLIST_BASE::at(engine), base);
             cx.storage.poke(pfifo::ENG_RUNLIST::at(engine), list);
@@ -64,7 +64,7 @@ impl Fifo {
         self.complete_departures(cx);
     }
 
-    /// All channels that are no longer on the list have left: says so.
+    /// Reports that all channels removed from the list have left.
     pub(crate) fn runlist_done(&mut self, cx: &mut Cx) {
         let at = pfifo::RUNLIST_INTR::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) | pfifo::RUNLIST_INTR::DONE.mask());
@@ -77,8 +77,8 @@ impl Fifo {
         cx.storage.poke(at, cx.storage.peek(at) | pfifo::INTR::SCHED_ERROR.mask());
     }
 
-    /// Returns whether the channel that an engine works for is to leave: it was kicked, is no longer on the runlist, or
-    /// its time slice is over and another waits.
+    /// Returns true if an engine's channel must leave: it was preempted, is no longer on the runlist, or its time slice
+    /// is over and another waits.
     fn switch_is_wanted(&self, slot: usize, now: CardNs) -> bool {
         let slot = &self.slots[slot];
         let Some(channel) = slot.resident.and_then(|resident| resident.channel).filter(|_| slot.works(now)) else {
@@ -95,7 +95,7 @@ impl Fifo {
             })
     }
 
-    /// Reports engines that keep a channel which is to leave for too long, once each.
+    /// Reports engines that keep a channel too long after it must leave, once each.
     pub(super) fn watch_switches(&mut self, cx: &mut Cx) -> Progress {
         let now = cx.clock.now();
         let mut progress = Progress::Idle;
@@ -116,7 +116,7 @@ impl Fifo {
         progress
     }
 
-    /// The preempt register was written.
+    /// Handles a write to the preempt register.
     pub(crate) fn preempt(&mut self, value: u32, cx: &mut Cx) {
         let channel = pfifo::PREEMPT::CHANNEL.get(value);
         cx.storage.poke(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.of(channel));
@@ -124,7 +124,7 @@ impl Fifo {
         self.complete_departures(cx);
     }
 
-    /// Returns what the preempt register reads.
+    /// Returns the value of the preempt register.
     pub(crate) fn preempt_state(&self, cx: &Cx) -> u32 {
         let pending = u32::from(self.preempting.is_some());
         pfifo::PREEMPT::PENDING.with(cx.storage.peek(pfifo::PREEMPT::OFFSET), pending)
