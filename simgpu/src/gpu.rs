@@ -1,4 +1,4 @@
-//! The whole card behind its registers: which block answers at which offset of BAR0, and what happens on its own.
+//! The whole card behind its registers: maps offsets of BAR0 to blocks, and runs the card's own work.
 
 use crate::Config;
 use crate::aperture::{ApertureFault, Apertures};
@@ -27,24 +27,24 @@ pub(crate) struct Gpu {
     pub(crate) cx: Cx,
     pub(crate) fifo: Fifo,
     pub(crate) line: Line,
-    /// Wakes who steps this.
+    /// Wakes the thread that steps the card.
     pub(crate) alarm: Arc<Alarm>,
     pub(crate) pmu: pmu::Pmu,
     pub(crate) graph_falcons: fecs::GraphFalcons,
     pub(crate) copy_falcons: falcon::CopyFalcons,
     pub(crate) rom: [u8; vbios::IMAGE_BYTES],
-    /// It does nothing by itself.
+    /// It does not work by itself.
     pub(crate) halted: bool,
 }
 
 impl Gpu {
-    /// A card as it is after power-on.
+    /// Makes a card in the power-on state.
     pub(crate) fn new(config: &Config, clock: Clock, vram: Vram) -> Self {
         let vram = if config.posted { vram } else { vram.off() };
         let memory = Arc::new(if config.profile { Memory::profiled(vram) } else { Memory::new(vram) });
         let (mmu, alarm) = (Arc::new(Mmu::new()), Arc::new(Alarm::default()));
         let workers = config.compute_workers.unwrap_or_else(|| {
-            // Where the system does not say, one.
+            // One, if the system does not report it.
             std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
         });
         let sms = config.chip.gpcs * config.chip.tpcs_per_gpc;
@@ -79,7 +79,7 @@ impl Gpu {
         gpu
     }
 
-    /// Everything to its power-on state; memory keeps its contents.
+    /// Resets everything to the power-on state; memory keeps its contents.
     pub(crate) fn reset(&mut self) {
         let Self { cx, fifo, line, alarm: _, pmu, graph_falcons, copy_falcons, rom: _, halted: _ } = self;
         fifo.reset(cx);
@@ -100,7 +100,7 @@ impl Gpu {
 
     /// Reads a register. `offset` is a multiple of 4.
     pub(crate) fn read32(&mut self, offset: u32) -> u32 {
-        /// The value of a register of a block that only stores.
+        /// Reads a register of a block that only stores.
         macro_rules! plain {
             ($block:ident) => {
                 match regs::$block::decode(offset) {
@@ -109,7 +109,7 @@ impl Gpu {
                 }
             };
         }
-        /// The value that `$read` gives for a declared register.
+        /// Reads a declared register with `$read`.
         macro_rules! block {
             ($block:ident, |$reg:ident, $index:ident| $read:expr) => {
                 match regs::$block::decode(offset) {
@@ -187,8 +187,8 @@ impl Gpu {
         self.update_line();
     }
 
-    /// Writes the registers that images of loaded contexts have named, anywhere in BAR0, as nouveau's FECS program does
-    /// (`ctx_mmio_exec`). Returns whether there were any. What these writes have loaded comes the next time.
+    /// Writes the registers, anywhere in BAR0, that images of loaded contexts have named, like nouveau's FECS program
+    /// (`ctx_mmio_exec`). Returns true if there were any. Contexts loaded by these writes are handled in the next call.
     fn write_for_contexts(&mut self) -> bool {
         if self.cx.context_writes.is_empty() {
             return false;
@@ -293,7 +293,7 @@ impl Gpu {
         }
     }
 
-    /// Returns what happens on its own: alarms, and a little of the channels' work.
+    /// Runs the card's own work: alarms, and a little of the channels' work.
     pub(crate) fn step(&mut self) -> Progress {
         if self.halted || self.cx.apertures.is_gone() {
             return Progress::Idle;
@@ -310,7 +310,7 @@ impl Gpu {
         progress
     }
 
-    /// An access through an aperture faulted.
+    /// Handles a fault of an aperture access.
     pub(crate) fn aperture_fault(&mut self, aperture: Aperture, what: ApertureFault) {
         let unit = match aperture {
             Aperture::Bar1 => unit::BAR1,
@@ -373,7 +373,7 @@ impl Gpu {
 
     fn read_rom(&self, offset: u32) -> u32 {
         let at = offset as usize;
-        // Behind the image the ROM is erased.
+        // Past the image, the ROM is erased.
         self.rom.get(at..at + 4).map_or(u32::MAX, |bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
 
@@ -394,20 +394,20 @@ impl Gpu {
         }
     }
 
-    /// A small card whose clock stands until [`Gpu::advance`].
+    /// Makes a small card whose clock changes only by [`Gpu::advance`].
     #[cfg(test)]
     pub(crate) fn for_test() -> Self {
         let config = Config { vram_mib: 64, compute_workers: Some(0), ..Config::default() };
         Self::new(&config, Clock::manual(), Vram::new(64 << 20).expect("a small card"))
     }
 
-    /// Lets time pass.
+    /// Advances the clock.
     #[cfg(test)]
     pub(crate) fn advance(&mut self, ns: u64) {
         self.cx.clock.advance(ns);
     }
 
-    /// Steps until there is nothing to do now.
+    /// Steps until no work is left at this time.
     #[cfg(test)]
     pub(crate) fn run_until_idle(&mut self) -> Progress {
         for _ in 0..1_000_000 {
@@ -420,12 +420,12 @@ impl Gpu {
     }
 }
 
-/// Returns whether `offset` lies in a range of plain state registers.
+/// Returns true if `offset` is in a range of plain state registers.
 fn is_state(offset: u32) -> bool {
     STATE_RANGES.iter().any(|(_, first, end)| (*first..*end).contains(&offset))
 }
 
-/// Returns whether a write to the register may let channels run, or set an alarm.
+/// Returns true if a write to the register may let channels run, or set an alarm.
 pub(crate) fn concerns_scheduler(offset: u32) -> bool {
     let may = matches!(
         offset,

@@ -1,7 +1,7 @@
-//! PGRAPH as a whole: M2MF, compute, the classes that drivers bind without using; traps, and what FECS does with
+//! PGRAPH as a whole: M2MF, compute, the classes that drivers bind without using; traps, and FECS's handling of
 //! contexts.
 //!
-//! FECS's firmware is not executed: its commands do what nouveau's firmware does with them.
+//! FECS's firmware is not executed: its commands have the same effect as with nouveau's firmware.
 
 use crate::compute::{self, Compute};
 use crate::cx::Cx;
@@ -18,8 +18,8 @@ use nvspec::instance::graph_image;
 use nvspec::regs::fecs::{COMMAND_DATA, MAILBOX, NEXT, UCODE_INTR};
 use nvspec::regs::{fecs, fecs_command, pgraph, sm_trap};
 
-/// M2MF and compute, and the 2D and 3D classes as far as binding them and the two methods that every class has. Work of
-/// one is done before the next method of any.
+/// M2MF and compute, and the binding of the 2D and 3D classes with the two methods that every class has. The work of a
+/// class is complete before the next method of any class.
 pub(crate) struct GraphClasses {
     m2mf: M2mf,
     compute: Compute,
@@ -114,7 +114,7 @@ pub(crate) fn trap(error: EngineError, class: u32, method: Method, cx: &mut Cx) 
     tracing::debug!(%error, class, method = method.address, data = method.data, "PGRAPH trap");
 }
 
-/// Enters a warp's error where drivers look for it: always in the first multiprocessor, wherever the block ran.
+/// Stores a warp's error where drivers read it: always in the first multiprocessor, even if the block ran on another.
 fn warp_error(code: u32, cx: &mut Cx) {
     let mut set = |at: u32, bits: u32| cx.storage.poke(at, cx.storage.peek(at) | bits);
     set(pgraph::TRAP::OFFSET, pgraph::TRAP::GPC.mask());
@@ -130,11 +130,11 @@ pub(crate) const STOPPING: u32 = pgraph::INTR::TRAP.mask()
     | pgraph::INTR::ILLEGAL_CLASS.mask()
     | pgraph::INTR::ILLEGAL_METHOD.mask();
 
-/// Most entries of a context's register list.
+/// Maximum entries of a context's register list.
 const MMIO_LIST_MAX: u32 = 256;
 
-/// A context was loaded: the register list that its image names is written, once. That is for [`Cx::context_writes`]'s owner
-/// to do, before the channel's methods go on.
+/// Handles the loading of a context: the register list in its image must be written once, through
+/// [`Cx::context_writes`], before the channel's methods continue.
 pub(crate) fn loaded(slot: &Slot, cx: &mut Cx) {
     let (EngineId::Graph, Some(resident)) = (slot.id, slot.resident) else { return };
     let mut session = cx.mmu.session(&cx.memory, &resident.space, Access::PRIVILEGED);
@@ -156,18 +156,18 @@ pub(crate) fn loaded(slot: &Slot, cx: &mut Cx) {
 }
 
 fn instance(register: u32) -> (Target, u64) {
-    // The falcon's channel words hold no target: FECS's instance blocks lie in VRAM.
+    // The falcon's channel words do not have a target: FECS's instance blocks are in VRAM.
     (Target::Vram, u64::from(COMMAND_DATA::ADDRESS.get(register)) << 12)
 }
 
-/// Returns what the register with the current context reads.
+/// Returns the value of the register with the current context.
 pub(crate) fn current(fifo: &Fifo) -> u32 {
     fifo.slots[EngineId::Graph.index()].resident.map_or(0, |resident| {
         fecs::CURRENT::VALID.of(1) | fecs::CURRENT::ADDRESS.of((resident.instance.1 >> 12) as u32)
     })
 }
 
-/// FECS was started: it says how large a context is.
+/// Handles the start of FECS, which reports the size of a context.
 pub(crate) fn fecs_started(fifo: &mut Fifo, cx: &mut Cx) {
     cx.storage.poke(MAILBOX::at(1), cx.chip.graph_context_bytes);
     ready(cx);
@@ -180,7 +180,7 @@ fn ready(cx: &mut Cx) {
     cx.storage.poke(at, cx.storage.peek(at) | MAILBOX::READY.mask());
 }
 
-/// A command of the driver to FECS.
+/// Executes a command of the driver to FECS.
 pub(crate) fn fecs_command(command: u32, fifo: &mut Fifo, cx: &mut Cx) {
     let data = cx.storage.peek(COMMAND_DATA::OFFSET);
     if fifo.slot(EngineId::Graph).condition == Condition::Down {
@@ -207,7 +207,7 @@ pub(crate) fn fecs_command(command: u32, fifo: &mut Fifo, cx: &mut Cx) {
     }
 }
 
-/// The driver raised FECS's context switch interrupt: the context of the next channel is loaded, or none.
+/// Handles FECS's context switch interrupt, raised by the driver: loads the context of the next channel, if any.
 pub(crate) fn fecs_switch(fifo: &mut Fifo, cx: &mut Cx) {
     let next = cx.storage.peek(NEXT::OFFSET);
     if fifo.slot(EngineId::Graph).condition != Condition::Down {

@@ -5,7 +5,7 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 
-/// The function's interrupt, as it is saved.
+/// Saved state of the function's interrupt.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedLine {
     level: bool,
@@ -18,54 +18,54 @@ pub(crate) struct SavedLine {
 pub(crate) struct Line {
     mode: Option<InterruptMode>,
     event: Option<EventFd>,
-    /// Level that PMC drives.
+    /// Level driven by PMC.
     level: bool,
     /// No MSI has been sent since the last re-arm.
     unarmed: bool,
-    /// The INTx level was signalled and not unmasked since.
+    /// The INTx level was signalled and has not been unmasked since.
     masked: bool,
     signals: u64,
 }
 
 impl Line {
-    /// Sets where signals go from now on.
+    /// Sets the target of later signals.
     pub(crate) fn connect(&mut self, mode: InterruptMode, event: Option<EventFd>) {
         self.mode = event.is_some().then_some(mode);
         self.event = event;
         self.masked = false;
-        // A message that was due while nothing was connected is sent now: the level has not changed, the wire has.
+        // Sends a message that became due while disconnected: the level has not changed, the connection has.
         self.update();
     }
 
-    /// PMC's line.
+    /// Sets the level of PMC's line.
     pub(crate) fn set_level(&mut self, level: bool) {
         self.level = level;
         self.update();
     }
 
-    /// The driver allows the next MSI.
+    /// Allows the next MSI, on the driver's request.
     pub(crate) fn rearm(&mut self) {
         self.unarmed = false;
         self.update();
     }
 
-    /// The host allows the next INTx signal.
+    /// Allows the next INTx signal, on the host's request.
     pub(crate) fn unmask(&mut self) {
         self.masked = false;
         self.update();
     }
 
-    /// The state of PMC's line.
+    /// Returns the level of PMC's line.
     pub(crate) fn level(&self) -> bool {
         self.level
     }
 
-    /// Signals sent since the card was created.
+    /// Returns the number of signals sent since the card was created.
     pub(crate) fn signals(&self) -> u64 {
         self.signals
     }
 
-    /// Power-on state: nothing connected.
+    /// Restores the power-on state, disconnected.
     pub(crate) fn reset(&mut self) {
         let signals = self.signals;
         *self = Self { signals, ..Self::default() };
@@ -73,19 +73,19 @@ impl Line {
 
     pub(crate) fn save(&self) -> SavedLine {
         let Self {
-            // Who has the card connects it anew.
+            // The card's next user connects it again.
             mode: _,
             event: _,
             level,
             unarmed,
-            // Connecting lets the next INTx signal through.
+            // Connecting allows the next INTx signal.
             masked: _,
             signals,
         } = self;
         SavedLine { level: *level, unarmed: *unarmed, signals: *signals }
     }
 
-    /// Makes a new line what it was; nothing is connected.
+    /// Restores the state into a new line, which is disconnected.
     pub(crate) fn restore(&mut self, saved: &SavedLine) -> Result<(), Invalid> {
         let SavedLine { level, unarmed, signals } = *saved;
         Invalid::unless(signals <= 1 << 62, || "the card has sent too many interrupts".into())?;

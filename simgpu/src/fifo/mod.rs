@@ -173,8 +173,8 @@ impl Fifo {
             0
         };
         let enabled = cx.storage.peek(pmc::PBDMA_ENABLE::OFFSET) & cx.storage.peek(pfifo::PBDMA_PRESENT::OFFSET);
-        // The mask's polarity is not known (zeros or ones for allowed PBDMAs): drivers write `!(1 << n)` for PBDMA n,
-        // and the unit resets to zeros. A single cleared bit among the existing PBDMAs names the server.
+        // A zero bit allows a PBDMA: drivers write `!(1 << n)` for PBDMA n, and the unit resets to zeros. The lowest
+        // allowed PBDMA is the server.
         let usable = enabled & !barred & ((1u32 << pbdmas.min(31)) - 1);
         (usable != 0).then(|| usable.trailing_zeros() as usize)
     }

@@ -24,7 +24,7 @@ impl Fifo {
         let list = cx.storage.peek(pfifo::RUNLIST::OFFSET);
         let target = Target::from_bits(pfifo::RUNLIST_BASE::TARGET.get(base));
         let address = u64::from(pfifo::RUNLIST_BASE::ADDRESS.get(base)) << 12;
-        // At most 4095 entries, by the size of the field; duplicates are dropped.
+        // At most 4095 entries, by the size of the field; each channel is listed once.
         let length = pfifo::RUNLIST::LENGTH.get(list);
         for channel in &mut self.channels {
             channel.on_runlist = false;

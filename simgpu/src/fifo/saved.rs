@@ -1,4 +1,4 @@
-//! PFIFO as it is saved: with nothing loaded.
+//! PFIFO's saved state, without loaded channels.
 
 use super::channel::Channel;
 use super::pbdma::{Pbdma, SavedPbdma};
@@ -22,9 +22,9 @@ pub(crate) struct SavedFifo {
 }
 
 impl Fifo {
-    /// Takes all channels off PBDMAs and engines. Some may be off when it fails.
+    /// Takes all channels off PBDMAs and engines. If it fails, some may already be off.
     pub(crate) fn clear_out(&mut self, cx: &mut Cx) -> Result<(), Unrest> {
-        // What is rung later is seen when the card next has nothing to do.
+        // Later doorbells are seen when the card is next idle.
         self.take_doorbells(cx);
         let loaded = self.pbdmas.iter().filter_map(|pbdma| pbdma.context.as_ref()).map(|context| context.channel);
         let current = self.slots.iter().filter_map(|slot| slot.resident?.channel);
@@ -40,7 +40,7 @@ impl Fifo {
             }
         }
         for index in 0..self.slots.len() {
-            // What the driver loaded without a channel, or works on what a channel has left.
+            // A context that the driver loaded without a channel, or work left by a channel.
             if self.slots[index].works(cx.clock.now()) {
                 return Err(Unrest::Working(None));
             }
@@ -53,17 +53,17 @@ impl Fifo {
         Ok(())
     }
 
-    /// Writes it down, with nothing loaded.
+    /// Saves the state, with nothing loaded.
     pub(crate) fn save(&self) -> SavedFifo {
         let Self {
             channels,
             order,
-            // Nothing has to leave any more.
+            // No channel has to leave.
             runlist_pending: _,
             preempting: _,
             pbdmas,
             slots,
-            // What is found later begins then: nothing says any more when it was rung.
+            // Work found later starts at that time: the time of its doorbell is lost.
             not_before: _,
             counters,
         } = self;
@@ -76,7 +76,7 @@ impl Fifo {
         }
     }
 
-    /// Makes a new one what it was.
+    /// Restores the state into a new PFIFO.
     pub(crate) fn restore(&mut self, saved: SavedFifo, cx: &Cx) -> Result<(), Invalid> {
         let SavedFifo { channels, order, pbdmas, slots, counters } = saved;
         let count = self.pbdmas.len();

@@ -1,4 +1,4 @@
-//! One engine as the host sees it: what executes methods, and which context it holds.
+//! One engine from the host's view: the engine model, and the context that it holds.
 
 use crate::clock::CardNs;
 use crate::cx::Cx;
@@ -15,29 +15,29 @@ use nvspec::regs::pmc;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Bytes of work that are done without letting others at the card.
+/// Bytes of work between chances for other users of the card.
 const PIECE_BYTES: u64 = 256 << 10;
 
-/// Ability of the engine to work.
+/// State of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Condition {
-    /// Its firmware does not run.
+    /// Its firmware is not running.
     Down,
     /// It works.
     Good,
-    /// It waits for the driver to look at an illegal method or bad data.
+    /// It waits for the driver to handle an illegal method or bad data.
     Trapped,
-    /// It stopped on an MMU fault and does nothing until PMC resets it, acknowledged or not. nouveau resets each engine
-    /// that faulted (`gf100_fifo_recover_work`).
+    /// It stopped on an MMU fault and does nothing until PMC resets it, even if the fault is acknowledged. nouveau
+    /// resets each engine that faulted (`gf100_fifo_recover_work`).
     Failed,
-    /// It does not end its work, until it is reset. Only by fault injection.
+    /// It hangs until it is reset. Only by fault injection.
     Hung,
 }
 
 /// A context that an engine holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Resident {
-    /// The channel, when the host loaded it; the driver loads contexts without one through FECS.
+    /// The channel, if the host loaded it; the driver loads contexts without one through FECS.
     pub(crate) channel: Option<u8>,
     pub(crate) instance: (Target, u64),
     pub(crate) space: AddressSpace,
@@ -50,34 +50,34 @@ pub(crate) struct Slot {
     pub(crate) id: EngineId,
     engine: Box<dyn Engine>,
     pub(crate) condition: Condition,
-    /// The channel whose fault stopped it: not always the one whose context it holds.
+    /// The channel whose fault stopped it: not always the one with the current context.
     pub(crate) stopped_by: Option<u8>,
     pub(crate) resident: Option<Resident>,
-    /// A byte of the work in progress is to be wrong.
+    /// A byte of the current work's output must be corrupted.
     corrupt: bool,
-    /// Its channel is to leave while work is under way.
+    /// Its channel must leave while work is in flight.
     pub(crate) switch: Option<Switch>,
-    /// Card time at which the work that was done ends by the time model. Nobody sees before that it is done.
+    /// Card time at which the completed work ends by the time model. Its end is not visible before that.
     pub(super) until: CardNs,
 }
 
 /// A context switch that waits for work to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Switch {
-    /// It is wanted since then.
+    /// Requested at this time.
     Since(CardNs),
-    /// It took too long, and the driver was told.
+    /// It took too long, which was reported to the driver.
     Reported,
 }
 
 /// Cost of an engine call.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
-    /// Nanoseconds by the time model and by injected delays.
+    /// Nanoseconds of the time model and of injected delays.
     pub(crate) ns: u64,
     /// A non-stall interrupt is due.
     pub(crate) non_stall: bool,
-    /// A semaphore was released.
+    /// A semaphore has been released.
     pub(crate) released: bool,
 }
 
@@ -95,12 +95,12 @@ impl Slot {
         }
     }
 
-    /// The engine's number as SET_OBJECT and the runlist registers say it.
+    /// Returns the engine's number in SET_OBJECT and the runlist registers.
     pub(crate) fn number(&self) -> u32 {
         number(self.id)
     }
 
-    /// The engine's fault unit.
+    /// Returns the engine's fault unit.
     pub(crate) fn fault_unit(&self) -> u32 {
         match self.id {
             EngineId::Graph => unit::GR,
@@ -109,7 +109,7 @@ impl Slot {
         }
     }
 
-    /// The engine's fault client for its own accesses.
+    /// Returns the engine's fault client for its own accesses.
     pub(crate) fn fault_client(&self) -> Client {
         Client::Hub(match self.id {
             EngineId::Graph => hub_client::DISPATCH,
@@ -118,7 +118,7 @@ impl Slot {
         })
     }
 
-    /// The engine's fault client for loading and saving contexts.
+    /// Returns the engine's fault client for loading and saving contexts.
     pub(crate) fn context_client(&self) -> Client {
         Client::Hub(match self.id {
             EngineId::Graph => hub_client::CTXCTL,
@@ -127,7 +127,7 @@ impl Slot {
         })
     }
 
-    /// The engine's bit in PMC's unit enable.
+    /// Returns the engine's bit in PMC's unit enable.
     pub(crate) fn enable_bit(&self) -> u32 {
         match self.id {
             EngineId::Graph => pmc::ENABLE::PGRAPH.mask(),
@@ -136,30 +136,29 @@ impl Slot {
         }
     }
 
-    /// Returns whether the engine has objects of the class.
+    /// Returns true if the engine supports objects of the class.
     pub(crate) fn class_supported(&self, class: u32) -> bool {
         self.engine.class_supported(class)
     }
 
-    /// Returns whether work is pending.
+    /// Returns true if work is pending.
     pub(crate) fn pending(&self) -> bool {
         self.engine.pending()
     }
 
-    /// Returns whether the engine is at work at card time `now`: something is pending, or what was done takes until
-    /// later.
+    /// Returns true if the engine is working at card time `now`: work is pending, or completed work ends later.
     pub(crate) fn works(&self, now: CardNs) -> bool {
         self.pending() || self.until > now
     }
 
-    /// Its firmware was started.
+    /// Marks its firmware as running.
     pub(crate) fn start(&mut self) {
         if self.condition == Condition::Down {
             self.condition = Condition::Good;
         }
     }
 
-    /// Power-on state: no firmware, no context, work abandoned.
+    /// Restores the power-on state: no firmware, no context, work abandoned.
     pub(crate) fn reset(&mut self) {
         let Self { id: _, engine, condition, stopped_by, resident, corrupt, switch, until } = self;
         engine.reset();
@@ -171,14 +170,14 @@ impl Slot {
         *until = 0;
     }
 
-    /// The driver looked at the trap.
+    /// Continues after the driver has handled the trap.
     pub(crate) fn resume(&mut self) {
         if self.condition == Condition::Trapped {
             self.condition = Condition::Good;
         }
     }
 
-    /// Makes the context of the channel with the instance block at `instance` current. Returns whether it was not.
+    /// Makes the context of the channel with the instance block at `instance` current. Returns true if it changed.
     pub(crate) fn make_current(
         &mut self,
         channel: Option<u8>,
@@ -195,7 +194,7 @@ impl Slot {
         let space = AddressSpace::from_instance(&cx.memory, instance)?;
         let image = self.context_pointer(instance, cx)?;
         let access = Access::PRIVILEGED;
-        // The whole image must be there: a card saves all of it.
+        // The whole image must be accessible: a card saves all of it.
         let last = image.offset(self.image_bytes(cx) - 4);
         cx.mmu.translate(&cx.memory, &space, last, true, access)?;
         cx.mmu.translate(&cx.memory, &space, image, true, access)?;
@@ -204,7 +203,7 @@ impl Slot {
         Ok(true)
     }
 
-    /// Saves the context that the engine holds, if any. One that cannot be saved stays.
+    /// Saves the engine's context, if any. A context that cannot be saved stays.
     pub(crate) fn evict(&mut self, cx: &Cx) -> Result<(), MmuFault> {
         if let Some(resident) = self.resident {
             let state = self.engine.save();
@@ -214,7 +213,7 @@ impl Slot {
         Ok(())
     }
 
-    /// Forgets the context and the work on it.
+    /// Drops the context and its work.
     pub(crate) fn abandon(&mut self) {
         self.engine.reset();
         self.resident = None;
@@ -222,7 +221,7 @@ impl Slot {
         self.until = 0;
     }
 
-    /// Drops the work under way, and nothing else.
+    /// Drops only the work in flight.
     pub(crate) fn stop(&mut self) {
         let state = self.engine.save();
         self.engine.load(ContextState::from_words(&state.to_words()));
@@ -231,7 +230,7 @@ impl Slot {
     fn image_bytes(&self, cx: &Cx) -> u64 {
         match self.id {
             EngineId::Graph => u64::from(cx.chip.graph_context_bytes),
-            // What the copy engines' firmware keeps.
+            // The context of the copy engines' firmware.
             EngineId::Copy0 | EngineId::Copy1 => COPY_CONTEXT_BYTES,
         }
     }
@@ -265,7 +264,7 @@ impl Slot {
         Ok(va)
     }
 
-    /// Returns what the engine's status register reads at card time `now`.
+    /// Returns the value of the engine's status register at card time `now`.
     pub(crate) fn status(&self, now: CardNs) -> u32 {
         use nvspec::regs::pfifo::ENGINE_STATUS::{BUSY, BUSY_2, CHANNEL, LOAD, SWITCHING};
         let channel = self.stopped_by.or(self.resident.and_then(|resident| resident.channel)).unwrap_or(0);
@@ -307,7 +306,7 @@ impl Slot {
         let mut engine_cx =
             EngineCx { memory: &cx.memory, mmu: &cx.mmu, space: &resident.space, now_ns, work: &mut work };
         let result = self.engine.step(&mut engine_cx, PIECE_BYTES);
-        // A kernel says what it has written when it has ended.
+        // A kernel reports its writes at its end.
         let later = work.written.is_none() && matches!(result, Ok(Progress::More | Progress::Elsewhere));
         if !later && std::mem::take(&mut self.corrupt) {
             self.spoil(&resident.space, work, cx);
@@ -335,7 +334,7 @@ impl Slot {
         Done { ns, non_stall, released: work.releases > 0 }
     }
 
-    /// Inverts a byte of what the last piece of work wrote.
+    /// Inverts a byte of the last piece of work's output.
     fn spoil(&self, space: &AddressSpace, work: Work, cx: &Cx) {
         let Some(va) = work.written else { return };
         let mut byte = [0];
@@ -346,7 +345,7 @@ impl Slot {
     }
 }
 
-/// An engine that holds no context, as it is saved.
+/// Saved state of an engine without a context.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedSlot {
     condition: Condition,
@@ -357,20 +356,20 @@ impl Slot {
     pub(crate) fn save(&self) -> SavedSlot {
         let Self {
             id: _,
-            // Without a context it has no state.
+            // It has no state without a context.
             engine: _,
             condition,
             stopped_by,
             resident: _,
             corrupt: _,
             switch: _,
-            // It has ended all its work.
+            // All its work has ended.
             until: _,
         } = self;
         SavedSlot { condition: *condition, stopped_by: *stopped_by }
     }
 
-    /// Makes a new engine what it was.
+    /// Restores the state into a new engine.
     pub(crate) fn restore(&mut self, saved: &SavedSlot) -> Result<(), Invalid> {
         let SavedSlot { condition, stopped_by } = *saved;
         let rests = !matches!(condition, Condition::Failed | Condition::Hung);
@@ -380,7 +379,7 @@ impl Slot {
     }
 }
 
-/// The engine's number as SET_OBJECT and the runlist registers say it.
+/// Returns the engine's number in SET_OBJECT and the runlist registers.
 pub(crate) const fn number(id: EngineId) -> u32 {
     match id {
         EngineId::Graph => engine::GR,
@@ -389,7 +388,7 @@ pub(crate) const fn number(id: EngineId) -> u32 {
     }
 }
 
-/// The engine with that number, if it is modelled.
+/// Returns the engine with that number, if it is modelled.
 pub(crate) fn by_number(number: u32) -> Option<EngineId> {
     match number {
         engine::GR => Some(EngineId::Graph),
@@ -399,16 +398,16 @@ pub(crate) fn by_number(number: u32) -> Option<EngineId> {
     }
 }
 
-/// Bytes of a copy engine's context that are used.
+/// Used bytes of a copy engine's context.
 const COPY_CONTEXT_BYTES: u64 = 0x100;
 
-/// Offset of the method state in a context image. What the driver keeps at the front stays in front.
+/// Offset of the method state in a context image. The driver's own data before it is preserved.
 const STATE_OFFSET: u64 = 0x10;
-/// Says that method state follows: its number of words stands in the low half.
+/// Marks method state: the low half has its number of words.
 const STATE_MAGIC: u32 = 0x5347_0000;
-/// Most words of method state.
+/// Maximum number of words of method state.
 const STATE_WORDS_MAX: usize = 1024;
-/// Most words of method state in a copy engine's smaller image.
+/// The same in a copy engine's smaller image.
 const COPY_STATE_WORDS_MAX: usize = ((COPY_CONTEXT_BYTES - STATE_OFFSET) / 4 - 1) as usize;
 
 fn read_state(space: &AddressSpace, image: GpuVa, max: usize, cx: &Cx) -> Result<ContextState, MmuFault> {

@@ -1,8 +1,8 @@
-//! USERD: the page through which a channel's owner submits, and how the card notices.
+//! USERD: the page through which a channel's owner submits, and the detection of submissions.
 //!
-//! A real card polls GP_PUT. Here every CPU write to VRAM that covers a GP_PUT word of a bound channel's page is seen,
-//! by whichever window it comes; writes by engines are seen when the scheduler next has nothing to do; pages in host
-//! memory are polled while their channel runs.
+//! A real card polls GP_PUT. Here the card detects every CPU write to VRAM, through any window, that covers a GP_PUT
+//! word of a bound channel's page; it detects writes by engines when the scheduler is next idle, and polls pages in
+//! host memory while their channel runs.
 
 use crate::clock::{CardNs, CardTime};
 use nvspec::addr::VramAddr;
@@ -11,16 +11,16 @@ use nvspec::instance::userd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Marks a channel without a page in VRAM, and one that has not been rung.
+/// Marks a channel without a page in VRAM, and one without a doorbell.
 const NONE: u64 = u64::MAX;
 
 /// The bound channels' USERD pages in VRAM, and which of them were written. Shared by the CPU's threads and the
-/// scheduler; both only use single atomic words, in any order.
+/// scheduler; both use only single atomic words, in any order.
 #[derive(Debug)]
 pub(crate) struct Doorbells {
     pages: [AtomicU64; CHANNELS as usize],
     rung: [AtomicU64; CHANNELS as usize / 64],
-    /// Card time at which each was rung first since it was last taken.
+    /// Card time of each channel's first doorbell since the last `take`.
     since: [AtomicU64; CHANNELS as usize],
     time: Arc<CardTime>,
 }
@@ -35,14 +35,14 @@ impl Doorbells {
         }
     }
 
-    /// Channel `channel`'s page lies at `page` now.
+    /// Sets the address of channel `channel`'s page.
     pub(crate) fn set_page(&self, channel: u8, page: Option<VramAddr>) {
         if let Some(slot) = self.pages.get(usize::from(channel)) {
             slot.store(page.map_or(NONE, |page| page.0), Ordering::Release);
         }
     }
 
-    /// Says that the CPU has written `len` bytes at `address`. Returns whether a doorbell was among them.
+    /// Records a CPU write of `len` bytes at `address`. Returns true if it covers a doorbell.
     pub(crate) fn note_write(&self, address: VramAddr, len: u64) -> bool {
         let first = address.0;
         let Some(last) = first.checked_add(len.saturating_sub(1)) else { return false };
@@ -65,13 +65,13 @@ impl Doorbells {
 
     fn ring(&self, channel: usize) {
         if let (Some(word), Some(since)) = (self.rung.get(channel / 64), self.since.get(channel)) {
-            // The first stays: a second one adds to what the first has brought.
+            // Keeps the first time: a second doorbell adds to the work of the first.
             let _first = since.compare_exchange(NONE, self.time.now(), Ordering::AcqRel, Ordering::Relaxed);
             word.fetch_or(1 << (channel % 64), Ordering::AcqRel);
         }
     }
 
-    /// The channels that were rung since the last call.
+    /// Returns the channels with doorbells since the last call.
     pub(crate) fn take(&self) -> u128 {
         let mut channels = 0;
         for (index, word) in self.rung.iter().enumerate() {
@@ -82,8 +82,8 @@ impl Doorbells {
         channels
     }
 
-    /// Returns since when a channel that was taken has been rung, if that is known: one rung while it was taken is taken once
-    /// more, and its time may have gone with the first.
+    /// Returns the time of a taken channel's doorbell, if known. A doorbell rung during the take is taken again, and
+    /// its time may have been taken with the first.
     pub(crate) fn take_since(&self, channel: usize) -> Option<CardNs> {
         let since = self.since.get(channel)?.swap(NONE, Ordering::AcqRel);
         (since != NONE).then_some(since)
