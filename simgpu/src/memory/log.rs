@@ -1,16 +1,16 @@
-//! Touches of VRAM by the card's engines in the order in which they were made, for who asks what could have been evicted when.
+//! Log of VRAM accesses by the card's engines, in order, for the study of eviction policies.
 
 use super::BusAddr;
 use card::AccessCounts;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// Bytes that were moved from and to a block of VRAM.
+/// Bytes moved from and to a block of VRAM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// Moved from it.
+    /// Bytes moved from it.
     pub read: u64,
-    /// Moved to it.
+    /// Bytes moved to it.
     pub written: u64,
 }
 
@@ -21,30 +21,30 @@ impl Touched {
     }
 }
 
-/// A little of an engine's work, about a block of a grid: blocks of VRAM of [`AccessCounts::BLOCK_BYTES`] that it touched, by their
-/// number.
+/// The blocks of VRAM of [`AccessCounts::BLOCK_BYTES`] accessed by a little of an engine's work, about one block of a
+/// grid; by number.
 pub type Touches = BTreeMap<u64, Touched>;
 
-/// Nothing, until somebody asks.
+/// Empty until the first request.
 #[derive(Debug, Default)]
 pub(super) struct Log(Mutex<Option<State>>);
 
 #[derive(Debug, Default)]
 struct State {
     ended: Vec<Touches>,
-    /// The piece under way.
+    /// The current piece.
     open: Touches,
 }
 
 impl Log {
-    /// Bytes were moved from or to the page at `address`.
+    /// Records bytes moved from or to the page at `address`.
     pub(super) fn add(&self, address: BusAddr, bytes: u64, write: bool) {
         let (BusAddr::Vram(address), Some(state)) = (address, &mut *self.0.lock()) else { return };
         let touched = if write { Touched { read: 0, written: bytes } } else { Touched { read: bytes, written: 0 } };
         state.open.entry(address.0 / AccessCounts::BLOCK_BYTES).or_default().add(touched);
     }
 
-    /// A little of the work is done. What touches no block that the piece before it did not belongs to that.
+    /// Ends a piece of work. A piece that accesses only blocks of the previous piece is merged with it.
     pub(super) fn end(&self) {
         let Some(State { ended, open }) = &mut *self.0.lock() else { return };
         let open = std::mem::take(open);
@@ -60,7 +60,7 @@ impl Log {
         }
     }
 
-    /// Returns what was touched since the last call, and goes on; the first call begins.
+    /// Returns the accesses since the last call, and continues; the first call starts the recording.
     pub(super) fn take(&self) -> Vec<Touches> {
         self.0.lock().replace(State::default()).map_or_else(Vec::new, |state| state.ended)
     }

@@ -1,14 +1,14 @@
-//! The card's memory bus and what it reaches: its own VRAM, and the host memory that was mapped for it.
+//! The card's memory bus and the memory on it: its own VRAM, and the host memory mapped for it.
 //!
 //! Parts: [`Vram`], one sparse mapping; [`Sysmem`], the table of I/O virtual addresses; [`Memory`], both behind one
-//! address type; [`View`], the same with the table held, for many accesses in a row; `posted`, writes that are under way;
-//! `profile`, how often engines touch which part of it, and [`Touches`], in which order.
+//! address type; [`View`], the same with the table locked, for many accesses in sequence; `posted`, writes in flight;
+//! `profile`, engines' access counts by memory block, and [`Touches`], their order.
 //!
 //! All accesses are volatile: other processes and CPUs write the same memory. Aligned 32-bit and 64-bit accesses are
-//! single and atomic, which is what semaphores and page table entries need.
+//! single and atomic, as semaphores and page table entries require.
 //!
-//! An access that nothing answers is not an MMU fault: as on the bus, a read returns ones and a write is lost. The
-//! typed functions report it as [`BusError`]; whoever drops it counts it in [`Memory::lost`].
+//! An unanswered access is not an MMU fault: as on the bus, a read returns ones and a write is lost. The typed
+//! functions report it as [`BusError`]; a caller that drops the error counts it in [`Memory::lost`].
 //!
 //! Not modelled: caches (accesses to VRAM and host memory are coherent at once), memory of other cards, ECC.
 
@@ -44,7 +44,8 @@ pub enum BusAddr {
 }
 
 impl BusAddr {
-    /// Returns what an instance block, directory register or runlist register names; `None` for the reserved target.
+    /// Returns the address named by an instance block, directory register or runlist register; `None` for the reserved
+    /// target.
     #[must_use]
     pub const fn from_target(target: Target, address: u64) -> Option<Self> {
         match target {
@@ -54,7 +55,7 @@ impl BusAddr {
         }
     }
 
-    /// Returns what a directory entry names; `None` for no table.
+    /// Returns the address named by a directory entry; `None` for no table.
     #[must_use]
     pub const fn from_table(target: TableTarget, address: u64) -> Option<Self> {
         match target {
@@ -64,7 +65,7 @@ impl BusAddr {
         }
     }
 
-    /// Returns what a page table entry names; `None` for another card's memory.
+    /// Returns the address named by a page table entry; `None` for another card's memory.
     #[must_use]
     pub const fn from_aperture(aperture: PteAperture, address: u64) -> Option<Self> {
         match aperture {
@@ -74,7 +75,7 @@ impl BusAddr {
         }
     }
 
-    /// Returns whether it is a multiple of 4 KiB.
+    /// Returns true if it is a multiple of 4 KiB.
     #[must_use]
     pub const fn is_page(self) -> bool {
         match self {
@@ -83,7 +84,7 @@ impl BusAddr {
         }
     }
 
-    /// The address `bytes` further, wrapping.
+    /// Returns the address `bytes` further, wrapping.
     #[must_use]
     pub const fn offset(self, bytes: u64) -> Self {
         match self {
@@ -102,17 +103,17 @@ impl std::fmt::Display for BusAddr {
     }
 }
 
-/// An access that nothing on the bus answers.
+/// An unanswered access on the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BusError {
-    /// Part of the range is behind the end of VRAM.
+    /// Part of the range is past the end of VRAM.
     #[error("{len:#x} bytes at VRAM {address} reach beyond the card's {size:#x} bytes")]
     BeyondVram {
         /// First byte of the access.
         address: VramAddr,
-        /// Bytes of the access.
+        /// Length of the access in bytes.
         len: u64,
-        /// Bytes of VRAM.
+        /// Size of VRAM in bytes.
         size: u64,
     },
     /// No host memory is mapped at that address.
@@ -121,7 +122,7 @@ pub enum BusError {
         /// First byte that is not mapped.
         iova: Iova,
     },
-    /// The host memory there is mapped for reading only.
+    /// The host memory there is mapped read-only.
     #[error("host memory at I/O virtual address {iova} is read-only for the card")]
     ReadOnly {
         /// First byte that may not be written.
@@ -142,37 +143,37 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// `vram` and no host memory.
+    /// Makes a bus with `vram` and no host memory.
     #[must_use]
     pub fn new(vram: Vram) -> Self {
         Self { vram, sysmem: Sysmem::new(), lost: AtomicU64::new(0), posted: Posted::default(), profile: None }
     }
 
-    /// The same, and it counts how often engines touch which part.
+    /// The same, with access counts of engines by memory block.
     #[must_use]
     pub fn profiled(vram: Vram) -> Self {
         let profile = Some((Profile::new(vram.size()), Log::default()));
         Self { profile, ..Self::new(vram) }
     }
 
-    /// Returns how often engines touched which part since the last call with `reset`, if that is counted.
+    /// Returns the engines' access counts by memory block since the last call with `reset`, if enabled.
     #[must_use]
     pub fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
         self.profile.as_ref().map(|(profile, _)| profile.read(reset))
     }
 
-    /// Returns whether that is counted.
+    /// Returns true if access counts are enabled.
     pub(crate) fn is_profiled(&self) -> bool {
         self.profile.is_some()
     }
 
-    /// Returns what engines touched since the last call, in order, if that is counted; the first call begins.
+    /// Returns the engines' accesses since the last call, in order, if enabled; the first call starts the recording.
     #[must_use]
     pub fn take_touches(&self) -> Vec<Touches> {
         self.profile.as_ref().map_or_else(Vec::new, |(_, log)| log.take())
     }
 
-    /// An engine moved that many bytes to the page at `address`, a write, or from it.
+    /// Counts bytes that an engine moved to (for a write) or from the page at `address`.
     pub(crate) fn count_moved(&self, address: BusAddr, bytes: u64, write: bool) {
         if let Some((profile, log)) = &self.profile {
             profile.add(address, bytes);
@@ -180,15 +181,15 @@ impl Memory {
         }
     }
 
-    /// An engine has done a little of its work.
+    /// Ends a piece of an engine's work.
     pub(crate) fn end_touches(&self) {
         if let Some((_, log)) = &self.profile {
             log.end();
         }
     }
 
-    /// Has writes to host memory stay under way until something pushes them on: a read of host memory, a flush, or so many
-    /// of them that there is no room for more. Without, they arrive at once.
+    /// Keeps writes to host memory in flight until they are pushed: by a read of host memory, a flush, or a full
+    /// buffer. Otherwise they arrive at once.
     pub(crate) fn hold_posted(&self, hold: bool) {
         self.posted.hold(hold);
         if !hold {
@@ -196,7 +197,7 @@ impl Memory {
         }
     }
 
-    /// Writes to host memory that are under way arrive.
+    /// Completes the writes to host memory in flight.
     pub fn push_posted(&self) {
         if self.posted.is_held() {
             self.push_all();
@@ -208,19 +209,19 @@ impl Memory {
         (0..posted::WAYS).for_each(|way| self.posted.push(way, self, &table));
     }
 
-    /// Writes to host memory that are under way are lost.
+    /// Drops the writes to host memory in flight.
     pub(crate) fn drop_posted(&self) {
         self.posted.clear();
     }
 
-    /// For many accesses in a row: from the first access to host memory on, no mapping goes away while the view lives.
-    /// Do not call other functions of this `Memory` on the same thread meanwhile.
+    /// Returns a view for many accesses in sequence: from its first access to host memory on, no mapping is removed
+    /// while it lives. Do not call other functions of this `Memory` on the same thread meanwhile.
     #[must_use]
     pub fn view(&self) -> View<'_> {
         View { memory: self, sysmem: OnceCell::new(), way: 0 }
     }
 
-    /// The same for accesses of shaders, whose way to host memory is their own.
+    /// The same for accesses of shaders, which have a separate path to host memory.
     pub(crate) fn view_of_shaders(&self) -> View<'_> {
         View { way: 1, ..self.view() }
     }
@@ -280,52 +281,52 @@ impl Memory {
     /// Copies `len` bytes, lowest address first.
     ///
     /// # Errors
-    /// [`BusError`]; what lies before the bad byte may be copied.
+    /// [`BusError`]; bytes before the bad one may be copied.
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         self.view().copy(from, to, len)
     }
 
-    /// Counts an access that nothing answered.
+    /// Counts an unanswered access.
     pub fn count_lost(&self, error: BusError) {
         self.lost.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(%error, "bus access lost");
     }
 
-    /// So many were lost before, when the card was another process's.
+    /// Restores the count of lost accesses from another process's card.
     pub(crate) fn set_lost(&self, lost: u64) {
         self.lost.store(lost, Ordering::Relaxed);
     }
 
-    /// Accesses so far that nothing on the bus answered.
+    /// Returns the number of unanswered accesses on the bus.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 }
 
-/// [`Memory`] with the table of host memory held, from the first access to it on.
+/// [`Memory`] with the table of host memory locked from its first use on.
 #[derive(Debug)]
 pub struct View<'a> {
     memory: &'a Memory,
-    /// Not taken before it is needed: most accesses are to VRAM.
+    /// Locked when needed: most accesses are to VRAM.
     sysmem: OnceCell<SysmemView<'a>>,
-    /// The way of its writes to host memory.
+    /// The path of its writes to host memory.
     way: usize,
 }
 
 impl<'a> View<'a> {
-    /// The memory that this is a view of.
+    /// Returns the memory of this view.
     #[must_use]
     pub fn memory(&self) -> &'a Memory {
         self.memory
     }
 
-    /// The longest piece that starts at `address` and lies in one host mapping, at most `len` bytes, `len` not 0.
+    /// Returns the longest piece from `address` within one host mapping, at most `len` bytes, `len` not 0.
     fn piece(&self, address: BusAddr, len: u64, write: bool) -> Result<VolatileSlice<'_, ()>, BusError> {
         match address {
             BusAddr::Vram(address) => self.memory.vram.piece(address, len),
             BusAddr::System(iova) => {
-                // What goes to memory at once comes behind what is under way: reads, and atomic operations.
+                // Direct memory accesses (reads and atomic operations) must follow the writes in flight.
                 self.push_own();
                 self.table().piece(iova, len, write)
             }
@@ -336,21 +337,21 @@ impl<'a> View<'a> {
         self.sysmem.get_or_init(|| self.memory.sysmem.view())
     }
 
-    /// Writes to host memory that are under way arrive.
+    /// Completes the writes to host memory in flight.
     pub fn push_posted(&self) {
         if self.memory.posted.is_held() {
             (0..posted::WAYS).for_each(|way| self.memory.posted.push(way, self.memory, self.table()));
         }
     }
 
-    /// Those that go this view's way do.
+    /// Completes the writes in flight on this view's path.
     fn push_own(&self) {
         if self.memory.posted.is_held() {
             self.memory.posted.push(self.way, self.memory, self.table());
         }
     }
 
-    /// Puts a write on its way, if it is one to host memory and those are held. Returns whether it is.
+    /// Posts a write to host memory if posted writes are held. Returns true if it did.
     fn post(&self, address: BusAddr, data: &[u8]) -> bool {
         match address {
             BusAddr::System(iova) if self.memory.posted.is_held() => {
@@ -438,7 +439,7 @@ impl<'a> View<'a> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Replaces 32 bits by what `update` makes of them and returns what was there; in one access when aligned.
+    /// Replaces 32 bits by the result of `update` and returns the old value; in one access when aligned.
     ///
     /// # Errors
     /// [`BusError`].
@@ -453,7 +454,7 @@ impl<'a> View<'a> {
         Ok(old)
     }
 
-    /// Replaces 64 bits by what `update` makes of them and returns what was there; in one access when aligned.
+    /// Replaces 64 bits by the result of `update` and returns the old value; in one access when aligned.
     ///
     /// # Errors
     /// [`BusError`].
@@ -468,10 +469,10 @@ impl<'a> View<'a> {
         Ok(old)
     }
 
-    /// Copies `len` bytes, lowest address first: where the ranges overlap, a byte that was written before is read.
+    /// Copies `len` bytes, lowest address first: where the ranges overlap, bytes written before are read.
     ///
     /// # Errors
-    /// [`BusError`]; what lies before the bad byte may be copied.
+    /// [`BusError`]; bytes before the bad one may be copied.
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         let mut done = 0;
         if matches!(to, BusAddr::System(_)) && self.memory.posted.is_held() {
@@ -493,7 +494,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Copies as much as both slices have, lowest address first. Returns the bytes copied.
+/// Copies the length of the shorter slice, lowest address first. Returns the bytes copied.
 fn copy_ascending(source: &VolatileSlice<'_, ()>, target: &VolatileSlice<'_, ()>) -> usize {
     let len = source.len().min(target.len());
     let (first, second) = (source.ptr_guard().as_ptr() as usize, target.ptr_guard().as_ptr() as usize);
@@ -501,15 +502,15 @@ fn copy_ascending(source: &VolatileSlice<'_, ()>, target: &VolatileSlice<'_, ()>
     if distance == 0 {
         return len;
     }
-    // Not overlapping, or overlapping with the target below the source: a plain move is in ascending order.
+    // No overlap, or the target overlaps below the source: a plain move is in ascending order.
     if distance >= len {
         if let Ok(part) = source.subslice(0, len) {
             part.copy_to_volatile_slice(*target);
         }
         return len;
     }
-    // The target starts within the source: the first `distance` bytes repeat. What is copied so far is a multiple of
-    // the period, so the next piece may be as long as everything below it.
+    // The target starts within the source: the first `distance` bytes repeat. The copied part is a multiple of the
+    // period, so the next piece may be as long as everything below it.
     let mut done = 0;
     while done < len {
         let step = (done + distance).min(len - done);

@@ -1,10 +1,11 @@
-//! Writes to host memory that are under way: posted, so that nobody waits for them.
+//! Posted writes to host memory: in flight, without a waiter.
 //!
-//! How long a write is on its way through caches and over the bus is not bounded by anything that the card's owner sees.
-//! A flush ([`BAR_FLUSH`](nvspec::regs::pflush::BAR_FLUSH), or a push buffer's) and a semaphore that waits for its engine push
-//! all writes before them on; a read of host memory those that came the same way, by the hub or from shaders. A test makes the way long ([`crate::SimGpu::hold_posted_writes`]); else
-//! it takes no time. A write is looked up in the table of host memory when it arrives, as by an IOMMU: what is not mapped
-//! then is lost, and what is mapped then to something else is written there.
+//! A write's time through caches and over the bus is not bounded by anything visible to the card's owner. A flush
+//! ([`BAR_FLUSH`](nvspec::regs::pflush::BAR_FLUSH), or a push buffer's) and a semaphore that waits for its engine push
+//! all earlier writes; a read of host memory pushes writes on the same path, from the hub or from shaders. Tests keep
+//! writes in flight ([`crate::SimGpu::hold_posted_writes`]); otherwise they take no time. A write is looked up in the
+//! table of host memory when it arrives, as by an IOMMU: if the address is unmapped then, the write is lost; if it is
+//! mapped to other memory, the write goes there.
 
 use super::sysmem::SysmemView;
 use super::{BusError, Memory};
@@ -13,16 +14,16 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes that are under way at most.
-// GUESS: a card's buffers are smaller. It is what tests need to see that nothing waits for so much.
+/// Maximum bytes in flight.
+// GUESS: a card's buffers are smaller. Tests need this size to see that nothing waits for so many writes.
 const ROOM: usize = 1 << 20;
-/// Bytes of a write as long as a copy makes them.
+/// Maximum bytes of a write, as made by a copy.
 pub(super) const PIECE: usize = 4096;
 
-/// Ways to host memory: by the hub (copy engines, PFIFO, apertures), and from shaders.
+/// Paths to host memory: from the hub (copy engines, PFIFO, apertures), and from shaders.
 pub(super) const WAYS: usize = 2;
 
-/// Writes that are under way.
+/// Writes in flight.
 #[derive(Debug, Default)]
 pub(super) struct Posted {
     held: AtomicBool,
@@ -37,16 +38,16 @@ struct Queue {
 
 impl Posted {
     pub(super) fn hold(&self, hold: bool) {
-        // Those that see the old value write at once, which comes too early at most.
+        // Threads that see the old value write at once, which is at worst too early.
         self.held.store(hold, Ordering::Release);
     }
 
-    /// Returns whether writes are held.
+    /// Returns true if writes are held.
     pub(super) fn is_held(&self) -> bool {
         self.held.load(Ordering::Acquire)
     }
 
-    /// Adds a write, if there is room. One that is larger than that arrives in pieces of it.
+    /// Adds a write, if there is room. A larger one arrives in pieces.
     pub(super) fn add(&self, way: usize, iova: Iova, data: &[u8]) -> bool {
         let mut queue = self.ways[way].lock();
         if queue.bytes != 0 && queue.bytes + data.len() > ROOM {
@@ -57,7 +58,7 @@ impl Posted {
         true
     }
 
-    /// All that goes one way arrives, in its order.
+    /// Completes all writes of one path, in order.
     pub(super) fn push(&self, way: usize, memory: &Memory, table: &SysmemView<'_>) {
         let mut queue = self.ways[way].lock();
         queue.bytes = 0;

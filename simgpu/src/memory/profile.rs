@@ -1,7 +1,7 @@
-//! Accesses of the card's engines by block of memory, for who decides what may leave the card.
+//! Access counts of the card's engines by block of memory, for eviction decisions.
 //!
-//! Counters take 64 KiB for each GiB of which an engine has touched a byte, and are kept: 64 MiB when all of the 2^40
-//! bytes of I/O addresses were touched. Any thread may count and read, without locks.
+//! Counters take 64 KiB for each GiB that an engine has accessed, and stay allocated: 64 MiB after accesses to all of
+//! the 2^40 bytes of I/O addresses. Any thread may count and read, without locks.
 
 use super::BusAddr;
 use card::AccessCounts;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Blocks whose counters are made room for at once.
+/// Blocks whose counters are allocated at once.
 const GROUP_BLOCKS: u64 = (1 << 30) / AccessCounts::BLOCK_BYTES;
 
 /// The counters of one memory.
@@ -20,13 +20,13 @@ struct Counters {
 }
 
 impl Counters {
-    /// Of a memory of so many bytes, all zero.
+    /// Makes zero counters for a memory of `bytes` bytes.
     fn new(bytes: u64) -> Self {
         let groups = bytes.div_ceil(GROUP_BLOCKS * AccessCounts::BLOCK_BYTES);
         Self { groups: (0..groups).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Adds to the counter of the block at `address`. What lies behind the memory is not counted.
+    /// Adds to the counter of the block at `address`. Addresses past the memory are not counted.
     fn add(&self, address: u64, bursts: u64) {
         let block = address / AccessCounts::BLOCK_BYTES;
         let Some(group) = self.groups.get((block / GROUP_BLOCKS) as usize) else { return };
@@ -35,13 +35,13 @@ impl Counters {
         counters[(block % GROUP_BLOCKS) as usize].fetch_add(bursts, Ordering::Relaxed);
     }
 
-    /// Blocks, by number, that were touched, and how often; with `reset` they count from zero then.
+    /// Returns the accessed blocks by number, with their counts; `reset` restarts them from zero.
     fn read(&self, reset: bool) -> impl Iterator<Item = (u64, u64)> {
         let groups = (0..).zip(&self.groups).filter_map(|(index, group)| Some((index, group.get()?)));
         let blocks = groups.flat_map(|(index, group)| (index * GROUP_BLOCKS..).zip(group));
         blocks
             .map(move |(block, counter)| {
-                // One access: what is counted meanwhile is in this reading or in the next.
+                // One access: a concurrent count is in this reading or in the next.
                 let count = if reset { counter.swap(0, Ordering::Relaxed) } else { counter.load(Ordering::Relaxed) };
                 (block, count)
             })
@@ -59,7 +59,7 @@ pub(super) struct Profile {
 }
 
 impl Profile {
-    /// Of a card with so many bytes of VRAM, all zero.
+    /// Makes zero counters for a card with `vram_bytes` bytes of VRAM.
     pub(super) fn new(vram_bytes: u64) -> Self {
         Self {
             blocks: vram_bytes.div_ceil(AccessCounts::BLOCK_BYTES) as usize,
@@ -68,7 +68,7 @@ impl Profile {
         }
     }
 
-    /// Counts `bytes` bytes that were moved from or to the page at `address`, in bursts.
+    /// Counts `bytes` bytes moved from or to the page at `address`, in bursts.
     pub(super) fn add(&self, address: BusAddr, bytes: u64) {
         let bursts = bytes.div_ceil(AccessCounts::BURST_BYTES);
         match address {
@@ -77,11 +77,11 @@ impl Profile {
         }
     }
 
-    /// Returns what was counted; with `reset` it counts from zero then.
+    /// Returns the counts; `reset` restarts them from zero.
     pub(super) fn read(&self, reset: bool) -> AccessCounts {
         let mut vram = vec![0; self.blocks];
         for (block, count) in self.vram.read(reset) {
-            // An address behind VRAM, in the last group.
+            // An address past VRAM, in the last group.
             if let Some(place) = vram.get_mut(block as usize) {
                 *place = count;
             }

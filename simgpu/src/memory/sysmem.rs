@@ -1,7 +1,7 @@
-//! The host memory that the card reaches: a table from I/O virtual address to mappings.
+//! The host memory that the card can access: a table from I/O virtual address to mappings.
 //!
-//! Lock order: the table's lock is the last one taken; nothing else is locked under it. A withdrawal takes it for
-//! writing, so it returns only when the accesses under way have ended.
+//! Lock order: the table's lock is the last one taken; nothing else is locked under it. An unmapping takes it for
+//! writing, so it returns only after the accesses in flight.
 
 use super::BusError;
 use card::{DmaError, DmaMemory};
@@ -13,21 +13,21 @@ use vm_memory::VolatileSlice;
 /// The table. Ranges do not overlap and are made of 4 KiB pages below 2^40.
 #[derive(Debug, Default)]
 pub struct Sysmem {
-    /// First I/O virtual address to memory.
+    /// Memory by its first I/O virtual address.
     table: RwLock<BTreeMap<u64, DmaMemory>>,
 }
 
 impl Sysmem {
-    /// An empty table.
+    /// Makes an empty table.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets the card reach `memory` at `iova`.
+    /// Gives the card access to `memory` at `iova`.
     ///
     /// # Errors
-    /// [`DmaError::Unaligned`], [`DmaError::OutOfReach`] or [`DmaError::Overlap`]; the table is unchanged then.
+    /// [`DmaError::Unaligned`], [`DmaError::OutOfReach`] or [`DmaError::Overlap`]; the table is then unchanged.
     pub fn map(&self, iova: Iova, memory: DmaMemory) -> Result<(), DmaError> {
         let (iova, len) = (iova.0, memory.len() as u64);
         if len == 0 || !iova.is_multiple_of(SMALL_PAGE) || !len.is_multiple_of(SMALL_PAGE) {
@@ -48,10 +48,10 @@ impl Sysmem {
         Ok(())
     }
 
-    /// Withdraws exactly one mapping. When it returns, no access to it is under way and none will begin.
+    /// Removes exactly one mapping. After it returns, no access to it is in flight, and none starts.
     ///
     /// # Errors
-    /// [`DmaError::NotMapped`] when no mapping is exactly that range.
+    /// [`DmaError::NotMapped`] when no mapping has exactly that range.
     pub fn unmap(&self, iova: Iova, len: u64) -> Result<(), DmaError> {
         let mut table = self.table.write();
         match table.get(&iova.0) {
@@ -63,44 +63,44 @@ impl Sysmem {
         }
     }
 
-    /// Returns whether the card may write there.
+    /// Returns true if the card may write there.
     pub(crate) fn is_writable(&self, iova: Iova) -> bool {
         self.view().piece(iova, 1, true).is_ok()
     }
 
-    /// Mappings.
+    /// Returns the number of mappings.
     #[must_use]
     pub fn len(&self) -> usize {
         self.table.read().len()
     }
 
-    /// Returns whether nothing is mapped.
+    /// Returns true if there are no mappings.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns whether a reader would get the table at once: nobody changes it or waits to.
+    /// Returns true if a reader would get the table at once: no thread changes it or waits to.
     #[cfg(test)]
     pub(super) fn is_free(&self) -> bool {
         self.table.try_read().is_some()
     }
 
-    /// Holds the table: no mapping goes away while the view lives.
+    /// Locks the table: no mapping is removed while the view lives.
     #[must_use]
     pub fn view(&self) -> SysmemView<'_> {
         SysmemView { table: self.table.read() }
     }
 }
 
-/// The table, held for reading.
+/// The table, locked for reading.
 #[derive(Debug)]
 pub struct SysmemView<'a> {
     table: RwLockReadGuard<'a, BTreeMap<u64, DmaMemory>>,
 }
 
 impl SysmemView<'_> {
-    /// The longest piece at `iova` within one mapping, at most `len` bytes.
+    /// Returns the longest piece at `iova` within one mapping, at most `len` bytes.
     pub(super) fn piece(&self, iova: Iova, len: u64, write: bool) -> Result<VolatileSlice<'_, ()>, BusError> {
         let unmapped = BusError::Unmapped { iova };
         let (start, memory) = self.table.range(..=iova.0).next_back().ok_or(unmapped)?;
@@ -109,7 +109,7 @@ impl SysmemView<'_> {
         if write && !memory.writable() {
             return Err(BusError::ReadOnly { iova });
         }
-        // Both fit `usize`: they lie below the length of a mapping.
+        // Both fit `usize`: they are less than the length of a mapping.
         memory.slice(offset as usize, rest.min(len) as usize).map_err(|_| unmapped)
     }
 }

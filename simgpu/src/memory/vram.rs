@@ -1,4 +1,4 @@
-//! The card's own memory: one anonymous mapping without reserved swap, so what is never touched costs nothing.
+//! The card's own memory: one anonymous mapping without reserved swap, so untouched memory costs nothing.
 
 use super::BusError;
 use nvspec::addr::VramAddr;
@@ -9,69 +9,69 @@ use std::fs::File;
 use std::sync::atomic::Ordering;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
-/// Smallest VRAM, in bytes: what a driver's own tables need.
+/// Smallest VRAM, in bytes: the size that a driver's own tables need.
 pub const VRAM_MIN: u64 = 16 << 20;
-/// Largest VRAM, in bytes: what the largest board of the family had.
+/// Largest VRAM, in bytes: that of the largest board of the family.
 pub const VRAM_MAX: u64 = 6 << 30;
-/// VRAM comes in multiples of this many bytes.
+/// VRAM sizes are multiples of this many bytes.
 const VRAM_UNIT: u64 = 1 << 20;
-/// Seals that keep the file's length as it is: an access behind its end would kill the process.
+/// Seals that fix the file's length: an access past its end would kill the process.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
-/// Bytes that the host gives memory for at once.
+/// Page size of the host.
 const HOST_PAGE: usize = 4096;
 
-/// Why there is no VRAM of the wanted size.
+/// Reason why VRAM of the requested size could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum VramError {
-    /// The size is out of range or not made of MiB.
+    /// The size is out of range or not a multiple of 1 MiB.
     #[error(
         "a VRAM size of {size:#x} bytes is not possible: it must be a multiple of 1 MiB from {} MiB to {} MiB",
         VRAM_MIN >> 20,
         VRAM_MAX >> 20
     )]
     Size {
-        /// Bytes wanted.
+        /// Requested bytes.
         size: u64,
     },
-    /// There is no file for memory that is handed over.
+    /// The file for shareable memory could not be created.
     #[error("there is no file of {size:#x} bytes for VRAM")]
     File {
-        /// Bytes wanted.
+        /// Requested bytes.
         size: u64,
-        /// The host's answer.
+        /// The host's error.
         #[source]
         source: std::io::Error,
     },
-    /// The file that was handed over is another.
+    /// The received file is not the expected one.
     #[error("VRAM of {size:#x} bytes was handed over in a file of {length:#x} bytes, or in one that can be cut")]
     Other {
-        /// Bytes wanted.
+        /// Requested bytes.
         size: u64,
         /// Bytes of the file.
         length: u64,
     },
-    /// The host gave no address space.
+    /// The memory could not be mapped.
     #[error("the host could not map {size:#x} bytes for VRAM")]
     Map {
-        /// Bytes wanted.
+        /// Requested bytes.
         size: u64,
-        /// Error of the host.
+        /// The host's error.
         #[source]
         source: vm_memory::mmap::MmapRegionError,
     },
 }
 
-/// The card's own memory. Zero at first; may be read and written from any thread.
+/// The card's own memory. Initially zero; any thread may read and write it.
 #[derive(Debug)]
 pub struct Vram {
     region: MmapRegion,
     size: u64,
-    /// The file it lies in, if another process can go on with it.
+    /// Its file, if another process can take it over.
     file: Option<File>,
 }
 
 impl Vram {
-    /// `size` bytes, all zero.
+    /// Allocates `size` bytes, all zero.
     ///
     /// # Errors
     /// [`VramError`].
@@ -84,7 +84,7 @@ impl Vram {
         Ok(Self { region, size, file: None })
     }
 
-    /// The same, in a file without a name that can be handed to another process ([`Self::file`]).
+    /// The same, in an anonymous file that can be handed to another process ([`Self::file`]).
     ///
     /// # Errors
     /// [`VramError`].
@@ -101,10 +101,10 @@ impl Vram {
         Self::of_file(made.map_err(|source| VramError::File { size, source: source.into() })?, size)
     }
 
-    /// Goes on with the memory of another process's card.
+    /// Takes over the memory of another process's card.
     ///
     /// # Errors
-    /// [`VramError`]: also when it has another size, or could be cut under who uses it.
+    /// [`VramError`]: also if it has a different size, or could be truncated while in use.
     pub fn of_file(file: File, size: u64) -> Result<Self, VramError> {
         let refused = |source| VramError::File { size, source };
         let seals = fcntl_get_seals(&file).map_err(|source| refused(source.into()))?;
@@ -119,38 +119,38 @@ impl Vram {
         Ok(Self { region, size, file: Some(file) })
     }
 
-    /// The file it lies in, for another process to go on with it; `None` unless it is [shared](Self::shared).
+    /// Returns its file, for another process to take over; `None` unless it is [shared](Self::shared).
     #[must_use]
     pub fn file(&self) -> Option<&File> {
         self.file.as_ref()
     }
 
-    /// Memory whose controllers are off: none of it answers.
+    /// Turns the memory controllers off: no access is answered.
     #[must_use]
     pub fn off(self) -> Self {
         Self { size: 0, ..self }
     }
 
-    /// Bytes that answer.
+    /// Returns the number of accessible bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// The range, which must lie in VRAM as a whole.
+    /// Returns the range, which must be completely in VRAM.
     pub(super) fn piece(&self, address: VramAddr, len: u64) -> Result<VolatileSlice<'_, ()>, BusError> {
         let beyond = BusError::BeyondVram { address, len, size: self.size };
         if address.0 >= self.size || len > self.size - address.0 {
             return Err(beyond);
         }
-        // Both fit `usize`: they lie below the size of a mapping.
+        // Both fit `usize`: they are less than the size of a mapping.
         self.region.get_slice(address.0 as usize, len as usize).map_err(|_| beyond)
     }
 
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`]; nothing is read then.
+    /// [`BusError::BeyondVram`]; nothing is then read.
     pub fn read(&self, address: VramAddr, data: &mut [u8]) -> Result<(), BusError> {
         if !data.is_empty() {
             self.piece(address, data.len() as u64)?.copy_to(data);
@@ -161,7 +161,7 @@ impl Vram {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`]; nothing is written then.
+    /// [`BusError::BeyondVram`]; nothing is then written.
     pub fn write(&self, address: VramAddr, data: &[u8]) -> Result<(), BusError> {
         if data.len() >= HOST_PAGE && data.iter().all(|byte| *byte == 0) {
             return self.clear(address, data.len());
@@ -172,8 +172,7 @@ impl Vram {
         Ok(())
     }
 
-    /// Fills with zeros. Where zeros are already, nothing is stored: scrubbing memory that was never touched takes no
-    /// memory of the host either.
+    /// Fills with zeros. Does not store zeros again, so scrubbing untouched memory does not allocate host memory.
     fn clear(&self, address: VramAddr, len: usize) -> Result<(), BusError> {
         let mut now = [0; HOST_PAGE];
         let mut done = 0;
@@ -182,7 +181,7 @@ impl Vram {
             let run = (len - done).min(HOST_PAGE - at as usize % HOST_PAGE);
             let whole = (len - done) / HOST_PAGE * HOST_PAGE;
             if let Some(file) = self.file.as_ref().filter(|_| run == HOST_PAGE && whole > 0) {
-                // To look at a page of a file is to have it made.
+                // Reading a page of a file would allocate it.
                 let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 self.piece(address.offset(done as u64), whole as u64)?;
                 if fallocate(file, holes, at, whole as u64).is_ok() {
