@@ -1,9 +1,9 @@
-//! The card as it is saved: at rest, with its memory handed over beside.
+//! Saved state of a quiescent card; its memory is handed over separately.
 //!
-//! [`SimGpu::halt`] takes every channel off the engines, as a preemption does, so that what they were at lies in their
-//! contexts in memory; from then on the card does nothing by itself. What is saved are registers, the channel table and what
-//! else is not in memory. TLBs are empty afterwards; host memory is mapped anew, and the interrupt is connected anew, by who
-//! has the card.
+//! [`SimGpu::halt`] takes every channel off the engines, like a preemption, so that their state is in their contexts in
+//! memory; from then on the card does nothing by itself. The saved state consists of registers, the channel table and
+//! other state outside of memory. TLBs are empty afterwards; the card's next user maps host memory and connects the
+//! interrupt again.
 
 use crate::Config;
 use crate::aperture::Apertures;
@@ -20,16 +20,16 @@ use nvspec::regs::pbus;
 use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
 
-/// Most registers that contexts have named and FECS has not written yet.
+/// Maximum number of registers named by contexts and not written by FECS yet.
 const CONTEXT_WRITES_MAX: usize = 1024;
 
-/// A software card, but for its memory.
+/// A software card without its memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedCard {
     boot0: u32,
     pub(crate) vram_bytes: u64,
     bars: [u64; 2],
-    /// Byte offset in BAR0 and value of words that are not 0, in their order.
+    /// Byte offset in BAR0 and value of the words that are not 0, ascending.
     pub(crate) storage: Vec<(u32, u32)>,
     pub(crate) fifo: SavedFifo,
     line: SavedLine,
@@ -46,19 +46,19 @@ pub struct SavedCard {
 
 first_version!(SavedCard, "simgpu");
 
-/// Why a card does not rest.
+/// Reason why a card is not quiescent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unrest {
-    /// An engine is at work, which nothing interrupts. It may have ended when asked again.
+    /// An engine is working, and cannot be interrupted. It may have ended at the next call.
     #[error("an engine of the software card is at work for channel {0:?}")]
     Working(Option<u8>),
-    /// An engine has stopped on a fault, or hangs: it is to be reset first.
+    /// An engine has stopped on a fault, or hangs: it must be reset first.
     #[error("engine {0} of the software card has stopped: reset it")]
     Stopped(u32),
 }
 
 impl Gpu {
-    /// Takes all channels off PBDMAs and engines, and does nothing by itself from then on.
+    /// Takes all channels off PBDMAs and engines, and stops the card's own work.
     pub(crate) fn halt(&mut self) -> Result<(), Unrest> {
         self.fifo.clear_out(&mut self.cx)?;
         self.cx.memory.push_posted();
@@ -66,18 +66,18 @@ impl Gpu {
         Ok(())
     }
 
-    /// Writes the card down, which is halted. `bars` are the sizes of BAR1 and BAR3.
+    /// Saves the halted card. `bars` are the sizes of BAR1 and BAR3.
     pub(crate) fn save(&self, bars: [u64; 2]) -> Option<SavedCard> {
         let Self { cx, fifo, line, alarm: _, pmu, graph_falcons, copy_falcons, rom: _, halted } = self;
         let crate::cx::Cx {
             chip,
             storage,
             memory,
-            // Its TLBs are as good as empty.
+            // Its TLBs may be dropped.
             mmu: _,
-            // They follow from registers.
+            // Derived from registers.
             apertures: _,
-            // They follow from the channels.
+            // Derived from the channels.
             doorbells: _,
             clock,
             // A setting.
@@ -107,7 +107,7 @@ impl Gpu {
         })
     }
 
-    /// Makes a new card what it was. It is halted.
+    /// Restores the state into a new card, which is then halted.
     pub(crate) fn restore(&mut self, saved: SavedCard, config: &Config) -> Result<(), Invalid> {
         let SavedCard {
             boot0,
@@ -147,7 +147,7 @@ impl Gpu {
     }
 }
 
-/// Lets windows lead where registers say.
+/// Sets the windows' targets from registers.
 fn place_windows(apertures: &Apertures, storage: &Storage, memory: &crate::memory::Memory) {
     apertures.place_pramin(storage.peek(pbus::PRAMIN_WINDOW::OFFSET));
     apertures.bind(Aperture::Bar1, storage.peek(pbus::BAR1_BLOCK::OFFSET), memory);

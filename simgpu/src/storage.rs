@@ -8,21 +8,21 @@ const PAGE_BYTES: u32 = 4096;
 const PAGE_WORDS: usize = (PAGE_BYTES / 4) as usize;
 const PAGES: usize = (BAR0_BYTES / PAGE_BYTES as u64) as usize;
 
-/// A word for every dword of BAR0; pages that were never written take no memory and read zero.
+/// A word for every dword of BAR0; pages that were never written take no memory and read as zero.
 #[derive(Debug)]
 pub(crate) struct Storage {
     pages: Vec<Option<Box<[u32; PAGE_WORDS]>>>,
 }
 
 impl Storage {
-    /// All registers at their reset values.
+    /// Makes a storage with all registers at their reset values.
     pub(crate) fn new() -> Self {
         let mut storage = Self { pages: (0..PAGES).map(|_| None).collect() };
         storage.reset();
         storage
     }
 
-    /// Byte offset and value of all words that are not 0, in their order.
+    /// Returns byte offset and value of all words that are not 0, ascending.
     pub(crate) fn save(&self) -> Vec<(u32, u32)> {
         let Self { pages } = self;
         let pages = (0u32..).step_by(PAGE_BYTES as usize).zip(pages);
@@ -31,7 +31,7 @@ impl Storage {
         words.filter(|(_, value)| *value != 0).collect()
     }
 
-    /// Words as they were; what is not among `saved` is 0.
+    /// Restores saved words; all others are 0.
     pub(crate) fn restored(saved: &[(u32, u32)]) -> Result<Self, Invalid> {
         let mut storage = Self { pages: (0..PAGES).map(|_| None).collect() };
         let words = saved.iter().all(|(at, _)| u64::from(*at) < BAR0_BYTES && at.is_multiple_of(4));
@@ -42,13 +42,13 @@ impl Storage {
         Ok(storage)
     }
 
-    /// All registers to their reset values.
+    /// Sets all registers to their reset values.
     pub(crate) fn reset(&mut self) {
         self.pages.iter_mut().for_each(|page| *page = None);
         self.reset_range(0, BAR0_BYTES as u32);
     }
 
-    /// The registers in `first..end` to their reset values, undeclared ones to zero. Both are multiples of 4 KiB.
+    /// Sets the registers in `first..end` to their reset values, undeclared ones to zero. Both are multiples of 4 KiB.
     pub(crate) fn reset_range(&mut self, first: u32, end: u32) {
         for page in first / PAGE_BYTES..end / PAGE_BYTES {
             if let Some(slot) = self.pages.get_mut(page as usize) {
@@ -64,7 +64,7 @@ impl Storage {
         }
     }
 
-    /// The word at `offset`, whatever the CPU may do with it.
+    /// Returns the word at `offset`, regardless of the CPU's access rights.
     pub(crate) fn peek(&self, offset: u32) -> u32 {
         match self.pages.get((offset / PAGE_BYTES) as usize) {
             Some(Some(page)) => page[(offset % PAGE_BYTES / 4) as usize],
@@ -72,7 +72,7 @@ impl Storage {
         }
     }
 
-    /// Replaces the word at `offset`, whatever the CPU may do with it.
+    /// Replaces the word at `offset`, regardless of the CPU's access rights.
     pub(crate) fn poke(&mut self, offset: u32, value: u32) {
         if let Some(slot) = self.pages.get_mut((offset / PAGE_BYTES) as usize) {
             let page = slot.get_or_insert_with(|| Box::new([0; PAGE_WORDS]));
@@ -80,7 +80,7 @@ impl Storage {
         }
     }
 
-    /// Returns what a CPU read of a register without behaviour returns.
+    /// Returns the result of a CPU read of a register without behaviour.
     pub(crate) fn read(&self, info: &RegInfo, offset: u32) -> u32 {
         match info.access {
             Access::Wo => 0,

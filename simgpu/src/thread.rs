@@ -1,7 +1,7 @@
 //! The card's own thread: a loop around [`Gpu::step`].
 //!
-//! Lock order: the card's state, then the alarm clock; never the other way round. Whoever changes something the
-//! scheduler may wait for calls [`Shared::wake`] after it has let go of the state.
+//! Lock order: the card's state, then the alarm; never in the reverse order. A thread that changes something that the
+//! scheduler may wait for calls [`Shared::wake`] after it has unlocked the state.
 
 use crate::aperture::Apertures;
 use crate::fifo::Progress;
@@ -25,17 +25,17 @@ pub(crate) struct Shared {
     stop: AtomicBool,
 }
 
-/// Alarm that wakes the card's thread. Whoever rings it may hold any lock.
+/// Alarm that wakes the card's thread. Any lock may be held while it is used.
 #[derive(Debug, Default)]
 pub(crate) struct Alarm {
-    /// Something changed since the thread last looked. Set before `called`, so that most wakes take no lock.
+    /// A change since the thread last checked. Set before `called`, so that most wakes take no lock.
     changed: AtomicBool,
     called: Mutex<bool>,
     condition: Condvar,
 }
 
 impl Alarm {
-    /// Lets the thread look again.
+    /// Makes the thread check again.
     pub(crate) fn wake(&self) {
         if !self.changed.swap(true, Ordering::AcqRel) {
             *self.called.lock() = true;
@@ -43,7 +43,7 @@ impl Alarm {
         }
     }
 
-    /// Sleeps until woken, or at most that long.
+    /// Sleeps until woken, or at most for `limit`.
     fn sleep(&self, limit: Option<Duration>) {
         let mut called = self.called.lock();
         if !*called {
@@ -69,13 +69,13 @@ impl Shared {
         }
     }
 
-    /// Lets the thread look again.
+    /// Makes the thread check again.
     pub(crate) fn wake(&self) {
         self.alarm.wake();
     }
 }
 
-/// The thread; it ends when this is dropped.
+/// The thread; dropping this ends it.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -102,9 +102,9 @@ impl Drop for Worker {
     }
 }
 
-/// Has the card's thread run before others of the host, where that is allowed: hardware does not wait for a CPU.
+/// Makes the host run the card's thread before others, where allowed: hardware does not wait for a CPU.
 fn run_first() {
-    // No process means this thread.
+    // `None` means this thread.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {
         tracing::debug!(%error, "the software card's thread runs no sooner than others");
     }
@@ -117,7 +117,7 @@ fn run(shared: &Shared) {
         let mut gpu = shared.gpu.lock();
         let progress = gpu.step();
         let now = gpu.cx.clock.now();
-        // Whoever waits for the state gets it before the next step.
+        // A thread that waits for the state gets it before the next step.
         MutexGuard::unlock_fair(gpu);
         match progress {
             Progress::Ran => {}

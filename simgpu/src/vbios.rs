@@ -1,13 +1,13 @@
-//! The card's VBIOS: an image built here, with what a driver looks for, and no code but a return.
+//! The card's VBIOS: an image built here, with the tables that drivers read, and without code except a return.
 //!
 //! Contents: the ROM header, the PCI data structure (PCIR), the BIOS information table (BIT) with entries for the
 //! version, the initialisation scripts (none) and the PLL limits, and a display configuration block (DCB) of version
 //! 4.0 without outputs. The bytes sum to 0 modulo 256.
 //!
-//! Not there: other x86 code, initialisation scripts, memory timings (drivers then report an unknown memory type and leave
-//! memory alone), power states, voltages, GPIO and I2C tables.
+//! Not included: other x86 code, initialisation scripts, memory timings (drivers then report an unknown memory type and
+//! do not change memory settings), power states, voltages, GPIO and I2C tables.
 //!
-//! Sources: envytools `hwdocs/bios`, PCI firmware specification (PCIR), what nouveau's `bios` unit parses.
+//! Sources: envytools `hwdocs/bios`, PCI firmware specification (PCIR), the tables parsed by nouveau's `bios` unit.
 
 use nvspec::chip::{Chip, VENDOR_NVIDIA};
 use nvspec::regs::pclock;
@@ -17,7 +17,7 @@ pub const IMAGE_BYTES: usize = 1024;
 const ROM_UNIT: usize = 512;
 
 const ROM_SIGNATURE: [u8; 2] = [0x55, 0xaa];
-/// Entry of the image: firmware calls it, far, whatever the image is for.
+/// Entry of the image: firmware makes a far call to it, for any kind of image.
 const ENTRY: usize = 3;
 /// RETF.
 const FAR_RETURN: u8 = 0xcb;
@@ -38,7 +38,7 @@ const BIT_ENTRIES: usize = BIT + 12;
 const DCB_VERSION: u8 = 0x40;
 const DCB_HEADER_BYTES: u8 = 0x1b;
 const DCB_SIGNATURE: u32 = 0x4edc_bdcb;
-/// Version of the image: chip, minor, micro, patch. 0x70 says Fermi.
+/// Version of the image: chip, minor, micro, patch. 0x70 means Fermi.
 const IMAGE_VERSION: [u8; 5] = [0x01, 0x00, 0x00, 0x70, 0x00];
 
 const PLL_TABLE_VERSION: u8 = 0x40;
@@ -58,7 +58,7 @@ const PLL_RANGES_MHZ: [u16; 4] = [900, 2000, 12, 50];
 /// Smallest and largest M, N and P.
 const PLL_FACTORS: [u8; 6] = [1, 255, 8, 255, 1, 63];
 
-/// The image of the card `chip`.
+/// Returns the image of the card `chip`.
 #[must_use]
 pub fn build(chip: &Chip) -> [u8; IMAGE_BYTES] {
     let mut image = Image([0; IMAGE_BYTES]);
@@ -125,7 +125,7 @@ impl Image {
 
 #[cfg(test)]
 mod tests {
-    //! An independent reader: it knows only where the signatures are, and follows the pointers it finds.
+    //! An independent reader: it knows only the signatures, and follows the pointers that it finds.
 
     use super::build;
     use nvspec::chip::GF100;

@@ -1,19 +1,19 @@
-//! The card's MMU: GPU virtual addresses to places on the memory bus.
+//! The card's MMU: translates GPU virtual addresses to addresses on the memory bus.
 //!
-//! Parts: [`AddressSpace`], what an instance block says; [`walk`], the page walker; [`tlb`], which keeps translations
-//! until they are flushed, so that a missing flush shows; [`Session`], accesses in a row through one address space;
-//! [`Mmu`], all of it, shared by engines, host and apertures.
+//! Parts: [`AddressSpace`], from an instance block; [`walk`], the page walker; [`tlb`], which keeps translations until
+//! they are flushed, to reveal a missing flush; [`Session`], accesses in sequence through one address space; [`Mmu`],
+//! all of these, shared by engines, host and apertures.
 //!
-//! Guarantees. A flush returns only when accesses under way that used the old translations have ended, and nothing
-//! translated before it is used after it. Entries that fault are not kept.
+//! Guarantees. A flush returns only after all accesses in flight with the old translations, and earlier translations
+//! are not used after it. Entries that fault are not kept.
 //!
-//! Lock order: the flush gate, then a TLB set or the table of host memory; neither of the latter two is held while
-//! another lock is taken.
+//! Lock order: the flush gate, then a TLB set or the table of host memory; no other lock is taken while either of the
+//! latter is held.
 //!
 //! Not modelled: 64 KiB large pages, the single-page flush of one size only (it drops both sizes), encrypted pages and
-//! other cards' memory (both fault), compression (kinds that compress in VRAM hold plain data and need no tags), the
-//! low-level order of bytes that a storage kind brings (it is hidden behind the MMU on the card; here a page read
-//! through another kind shows the same bytes), the debug mode that redirects faults to a sink.
+//! other cards' memory (both fault), compression (kinds that compress in VRAM hold plain data and need no tags), a
+//! storage kind's low-level order of bytes (the card's MMU hides it; here a page read through a different kind shows
+//! the same bytes), the debug mode that redirects faults to a sink.
 
 mod session;
 pub mod tlb;
@@ -32,7 +32,7 @@ pub use session::{CopyFault, Session};
 pub use tlb::TlbCounters;
 use tlb::{Tlb, TlbKey};
 
-/// An access that the MMU refused. Where it came from (unit, client, channel) is for the caller to add.
+/// An access that the MMU refused. The caller adds its origin (unit, client, channel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("MMU fault {reason:#x} at GPU virtual address {va}{}", if *write { ", a write" } else { "" })]
 pub struct MmuFault {
@@ -44,28 +44,28 @@ pub struct MmuFault {
     pub write: bool,
 }
 
-/// TLB of the card that an access goes through.
+/// TLB that an access goes through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
-    /// Behind the hub: host, copy engines, M2MF, apertures, context switching.
+    /// The hub's: host, copy engines, M2MF, apertures, context switching.
     Hub,
-    /// In a graphics processing cluster: shaders, textures.
+    /// A graphics processing cluster's: shaders, textures.
     Gpc,
 }
 
-/// Permissions that an access needs, and its way.
+/// Permissions of an access, and its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// It may use privileged pages.
+    /// It may access privileged pages.
     pub privileged: bool,
     /// The TLBs that it goes through.
     pub client: Client,
 }
 
 impl Access {
-    /// Of an engine or the host, for a channel.
+    /// An access of an engine or the host, for a channel.
     pub const USER: Self = Self { privileged: false, client: Client::Hub };
-    /// Of the apertures and of context switching.
+    /// An access of the apertures or of context switching.
     pub const PRIVILEGED: Self = Self { privileged: true, client: Client::Hub };
 }
 
@@ -74,12 +74,12 @@ impl Access {
 pub struct AddressSpace {
     /// Address of the page directory.
     pub directory: BusAddr,
-    /// Last address that is valid.
+    /// Last valid address.
     pub limit: GpuVa,
 }
 
 impl AddressSpace {
-    /// Returns what the instance block at `instance` says.
+    /// Reads the address space from the instance block at `instance`.
     ///
     /// # Errors
     /// [`fault::UNBOUND_INST`] at address 0 when the block cannot be read or its directory has the reserved target.
@@ -111,12 +111,12 @@ pub struct Translation {
     pub kind: u8,
 }
 
-/// Entries that a flush drops.
+/// Selects the entries that a flush drops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flush {
-    /// Only translations of this directory; all directories without.
+    /// Only translations of this directory; all directories if `None`.
     pub directory: Option<BusAddr>,
-    /// Only translations of the page at this address; all pages without.
+    /// Only translations of the page at this address; all pages if `None`.
     pub page: Option<GpuVa>,
     /// Only the hub's TLB.
     pub hub_only: bool,
@@ -132,7 +132,7 @@ pub struct Mmu {
 }
 
 impl Mmu {
-    /// An MMU with empty TLBs.
+    /// Makes an MMU with empty TLBs.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -145,8 +145,8 @@ impl Mmu {
         }
     }
 
-    /// Begins accesses in a row. Flushes and withdrawals of host memory wait until the session ends: keep it short
-    /// (about 256 KiB of copying), and call nothing else of this `Mmu` or `memory` on the same thread meanwhile.
+    /// Starts a session of accesses. Flushes and unmappings of host memory wait until it ends: keep it short (about 256
+    /// KiB of copying), and do not call other functions of this `Mmu` or `memory` on the same thread meanwhile.
     #[must_use]
     pub fn session<'a>(&'a self, memory: &'a Memory, space: &'a AddressSpace, access: Access) -> Session<'a> {
         Session::new(self, memory, space, access)
@@ -220,7 +220,7 @@ impl Mmu {
         self.session(memory, space, access).write32(va, value)
     }
 
-    /// Drops translations. When it returns, no access uses what was dropped.
+    /// Drops translations. After it returns, no access uses dropped translations.
     pub fn flush(&self, what: Flush) {
         let _gate = self.gate.write();
         self.hub.flush(what.directory, what.page);
@@ -229,7 +229,7 @@ impl Mmu {
         }
     }
 
-    /// Hits, misses and flushes of a client's TLB.
+    /// Returns hits, misses and flushes of a client's TLB.
     #[must_use]
     pub fn counters(&self, client: Client) -> TlbCounters {
         self.tlb(client).counters()

@@ -1,8 +1,8 @@
-//! Accesses in a row through one address space.
+//! Sessions of accesses through one address space.
 //!
-//! Work is charged for what it moves: whoever works for a channel says of its accesses that they count
-//! ([`Session::count`] and the `counted` functions; copies always do). The count stands with the translation that the
-//! access went through, so that it costs an addition, and is sorted by memory when another page takes its place.
+//! Work is charged for the bytes that it moves: code that works for a channel counts its accesses ([`Session::count`]
+//! and the `counted` functions; copies always do). The count is stored with the translation of the access, so that
+//! counting is one addition, and is sorted by memory when the translation is replaced.
 
 use super::tlb::TlbEntry;
 use super::walk::{check, place, walk};
@@ -15,9 +15,9 @@ use parking_lot::RwLockReadGuard;
 /// A copy that faulted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyFault {
-    /// Bytes that were copied before.
+    /// Bytes copied before.
     pub copied: u64,
-    /// Fault of that access.
+    /// Fault of the failed access.
     pub fault: MmuFault,
 }
 
@@ -26,7 +26,7 @@ const PAGES_AT_ONCE: usize = 64;
 /// Pieces that a copy plans ahead.
 const PIECES_AT_ONCE: usize = 8;
 
-/// Bytes that follow each other on both sides of a copy.
+/// Bytes that are contiguous on both sides of a copy.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     from: BusAddr,
@@ -49,7 +49,7 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Adds a piece to the last one when it follows it on both sides. Returns whether there was room.
+    /// Adds a piece, merged with the last one if it follows it on both sides. Returns false if there was no room.
     fn add(&mut self, piece: Piece) -> bool {
         if let Some(last) = self.count.checked_sub(1).map(|last| &mut self.pieces[last])
             && last.from.offset(last.len) == piece.from
@@ -65,16 +65,16 @@ impl Plan {
     }
 }
 
-/// The last translation in one direction: good for the addresses `start..end`, which lie in one page.
+/// The last translation in one direction: valid for the addresses `start..end`, which are in one page.
 #[derive(Clone, Copy, Debug)]
 struct Recent {
     start: u64,
     end: u64,
     address: BusAddr,
     kind: u8,
-    /// Bytes that were moved through it and are to be counted.
+    /// Bytes moved through it and not sorted yet.
     moved: u64,
-    /// Someone wants to know them.
+    /// The counts are needed.
     sorted: bool,
 }
 
@@ -91,7 +91,7 @@ impl Recent {
 const NO_RECENT: Recent =
     Recent { start: 0, end: 0, address: BusAddr::Vram(nvspec::addr::VramAddr(0)), kind: 0, moved: 0, sorted: false };
 
-/// Accesses in a row. While it lives, flushes and withdrawals of host memory wait.
+/// A session of accesses. While it lives, flushes and unmappings of host memory wait.
 #[derive(Debug)]
 pub struct Session<'a> {
     mmu: &'a Mmu,
@@ -100,9 +100,9 @@ pub struct Session<'a> {
     view: View<'a>,
     reads: Recent,
     writes: Recent,
-    /// Bytes that came from system memory or went there.
+    /// Bytes moved from or to system memory.
     bus_bytes: u64,
-    /// Those of VRAM are wanted, too.
+    /// Counts of VRAM are needed, too.
     profiled: bool,
     _gate: RwLockReadGuard<'a, ()>,
 }
@@ -116,14 +116,14 @@ impl<'a> Session<'a> {
         Self { mmu, space, access, view, reads, writes, bus_bytes: 0, profiled, _gate: gate }
     }
 
-    /// Counts bytes as moved by the last access, a write or a read. An access that spans pages counts for the last.
+    /// Counts bytes as moved by the last access, a write or a read. An access that spans pages counts for the last one.
     pub fn count(&mut self, write: bool, bytes: u64) {
         let recent = if write { &mut self.writes } else { &mut self.reads };
         recent.moved += bytes;
     }
 
-    /// Bytes counted since the last call that came from system memory or went there: twice those that did both. Without
-    /// such a call at the end, what was counted of the last pages is forgotten.
+    /// Returns the bytes moved from or to system memory since the last call; bytes moved in both directions count
+    /// twice. Without such a call at the end, counts of the last pages are lost.
     pub fn take_bus_bytes(&mut self) -> u64 {
         self.sort(false);
         self.sort(true);
@@ -131,10 +131,10 @@ impl<'a> Session<'a> {
         std::mem::take(&mut self.bus_bytes)
     }
 
-    /// Sorts what was counted of a translation by the memory that it leads to.
+    /// Sorts a translation's counts by its memory.
     fn sort(&mut self, write: bool) {
         let recent = if write { &mut self.writes } else { &mut self.reads };
-        // Most often nobody wants to know: it is VRAM, and there is no profile.
+        // Usually not needed: it is VRAM, and there is no profile.
         if !recent.sorted || recent.moved == 0 {
             return;
         }
@@ -145,7 +145,7 @@ impl<'a> Session<'a> {
         self.view.memory().count_moved(address, moved, write);
     }
 
-    /// Writes to host memory that are under way arrive, whoever made them.
+    /// Completes all writes to host memory in flight.
     pub fn push_posted(&self) {
         self.view.push_posted();
     }
@@ -164,7 +164,7 @@ impl<'a> Session<'a> {
         check(entry.pte, write, self.access.privileged).map_err(fail)?;
         // GUESS: there is no other card, and the reason's later name is "unsupported aperture".
         let (address, to_end) = place(entry, va).ok_or(fail(fault::COMPRESSED_SYSRAM))?;
-        // The limit may end within the page.
+        // The limit may be within the page.
         let bytes = to_end.min((self.space.limit.0 - va.0).saturating_add(1));
         self.sort(write);
         let sorted = self.profiled || matches!(address, BusAddr::System(_));
@@ -178,7 +178,7 @@ impl<'a> Session<'a> {
     }
 
     fn entry(&self, va: GpuVa, write: bool) -> Result<TlbEntry, MmuFault> {
-        // The limit belongs to the channel, not to the directory: it is checked even when the page is known.
+        // The limit belongs to the channel, not to the directory, so it is also checked for cached pages.
         if va.0 > self.space.limit.0 {
             return Err(MmuFault { reason: fault::VA_LIMIT, va, write });
         }
@@ -192,7 +192,7 @@ impl<'a> Session<'a> {
         Ok(entry)
     }
 
-    /// Reads bytes. What nothing on the bus answers reads as ones.
+    /// Reads bytes. Unanswered addresses read as ones.
     ///
     /// # Errors
     /// [`MmuFault`]; `data` may be filled in part.
@@ -211,7 +211,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Writes bytes. What nothing on the bus answers is lost.
+    /// Writes bytes. Unanswered writes are lost.
     ///
     /// # Errors
     /// [`MmuFault`]; the bytes before the bad one are written.
@@ -228,10 +228,10 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Reads bytes as [`Self::read`] does, and counts them as moved.
+    /// Reads bytes like [`Self::read`], and counts them as moved.
     ///
     /// # Errors
-    /// [`MmuFault`]; `data` may be filled in part, and that part counts.
+    /// [`MmuFault`]; `data` may be filled in part, and that part is counted.
     pub fn read_counted(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -244,10 +244,10 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Writes bytes as [`Self::write`] does, and counts them as moved.
+    /// Writes bytes like [`Self::write`], and counts them as moved.
     ///
     /// # Errors
-    /// [`MmuFault`]; the bytes before the bad one are written, and count.
+    /// [`MmuFault`]; the bytes before the bad one are written, and counted.
     pub fn write_counted(&mut self, va: GpuVa, data: &[u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -292,7 +292,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Replaces 32 bits, aligned, in one access by what `update` makes of them, and returns what was there.
+    /// Replaces 32 aligned bits in one access by the result of `update`, and returns the old value.
     ///
     /// # Errors
     /// [`MmuFault`].
@@ -304,7 +304,7 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// Replaces 64 bits, aligned, in one access by what `update` makes of them, and returns what was there.
+    /// Replaces 64 aligned bits in one access by the result of `update`, and returns the old value.
     ///
     /// # Errors
     /// [`MmuFault`].
@@ -316,11 +316,11 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// Copies `len` bytes, lowest address first, and counts them as moved on both sides. What nothing on the bus answers
-    /// reads as ones and is lost in writing.
+    /// Copies `len` bytes, lowest address first, and counts them as moved on both sides. Unanswered addresses read as
+    /// ones, and lose writes.
     ///
     /// # Errors
-    /// [`CopyFault`], with what was copied before. The source is accessed before the destination.
+    /// [`CopyFault`], with the number of bytes copied before. The source is accessed before the destination.
     pub fn copy(&mut self, from: GpuVa, to: GpuVa, len: u64) -> Result<(), CopyFault> {
         let mut copied = 0;
         if let Some(piece) = self.short_copy(from, to, len) {
@@ -343,13 +343,13 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The whole copy, if it stays in the pages that were used last: a row of a block, a line of few bytes.
+    /// Returns the whole copy, if it is within the last used pages: a row of a block, a short line.
     fn short_copy(&self, from: GpuVa, to: GpuVa, len: u64) -> Option<Piece> {
         let (source, target) = (self.reads.place(from)?, self.writes.place(to)?);
         (source.bytes >= len && target.bytes >= len).then_some(Piece { from: source.address, to: target.address, len })
     }
 
-    /// Translates the pages of a copy before any of it is made: a lock in between would wait for the stores before it.
+    /// Translates a copy's pages before its first access: a lock in between would wait for earlier stores.
     fn plan(&mut self, plan: &mut Plan, from: GpuVa, to: GpuVa, len: u64) -> Result<(), MmuFault> {
         let mut planned = 0;
         for _ in 0..PAGES_AT_ONCE {
@@ -362,7 +362,7 @@ impl<'a> Session<'a> {
             if !plan.add(Piece { from: source.address, to: target.address, len: bytes }) {
                 break;
             }
-            // What is planned is copied, whatever happens then.
+            // The planned part is copied in any case.
             self.count(false, bytes);
             self.count(true, bytes);
             planned += bytes;
@@ -377,7 +377,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The slow way for a piece of which some is not answered on the bus: what can be read is written where it can be.
+    /// Copies a piece with unanswered parts, slowly: copies readable bytes to writable places.
     #[cold]
     fn copy_over_a_hole(&self, from: BusAddr, to: BusAddr, len: u64) {
         let mut buffer = [0; 256];
@@ -387,7 +387,7 @@ impl<'a> Session<'a> {
             if self.view.read(from.offset(done), part).is_err() {
                 part.fill(0xff);
             }
-            // Each loss was counted once, by the caller.
+            // The caller has counted each loss once.
             let _lost = self.view.write(to.offset(done), part);
             done += part.len() as u64;
         }

@@ -1,7 +1,7 @@
-//! A TLB: it keeps translations until they are flushed or others need the place.
+//! A TLB: keeps translations until they are flushed or displaced.
 //!
-//! Two direct-mapped tables, one for each page size, cut into sets with a lock each. It holds far more than the card's,
-//! which only makes a missing flush more sure to show.
+//! Two direct-mapped tables, one for each page size, divided into sets with a lock each. It holds far more entries than
+//! the card's, which reveals a missing flush more reliably.
 
 use crate::memory::BusAddr;
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE};
@@ -15,7 +15,7 @@ const SMALL_LINES: usize = 128;
 /// Large pages that a set holds.
 const LARGE_LINES: usize = 16;
 
-/// Page, and the directory that it is of.
+/// A page and its directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlbKey {
     /// Address of the page directory.
@@ -24,7 +24,7 @@ pub struct TlbKey {
     pub va: GpuVa,
 }
 
-/// A translation as the page tables had it.
+/// A translation from the page tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlbEntry {
     /// The page table entry.
@@ -34,7 +34,7 @@ pub struct TlbEntry {
 }
 
 impl TlbEntry {
-    /// Bytes of the page.
+    /// Returns the size of the page in bytes.
     #[must_use]
     pub const fn page_bytes(self) -> u64 {
         if self.large { LARGE_PAGE } else { SMALL_PAGE }
@@ -46,7 +46,7 @@ impl TlbEntry {
 pub struct TlbCounters {
     /// Translations found.
     pub hits: u64,
-    /// Translations walked for.
+    /// Translations that needed a walk.
     pub misses: u64,
     /// Flushes.
     pub flushes: u64,
@@ -63,7 +63,7 @@ struct Line {
 struct Set {
     small: [Option<Line>; SMALL_LINES],
     large: [Option<Line>; LARGE_LINES],
-    /// Nothing was put in since everything was dropped: a flush has nothing to do.
+    /// No entry was added since the last full flush, so a flush has no effect.
     empty: bool,
     counters: TlbCounters,
 }
@@ -86,14 +86,14 @@ impl Default for Tlb {
     }
 }
 
-/// Spreads directories over the table, so that two address spaces with the same addresses do not fight.
+/// Spreads directories over the table, so that two address spaces with the same addresses do not collide.
 fn spread(directory: BusAddr) -> u64 {
     let (BusAddr::Vram(nvspec::addr::VramAddr(address)) | BusAddr::System(nvspec::addr::Iova(address))) = directory;
     (address >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48
 }
 
 impl Tlb {
-    /// A large page and its small ones share a set, so that one lock serves a lookup.
+    /// Returns the set of a large page and of its small ones, so that a lookup takes one lock.
     fn set(&self, key: TlbKey) -> &Mutex<Set> {
         let which = (key.va.0 / LARGE_PAGE).wrapping_add(spread(key.directory));
         &self.sets[(which % SETS as u64) as usize]
@@ -101,7 +101,7 @@ impl Tlb {
 
     fn small_line(key: TlbKey) -> usize {
         let page = key.va.0 / SMALL_PAGE;
-        // The bits above the set's choose too, so that 8 MiB apart is not always the same line.
+        // The bits above the set's are included, so that addresses 8 MiB apart do not always collide.
         ((page ^ (page >> 11)).wrapping_add(spread(key.directory) >> 6) % SMALL_LINES as u64) as usize
     }
 
@@ -110,7 +110,7 @@ impl Tlb {
         (page.wrapping_add(spread(key.directory) >> 6) % LARGE_LINES as u64) as usize
     }
 
-    /// The translation, if it is kept.
+    /// Returns the cached translation, if any.
     #[must_use]
     pub fn lookup(&self, key: TlbKey) -> Option<TlbEntry> {
         let mut set = self.set(key).lock();
@@ -129,7 +129,7 @@ impl Tlb {
         found
     }
 
-    /// Keeps a translation.
+    /// Stores a translation.
     pub fn insert(&self, key: TlbKey, entry: TlbEntry) {
         let mut set = self.set(key).lock();
         let line = Some(Line { directory: key.directory, page: key.va.0 / entry.page_bytes(), pte: entry.pte });
@@ -141,7 +141,7 @@ impl Tlb {
         }
     }
 
-    /// Drops what is of `directory` (or any) and of the page at `page` (or any).
+    /// Drops translations of `directory` (or any) and of the page at `page` (or any).
     pub fn flush(&self, directory: Option<BusAddr>, page: Option<GpuVa>) {
         for (index, set) in self.sets.iter().enumerate() {
             let mut set = set.lock();
@@ -157,7 +157,7 @@ impl Tlb {
         }
     }
 
-    /// Hits, misses and flushes so far.
+    /// Returns the number of hits, misses and flushes.
     #[must_use]
     pub fn counters(&self) -> TlbCounters {
         self.sets.iter().fold(TlbCounters::default(), |sum, set| {

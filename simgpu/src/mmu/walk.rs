@@ -6,10 +6,10 @@ use crate::memory::{BusAddr, View};
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE, VA_BITS};
 use nvspec::mmu::{ENTRY_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, TableTarget, fault, kind};
 
-/// Finds the page of `va`. `write` is only told in the fault; permissions are checked by [`check`].
+/// Finds the page of `va`. `write` is only recorded in the fault; [`check`] checks permissions.
 ///
 /// # Errors
-/// [`MmuFault`] with the reason that the card would give.
+/// [`MmuFault`] with the card's reason.
 pub fn walk(view: &View<'_>, space: &AddressSpace, va: GpuVa, write: bool) -> Result<TlbEntry, MmuFault> {
     let fail = |reason| MmuFault { reason, va, write };
     if va.0 > space.limit.0 || va.0 >> VA_BITS != 0 {
@@ -18,7 +18,7 @@ pub fn walk(view: &View<'_>, space: &AddressSpace, va: GpuVa, write: bool) -> Re
     let entry = |table: BusAddr, index: u64| {
         view.read64(table.offset(index * ENTRY_BYTES)).map_err(|error| view.memory().count_lost(error))
     };
-    // GUESS: a table that nothing on the bus answers for faults like one that is not there.
+    // GUESS: an unanswered table access faults like a missing table.
     let pde = Pde::from(entry(space.directory, va.0 >> PDE_SHIFT).map_err(|()| fail(fault::PDE))?);
     let large = BusAddr::from_table(pde.large_target(), pde.large_address());
     let small = BusAddr::from_table(pde.small_target(), pde.small_address());
@@ -39,7 +39,7 @@ pub fn walk(view: &View<'_>, space: &AddressSpace, va: GpuVa, write: bool) -> Re
     Err(fail(fault::PTE))
 }
 
-/// Checks that the page may be used so.
+/// Checks that the page allows the access.
 ///
 /// # Errors
 /// The fault reason.
@@ -53,14 +53,14 @@ pub fn check(pte: Pte, write: bool, privileged: bool) -> Result<(), u32> {
     let system = pte.aperture().is_system();
     match kind::uncompressed(pte.kind()) {
         None => Err(fault::KIND),
-        // GUESS: encrypted pages cannot be honoured, and the card has no other reason for it.
+        // GUESS: encrypted pages are not supported, and the card has no other reason for that.
         Some(_) if pte.encrypted() => Err(fault::KIND),
         Some(plain) if system && plain != pte.kind() => Err(fault::COMPRESSED_SYSRAM),
         Some(_) => Ok(()),
     }
 }
 
-/// Returns where `va` lies in the page; `None` for another card's memory.
+/// Returns the address of `va` in the page; `None` for another card's memory.
 #[must_use]
 pub fn place(entry: TlbEntry, va: GpuVa) -> Option<(BusAddr, u64)> {
     let bytes = entry.page_bytes();
