@@ -1,6 +1,6 @@
-//! Accesses of any size and alignment, cut into aligned 32-bit ones with byte lanes. Registers see only those.
+//! Splits accesses of any size and alignment into aligned 32-bit ones with byte lanes, for the registers.
 
-/// The part of an access that falls into one aligned dword.
+/// The part of an access within one aligned dword.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
     /// Byte offset of the dword.
@@ -12,13 +12,13 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// Returns whether the whole dword is accessed.
+    /// Returns true if the whole dword is accessed.
     #[must_use]
     pub fn is_whole(self) -> bool {
         self.count == 4
     }
 
-    /// `old` with the bytes of the access replaced by `data`.
+    /// Returns `old` with the bytes of the access replaced by `data`.
     #[must_use]
     pub fn merge(self, old: u32, data: &[u8]) -> u32 {
         let mut bytes = old.to_le_bytes();
@@ -28,7 +28,7 @@ impl Lane {
         u32::from_le_bytes(bytes)
     }
 
-    /// The bytes of `value` that the access asks for, into `data`.
+    /// Copies the accessed bytes of `value` to `data`.
     pub fn extract(self, value: u32, data: &mut [u8]) {
         for (byte, new) in data.iter_mut().zip(value.to_le_bytes().into_iter().skip(self.first).take(self.count)) {
             *byte = new;
@@ -36,7 +36,7 @@ impl Lane {
     }
 }
 
-/// The lane at byte `offset` for an access of which `left` bytes remain; at least one byte, unless `left` is 0.
+/// Returns the lane at byte `offset` for an access of which `left` bytes remain; at least one byte, unless `left` is 0.
 #[must_use]
 pub fn lane(offset: u64, left: usize) -> Lane {
     let first = (offset & 3) as u8;

@@ -1,8 +1,8 @@
-//! The seam to whoever owns the card: one trait, implemented by the mediator (and by a mock in the tests).
+//! The interface to the card's owner: one trait, implemented by the mediator (and by a mock in the tests).
 //!
 //! Everything here is in the guest's own terms: guest VRAM addresses, guest bus addresses, virtual channel and engine
-//! numbers. Translation, bounds and isolation are the implementer's; the vGPU only decodes and refuses what cannot be
-//! decoded.
+//! numbers. The implementer handles translation, bounds and isolation; the vGPU only decodes, and refuses invalid
+//! encodings.
 
 use nvspec::addr::GuestVramAddr;
 use nvspec::falcon::Falcon;
@@ -28,28 +28,28 @@ impl std::fmt::Display for Aperture {
 
 pub use nvspec::addr::Place;
 
-/// The access is outside of what the guest may reach; the implementer has left `data` alone.
+/// The access is outside of the guest's memory; the implementer has not changed `data`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the access is outside of what the guest may reach")]
 pub struct Denied;
 
-/// Why a write to VRAM or through an aperture was not done. What it wrote before that may be written again.
+/// Reason why a write to VRAM or through an aperture failed. The part written before may be written again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unwritten {
-    /// It is outside of what the guest may reach, and lost.
+    /// It is outside of the guest's memory, and lost.
     #[error(transparent)]
     Denied(#[from] Denied),
-    /// There is no memory for it now.
+    /// There is no memory for it at present.
     #[error(transparent)]
     NoMemory(#[from] NoMemory),
 }
 
-/// There is no memory for what the guest writes. The same write may succeed later.
+/// There is no memory for the guest's write. The same write may succeed later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no memory for what the guest writes")]
 pub struct NoMemory;
 
-/// State of a channel, as its register shows it.
+/// State of a channel, as shown in its register.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelState {
     /// The guest has made it runnable.
@@ -58,16 +58,16 @@ pub struct ChannelState {
     pub acquire_pending: bool,
     /// A PBDMA or engine holds its context.
     pub loaded: bool,
-    /// It has work that is not fetched yet.
+    /// It has unfetched work.
     pub pending: bool,
 }
 
-/// State of an engine, as its register shows it.
+/// State of an engine, as shown in its register.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStatus {
     /// Channel on the engine, if it is this guest's.
     pub channel: Option<VirtualChannelId>,
-    /// It works for this guest.
+    /// It is working for this guest.
     pub busy: bool,
 }
 
@@ -80,19 +80,19 @@ pub enum InterruptLine {
     Intx(bool),
 }
 
-/// Requests of a vGPU to the mediator. Calls are made with the vGPU borrowed, so an implementation must not call back
-/// into it; what it has to report comes later through the vGPU's event methods.
+/// Requests of a vGPU to the mediator. The vGPU is borrowed during calls, so an implementation must not call back into
+/// it; it reports later through the vGPU's event methods.
 pub trait Backend {
     /// Reads guest VRAM.
     ///
     /// # Errors
-    /// [`Denied`] when a byte lies outside of the guest's VRAM.
+    /// [`Denied`] when a byte is outside of the guest's VRAM.
     fn vram_read(&mut self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), Denied>;
 
     /// Writes guest VRAM.
     ///
     /// # Errors
-    /// [`Unwritten::Denied`] when a byte lies outside of the guest's VRAM; [`Unwritten::NoMemory`].
+    /// [`Unwritten::Denied`] when a byte is outside of the guest's VRAM; [`Unwritten::NoMemory`].
     fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), Unwritten>;
 
     /// Reads through an aperture, translated by the guest's page tables. `offset` is within the BAR.
@@ -107,59 +107,60 @@ pub trait Backend {
     /// [`Unwritten::Denied`] when no valid, writable mapping is there; [`Unwritten::NoMemory`].
     fn aperture_write(&mut self, aperture: Aperture, offset: u64, data: &[u8]) -> Result<(), Unwritten>;
 
-    /// The guest has named the instance block of an aperture, or `None`: it has been unbound.
+    /// Handles the guest's binding of an aperture's instance block; `None` unbinds it.
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>);
 
-    /// The guest has placed PRAMIN, the window on VRAM of BAR0, at `base`, or `None`: on what is no VRAM. For who shows memory there without
-    /// a message; what comes by message is [read](Self::vram_read) and [written](Self::vram_write) by address.
+    /// Handles the guest's placing of PRAMIN, BAR0's window on VRAM, at `base`; `None` if that is outside of VRAM.
+    /// Needed only to map memory there; trapped accesses are [read](Self::vram_read) and [written](Self::vram_write) by
+    /// address.
     fn place_window(&mut self, _base: Option<GuestVramAddr>) {}
 
-    /// The guest flushes the TLB for one page directory, or for all (`None`).
+    /// Handles the guest's TLB flush for one page directory, or for all (`None`).
     fn flush_tlb(&mut self, directory: Option<Place>, hub_only: bool);
 
-    /// The guest flushes posted writes of the apertures. What it wrote before is visible to the GPU when this returns.
+    /// Handles the guest's flush of posted aperture writes. When this returns, the GPU sees all earlier writes.
     fn flush_apertures(&mut self) {}
 
-    /// The guest has started a falcon of its vGPU with this code and data. Nothing of that runs anywhere.
+    /// Handles the guest's start of a falcon of its vGPU with this code and data, which is never executed.
     fn firmware_started(&mut self, _falcon: Falcon, _code: &[u32], _data: &[u32]) {}
 
-    /// The guest has named the instance block of a channel, or `None`: it has been unbound.
+    /// Handles the guest's binding of a channel's instance block; `None` unbinds it.
     fn bind_channel(&mut self, channel: VirtualChannelId, instance: Option<Place>);
 
-    /// The guest makes a channel runnable, or stops it.
+    /// Handles the guest's enabling or stopping of a channel.
     fn enable_channel(&mut self, channel: VirtualChannelId, enabled: bool);
 
-    /// Returns what the channel does now.
+    /// Returns the current state of the channel.
     fn channel_state(&mut self, channel: VirtualChannelId) -> ChannelState;
 
-    /// The guest submits a runlist of `length` entries. Completion is reported by `VGpu::runlist_done`.
+    /// Handles the guest's submission of a runlist of `length` entries. `VGpu::runlist_done` reports its completion.
     fn submit_runlist(&mut self, list: Place, length: u32);
 
-    /// The guest begins to take a channel off its engines.
+    /// Starts taking a channel off its engines, on the guest's request.
     fn preempt(&mut self, channel: VirtualChannelId);
 
-    /// Returns whether the channel is still to leave its engines since [`Self::preempt`].
+    /// Returns true if the channel has not left its engines yet since [`Self::preempt`].
     fn preempting(&mut self, channel: VirtualChannelId) -> bool;
 
-    /// Returns what an engine does for this guest. `engine` is below `nvspec::fifo::engine::COUNT`.
+    /// Returns an engine's state for this guest. `engine` is below `nvspec::fifo::engine::COUNT`.
     fn engine_status(&mut self, engine: u32) -> EngineStatus;
 
-    /// The guest stops (`true`) or allows scheduling on the engines whose bits are set, for its own channels.
+    /// Stops (`true`) or allows scheduling of the guest's own channels on the engines whose bits are set.
     fn block_engines(&mut self, engines: u32, blocked: bool);
 
-    /// The guest resets an engine: its own channels on that engine lose their state, no one else's do.
-    /// `engine` is below `nvspec::fifo::engine::COUNT`.
+    /// Resets an engine for the guest: only its own channels on that engine lose their state. `engine` is below
+    /// `nvspec::fifo::engine::COUNT`.
     fn reset_engine(&mut self, engine: u32);
 
-    /// The guest resets the host unit: no channel of its runs any more.
+    /// Resets the host unit for the guest: stops all its channels.
     fn reset_fifo(&mut self);
 
-    /// The card's clock, in nanoseconds.
+    /// Returns the card's clock, in nanoseconds.
     fn now_ns(&mut self) -> u64;
 
     /// Signals the guest.
     fn interrupt(&mut self, line: InterruptLine);
 
-    /// The guest allows (or forbids) the device to access its RAM: PCI command register.
+    /// Allows or forbids the device to access the guest's RAM, as set in the PCI command register.
     fn bus_master(&mut self, enabled: bool);
 }

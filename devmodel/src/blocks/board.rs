@@ -24,8 +24,8 @@ pub(crate) fn read_ptop(reg: ptop::Reg, at: At, cx: &Cx) -> u32 {
     }
 }
 
-/// Configuration space as the card shows it to its driver. Writes to the standard registers go nowhere: that is the
-/// VMM's side.
+/// Reads configuration space as shown to the card's driver. Writes to the standard registers have no effect here: the
+/// VMM handles them.
 pub(crate) fn read_ppci(reg: ppci::Reg, at: At, pci: &PciConfig, cx: &Cx) -> u32 {
     match reg {
         ppci::Reg::CONFIG | ppci::Reg::CAPABILITIES | ppci::Reg::LINK_STATUS => {
@@ -36,7 +36,7 @@ pub(crate) fn read_ppci(reg: ppci::Reg, at: At, pci: &PciConfig, cx: &Cx) -> u32
     }
 }
 
-/// Returns whether the guest has re-armed MSI.
+/// Returns true if the guest has re-armed MSI.
 pub(crate) fn write_ppci(reg: ppci::Reg, at: At, value: u32, cx: &mut Cx) -> bool {
     match reg {
         ppci::Reg::CONFIG | ppci::Reg::CAPABILITIES | ppci::Reg::LINK_STATUS => false,
@@ -52,7 +52,7 @@ pub(crate) fn read_privring(reg: privring_hub::Reg, at: At, cx: &Cx) -> u32 {
     match reg {
         privring_hub::Reg::HUB_COUNT | privring_hub::Reg::ROP_COUNT => 1,
         privring_hub::Reg::GPC_COUNT => cx.config.chip.gpcs,
-        // Commands are done at once.
+        // Commands complete at once.
         privring_hub::Reg::COMMAND => 0,
         _ => cx.plain_read(at),
     }
@@ -68,7 +68,7 @@ pub(crate) fn write_privring(reg: privring_hub::Reg, at: At, value: u32, cx: &mu
     }
 }
 
-/// PMU: it says after start where its queues are, takes what is put in, and never has anything to say.
+/// PMU: after its start it reports its queues, accepts commands, and never sends messages.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmu {
     intr: Intr,
@@ -84,7 +84,7 @@ impl Pmu {
             Reg::INTR_SET | Reg::INTR_CLEAR | Reg::INTR_EN_SET | Reg::INTR_EN_CLEAR => 0,
             Reg::DMEM_CONTROL => self.dmem.control(at.index()),
             Reg::DMEM_DATA => self.dmem.read(at.index()),
-            // Scrubbing of the memories is done at once.
+            // Scrubbing of the memories completes at once.
             Reg::DMA_CONTROL => {
                 cx.plain_read(at) & !(DMA_CONTROL::IMEM_SCRUBBING.mask() | DMA_CONTROL::DMEM_SCRUBBING.mask())
             }
@@ -119,7 +119,7 @@ impl Pmu {
         }
     }
 
-    /// Checks what was read.
+    /// Validates saved data.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         self.dmem.check()
     }
@@ -137,18 +137,18 @@ impl Pmu {
     }
 }
 
-/// The falcon of one copy engine. It copies on the card; here it takes its upload and reports errors.
+/// The falcon of one copy engine. The copying is done on the card; here it accepts its upload and reports errors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CopyEngine {
     intr: Intr,
     dmem: Dmem,
     imem: Imem,
     current: u32,
-    /// The firmware has been started.
+    /// The firmware was started.
     running: bool,
 }
 
-/// The registers that both copy engines have.
+/// The common registers of both copy engines.
 #[derive(Clone, Copy)]
 pub(crate) enum CopyReg {
     IntrSet,
@@ -230,13 +230,13 @@ impl CopyEngine {
         }
     }
 
-    /// Checks what was read.
+    /// Validates saved data.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         self.dmem.check()?;
         self.imem.check()
     }
 
-    /// `base..end` are the falcon's registers.
+    /// Resets the falcon; `base..end` are its registers.
     pub(crate) fn reset(&mut self, base: u32, end: u32, cx: &mut Cx) {
         let Self { intr, dmem, imem, current, running } = self;
         *intr = Intr::default();
@@ -246,8 +246,8 @@ impl CopyEngine {
         cx.storage.reset_range(base, end);
     }
 
-    /// The engine refused a method. The running firmware is what says which, enables the interrupt and routes it to the
-    /// host; `base` is the offset of the falcon's registers.
+    /// Reports a method that the engine refused, like the running firmware: sets the report, enables the interrupt and
+    /// routes it to the host. `base` is the offset of the falcon's registers.
     #[expect(clippy::cast_possible_truncation, reason = "the register holds 28 bits of page number")]
     pub(crate) fn error(&mut self, error: &CopyError, base: u32, storage: &mut Storage) {
         if !self.running {

@@ -1,20 +1,20 @@
-//! The common part of all falcons (PMU, copy engines, FECS, GPCCS). None of them runs code here: uploads are swallowed,
-//! the data memory is storage, and each user of this file answers for its firmware.
+//! The common part of all falcons (PMU, copy engines, FECS, GPCCS). None of them executes code here: uploads are only
+//! stored, the data memory is storage, and each user of this file implements its firmware's behaviour.
 
 use nvspec::falcon::CODE_WORDS_MAX;
 use nvspec::regs::fecs::{DMEM_CONTROL, IMEM_CONTROL};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Dwords that the address field of the data port can reach.
+/// Dwords within the range of the data port's address field.
 const DMEM_DWORDS: usize = 0x1_0000 / 4;
 /// Data ports; only the PMU has more than one.
 const PORTS: usize = 8;
 
-/// A falcon's data memory, as seen through its ports.
+/// A falcon's data memory, as accessed through its ports.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Dmem {
-    /// Grows to what was written.
+    /// Grows with writes.
     dwords: Vec<u32>,
     control: [u32; PORTS],
 }
@@ -52,18 +52,18 @@ impl Dmem {
         self.advance(port, DMEM_CONTROL::WRITE_INCREMENT);
     }
 
-    /// All that was written.
+    /// Returns all written dwords.
     #[must_use]
     pub fn dwords(&self) -> &[u32] {
         &self.dwords
     }
 
-    /// Ports to address 0. The contents stay, as a falcon's reset leaves them.
+    /// Sets the ports to address 0. A falcon's reset keeps the contents.
     pub fn reset(&mut self) {
         self.control = [0; PORTS];
     }
 
-    /// Checks what was read.
+    /// Validates saved data.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let Self { dwords, control: _ } = self;
         Invalid::unless(dwords.len() <= DMEM_DWORDS, || "a falcon's memory is too large".into())
@@ -82,16 +82,16 @@ impl Dmem {
     }
 }
 
-/// A falcon's code memory, as drivers fill it. Nothing executes it, and nothing reads it but who looks what a guest runs.
+/// A falcon's code memory, as drivers fill it. Nothing executes it; it is only read to identify a guest's firmware.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Imem {
-    /// Grows to what was written.
+    /// Grows with writes.
     dwords: Vec<u32>,
     control: u32,
 }
 
 impl Imem {
-    /// Checks what was read.
+    /// Validates saved data.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let Self { dwords, control: _ } = self;
         Invalid::unless(dwords.len() <= CODE_WORDS_MAX, || "a falcon's code memory is too large".into())
@@ -123,7 +123,7 @@ impl Imem {
         }
     }
 
-    /// All that was written.
+    /// Returns all written dwords.
     #[must_use]
     pub fn dwords(&self) -> &[u32] {
         &self.dwords
@@ -140,7 +140,7 @@ pub struct Intr {
 }
 
 impl Intr {
-    /// An enabled interrupt is pending.
+    /// Returns true if an enabled interrupt is pending.
     #[must_use]
     pub fn pending(self) -> bool {
         self.status & self.enable != 0

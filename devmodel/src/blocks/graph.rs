@@ -1,5 +1,5 @@
-//! PGRAPH and its two context-switching falcons, at a high level: uploads are swallowed, commands are answered as
-//! nouveau's built-in firmware answers them, and the context is the host's own business.
+//! PGRAPH and its two context-switching falcons, at a high level: uploads are only stored, commands are answered like
+//! nouveau's built-in firmware does, and the mediator handles contexts.
 
 use super::falcon::{Dmem, Imem};
 use super::{At, Backlog, Cx};
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 const MAILBOXES: usize = MAILBOX::COUNT as usize;
 
-/// FECS: mailboxes, commands, and what context PGRAPH is said to hold.
+/// FECS: mailboxes, commands, and PGRAPH's reported context.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Fecs {
     running: bool,
@@ -27,7 +27,7 @@ struct Fecs {
     next: u32,
 }
 
-/// The front end's interrupt registers, and the firmware's side of the falcons.
+/// The front end's interrupt registers, and the falcons' state.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Graph {
     intr: u32,
@@ -75,7 +75,7 @@ impl Graph {
             Reg::TRAP => self.trap &= !value,
             Reg::TRAP_GPCS => self.trap_gpcs &= !value,
             Reg::DATA_ERROR => self.code = value,
-            // The units are always idle, so the handshake is over at once.
+            // The units are always idle, so the handshake completes at once.
             Reg::PWR_HANDSHAKE => cx.storage.set(at.offset, value & !PWR_HANDSHAKE::BUSY.mask()),
             Reg::TRAPPED_ADDRESS | Reg::TRAPPED_DATA_LO | Reg::SUBCHANNEL_CLASS => {}
             _ => cx.plain_write(at, value),
@@ -129,7 +129,7 @@ impl Graph {
                 cx.plain_write(at, value);
                 if CPU_CONTROL::START.is_set(value) {
                     hub.start(cx.config.chip.graph_context_bytes);
-                    // Its program starts the clusters'.
+                    // Its program starts the programs of the clusters.
                     cx.backend.firmware_started(Falcon::Fecs, hub.imem.dwords(), hub.dmem.dwords());
                     cx.backend.firmware_started(Falcon::Gpccs, self.gpccs_imem.dwords(), self.gpccs.dwords());
                 }
@@ -164,14 +164,14 @@ impl Graph {
         self.backlog.dropped = dropped;
     }
 
-    /// Checks what was read.
+    /// Validates saved data.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         self.backlog.check(|_| true)?;
         self.fecs.dmem.check()?;
         self.gpccs.check()
     }
 
-    /// Shows an error, or keeps it until the one shown is acknowledged.
+    /// Shows an error, or queues it until the current one is acknowledged.
     pub(crate) fn error(&mut self, error: GraphError, cx: &mut Cx) {
         if self.intr == 0 {
             self.show(&error, cx);
@@ -184,13 +184,13 @@ impl Graph {
         self.intr & self.intr_en != 0
     }
 
-    /// The firmware has been started.
+    /// Returns true if the firmware was started.
     #[must_use]
     pub fn firmware_running(&self) -> bool {
         self.fecs.running
     }
 
-    /// The context register, as the guest reads it.
+    /// Returns the context register, as the guest reads it.
     #[must_use]
     pub fn current(&self) -> u32 {
         self.fecs.current
@@ -211,13 +211,13 @@ impl Graph {
             *class = error.class;
         }
         if let Some(instance) = error.instance {
-            // Drivers find the guilty channel by the context that PGRAPH holds.
+            // Drivers find the faulting channel by PGRAPH's context.
             self.fecs.current = CURRENT::VALID.mask() | CURRENT::ADDRESS.of((instance.address() >> 12) as u32);
         }
     }
 }
 
-/// Enters a multiprocessor's error in the registers of its cluster; returns the cluster's bit.
+/// Stores a multiprocessor's error in the registers of its cluster; returns the cluster's bit.
 fn show_sm(error: &SmError, cx: &mut Cx) -> u32 {
     let chip = &cx.config.chip;
     let gpc = if error.gpc < chip.gpcs { error.gpc } else { 0 };
@@ -260,7 +260,7 @@ impl Fecs {
     }
 }
 
-/// Each cluster that exists has the chip's number of texture clusters.
+/// Returns the chip's number of texture clusters for each existing cluster.
 pub(crate) fn read_gpc_units(_: gpc_units::Reg, at: At, cx: &Cx) -> u32 {
     if at.index < cx.config.chip.gpcs { gpc_units::TPC_COUNT::TPCS.of(cx.config.chip.tpcs_per_gpc) } else { 0 }
 }

@@ -1,8 +1,9 @@
-//! Context switches that do not end: what the scheduler tells the driver of a channel that keeps an engine.
+//! Context switches that do not end: the scheduler's reports to the driver about a channel that keeps an engine.
 //!
 //! The error has one reason register and one interrupt bit for all engines, and a driver acknowledges it after it has
-//! looked at the engines; one that comes in between is lost. So here only one is shown at a time, and the next waits until
-//! the driver has acknowledged this one and has taken the channel off, by resetting the engine or unbinding the channel.
+//! checked the engines; an error that occurs in between is lost. So only one is shown at a time here, and the next
+//! waits until the driver has acknowledged it and has removed the channel, by resetting the engine or unbinding the
+//! channel.
 
 use super::Backlog;
 use nvspec::fifo::{CHANNELS, VirtualChannelId, engine};
@@ -17,7 +18,7 @@ pub(crate) struct Hang {
     pub channel: VirtualChannelId,
 }
 
-/// The hang that is shown, and those that wait.
+/// The shown hang, and the waiting ones.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Hangs {
     shown: Option<Hang>,
@@ -25,7 +26,7 @@ pub(crate) struct Hangs {
 }
 
 impl Hangs {
-    /// Keeps a hang until [`Self::next`] shows it, once however often it is reported.
+    /// Queues a hang until [`Self::next`] shows it; repeated reports count once.
     pub fn add(&mut self, hang: Hang) {
         if self.shown != Some(hang) {
             self.waiting.take(|waits| *waits == hang);
@@ -33,7 +34,7 @@ impl Hangs {
         }
     }
 
-    /// Shows the next one that `wanted` is true for, dropping others; false when one is shown still or none waits.
+    /// Shows the next hang that `wanted` accepts, dropping others; returns false if one is still shown or none waits.
     pub fn next(&mut self, wanted: impl Fn(&Hang) -> bool) -> bool {
         if self.shown.is_some() {
             return false;
@@ -47,24 +48,24 @@ impl Hangs {
         false
     }
 
-    /// The channel that does not leave `engine`.
+    /// Returns the channel that does not leave `engine`.
     pub fn on(&self, engine: u32) -> Option<VirtualChannelId> {
         self.shown.filter(|hang| hang.engine == engine).map(|hang| hang.channel)
     }
 
-    /// Forgets the hangs for which `over` is true.
+    /// Removes the hangs that `over` accepts.
     pub fn end(&mut self, over: impl Fn(&Hang) -> bool) {
         self.shown = self.shown.filter(|hang| !over(hang));
         while self.waiting.take(&over).is_some() {}
     }
 
-    /// Forgets all; what was dropped stays counted.
+    /// Removes all hangs; the count of dropped ones stays.
     pub fn reset(&mut self) {
         self.shown = None;
         self.waiting.clear();
     }
 
-    /// Checks what was read.
+    /// Validates saved data.
     pub fn check(&self) -> Result<(), Invalid> {
         let Self { shown, waiting } = self;
         let sound = |hang: &Hang| hang.engine < engine::COUNT && u32::from(hang.channel.0) < CHANNELS;
@@ -72,7 +73,7 @@ impl Hangs {
         Invalid::unless(shown.as_ref().is_none_or(sound), || "a channel hangs that there is not".into())
     }
 
-    /// The one that is shown, how many wait, how many were dropped.
+    /// Returns the shown hang, and the numbers of waiting and of dropped ones.
     pub fn counts(&self) -> (Option<Hang>, usize, u64) {
         (self.shown, self.waiting.len(), self.waiting.dropped)
     }

@@ -1,4 +1,4 @@
-//! PFB, the cache and the flush registers: the memory that a guest believes to have, and its TLB flushes.
+//! PFB, the cache and the flush registers: the guest's view of its memory, and its TLB flushes.
 
 use super::{At, Cx};
 use crate::denied::Reason;
@@ -17,7 +17,7 @@ pub(crate) fn read_pfb(reg: pfb::Reg, at: At, cx: &Cx) -> u32 {
 pub(crate) fn write_pfb(reg: pfb::Reg, at: At, value: u32, cx: &mut Cx) {
     match reg {
         pfb::Reg::MMU_CTRL => {
-            // The other large-page size would change the meaning of every table.
+            // The other large-page size would change the format of all tables.
             if MMU_CTRL::LARGE_PAGE_64K.is_set(value) {
                 cx.deny_write(at, Reason::Unsupported, value);
             }
@@ -40,21 +40,21 @@ fn invalidate(at: At, value: u32, cx: &mut Cx) {
     }
     let pdb = cx.storage.get(pfb::MMU_INVALIDATE_PDB::OFFSET);
     let address = u64::from(MMU_INVALIDATE_PDB::ADDRESS.get(pdb)) << 12;
-    // The directory may be shorter than its full size, so only its first page must lie inside of VRAM.
+    // The directory may be shorter than its full size, so only its first page must be in VRAM.
     let bytes = PD_BYTES.min(nvspec::addr::SMALL_PAGE);
     if let Some(directory) = cx.place(at, pdb, MMU_INVALIDATE_PDB::TARGET.get(pdb), address, bytes) {
         cx.backend.flush_tlb(Some(directory), hub_only);
     }
 }
 
-/// Flushes are done when the write returns: the registers always read idle.
+/// Handles flushes, which complete before the write returns: the registers always read idle.
 pub(crate) fn write_pflush(reg: pflush::Reg, value: u32, cx: &mut Cx) {
     if reg == pflush::Reg::BAR_FLUSH && BAR_FLUSH::TRIGGER.is_set(value) {
         cx.backend.flush_apertures();
     }
 }
 
-/// All of the guest's memory is on the first partition.
+/// Returns the size of a partition: all of the guest's memory is on the first.
 pub(crate) fn read_pbfb(_: pbfb::Reg, at: At, cx: &Cx) -> u32 {
     if at.index == 0 { cx.config.vram_mib() } else { 0 }
 }

@@ -1,6 +1,6 @@
 //! The register blocks of a vGPU, in the order of the address map. Each file: state, `read`, `write`, `reset`, tests.
 //!
-//! Blocks never hold each other: effects go through `Cx`, and the interrupt line asks each block for its own level.
+//! Blocks never reference each other: effects go through `Cx`, and the interrupt line queries each block's level.
 
 pub mod board;
 pub mod falcon;
@@ -23,7 +23,7 @@ use nvspec::instance::INSTANCE_BYTES;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// The parts that a block may touch while it handles one access.
+/// The parts that a block may use while it handles one access.
 pub(crate) struct Cx<'a> {
     pub backend: &'a mut dyn Backend,
     pub storage: &'a mut Storage,
@@ -31,18 +31,18 @@ pub(crate) struct Cx<'a> {
     pub config: &'a VGpuConfig,
 }
 
-/// Register that an access goes to.
+/// The register of an access.
 #[derive(Clone, Copy)]
 pub(crate) struct At {
     /// Byte offset in BAR0.
     pub offset: u32,
-    /// Place in the register's array.
+    /// Index in the register's array.
     pub index: u32,
     pub info: &'static RegInfo,
 }
 
 impl At {
-    /// The place in the register's array, for indexing.
+    /// Returns the index in the register's array.
     pub fn index(self) -> usize {
         self.index as usize
     }
@@ -61,8 +61,8 @@ impl Cx<'_> {
         self.denials.write(Site::Register(at.offset), reason, u64::from(value));
     }
 
-    /// Decodes where a structure of `bytes` lies. A structure in VRAM must lie within the guest's; one in RAM is for
-    /// the backend to check. What cannot be decoded is counted against `at`.
+    /// Decodes the location of a structure of `bytes`. A structure in VRAM must be within the guest's VRAM; the backend
+    /// checks one in RAM. Invalid encodings are counted as denials at `at`.
     pub fn place(&mut self, at: At, written: u32, target: u32, address: u64, bytes: u64) -> Option<Place> {
         let Some(place) = Place::new(Target::from_bits(target), address) else {
             self.deny_write(at, Reason::Target, written);
@@ -78,19 +78,19 @@ impl Cx<'_> {
         Some(place)
     }
 
-    /// As [`Cx::place`], for an instance block whose address is given in units of 4 KiB.
+    /// Like [`Cx::place`], for an instance block whose address is given in units of 4 KiB.
     pub fn instance(&mut self, at: At, written: u32, target: u32, page: u32) -> Option<Place> {
         self.place(at, written, target, page_address(page), INSTANCE_BYTES)
     }
 }
 
-/// The byte address of a page number.
+/// Returns the byte address of a page number.
 pub(crate) fn page_address(page: u32) -> u64 {
     u64::from(page) << 12
 }
 
-/// Events that a guest has not acknowledged yet, beyond the one that its registers show. Bounded: what comes beyond is
-/// dropped and counted, as the hardware has one set of registers and drops the second.
+/// Unacknowledged events of a guest, in addition to the one shown in its registers. Bounded: more events are dropped
+/// and counted, as hardware with one set of registers drops the second.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Backlog<T> {
     waiting: std::collections::VecDeque<T>,
@@ -115,13 +115,13 @@ impl<T> Backlog<T> {
         }
     }
 
-    /// Takes the oldest event that `wanted` is true for.
+    /// Removes and returns the oldest event that `wanted` accepts.
     pub fn take(&mut self, wanted: impl Fn(&T) -> bool) -> Option<T> {
         let at = self.waiting.iter().position(wanted)?;
         self.waiting.remove(at)
     }
 
-    /// Checks what was read: there are no more than may wait, and each is `sound`.
+    /// Validates saved data: the number of events is within the limit, and `sound` accepts each.
     pub fn check(&self, sound: impl Fn(&T) -> bool) -> Result<(), Invalid> {
         let Self { waiting, dropped: _ } = self;
         Invalid::unless(waiting.len() <= Self::LIMIT && waiting.iter().all(sound), || {

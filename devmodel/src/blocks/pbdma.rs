@@ -1,4 +1,4 @@
-//! The PBDMA units' error registers. What the units do otherwise is the host's business.
+//! The PBDMA units' error registers. The mediator implements the units' other functions.
 
 use super::{At, Backlog, Cx};
 use crate::events::PbdmaError;
@@ -6,7 +6,7 @@ use nvspec::regs::pbdma::{METHOD_0, Reg};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Units that the registers have room for.
+/// Number of units in the registers.
 const UNITS: usize = nvspec::regs::pbdma::INTR_0::COUNT as usize;
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ struct Unit {
     channel: u32,
 }
 
-/// The error that each unit shows, and those that wait for it to be acknowledged.
+/// The error shown by each unit, and the waiting ones.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pbdma {
     units: [Unit; UNITS],
@@ -63,13 +63,13 @@ impl Pbdma {
         backlog.clear();
     }
 
-    /// Checks what was read.
+    /// Validates saved data.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let Self { units: _, backlog } = self;
         backlog.check(|error| (error.unit as usize) < UNITS)
     }
 
-    /// Shows an error, or keeps it until the one shown is acknowledged.
+    /// Shows an error, or queues it until the current one is acknowledged.
     pub(crate) fn error(&mut self, error: PbdmaError) {
         match self.units.get_mut(error.unit as usize) {
             Some(unit) if unit.intr == 0 => unit.show(&error),
@@ -78,7 +78,7 @@ impl Pbdma {
         }
     }
 
-    /// One bit for each unit with an enabled interrupt.
+    /// Returns one bit for each unit with an enabled interrupt.
     pub(crate) fn pending(&self) -> u32 {
         let mut bits = 0;
         for (index, unit) in (0u32..).zip(&self.units) {

@@ -1,4 +1,4 @@
-//! PBUS: the PRAMIN window's place, the apertures' instance blocks.
+//! PBUS: the location of the PRAMIN window, the apertures' instance blocks.
 
 use super::{At, Cx};
 use crate::backend::Aperture;
@@ -8,7 +8,7 @@ use nvspec::regs::pbus::{BAR1_BLOCK, BAR3_BLOCK, INTR, INTR_EN, PEEPHOLE_BLOCK, 
 use nvspec::regs::windows::pramin;
 use serde::{Deserialize, Serialize};
 
-/// The registers that hold addresses, as the guest wrote them.
+/// The address registers, as the guest wrote them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pbus {
     window: u32,
@@ -59,7 +59,7 @@ impl Pbus {
         (*window, *bar1, *bar3, *peephole) = (0, 0, 0, 0);
     }
 
-    /// Returns where the byte at `offset` of BAR0, in the window, lies in VRAM; why not, if it does not.
+    /// Returns the VRAM address of the byte at `offset` of BAR0, within the window, or the reason if there is none.
     pub(crate) fn window(&self, offset: u64, bytes: u64, vram_bytes: u64) -> Result<GuestVramAddr, Reason> {
         let base = self.window_base().ok_or(Reason::Target)?;
         let address = offset.checked_sub(u64::from(pramin::BASE)).and_then(|within| base.checked_add(within));
@@ -70,18 +70,18 @@ impl Pbus {
         }
     }
 
-    /// Begin of the window, if it is on VRAM; the guest may have less.
+    /// Returns the start of the window, if it is on VRAM; the guest's VRAM may be smaller.
     pub(crate) fn window_base(&self) -> Option<GuestVramAddr> {
         let is_vram = Target::from_bits(PRAMIN_WINDOW::TARGET.get(self.window)) == Target::Vram;
         is_vram.then(|| GuestVramAddr(u64::from(PRAMIN_WINDOW::BASE.get(self.window)) << 16))
     }
 
-    /// An interrupt of the unit is pending.
+    /// Returns true if an interrupt of the unit is pending.
     pub(crate) fn pending(storage: &crate::storage::Storage) -> bool {
         storage.get(INTR::OFFSET) & storage.get(INTR_EN::OFFSET) != 0
     }
 
-    /// The address registers as the guest wrote them: window, BAR1, BAR3.
+    /// Returns the address registers as the guest wrote them: window, BAR1, BAR3.
     #[must_use]
     pub fn registers(&self) -> [u32; 3] {
         [self.window, self.bar1, self.bar3]
