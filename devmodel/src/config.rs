@@ -1,4 +1,4 @@
-//! Description of a vGPU, by which the mediator makes it.
+//! Description of a vGPU, from which the mediator creates it.
 
 use crate::pci::{BadBar, BadCapability, PciIdentity};
 use nvspec::chip::{CLASS_3D_CONTROLLER, Chip, VENDOR_NVIDIA};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Smallest VRAM that a driver can work with.
 pub const MIN_VRAM_BYTES: u64 = 16 << 20;
-/// Bytes of address space on a card.
+/// Bytes of a card's address space.
 const MAX_VRAM_BYTES: u64 = 1 << nvspec::addr::BUS_BITS;
 const MIB: u64 = 1 << 20;
 
@@ -25,12 +25,12 @@ pub struct VGpuConfig {
     pub channels: u32,
     /// The VBIOS image that PROM shows.
     pub vbios: Arc<[u8]>,
-    /// A vendor-specific capability, as [`crate::pci::PciConfig::add_vendor_capability`] takes it; none if empty.
+    /// A vendor-specific capability, in the format of [`crate::pci::PciConfig::add_vendor_capability`]; none if empty.
     pub vendor_capability: Vec<u8>,
 }
 
 impl VGpuConfig {
-    /// A vGPU of `chip` with the usual aperture sizes.
+    /// Describes a vGPU of `chip` with the usual aperture sizes.
     #[must_use]
     pub fn of_chip(chip: &'static Chip, vram_bytes: u64, vbios: Arc<[u8]>) -> Self {
         let pci = PciIdentity {
@@ -63,23 +63,23 @@ impl VGpuConfig {
         Ok(())
     }
 
-    /// VRAM in MiB.
+    /// Returns the VRAM in MiB.
     #[must_use]
     pub fn vram_mib(&self) -> u32 {
         u32::try_from(self.vram_bytes / MIB).unwrap_or(u32::MAX)
     }
 }
 
-/// A description that cannot be a vGPU.
+/// Reason why a description is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A BAR's size cannot be expressed.
+    /// The size of a BAR cannot be encoded.
     #[error(transparent)]
     Bar(#[from] BadBar),
     /// The vendor-specific capability does not fit.
     #[error(transparent)]
     Capability(#[from] BadCapability),
-    /// BAR0 does not hold the registers.
+    /// BAR0 is too small for the registers.
     #[error("BAR0 of {0:#x} bytes does not hold the chip's registers, which need {needed:#x}", needed = windows::BAR0_BYTES)]
     SmallBar0(u64),
     /// VRAM size out of range.

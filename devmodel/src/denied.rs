@@ -6,30 +6,30 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Different (register, reason) pairs that are counted one by one; what a guest finds beyond is counted together.
-/// Bounds the memory and the log lines that one guest can cause.
+/// Number of (register, reason) pairs that are counted separately; all others are counted together. Bounds the memory
+/// and the log lines that one guest can cause.
 const DISTINCT: usize = 512;
 
-/// Why an access was refused.
+/// Reason why an access was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Reason {
     /// No register is known at the offset.
     Unknown,
-    /// The register is known and its policy is to refuse.
+    /// The register is known and its policy is `Deny`.
     Policy,
-    /// The address lies outside of the guest's VRAM.
+    /// The address is outside of the guest's VRAM.
     OutsideVram,
-    /// The target code names no memory that a vGPU has.
+    /// The target code does not name memory that a vGPU has.
     Target,
-    /// No such channel.
+    /// The channel does not exist.
     Channel,
-    /// More channels are bound than the vGPU may have.
+    /// The vGPU may not bind more channels.
     ChannelLimit,
-    /// A runlist that is too long or not inside memory.
+    /// A runlist that is too long or not in memory.
     Runlist,
-    /// The guest's page tables map nothing there.
+    /// The address is not mapped by the guest's page tables.
     Unmapped,
-    /// A feature that a vGPU does not have.
+    /// A feature that a vGPU does not support.
     Unsupported,
 }
 
@@ -49,16 +49,16 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Place of a refused access.
+/// Location of a refused access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Site {
-    /// Byte offset in BAR0, a multiple of 4; for windows the register that places them.
+    /// Byte offset in BAR0, a multiple of 4; for windows, of the register that places them.
     Register(u32),
     /// BAR1.
     Bar1,
     /// BAR3.
     Bar3,
-    /// Everything beyond the first few hundred different sites.
+    /// All sites after the first few hundred different ones.
     Elsewhere,
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for Site {
     }
 }
 
-/// Number of times that one site was refused for one reason.
+/// Number of refused accesses for one site and reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
     /// Reads.
@@ -86,7 +86,7 @@ pub struct Count {
     pub writes: u64,
 }
 
-/// All refused accesses of one vGPU. Kept over device resets.
+/// All refused accesses of one vGPU. Device resets keep them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Denials {
     counts: BTreeMap<(Site, Reason), Count>,
@@ -106,18 +106,18 @@ impl Denials {
         count.writes = count.writes.saturating_add(1);
     }
 
-    /// Refused accesses in all.
+    /// Returns the total number of refused accesses.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Every site and reason with its count, in the order of the address map.
+    /// Iterates over all sites and reasons with their counts, in the order of the address map.
     pub fn iter(&self) -> impl Iterator<Item = (Site, Reason, Count)> + '_ {
         self.counts.iter().map(|(&(site, reason), &count)| (site, reason, count))
     }
 
-    /// Checks what was read.
+    /// Validates saved data.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let Self { counts, total: _ } = self;
         let sites = counts.keys().filter(|(site, _)| *site != Site::Elsewhere).count();

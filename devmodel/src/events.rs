@@ -12,29 +12,29 @@ pub struct MmuFault {
     pub unit: u32,
     /// Instance block of the channel or aperture, as the guest named it.
     pub instance: Option<Place>,
-    /// The address that faulted.
+    /// The faulting address.
     pub va: GpuVa,
-    /// Why, `nvspec::mmu::fault`.
+    /// Reason, `nvspec::mmu::fault`.
     pub reason: u32,
     /// Client within the hub or cluster.
     pub client: u32,
-    /// The client is behind the hub, not in a GPC.
+    /// The client is in the hub, not in a GPC.
     pub hub: bool,
     /// It was a write.
     pub write: bool,
-    /// The cluster, for a client that is not behind the hub.
+    /// The cluster, for a client in a GPC.
     pub gpc: u32,
 }
 
 impl MmuFault {
-    /// The fault that a driver asks for to get a hung engine back: no access stands behind it.
+    /// Makes the fault that a driver requests to recover a hung engine: it is not caused by an access.
     #[must_use]
     pub fn triggered(unit: u32) -> Self {
         Self { unit, instance: None, va: GpuVa(0), reason: 0, client: 0, hub: true, write: false, gpc: 0 }
     }
 }
 
-/// A PBDMA stopped on something in this guest's push buffer.
+/// A PBDMA stopped on an error in this guest's push buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PbdmaError {
     /// Number of the PBDMA; below the chip's count.
@@ -69,7 +69,7 @@ pub struct CopyError {
     pub intr: u32,
     /// Instance block of the channel, as the guest named it.
     pub instance: Option<Place>,
-    /// Report of the firmware about the method, word as `nvspec::class::ce90b5::error`: code, subchannel, method.
+    /// The firmware's report about the method, as `nvspec::class::ce90b5::error`: code, subchannel, method.
     pub report: u32,
     /// The method's data.
     pub data: u32,
@@ -98,15 +98,15 @@ pub struct GraphError {
     pub sm: Option<SmError>,
 }
 
-/// A multiprocessor stopped on something that a kernel of this guest did.
+/// A multiprocessor stopped on an error of this guest's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmError {
-    /// Number of the cluster; the first is named if the guest's GPU has no such one.
+    /// Number of the cluster; replaced by the first if the guest's GPU does not have it.
     pub gpc: u32,
-    /// Number of the TPC in it; as above.
+    /// Number of the TPC in it; the same applies.
     pub tpc: u32,
     /// Error of the warp, a number of `compute90c0::warp_error`.
     pub warp: u32,
-    /// Bits of errors that are no warp's.
+    /// Bits of errors that do not belong to a warp.
     pub global: u32,
 }

@@ -1,17 +1,17 @@
-//! The interrupt line: from the units' pending bits to MSI messages or the INTx level.
+//! The interrupt line: converts the units' pending bits to MSI messages or the INTx level.
 //!
-//! The card signals by MSI once and then stays silent until the driver re-arms it; a unit that is still pending when
-//! the driver re-arms, or re-enables the line, signals again. INTx is a plain level.
+//! The card signals by MSI once and then stays silent until the driver re-arms it; if a unit is still pending when the
+//! driver re-arms, or re-enables the line, it signals again. INTx is a plain level.
 
 use crate::backend::{Backend, InterruptLine};
 use serde::{Deserialize, Serialize};
 
-/// The state of the signalling.
+/// State of signalling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interrupts {
     /// The next rise of the line sends a message.
     armed: bool,
-    /// The INTx level as last told to the backend.
+    /// The INTx level as last reported to the backend.
     intx: bool,
     /// Messages sent.
     pub messages: u64,
@@ -25,22 +25,22 @@ impl Default for Interrupts {
     }
 }
 
-/// Signalling as the guest has set it up in configuration space.
+/// Signalling mode, as configured by the guest in configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signalling {
-    /// MSI is on.
+    /// MSI is enabled.
     pub msi: bool,
-    /// INTx is forbidden.
+    /// INTx is disabled.
     pub intx_disabled: bool,
 }
 
 impl Interrupts {
-    /// The guest allows the next message.
+    /// Allows the next message, on the guest's request.
     pub fn rearm(&mut self) {
         self.armed = true;
     }
 
-    /// Signals what `line`, the level of the card's interrupt line, asks for.
+    /// Signals the level of the card's interrupt line, `line`, in the configured way.
     pub fn evaluate(&mut self, line: bool, how: Signalling, backend: &mut dyn Backend) {
         let intx = line && !how.msi && !how.intx_disabled;
         if intx != self.intx {
@@ -57,32 +57,32 @@ impl Interrupts {
         }
     }
 
-    /// The guest turned MSI on or off: nothing sent before counts.
+    /// Handles a change of MSI's enable: earlier messages do not count.
     pub fn mode_changed(&mut self) {
-        // GUESS: whether enabling MSI re-arms is not public; a driver that finds the line pending must get a message.
+        // GUESS: it is not public whether enabling MSI re-arms; a driver whose line is pending must get a message.
         self.armed = true;
     }
 
-    /// Nobody knows what was signalled before: what is pending is to be signalled again.
+    /// Forgets earlier signals, which may be lost: pending interrupts are signalled again.
     pub fn forgotten(&mut self) {
         let Self { armed, intx, messages: _, intx_rises: _ } = self;
         *armed = true;
         *intx = false;
     }
 
-    /// Returns whether the next rise of the line sends a message.
+    /// Returns true if the next rise of the line sends a message.
     #[must_use]
     pub fn armed(&self) -> bool {
         self.armed
     }
 
-    /// Returns whether the INTx level is asserted.
+    /// Returns true if the INTx level is asserted.
     #[must_use]
     pub fn intx(&self) -> bool {
         self.intx
     }
 
-    /// Power-on state; lowers INTx. The counters stay.
+    /// Restores the power-on state; lowers INTx. The counters stay.
     pub fn reset(&mut self, backend: &mut dyn Backend) {
         if self.intx {
             backend.interrupt(InterruptLine::Intx(false));

@@ -1,22 +1,22 @@
-//! The vGPU that a guest sees: PCI configuration space, virtual registers, and what each access to them means.
+//! The vGPU that a guest sees: PCI configuration space, virtual registers, and the effect of each access.
 //!
-//! It is a pure model: no threads, no I/O, no other VMs. Whatever concerns memory, channels, engines, the clock or the
-//! interrupt line goes through [`Backend`], in the guest's own terms; what the card reports comes back as [`events`].
-//! No register of the physical card can be reached from here.
+//! It is a pure model: no threads, no I/O, no other VMs. Memory, channels, engines, the clock and the interrupt line
+//! are accessed through [`Backend`], in the guest's own terms; the card's reports arrive as [`events`]. No register of
+//! the physical card can be accessed from here.
 //!
 //! Parts:
-//! - [`backend`]: the seam to the mediator;
-//! - [`config`]: what a vGPU is made from; [`pci`]: configuration space, also of a card that is passed through;
-//! - [`policy`]: one line for each register, refusing by default; [`denied`] counts what was refused;
-//! - [`vgpu`]: dispatch of accesses and events; [`blocks`]: the registers that have behaviour, [`storage`]: those that
-//!   have none; [`interrupt`]: MSI with re-arm, INTx; [`access`]: byte lanes.
+//! - [`backend`]: the interface to the mediator;
+//! - [`config`]: the description of a vGPU; [`pci`]: configuration space, also of a card in passthrough;
+//! - [`policy`]: one line for each register, denying by default; [`denied`] counts denials;
+//! - [`vgpu`]: dispatch of accesses and events; [`blocks`]: registers with behaviour, [`storage`]: registers without;
+//!   [`interrupt`]: MSI with re-arm, INTx; [`access`]: byte lanes.
 //!
-//! What it does not model: display, video decoding, thermal sensors and clocks beyond storage, performance counters,
-//! the code of any falcon, zero-bandwidth clears and compression tags (stored, never used), the peephole, the larger
-//! of the two page-table formats' sizes (64 KiB pages), memory-mapped access faults (a refused access is counted for
-//! the operator and raises no interrupt in the guest).
+//! Not modelled: display, video decoding, thermal sensors and clocks except storage, performance counters, the code of
+//! any falcon, zero-bandwidth clears and compression tags (stored, never used), the peephole, the larger of the two
+//! page-table formats' sizes (64 KiB pages), memory-mapped access faults (a refused access is counted for the operator
+//! and does not raise an interrupt in the guest).
 //!
-//! Sources: see [`nvspec`]; what Linux's nouveau (6.1, 6.12) reads and writes.
+//! Sources: see [`nvspec`]; the accesses of Linux's nouveau (6.1, 6.12).
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

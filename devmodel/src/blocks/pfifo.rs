@@ -1,4 +1,4 @@
-//! PFIFO: the channel table, the runlist, preemption, and the scheduler's interrupts. All of it is translated; no
+//! PFIFO: the channel table, the runlist, preemption, and the scheduler's interrupts. All accesses are translated; no
 //! register here is the card's.
 
 use super::hang::{Hang, Hangs};
@@ -20,13 +20,13 @@ use serde::{Deserialize, Serialize};
 const ENTRY_BYTES: u64 = size_of::<nvspec::fifo::RunlistEntry>() as u64;
 const ENGINES: usize = engine::COUNT as usize;
 const UNITS: usize = FAULT_INST::COUNT as usize;
-/// One bit for each engine.
+/// Mask with one bit for each engine.
 const ENGINE_MASK: u32 = (1 << engine::COUNT) - 1;
 
-/// The channel table, the runlist's state and what the interrupt registers show.
+/// The channel table, the runlist's state and the contents of the interrupt registers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pfifo {
-    /// Channels whose instance block the backend has, one bit each.
+    /// Channels whose instance block is bound in the backend, one bit each.
     bound: u128,
     /// Channels that the guest has made runnable.
     enabled: u128,
@@ -37,7 +37,7 @@ pub struct Pfifo {
     runlist_intr: u32,
     preempted: u32,
     blocked: u32,
-    /// Causes that stay until written: not those that other registers here give.
+    /// Causes that stay set until cleared by a write, without those derived from other registers.
     intr: u32,
     intr_en: u32,
     sched_code: u32,
@@ -45,7 +45,7 @@ pub struct Pfifo {
     pbdmas: u32,
     non_stall: [u32; ENGINES],
     non_stall_en: u32,
-    /// Per unit the last fault, and whether it is pending.
+    /// The last fault of each unit, and whether it is pending.
     faults: [Option<(MmuFault, bool)>; UNITS],
     backlog: Backlog<MmuFault>,
 }
@@ -76,7 +76,7 @@ impl Default for Pfifo {
 }
 
 impl Pfifo {
-    /// `pbdma` has one bit for each PBDMA with an interrupt.
+    /// Reads a register. `pbdma` has one bit for each PBDMA with an interrupt.
     pub(crate) fn read(&self, reg: Reg, at: At, pbdma: u32, cx: &mut Cx) -> u32 {
         match reg {
             Reg::INTR => self.status(pbdma),
@@ -112,7 +112,7 @@ impl Pfifo {
             }
             Reg::INTR_EN => self.intr_en = value,
             Reg::PBDMA_PRESENT => self.pbdmas = value & pbdma_mask(cx),
-            // USERD is found by the VRAM address that an instance block names, however the guest maps it.
+            // USERD is found by the VRAM address in an instance block, independent of the guest's mapping.
             Reg::USERD_BASE => self.userd_base = value,
             Reg::RUNLIST_BASE => self.runlist_base = value,
             Reg::RUNLIST => self.submit_runlist(at, value, cx),
@@ -157,7 +157,7 @@ impl Pfifo {
         *self = Self { backlog, hangs, ..Self::default() };
     }
 
-    /// Checks what was read, of a vGPU with so many channels.
+    /// Validates saved data, for a vGPU with `channels` channels.
     pub(crate) fn check(&self, channels: u32) -> Result<(), Invalid> {
         let Self { bound, blocked, hangs, faults, backlog, .. } = self;
         hangs.check()?;
@@ -170,30 +170,30 @@ impl Pfifo {
         Invalid::unless(blocked & !ENGINE_MASK == 0, || "engines are held back that there are not".into())
     }
 
-    /// Channels that the guest has bound, one bit each.
+    /// Returns the channels that the guest has bound, one bit each.
     pub(crate) fn bound_bits(&self) -> u128 {
         self.bound
     }
 
-    /// Engines that the guest holds back, one bit each.
+    /// Returns the engines that the guest has blocked, one bit each.
     pub(crate) fn blocked(&self) -> u32 {
         self.blocked
     }
 
-    /// The runlist that the guest submitted last is in force.
+    /// Reports that the guest's last submitted runlist is active.
     pub(crate) fn runlist_done(&mut self) {
         self.runlist_pending = false;
         self.runlist_intr |= RUNLIST_INTR::DONE.mask();
     }
 
-    /// A channel asked for the non-stall interrupt of `engine`.
+    /// Raises the non-stall interrupt of `engine` for a channel.
     pub(crate) fn non_stall(&mut self, engine: u32) {
         if let Some(bits) = self.non_stall.get_mut(engine as usize) {
             *bits |= 1;
         }
     }
 
-    /// Shows a fault, or keeps it until the unit's last one is acknowledged.
+    /// Shows a fault, or queues it until the unit's last one is acknowledged.
     pub(crate) fn mmu_fault(&mut self, fault: MmuFault) {
         match self.faults.get_mut(fault.unit as usize) {
             Some(Some((_, true))) => self.backlog.push(fault),
@@ -202,8 +202,7 @@ impl Pfifo {
         }
     }
 
-    /// The scheduler found an error; `code` as in `SCHED_ERROR_REASON`. One that the driver has not acknowledged keeps
-    /// the register.
+    /// Reports a scheduler error; `code` as in `SCHED_ERROR_REASON`. An unacknowledged error keeps the register.
     pub(crate) fn sched_error(&mut self, code: u32) {
         if !INTR::SCHED_ERROR.is_set(self.intr) {
             self.sched_code = code;
@@ -211,8 +210,8 @@ impl Pfifo {
         }
     }
 
-    /// A channel does not leave an engine, in time. A number that is no engine's, or no bound channel's, is left alone:
-    /// the driver has nothing to recover then.
+    /// Reports a channel that does not leave an engine in time. An invalid engine or an unbound channel is ignored: the
+    /// driver then has nothing to recover.
     pub(crate) fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId) {
         if engine < engine::COUNT && self.is_bound(channel) {
             self.hangs.add(Hang { engine, channel });
@@ -220,7 +219,7 @@ impl Pfifo {
         }
     }
 
-    /// The driver has reset an engine: no channel keeps it any more.
+    /// Removes the hangs of an engine that the driver has reset.
     pub(crate) fn engine_reset(&mut self, engine: u32) {
         self.hangs.end(|hang| hang.engine == engine);
         self.show_next_hang();
@@ -230,33 +229,32 @@ impl Pfifo {
         self.status(pbdma) & self.intr_en != 0
     }
 
-    /// Channels that the guest has bound.
+    /// Returns the number of channels that the guest has bound.
     #[must_use]
     pub fn bound(&self) -> u32 {
         self.bound.count_ones()
     }
 
-    /// Channels that the guest has made runnable.
+    /// Returns the number of channels that the guest has made runnable.
     #[must_use]
     pub fn enabled(&self) -> u32 {
         self.enabled.count_ones()
     }
 
-    /// Faults that the guest has not acknowledged: shown, waiting, dropped.
+    /// Returns the numbers of unacknowledged faults: shown, waiting, dropped.
     #[must_use]
     pub fn faults(&self) -> (u32, usize, u64) {
         (self.fault_units().count_ones(), self.backlog.len(), self.backlog.dropped)
     }
 
-    /// The engine that a channel does not leave, and that channel, as shown to the guest; how many more wait, and were
-    /// dropped.
+    /// Returns the engine and channel of the hang shown to the guest, and the numbers of waiting and of dropped ones.
     #[must_use]
     pub fn hangs(&self) -> (Option<(u32, VirtualChannelId)>, usize, u64) {
         let (shown, waiting, dropped) = self.hangs.counts();
         (shown.map(|hang| (hang.engine, hang.channel)), waiting, dropped)
     }
 
-    /// The runlist that was submitted is not in force yet.
+    /// Returns true if the submitted runlist is not active yet.
     #[must_use]
     pub fn runlist_pending(&self) -> bool {
         self.runlist_pending
@@ -271,9 +269,9 @@ impl Pfifo {
             | level(self.fault_units() != 0, INTR::MMU_FAULT)
     }
 
-    /// One bit for each engine with an enabled non-stall interrupt.
+    /// Returns one bit for each engine with an enabled non-stall interrupt.
     fn non_stall_engines(&self) -> u32 {
-        // The enable has one nibble, which counts for each of the eight of an engine.
+        // The enable register has one nibble, which applies to each of an engine's eight bits.
         let enabled = self.non_stall_en.wrapping_mul(0x1111_1111);
         let mut engines = 0;
         for (engine, bits) in (0u32..).zip(&self.non_stall) {
@@ -352,7 +350,7 @@ impl Pfifo {
         if instance.is_some() || was_bound {
             cx.backend.bind_channel(id, instance);
         }
-        // A new instance block is a new channel to the backend, and is stopped there.
+        // For the backend, a new instance block is a new channel, which is stopped.
         if instance.is_some() && enabled {
             cx.backend.enable_channel(id, true);
         }
@@ -367,7 +365,7 @@ impl Pfifo {
         } else {
             self.enabled &= !bit(id);
         }
-        // Told each time: a channel that the mediator has stopped may be started again by the same value.
+        // Reported for each write: the same value may start a channel that the mediator has stopped.
         if self.bound & bit(id) != 0 {
             cx.backend.enable_channel(id, on);
         }
@@ -404,7 +402,7 @@ impl Pfifo {
         cx.backend.submit_runlist(list, length);
     }
 
-    /// Linux 6.1 waits for the number alone, 6.12 for the pending bit to go.
+    /// Returns the preempt register. Linux 6.1 waits for the number alone, 6.12 until the pending bit is clear.
     fn preempt_state(&self, cx: &mut Cx) -> u32 {
         let pending = channel(self.preempted).is_some_and(|id| self.bound & bit(id) != 0 && cx.backend.preempting(id));
         PREEMPT::CHANNEL.of(self.preempted) | PREEMPT::PENDING.of(pending.into())
@@ -421,7 +419,7 @@ impl Pfifo {
         }
     }
 
-    /// Shows a hang, once the driver is through with the one before.
+    /// Shows the next hang, after the driver has handled the previous one.
     fn show_next_hang(&mut self) {
         let bound = self.bound;
         if !INTR::SCHED_ERROR.is_set(self.intr) && self.hangs.next(|hang| bound & bit(hang.channel) != 0) {
@@ -429,8 +427,7 @@ impl Pfifo {
         }
     }
 
-    /// Returns what an engine does for this guest, and whether it is in the middle of a context switch that does not
-    /// end.
+    /// Returns an engine's state for this guest, and true if it is in the middle of a context switch that does not end.
     fn on_engine(&self, engine: u32, cx: &mut Cx) -> (EngineStatus, bool) {
         match self.hangs.on(engine) {
             Some(channel) => (EngineStatus { channel: Some(channel), busy: true }, true),
@@ -448,7 +445,7 @@ impl Pfifo {
             | ENGINE_STATUS::CHANNEL.of(status.channel.map_or(0, |id| id.0.into()))
     }
 
-    /// The instance block of the channel on an engine, as the guest named it.
+    /// Returns the instance block of the channel on an engine, as the guest named it.
     fn instance_on(&self, engine: u32, cx: &mut Cx) -> Option<Place> {
         let (status, _) = self.on_engine(engine, cx);
         let id = status.channel.filter(|&id| self.is_bound(id))?;
@@ -472,7 +469,7 @@ impl Pfifo {
     }
 }
 
-/// The channel with the number `index`, if there is one.
+/// Returns the channel with the number `index`, if there is one.
 fn channel(index: u32) -> Option<VirtualChannelId> {
     u8::try_from(index).ok().filter(|_| index < CHANNELS).map(VirtualChannelId)
 }

@@ -4,7 +4,7 @@ use super::{At, Cx};
 use nvspec::regs::pmc::{self, Reg};
 use serde::{Deserialize, Serialize};
 
-/// Unit enables; everything else of PMC is plain or comes from the other blocks.
+/// Unit enables; PMC's other registers are plain or derived from the other blocks.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmc {
     enable: u32,
@@ -12,11 +12,11 @@ pub struct Pmc {
 }
 
 impl Pmc {
-    /// `pending` is the interrupt tree: one bit for each unit that asserts.
+    /// Reads a register. `pending` is the interrupt tree: one bit for each unit with an asserted line.
     pub(crate) fn read(&self, reg: Reg, at: At, pending: u32, cx: &Cx) -> u32 {
         match reg {
             Reg::BOOT_0 => cx.config.chip.boot0,
-            // GUESS: the mask is said to apply to what the status shows, and drivers are content with that.
+            // GUESS: the mask is said to apply to the status shown, and drivers work with that.
             Reg::INTR_0 | Reg::INTR_LINE_0 => pending & cx.storage.get(pmc::INTR_MASK_0::OFFSET),
             Reg::BOOT_1 | Reg::INTR_1 => 0,
             Reg::ENABLE => self.enable,
@@ -25,7 +25,7 @@ impl Pmc {
         }
     }
 
-    /// Returns the units that this write has put into reset, as bits of the enable register.
+    /// Writes a register. Returns the units that this puts into reset, as bits of the enable register.
     pub(crate) fn write(&mut self, reg: Reg, at: At, value: u32, cx: &mut Cx) -> u32 {
         match reg {
             Reg::ENABLE => {
@@ -45,19 +45,19 @@ impl Pmc {
         (*enable, *pbdma_enable) = (0, 0);
     }
 
-    /// Units that the guest has enabled.
+    /// Returns the units that the guest has enabled.
     #[must_use]
     pub fn enable(&self) -> u32 {
         self.enable
     }
 }
 
-/// One bit for each PBDMA that the chip has.
+/// Returns one bit for each PBDMA that the chip has.
 pub(crate) fn pbdma_mask(cx: &Cx) -> u32 {
     1u32.checked_shl(cx.config.chip.pbdmas).unwrap_or(0).wrapping_sub(1)
 }
 
-/// The level of the card's interrupt line.
+/// Returns the level of the card's interrupt line.
 pub(crate) fn line(pending: u32, storage: &crate::storage::Storage) -> bool {
     let enabled = pmc::INTR_EN_0::ENABLE.is_set(storage.get(pmc::INTR_EN_0::OFFSET));
     enabled && pending & storage.get(pmc::INTR_MASK_0::OFFSET) != 0

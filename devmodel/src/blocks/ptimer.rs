@@ -1,13 +1,13 @@
-//! PTIMER: the card's clock with an offset of this VM's own, and one alarm.
+//! PTIMER: the card's clock with an offset for this VM, and one alarm.
 
 use super::{At, Cx};
 use nvspec::regs::ptimer::{INTR, Reg, TIME_0, TIME_1};
 use serde::{Deserialize, Serialize};
 
-/// Bits that the clock has.
+/// Bits of the clock.
 const CLOCK_MASK: u64 = (TIME_1::NSEC.mask() as u64) << 32 | u32::MAX as u64;
 
-/// The guest's clock: the card's, plus an offset that makes it what the guest has set.
+/// The guest's clock: the card's, plus an offset that results from the guest's settings.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ptimer {
     /// Guest time minus card time, wrapping, in ns.
@@ -15,7 +15,7 @@ pub struct Ptimer {
     intr: u32,
     intr_en: u32,
     alarm: u32,
-    /// Guest time at which the alarm rings.
+    /// Guest time at which the alarm fires.
     ring_at: Option<u64>,
 }
 
@@ -42,7 +42,7 @@ impl Ptimer {
             Reg::INTR_EN => self.intr_en = value & INTR::ALARM.mask(),
             Reg::ALARM_0 => {
                 let now = self.now(cx.backend.now_ns());
-                // The comparison is with the low word only: the alarm rings when the clock next gets there.
+                // Only the low word is compared: the alarm fires when the clock next reaches it.
                 let ahead = value.wrapping_sub(low(now));
                 self.alarm = value;
                 self.ring_at = Some(now.wrapping_add(u64::from(ahead)) & CLOCK_MASK);
@@ -56,7 +56,7 @@ impl Ptimer {
         (*offset, *intr, *intr_en, *alarm, *ring_at) = (0, 0, 0, 0, None);
     }
 
-    /// The card's clock is `ns` behind what it was when the guest saw it last: the guest's does not go back.
+    /// Adds `ns` to the offset after the card's clock was set back by that: the guest's clock must not go back.
     pub(crate) fn advance(&mut self, ns: u64) {
         self.offset = self.offset.wrapping_add(ns);
     }
@@ -70,7 +70,7 @@ impl Ptimer {
         }
     }
 
-    /// The card's time, in ns, at which the guest is to be told of its alarm.
+    /// Returns the card's time in ns at which the guest's alarm fires.
     pub(crate) fn alarm_at(&self) -> Option<u64> {
         let wanted = INTR::ALARM.is_set(self.intr_en);
         self.ring_at.filter(|_| wanted).map(|at| at.wrapping_sub(self.offset) & CLOCK_MASK)
@@ -80,7 +80,7 @@ impl Ptimer {
         self.intr & self.intr_en != 0
     }
 
-    /// Guest time in ns when the card's clock says `card_ns`.
+    /// Returns the guest time in ns at card time `card_ns`.
     pub(crate) fn now(&self, card_ns: u64) -> u64 {
         card_ns.wrapping_add(self.offset) & CLOCK_MASK
     }
