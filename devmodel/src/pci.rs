@@ -1,19 +1,19 @@
-//! PCI configuration space of a vGPU (and of a card passed through): a PCI Express endpoint with three memory BARs,
-//! power management, MSI with one 64-bit vector; an expansion ROM, a reset of its own, and a vendor-specific capability if
-//! there are.
+//! PCI configuration space of a vGPU (and of a card in passthrough): a PCI Express endpoint with three memory BARs,
+//! power management, MSI with one 64-bit vector; optionally an expansion ROM, a function-level reset, and a
+//! vendor-specific capability.
 //!
 //! The VMM emulates much of configuration space itself (QEMU: BAR addresses, MSI delivery) and forwards the writes, so
-//! what stands here is what the device itself must know: command register, MSI enable, and the sizes of the BARs.
+//! this file has only the state that the device needs: command register, MSI enable, and the sizes of the BARs.
 //!
-//! Not here: what the expansion ROM holds, I/O BARs, extended capabilities.
+//! Not included: the contents of the expansion ROM, I/O BARs, extended capabilities.
 //!
-//! Sources: PCI Local Bus 3.0 chapter 6, PCI Express Base 2.1 chapter 7; where a GF100 has its capabilities.
+//! Sources: PCI Local Bus 3.0 chapter 6, PCI Express Base 2.1 chapter 7; the locations of a GF100's capabilities.
 
 mod saved;
 
 /// Bytes of configuration space.
 pub const CONFIG_BYTES: usize = 4096;
-/// Bytes of it that capabilities are in.
+/// Size of its part with capabilities.
 const LEGACY_BYTES: usize = 256;
 /// Id of a vendor-specific capability. Source: PCI Local Bus 3.0, appendix H.
 const VENDOR_SPECIFIC: u8 = 0x09;
@@ -38,7 +38,7 @@ mod header {
     pub const INTERRUPT_PIN: usize = 0x3d;
 }
 
-/// Capabilities, at the offsets where a GF100 has them.
+/// Capabilities, at a GF100's offsets.
 mod capability {
     pub const POWER: usize = 0x60;
     pub const POWER_CAPS: usize = 0x62;
@@ -58,7 +58,7 @@ mod capability {
     pub const LINK_STATUS: usize = 0x8a;
     pub const DEVICE_CONTROL_2: usize = 0xa0;
     pub const LINK_CONTROL_2: usize = 0xa8;
-    /// Free on a GF100.
+    /// Unused on a GF100.
     pub const VENDOR: usize = 0xc0;
 }
 
@@ -77,13 +77,13 @@ const MSI_ENABLE: u8 = 1 << 0;
 const MSI_64BIT: u16 = 1 << 7;
 /// Power state D0, in the low byte of power management's control word.
 const POWER_STATE: u8 = 3;
-/// The function can be reset by itself: in the highest byte of the PCI Express device capabilities.
+/// Function-level reset support: in the highest byte of the PCI Express device capabilities.
 const CAN_RESET: u8 = 1 << 4;
-/// It is to be reset: in the high byte of the device control word. Reads as 0.
+/// Starts a function-level reset: in the high byte of the device control word. Reads as 0.
 const INITIATE_RESET: u8 = 1 << 7;
 /// Enables the expansion ROM, in the lowest byte of its BAR.
 const ROM_ENABLE: u8 = 1 << 0;
-/// Bytes of an expansion ROM's BAR.
+/// Allowed sizes of an expansion ROM's BAR in bytes.
 const ROM_BYTES: std::ops::RangeInclusive<u64> = 2 << 10..=16 << 20;
 
 /// Identity of a function, and the sizes of its BARs.
@@ -109,7 +109,7 @@ pub struct PciIdentity {
     pub bar3_bytes: u64,
 }
 
-/// Changes by a configuration write that the device acts upon; `None`: unchanged.
+/// Changes by a configuration write that affect the device; `None`: unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PciEvents {
     /// The function may access host memory.
@@ -120,19 +120,19 @@ pub struct PciEvents {
     pub intx_disabled: Option<bool>,
     /// The function signals by MSI.
     pub msi: Option<bool>,
-    /// The function is to be reset, configuration space with it. The others say nothing then.
+    /// The function must be reset, including configuration space. The other fields are then `None`.
     pub reset: bool,
 }
 
 impl PciEvents {
-    /// Returns whether nothing changed.
+    /// Returns true if nothing changed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A BAR size that PCI cannot express.
+/// A BAR size that PCI cannot encode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{bar} of {bytes:#x} bytes: a BAR must be a power of two of at least 4 KiB{limit}")]
 pub struct BadBar {
@@ -141,7 +141,7 @@ pub struct BadBar {
     limit: &'static str,
 }
 
-/// A size of an expansion ROM that PCI cannot express.
+/// An expansion ROM size that PCI cannot encode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an expansion ROM of {0:#x} bytes: it has a power of two from 2 KiB to 16 MiB")]
 pub struct BadRom(u64);
@@ -155,7 +155,7 @@ pub struct BadCapability(usize);
 #[derive(Clone)]
 pub struct PciConfig {
     bytes: Box<[u8; CONFIG_BYTES]>,
-    /// Bits that a write changes.
+    /// Writable bits.
     writable: Box<[u8; CONFIG_BYTES]>,
     /// The state after reset.
     initial: Box<[u8; CONFIG_BYTES]>,
@@ -173,10 +173,10 @@ impl std::fmt::Debug for PciConfig {
 }
 
 impl PciConfig {
-    /// A function in its reset state.
+    /// Makes a function in its reset state.
     ///
     /// # Errors
-    /// When a BAR's size cannot be expressed.
+    /// When a BAR's size cannot be encoded.
     pub fn new(identity: &PciIdentity) -> Result<Self, BadBar> {
         let check = |bar, bytes: u64, wide: bool| {
             if !bytes.is_power_of_two() || bytes < 4096 || (!wide && bytes > 1 << 31) {
@@ -195,8 +195,8 @@ impl PciConfig {
         Ok(Self { initial: bytes.clone(), bytes, writable })
     }
 
-    /// Puts a vendor-specific capability behind the others. Of `body` the first three bytes, which are the capability's id,
-    /// link and length, are filled in here.
+    /// Appends a vendor-specific capability. The first three bytes of `body`, which are the capability's id, link and
+    /// length, are filled in here.
     ///
     /// # Errors
     /// When it does not fit into the first 256 bytes, or has no room for the three bytes.
@@ -225,7 +225,7 @@ impl PciConfig {
     /// Gives the function an expansion ROM of `bytes`.
     ///
     /// # Errors
-    /// A size that is not a power of two from 2 KiB to 16 MiB.
+    /// If the size is not a power of two from 2 KiB to 16 MiB.
     pub fn add_rom(&mut self, bytes: u64) -> Result<(), BadRom> {
         if !bytes.is_power_of_two() || !ROM_BYTES.contains(&bytes) {
             return Err(BadRom(bytes));
@@ -238,7 +238,7 @@ impl PciConfig {
         Ok(())
     }
 
-    /// Gives the function a reset of its own (FLR).
+    /// Adds support for a function-level reset (FLR).
     pub fn add_reset(&mut self) {
         for image in [&mut self.bytes, &mut self.initial] {
             if let Some(byte) = image.get_mut(capability::DEVICE_CAPS.saturating_add(3)) {
@@ -250,14 +250,14 @@ impl PciConfig {
         }
     }
 
-    /// Reads at byte `offset`; what lies beyond configuration space reads as ones.
+    /// Reads at byte `offset`; bytes past the end of configuration space read as ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..=u64::MAX).zip(data) {
             *byte = usize::try_from(at).ok().and_then(|at| self.bytes.get(at)).copied().unwrap_or(0xff);
         }
     }
 
-    /// The aligned 32-bit word that contains byte `offset`; ones beyond configuration space.
+    /// Returns the aligned 32-bit word that contains byte `offset`; ones past the end of configuration space.
     #[must_use]
     pub fn read32(&self, offset: u32) -> u32 {
         let mut word = [0; 4];
@@ -265,7 +265,7 @@ impl PciConfig {
         u32::from_le_bytes(word)
     }
 
-    /// Writes at byte `offset`, as far as the bits can be written, and says what that changed.
+    /// Writes the writable bits at byte `offset`, and returns the changes.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> PciEvents {
         let before = self.state();
         for (at, new) in (offset..=u64::MAX).zip(data) {
@@ -276,7 +276,7 @@ impl PciConfig {
         if self.take_reset() { PciEvents { reset: true, ..PciEvents::default() } } else { self.changes_since(before) }
     }
 
-    /// Takes back that a reset was asked for. Bits that nobody can write are never set.
+    /// Returns true if a reset was requested, and clears the request. Read-only bits are never set.
     fn take_reset(&mut self) -> bool {
         let byte = self.bytes.get_mut(capability::DEVICE_CONTROL.saturating_add(1));
         byte.is_some_and(|byte| {
@@ -286,44 +286,44 @@ impl PciConfig {
         })
     }
 
-    /// Back to the state after reset.
+    /// Restores the state after reset.
     pub fn reset(&mut self) -> PciEvents {
         let before = self.state();
         self.bytes.clone_from(&self.initial);
         self.changes_since(before)
     }
 
-    /// The function may access host memory.
+    /// Returns true if the function may access host memory.
     #[must_use]
     pub fn bus_master(&self) -> bool {
         self.byte(header::COMMAND) & command::MASTER != 0
     }
 
-    /// The function answers accesses to its memory BARs.
+    /// Returns true if the function answers accesses to its memory BARs.
     #[must_use]
     pub fn memory_enabled(&self) -> bool {
         self.byte(header::COMMAND) & command::MEMORY != 0
     }
 
-    /// The function must not drive its INTx line.
+    /// Returns true if the function must not drive its INTx line.
     #[must_use]
     pub fn intx_disabled(&self) -> bool {
         self.byte(header::COMMAND.saturating_add(1)) & command::INTX_DISABLE != 0
     }
 
-    /// The function signals by MSI.
+    /// Returns true if the function signals by MSI.
     #[must_use]
     pub fn msi_enabled(&self) -> bool {
         self.byte(capability::MSI_CONTROL) & MSI_ENABLE != 0
     }
 
-    /// The function is in power state D0: in the others its BARs answer nothing.
+    /// Returns true if the function is in power state D0: in other states its BARs do not answer.
     #[must_use]
     pub fn is_awake(&self) -> bool {
         self.byte(capability::POWER_CONTROL) & POWER_STATE == 0
     }
 
-    /// Shows in the status register whether the function has an interrupt pending.
+    /// Shows in the status register if the function has an interrupt pending.
     pub fn set_interrupt_status(&mut self, pending: bool) {
         if let Some(status) = self.bytes.get_mut(header::STATUS) {
             *status = (*status & !STATUS_INTERRUPT) | if pending { STATUS_INTERRUPT } else { 0 };
@@ -351,7 +351,7 @@ impl PciConfig {
     }
 }
 
-/// Configuration space while it is built: no guest input here.
+/// Configuration space under construction: there is no guest input here.
 struct Image {
     bytes: Box<[u8; CONFIG_BYTES]>,
     writable: Box<[u8; CONFIG_BYTES]>,
@@ -511,7 +511,7 @@ mod tests {
     #[test]
     fn reset_is_asked_for_only_where_there_is_one() {
         let mut config = config();
-        // A driver writes what it has read, with the highest bit of device control.
+        // A driver writes the value that it has read, with the highest bit of device control set.
         let control = [0x10, 0xa8];
         assert!(!config.write(0x80, &control).reset);
         config.add_reset();

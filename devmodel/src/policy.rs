@@ -1,28 +1,28 @@
 //! Policy for accesses to registers: the table's types and its lookup. The table itself is in `table`.
 //!
-//! The default is to refuse: a dword that is neither a declared register with a line in the table, nor in one of the
-//! named ranges, is denied. Nothing here can name the physical card; a register that is not virtual becomes one of the
-//! operations of [`crate::Backend`], which checks it again in its own terms.
+//! The default is to deny: a dword is denied if it is neither a declared register with a line in the table nor in one
+//! of the named ranges. Nothing here can name the physical card; accesses to registers that are not virtual become
+//! operations of [`crate::Backend`], which checks them again in its own terms.
 
 mod table;
 
 pub use table::{RANGES, REGISTERS, Register};
 
-/// Fate of an access.
+/// Handling of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// Virtual: plain storage of this vGPU, by the register's access kind.
+    /// Virtual: plain storage of this vGPU, according to the register's access kind.
     Store,
     /// Virtual: state of this vGPU with behaviour.
     Model,
     /// An operation on channels, page tables, memory or the clock.
     Translate,
-    /// Refused and counted.
+    /// Denied and counted.
     Deny,
 }
 
 impl Policy {
-    /// The word that logs and tools print.
+    /// Returns the word for logs and tools.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -33,7 +33,7 @@ impl Policy {
     }
 }
 
-/// A line of the table for a declared register.
+/// A line of the table, for a declared register.
 #[derive(Clone, Copy, Debug)]
 pub struct Line {
     /// Name of the register's block.
@@ -42,27 +42,27 @@ pub struct Line {
     pub name: &'static str,
     /// Byte offset of the (first) register in BAR0.
     pub offset: u32,
-    /// Fate of an access.
+    /// Handling of an access.
     pub policy: Policy,
 }
 
-/// A line of the table for a range that is not made of declared registers. Declared registers within it have lines of
-/// their own, which come first.
+/// A line of the table for a range without declared registers. Declared registers within it have separate lines, which
+/// take precedence.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
     /// Name of the range.
     pub name: &'static str,
     /// First byte offset in BAR0.
     pub base: u32,
-    /// Byte offset behind the last.
+    /// End offset, exclusive.
     pub end: u32,
-    /// Fate of an access.
+    /// Handling of an access.
     pub policy: Policy,
     /// Kind of range.
     pub kind: RangeKind,
 }
 
-/// The ranges that are not made of declared registers.
+/// The ranges without declared registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeKind {
     /// The window on VRAM.
@@ -73,18 +73,18 @@ pub enum RangeKind {
     State,
 }
 
-/// Owner of a byte offset of BAR0.
+/// Target of a byte offset of BAR0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A declared register, and its index in its array.
     Register(Register, u32, Policy),
     /// A part of a range.
     Range(RangeKind),
-    /// Nothing that a guest may touch.
+    /// Nothing that a guest may access.
     Nothing,
 }
 
-/// Returns what is at byte `offset` of BAR0.
+/// Returns the target at byte `offset` of BAR0.
 #[must_use]
 pub fn find(offset: u32) -> Target {
     if let Some((register, index)) = Register::decode(offset) {

@@ -1,4 +1,4 @@
-//! Plain registers: what was written is what is read. Sparse, by pages, over all of BAR0.
+//! Plain registers: reads return the last write. Sparse, by pages, over all of BAR0.
 
 mod saved;
 
@@ -10,8 +10,8 @@ const PAGES: usize = (windows::BAR0_BYTES / 4096) as usize;
 
 type Page = Box<[u32; PAGE_DWORDS]>;
 
-/// The values of all plain registers. Takes at most the size of BAR0, and in practice what the policy table lets be
-/// written: under 1 MiB.
+/// The values of all plain registers. Takes at most the size of BAR0, and in practice the size of the registers that
+/// the policy table makes writable: under 1 MiB.
 #[derive(Clone)]
 pub struct Storage {
     pages: Vec<Option<Page>>,
@@ -32,14 +32,14 @@ impl Default for Storage {
 }
 
 impl Storage {
-    /// Every register to its value after reset.
+    /// Sets every register to its reset value.
     pub fn reset(&mut self) {
         self.pages.clear();
         self.pages.resize_with(PAGES, || None);
         self.reset_range(0, u32::MAX);
     }
 
-    /// Every register in the 4 KiB pages of `base..end` to its value after reset.
+    /// Sets every register in the 4 KiB pages of `base..end` to its reset value.
     pub fn reset_range(&mut self, base: u32, end: u32) {
         let (first, _) = place(base);
         let (behind, _) = place(end);
@@ -57,7 +57,7 @@ impl Storage {
         }
     }
 
-    /// The dword at byte `offset` of BAR0; 0 where nothing was written.
+    /// Returns the dword at byte `offset` of BAR0; 0 where nothing was written.
     #[must_use]
     pub fn get(&self, offset: u32) -> u32 {
         let (page, dword) = place(offset);
@@ -76,7 +76,7 @@ impl Storage {
         }
     }
 
-    /// Returns what a read of `reg` at byte `offset` gives.
+    /// Returns the result of a read of `reg` at byte `offset`.
     #[must_use]
     pub fn read(&self, reg: &RegInfo, offset: u32) -> u32 {
         if reg.access == Access::Wo { 0 } else { self.get(offset) }
@@ -91,7 +91,7 @@ impl Storage {
         }
     }
 
-    /// Pages of 4 KiB that hold a value.
+    /// Returns the number of 4 KiB pages with a value.
     #[must_use]
     pub fn pages_in_use(&self) -> usize {
         self.pages.iter().flatten().count()

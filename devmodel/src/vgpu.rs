@@ -1,4 +1,4 @@
-//! The vGPU: the virtual register file, its events, and what the VMM's accesses do to it.
+//! The vGPU: the virtual register file, its events, and the effects of the VMM's accesses.
 
 #[macro_use]
 mod dispatch;
@@ -29,7 +29,7 @@ use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::{ce0, ce1, sm_trap, windows};
 
-/// One VM's GPU: its registers, and what they stand for.
+/// One VM's GPU: its registers, and the state of its blocks.
 #[derive(Clone, Debug)]
 pub struct VGpu {
     config: VGpuConfig,
@@ -45,12 +45,12 @@ pub struct VGpu {
     pmu: Pmu,
     copy: [CopyEngine; 2],
     graph: Graph,
-    /// Level of the interrupt of what is beside the chip.
+    /// Interrupt level of the interface next to the chip.
     beside: bool,
 }
 
 impl VGpu {
-    /// A vGPU in its power-on state.
+    /// Makes a vGPU in its power-on state.
     ///
     /// # Errors
     /// When the description is out of range.
@@ -78,25 +78,25 @@ impl VGpu {
         })
     }
 
-    /// Returns what the vGPU was made from.
+    /// Returns the vGPU's description.
     #[must_use]
     pub fn config(&self) -> &VGpuConfig {
         &self.config
     }
 
-    /// Configuration space.
+    /// Returns configuration space.
     #[must_use]
     pub fn pci(&self) -> &PciConfig {
         &self.pci
     }
 
-    /// Accesses that were refused, since the vGPU was made.
+    /// Returns the refused accesses since the vGPU was made.
     #[must_use]
     pub fn denials(&self) -> &Denials {
         &self.denials
     }
 
-    /// Signals to the guest, since the vGPU was made.
+    /// Returns the signals to the guest since the vGPU was made.
     #[must_use]
     pub fn interrupts(&self) -> &Interrupts {
         &self.interrupts
@@ -113,7 +113,7 @@ impl VGpu {
         self.pci_changed(events, backend);
     }
 
-    /// Reads BAR0; any size and alignment. Beyond the registers everything reads as ones.
+    /// Reads BAR0 with any size and alignment. Bytes past the registers read as ones.
     pub fn bar0_read(&mut self, offset: u64, data: &mut [u8], backend: &mut dyn Backend) {
         if let Some(end) = pramin_end(offset, data.len()) {
             let (inside, outside) = data.split_at_mut_checked(end).unwrap_or((&mut [], &mut []));
@@ -136,10 +136,11 @@ impl VGpu {
         }
     }
 
-    /// Writes BAR0; any size and alignment. A write to a part of a register leaves its other bytes.
+    /// Writes BAR0 with any size and alignment. A write to a part of a register does not change its other bytes.
     ///
     /// # Errors
-    /// [`NoMemory`] for a write that begins in the window on VRAM: no register was written, and the same write may follow.
+    /// [`NoMemory`] for a write that starts in the window on VRAM: no register was written, and the write may be
+    /// retried.
     pub fn bar0_write(&mut self, offset: u64, data: &[u8], backend: &mut dyn Backend) -> Result<(), NoMemory> {
         if let Some(end) = pramin_end(offset, data.len()) {
             let (inside, outside) = data.split_at_checked(end).unwrap_or((&[], &[]));
@@ -200,17 +201,18 @@ impl VGpu {
                 let written = sm_trap::written(offset, self.storage.get(offset), value);
                 self.storage.set(offset, written);
             }
-            // A ROM.
+            // Read-only.
             Target::Range(RangeKind::Prom) => {}
             Target::Range(RangeKind::Pramin) => {
-                // The word is lost without memory: what leads here instead of to `bar0_write` begins with a register.
+                // Without memory the word is lost: callers of this function instead of `bar0_write` start with a
+                // register.
                 let _lost = self.pramin_write(u64::from(offset), &value.to_le_bytes(), backend);
             }
             Target::Nothing => self.denials.write(Site::Register(offset), Reason::Unknown, u64::from(value)),
         }
     }
 
-    /// Reads through a memory BAR. Where nothing is mapped everything reads as ones.
+    /// Reads through a memory BAR. Unmapped bytes read as ones.
     pub fn aperture_read(&mut self, aperture: Aperture, offset: u64, data: &mut [u8], backend: &mut dyn Backend) {
         let result = match self.inside(aperture, offset, data.len()) {
             true => backend.aperture_read(aperture, offset, data).map_err(|_| Reason::Unmapped),
@@ -222,10 +224,10 @@ impl VGpu {
         }
     }
 
-    /// Writes through a memory BAR. Where nothing is mapped the write is lost.
+    /// Writes through a memory BAR. Unmapped writes are lost.
     ///
     /// # Errors
-    /// [`NoMemory`]: the same write may follow.
+    /// [`NoMemory`]: the write may be retried.
     pub fn aperture_write(
         &mut self,
         aperture: Aperture,
@@ -250,47 +252,48 @@ impl VGpu {
         }
     }
 
-    /// The runlist that the guest submitted is in force.
+    /// Reports that the guest's submitted runlist is active.
     pub fn runlist_done(&mut self, backend: &mut dyn Backend) {
         self.pfifo.runlist_done();
         self.evaluate(backend);
     }
 
-    /// A channel of this guest asked for the non-stall interrupt of `engine`.
+    /// Reports a non-stall interrupt of `engine` for a channel of this guest.
     pub fn non_stall(&mut self, engine: u32, backend: &mut dyn Backend) {
         self.pfifo.non_stall(engine);
         self.evaluate(backend);
     }
 
-    /// The GPU's MMU refused an access of this guest.
+    /// Reports an access of this guest that the GPU's MMU refused.
     pub fn mmu_fault(&mut self, fault: MmuFault, backend: &mut dyn Backend) {
         self.pfifo.mmu_fault(fault);
         self.evaluate(backend);
     }
 
-    /// A PBDMA stopped on something of this guest.
+    /// Reports a PBDMA that stopped on this guest's work.
     pub fn pbdma_error(&mut self, error: PbdmaError, backend: &mut dyn Backend) {
         self.pbdma.error(error);
         self.evaluate(backend);
     }
 
-    /// The scheduler reports an error; `code` as in `pfifo::SCHED_ERROR_REASON`. The mediator reports a context switch that
-    /// does not end, by [`Self::ctxsw_timeout`]; a guest causes no other.
+    /// Reports a scheduler error; `code` as in `pfifo::SCHED_ERROR_REASON`. The mediator reports a context switch that
+    /// does not end through [`Self::ctxsw_timeout`]; a guest cannot cause other errors.
     #[cfg(test)]
     pub(crate) fn sched_error(&mut self, code: u32, backend: &mut dyn Backend) {
         self.pfifo.sched_error(code);
         self.evaluate(backend);
     }
 
-    /// A channel of this guest does not leave an engine, and the mediator has taken it off. The guest is told as the
-    /// scheduler does it: an interrupt, and an engine in the middle of a context switch, until the guest resets the
-    /// engine or unbinds the channel. `engine` as in `nvspec::fifo::engine`. One at a time is shown, others wait.
+    /// Reports a channel of this guest that did not leave an engine; the mediator has taken it off. The guest sees the
+    /// same as from the scheduler: an interrupt, and an engine in the middle of a context switch, until the guest
+    /// resets the engine or unbinds the channel. `engine` as in `nvspec::fifo::engine`. One hang is shown at a time,
+    /// others wait.
     pub fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId, backend: &mut dyn Backend) {
         self.pfifo.ctxsw_timeout(engine, channel);
         self.evaluate(backend);
     }
 
-    /// An engine stopped on a method of this guest.
+    /// Reports an engine that stopped on a method of this guest.
     pub fn engine_error(&mut self, error: EngineError, backend: &mut dyn Backend) {
         match error {
             EngineError::Graph(error) => self.graph.error(error, &mut cx!(self, backend)),
@@ -306,34 +309,34 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// The card's time, in ns, at which [`VGpu::tick`] has something to do.
+    /// Returns the card's time in ns at which [`VGpu::tick`] must be called.
     #[must_use]
     pub fn alarm_at(&self) -> Option<u64> {
         self.ptimer.alarm_at()
     }
 
-    /// Begin of PRAMIN in VRAM, if the guest has it there. The guest may have less.
+    /// Returns the start of PRAMIN in VRAM, if the guest has it there. The guest's VRAM may be smaller.
     #[must_use]
     pub fn window_base(&self) -> Option<GuestVramAddr> {
         self.pbus.window_base()
     }
 
-    /// Rings the guest's alarm if its time has come.
+    /// Fires the guest's alarm if it is due.
     pub fn tick(&mut self, backend: &mut dyn Backend) {
         self.ptimer.tick(backend.now_ns());
         self.evaluate(backend);
     }
 
-    /// It was saved when the card's clock said `then`, and goes on with another client and another clock: the guest's time does not
-    /// go back, and what is pending is signalled again, for nobody knows what the other client has passed on.
+    /// Resumes a vGPU that was saved at card time `then`, with a different client and clock: the guest's time does not
+    /// go back, and pending interrupts are signalled again, because it is not known which ones the previous client has
+    /// passed on.
     pub fn resumed(&mut self, then: u64, backend: &mut dyn Backend) {
         self.ptimer.advance(then.saturating_sub(backend.now_ns()));
         self.interrupts.forgotten();
         self.tick(backend);
     }
 
-    /// An interface of the mediator's own, beside the chip on the function, asks for an interrupt, or does not any
-    /// more.
+    /// Sets the interrupt request of the mediator's own interface, which the function has in addition to the chip.
     pub fn set_beside(&mut self, asserted: bool, backend: &mut dyn Backend) {
         if asserted != self.beside {
             self.beside = asserted;
@@ -341,7 +344,7 @@ impl VGpu {
         }
     }
 
-    /// Everything to its power-on state. The counters of refused accesses and signals stay.
+    /// Resets everything to the power-on state. The counters of refused accesses and signals stay.
     pub fn reset(&mut self, backend: &mut dyn Backend) {
         let Self {
             config: _,
@@ -387,7 +390,7 @@ fn site(aperture: Aperture) -> Site {
     }
 }
 
-/// For an access that begins in the window on VRAM: how many of its bytes are in it.
+/// Returns the number of an access's bytes within the window on VRAM, if it starts there.
 fn pramin_end(offset: u64, bytes: usize) -> Option<usize> {
     let (base, end) = (u64::from(windows::pramin::BASE), u64::from(windows::pramin::END));
     if !(base..end).contains(&offset) {

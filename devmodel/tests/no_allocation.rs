@@ -1,8 +1,8 @@
-//! A trapped access allocates nothing: neither the registers that a driver hammers, nor memory windows, nor a denied
-//! access that was seen before.
+//! A trapped access does not allocate: this covers registers that drivers access often, memory windows, and a repeated
+//! denied access.
 
 #![expect(unsafe_code, reason = "a global allocator that counts")]
-// UNSAFETY: `GlobalAlloc` is an unsafe trait; both functions only count and hand on to the system's allocator.
+// UNSAFETY: `GlobalAlloc` is an unsafe trait; both functions only count and forward to the system's allocator.
 
 use devmodel::{
     Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, Place, Unwritten, VGpu, VGpuConfig,
@@ -13,7 +13,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Of this thread only: the test harness has threads of its own.
+    /// For this thread only: the test harness has other threads.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -23,7 +23,7 @@ struct Counting;
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise about `layout` is the one that `System` asks for.
+        // SAFETY: the caller's promise about `layout` is the one that `System` requires.
         unsafe { System.alloc(layout) }
     }
 
@@ -86,7 +86,7 @@ impl Backend for Null {
     fn bus_master(&mut self, _: bool) {}
 }
 
-/// One turn of what a driver does all day: submit, be interrupted, flush, look at the time, touch memory.
+/// One round of a driver's usual work: submit, handle an interrupt, flush, read the time, access memory.
 fn turn(gpu: &mut VGpu, null: &mut Null, round: u32) {
     let wr =
         |gpu: &mut VGpu, null: &mut Null, at: u64, value: u32| gpu.bar0_write(at, &value.to_le_bytes(), null).unwrap();
@@ -120,7 +120,7 @@ fn turn(gpu: &mut VGpu, null: &mut Null, round: u32) {
     wr(gpu, null, 0x002100, 0x100);
     wr(gpu, null, 0x002634, 0);
     wr(gpu, null, 0x419848, round);
-    // Denied, and seen before.
+    // Denied repeatedly.
     gpu.bar0_read(0x06000c, &mut word, null);
 }
 
@@ -132,7 +132,7 @@ fn a_hundred_thousand_accesses_allocate_nothing() {
     gpu.config_write(0x6a, &[1], &mut null);
     gpu.bar0_write(0x002140, &[0xff; 4], &mut null).unwrap();
     gpu.bar0_write(0x002628, &[1, 0, 0, 0], &mut null).unwrap();
-    // The pages of registers that are stored to come into being, and the denied one is logged.
+    // Allocates the pages of stored registers, and logs the denied access.
     turn(&mut gpu, &mut null, 1);
 
     let before = ALLOCATIONS.get();

@@ -1,25 +1,25 @@
-//! Configuration space as it is saved.
+//! Saved state of configuration space.
 
 use super::{PciConfig, STATUS_INTERRUPT, header};
 use saved_state::Invalid;
 
 impl PciConfig {
-    /// All of configuration space.
+    /// Returns all of configuration space.
     #[must_use]
     pub fn save(&self) -> Vec<u8> {
         let Self {
             bytes,
-            // Both follow from what the function is.
+            // Both are fixed by the function's configuration.
             writable: _,
             initial: _,
         } = self;
         bytes.to_vec()
     }
 
-    /// Makes a new function what it was. Only what a guest can write may be other than after a reset.
+    /// Restores the state into a new function. Only guest-writable bits may differ from the state after reset.
     ///
     /// # Errors
-    /// When it is another function's. Nothing has changed then.
+    /// When it is that of a different function. Nothing has then changed.
     pub fn restore(&mut self, saved: &[u8]) -> Result<(), Invalid> {
         let Self { bytes, writable, initial } = self;
         Invalid::unless(saved.len() == bytes.len(), || format!("{} bytes are no configuration space", saved.len()))?;

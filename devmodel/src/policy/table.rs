@@ -1,8 +1,8 @@
 //! The policy table of a GF100 vGPU, in the order of the address map.
 //!
-//! Per block and policy the registers' names. A register that stands nowhere is refused. Why a register is what it is:
-//! `Store` has no effect that a guest's driver could see beyond reading it back; `Model` answers, latches or resets;
-//! `Translate` holds a guest's physical address or a number that is shared by all VMs of a card.
+//! Lists the registers' names by block and policy. Unlisted registers are denied. Reasons for a policy: a `Store`
+//! register has no effect visible to a guest's driver except reading it back; a `Model` register answers, latches or
+//! resets; a `Translate` register holds a guest's physical address or a number shared by all VMs of a card.
 
 use super::{Line, Policy, Range, RangeKind};
 use nvspec::RegInfo;
@@ -26,7 +26,7 @@ macro_rules! policies {
         }, )*)*)*];
 
         impl Register {
-            /// The register at byte `offset` of BAR0, and its index in its array.
+            /// Returns the register at byte `offset` of BAR0, and its index in its array.
             #[must_use]
             pub fn decode(offset: u32) -> Option<(Self, u32)> {
                 match offset {
@@ -37,7 +37,7 @@ macro_rules! policies {
                 }
             }
 
-            /// Returns what becomes of an access.
+            /// Returns the handling of an access.
             #[must_use]
             pub fn policy(self) -> Policy {
                 match self { $(
@@ -51,7 +51,7 @@ macro_rules! policies {
                 )* }
             }
 
-            /// Name, offset, access, reset value and fields.
+            /// Returns name, offset, access, reset value and fields.
             #[must_use]
             pub fn info(self) -> &'static RegInfo {
                 match self { $( Self::$variant(reg) => reg.info(), )* }
@@ -110,7 +110,7 @@ policies! {
     }
     Pfb = pfb {
         Model: PARTITIONS MMU_CTRL;
-        // Where sysmem and debug accesses of the real unit would go: addresses of the guest that nothing uses.
+        // Targets of sysmem and debug accesses of the real unit: unused guest addresses.
         Store: INTR CONFIG MEM_TYPE NISO_ADDRESS MMU_INVALIDATE_VA MMU_INVALIDATE_PDB MMU_DEBUG_WR MMU_DEBUG_RD
             MMU_DEBUG_CTRL;
         Translate: MMU_INVALIDATE;
@@ -155,7 +155,7 @@ policies! {
     }
     Ltc = ltc {
         Model: CBC_CLEAR CBC_PARAM;
-        // Compression tags: a vGPU has none, so their memory's address goes nowhere.
+        // Compression tags: a vGPU has none, so the address of their memory is unused.
         Store: CBC_CLEAR_START CBC_CLEAR_END CBC_BASE CBC_SIZE CONTROL INTR_CONTROL ZBC_INDEX ZBC_COLOR ZBC_DEPTH
             ZBC_STENCIL;
     }
@@ -164,7 +164,7 @@ policies! {
     }
     Pgraph = pgraph {
         Model: INTR TRAP TRAP_GPCS INTR_EN TRAPPED_ADDRESS TRAPPED_DATA_LO SUBCHANNEL_CLASS DATA_ERROR PWR_HANDSHAKE;
-        // The two side doors (ICMD, MTHD) end here: what they would set is the context that the host owns.
+        // The direct context writes (ICMD, MTHD) have no effect: they would set context state, which the host owns.
         Store: TRAP_EN ICMD_COMMAND ICMD_DATA ICMD_ENABLE CONTROL ACTIVITY STATUS TRAPPED_DATA_HI MTHD_COMMAND
             MTHD_DATA CTX_CONTROL;
     }
@@ -180,7 +180,7 @@ policies! {
     GpcUnits = gpc_units {
         Model: TPC_COUNT;
     }
-    // No outputs: the display's registers are storage so that a driver's probing finds nothing alive.
+    // No outputs: the display's registers are storage, so that a driver's probing finds no active display.
     Pvga = pvga {
         Store: CRTC SEQUENCER STATUS;
     }
@@ -189,7 +189,7 @@ policies! {
     }
 }
 
-/// The lines for ranges that are not made of declared registers.
+/// The lines for ranges without declared registers.
 pub static RANGES: &[Range] = &[
     state(0),
     state(1),

@@ -1,4 +1,4 @@
-//! Plain registers as they are saved.
+//! Saved state of plain registers.
 
 use super::{PAGE_DWORDS, PAGES, Storage};
 use crate::policy::{self, RangeKind, Target};
@@ -6,7 +6,7 @@ use nvspec::regs::windows;
 use saved_state::{Invalid, ascend};
 
 impl Storage {
-    /// Byte offset and value of all registers that are not 0, in their order.
+    /// Returns byte offset and value of all registers that are not 0, ascending.
     pub(crate) fn save(&self) -> Vec<(u32, u32)> {
         let Self { pages } = self;
         let pages = (0u32..).step_by(4 * PAGE_DWORDS).zip(pages);
@@ -16,7 +16,7 @@ impl Storage {
         dwords.filter(|(_, value)| *value != 0).collect()
     }
 
-    /// Registers as they were; what is not among `saved` is 0.
+    /// Restores saved registers; all others are 0.
     pub(crate) fn restored(saved: &[(u32, u32)]) -> Result<Self, Invalid> {
         let mut storage = Self { pages: Vec::new() };
         storage.pages.resize_with(PAGES, || None);

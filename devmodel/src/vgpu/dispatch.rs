@@ -1,4 +1,4 @@
-//! From an access to the block that it concerns, and from the blocks to the interrupt line.
+//! Dispatch of accesses to their blocks, and from the blocks to the interrupt line.
 
 use super::VGpu;
 use crate::backend::{Aperture, Backend, NoMemory, Unwritten};
@@ -16,7 +16,7 @@ use nvspec::fifo::engine;
 use nvspec::regs::{ce0, ce1, pbus, pgraph, pmc as pmc_regs, windows};
 use nvspec::{Access, RegInfo};
 
-/// Splits a vGPU into its blocks and the context that they work in.
+/// Splits a vGPU into its blocks and their context.
 macro_rules! cx {
     ($self:ident, $backend:ident) => {
         Cx { backend: $backend, storage: &mut $self.storage, denials: &mut $self.denials, config: &$self.config }
@@ -116,7 +116,7 @@ impl VGpu {
             Register::Pgraph(reg) => self.graph.write(reg, at, value, &mut cx),
             Register::Fecs(reg) => self.graph.write_fecs(reg, at, value, &mut cx),
             Register::Gpccs(reg) => self.graph.write_gpccs(reg, at, value, &mut cx),
-            // Constants of the description.
+            // Constants from the description.
             Register::Ptop(_)
             | Register::PbfbBcast(_)
             | Register::Pbfb(_)
@@ -134,7 +134,7 @@ impl VGpu {
         }
     }
 
-    /// Puts units into reset; `units` are bits of PMC's enable register. Only this guest's work is concerned.
+    /// Puts units into reset; `units` are bits of PMC's enable register. Only this guest's work is affected.
     pub(super) fn reset_units(&mut self, units: u32, backend: &mut dyn Backend) {
         use pmc_regs::ENABLE;
         if ENABLE::PFIFO.is_set(units) {
@@ -168,7 +168,7 @@ impl VGpu {
         }
     }
 
-    /// The interrupt tree: one bit for each unit that asserts.
+    /// Returns the interrupt tree: one bit for each unit with an asserted line.
     pub(super) fn pending(&self) -> u32 {
         use pmc_regs::INTR_0;
         let level = |on: bool, field: nvspec::Field| if on { field.mask() } else { 0 };
@@ -189,7 +189,7 @@ impl VGpu {
     }
 
     pub(super) fn pci_changed(&mut self, events: PciEvents, backend: &mut dyn Backend) {
-        // A vGPU has no reset of its own: the VMM's is a message.
+        // A vGPU does not have a function-level reset: the VMM's reset is a message.
         let PciEvents { bus_master, memory: _, intx_disabled, msi, reset: _ } = events;
         if let Some(enabled) = bus_master {
             backend.bus_master(enabled);
@@ -230,7 +230,7 @@ impl VGpu {
         self.pbus.window(offset, bytes as u64, self.config.vram_bytes)
     }
 
-    /// The bytes of PROM; a ROM reads as ones behind its image.
+    /// Returns the bytes of PROM; a ROM reads as ones past its image.
     pub(super) fn prom(&self, offset: u32) -> u32 {
         let at = offset.saturating_sub(windows::prom::BASE) as usize;
         let mut word = [0xff; 4];
@@ -240,8 +240,8 @@ impl VGpu {
         u32::from_le_bytes(word)
     }
 
-    /// Returns what stands beside the bytes of a partial write. Only storage keeps it: where writing has an effect,
-    /// bytes that were not written have none.
+    /// Returns the other bytes of a partial write's register. Only storage keeps them: where writing has an effect,
+    /// unwritten bytes have none.
     pub(super) fn bytes_beside(&mut self, offset: u32, backend: &mut dyn Backend) -> u32 {
         match policy::find(offset) {
             Target::Register(register, _, policy) => match (policy, register.info()) {

@@ -1,9 +1,9 @@
-//! A vGPU's state in words.
+//! A vGPU's state as text.
 
 use super::VGpu;
 
 impl VGpu {
-    /// The state in words, for an operator: name and value.
+    /// Returns the state as names and values, for an operator.
     #[must_use]
     pub fn inspect(&self) -> Vec<(&'static str, String)> {
         let Self {

@@ -1,6 +1,7 @@
-//! A vGPU as it is saved. What its registers stand for (channels, page tables, memory) is in other parts.
+//! Saved state of a vGPU. Other parts save the objects behind its registers (channels, page tables, memory).
 //!
-//! Blocks without anything to refuse are written down as they are; a field more in one of them is another version of the part.
+//! Blocks without invalid states are serialized directly; an additional field in one of them requires a new version of
+//! the part.
 
 use super::VGpu;
 use crate::blocks::board::{CopyEngine, Pmu};
@@ -24,7 +25,7 @@ pub struct SavedVGpu {
     identity: SavedIdentity,
     /// Configuration space.
     pub(crate) pci: Vec<u8>,
-    /// Plain registers: byte offset in BAR0 and value of those that are not 0, in their order.
+    /// Plain registers: byte offset in BAR0 and value of those that are not 0, ascending.
     pub(crate) storage: Vec<(u32, u32)>,
     denials: Denials,
     interrupts: Interrupts,
@@ -41,7 +42,7 @@ pub struct SavedVGpu {
 
 first_version!(SavedVGpu, "devmodel");
 
-/// Origin of a vGPU, as far as a guest can see it.
+/// Description of a vGPU, as far as a guest can see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedIdentity {
     boot0: u32,
@@ -53,7 +54,7 @@ struct SavedIdentity {
 
 impl SavedIdentity {
     fn of(config: &VGpuConfig) -> Self {
-        // The VBIOS is read once, by the firmware of a machine; another release may have another.
+        // A machine's firmware reads the VBIOS once; another release may have a different one.
         let VGpuConfig { chip, pci, vram_bytes, channels, vbios: _, vendor_capability } = config;
         Self {
             boot0: chip.boot0,
@@ -66,7 +67,7 @@ impl SavedIdentity {
 }
 
 impl VGpu {
-    /// Writes the vGPU down.
+    /// Saves the vGPU.
     #[must_use]
     pub fn save(&self) -> SavedVGpu {
         let Self {
@@ -103,11 +104,11 @@ impl VGpu {
         }
     }
 
-    /// The vGPU as it was, of a description that a guest cannot tell from the one that it was made from. What the backend was
-    /// told is not told again.
+    /// Restores the vGPU with a description that a guest cannot distinguish from the original one. Does not repeat
+    /// calls to the backend.
     ///
     /// # Errors
-    /// When it is none that there can be, or is another one.
+    /// When the state is invalid, or that of a different vGPU.
     pub fn restored(saved: SavedVGpu, config: VGpuConfig) -> Result<Self, Invalid> {
         let SavedVGpu {
             identity,
@@ -157,14 +158,14 @@ impl VGpu {
         })
     }
 
-    /// The channels that the guest has bound: each is bound, or refused, in what the backend keeps.
+    /// Returns the channels that the guest has bound: the backend's state has each as bound or refused.
     pub fn bound_channels(&self) -> impl Iterator<Item = VirtualChannelId> {
         let bound = self.pfifo.bound_bits();
         let numbers = (0u8..).take(CHANNELS as usize);
         numbers.filter(move |number| bound.checked_shr(u32::from(*number)).unwrap_or(0) & 1 == 1).map(VirtualChannelId)
     }
 
-    /// Engines that the guest holds back, one bit each: for these its channels are paused.
+    /// Returns the engines that the guest has blocked, one bit each: its channels are paused on these.
     #[must_use]
     pub fn blocked_engines(&self) -> u32 {
         self.pfifo.blocked()
