@@ -1,5 +1,5 @@
-//! The steps of nouveau's probe, in its order, and what it must see. Offsets are nouveau's own here, so that the
-//! declarations are checked against it too.
+//! The steps of nouveau's probe, in order, and the values that it must read. Offsets are nouveau's own here, to check
+//! the declarations against them too.
 
 use super::mock::{Call, Rig, VRAM};
 use crate::backend::{Aperture, Place};
@@ -188,7 +188,7 @@ fn graph_firmware_comes_up_and_makes_a_channel_current() {
     assert_eq!(rig.rd(0x409800) >> 31, 1);
     assert_eq!(rig.rd(0x409b00), 0x8000_0123);
 
-    // Side doors and state registers are swallowed.
+    // Direct context writes and state registers are only stored.
     rig.wr(0x400208, 0x8000_0000);
     rig.wr(0x400204, 0);
     rig.wr(0x400200, 0x1000);

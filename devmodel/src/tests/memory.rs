@@ -20,7 +20,7 @@ fn the_window_shows_vram_where_it_is_placed() {
 #[test]
 fn the_window_ends_with_vram() {
     let mut rig = Rig::new();
-    // The window's second half lies beyond the guest's memory.
+    // The window's second half is past the guest's memory.
     rig.wr(WINDOW, ((VRAM >> 16) - 8) as u32);
     rig.wr(0x77_fffc, 7);
     assert_eq!(rig.rd(0x77_fffc), 7);
@@ -94,7 +94,7 @@ fn a_write_without_memory_says_so_and_is_neither_denied_nor_half_done() {
     rig.mock.lacks_memory = true;
     let before = rig.rd(WINDOW);
     let Rig { gpu, mock } = &mut rig;
-    // What is behind the window's end is a register, and is not written before the window is.
+    // A register follows the window's end, and is not written before the window.
     for (at, len) in [(PRAMIN, 4), (PRAMIN + 0xf_fffc, 8)] {
         assert_eq!(gpu.bar0_write(at, &vec![1; len], mock), Err(NoMemory));
     }

@@ -1,4 +1,4 @@
-//! A mediator that records what it is asked.
+//! A mediator that records its calls.
 
 use crate::backend::{
     Aperture, Backend, ChannelState, Denied, EngineStatus, InterruptLine, NoMemory, Place, Unwritten,
@@ -9,7 +9,7 @@ use nvspec::chip::GF100;
 use nvspec::fifo::VirtualChannelId;
 use std::sync::Arc;
 
-/// VRAM of the vGPU in these tests.
+/// VRAM size of the vGPU in these tests.
 pub const VRAM: u64 = 16 << 20;
 
 /// One call of the backend, except for memory accesses and the clock.
@@ -38,7 +38,7 @@ pub struct Mock {
     pub channel: ChannelState,
     pub engine: EngineStatus,
     pub preempting: bool,
-    /// There is no memory for what is written.
+    /// There is no memory for writes.
     pub lacks_memory: bool,
 }
 
@@ -57,17 +57,17 @@ impl Default for Mock {
 }
 
 impl Mock {
-    /// Returns what was called since the last time.
+    /// Returns the calls since the last time.
     pub fn take(&mut self) -> Vec<Call> {
         std::mem::take(&mut self.calls)
     }
 
-    /// Messages sent since the last time; everything else is dropped.
+    /// Returns the number of messages since the last time; drops other calls.
     pub fn messages(&mut self) -> usize {
         self.take().iter().filter(|call| **call == Call::Interrupt(InterruptLine::Msi)).count()
     }
 
-    /// There is some for what is written, or not.
+    /// Fails if there is no memory for writes.
     fn memory(&self) -> Result<(), NoMemory> {
         if self.lacks_memory { Err(NoMemory) } else { Ok(()) }
     }
@@ -200,7 +200,7 @@ impl Rig {
         self.gpu.bar0_write32(offset, value, &mut self.mock);
     }
 
-    /// Read, modify, write, as a driver does it; gives the old value.
+    /// Reads, modifies and writes, like a driver; returns the old value.
     pub fn mask(&mut self, offset: u32, mask: u32, value: u32) -> u32 {
         let old = self.rd(offset);
         self.wr(offset, (old & !mask) | value);
@@ -215,7 +215,7 @@ impl Rig {
         self.gpu.config_write(offset, data, &mut self.mock);
     }
 
-    /// Turns MSI and the interrupt line on, and all of PFIFO's interrupts.
+    /// Enables MSI, the interrupt line, and all of PFIFO's interrupts.
     pub fn enable_msi(&mut self) {
         self.config(0x6a, &[1, 0]);
         self.wr(nvspec::regs::pfifo::INTR_EN::OFFSET, u32::MAX);
@@ -223,7 +223,7 @@ impl Rig {
         self.mock.take();
     }
 
-    /// Accesses refused so far, as "site: reason".
+    /// Returns the refused accesses as "site: reason".
     pub fn denied(&self) -> Vec<String> {
         self.gpu.denials().iter().map(|(site, reason, _)| format!("{site}: {reason}")).collect()
     }

@@ -1,4 +1,4 @@
-//! The vGPU as a driver and a mediator see it, with a mock of the mediator.
+//! Tests of the vGPU as a driver and a mediator use it, with a mock of the mediator.
 
 mod driver;
 mod fifo;

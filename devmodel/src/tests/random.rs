@@ -1,5 +1,5 @@
-//! Whatever a guest writes, in whatever order: no panic, nothing outside of its bounds asked of the mediator, and the
-//! rules that hold always.
+//! Any sequence of guest writes: no panic, no request to the mediator outside of the guest's bounds, and the invariants
+//! hold.
 
 use super::mock::{Call, Rig, VRAM};
 use crate::VGpu;
@@ -26,7 +26,7 @@ enum Op {
     RunlistDone,
     Tick(u64),
     Reset,
-    /// Saved, and restored.
+    /// Saves and restores.
     Restore,
 }
 
@@ -39,7 +39,7 @@ fn offset() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Values that decode to something: valid bits with small or huge addresses, and plain noise.
+/// Values that decode to valid requests: valid bits with small or huge addresses, and plain noise.
 fn value() -> impl Strategy<Value = u32> {
     prop_oneof![
         any::<u32>(),
@@ -128,7 +128,7 @@ fn apply(rig: &mut Rig, op: &Op) {
     }
 }
 
-/// Every structure in VRAM that the mediator is told of lies within the guest's VRAM.
+/// Checks that every structure in VRAM named to the mediator is within the guest's VRAM.
 fn check(call: &Call) -> Result<(), TestCaseError> {
     let inside = |place: Option<Place>, bytes: u64| {
         let Some(Place::Vram(at)) = place else { return Ok(()) };
@@ -155,7 +155,7 @@ fn check(call: &Call) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
-    // The mock panics when an access of VRAM leaves its bounds.
+    // The mock panics on a VRAM access out of bounds.
     #[test]
     fn any_stream_of_accesses_stays_within_bounds(ops in prop::collection::vec(op(), 1..300)) {
         let mut rig = Rig::with(|config| config.channels = 16);
@@ -176,7 +176,7 @@ proptest! {
         }
     }
 
-    /// A vGPU that was saved and restored on the way does, and shows, what one does that was not.
+    /// A vGPU that was saved and restored in between behaves like one that was not.
     #[test]
     fn a_restored_vgpu_goes_on(ops in prop::collection::vec(op(), 1..200)) {
         let (mut moved, mut kept) = (Rig::new(), Rig::new());
@@ -197,7 +197,7 @@ proptest! {
         prop_assert_eq!(moved.denied(), kept.denied());
     }
 
-    /// Edited bytes of a saved vGPU are refused, or make one that keeps within its bounds.
+    /// Edited bytes of a saved vGPU are refused, or result in a vGPU that stays within its bounds.
     #[test]
     fn edited_vgpus_never_panic(
         before in prop::collection::vec(op(), 1..60),

@@ -1,5 +1,5 @@
-//! Work that hangs and channels that are refused: what the guest's driver reads, and what it does about it. The sequences
-//! are those of Linux 6.1 and 6.12; offsets and bits are the drivers' own.
+//! Work that hangs and channels that are refused: the values that the guest's driver reads, and its reaction. The
+//! sequences are those of Linux 6.1 and 6.12; offsets and bits are the drivers' own.
 
 use super::mock::{Call, Rig};
 use crate::backend::{EngineStatus, Place};
@@ -16,7 +16,7 @@ fn instance(channel: u32) -> u32 {
     0x100 + channel
 }
 
-/// A guest whose driver is up, with channels 5 and 6; 6 works on every engine that has nothing else.
+/// Makes a guest with a running driver and channels 5 and 6; 6 works on every engine that is otherwise idle.
 fn rig() -> Rig {
     let mut rig = Rig::new();
     rig.wr(0x000200, u32::MAX);
@@ -33,7 +33,7 @@ fn hang(rig: &mut Rig, engine: u32, channel: u8) {
     rig.gpu.ctxsw_timeout(engine, VirtualChannelId(channel), &mut rig.mock);
 }
 
-/// Causes that the driver sees and has enabled.
+/// Returns the causes that the driver sees and has enabled.
 fn causes(rig: &mut Rig) -> u32 {
     rig.rd(0x002100) & rig.rd(0x002140)
 }
@@ -42,7 +42,7 @@ fn unit_enable(engine: u32) -> u32 {
     UNITS.iter().find(|(number, ..)| *number == engine).expect("an engine that is there").1
 }
 
-/// As every driver resets a unit.
+/// Resets a unit like every driver.
 fn reset_engine(rig: &mut Rig, engine: u32) {
     rig.mask(0x000200, unit_enable(engine), 0);
     rig.mask(0x000200, unit_enable(engine), unit_enable(engine));
@@ -73,7 +73,7 @@ fn handler_6_1(rig: &mut Rig) -> Vec<(u32, u32)> {
     found
 }
 
-/// Its work item, for the engines that a channel was found on.
+/// Its work item, for the engines with such a channel.
 fn work_6_1(rig: &mut Rig, engines: &[u32]) {
     let mask = engines.iter().fold(0, |mask, engine| mask | 1 << engine);
     rig.mask(0x002630, mask, mask);
@@ -85,14 +85,14 @@ fn work_6_1(rig: &mut Rig, engines: &[u32]) {
     rig.mask(0x002630, mask, 0);
 }
 
-/// The channel on an engine as 6.12 sees it, and whether it switches.
+/// Returns the channel on an engine as 6.12 sees it, and whether it is switching.
 fn engine_6_12(rig: &mut Rig, engine: u32) -> Option<(u32, bool)> {
     let status = rig.rd(0x002640 + engine * 4);
     (status & 0x1000_0000 != 0).then_some((status & 0x7f, status & 0x5000 != 0))
 }
 
-/// The scheduler error in the interrupt handler of 6.12: asks for a fault of the engines that are on a channel which does
-/// not leave.
+/// Handles the scheduler error in the interrupt handler of 6.12: requests a fault of the engines whose channel does not
+/// leave.
 fn handler_6_12(rig: &mut Rig) -> Vec<u32> {
     assert_eq!(causes(rig), SCHED_ERROR);
     assert_eq!(rig.rd(0x00254c) & 0xff, 0x0a);
@@ -118,7 +118,7 @@ fn handler_6_12(rig: &mut Rig) -> Vec<u32> {
     triggered
 }
 
-/// The MMU faults of the interrupt handler of 6.12; returns the channels that its work item is to kill.
+/// Handles the MMU faults in the interrupt handler of 6.12; returns the channels that its work item must kill.
 fn faults_6_12(rig: &mut Rig) -> Vec<u32> {
     assert_eq!(causes(rig), 0x1000_0000);
     let mut kill = Vec::new();
@@ -142,7 +142,7 @@ fn faults_6_12(rig: &mut Rig) -> Vec<u32> {
     kill
 }
 
-/// Its work item: channels off, engines that are still on them reset, errors acknowledged.
+/// Its work item: removes channels, resets engines that still have them, acknowledges errors.
 fn work_6_12(rig: &mut Rig, kill: &[u32]) {
     for channel in kill {
         rig.mask(0x003004 + channel * 8, 1, 0);
@@ -161,7 +161,7 @@ fn work_6_12(rig: &mut Rig, kill: &[u32]) {
     assert_eq!(rig.rd(0x00227c) & 0x0010_0000, 0);
 }
 
-/// Returns what the mediator was asked, signals left out.
+/// Returns the calls to the mediator, without signals.
 fn asked(rig: &mut Rig) -> Vec<Call> {
     rig.mock.take().into_iter().filter(|call| !matches!(call, Call::Interrupt(_))).collect()
 }
@@ -243,7 +243,7 @@ fn hangs_are_shown_one_at_a_time_and_none_is_lost() {
     work_6_1(&mut rig, &[5]);
     assert_eq!(causes(&mut rig), 0);
 
-    // The engine is reset before the driver acknowledges the error: the acknowledgement does not take the next.
+    // The engine is reset before the driver acknowledges the error: the acknowledgement must not remove the next one.
     hang(&mut rig, 0, 5);
     hang(&mut rig, 4, 6);
     reset_engine(&mut rig, 0);
@@ -262,11 +262,11 @@ fn a_hang_ends_with_its_channel() {
     rig.wr(0x003000 + 5 * 8, 0);
     assert_eq!((rig.rd(0x002640), causes(&mut rig)), (0x9000_0006, SCHED_ERROR), "the next is shown");
     rig.wr(0x002100, SCHED_ERROR);
-    // Another instance block is another channel.
+    // A different instance block is a different channel.
     rig.wr(0x003000 + 6 * 8, 0xc000_0099);
     assert_eq!(rig.rd(0x002650), 0x9000_0006);
 
-    // A hang that waits is forgotten when its channel goes.
+    // A waiting hang is removed with its channel.
     hang(&mut rig, 0, 6);
     rig.wr(0x003000 + 5 * 8, 0xc000_0105);
     hang(&mut rig, 4, 5);
@@ -310,7 +310,7 @@ fn an_unacknowledged_scheduler_error_keeps_the_reason() {
     assert_eq!(rig.rd(0x00254c), 0x0a);
 }
 
-/// Returns what the mediator reports for a channel that it will not run: the host could not bind it.
+/// Returns the mediator's report for a channel that it will not run because the host could not bind it.
 fn refusal(channel: u32) -> MmuFault {
     MmuFault {
         unit: fault::unit::FIFO,
@@ -332,7 +332,7 @@ fn linux_6_1_kills_a_channel_that_is_refused() {
     let words: Vec<u32> = (0..4).map(|word| rig.rd(0x002800 + 7 * 16 + word * 4)).collect();
     assert_eq!(words, [instance(5), 0, 0, 0x0000_0644], "host's client behind the hub, no channel is bound");
     rig.mock.take();
-    // The fault is the host's own, so no engine is reset.
+    // The fault belongs to the host unit, so no engine is reset.
     rig.mask(0x003004 + 5 * 8, 1, 0);
     rig.wr(0x00259c, 1 << 7);
     work_6_1(&mut rig, &[]);

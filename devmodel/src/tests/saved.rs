@@ -1,10 +1,10 @@
-//! Saved vGPUs that were edited, or are another's.
+//! Saved vGPUs that were edited, or belong to a different vGPU.
 
 use super::*;
 use crate::tests::mock::Rig;
 use nvspec::regs::{pbus, pfifo, pmc, ptimer};
 
-/// A vGPU with an interrupt pending, channels bound, an alarm, and something refused.
+/// Makes a vGPU with a pending interrupt, bound channels, an alarm, and a denial.
 fn rig() -> Rig {
     let mut rig = Rig::new();
     rig.enable_msi();
@@ -65,6 +65,6 @@ fn state_that_cannot_be_is_refused() {
     assert!(refused(|saved| saved.storage.insert(0, (2, 1))).contains("no register that is kept"));
     assert!(refused(|saved| saved.storage.push(saved.storage[0])).contains("not in their order"));
     assert!(refused(|saved| saved.identity.channels = 1).contains("of another kind"));
-    // The guest's command register may be anything that it can write.
+    // The guest's command register may have any value that the guest can write.
     assert!(restored(|saved| saved.pci[4] ^= 6).is_ok());
 }
