@@ -31,7 +31,7 @@ fn run(code: &str, blocks: u32, threads: u32) -> Vec<u32> {
 
 #[test]
 fn diverged_lanes_join_with_the_others() {
-    // Lanes vote behind the join: all must be there again.
+    // Lanes vote after the join: all must be active again.
     let values = run(
         "LOP.AND R3, R0, 0x3
          ISETP.EQ.AND P0, PT, R3, RZ
@@ -86,7 +86,7 @@ fn loops_with_break_and_continue_count_each_lanes_rounds() {
 
 #[test]
 fn recursion_by_calls() {
-    // f(n) = n == 0 ? 1 : n * f(n - 1), with the stack in a register of each depth: n is kept in local memory.
+    // f(n) = n == 0 ? 1 : n * f(n - 1), with one stack register for each depth: n is kept in local memory.
     let source = ".kernel k
          .local 64
          S2R R0, SR_TID.X
@@ -149,7 +149,7 @@ fn some_lanes_end_and_the_others_go_on() {
 
 #[test]
 fn barriers_in_loops_keep_warps_in_step() {
-    // Each round every thread adds the value of the thread that is `round + 33` further: wrong without barriers.
+    // In each round every thread adds the value of the thread that is `round + 33` further: wrong without barriers.
     let code = "SHL R3, R0, 0x2
          IADD R4, R0, 0x1
          STS [R3], R4
@@ -315,7 +315,7 @@ fn state_survives_a_context_image() {
     assert_eq!(words.len(), crate::compute::Registers::IMAGE_WORDS);
     rig.compute.load(crate::compute::Registers::from_words(&words));
     assert_eq!(rig.compute.save().to_words(), words);
-    // Whatever an image holds, it is cut to what methods could have set.
+    // Any image is masked to values that methods could have set.
     let forged = crate::compute::Registers::from_words(&vec![u32::MAX; words.len()]);
     let words = forged.to_words();
     assert_eq!(crate::compute::Registers::from_words(&words).to_words(), words);

@@ -1,4 +1,4 @@
-//! A warp and the same as threads, one at a time.
+//! A warp, and the same as single threads executed one at a time.
 
 use super::{integer, memory};
 use crate::compute::code::registers;
@@ -29,11 +29,11 @@ pub(super) struct Thread {
     pub(super) cc: Cc,
 }
 
-/// Surroundings of a thread.
+/// Context of a thread.
 pub(super) struct Env<'a> {
     pub(super) constants: &'a [u32],
     pub(super) lane: usize,
-    /// Of the next instruction.
+    /// Program counter of the next instruction.
     pub(super) pc: u32,
     /// Lanes that vote, and those that vote yes.
     pub(super) vote: (u32, u32),
@@ -44,7 +44,7 @@ impl Thread {
         self.r[usize::from(register.index())]
     }
 
-    /// A source of 32 bits, or the warp error that reading it is.
+    /// Returns a source of 32 bits, or the warp error of reading it.
     pub(super) fn word(&self, source: Source, env: &Env<'_>) -> Result<u32, u32> {
         match source {
             Source::Register(register) => Ok(self.register(register)),
@@ -53,7 +53,7 @@ impl Thread {
         }
     }
 
-    /// A source of 64 bits; an immediate is the upper word.
+    /// Returns a source of 64 bits; an immediate is the upper word.
     pub(super) fn pair(&self, source: Source, env: &Env<'_>) -> Result<u64, u32> {
         Ok(match source {
             Source::Register(register) if register.is_zero() => 0,
@@ -94,7 +94,7 @@ impl Thread {
         }
     }
 
-    /// A comparison's two predicates; where both are the same one, the first counts.
+    /// Sets a comparison's two predicates; if both are the same one, the first wins.
     pub(super) fn set_predicates(
         &mut self,
         p: Predicate,
@@ -108,7 +108,7 @@ impl Thread {
     }
 }
 
-/// Bank n begins n words further than the one before.
+/// Reads a constant. Each bank starts n words after the previous one.
 pub(super) fn constant(bank: u8, offset: u32, env: &Env<'_>) -> Result<u32, u32> {
     if u32::from(bank) >= limit::CONSTANT_BANKS || offset >= limit::CONSTANT_BYTES {
         return Err(warp_error::CONSTANT_ADDRESS);
@@ -120,7 +120,7 @@ pub(super) const BANKS: u64 = DATA + 0x10_0000;
 pub(super) const PC: u32 = 0x1238;
 pub(super) const CLOCK: u64 = 0x12_3456_789a;
 
-/// A warp, the second of a block, and the same as threads.
+/// A warp, the second of a block, and its threads.
 pub(super) struct Bench {
     pub(super) rig: Rig,
     pub(super) launch: Launch,
@@ -149,19 +149,19 @@ impl Bench {
         Self { rig, launch, locks: Locks::default(), constants, table, shared, warp: Warp::new(), random }
     }
 
-    /// A word that is often an edge value of some type.
+    /// Returns a word that is often an edge value of some type.
     pub(super) fn value(&mut self) -> u32 {
         value(&mut self.random)
     }
 
-    /// Threads of any state.
+    /// Returns threads in random states.
     pub(super) fn threads(&mut self) -> Vec<Thread> {
         (0..LANES).map(|_| self.thread()).collect()
     }
 
     pub(super) fn thread(&mut self) -> Thread {
         let mut r: [u32; 64] = std::array::from_fn(|_| self.value());
-        // Doubles of about the same size, now and then.
+        // Occasionally doubles of similar size.
         if self.random.next() & 1 != 0 {
             for pair in r.chunks_exact_mut(2) {
                 let bits = self.random.next();
@@ -177,7 +177,7 @@ impl Bench {
         Thread { r, p, cc: Cc { zero: flag(0), sign: flag(1), carry: flag(2), overflow: flag(3) } }
     }
 
-    /// The warp in the state of the threads.
+    /// Sets the warp to the threads' state.
     pub(super) fn load(&mut self, threads: &[Thread]) {
         let warp = &mut self.warp;
         warp.start(1, ALL, PC, limit::REGISTERS, &[]);
@@ -197,7 +197,7 @@ impl Bench {
         };
     }
 
-    /// The threads as the warp has them.
+    /// Returns the warp's state as threads.
     pub(super) fn stored(&self) -> Vec<Thread> {
         let warp = &self.warp;
         let predicate = |index: u8| {
@@ -239,7 +239,7 @@ impl Bench {
         })
     }
 
-    /// Random instructions like the one that the assembly says.
+    /// Returns random instructions similar to the assembly.
     pub(super) fn instructions(&mut self, assembly: &str, count: usize) -> Vec<Instruction> {
         let program = sm20::assemble(assembly).unwrap_or_else(|errors| panic!("{errors:?}"));
         let first = u64::from(program.words[1]) << 32 | u64::from(program.words[0]);
@@ -247,7 +247,7 @@ impl Bench {
         let mnemonic = begin.op.mnemonic();
         let mut found = Vec::new();
         while found.len() < count {
-            // Each from the same beginning: from an immediate of many bits there is hardly a way back to a register.
+            // Each starts from the same word: from an immediate of many bits there is hardly a way back to a register.
             let (mut word, mut last, mut changes) = (first, begin, 0);
             let wanted = self.random.next() % 24;
             while changes < wanted {
@@ -258,7 +258,7 @@ impl Bench {
                     changes += 1;
                 }
             }
-            // Registers that the hardware would refuse are refused before.
+            // Registers that the hardware would refuse are excluded here.
             if registers(&last.op).is_ok() {
                 found.push(Instruction { join: false, ..last });
             }
@@ -267,7 +267,7 @@ impl Bench {
     }
 }
 
-/// A word that is often an edge value of some type.
+/// Returns a word that is often an edge value of some type.
 pub(super) fn value(random: &mut Random) -> u32 {
     const EDGES: [u32; 32] = [
         0,
@@ -308,7 +308,7 @@ pub(super) fn value(random: &mut Random) -> u32 {
     match bits % 8 {
         0 | 1 => EDGES[(word % 32) as usize],
         2 => word >> (bits >> 8 & 31),
-        // Singles close to each other, and angles.
+        // Singles of similar size, and angles.
         3 | 4 => word & 0x80ff_ffff | 0x3f00_0000,
         5 => word & 0x8fff_ffff | 0x3800_0000,
         _ => word,

@@ -1,10 +1,10 @@
-//! Control: random programs of branches, loops, calls and jumps out of them, compiled with the divergence stack, against
-//! a plain evaluation for each thread; barriers with reductions against counts over the block.
+//! Control: random programs of branches, loops, calls and jumps out of them, compiled with the divergence stack,
+//! compared with a plain evaluation for each thread; barriers with reductions compared with counts over the block.
 
 use super::super::rig::{DATA, Random, Rig};
 use std::fmt::Write;
 
-/// Operations that the programs here are made of.
+/// Operations used in the programs here.
 pub(super) const OPERATIONS: [&str; 18] = [
     "BRA", "BRX", "JMP", "JMX", "CAL", "JCAL", "SSY", "PBK", "PCNT", "PRET", "PLONGJMP", "EXIT", "RET", "KIL", "BRK",
     "CONT", "LONGJMP", "BAR",
@@ -15,17 +15,17 @@ type Bit = u32;
 
 #[derive(Clone, Debug)]
 enum Statement {
-    /// The number changes.
+    /// Changes the number.
     Mix(u32),
     If(Bit, Vec<Self>, Vec<Self>),
-    /// One of four by two bits.
+    /// One of four branches, by two bits.
     Switch(Bit, [Vec<Self>; 4]),
     Loop(u32, Vec<Self>),
     Break(Bit),
     Continue(Bit),
     Call(usize),
     Return(Bit),
-    /// Statements behind which a long jump from within ends.
+    /// Statements that end at a long jump from within.
     Catch(Vec<Self>),
     Throw(Bit),
     Exit(Bit),
@@ -42,7 +42,7 @@ enum Next {
     Exit,
 }
 
-/// Statements that may stand at a place.
+/// Statements allowed at a place.
 #[derive(Clone, Copy, Debug, Default)]
 struct Inside {
     depth: u32,
@@ -52,7 +52,7 @@ struct Inside {
 }
 
 const FUNCTIONS: usize = 4;
-/// Registers of loop counters begin here, a few for each function.
+/// First register of loop counters, a few for each function.
 const COUNTERS: usize = 16;
 const DEPTH: u32 = 4;
 
@@ -86,7 +86,7 @@ fn statement(random: &mut Random, inside: Inside) -> Statement {
     }
 }
 
-/// Returns what the statements do to a thread's number.
+/// Applies the statements to a thread's number.
 fn evaluate(body: &[Statement], x: &mut u32, tid: u32, functions: &[Vec<Statement>]) -> Next {
     let set = |x: u32, bit: Bit| x >> bit & 1 != 0;
     for statement in body {
@@ -162,7 +162,7 @@ fn evaluate(body: &[Statement], x: &mut u32, tid: u32, functions: &[Vec<Statemen
     Next::On
 }
 
-/// Writes assembly: the number is in R10, the thread's in R0, where its result goes in R9.
+/// Generates assembly: the number is in R10, the thread's number in R0, and its result goes to R9.
 struct Compiler {
     text: String,
     labels: usize,
@@ -178,12 +178,12 @@ impl Compiler {
         self.labels
     }
 
-    /// P0 says whether a bit is set.
+    /// Sets P0 to a bit.
     fn condition(&mut self, bit: Bit) {
         self.line(format_args!("LOP32I.AND R11, R10, {:#x}\nISETP.NE.AND P0, PT, R11, RZ", 1u32 << bit));
     }
 
-    /// One of two ways to say the same; both come up.
+    /// Picks one of two equivalent forms, so that both are tested.
     fn either<'a>(&self, one: &'a str, other: &'a str) -> &'a str {
         if self.labels.is_multiple_of(2) { one } else { other }
     }
@@ -305,7 +305,7 @@ fn random_programs_go_where_their_source_says() {
         assert_eq!(rig.read(DATA, 96), expected, "{functions:?}\n{source}");
         all += &source;
     }
-    // Labels are not operations; each of these came up.
+    // Labels are not operations; each of these is used.
     let used = |name: &&str| all.split_whitespace().any(|word| word.trim_end_matches(".S") == *name);
     let unused: Vec<_> = OPERATIONS.iter().filter(|name| **name != "BAR" && !used(name)).collect();
     assert!(unused.is_empty(), "{unused:?}");
@@ -316,7 +316,7 @@ fn barriers_reduce_over_all_threads_of_a_block() {
     const ROUNDS: u32 = 9;
     for (threads, barrier) in [(1u32, 0), (32, 3), (70, 15), (256, 7)] {
         for operation in ["POPC", "AND", "OR"] {
-            // A rare bit for OR, a frequent one for AND, so that both answers come up.
+            // A rare bit for OR, a frequent one for AND, so that both results occur.
             let mask = if operation == "POPC" { 0x100u32 } else { 0xff00 };
             let compare = if operation == "AND" { "NE" } else { "EQ" };
             let source = format!(

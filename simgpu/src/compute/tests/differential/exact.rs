@@ -1,10 +1,10 @@
-//! Floating-point arithmetic by definition: numbers as integers of several thousand bits, and a result that is found by
-//! looking for it among all numbers of the format.
+//! Floating-point arithmetic by definition: numbers are integers of several thousand bits, and a result is found by
+//! searching among all numbers of the format.
 
 use sm20::Rounding;
 use std::cmp::Ordering;
 
-/// Words of an integer: products of doubles lie between 2^-2148 and 2^2048.
+/// Words of an integer: products of doubles are between 2^-2148 and 2^2048.
 const WORDS: usize = 70;
 /// The weight of bit 0, as a power of two.
 const UNIT: i32 = -2200;
@@ -42,7 +42,7 @@ impl Format {
         if self.is_denormal(bits) { bits & self.sign() } else { bits }
     }
 
-    /// The number as a double, which can hold all numbers of all formats.
+    /// Returns the number as a double, which can hold all numbers of all formats.
     pub(super) fn value(self, bits: u64) -> f64 {
         let fraction = (bits & ((1 << self.fraction) - 1)) as f64 / (1u64 << self.fraction) as f64;
         let biased = (bits >> self.fraction & ((1 << self.exponent) - 1)) as i32;
@@ -63,12 +63,12 @@ impl Format {
     }
 }
 
-/// A non-negative number, exactly.
+/// An exact non-negative number.
 #[derive(Clone, PartialEq, Eq)]
 struct Magnitude([u64; WORDS]);
 
 impl Magnitude {
-    /// mantissa * 2^exponent.
+    /// Returns mantissa * 2^exponent.
     fn new(mantissa: u128, exponent: i32) -> Self {
         let mut words = [0; WORDS];
         let at = usize::try_from(exponent - UNIT).expect("not below the least unit");
@@ -80,7 +80,7 @@ impl Magnitude {
         Self(words)
     }
 
-    /// The number that the bits of a non-negative float stand for; infinity's are the next power of two.
+    /// Returns the value of a non-negative float's bits; infinity's is the next power of two.
     fn of(bits: u64, format: Format) -> Self {
         let (mantissa, exponent) = parts(bits, format);
         Self::new(u128::from(mantissa), exponent)
@@ -115,7 +115,7 @@ impl Magnitude {
     }
 }
 
-/// Mantissa and exponent of a finite number's magnitude.
+/// Returns mantissa and exponent of a finite number's magnitude.
 fn parts(bits: u64, format: Format) -> (u64, i32) {
     let fraction = bits & ((1 << format.fraction) - 1);
     let biased = (bits >> format.fraction & ((1 << format.exponent) - 1)) as i32;
@@ -123,7 +123,7 @@ fn parts(bits: u64, format: Format) -> (u64, i32) {
     if biased == 0 { (fraction, least) } else { (fraction | 1 << format.fraction, least + biased - 1) }
 }
 
-/// The float for a number, found by bisection: the greatest that is not above it, or the one after that.
+/// Returns the float for a number, found by bisection: the greatest that is not above it, or the next one.
 fn rounded(negative: bool, number: &Magnitude, format: Format, rounding: Rounding) -> u64 {
     let sign = if negative { format.sign() } else { 0 };
     let (mut below, mut above) = (0, format.infinity() + 1);
@@ -149,16 +149,16 @@ fn rounded(negative: bool, number: &Magnitude, format: Format, rounding: Roundin
             }
         }
     };
-    // Beyond the greatest number, infinity is what is away from zero.
+    // Beyond the greatest number, rounding away from zero gives infinity.
     let below = below.min(format.infinity() - 1);
     sign | if away { below + 1 } else { below }
 }
 
-/// a * b * 2^scale + c, rounded once.
+/// Computes a * b * 2^scale + c, rounded once.
 pub(super) fn fma(a: u64, b: u64, scale: i32, c: u64, format: Format, rounding: Rounding) -> u64 {
     let special = |bits: u64| bits & format.infinity() == format.infinity();
     if [a, b, c].into_iter().any(special) {
-        // No rounding: the host's own arithmetic, with factors that cannot overflow.
+        // Without rounding: the host's own arithmetic, with factors that cannot overflow.
         let factor = |bits: u64| {
             let value = format.value(bits);
             if value.is_finite() && value != 0.0 { value.signum() } else { value }
@@ -194,19 +194,19 @@ fn sum((na, a): (bool, Magnitude), (nb, b): (bool, Magnitude), format: Format, r
     }
 }
 
-/// a + b.
+/// Computes a + b.
 pub(super) fn add(a: u64, b: u64, format: Format, rounding: Rounding) -> u64 {
     let one = (format.infinity() >> 1) & format.infinity();
     fma(a, one, 0, b, format, rounding)
 }
 
-/// a * b * 2^scale.
+/// Computes a * b * 2^scale.
 pub(super) fn mul(a: u64, b: u64, scale: i32, format: Format, rounding: Rounding) -> u64 {
-    // A zero of the product's sign changes nothing.
+    // A zero with the product's sign does not change the result.
     fma(a, b, scale, (a ^ b) & format.sign(), format, rounding)
 }
 
-/// The number in another format.
+/// Converts a number to another format.
 pub(super) fn convert(bits: u64, from: Format, to: Format, rounding: Rounding) -> u64 {
     let sign = if bits & from.sign() != 0 { to.sign() } else { 0 };
     match bits & (from.sign() - 1) {
@@ -217,7 +217,7 @@ pub(super) fn convert(bits: u64, from: Format, to: Format, rounding: Rounding) -
     }
 }
 
-/// An integer as a float.
+/// Converts an integer to a float.
 pub(super) fn from_integer(value: i128, to: Format, rounding: Rounding) -> u64 {
     if value == 0 { 0 } else { rounded(value < 0, &Magnitude::new(value.unsigned_abs(), 0), to, rounding) }
 }

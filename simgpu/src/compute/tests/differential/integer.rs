@@ -1,4 +1,4 @@
-//! Integer, logic and move instructions of one thread, on integers of 128 bits and bit by bit.
+//! Integer, logic and move instructions of one thread, computed with integers of 128 bits and bit by bit.
 
 use super::{Cc, Env, Thread};
 use sm20::{
@@ -32,12 +32,12 @@ fn all_ones(holds: bool, float: bool) -> u32 {
     }
 }
 
-/// A condition code that says zero and sign of a word.
+/// Returns a condition code with zero and sign of a word.
 fn plain_cc(value: u32) -> Cc {
     Cc { zero: value == 0, sign: value & 1 << 31 != 0, carry: false, overflow: false }
 }
 
-/// A sum or difference with all that it can leave: its definition on numbers, not on bits.
+/// Computes a sum or difference with all flags, defined on numbers, not on bits.
 fn sum(a: u32, b: u32, mode: AddMode, carry_in: Option<Cc>, saturate: bool) -> (u32, Cc) {
     let more = i128::from(carry_in.is_some_and(|cc| cc.carry));
     let exact = |a: i128, b: i128| match (mode, carry_in) {
@@ -58,10 +58,10 @@ fn sum(a: u32, b: u32, mode: AddMode, carry_in: Option<Cc>, saturate: bool) -> (
     (value, Cc { zero, carry, overflow: !range.contains(&whole), ..plain_cc(value) })
 }
 
-/// Returns what the tests mean for two numbers whose difference left the condition code, and of single flags.
+/// Evaluates a test for two numbers whose difference set the condition code, or for single flags.
 pub(super) fn test(cc: Cc, test: CcTest) -> bool {
     let Cc { zero, sign, carry, overflow } = cc;
-    // A NaN leaves zero and sign, which no number does.
+    // A NaN sets zero and sign, which no number does.
     match test {
         CcTest::False => false,
         CcTest::True => true,
@@ -90,13 +90,13 @@ pub(super) fn test(cc: Cc, test: CcTest) -> bool {
     }
 }
 
-/// Comparison of two words; of the upper ones of a wide number if lower ones left a condition code.
+/// Compares two words; the upper ones of a wide number if lower ones set a condition code.
 fn holds(a: u32, b: u32, compare: Compare, is_signed: bool, lower: Option<Cc>) -> bool {
     let (a, b) = (number(a, is_signed), number(b, is_signed));
     let order = match lower {
         None => a.cmp(&b),
         Some(cc) => {
-            // Below the words is -1, 0 or 1 of what the lower ones differ by.
+            // The lower words contribute -1, 0 or 1 by their difference.
             let below = if cc.zero { 0 } else { 1 };
             let lower = if cc.carry { below } else { -1 };
             (((a - b) << 1) + lower).cmp(&0)
@@ -105,7 +105,7 @@ fn holds(a: u32, b: u32, compare: Compare, is_signed: bool, lower: Option<Cc>) -
     compare.holds(Some(order))
 }
 
-/// Position and length of a bit field.
+/// Returns position and length of a bit field.
 fn field(b: u32) -> (u32, u32) {
     (b & 0xff, b >> 8 & 0xff)
 }
@@ -159,7 +159,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Done {
                 Extended::Whole | Extended::High => own,
                 Extended::Middle | Extended::Low => upper.then(own),
             };
-            // In this order the conditions that are left between are found again.
+            // In this order the conditions between them can be recovered.
             let (less, equal) = (order.is_lt(), order.is_eq());
             let value = if less == least { a } else { b };
             let cc = match extended {
@@ -312,7 +312,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Done {
         Op::B2R { dst, barrier: _ } => thread.set(dst, 0, None),
         Op::Nop { .. } | Op::Pmtrig { .. } | Op::Membar { .. } => {}
         Op::Vote { dst, p, a: _, mode } => {
-            // The lanes that take part have been asked before.
+            // The participating lanes were evaluated before.
             let (voters, yes) = env.vote;
             thread.set(dst, yes, None);
             thread.set_predicate(
@@ -329,7 +329,7 @@ pub(super) fn execute(op: &Op, thread: &mut Thread, env: &Env<'_>) -> Done {
     Ok(())
 }
 
-/// Stores an integer of any type, in a pair if it is of 64 bits.
+/// Stores an integer of any type, in a pair if it has 64 bits.
 pub(super) fn set_integer(thread: &mut Thread, dst: Register, value: i128, kind: IntType, write_cc: bool) {
     if kind.bits() == 64 {
         let cc = Cc { zero: value as u64 == 0, sign: value as u64 >> 63 != 0, carry: false, overflow: false };
@@ -349,14 +349,14 @@ pub(super) fn range(kind: IntType) -> (i128, i128) {
     if kind.signed() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
 }
 
-/// The number of that type with the same low bits.
+/// Returns the number of that type with the same low bits.
 pub(super) fn narrowed(value: i128, kind: IntType) -> i128 {
     let (_, most) = range(kind);
     let low = value.rem_euclid(1 << kind.bits());
     if low > most { low - (1 << kind.bits()) } else { low }
 }
 
-/// An integer operand with its part and modifiers.
+/// Returns an integer operand with its part and modifiers.
 pub(super) fn integer(
     thread: &Thread,
     b: sm20::FloatOperand,

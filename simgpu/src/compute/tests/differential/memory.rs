@@ -1,4 +1,4 @@
-//! Memory instructions: the same bytes in arrays, one thread after the other.
+//! Memory instructions: the same bytes in arrays, one thread after another.
 
 use super::exact::{self, SINGLE};
 use super::{Bench, Thread};
@@ -42,7 +42,7 @@ pub(super) const OPERATIONS: [&str; 27] = [
 pub(super) const SHARED_BYTES: u32 = 512;
 pub(super) const LOCAL_BYTES: u32 = 64;
 const GLOBAL_BYTES: usize = 4096;
-/// Words that are locked: few, so that they are found locked.
+/// Size of the lockable range: small, so that words are often found locked.
 const LOCKED_BYTES: u64 = 64;
 
 /// Target of an access.
@@ -59,7 +59,7 @@ struct Bytes {
     global: Vec<u8>,
     shared: Vec<u8>,
     local: Vec<Vec<u8>>,
-    /// Words that are locked: of shared memory, or not.
+    /// Locked words; `true` for shared memory.
     locks: HashSet<(bool, u64)>,
 }
 
@@ -75,7 +75,7 @@ impl Bytes {
     }
 }
 
-/// Returns what an instruction accesses memory by: its address, width, and the one space that it has.
+/// Returns an instruction's address, width, and its space if it has only one.
 fn access(op: &Op) -> Option<(Address, u64, Option<Space>)> {
     let bytes = |width: Width| match width {
         Width::U8 | Width::S8 => 1,
@@ -106,8 +106,8 @@ fn access(op: &Op) -> Option<(Address, u64, Option<Space>)> {
     })
 }
 
-/// Chooses addresses and puts them in the registers. Returns each lane's space and address, or nothing if the
-/// instruction cannot be given any.
+/// Chooses addresses and stores them in the registers. Returns each lane's space and address, or `None` if the
+/// instruction does not allow any.
 fn aim(bench: &mut Bench, op: &Op, threads: &mut [Thread]) -> Option<Vec<(Space, u64)>> {
     let Some((address, bytes, only)) = access(op) else { return Some(vec![(Space::Global, 0); LANES]) };
     if address.base.is_zero() {
@@ -132,7 +132,7 @@ fn aim(bench: &mut Bench, op: &Op, threads: &mut [Thread]) -> Option<Vec<(Space,
             Space::Local => LOCAL_BYTES.into(),
             Space::Constant => limit::CONSTANT_BYTES.into(),
         };
-        // One after the other, all the same, or anywhere.
+        // Contiguous, all the same, or random.
         let place = match pattern >> 8 & 3 {
             0 => near % 16 + lane as u64,
             1 => near,
@@ -160,7 +160,7 @@ fn words(width: u64) -> usize {
     (width as usize).div_ceil(4)
 }
 
-/// Returns what a register gets of a value.
+/// Returns a register's contents after loading a value.
 fn extended(bytes: &[u8], width: Width) -> Vec<u32> {
     match width {
         Width::U8 => vec![bytes[0].into()],
@@ -178,7 +178,7 @@ fn put(thread: &mut Thread, dst: Register, values: &[u32]) {
     }
 }
 
-/// The bytes of a register and those behind it.
+/// Returns the bytes of a register and those after it.
 fn bytes_of(thread: &Thread, register: Register, len: u64) -> Vec<u8> {
     let index = usize::from(register.index());
     let get = |word: usize| if register.is_zero() { 0 } else { thread.r[index + word] };
@@ -242,7 +242,7 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// One thread's access.
+/// Executes one thread's access.
 fn access_once(op: &Op, lane: usize, thread: &mut Thread, target: (Space, u64), memory: &mut Bytes, table: &[u32]) {
     let (space, at) = target;
     let bytes = access(op).map_or(0, |(_, bytes, _)| bytes);
@@ -288,7 +288,7 @@ fn access_once(op: &Op, lane: usize, thread: &mut Thread, target: (Space, u64), 
     }
 }
 
-/// Does an atomic operation on bytes and returns what was there.
+/// Executes an atomic operation on bytes and returns the old value.
 fn exchange(
     thread: &Thread,
     (a, c): (Register, Register),
@@ -303,7 +303,7 @@ fn exchange(
     old
 }
 
-/// An instruction that has somewhere to go.
+/// Makes an instruction with valid targets.
 fn possible(instruction: Instruction) -> Instruction {
     let op = match instruction.op {
         Op::Ldc { dst, bank, base, offset, width } => {
@@ -330,7 +330,7 @@ fn memory_instructions_agree_with_arrays_of_bytes() {
     for assembly in OPERATIONS {
         instructions.extend(bench.instructions(assembly, 200).into_iter().map(possible));
     }
-    // In any order, so that what one stored is what another loads.
+    // In random order, so that loads read the stores of other instructions.
     for index in (1..instructions.len()).rev() {
         let other = (bench.random.next() % (index as u64 + 1)) as usize;
         instructions.swap(index, other);

@@ -1,9 +1,9 @@
-//! Every operation against an independent reference: random instructions with all their modifiers, on registers,
-//! predicates and condition codes of edge values and random ones. The whole state of a warp is compared.
+//! Compares every operation with an independent reference: random instructions with all their modifiers, on registers,
+//! predicates and condition codes with edge values and random ones. The whole state of a warp is compared.
 //!
-//! Instructions are made from one of assembly by changing bits at random as long as it stays that operation, so that
-//! whatever can be encoded comes up. References are in `integer`, `float` (with `exact`) and `memory`, and compute one
-//! thread at a time; control is in `control`, as programs that a plain evaluation of their source is compared with.
+//! Instructions are made from an assembly template by changing random bits while it stays the same operation, so that
+//! every encoding occurs. References are in `integer`, `float` (with `exact`) and `memory`, and compute one thread at a
+//! time; control is tested in `control` with programs, compared with a plain evaluation of their source.
 
 mod bench;
 mod control;
@@ -20,7 +20,7 @@ use nvspec::class::compute90c0::warp_error;
 use sm20::{Instruction, Op, PredicateOperand, SpecialRegister};
 use std::collections::{HashMap, HashSet};
 
-/// Each operation that is executed lane by lane, as assembly to begin with; the second form has a long immediate.
+/// Each operation that is executed lane by lane, as an assembly template; the second form has a long immediate.
 const OPERATIONS: [&str; 54] = [
     "IADD R0, R1, R2",
     "IADD32I R0, R1, 0x1",
@@ -78,13 +78,13 @@ const OPERATIONS: [&str; 54] = [
     "CSETP.LT.AND P0, P1, CC",
 ];
 
-/// The same for those whose result does not depend on registers alone.
+/// The same for operations whose result does not depend on registers alone.
 const OTHERS: [&str; 6] = ["B2R R0, 0x0", "LEPC R0", "VOTE.ALL R0, P0, P1", "NOP", "PMTRIG 0x1", "MEMBAR.CTA"];
 
 /// Random instructions of each form.
 const EACH: usize = 200;
 
-/// Returns what special registers say in the bench's block of 5 * 3 * 4 threads.
+/// Returns special registers' values in the bench's block of 5 * 3 * 4 threads.
 fn special(which: SpecialRegister, lane: usize, launch: &Launch) -> u32 {
     let thread = 32 + lane as u32;
     let (x, y, z) = (thread % 5, thread / 5 % 3, thread / 15);
@@ -125,7 +125,7 @@ fn special(which: SpecialRegister, lane: usize, launch: &Launch) -> u32 {
     }
 }
 
-/// The reference's word for one thread.
+/// Computes the reference result of one thread.
 fn reference(op: &Op, thread: &mut Thread, env: &Env<'_>, launch: &Launch) -> Result<(), u32> {
     match op {
         Op::S2R { dst, special: which } => {
@@ -153,7 +153,7 @@ fn reference(op: &Op, thread: &mut Thread, env: &Env<'_>, launch: &Launch) -> Re
     }
 }
 
-/// Changes what no program could have left.
+/// Changes states that no program could have left.
 fn made_possible(op: &Op, threads: &mut [Thread]) {
     if let Op::ISet { carry_in: true, .. } | Op::ISetP { carry_in: true, .. } = op {
         // A difference that is zero does not borrow.
@@ -161,7 +161,7 @@ fn made_possible(op: &Op, threads: &mut [Thread]) {
     }
 }
 
-/// Shifts with carry are refused: nothing says what they do.
+/// Returns true for shifts with carry, which are refused because their behaviour is unknown.
 fn refused(op: &Op) -> bool {
     matches!(op, Op::Shl { carry_in: true, .. } | Op::Shr { carry_in: true, .. })
 }
@@ -173,7 +173,7 @@ fn compare(bench: &mut Bench, instruction: &Instruction) {
     bench.load(&before);
     let outcome = bench.execute(instruction);
     if refused(op) {
-        // Unless no lane takes part.
+        // Unless no lane participates.
         let guarded = before.iter().any(|thread| thread.predicate(instruction.guard));
         assert_eq!(outcome.is_err(), guarded, "{instruction}");
         return;
@@ -219,7 +219,7 @@ fn compare(bench: &mut Bench, instruction: &Instruction) {
     assert_eq!(outcome, Ok(Flow::Next), "{instruction}");
 }
 
-/// Modifiers that must have come up, as the disassembler writes them.
+/// Modifiers that must occur, in the disassembler's notation.
 const MODIFIERS: [(&str, &[&str]); 20] = [
     ("IADD", &["SAT", "X", "CC", "PO", "-R", "c["]),
     ("IMUL", &["HI", "U32", "CC", "c["]),
@@ -262,7 +262,7 @@ fn every_operation_with_every_modifier_agrees_with_its_definition() {
     }
 }
 
-/// Control as assembly, with targets close by.
+/// Control instructions as assembly, with close targets.
 const CONTROL: [&str; 16] = [
     "BRA pc+0x8",
     "BRA pc-0x20",
@@ -282,7 +282,8 @@ const CONTROL: [&str; 16] = [
     "BAR.SYNC 0x0",
 ];
 
-/// Words of random instructions, some of each operation: without memory and with control that goes nearby, and all.
+/// Returns words of random instructions, some of each operation: without memory and with close control targets, and
+/// all.
 pub(super) fn random_words(each: usize) -> [Vec<u64>; 2] {
     let mut bench = Bench::new(0x5eed_0005);
     let mut of = |lists: &[&[&'static str]], each: usize| -> Vec<u64> {
@@ -335,7 +336,7 @@ fn what_is_not_modelled_is_an_illegal_encoding() {
             }
         }
     }
-    // Every kind of instruction that the tables only know by name.
+    // Every kind of instruction that the tables know only by name.
     for _ in 0..200_000 {
         let word = bench.random.next() & !8;
         for word in [word, word & 0xffff_ffff | 8] {
