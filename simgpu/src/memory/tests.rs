@@ -45,13 +45,13 @@ fn vram_that_is_not_touched_costs_nothing() {
     vram.write32(VramAddr(VRAM_MAX / 2), 1).expect("middle");
     assert_eq!(vram.read32(VramAddr(VRAM_MAX - 4)), Ok(0x1234_5678));
     assert_eq!(vram.read32(VramAddr(VRAM_MAX - 8)), Ok(0));
-    // A scrubber's zeros over memory that is zero anyway.
+    // A scrubber's zeros over memory that is already zero.
     let zeros = vec![0; 1 << 20];
     for at in (0..VRAM_MAX / 8).step_by(zeros.len()) {
         vram.write(VramAddr(at), &zeros).expect("zeros");
     }
     assert!(resident().saturating_sub(before) < VRAM_MAX / 16, "{} bytes came to be resident", resident() - before);
-    // Where something was, they do their work.
+    // Over other data they are stored.
     vram.write(VramAddr(VRAM_MAX / 2), &zeros).expect("zeros");
     assert_eq!(vram.read32(VramAddr(VRAM_MAX / 2)), Ok(0));
 }

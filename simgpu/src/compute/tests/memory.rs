@@ -53,7 +53,7 @@ fn widths_extend_and_cut() {
 
 #[test]
 fn scattered_and_contiguous_accesses_agree() {
-    // out[permuted tid] = in[tid], twice: once by lanes in a row, once all over the place.
+    // out[permuted tid] = in[tid], twice: once with contiguous lanes, once scattered.
     let source = ".kernel k
          S2R R0, SR_TID.X
          IMUL.U32.U32 R1, R0, 0x25
@@ -138,7 +138,7 @@ fn local_memory_is_each_threads_own_on_many_workers() {
     let expected: Vec<u32> =
         (0..3840).map(|index| 16 * index + (0..16).map(|i| 4 * i).sum::<u32>() + index + 12).collect();
     assert_eq!(rig.read(DATA, 3840), expected);
-    // Each multiprocessor has a part of its own, and which of them have run a block is the host's affair.
+    // Each multiprocessor has a separate part, and the host's scheduling decides which of them ran a block.
     let local = rig.read(LOCAL, (LOCAL_BYTES / 4) as usize);
     assert!(local.iter().any(|word| *word != 0), "it lies where the driver said");
     // The negative part: a thread's memory ends at 2^24.
@@ -234,7 +234,7 @@ fn locks_on_shared_memory_serialize_lanes() {
 
 #[test]
 fn locks_on_global_memory_serialize_threads_of_all_blocks() {
-    // Four sums of two words each, which an atomic operation could not add to.
+    // Four sums of two words each, which an atomic operation does not support.
     let source = ".kernel k
          S2R R0, SR_TID.X
          S2R R1, SR_CTAID.X
@@ -263,8 +263,8 @@ fn locks_on_global_memory_serialize_threads_of_all_blocks() {
 
 #[test]
 fn races_in_shared_memory_end_the_same_in_each_run() {
-    // Each thread adds to a word and swaps two others without any order between warps; turns of 256 instructions
-    // decide, whatever the host does.
+    // Each thread adds to a word and swaps two others without ordering between warps; only turns of 256 instructions
+    // decide, independent of the host.
     let source = ".kernel k
          .shared 1024
          S2R R0, SR_TID.X

@@ -1,4 +1,4 @@
-//! Tests of compute: programs, assembled here, on the engine alone. Launches through PFIFO stand in the crate's tests.
+//! Tests of compute: programs, assembled here, on the engine alone. The crate's tests cover launches through PFIFO.
 
 mod control;
 mod differential;

@@ -1,17 +1,17 @@
-//! Programs of random instructions: whatever they do, the engine survives and goes on.
+//! Programs of random instructions: the engine survives them and continues to work.
 
 use super::differential::random_words;
 use super::rig::{CODE, DATA, Random, Rig};
 use crate::engines::{EngineError, Progress};
 
-/// A random word that is an instruction, most of the time.
+/// Returns a random word that is usually an instruction.
 fn word(random: &mut Random) -> u64 {
     let mut word = random.next();
     for _ in 0..400 {
         if sm20::decode(word).is_ok() {
             break;
         }
-        // Reserved bits are often zero: so are more of these than not.
+        // Reserved bits are often zero, so more of these are zero.
         word = random.next() & random.next() | random.next() & 0xf800_0000_0000_000f;
     }
     word
@@ -25,11 +25,11 @@ fn random_programs_end_in_an_error_or_can_be_stopped() {
     for round in 0..2000 {
         let mut rig = Rig::new(if round % 20 == 0 { 2 } else { 0 });
         let empty = rig.load(".kernel k\n.registers 63\n.shared 4096\n.local 64\n.barriers 16\nEXIT");
-        // Registers that are addresses now and then.
+        // Registers that are sometimes addresses.
         let head = sm20::assemble("S2R R0, SR_TID.X\nMOV R4, c[0][0x20]\nMOV R8, c[0][0x20]\nSSY 0x100\nMOV R12, R0");
         let mut words = head.expect("good").words;
         for _ in 0..60 {
-            // Of any word, of such that decode, and of instructions that mostly do something.
+            // Random words, decodable words, and instructions that usually have an effect.
             let word = match round % 4 {
                 0 => random.next(),
                 1 => word(&mut random),

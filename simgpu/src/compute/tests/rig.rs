@@ -1,4 +1,4 @@
-//! A compute engine with memory, driven by methods.
+//! A compute engine with memory, driven through methods.
 
 use crate::compute::Compute;
 use crate::compute::grid::ACCESS;
@@ -16,15 +16,15 @@ pub(super) const BANK: u64 = 0x14_0000;
 pub(super) const LOCAL: u64 = 0x20_0000;
 pub(super) const LOCAL_BYTES: u64 = 0x10_0000;
 pub(super) const DATA: u64 = 0x40_0000;
-/// Nothing is mapped from here on.
+/// End of the mapping.
 pub(super) const END: u64 = 0x80_0000;
 /// Offset of the first parameter in bank 0.
 const PARAMS: u64 = 0x20;
-/// Address in VRAM where the page at address 0 would lie.
+/// VRAM address of the page at virtual address 0.
 const FRAMES: u64 = 0x40_0000;
 const TABLE: u64 = 0x4_0000;
 
-/// The engine and what it works on.
+/// The engine and its context.
 pub(super) struct Rig {
     pub(super) compute: Compute,
     memory: Arc<Memory>,
@@ -34,7 +34,7 @@ pub(super) struct Rig {
 }
 
 impl Rig {
-    /// With so many threads; with none it works when it is stepped.
+    /// Makes an engine with `workers` threads; with none it works when it is stepped.
     pub(super) fn new(workers: usize) -> Self {
         let memory = Arc::new(Memory::new(Vram::new(16 << 20).expect("vram")));
         let directory = BusAddr::Vram(VramAddr(0x1_0000));
@@ -78,7 +78,7 @@ impl Rig {
         compute.step(&mut EngineCx { memory, mmu, space, now_ns: 0, work })
     }
 
-    /// Steps until nothing is pending.
+    /// Steps until no work is pending.
     pub(super) fn finish(&mut self) -> Result<(), EngineError> {
         loop {
             match self.step()? {
@@ -100,7 +100,7 @@ impl Rig {
         }
     }
 
-    /// Returns what a launch would be of, with a grid of 9 * 8 * 7 blocks of 5 * 3 * 4 threads.
+    /// Returns the launch that the state describes, with a grid of 9 * 8 * 7 blocks of 5 * 3 * 4 threads.
     pub(super) fn described(&mut self) -> Launch {
         for (method, data) in [
             (methods::REGISTERS, 63),
@@ -115,7 +115,7 @@ impl Rig {
         self.compute.registers.launch(0x1234, 4).expect("good")
     }
 
-    /// Memory accesses as those of a warp.
+    /// Calls `act` with a session for a warp's memory accesses.
     pub(super) fn with_session<T>(&self, act: impl FnOnce(&mut Session<'_>) -> T) -> T {
         act(&mut self.mmu.session(&self.memory, &self.space, ACCESS))
     }
@@ -135,14 +135,14 @@ impl Rig {
         self.write(BANK + PARAMS, words);
     }
 
-    /// Puts a program where code is.
+    /// Loads a program to the code address.
     pub(super) fn load(&mut self, source: &str) -> Program {
         let program = sm20::assemble(source).unwrap_or_else(|errors| panic!("{errors:?} in\n{source}"));
         self.write(CODE, &program.words);
         program
     }
 
-    /// Launches a kernel, and does not step.
+    /// Launches a kernel without stepping.
     pub(super) fn launch(
         &mut self,
         program: &Program,
@@ -168,7 +168,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Runs the program's kernel `k`, with one dimension.
+    /// Runs the program's kernel `k`, in one dimension.
     pub(super) fn run(&mut self, source: &str, blocks: u32, threads: u32) -> Result<(), EngineError> {
         let program = self.load(source);
         self.launch(&program, "k", [blocks, 1, 1], [threads, 1, 1])?;
@@ -176,10 +176,10 @@ impl Rig {
     }
 }
 
-/// Input of one thread: a in R4, b in R6, c in R8, each with an upper word behind it.
+/// Input of one thread: a in R4, b in R6, c in R8, each with an upper word after it.
 pub(super) type Input = [u64; 3];
 
-/// Results of one thread: R12, R13, predicates and condition code as `FLAGS` says.
+/// Results of one thread: R12, R13, predicates and condition code in the format of `FLAGS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Output {
     pub(super) low: u32,
@@ -194,8 +194,8 @@ impl Output {
     }
 }
 
-/// Executes `code` on each input: it finds a in R4, b in R6 and c in R8 and leaves results in R12, R13, P0 to P2 and
-/// the condition code.
+/// Executes `code` on each input: it reads a from R4, b from R6 and c from R8, and returns results in R12, R13, P0 to
+/// P2 and the condition code.
 pub(super) fn compute(code: &str, inputs: &[Input]) -> Vec<Output> {
     let mut rig = Rig::new(0);
     let source = format!(
@@ -247,7 +247,7 @@ pub(super) fn compute(code: &str, inputs: &[Input]) -> Vec<Output> {
     outputs
 }
 
-/// A sequence of numbers that looks random (xorshift).
+/// A pseudo-random sequence of numbers (xorshift).
 #[derive(Clone, Debug)]
 pub(super) struct Random(pub(super) u64);
 
@@ -260,7 +260,7 @@ impl Random {
     }
 }
 
-/// All triples of edge values (with `edges` for the third too if it is `true`), then random ones.
+/// Returns all triples of edge values (with `edges` for the third too if it is `true`), then random ones.
 pub(super) fn inputs(
     edges: &[u64],
     triples: bool,
@@ -279,7 +279,7 @@ pub(super) fn inputs(
     inputs
 }
 
-/// Compares each output with what `expected` says of the input.
+/// Compares each output with the result of `expected` for the input.
 #[track_caller]
 pub(super) fn check<T: PartialEq + std::fmt::Debug>(
     code: &str,

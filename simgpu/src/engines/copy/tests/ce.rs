@@ -11,7 +11,7 @@ fn address(high: u32, va: u64) -> [(u32, u32); 2] {
     [(high, (va >> 32) as u32), (high + 4, va as u32)]
 }
 
-/// Methods for one side; `true` for the source. Returns the bit that EXEC needs.
+/// Appends methods for one side; `true` for the source. Returns the bit for EXEC.
 fn describe(source: bool, side: &Side, start: u64, methods: &mut Vec<(u32, u32)>) -> u32 {
     let (high, pitch_method, tiling, bit) =
         if source { (0x30c, 0x31c, 0x200, 0x10) } else { (0x314, 0x320, 0x220, 0x100) };
@@ -29,7 +29,7 @@ fn describe(source: bool, side: &Side, start: u64, methods: &mut Vec<(u32, u32)>
     }
 }
 
-/// Change of elements, in plain values.
+/// A remapping of elements, in plain values.
 #[derive(Clone, Debug)]
 struct Format {
     component: u64,
@@ -53,7 +53,7 @@ impl Format {
         self.component * self.selectors.len() as u64
     }
 
-    /// Byte `byte` of a destination element, for a source element's bytes.
+    /// Returns byte `byte` of a destination element, for a source element's bytes.
     fn byte(&self, byte: u64, source: &[u8]) -> u8 {
         let (component, within) = (byte / self.component, byte % self.component);
         match self.selectors[component as usize] {

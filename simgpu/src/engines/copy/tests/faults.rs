@@ -1,4 +1,4 @@
-//! Errors: pages that are not there, methods that are not there, bits that are not there.
+//! Errors: missing pages, missing methods, invalid bits.
 
 use super::{ARENA, ARENA_BYTES, Bench, on_the_bus};
 use crate::engines::copy::{CopyEngine, M2mf};
@@ -33,7 +33,7 @@ fn ce_copy(from: u64, to: u64, line: u32, lines: u32) -> Vec<(u32, u32)> {
     methods
 }
 
-/// Runs into a page in the middle, whatever the copy's pieces are.
+/// Checks that a copy stops exactly at a missing page in the middle, for any size of its pieces.
 fn stops_exactly<E: Engine + Default>(class: u32, copy: impl Fn(u64, u64, u32, u32) -> Vec<(u32, u32)>) {
     for budget in [1, 0x700, u64::MAX] {
         let mut bench = Bench::<E>::new();
@@ -42,7 +42,7 @@ fn stops_exactly<E: Engine + Default>(class: u32, copy: impl Fn(u64, u64, u32, u
         let broken = ARENA + HALF + 0x5000;
         bench.tables.small(broken, PTE_VALID | PTE_READ_ONLY | 0x70_0000 >> 8);
         bench.tables.mmu.flush(Flush::default());
-        // Begins 0x123 bytes into a page: 0x4edd bytes go before the page that faults.
+        // Starts 0x123 bytes into a page: 0x4edd bytes precede the faulting page.
         let done = 0x5000 - 0x123;
         model.copy_within(0x40..0x40 + done, HALF as usize + 0x123);
         let result = bench.send(class, &copy(ARENA + 0x40, ARENA + HALF + 0x123, 0x1000, 8));
@@ -55,7 +55,7 @@ fn stops_exactly<E: Engine + Default>(class: u32, copy: impl Fn(u64, u64, u32, u
         let (before, behind) = (HALF as usize + 0x5000, HALF as usize + 0x6000);
         assert!(arena[..before] == model[..before] && arena[behind..] == model[behind..]);
 
-        // The source is named when it is the source; the source comes first when both are bad.
+        // A fault of the source names the source; the source faults first if both are bad.
         let from = ARENA + ARENA_BYTES;
         let copied = bench.send(class, &copy(from - 0x800, ARENA, 0x1000, 1));
         assert_eq!(copied, fault(2, from, false), "budget {budget:#x}");
@@ -131,7 +131,7 @@ fn classes_of_other_engines_are_refused() {
     assert!(ce.engine.class_supported(0x90b5) && ce.engine.class_supported(0x90b8));
 }
 
-/// All methods that M2MF takes, as first and last of ranges.
+/// All methods of M2MF, as first and last of ranges.
 const M2MF_METHODS: &[(u32, u32)] = &[
     (0x100, 0x100),
     (0x110, 0x110),
@@ -144,7 +144,7 @@ const M2MF_METHODS: &[(u32, u32)] = &[
     (0x32c, 0x350),
 ];
 
-/// All methods that a copy engine takes.
+/// All methods of a copy engine.
 const CE_METHODS: &[(u32, u32)] =
     &[(0x000, 0x000), (0x100, 0x100), (0x140, 0x140), (0x200, 0x218), (0x220, 0x238), (0x300, 0x304), (0x30c, 0x340)];
 
@@ -213,7 +213,7 @@ fn reserved_bits_of_the_copy_engine_are_refused() {
     }
 }
 
-/// Any numbers at all: an error or a copy, and it ends.
+/// Random numbers: the result is an error or a copy, and it ends.
 mod fuzz {
     use super::*;
     use proptest::prelude::*;

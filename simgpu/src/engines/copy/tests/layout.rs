@@ -17,7 +17,7 @@ fn blocks(size: [u64; 3], log2: [u32; 3]) -> Blocks {
     }
 }
 
-/// A surface of 128 by 24 bytes in blocks of two GOBs, worked out by hand.
+/// A surface of 128 by 24 bytes in blocks of two GOBs, computed by hand.
 #[test]
 fn known_addresses_of_a_small_surface() {
     let surface = Surface::Blocks(Blocks { base: GpuVa(0x1_0000), ..blocks([128, 24, 1], [6, 4, 0]) });

@@ -14,7 +14,7 @@ fn address(high: u32, va: u64) -> [(u32, u32); 2] {
     [(high, (va >> 32) as u32), (high + 4, va as u32)]
 }
 
-/// Methods for one side; `true` for the source. Returns the bit that EXEC needs.
+/// Appends methods for one side; `true` for the source. Returns the bit for EXEC.
 fn describe(source: bool, side: &Side, start: u64, methods: &mut Vec<(u32, u32)>) -> u32 {
     let (high, pitch_method, tiling, position, bit) =
         if source { (0x30c, 0x314, 0x204, 0x344, 0x10) } else { (0x238, 0x318, 0x220, 0x34c, 0x100) };
@@ -159,7 +159,7 @@ fn semaphore_is_released_behind_the_copy_in_both_forms() {
         let mut bench = Bench::<M2mf>::new();
         let before = bench.fill(4);
         let mut methods = linear(ARENA, ARENA + HALF, 0x3000, 1);
-        // The semaphore lies within the destination: the copy must not overwrite it.
+        // The semaphore is within the destination: the copy must not overwrite it.
         methods.extend(address(0x32c, ARENA + HALF + 0x100));
         methods.extend([(0x334, 0xcafe_f00d), (EXEC, exec)]);
         bench.budget = 0x500;
@@ -283,7 +283,7 @@ fn state_of_a_new_channel_is_loaded_as_fresh() {
     assert_eq!(bench.work.bytes, 0);
 }
 
-/// An image is in the guest's memory: it may hold anything.
+/// An image is in the guest's memory, so its contents are arbitrary.
 #[test]
 fn context_image_of_anything_is_a_state() {
     let mut bench = Bench::<M2mf>::new();

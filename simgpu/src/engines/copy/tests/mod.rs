@@ -1,5 +1,5 @@
-//! Tests of the copies: an address space whose pages lie scattered over VRAM and host memory, a plain reference model
-//! of where bytes lie, and a byte-by-byte copy to compare with.
+//! Tests of the copies: an address space whose pages are scattered over VRAM and host memory, a plain reference model
+//! of the layout, and a byte-by-byte copy for comparison.
 
 mod ce;
 mod faults;
@@ -20,7 +20,8 @@ const ARENA_BYTES: u64 = 1 << 20;
 /// The card's clock in tests.
 const NOW: u64 = 0x0123_4567_89ab_cde0;
 
-/// Bytes that cross the bus when the byte at that offset of the arena is moved: 1 in host memory, 0 in VRAM.
+/// Returns the bytes that cross the bus when the byte at that offset of the arena is moved: 1 in host memory, 0 in
+/// VRAM.
 fn on_the_bus(offset: u64) -> u64 {
     u64::from((offset / 4096).is_multiple_of(3))
 }
@@ -30,10 +31,9 @@ struct Bench<E> {
     tables: Tables,
     engine: E,
     work: Work,
-    /// Work that a step may do.
+    /// Work budget of a step.
     budget: u64,
-    /// Take the state out and in again between steps, and through a context image between methods, as when channels
-    /// switch.
+    /// Saves and loads the state between steps, and through a context image between methods, like a channel switch.
     switch: bool,
 }
 
@@ -41,7 +41,7 @@ impl<E: Engine + Default> Bench<E> {
     fn new() -> Self {
         let mut tables = Tables::new();
         for page in 0..ARENA_BYTES / 4096 {
-            // Neighbours are never neighbours in memory, and every third page is host memory.
+            // Adjacent pages are never adjacent in memory, and every third page is in host memory.
             let scattered = page * 37 % 256 * 4096;
             let pte = match on_the_bus(page * 4096) {
                 1 => PTE_SYSTEM | (SYSTEM_BASE + SYSTEM_BYTES / 2 + scattered) >> 8,
@@ -52,7 +52,7 @@ impl<E: Engine + Default> Bench<E> {
         Self { tables, engine: E::default(), work: Work::default(), budget: u64::MAX, switch: false }
     }
 
-    /// Sends methods, each followed by all the work that it starts.
+    /// Sends methods, and completes the work of each.
     fn send(&mut self, class: u32, methods: &[(u32, u32)]) -> Result<(), EngineError> {
         for (method, data) in methods {
             let Tables { memory, mmu, space, .. } = &self.tables;
@@ -95,7 +95,7 @@ impl<E: Engine + Default> Bench<E> {
     }
 }
 
-/// Fails at the first byte that differs.
+/// Fails at the first different byte.
 fn assert_same(found: &[u8], expected: &[u8]) -> Result<(), TestCaseError> {
     if let Some(at) = (0..expected.len()).find(|at| found[*at] != expected[*at]) {
         prop_assert!(false, "byte {at:#x} is {:#x}, not {:#x}", found[at], expected[at]);
@@ -104,7 +104,7 @@ fn assert_same(found: &[u8], expected: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Layout of a block-linear surface, found by placing the bytes one after the other.
+/// Layout of a block-linear surface, found by placing the bytes one after another.
 struct Reference {
     width: u64,
     height: u64,
@@ -112,7 +112,7 @@ struct Reference {
 }
 
 impl Reference {
-    /// Sizes in bytes, rows and slices; of a block in bytes, rows and slices.
+    /// Makes a layout: sizes in bytes, rows and slices; of a block in bytes, rows and slices.
     fn new(size: [u64; 3], block: [u64; 3]) -> Self {
         let up = |size: u64, block: u64| size.div_ceil(block);
         let blocks = [0, 1, 2].map(|axis| up(size[axis], block[axis]));
@@ -165,7 +165,7 @@ enum Layout {
 }
 
 impl Side {
-    /// Returns where byte `x` of line `y` lies, for elements of `element` bytes, in bytes from `base`.
+    /// Returns a function for the offset of byte `x` of line `y` from `base`, for elements of `element` bytes.
     fn reference(&self, element: u64) -> impl Fn(u64, u64) -> u64 + use<> {
         let (base, layout) = (self.base, self.layout.clone());
         let blocks = match &layout {
@@ -180,7 +180,7 @@ impl Side {
     }
 }
 
-/// A side that `line` elements of up to `element` bytes by `lines` fit in, within half of the arena.
+/// Generates a side with room for `lines` lines of `line` elements of up to `element` bytes, within half of the arena.
 fn side(line: u64, lines: u64, element: u64, narrow: bool) -> impl Strategy<Value = Side> {
     let pitch = (0u64..0x2000, 0u64..200)
         .prop_map(move |(base, gap)| Side { base, layout: Layout::Pitch { pitch: line * element + gap } });
@@ -198,7 +198,7 @@ fn side(line: u64, lines: u64, element: u64, narrow: bool) -> impl Strategy<Valu
     prop_oneof![pitch, blocks]
 }
 
-/// Returns whether the side stays in its half of the arena.
+/// Returns true if the side stays in its half of the arena.
 fn fits(side: &Side, line: u64, lines: u64, element: u64) -> bool {
     let bytes = match &side.layout {
         Layout::Pitch { pitch } => pitch * lines + line * element,
