@@ -11,7 +11,7 @@ const SEM: u64 = 0x300_0000;
 /// Engine number of copy engine 0.
 const UNIT: u32 = 4;
 
-/// A channel whose copy never ends by itself, followed by what is given.
+/// Starts an endless copy on a channel, and queues `more` after it.
 fn behind_endless_work(driver: &mut Driver, more: &[Vec<u32>]) -> (super::driver::Channel, u64) {
     let mut channel = driver.only_channel(1);
     driver.card.inject(Fault { engine: EngineId::Copy0, kind: FaultKind::Hang, after: 0, count: 1 });

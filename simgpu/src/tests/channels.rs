@@ -1,4 +1,4 @@
-//! Channels at work: copies, semaphores, interrupts, switching.
+//! Channels: copies, semaphores, interrupts, switching.
 
 use super::driver::{
     CE0, CE1, Driver, M2MF, PAGE, acquire, ce_copy, m2mf_copy, methods, object, release, small, words,
@@ -61,7 +61,7 @@ fn kicked_channel_goes_on_where_it_was() {
     for word in all {
         driver.push(&mut channel, &[word]);
         driver.run_until_idle();
-        // Kicked off, with its state in its instance block and its context image only.
+        // Preempted, with its state only in its instance block and its context image.
         driver.wr(pfifo::PREEMPT::OFFSET, 1);
         assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 1, "done");
         assert_eq!(driver.rd(pfifo::CHANNEL_STATE::at(1)) & 0x1000, 0, "not loaded");
@@ -104,7 +104,7 @@ fn acquire_waits_for_another_channel_in_every_form() {
         if how & (1 << 12) != 0 {
             driver.push(&mut other, &release(SEM, after));
         } else {
-            // It keeps the PBDMA: nobody but the CPU can let it through.
+            // It keeps the PBDMA: only the CPU can release the semaphore.
             driver.poke(at, after);
         }
         driver.advance(10_000_000);
@@ -150,12 +150,12 @@ fn channels_on_the_runlist_take_turns_and_keep_their_state() {
         let seed = index as u32;
         driver.buffer(channel, A, 1, seed);
         targets.push(driver.buffer(channel, B, 1, 99));
-        // Everything but the launch.
+        // Everything except the launch.
         let copy = m2mf_copy(A, B, PAGE as u32);
         driver.push(channel, &words(&[object(M2MF), copy[..copy.len() - 2].to_vec()]));
     }
     driver.run_until_idle();
-    // The launches come later, in the opposite order: each channel must find its own addresses.
+    // The launches come later, in the opposite order: each channel must use its own addresses.
     for channel in channels.iter_mut().rev() {
         driver.push(channel, &methods(2, 0x300, &[0x0010_0110]));
         driver.run_until_idle();
@@ -222,7 +222,7 @@ fn doorbell_rung_by_a_copy_is_seen() {
     driver.run_until_idle();
     let at = driver.buffer(&other, SEM, 1, 9);
     driver.queue(&mut other, &release(SEM, 1));
-    // The writer has the other's USERD mapped and releases a semaphore into its GP_PUT.
+    // The writer maps the other's USERD and releases a semaphore into its GP_PUT.
     let userd = u64::from(driver.peek(other.instance + 8)) & !0xfff;
     driver.map(writer.space, A, super::driver::At::Vram(userd), 1);
     driver.push(&mut writer, &methods(0, 0x10, &[0, A as u32 + 0x8c, 1, 2 | 1 << 24]));
@@ -265,7 +265,7 @@ fn register_list_of_a_context_image_is_written_once_wherever_in_bar0() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(1);
     let list = driver.buffer(&channel, SEM, 1, 4);
-    // A state register, one with behaviour, one of another unit; one that is no register, one behind BAR0.
+    // A state register, one with behaviour, one of another unit; an undeclared one, one past BAR0.
     let unit = pmc::ENABLE::CE0.mask();
     for (index, value) in
         (0..).zip([0x0041_8810, 0x8000_0042, 0x0000_0200, !unit, 0x0040_9500, 0x1234, 0x0040_9501, 1, 0x0140_9500, 1])
@@ -280,7 +280,7 @@ fn register_list_of_a_context_image_is_written_once_wherever_in_bar0() {
     assert_eq!(driver.rd(pmc::ENABLE::OFFSET), !unit);
     assert_eq!(driver.rd(nvspec::regs::fecs::COMMAND_DATA::OFFSET), 0x1234);
     assert_eq!(driver.peek(channel.image), 0);
-    // The channel's work goes on.
+    // The channel continues to work.
     driver.push(&mut channel, &release(SEM, 0xcafe));
     driver.run_until_idle();
     assert_eq!(driver.peek(list), 0xcafe);

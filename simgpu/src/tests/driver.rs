@@ -1,5 +1,5 @@
-//! A driver as small as can be: page tables, channels and push buffers, written as the hardware's formats say and
-//! through the card's own windows. It shares the constants of `nvspec` with the card, and no code.
+//! A minimal driver: page tables, channels and push buffers, written in the hardware's formats and through the card's
+//! own windows. It shares the constants of `nvspec` with the card, and no code.
 
 use crate::{Config, SimGpu};
 use card::{Aperture, Card, DmaMemory};
@@ -57,12 +57,12 @@ pub struct Channel {
 }
 
 impl Driver {
-    /// A card whose clock stands, brought up.
+    /// Makes and initializes a card with a manual clock.
     pub fn new(config: &Config) -> Self {
         Self::on(Arc::new(SimGpu::for_test(config)))
     }
 
-    /// Brings `card` up.
+    /// Initializes `card`.
     pub fn on(card: Arc<SimGpu>) -> Self {
         let nowhere = Space { directory: 0, table: 0 };
         let mut driver = Self { card, next: 0x10_0000, bar1: nowhere, userd: 0, runlist: Vec::new() };
@@ -128,7 +128,7 @@ impl Driver {
         self.card.write32(offset, value);
     }
 
-    /// Pages of VRAM, zeroed.
+    /// Allocates zeroed pages of VRAM.
     pub fn vram(&mut self, pages: u64) -> u64 {
         let at = self.next;
         self.next += pages * PAGE;
@@ -147,7 +147,7 @@ impl Driver {
         self.rd(pramin::BASE + (at & 0xffff) as u32)
     }
 
-    /// Host memory for the card at `iova`.
+    /// Maps host memory for the card at `iova`.
     pub fn host(&self, iova: u64, pages: u64) -> Arc<MmapRegion> {
         let len = (pages * PAGE) as usize;
         let region = Arc::new(MmapRegion::new(len).expect("host memory"));
@@ -156,7 +156,7 @@ impl Driver {
         region
     }
 
-    /// An empty address space.
+    /// Makes an empty address space.
     pub fn space(&mut self) -> Space {
         let space = Space { directory: self.vram(16), table: self.vram(64) };
         // Small-page table in VRAM.
@@ -164,7 +164,7 @@ impl Driver {
         space
     }
 
-    /// Makes `space` that of an instance block.
+    /// Stores `space` in an instance block.
     pub fn join(&self, instance: u64, space: Space) {
         self.poke(instance + 0x200, space.directory as u32);
         self.poke(instance + 0x204, (space.directory >> 32) as u32);
@@ -172,7 +172,7 @@ impl Driver {
         self.poke(instance + 0x20c, 0xff);
     }
 
-    /// Maps pages, valid and writable.
+    /// Maps pages as valid and writable.
     pub fn map(&self, space: Space, va: u64, at: At, pages: u64) {
         for page in 0..pages {
             let (address, high) = match at {
@@ -190,7 +190,7 @@ impl Driver {
         self.flush();
     }
 
-    /// Writes a page table entry, and does not flush.
+    /// Writes a page table entry without a flush.
     pub fn pte(&self, space: Space, va: u64, low: u32, high: u32) {
         let at = space.table + (va >> 12) * 8;
         self.poke(at, low);
@@ -203,7 +203,7 @@ impl Driver {
         self.wr(pfb::MMU_INVALIDATE::OFFSET, 0x8000_0003);
     }
 
-    /// A bound and enabled channel that is not on the runlist yet.
+    /// Makes a bound and enabled channel that is not on the runlist yet.
     pub fn channel(&mut self, id: u8) -> Channel {
         let space = self.space();
         let channel = Channel {
@@ -266,7 +266,7 @@ impl Driver {
         self.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | channels.len() as u32);
     }
 
-    /// A channel that is alone on the runlist.
+    /// Makes a channel that is alone on the runlist.
     pub fn only_channel(&mut self, id: u8) -> Channel {
         let channel = self.channel(id);
         self.submit_runlist(&[id]);
@@ -292,7 +292,7 @@ impl Driver {
         self.ring_doorbell(channel, channel.put);
     }
 
-    /// Queues a segment, and rings no doorbell.
+    /// Queues a segment without a doorbell.
     pub fn queue(&self, channel: &mut Channel, words: &[u32]) {
         let bytes = words.len() as u64 * 4;
         if channel.used + bytes > PUSH_BYTES {
@@ -309,12 +309,12 @@ impl Driver {
         channel.put = (channel.put + 1) % (1 << RING_LOG2);
     }
 
-    /// Lets the card work until it rests.
+    /// Runs the card until it is idle.
     pub fn run_until_idle(&self) {
         self.card.gpu().run_until_idle();
     }
 
-    /// Lets time pass, then the card work.
+    /// Advances the clock, then runs the card.
     pub fn advance(&self, ns: u64) {
         self.card.gpu().advance(ns);
         self.run_until_idle();
@@ -330,7 +330,7 @@ impl Driver {
         at
     }
 
-    /// Returns whether VRAM at `at` holds the pattern.
+    /// Returns true if VRAM at `at` holds the pattern.
     pub fn holds(&self, at: u64, pages: u64, seed: u32) -> bool {
         (0..pages * PAGE / 4).all(|index| self.peek(at + 4 * index) == pattern(seed, index))
     }
@@ -342,12 +342,12 @@ impl Driver {
     }
 }
 
-/// The word at `index` of the pattern `seed`.
+/// Returns the word at `index` of the pattern `seed`.
 pub fn pattern(seed: u32, index: u64) -> u32 {
     (index as u32 ^ seed.rotate_left(7)).wrapping_mul(0x9e37_79b1).wrapping_add(seed)
 }
 
-/// Push buffer words: data to increasing methods.
+/// Returns push buffer words: data to increasing methods.
 pub fn methods(subchannel: u32, method: u32, data: &[u32]) -> Vec<u32> {
     let header = 1 << 29 | (data.len() as u32) << 16 | subchannel << 13 | method >> 2;
     std::iter::once(header).chain(data.iter().copied()).collect()
@@ -357,12 +357,12 @@ pub const M2MF: (u32, u32) = (2, 0x9039);
 pub const CE0: (u32, u32) = (4, 0x4_90b5);
 pub const CE1: (u32, u32) = (4, 0x5_90b8);
 
-/// Binds an object to its subchannel.
+/// Returns words that bind an object to its subchannel.
 pub fn object((subchannel, object): (u32, u32)) -> Vec<u32> {
     methods(subchannel, 0, &[object])
 }
 
-/// A copy of `bytes` bytes (one line) by M2MF.
+/// Returns a copy of `bytes` bytes (one line) by M2MF.
 pub fn m2mf_copy(from: u64, to: u64, bytes: u32) -> Vec<u32> {
     let mut words = methods(2, 0x238, &[(to >> 32) as u32, to as u32]);
     words.extend(methods(2, 0x30c, &[(from >> 32) as u32, from as u32, bytes, bytes, bytes, 1]));
@@ -370,7 +370,7 @@ pub fn m2mf_copy(from: u64, to: u64, bytes: u32) -> Vec<u32> {
     words
 }
 
-/// A copy of whole pages by a copy engine.
+/// Returns a copy of whole pages by a copy engine.
 pub fn ce_copy(from: u64, to: u64, pages: u32) -> Vec<u32> {
     let (page, lines) = (PAGE as u32, pages);
     let mut words =
@@ -379,22 +379,22 @@ pub fn ce_copy(from: u64, to: u64, pages: u32) -> Vec<u32> {
     words
 }
 
-/// A release of 16 bytes.
+/// Returns a release of 16 bytes.
 pub fn release(va: u64, payload: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, 2])
 }
 
-/// An acquire with operation `how`.
+/// Returns an acquire with operation `how`.
 pub fn acquire(va: u64, payload: u32, how: u32) -> Vec<u32> {
     methods(0, 0x10, &[(va >> 32) as u32, va as u32, payload, how])
 }
 
-/// All parts, one after the other.
+/// Concatenates all parts.
 pub fn words(parts: &[Vec<u32>]) -> Vec<u32> {
     parts.concat()
 }
 
-/// A card of 64 MiB.
+/// Returns a card of 64 MiB.
 pub fn small() -> Config {
     Config { vram_mib: 64, ..Config::default() }
 }

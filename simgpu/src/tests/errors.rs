@@ -1,4 +1,4 @@
-//! Errors, and how the driver gets going again.
+//! Errors, and the driver's recovery.
 
 use super::driver::{
     CE0, CE1, Driver, IMAGE_VA, M2MF, PAGE, ce_copy, m2mf_copy, methods, object, release, small, words,
@@ -22,7 +22,7 @@ fn fault_of_a_copy_stops_its_channel_and_engine_only() {
     let partly = driver.buffer(&bad, B, 1, 2);
     driver.buffer(&good, A, 1, 3);
     let to = driver.buffer(&good, B, 1, 4);
-    // The second page of the destination is not there.
+    // The second page of the destination is missing.
     driver.push(&mut bad, &words(&[object(CE0), ce_copy(A, B, 2)]));
     driver.run_until_idle();
     let unit = 0x15;
@@ -39,7 +39,7 @@ fn fault_of_a_copy_stops_its_channel_and_engine_only() {
     driver.run_until_idle();
     assert!(driver.holds(to, 1, 3), "the other engine goes on");
 
-    // As the driver recovers: mend, acknowledge, reset the engine, restart the channel.
+    // The driver's recovery: fix, acknowledge, reset the engine, restart the channel.
     driver.wr(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     driver.wr(pfifo::SCHED_ENABLE_ACK::OFFSET, 1 << 4);
@@ -87,7 +87,7 @@ fn missing_context_image_is_ctxctls_fault() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(3);
     driver.unmap(channel.space, IMAGE_VA);
-    // Binding an object needs no context, a method of it does.
+    // Binding an object does not need a context, but its methods do.
     driver.push(&mut channel, &object(M2MF));
     driver.run_until_idle();
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 0);
@@ -165,7 +165,7 @@ fn copy_engine_reports_what_it_does_not_know() {
     assert_eq!(driver.rd(pmc::INTR_0::OFFSET) & 0x20, 0x20);
     assert_eq!(driver.rd(ce0::INTR::OFFSET), 0x40);
     let word = driver.rd(ce0::SCRATCH::at(0));
-    // As the driver's handler takes it apart.
+    // As the driver's handler decodes it.
     assert_eq!(((word >> 16) & 0x7ff) << 2, 0x700);
     assert_eq!((word >> 27) & 7, 4);
     assert_eq!(driver.rd(ce0::SCRATCH::at(1)), 9);
@@ -220,7 +220,7 @@ fn hung_engine_holds_its_channel_until_it_is_reset() {
     driver.advance(1_000_000_000);
     assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 0x0010_0001, "the kick does not end");
     assert_eq!((driver.rd(pfifo::INTR::OFFSET) & 0x100, driver.rd(pfifo::SCHED_ERROR_REASON::OFFSET)), (0x100, 0x0a));
-    // What both drivers look for: busy, and in the middle of a switch.
+    // Both drivers check this: busy, and in the middle of a switch.
     assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(0)), 0x9004_1001);
     driver.wr(pfifo::INTR::OFFSET, 0x100);
     driver.advance(5_000_000_000);
@@ -305,7 +305,7 @@ fn card_that_falls_off_the_bus_reads_as_ones_and_goes_on_with_nothing() {
     let mut read = [0; 4];
     driver.card.aperture_read(Aperture::Bar1, 0, &mut read);
     assert_eq!((driver.rd(pmc::ENABLE::OFFSET), driver.rd(pramin::BASE), read), (u32::MAX, u32::MAX, [0xff; 4]));
-    // Nor does a reset bring it back.
+    // Nor does a reset restore it.
     driver.card.reset();
     assert_eq!(driver.rd(pmc::BOOT_0::OFFSET), u32::MAX);
 }

@@ -1,4 +1,4 @@
-//! Whatever is written to the card, in whatever order: it goes on and comes to rest.
+//! Any sequence of writes to the card: it continues and becomes idle.
 
 use super::driver::{Channel, Driver, PUSH_VA, methods, small};
 use crate::fifo::Progress;
@@ -6,10 +6,10 @@ use card::{Aperture, Card};
 use nvspec::regs;
 use proptest::prelude::*;
 
-/// Something that a driver can do, with values that lean towards those that mean something.
+/// An operation of a driver, with values that are often valid.
 #[derive(Clone, Debug)]
 enum Op {
-    /// A register of the table, by its place in it, and which of an array.
+    /// A register of the table by its index, an index in an array, and a value.
     Write(usize, u32, u32),
     Read(usize, u32),
     AnyWrite(u32, u32),
@@ -29,7 +29,7 @@ fn value() -> impl Strategy<Value = u32> {
         Just(0),
         Just(u32::MAX),
         (0u32..32).prop_map(|bit| 1 << bit),
-        // Pages that exist, with flags.
+        // Existing pages, with flags.
         (0u32..0x400, 0u32..16).prop_map(|(page, flags)| page << 4 | flags),
         (0u32..0x400).prop_map(|page| 0xc000_0000 | page),
     ]
@@ -121,7 +121,7 @@ proptest! {
         for op in ops {
             apply(&driver, &mut channel, op);
         }
-        // Not an endless loop: a push buffer is finite, whatever stands in it. What is left may wait for time only.
+        // Not an endless loop: a push buffer is finite, with any contents. The rest may only wait for time.
         let mut gpu = driver.card.gpu();
         let rested = (0..200_000).any(|_| gpu.step() != Progress::Ran);
         prop_assert!(rested);

@@ -12,7 +12,7 @@ pub(super) const BANK: u64 = 0x180_0000;
 pub(super) const DATA: u64 = 0x200_0000;
 pub(super) const SEM: u64 = 0x300_0000;
 
-/// Adds to each word of the data (first parameter) what the second says, for its rounds.
+/// Adds the second parameter to each word of the data (first parameter), for its rounds.
 pub(super) const ADD: &str = ".kernel k
     S2R R0, SR_TID.X
     S2R R1, SR_CTAID.X
@@ -28,7 +28,7 @@ pub(super) const ADD: &str = ".kernel k
     ST [R4], R5
     EXIT";
 
-/// Puts code and a bank of constants into a channel's address space. Returns where the data lies in VRAM.
+/// Stores code and a bank of constants in a channel's address space. Returns the VRAM address of the data.
 pub(super) fn prepare(driver: &mut Driver, channel: &Channel, source: &str) -> u64 {
     let program = sm20::assemble(source).expect("a program");
     let code = driver.buffer(channel, CODE, 1, 0);
@@ -39,7 +39,7 @@ pub(super) fn prepare(driver: &mut Driver, channel: &Channel, source: &str) -> u
     driver.buffer(channel, DATA, 4, 0)
 }
 
-/// Methods that set everything up.
+/// Returns methods that set all state.
 pub(super) fn set_up(params: &[u32]) -> Vec<u32> {
     let mut parts = vec![
         object(COMPUTE),
@@ -62,7 +62,7 @@ pub(super) fn launch(blocks: u32, threads: u32) -> Vec<u32> {
     ])
 }
 
-/// A release by the compute class, with a time stamp.
+/// Returns a release by the compute class, with a time stamp.
 pub(super) fn query(va: u64, payload: u32) -> Vec<u32> {
     methods(1, class::SEMAPHORE_ADDRESS_HIGH, &[0, va as u32, payload, 1 << 20])
 }
@@ -108,7 +108,7 @@ fn channels_take_turns_with_their_own_state() {
     }
 }
 
-/// Takes PGRAPH down and up again, as a driver does to get rid of what hangs.
+/// Resets PGRAPH, as a driver does after a hang.
 pub(super) fn reset_pgraph(driver: &Driver) {
     driver.reset_engine(nvspec::regs::pmc::ENABLE::PGRAPH.mask());
 }
@@ -121,7 +121,7 @@ fn state_stays_with_its_channel_whatever_happens_between_two_methods() {
     let data = [&first, &second].map(|channel| prepare(&mut driver, channel, ADD));
     let before = data.map(|at| driver.peek(at));
     let other = words(&[set_up(&[DATA as u32, 20, 1]), launch(1, 32)]);
-    // The first channel's methods come one word at a time; between each two the other runs a kernel of its own.
+    // The first channel's methods come one word at a time; between each two the other channel runs a kernel.
     let whole = words(&[set_up(&[DATA as u32, 10, 3]), launch(1, 32), launch(1, 32)]);
     for (round, word) in (0u32..).zip(&whole) {
         driver.push(&mut first, &[*word]);
@@ -131,7 +131,7 @@ fn state_stays_with_its_channel_whatever_happens_between_two_methods() {
         assert_eq!(driver.peek(data[1]), before[1].wrapping_add(20 * (round + 1)));
         match round % 4 {
             0 => {
-                // Off the engine, with its state in its context image only.
+                // Off the engine, with its state only in its context image.
                 driver.wr(pfifo::PREEMPT::OFFSET, 3);
                 assert_eq!(driver.rd(pfifo::PREEMPT::OFFSET), 3, "done");
             }
@@ -224,7 +224,7 @@ fn time_of_a_kernel_follows_from_its_instructions() {
     }
 }
 
-/// Adds to a word of each thread, so many bytes apart, in rounds.
+/// Adds to a word of each thread, with a stride in bytes, in rounds.
 const STRIDE: &str = ".kernel k
     S2R R0, SR_TID.X
     MOV R1, c[0][0x24]
@@ -238,14 +238,14 @@ const STRIDE: &str = ".kernel k
     @P0 BRA round
     EXIT";
 
-/// A model in which kernels take 10 us for each launch, and their time. The bus moves so many bytes per second.
+/// Returns a model in which kernels take 10 us for each launch, plus their own time, with this speed of the bus.
 fn model(compute: ComputeTiming, bus_bytes_per_second: u64) -> TimeModel {
     let timing = EngineTiming { bytes_per_second: 0, launch_ns: 10_000 };
     TimeModel { graph: timing, compute, copy: timing, switch_ns: 100, bus_bytes_per_second }
 }
 
-/// The time between two semaphores around kernels of 16 warps, on a card with its own clock and so many workers. The
-/// pages of the data that have a bit in `host` are host memory.
+/// Returns the time between two semaphores around kernels of 16 warps, on a card with its own clock and `workers`
+/// threads. The pages of the data with a bit in `host` are in host memory.
 fn time_between_semaphores(
     workers: usize,
     time: TimeModel,
@@ -266,7 +266,7 @@ fn time_between_semaphores(
     let kernels = launch(4, 128).repeat(launches);
     let setup = set_up(&[DATA as u32, stride, rounds]);
     driver.push(&mut channel, &words(&[setup, query(SEM, 1), kernels, query(SEM + 16, 1)]));
-    // TIMEOUT: a thousand times what it takes; the test fails then.
+    // TIMEOUT: a thousand times the usual time; the test then fails.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while driver.peek(at + 16) != 1 {
         assert!(std::time::Instant::now() < deadline, "it does not end");
@@ -280,7 +280,7 @@ fn time_between_semaphores(
 fn time_of_kernels_follows_from_what_they_do_and_not_from_who_does_it() {
     let clock = ComputeTiming { warp_instructions_per_second: 1_000_000_000, bytes_per_second: 0 };
     let memory = ComputeTiming { bytes_per_second: 1_000_000_000, ..clock };
-    // A warp's accesses to words in a row are one transaction of 128 bytes, those to lines of their own are 32.
+    // A warp's accesses to contiguous words are one transaction of 128 bytes; accesses to separate lines are 32.
     for (compute, stride, per_access) in [(clock, 4, 0), (memory, 4, 1), (memory, 128, 32)] {
         for (rounds, launches) in [(3u32, 1), (40, 1), (40, 3)] {
             let instructions = 16 * (5 + 6 * u64::from(rounds));
@@ -300,7 +300,7 @@ fn time_of_kernels_follows_from_what_they_do_and_not_from_who_does_it() {
 fn transactions_of_host_memory_take_the_time_of_the_bus() {
     let compute = ComputeTiming { warp_instructions_per_second: 1_000_000_000, bytes_per_second: 1_000_000_000 };
     let rounds = 20;
-    // Transactions of each warp's access, of which so many of each block, which has four warps, are of host memory.
+    // Transactions of each warp's access, and the number of host memory transactions of each block of four warps.
     for (stride, host, per_access, per_block) in
         [(4, 0, 1, 0), (4, 1, 1, 4), (128, 0b0010, 32, 32), (128, 0b1011, 32, 96)]
     {
@@ -363,7 +363,7 @@ fn kernels_run_on_threads_beside_the_card() {
         let before = driver.peek(data);
         let all = words(&[set_up(&[DATA as u32, 3, 1000]), launch(4, 256).repeat(5), query(SEM + 16, 0xcafe)]);
         driver.push(&mut channel, &all);
-        // TIMEOUT: a thousand times what it takes; the test fails then.
+        // TIMEOUT: a thousand times the usual time; the test then fails.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while driver.peek(at) != 0xbeef {
             assert!(std::time::Instant::now() < deadline, "{workers} workers do not end");
@@ -371,7 +371,7 @@ fn kernels_run_on_threads_beside_the_card() {
         }
         assert_eq!(driver.peek(data), before.wrapping_add(15));
         assert_eq!(driver.peek(data + PAGE - 4), super::driver::pattern(0, PAGE / 4 - 1).wrapping_add(15));
-        // An endless one is ended by a reset of the card, with its threads at work.
+        // A reset of the card ends an endless kernel while its threads run.
         driver.push(&mut channel, &words(&[set_up(&[DATA as u32, 3, 0x7fff_ffff]), launch(64, 32)]));
         while driver.rd(pgraph::STATUS::OFFSET) & 1 == 0 {
             assert!(std::time::Instant::now() < deadline, "{workers} workers do not begin");

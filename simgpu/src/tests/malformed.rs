@@ -1,5 +1,5 @@
-//! Kernels and methods that no program should have: the hardware's own error for their channel, and another channel
-//! that goes on computing.
+//! Invalid kernels and methods: they cause the hardware's error for their channel, and another channel continues to
+//! compute.
 
 use super::driver::{Channel, Driver, methods, small, words};
 use super::kernels::{ADD, CODE, DATA, SEM, launch, prepare, query, reset_pgraph, set_up};
@@ -11,24 +11,24 @@ use nvspec::regs::{fecs, pfifo, pgraph, sm_trap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Error that the card reports.
+/// Error reported by the card.
 #[derive(Clone, Copy, Debug)]
 enum Error {
     Warp(u32),
-    /// Reason, address, whether it is a write.
+    /// Reason, address, and whether it is a write.
     Shader(u32, u64, bool),
-    /// The same of a method's own access.
+    /// The same for a method's own access.
     Method(u32, u64, bool),
-    /// Of the data of that method.
+    /// Error code of that method's data.
     Data(u32, u32),
     Illegal(u32),
 }
 
-/// Address where nothing is mapped, and a page that cannot be written.
+/// An unmapped address, and a read-only page.
 const NOWHERE: u64 = 0x555_5000;
 const READ_ONLY: u64 = 0x440_0000;
 
-/// A card with a channel that errs and one that computes.
+/// A card with a failing channel and a computing one.
 struct Pair {
     driver: Driver,
     bad: Channel,
@@ -51,7 +51,7 @@ impl Pair {
         Self { driver, bad, good, data, stamp }
     }
 
-    /// Sends what the bad channel sends: a set-up, these methods, a launch.
+    /// Sends a set-up, these methods and a launch on the bad channel.
     fn err(&mut self, more: &[Vec<u32>]) {
         let limits = [
             methods(1, class::SHARED_SIZE, &[64]),
@@ -70,7 +70,8 @@ impl Pair {
     }
 }
 
-/// The bad channel errs as it should; the good one computes before, and after the driver has dealt with the error.
+/// Checks that the bad channel fails as expected, and that the good one computes before, and after the driver has
+/// handled the error.
 #[track_caller]
 fn errs(code: &str, more: &[Vec<u32>], error: Error) {
     let mut pair = Pair::new(Driver::new(&small()), code);
@@ -108,7 +109,7 @@ fn errs(code: &str, more: &[Vec<u32>], error: Error) {
         }
     }
     assert_eq!(driver.rd(fecs::CURRENT::OFFSET), 0x8000_0000 | instance, "{code}");
-    // As the driver recovers: the channel goes, the errors are acknowledged.
+    // The driver's recovery: removes the channel, acknowledges the errors.
     pair.computes(2);
     let driver = &pair.driver;
     driver.wr(pfifo::CHANNEL_STATE::at(3), 0x001f_0000);
@@ -186,9 +187,9 @@ fn memory_that_is_not_there_or_read_only() {
         Error::Shader(fault::READ_ONLY, READ_ONLY + 0x20, true),
     );
     errs("MOV R0, RZ\nMOV R1, 0x1\nLD.E R2, [R0]", &[], Error::Shader(fault::PDE, 1 << 32, false));
-    // Beyond the channel's limit, which is 2^40.
+    // Past the channel's limit of 2^40.
     errs("MOV R0, RZ\nMOV R1, 0x100\nLD.E R2, [R0]", &[], Error::Shader(fault::VA_LIMIT, 1 << 40, false));
-    // A bank, and local memory, that are bound to nowhere.
+    // An unbound bank, and unbound local memory.
     let bank =
         [methods(1, class::CONSTANT_SIZE, &[0x100, 0, NOWHERE as u32]), methods(1, class::CONSTANT_BIND, &[0x101])];
     errs("MOV R0, c[1][0x8]", &bank, Error::Shader(fault::PTE, NOWHERE, false));
@@ -226,10 +227,10 @@ fn methods_and_launches_that_no_card_could_do() {
     errs("EXIT", &upload, Error::Method(fault::PTE, NOWHERE + 0x40, true));
 }
 
-/// Waits until the card says so, on a clock of the host.
+/// Waits until the card reports it, by the host's clock.
 #[track_caller]
 fn wait(what: &str, mut until: impl FnMut() -> bool) {
-    // TIMEOUT: a thousand times what it takes; the test fails then.
+    // TIMEOUT: a thousand times the usual time; the test then fails.
     let deadline = Instant::now() + Duration::from_secs(60);
     while !until() {
         assert!(Instant::now() < deadline, "{what}");
@@ -251,7 +252,7 @@ fn kernel_without_end_is_taken_off_by_a_reset_and_the_other_channel_computes() {
             let busy = |driver: &Driver| driver.rd(pgraph::STATUS::OFFSET) & 1 != 0;
             wait("it does not begin", || busy(&pair.driver));
             pair.computes(3);
-            // A flush of translations does not wait for its end, nor does a read of a register.
+            // Neither a flush of translations nor a register read waits for its end.
             pair.driver.flush();
             pair.driver.wr(pfifo::CHANNEL_STATE::at(3), 0x001f_0000);
             pair.driver.wr(pfifo::PREEMPT::OFFSET, 3);

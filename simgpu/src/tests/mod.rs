@@ -1,4 +1,4 @@
-//! The card from outside, through its registers and apertures, by a small driver written for it.
+//! The card from outside, through its registers and apertures, with a small driver written for it.
 
 mod ahead;
 mod channels;

@@ -1,4 +1,4 @@
-//! Writes to host memory that are under way.
+//! Posted writes to host memory in flight.
 
 use super::driver::{At, CE0, Channel, Driver, PAGE, ce_copy, methods, object, pattern, release, small, words};
 use nvspec::regs::{pfb, pflush};
@@ -20,7 +20,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Writes are held; a copy of pattern 1 to host memory is to be made by [`Self::copy`].
+    /// Holds writes; [`Self::copy`] then copies pattern 1 to host memory.
     fn new() -> Self {
         let mut driver = Driver::new(&small());
         let channel = driver.only_channel(1);

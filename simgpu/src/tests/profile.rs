@@ -1,4 +1,4 @@
-//! Parts of memory that engines and kernels touch, and how often.
+//! Access counts of engines and kernels by memory block.
 
 use super::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, release, small, words};
 use super::kernels::{ADD, BANK, DATA, launch, prepare, query, set_up};
@@ -10,23 +10,23 @@ const A: u64 = 0x100_0000;
 const B: u64 = 0x200_0000;
 const SEM: u64 = 0x300_0000;
 const BLOCK: u64 = AccessCounts::BLOCK_BYTES;
-/// Bursts of a page.
+/// Number of bursts in a page.
 const BURSTS: u64 = PAGE / AccessCounts::BURST_BYTES;
 
 fn profiled() -> Driver {
     Driver::new(&Config { profile: true, ..small() })
 }
 
-/// Addresses of blocks, and how often they were touched.
+/// Addresses of blocks, and their access counts.
 type Touched = Vec<(u64, u64)>;
 
-/// Blocks of VRAM that were touched, and of host memory.
+/// Returns the accessed blocks of VRAM and of host memory.
 fn touched(counts: &AccessCounts) -> (Touched, Touched) {
     let vram = (0..).zip(&counts.vram).filter(|(_, count)| **count != 0);
     (vram.map(|(block, count)| (block * BLOCK, *count)).collect(), counts.system.clone().into_iter().collect())
 }
 
-/// 64 pages of VRAM that begin 16 pages before the end of a block, at `va` of the channel. Returns that end.
+/// Maps 64 pages of VRAM that start 16 pages before the end of a block, at `va` of the channel. Returns that end.
 fn across_blocks(driver: &mut Driver, channel: &Channel, va: u64) -> u64 {
     let at = driver.vram(4 * BLOCK / PAGE).next_multiple_of(BLOCK) + BLOCK;
     driver.map(channel.space, va, At::Vram(at - 16 * PAGE), 64);
@@ -81,7 +81,7 @@ fn kernels_are_counted_by_transactions() {
     let at = across_blocks(&mut driver, &channel, BANK);
     let data = across_blocks(&mut driver, &channel, DATA);
     driver.host(DATA, 1);
-    // The third page of the data is host memory, the others lie at the end of a block.
+    // The third page of the data is in host memory, the others are at the end of a block.
     driver.map(channel.space, DATA + 2 * PAGE, At::Host(DATA), 1);
     driver.buffer(&channel, SEM, 1, 9);
     driver.push(&mut channel, &words(&[set_up(&[DATA as u32, 100, 7]), launch(16, 256), query(SEM, 1)]));
@@ -97,7 +97,7 @@ fn accesses_that_nothing_answers_are_counted_in_no_block_of_vram() {
     let mut driver = profiled();
     let mut channel = driver.only_channel(1);
     driver.buffer(&channel, A, 1, 1);
-    // Behind the card's 64 MiB, in their gibibyte and behind it; host memory that is not mapped.
+    // Past the card's 64 MiB, in the same gibibyte and after it; unmapped host memory.
     for (page, at) in [At::Vram(80 << 20), At::Vram(3 << 30), At::Vram((1 << 40) - PAGE)].into_iter().enumerate() {
         driver.map(channel.space, B + page as u64 * PAGE, at, 1);
     }
@@ -120,7 +120,7 @@ fn touches_are_told_in_order_from_the_first_call_on() {
     };
     page(&mut driver, &mut channel, 0);
     assert_eq!(driver.card.take_touches(), [], "nobody has asked");
-    // One in the first blocks, two in those behind them, and one in the first again.
+    // One in the first blocks, two in the next blocks, and one in the first again.
     for index in [0, 16, 17, 1] {
         page(&mut driver, &mut channel, index);
     }

@@ -8,7 +8,7 @@ use nvspec::regs::{self, pbfb, pbfb_bcast, pbus, pfb, pfifo, pmc, ppci, ptop};
 use nvspec::{Access, RegInfo};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Registers that show something other than what was stored; each has a test of its own or is a constant of the chip.
+/// Registers whose reads differ from the stored value; each has a separate test or is a constant of the chip.
 const COMPUTED: &[&str] = &[
     "BOOT_0",
     "ENABLE",

@@ -17,7 +17,8 @@ fn config() -> Config {
     Config { shared: true, ..small() }
 }
 
-/// A driver with a channel that copies pages to and fro, and where its semaphore and one side of its copies lie.
+/// Returns a driver with a channel that copies pages back and forth, and the addresses of its semaphore and of one
+/// side.
 fn copier(config: &Config) -> (Driver, Channel, u64, u64) {
     let mut driver = Driver::new(config);
     let mut channel = driver.only_channel(1);
@@ -38,7 +39,7 @@ fn encoded(card: &SimGpu) -> Vec<u8> {
     postcard::to_allocvec(&card.save().expect("it is halted")).expect("it can be encoded")
 }
 
-/// The same, but for when it was written down.
+/// Saves the card without the time of saving.
 fn at_any_time(card: &SimGpu) -> Vec<u8> {
     let mut saved = card.save().expect("it is halted");
     saved.clock.host = 0;
@@ -50,7 +51,7 @@ fn memory(card: &SimGpu, config: &Config) -> Vram {
     Vram::of_file(file, u64::from(config.vram_mib) << 20).expect("the card's own")
 }
 
-/// The card, as another process would have it.
+/// Hands the card over, as to another process.
 fn handed_over(card: &SimGpu, config: &Config) -> SimGpu {
     let bytes = encoded(card);
     let saved: SavedCard = postcard::from_bytes(&bytes).expect("it was just encoded");
@@ -70,7 +71,7 @@ fn work_goes_on_in_another_process() {
             driver.card.halt().expect("it rests");
             let next = handed_over(&driver.card, &config);
             driver.card = Arc::new(next);
-            // What was queued is there, and is done by the next card alone.
+            // The queued work is complete, and was done by the next card alone.
             assert_eq!(driver.userd(&channel, nvspec::instance::userd::GP_PUT), put);
             driver.card.go_on();
         }
@@ -146,7 +147,7 @@ fn other_memory_is_refused() {
     let file = || driver.card.vram_file().expect("it is shared").try_clone().expect("a descriptor");
     assert!(Vram::of_file(file(), bytes * 2).is_err());
     assert!(file().set_len(0).is_err(), "nobody can cut it");
-    // One that is as long, and can be cut.
+    // A file of the same length that can be truncated.
     let other = rustix::fs::memfd_create("other", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("a file");
     let other = std::fs::File::from(other);
     other.set_len(bytes).expect("a length");
@@ -163,7 +164,7 @@ fn zeros_take_no_memory() {
     assert!(blocks() > 0);
     vram.write(at(0x1000), &vec![0; 0x10_1000]).expect("inside");
     assert_eq!(blocks(), 0);
-    // Neither pages that are zeroed in part.
+    // The same for partially zeroed pages.
     vram.write(at(0x2000), &[7; 0x3000]).expect("inside");
     vram.write(at(0x2800), &[0; 0x2000]).expect("inside");
     let mut held = [1; 0x3000];
@@ -195,7 +196,7 @@ fn cards_that_cannot_be_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A saved card that was edited is refused, or is a card that may do anything, but panic.
+    /// An edited saved card is refused, or results in a card with any behaviour except a panic.
     #[test]
     fn edited_bytes_never_panic(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let (mut driver, mut channel, ..) = copier(&config());

@@ -1,4 +1,4 @@
-//! The time model, on a clock that stands until it is advanced.
+//! The time model, with a manual clock.
 
 use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, release, small, words};
 use crate::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
@@ -8,7 +8,7 @@ const A: u64 = 0x100_0000;
 const B: u64 = 0x200_0000;
 const SEM: u64 = 0x300_0000;
 
-/// A byte per nanosecond, a microsecond per launch, 100 ns per switch.
+/// Returns a timing of a byte per nanosecond, a microsecond per launch, 100 ns per switch.
 fn slow() -> Config {
     let timing = EngineTiming { bytes_per_second: 1_000_000_000, launch_ns: 1_000 };
     Config {
@@ -83,7 +83,7 @@ fn late_host_does_not_make_the_card_slower() {
 #[test]
 fn late_host_does_not_make_the_card_begin_later_than_it_was_told() {
     let takes = |switches: u64| 100 * switches + 1_000 + 4 * PAGE;
-    // Whether the driver takes the channel off before the card's thread runs.
+    // With and without the driver taking the channel off before the card's thread runs.
     for off in [false, true] {
         let mut driver = Driver::new(&slow());
         let mut channel = driver.only_channel(1);
@@ -92,7 +92,7 @@ fn late_host_does_not_make_the_card_begin_later_than_it_was_told() {
         let sem = driver.buffer(&channel, SEM, 1, 3);
         let stamp = |driver: &Driver| u64::from(driver.peek(sem + 8));
         let copy = words(&[object(M2MF), m2mf_copy(A, B, 4 * PAGE as u32), release(SEM, 1)]);
-        // A channel that has just been bound is looked at, and has nothing.
+        // A newly bound channel is checked, and has no work.
         driver.run_until_idle();
         driver.advance(1_000);
         driver.push(&mut channel, &copy);
@@ -105,7 +105,7 @@ fn late_host_does_not_make_the_card_begin_later_than_it_was_told() {
         driver.advance(takes(2));
         let (begins, switches) = if off { (4_000, 2) } else { (1_000, 1) };
         assert_eq!(stamp(&driver), (begins + takes(switches)) & !31, "{off}");
-        // The same behind work that has ended.
+        // The same after completed work.
         let rung = 8_000 + takes(2);
         driver.push(&mut channel, &copy);
         driver.card.gpu().advance(2_000);
@@ -159,7 +159,7 @@ fn channel_that_is_taken_off_keeps_its_engine_until_the_time_of_its_work_has_pas
         }
         let sem = driver.buffer(&next, SEM, 1, 3);
         driver.push(&mut long, &words(&[object(M2MF), m2mf_copy(A, B, 16 * PAGE as u32)]));
-        // The channel and its context are loaded, and the copy is under way.
+        // The channel and its context are loaded, and the copy is in flight.
         (0..3).for_each(|_| driver.advance(100));
         take_off(&mut driver);
         driver.push(&mut next, &words(&[object(M2MF), m2mf_copy(A, B, 64), release(SEM, 1)]));
@@ -189,7 +189,7 @@ fn reset_of_an_engine_ends_what_its_work_would_take() {
     driver.wr(pmc::ENABLE::OFFSET, units & !pmc::ENABLE::PGRAPH.mask());
     driver.wr(pmc::ENABLE::OFFSET, units);
     assert!(!pfifo::ENGINE_STATUS::BUSY.is_set(driver.rd(pfifo::ENGINE_STATUS::at(0))));
-    // What is left of the push buffer is the host's own, and the unit that fetches it is free at once.
+    // The rest of the push buffer is host methods, and the unit that fetches it is free at once.
     driver.advance(100);
     assert_eq!(driver.peek(sem), 1);
 }
@@ -210,10 +210,10 @@ fn injected_delay_comes_on_top_even_without_a_model() {
     assert_eq!(driver.peek(sem), 1);
 }
 
-/// Tells pages of a buffer that are host memory, by their number.
+/// Selects the pages of a buffer in host memory, by number.
 type Host = fn(u64) -> bool;
 
-/// Maps `pages` pages at `va` of the channel, in host memory at that I/O virtual address those that `host` says.
+/// Maps `pages` pages at `va` of the channel; those that `host` selects are in host memory at that I/O virtual address.
 fn buffer(driver: &mut Driver, channel: &Channel, va: u64, pages: u64, host: Host) {
     let vram = driver.vram(pages);
     driver.host(va, pages);
@@ -226,7 +226,8 @@ fn buffer(driver: &mut Driver, channel: &Channel, va: u64, pages: u64, host: Hos
 #[test]
 fn bytes_of_a_copy_that_cross_the_bus_take_its_time() {
     let (none, all, some): (Host, Host, Host) = (|_| false, |_| true, |page| page % 4 == 1);
-    // Nanoseconds for a byte of a copy: one by the engine itself, and so many for each that crosses the bus.
+    // Nanoseconds for a byte of a copy: one by the engine itself, and the given number for each byte that crosses the
+    // bus.
     let cases: [(u64, Host, Host, u64); 7] = [
         (4, none, none, 16),
         (4, all, none, 16 * 4),
@@ -249,7 +250,7 @@ fn bytes_of_a_copy_that_cross_the_bus_take_its_time() {
             buffer(&mut driver, &channel, A, 16, from_host);
             buffer(&mut driver, &channel, B, 16, to_host);
             let sem = driver.buffer(&channel, SEM, 1, 3);
-            // The first copy brings the channel to its engine.
+            // The first copy loads the channel on its engine.
             let twice = [object(class), copy.clone(), release(SEM, 1), copy, release(SEM + 16, 1)];
             driver.push(&mut channel, &words(&twice));
             driver.run_until_idle();

@@ -1,5 +1,5 @@
-//! Tests of the MMU. Tables are written with their bits spelled out here, not with `nvspec`'s formats, so that both
-//! are checked against each other.
+//! Tests of the MMU. Tables are written with explicit bits here, not with `nvspec`'s formats, to check both against
+//! each other.
 
 mod faults;
 mod model;
@@ -78,7 +78,7 @@ fn copy_of_many_pages_that_follow_each_other_stops_where_it_must() {
     let (from, to) = (0x100_0000u64, 0x200_0000u64);
     for page in 0..200u64 {
         tables.small(from + page * 0x1000, PTE_VALID | (0x40_0000 + page * 0x1000) >> 8);
-        // One page of the destination lies elsewhere, one is missing.
+        // One page of the destination has a different frame, one is missing.
         let frame = if page == 70 { 0x60_0000 } else { 0x80_0000 + page * 0x1000 };
         tables.small(to + page * 0x1000, if page == 150 { 0 } else { PTE_VALID | frame >> 8 });
     }

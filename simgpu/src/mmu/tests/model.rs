@@ -1,4 +1,4 @@
-//! The page walker against an independent model: a list of mappings that was never in the form of tables.
+//! Compares the page walker with an independent model: a list of mappings that never had the form of tables.
 
 use super::tables::{SYSTEM_BASE, Tables, vram};
 use crate::memory::BusAddr;
@@ -79,7 +79,7 @@ impl World {
         if page.read_only && write {
             return Answer::Fault(6);
         }
-        // The kinds that the test uses: pitch, generic, a compressed one, none.
+        // The kinds used in the test: pitch, generic, a compressed one, none.
         match (page.kind, page.aperture) {
             (0xff, _) => return Answer::Fault(0xc),
             (0xdb, 2 | 3) | (_, 1) => return Answer::Fault(0xa),
@@ -89,7 +89,7 @@ impl World {
         Answer::At(if page.aperture == 0 { vram(base) } else { BusAddr::System(Iova(base)) })
     }
 
-    /// The same as tables. Those of odd regions lie in host memory.
+    /// Builds the same as tables. Those of odd regions are in host memory.
     fn build(&self) -> Tables {
         let mut tables = Tables::new();
         tables.space.limit = GpuVa(self.limit);
@@ -164,7 +164,7 @@ proptest! {
             for (write, privileged) in [(false, false), (true, false), (true, true)] {
                 let access = Access { privileged, ..Access::USER };
                 let expected = world.answer(va, write, privileged);
-                // Fresh, then through what the TLB keeps.
+                // First without a TLB, then with cached translations.
                 for mmu in [&Mmu::new(), &tables.mmu, &tables.mmu] {
                     let found = mmu.translate(&tables.memory, &tables.space, GpuVa(va), write, access);
                     let answer = match found {

@@ -12,14 +12,14 @@ pub(crate) const PTE_VALID: u64 = 1;
 pub(crate) const PTE_PRIVILEGED: u64 = 2;
 pub(crate) const PTE_READ_ONLY: u64 = 4;
 pub(crate) const PTE_ENCRYPTED: u64 = 8;
-/// In host memory, snooped.
+/// Page in host memory, snooped.
 pub(crate) const PTE_SYSTEM: u64 = 2 << 33;
 
-/// Host memory that tests may use as pages: this many bytes from I/O virtual address 0x4000_0000 on.
+/// Start of the host memory that tests may use as pages.
 pub(crate) const SYSTEM_BASE: u64 = 0x4000_0000;
 pub(crate) const SYSTEM_BYTES: u64 = 4 << 20;
 
-/// A card's memory with one address space. Tables lie from 0x10000 of VRAM on and stay below 4 MiB; pages are put above.
+/// A card's memory with one address space. Tables are in VRAM from 0x10000 to 4 MiB; pages are above.
 pub(crate) struct Tables {
     pub(crate) memory: Memory,
     pub(crate) mmu: Mmu,
@@ -51,7 +51,7 @@ impl Tables {
         self.memory.read64(address).expect("a table")
     }
 
-    /// The table for `va`, made when there is none.
+    /// Returns the table for `va`, and makes it if it is missing.
     fn table(&mut self, va: u64, large: bool) -> BusAddr {
         let index = va >> 27;
         if let Some(table) = self.known.get(&(index, large)) {
@@ -87,7 +87,7 @@ impl Tables {
         self.session().translate(GpuVa(va), write)
     }
 
-    /// Reads through a fresh walk of the tables, for comparing.
+    /// Reads through a fresh walk of the tables, for comparison.
     pub(crate) fn bytes(&self, va: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         let fresh = Mmu::new();

@@ -149,7 +149,7 @@ fn after_a_flush_nothing_reaches_the_old_frame() {
     tables.small(0, A);
     let stop = AtomicBool::new(false);
     let written = AtomicU64::new(0);
-    /// Ends the writers even when an assertion fails.
+    /// Stops the writers even when an assertion fails.
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -191,7 +191,7 @@ fn after_a_flush_nothing_reaches_the_old_frame() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// With a flush after each change, many pages of two directories that compete for places give what a walk gives.
+    /// With a flush after each change, lookups of many colliding pages of two directories give the same as a walk.
     #[test]
     fn flushed_tlb_agrees_with_the_tables(
         changes in prop::collection::vec((0u64..3, 0u64..2, 0u64..600, 0u64..200), 1..60),
