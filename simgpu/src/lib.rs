@@ -11,7 +11,7 @@
 //!
 //! The card does not know virtual machines and enforces only the rules of the real card's MMU.
 //!
-//! # What it does not model
+//! # Not modelled
 //! - 2D (0x902d) and 3D (0x9097) except binding an object, NOP and wait-for-idle: all their other methods raise
 //!   PGRAPH's illegal-method interrupt. Compute features listed at the top of `compute`. Video decoding, display and
 //!   their falcons are fused off.

@@ -25,7 +25,7 @@
 //! Not counted: bank conflicts of shared memory, misses of caches for instructions and constants, latencies that too
 //! few warps cannot hide, idle multiprocessors, slower units (double precision, MUFU).
 //!
-//! # What it does not model
+//! # Not modelled
 //! - Instructions listed at the top of `exec`; macros, notifiers (0x104-0x10c), the global condition (0x130-0x138),
 //!   conditions on memory, reductions by semaphores: illegal methods or bad data.
 //! - Textures, surfaces, performance counters: their methods are stored.

@@ -39,7 +39,7 @@ fn encoded(card: &SimGpu) -> Vec<u8> {
     postcard::to_allocvec(&card.save().expect("it is halted")).expect("it can be encoded")
 }
 
-/// Saves the card without the time of saving.
+/// Encodes the saved card without the time of saving.
 fn at_any_time(card: &SimGpu) -> Vec<u8> {
     let mut saved = card.save().expect("it is halted");
     saved.clock.host = 0;

@@ -2,7 +2,7 @@
 //!
 //! All lanes are computed, in loops that a compiler can vectorize; only the participating lanes are stored.
 //!
-//! # What is not modelled
+//! # Not modelled
 //! Texture, surface, video and graphics instructions, and the loads of two spaces at once (LD_LDU, LDS_LDU); SHL.X and
 //! SHR.X; RTT and BPT, because there is no trap handler. They end in an illegal-encoding error of the warp. MUFU is
 //! more precise than the hardware: the single nearest to the double result.

@@ -15,7 +15,7 @@ pub(crate) const PTE_ENCRYPTED: u64 = 8;
 /// Page in host memory, snooped.
 pub(crate) const PTE_SYSTEM: u64 = 2 << 33;
 
-/// Start of the host memory that tests may use as pages.
+/// First I/O virtual address of the host memory that tests may use as pages, and its size.
 pub(crate) const SYSTEM_BASE: u64 = 0x4000_0000;
 pub(crate) const SYSTEM_BYTES: u64 = 4 << 20;
 
