@@ -86,7 +86,7 @@ impl Backend for Null {
     fn bus_master(&mut self, _: bool) {}
 }
 
-/// One round of a driver's usual work: submit, handle an interrupt, flush, read the time, access memory.
+/// Runs one round of a driver's usual work: submit, handle an interrupt, flush, read the time, access memory.
 fn turn(gpu: &mut VGpu, null: &mut Null, round: u32) {
     let wr =
         |gpu: &mut VGpu, null: &mut Null, at: u64, value: u32| gpu.bar0_write(at, &value.to_le_bytes(), null).unwrap();

@@ -1,4 +1,4 @@
-//! A software GF100 card that a stock driver accepts: the default implementation of [`::card::Card`], no hardware needed.
+//! A software GF100 card that a stock driver accepts: the default implementation of [`::card::Card`], without hardware.
 //!
 //! Parts, in the order in which an access passes them:
 //! - `card`: [`SimGpu`], its [`Config`] and [`Counters`]; the `thread` for the card's own work;
@@ -24,8 +24,8 @@
 //! - Errors of the bus: accesses to undeclared offsets are counted and read `0xbad0da00`, without PBUS's fault
 //!   interrupt. The caller must merge byte accesses to registers.
 //! - The privileged ring's errors, thermal events, GPIO, I2C; clocks and voltages do not change the speed.
-//! - Time within a kernel: its stores are visible when they are made, its end when its time is over.
-//! - Time within a copy: with a time model, bytes may be visible up to 256 KiB before their time; semaphores, interrupts
+//! - Time within a copy: with a time model, bytes may be visible up to 256 KiB before their time; semaphores,
+//!   interrupts and the next method never are.
 //!   and the next method never are.
 //! - Sharing of the bus: each engine has the full rate, independent of other engines and CPUs.
 //! - The further limits listed in [`mmu`], [`memory`] and [`engines`].

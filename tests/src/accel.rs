@@ -60,7 +60,7 @@ impl Accel {
         Ok(if works { Self::Kvm } else { Self::Tcg })
     }
 
-    /// The arguments for QEMU.
+    /// Returns the arguments for QEMU.
     pub fn args(self) -> [&'static str; 4] {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],

@@ -33,7 +33,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// All lines as one text.
+    /// Returns all lines as one text.
     pub fn text(&self) -> String {
         self.lines.join("\n")
     }

@@ -117,7 +117,7 @@ impl Crowd {
         Ok(Self { daemon, vms: vms.into_values().collect() })
     }
 
-    /// The daemon.
+    /// Returns the daemon.
     pub fn daemon(&mut self) -> &mut Daemon {
         &mut self.daemon
     }

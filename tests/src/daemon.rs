@@ -39,7 +39,7 @@ impl Paths {
         self.folder.join("read.sock")
     }
 
-    /// The socket path for a VM called `name`.
+    /// Returns the socket path for a VM called `name`.
     pub fn vm_socket(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{name}.sock"))
     }
@@ -131,12 +131,12 @@ impl Daemon {
         fs::write(speaks_of(&self.scratch), if before { "before" } else { "now" }).context("the version that is spoken")
     }
 
-    /// The program's path; the test may replace the file.
+    /// Returns the program's path; the test may replace the file.
     pub fn program(&self) -> &Path {
         &self.program
     }
 
-    /// The configuration file.
+    /// Returns the path of the configuration file.
     pub fn config(&self) -> PathBuf {
         config_of(&self.scratch)
     }
@@ -174,7 +174,7 @@ impl Daemon {
         &self.paths
     }
 
-    /// The socket path for a VM called `name`.
+    /// Returns the socket path for a VM called `name`.
     pub fn vm_socket(&self, name: &str) -> PathBuf {
         self.paths.vm_socket(name)
     }
@@ -211,7 +211,7 @@ impl Daemon {
         matches!(self.process.try_wait(), Ok(None))
     }
 
-    /// The daemon's process number.
+    /// Returns the daemon's process number.
     pub fn pid(&self) -> u32 {
         self.process.id().as_raw_pid().unsigned_abs()
     }
@@ -222,7 +222,7 @@ impl Daemon {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The end of the log, for messages.
+    /// Returns the end of the log, for messages.
     pub fn log_tail(&self) -> String {
         wait::tail(&self.scratch.path().join("mediatord.log"))
     }

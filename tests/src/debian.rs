@@ -1,4 +1,5 @@
-//! A Debian host in namespaces of this machine: its own files, users, processes, mounts and network, under this machine's kernel.
+//! A Debian host in namespaces of this machine: it has separate files, users, processes, mounts and network, but this
+//! machine's kernel.
 //!
 //! It starts in seconds, an emulated machine in minutes. It has no systemd: [`Debian::start`] and related functions
 //! start and end units, and the first process reaps orphans, as systemd does.
@@ -204,7 +205,7 @@ impl Debian {
         println!("[{:6.1} s] # {command}", self.up.elapsed().as_secs_f64());
     }
 
-    /// The ends of the units' logs.
+    /// Returns the ends of the units' logs.
     fn logs(&self) -> String {
         let command = format!("tail --lines={LOG_LINES} {LOGS}/*.log");
         let logs = self.run(&command).map(|output| output.text());
@@ -233,7 +234,7 @@ fn has_ended(process: u32) -> bool {
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
 }
 
-/// The number of the only child of a process.
+/// Returns the number of the only child of a process.
 fn only_child(process: u32) -> Result<u32> {
     let path = PathBuf::from(format!("/proc/{process}/task/{process}/children"));
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;

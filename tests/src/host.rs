@@ -37,7 +37,7 @@ impl Host {
         Ok(Self { vm, up: Instant::now(), _initrd: scratch })
     }
 
-    /// The machine.
+    /// Returns the machine.
     pub fn vm(&self) -> &Vm {
         &self.vm
     }
@@ -50,7 +50,8 @@ impl Host {
         Ok(output)
     }
 
-    /// The same; a code other than 0 is an error with the end of the journal. Returns the output without its last line end.
+    /// The same; a code other than 0 is an error with the end of the journal. Returns the output without its last
+    /// newline.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
         let text = output.text();
@@ -72,7 +73,7 @@ impl Host {
         println!("[{:6.1} s] # {command}", self.up.elapsed().as_secs_f64());
     }
 
-    /// The end of the journal.
+    /// Returns the end of the journal.
     pub fn journal(&self) -> String {
         let command = format!("sh journalctl --no-pager --lines={JOURNAL_LINES}");
         let journal = self.vm.run_within(&command, COMMAND_LIMIT).map(|output| output.text());

@@ -332,7 +332,7 @@ impl Vm {
         ended.map_err(|e| self.explain(e))
     }
 
-    /// QEMU's process number.
+    /// Returns QEMU's process number.
     pub fn pid(&self) -> u32 {
         lock(&self.process).id()
     }

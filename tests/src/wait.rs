@@ -69,7 +69,7 @@ impl Scratch {
         Ok(Self { path: folder.path().to_path_buf(), folder: Some(folder) })
     }
 
-    /// The folder.
+    /// Returns the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }

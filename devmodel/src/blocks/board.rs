@@ -1,5 +1,5 @@
-//! The surroundings of the engines: unit capabilities, the PCI mirror, the privileged ring, the PMU and the copy engines'
-//! falcons.
+//! The surroundings of the engines: unit capabilities, the PCI mirror, the privileged ring, the PMU and the copy
+//! engines' falcons.
 
 use super::falcon::{Dmem, Imem, Intr};
 use super::{At, Cx};

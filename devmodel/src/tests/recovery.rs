@@ -56,7 +56,7 @@ fn submit(rig: &mut Rig) {
     rig.wr(0x002a00, 0x1000_0000);
 }
 
-/// The interrupt handler of 6.1: stops the channels it finds, and returns them with their engines.
+/// Runs the interrupt handler of 6.1: stops the channels it finds, and returns them with their engines.
 fn handler_6_1(rig: &mut Rig) -> Vec<(u32, u32)> {
     assert_eq!(causes(rig), SCHED_ERROR);
     assert_eq!(rig.rd(0x00254c) & 0xff, 0x0a);

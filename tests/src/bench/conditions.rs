@@ -29,7 +29,7 @@ pub fn note() -> &'static Value {
     })
 }
 
-/// The project's folder.
+/// Returns the project's folder.
 fn root() -> &'static Path {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     tests.parent().unwrap_or(tests)

@@ -267,13 +267,13 @@ impl Bill {
         self.add(Item::Write, writes * times);
     }
 
-    /// Time in us at usual costs.
+    /// Returns the time in us at usual costs.
     #[must_use]
     pub fn us(&self) -> f64 {
         self.at(|cost| cost.us[1])
     }
 
-    /// Time in us when all costs are at their minimum, and at their maximum.
+    /// Returns the time in us when all costs are at their minimum, and at their maximum.
     #[must_use]
     pub fn range_us(&self) -> [f64; 2] {
         [self.at(|cost| cost.us[0]), self.at(|cost| cost.us[2])]

@@ -26,8 +26,8 @@ const PARAVIRTUAL: &str = "pv";
 const OFFERED: &str = "paravirtual = { offered = true }\n";
 /// The pattern that a hostile guest looks for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
-/// Returns the options of an attack. Each access is an exit of an emulated machine's guest, and the mediator reads the tables
-/// of each channel, so the default attack is short.
+/// Returns the options of an attack. Each access is an exit of an emulated machine's guest, and the mediator reads the
+/// tables of each channel, so the default attack is short.
 fn attack_size() -> String {
     scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
 }
@@ -36,7 +36,7 @@ fn attack_size() -> String {
 const COPIES: &str = "copy --engine m2mf --from gart --to vram --size 65536";
 const KERNELS: &str = "workload --name mmul";
 
-/// The daemon's configuration for these VMs.
+/// Returns the daemon's configuration for these VMs.
 fn config(vms: &[InnerSpec]) -> String {
     let offered = |vm: &InnerSpec| if vm.paravirtual { OFFERED } else { "" };
     let memory = format!("memory = {{ quota_mib = {QUOTA_MIB} }}\n");

@@ -423,7 +423,7 @@ fn locked_global_load(
     Ok(())
 }
 
-/// STUL.
+/// Executes STUL.
 fn unlocking_store(
     warp: &Warp,
     address: Address,

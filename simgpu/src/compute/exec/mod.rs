@@ -50,7 +50,7 @@ impl Machine<'_, '_> {
         self.constants.word(bank, u32::from(offset), warp_error::CONSTANT_ADDRESS, self.session)
     }
 
-    /// The warp's place in local memory.
+    /// Returns the warp's place in local memory.
     fn local_warp(&self, warp: &Warp) -> u32 {
         self.slot * self.launch.threads().div_ceil(LANES as u32) + warp.index
     }

@@ -60,7 +60,7 @@ fn looping(length: u64) -> Guest {
     Guest::new(Stream::looping(Length::Fixed(length), THINK))
 }
 
-/// A guest that always has several kernels queued.
+/// Returns a guest that always has several kernels queued.
 fn backlog(length: u64) -> Guest {
     Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed(length), THINK) })
 }
@@ -146,7 +146,7 @@ fn worst(each: impl Fn(u64) -> Result<Vec<f64>>) -> Result<Vec<f64>> {
     all.into_iter().reduce(most).context("no seed")
 }
 
-/// `madd` against `long-madd` on 2, 4 and 8 VMs.
+/// Measures `madd` against `long-madd` on 2, 4 and 8 VMs.
 fn gpuvm_figures_7_and_8() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for vms in [2, 4, 8] {
@@ -191,8 +191,7 @@ fn gpuvm_figures_7_and_8() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// BAND with other lengths of `madd`: finds the lengths at which windows are too short, or kernels too short to wait
-/// for.
+/// Measures BAND with other lengths of `madd`, to find windows that are too short, and kernels too short to wait for.
 fn lengths() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for madd in [100 * US, 200 * US, MS, 2 * MS, 5 * MS] {
@@ -210,7 +209,7 @@ fn lengths() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Short tasks against long ones that arrive 30 s later, for 200 s.
+/// Measures short tasks against long ones that arrive 30 s later, for 200 s.
 fn gdev_figure_14() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for Contender { name, config } in contenders() {
@@ -260,7 +259,7 @@ fn gdev_figure_15() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// The same figure with unequal copies, and with different shares of copies and compute.
+/// Measures the same figure with unequal copies, and with different shares of copies and compute.
 fn unequal_copies() -> Result<Vec<Metric>> {
     let guest = |copy: u64, weight: u32| {
         let kernels = Stream { depth: 2, ..Stream::looping(Length::Fixed(MS), THINK) };
@@ -288,7 +287,7 @@ fn unequal_copies() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Four equal VMs with four instances each, which arrive at intervals of 30 s.
+/// Measures four equal VMs with four instances each, which arrive at intervals of 30 s.
 fn gdev_figure_16() -> Result<Vec<Metric>> {
     let guest = |vm: u64| {
         let stream =
@@ -312,7 +311,7 @@ fn gdev_figure_16() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Unequal weights.
+/// Measures unequal weights.
 fn weights() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for of in [&[1u32, 3][..], &[10, 90], &[1, 15, 84]] {
@@ -334,7 +333,7 @@ fn weights() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// A VM that needs 2 ms about every 16 ms, next to one that always has work.
+/// Measures a VM that needs 2 ms about every 16 ms, next to one that always has work.
 fn interactive() -> Result<Vec<Metric>> {
     let frames = |class| {
         let stream = Stream::looping(Length::Uniform(1500 * US, 2500 * US), Length::Uniform(13 * MS, 15 * MS));
@@ -358,7 +357,7 @@ fn interactive() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// One VM, compared with the same without a scheduler.
+/// Compares one VM with the same without a scheduler.
 fn alone() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (kind, length, depth) in [("sync", MADD, 1), ("short", 20 * US, 8), ("queued", MADD, 4)] {
@@ -374,7 +373,7 @@ fn alone() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Sixteen VMs, compared with one.
+/// Compares sixteen VMs with one.
 fn sixteen() -> Result<Vec<Metric>> {
     let one = play(ours(), 30, vec![backlog(MADD)], 1)?;
     let outcome = play(ours(), 30, (0..16).map(|_| looping(MADD)).collect(), 1)?;

@@ -299,7 +299,7 @@ pub(super) fn random_words(each: usize) -> [Vec<u64>; 2] {
 /// Operations that exist and are refused.
 const REFUSED: [&str; 2] = ["RTT", "BPT.TRAP 0x1"];
 
-/// Names of the operations of a list of assembly.
+/// Returns the names of the operations of a list of assembly.
 fn mnemonics(list: &[&'static str]) -> Vec<&'static str> {
     list.iter().map(|text| text.trim_start_matches("@P0 ").split([' ', '.']).next().unwrap_or("")).collect()
 }

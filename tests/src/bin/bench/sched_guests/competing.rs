@@ -31,7 +31,7 @@ pub fn run(stage: &mut Stage, record: &mut Record) -> Result<Vec<Metric>> {
     Ok(Vec::new())
 }
 
-/// The same under BAND with PGRAPH cleared between VMs, which is the default, with two and four VMs.
+/// Measures the same under BAND with PGRAPH cleared between VMs, which is the default, with two and four VMs.
 pub fn cleared(stage: &Stage) -> Result<Vec<Metric>> {
     const BOOTED: usize = 4;
     let stage = Stage { crowd: Crowd::boot("sched-cleared", BOOTED, MEMORY_MIB, "")?, measured: stage.measured };

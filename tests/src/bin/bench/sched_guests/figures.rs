@@ -23,7 +23,7 @@ fn between(outcome: &Outcome, load: usize) -> Result<(u64, u64)> {
     Ok((from.next_multiple_of(TENTH), until))
 }
 
-/// Short tasks against long ones that arrive later.
+/// Measures short tasks against long ones that arrive later.
 pub fn gdev_14(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for policy in [FIFO, CREDIT, BAND] {
@@ -74,7 +74,7 @@ pub fn gdev_15(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// The same figure with copies of two lengths, with equal and with different shares of copies and compute.
+/// Measures the same figure with copies of two lengths, with equal and with different shares of copies and compute.
 pub fn unequal_copies(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (name, weight, wanted) in [("equal", "compute", [0.5, 0.5]), ("weights_3_1", "300", [0.75, 0.25])] {
@@ -96,7 +96,7 @@ pub fn unequal_copies(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Four equal VMs that arrive one after the other.
+/// Measures four equal VMs that arrive one after the other.
 pub fn gdev_16(stage: &Stage) -> Result<Vec<Metric>> {
     let row = "sched.guests.gdev16";
     let loads = (0..4).map(|vm| steady(vm, MADD).after(Duration::from_secs(5) * vm as u32));

@@ -26,7 +26,8 @@ const SAMPLES: f64 = 100.0;
 /// Rounds of the kernels of one VM, and of sixteen: 0.4, 1.9 and 5 ms.
 const ROUNDS: [u32; 3] = [MADD, LONG_MADD, 13];
 
-/// Unequal weights. HAMi publishes a similar figure: completed launches of two programs with limits of 10 and 90 %.
+/// Measures unequal weights. HAMi publishes a similar figure: completed launches of two programs with limits of 10 and
+/// 90 %.
 pub fn weights(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for of in [&[1u32, 3][..], &[10, 90], &[1, 15, 84]] {
@@ -119,7 +120,7 @@ fn beside(name: String, rates: &[f64], baseline: &[f64], least: f64) -> Metric {
     ratio.within(Interval::of_ratio(rates, baseline, mean))
 }
 
-/// One VM, compared with the same without a scheduler.
+/// Compares one VM with the same without a scheduler.
 fn alone(stage: &Stage) -> Result<Vec<Metric>> {
     let mut rates_of = [Vec::new(), Vec::new()];
     for _ in 0..ALONE_RUNS {
@@ -137,7 +138,7 @@ fn alone(stage: &Stage) -> Result<Vec<Metric>> {
     ])
 }
 
-/// All VMs, compared with one.
+/// Compares all VMs with one.
 fn sixteen(stage: &Stage, rounds: u32) -> Result<Vec<Metric>> {
     let micros = length_ns(rounds) / 1000;
     let one = stage.play(&format!("sched.guests.one_vm.{micros}us"), BAND, vec![steady(0, rounds)])?;

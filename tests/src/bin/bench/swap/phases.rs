@@ -17,7 +17,7 @@ use workloads::{Options, by_name};
 
 use super::{division, time};
 
-/// Programs and their scales: one whose kernels follow edges of a graph, one with one large kernel, one with many small ones.
+/// Programs and scales: one whose kernels follow edges of a graph, one with one large kernel, one with many small ones.
 const PROGRAMS: [(&str, u32); 3] = [("bfs", 15), ("backprop", 40), ("srad", 40)];
 /// Minimum seconds of a job alone.
 const SECONDS: f64 = 8.0;
