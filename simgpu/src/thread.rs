@@ -25,7 +25,7 @@ pub(crate) struct Shared {
     stop: AtomicBool,
 }
 
-/// Alarm that wakes the card's thread. Any lock may be held while it is used.
+/// Alarm that wakes the card's thread. Callers of `wake` may hold any lock.
 #[derive(Debug, Default)]
 pub(crate) struct Alarm {
     /// A change since the thread last checked. Set before `called`, so that most wakes take no lock.

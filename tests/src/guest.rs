@@ -35,7 +35,7 @@ pub fn passthrough_toml(name: &str) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\npassthrough = true\n")
 }
 
-/// Loads the stock nouveau and waits for its render node; returns its state in words.
+/// Loads the stock nouveau and waits for its render node; returns a description of its state.
 pub fn load_driver(vm: &Vm) -> Result<String> {
     vm.run_within("load", LOAD_LIMIT)?.success().with_context(|| format!("VM {}: loading nouveau", vm.name()))?;
     let nodes = vm.run_ok("nodes")?;

@@ -74,7 +74,7 @@ impl Holdings {
         }
     }
 
-    /// Lists in words the resources that `later` has in excess; empty if nothing leaked. Descriptors, threads and
+    /// Describes the resources that `later` has in excess; empty if nothing leaked. Descriptors, threads and
     /// mapped files must not grow at all.
     #[must_use]
     pub fn lost(&self, later: &Self, slack: Slack) -> Vec<String> {

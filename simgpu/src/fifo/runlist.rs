@@ -13,7 +13,7 @@ use nvspec::regs::pfifo;
 /// Time limit for an engine to release a channel that must leave.
 const CTXSW_TIMEOUT_NS: u64 = 1_000_000_000;
 
-/// Code of the scheduler error for a runlist without valid channels.
+/// Code of the scheduler error for a runlist entry without a valid channel.
 // GUESS: the codes of GF100's scheduler errors beyond the context switch timeout are not public.
 const BAD_RUNLIST: u32 = 0x05;
 
@@ -24,7 +24,7 @@ impl Fifo {
         let list = cx.storage.peek(pfifo::RUNLIST::OFFSET);
         let target = Target::from_bits(pfifo::RUNLIST_BASE::TARGET.get(base));
         let address = u64::from(pfifo::RUNLIST_BASE::ADDRESS.get(base)) << 12;
-        // At most 4095 entries, by the size of the field; each channel is listed once.
+        // At most 4095 entries, by the size of the field; repeated channels count once.
         let length = pfifo::RUNLIST::LENGTH.get(list);
         for channel in &mut self.channels {
             channel.on_runlist = false;

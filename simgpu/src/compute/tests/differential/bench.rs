@@ -108,7 +108,7 @@ impl Thread {
     }
 }
 
-/// Reads a constant. Each bank starts n words after the previous one.
+/// Reads a constant. Bank n starts at word n of `constants`.
 pub(super) fn constant(bank: u8, offset: u32, env: &Env<'_>) -> Result<u32, u32> {
     if u32::from(bank) >= limit::CONSTANT_BANKS || offset >= limit::CONSTANT_BYTES {
         return Err(warp_error::CONSTANT_ADDRESS);
