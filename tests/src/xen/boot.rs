@@ -12,7 +12,7 @@ use crate::wait::Scratch;
 
 /// The program.
 const SOURCE: &str = include_str!("boot.s");
-/// Address of the kernel's file in a domain's memory, fixed in the program.
+/// Address of the kernel's file in a domain's memory; the program is assembled with it.
 pub const KERNEL: u32 = 0x800_0000;
 /// Address of the RAM disk.
 pub const RAMDISK: u32 = 0xa00_0000;
