@@ -165,14 +165,14 @@ pub fn sample(files: &[File], count: usize, seed: u64) -> Vec<String> {
         (seed, text).hash(&mut hasher);
         hasher.finish()
     };
-    let of_file = |file: &File| {
-        let place = file.path.display().to_string();
-        sentences(&file.text).into_iter().map(move |(line, text)| format!("{place}:{line}: {text}")).collect::<Vec<_>>()
-    };
-    let mut all: Vec<String> = files.iter().flat_map(of_file).collect();
-    all.sort_by_key(|sentence| order(sentence));
-    all.truncate(count);
-    all
+    let mut all: Vec<(u64, String)> = Vec::new();
+    for file in files {
+        let place = file.path.display();
+        let found = sentences(&file.text).into_iter();
+        all.extend(found.map(|(line, text)| (order(&text), format!("{place}:{line}: {text}"))));
+    }
+    all.sort();
+    all.into_iter().take(count).map(|(_, sentence)| sentence).collect()
 }
 
 /// Returns the sentences of at least four words in the comments of a file, each with the line on which its paragraph begins.
