@@ -11,6 +11,9 @@ use crate::Cuda;
 /// Bytes of a request: a chunk of the tests' cards.
 const ASKED: u64 = 2 << 20;
 
+/// Time within which a request is to be answered, in milliseconds.
+pub const ANSWER_MS: f64 = 100.0;
+
 /// Gains of a neighbour since its last report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -28,6 +31,22 @@ pub struct Report {
     pub refused: u64,
     /// Longest time until a request or a question about memory was answered, in milliseconds.
     pub longest_answer_ms: f64,
+    /// Requests and questions that took longer than [`ANSWER_MS`].
+    pub late: u64,
+}
+
+impl Report {
+    /// Adds the gains of another time.
+    pub fn add(&mut self, other: &Self) {
+        self.ms += other.ms;
+        self.kernels += other.kernels;
+        self.card_us += other.card_us;
+        self.longest_wait_ms = self.longest_wait_ms.max(other.longest_wait_ms);
+        self.requests += other.requests;
+        self.refused += other.refused;
+        self.longest_answer_ms = self.longest_answer_ms.max(other.longest_answer_ms);
+        self.late += other.late;
+    }
 }
 
 /// Works until `lines` ends; prints a [`Report`] as JSON for each line.
@@ -76,8 +95,11 @@ fn request(cuda: Cuda, report: &mut Report) -> Result<()> {
     cuda.info()?;
     let answered = Instant::now();
     let got = cuda.alloc_managed(ASKED);
-    let longest = (answered - begin).max(answered.elapsed());
-    report.longest_answer_ms = report.longest_answer_ms.max(longest.as_secs_f64() * 1e3);
+    for time in [answered - begin, answered.elapsed()] {
+        let ms = time.as_secs_f64() * 1e3;
+        report.longest_answer_ms = report.longest_answer_ms.max(ms);
+        report.late += u64::from(ms > ANSWER_MS);
+    }
     report.requests += 1;
     match got {
         Ok(at) => cuda.free(at)?,

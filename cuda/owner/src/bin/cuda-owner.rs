@@ -201,8 +201,8 @@ fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(options.seconds);
     loop {
         let goes_on = asked.recv_timeout(end.saturating_duration_since(Instant::now())).is_ok();
-        let view = server.call(|core| core.view()).context("the owner has ended")?;
-        println!("{}", describe(&view));
+        let (view, clock_ns) = server.call(|core| (core.view(), core.clock_ns())).context("the owner has ended")?;
+        println!("{}", describe(&view, clock_ns));
         std::io::stdout().flush()?;
         if !goes_on {
             return Ok(());
@@ -210,7 +210,7 @@ fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
     }
 }
 
-fn describe(view: &CardView) -> Value {
+fn describe(view: &CardView, clock_ns: u64) -> Value {
     let tenants: Vec<Value> = view
         .tenants
         .iter()
@@ -237,6 +237,7 @@ fn describe(view: &CardView) -> Value {
         })
         .collect();
     json!({
+        "clock_ns": clock_ns,
         "turns": view.turns,
         "turns_ns": view.turns_ns,
         "relocations": view.relocations,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use cuda_protocol::{FromOwner, FromTenant, Refusal};
 use serde_json::Value;
 
-use super::support::hostile::{Manner, Neighbour, Raw, Through, account, accounts, until_accounts};
+use super::support::hostile::*;
 use super::support::{Program, Rig, built, owner};
 
 /// A tenant of 16 MiB, the third one.
@@ -17,7 +17,7 @@ fn mib(view: &Value, key: &str) -> u64 {
 }
 
 fn serve(rig: &Rig, more: &[&str]) -> Program {
-    let arguments = ["--quanta", "off", "--margin-mib", "0"];
+    let arguments = ["--quanta", "off", "--margin-mib", "0", NEVER_IDLE[0], NEVER_IDLE[1]];
     owner(rig, 128, &[&arguments[..], &SMALL, more].concat())
 }
 
@@ -74,13 +74,19 @@ fn chunks_whose_descriptors_are_kept_count_until_the_card_has_them_back() {
     // neighbour gives memory back at the same moment.
     assert!(got <= 3 * 16, "a tenant of 16 MiB got {got} MiB of the card");
     assert_eq!(refused, Some(Refusal::Quota));
-    let view = until_accounts(&mut serving, "it is charged", |view| mib(view, "kept_bytes") >= 16);
-    assert_eq!(account(&view, H, "chunks_on_card") + account(&view, H, "chunks_in_host"), 8, "{view}");
+    let view = until_accounts(&mut serving, "it is charged", |view| {
+        let chunks = account(view, H, "chunks_on_card") + account(view, H, "chunks_in_host");
+        mib(view, "kept_bytes") >= 16 && chunks == 8
+    });
     for tenant in [0, 1] {
         assert_eq!(account(&view, tenant, "kept_bytes"), 0, "the neighbour pays for nothing: {view}");
     }
-    let report = neighbour.report();
-    assert_eq!(report.refused, 0, "{report:?}");
+    // Next to the chunks that are kept, and to requests that are refused because of them.
+    assert_has_share(&mut serving, &mut neighbour, 1000);
+    let asks = || {
+        raw.say(link, FromTenant::Allocate { request: 7, card: 0, chunks: 8 }, 1);
+    };
+    assert_keeps(&mut serving, &mut neighbour, || drop(rig.program("a", &["hold", "--mib", "4"]).end()), asks);
     drop(raw);
     until_accounts(&mut serving, "its end frees it", |view| mib(view, "kept_bytes") == 0);
     neighbour.end();
@@ -115,13 +121,14 @@ fn memory_of_pools_that_can_be_shared_and_managed_memory_are_refused_beyond_the_
 fn a_program_that_calls_the_driver_past_the_library_is_charged_and_named() {
     let rig = Rig::new(512);
     let mut serving = serve(&rig, &[]);
-    let neighbour = Neighbour::start(&rig, "b", &[]);
+    let mut neighbour = Neighbour::start(&rig, "b", &[]);
     let mut program = hoard(&rig, "h", &["past", "--mib", "90"]);
     assert_eq!(taken(&mut program), 90, "nothing can refuse it");
     let view = until_accounts(&mut serving, "it is found", |view| past(view) == 90);
     assert_eq!(view["tenants"][H]["unaccounted"][0][0], program.child.id(), "{view}");
     assert_eq!(mib(&view, "over_quota_bytes"), 90 - 16, "{view}");
     assert_eq!(account(&view, H, "chunks_on_card"), 8, "it uses its quota: {view}");
+    assert_has_share(&mut serving, &mut neighbour, 1000);
     // More by the library is refused.
     let mut second = hoard(&rig, "h", &["released"]);
     assert_eq!(taken(&mut second), 0);
@@ -194,7 +201,8 @@ fn honest_programs_are_charged_nothing_past_their_accounts() {
     {
         rig.program("a", arguments).end();
     }
-    neighbour.during(Duration::from_secs(4));
+    assert_has_share(&mut serving, &mut neighbour, 1000);
+    std::thread::sleep(Duration::from_secs(3));
     let view = accounts(&mut serving);
     for tenant in [0, 1] {
         assert_eq!(account(&view, tenant, "kept_bytes"), 0, "{view}");

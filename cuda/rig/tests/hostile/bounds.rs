@@ -8,12 +8,15 @@ use cuda_protocol::{FixedKind, FromOwner, FromTenant, Share};
 use crate::support::hostile::*;
 use crate::support::{Rig, describe, owner, owner_by};
 
-/// The neighbour works as before, and keeps its connection and its memory.
-fn is_served(neighbour: &mut Neighbour) {
-    neighbour.works();
-    let report = neighbour.during(Duration::from_millis(500));
-    assert!(report.kernels > 0 && report.refused == 0, "{report:?}");
-    assert!(!neighbour.lost_connection(), "{}", neighbour.log());
+/// An owner's arguments: see [`NEVER_IDLE`].
+const QUIET: [&str; 4] = ["--quanta", "off", NEVER_IDLE[0], NEVER_IDLE[1]];
+
+/// Connects a deaf client that says hello, and opens a token so often.
+fn open_deaf(raw: &mut Raw, share: Share, times: u32) -> usize {
+    let deaf = raw.connect(Through::Itself, None);
+    raw.say(deaf, FromTenant::Hello(hello("a", false)), 1);
+    raw.say(deaf, FromTenant::Open { request: 3, share }, times);
+    deaf
 }
 
 /// A token of `chunks` of a client's chunks.
@@ -40,19 +43,26 @@ fn chunks_that_a_tenant_does_not_read_cost_no_neighbour_its_connection() {
     } else {
         &["prlimit", "--nofile=768:768"]
     };
-    let serving = owner_by(&rig, prefix, 64, &["--quanta", "off"]);
+    let mut serving = owner_by(&rig, prefix, 64, &QUIET);
     std::fs::set_permissions(rig.socket(), open(0o777)).expect("the owner's socket");
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
     let mut raw = Raw::start(&rig, None);
     let (reader, _) = raw.hello("a", Through::Itself, Some(Manner::honest()));
     let share = share(&mut raw, reader, 16);
     for _ in 0..8 {
-        // Nothing reads these.
-        let deaf = raw.connect(Through::Itself, None);
-        raw.say(deaf, FromTenant::Hello(hello("a", false)), 1);
-        raw.say(deaf, FromTenant::Open { request: 3, share }, 60);
+        // Nothing reads these, and they stay.
+        open_deaf(&mut raw, share, 60);
     }
-    is_served(&mut neighbour);
+    assert_has_share(&mut serving, &mut neighbour, 1000);
+    // Each time another process: one that goes on without its connections is killed.
+    let attack = |times| {
+        let mut other = Raw::start(&rig, None);
+        for _ in 0..4 {
+            open_deaf(&mut other, share, times);
+        }
+    };
+    // A client that behaves opens it once each time.
+    assert_keeps(&mut serving, &mut neighbour, || attack(1), || attack(60));
     neighbour.end();
     drop(raw);
     describe(serving);
@@ -61,21 +71,27 @@ fn chunks_that_a_tenant_does_not_read_cost_no_neighbour_its_connection() {
 #[test]
 fn silent_connections_leave_a_neighbour_its_own() {
     let rig = Rig::new(256);
-    let serving = owner_by(&rig, &["prlimit", "--nofile=256:256"], 64, &["--quanta", "off"]);
+    let mut serving = owner_by(&rig, &["prlimit", "--nofile=256:256"], 64, &QUIET);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
     let mut raw = Raw::start(&rig, None);
     let links: Vec<usize> = (0..187).map(|_| raw.connect(Through::Itself, Some(Manner::default()))).collect();
-    is_served(&mut neighbour);
+    assert_has_share(&mut serving, &mut neighbour, 1000);
     // A program that comes now is let in, in the place of a silent one.
-    let mut second = Neighbour::start(&rig, "b", &[]);
-    is_served(&mut second);
+    let mut second = Neighbour::start(&rig, "b", &["--kernel-us", "100"]);
+    assert_has_share(&mut serving, &mut second, 1000);
     // All of them are ended after a while, without a word.
     for link in [links[0], links[186]] {
         let (_, closed) = raw.hear(link, 1, Duration::from_secs(30));
         assert!(closed);
     }
-    is_served(&mut neighbour);
     second.end();
+    let raw = std::cell::RefCell::new(raw);
+    let connect = |count| {
+        let raw = &mut *raw.borrow_mut();
+        let links: Vec<usize> = (0..count).map(|_| raw.connect(Through::Itself, Some(Manner::default()))).collect();
+        links.into_iter().for_each(|link| raw.close(link));
+    };
+    assert_keeps(&mut serving, &mut neighbour, || connect(1), || connect(187));
     neighbour.end();
     drop(raw);
     describe(serving);
@@ -84,21 +100,23 @@ fn silent_connections_leave_a_neighbour_its_own() {
 #[test]
 fn many_opens_and_their_end_do_not_hold_a_neighbour_up() {
     let rig = Rig::new(256);
-    let serving = owner(&rig, 64, &["--quanta", "off"]);
+    let mut serving = owner(&rig, 64, &QUIET);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
     let mut raw = Raw::start(&rig, None);
     let (reader, _) = raw.hello("a", Through::Itself, Some(Manner::honest()));
     let share = share(&mut raw, reader, 16);
-    let mut others = Vec::new();
-    for _ in 0..4 {
-        let (link, _) = raw.hello("a", Through::Itself, Some(Manner::honest()));
-        raw.say(link, FromTenant::Open { request: 3, share }, 2_500);
-        others.push(link);
-    }
-    is_served(&mut neighbour);
-    // 65,536 numbers of 16 chunks end at once.
+    // Each time another process: one that goes on without its connections is killed.
+    let attack = |times| {
+        let mut other = Raw::start(&rig, None);
+        for _ in 0..4 {
+            let (link, _) = other.hello("a", Through::Itself, Some(Manner::honest()));
+            other.say(link, FromTenant::Open { request: 3, share }, times);
+        }
+        // 65,536 numbers of 16 chunks end at once.
+    };
+    assert_keeps(&mut serving, &mut neighbour, || attack(1), || attack(2_500));
     drop(raw);
-    is_served(&mut neighbour);
+    assert_has_share(&mut serving, &mut neighbour, 1000);
     neighbour.end();
     describe(serving);
 }
@@ -106,18 +124,28 @@ fn many_opens_and_their_end_do_not_hold_a_neighbour_up() {
 #[test]
 fn requests_without_end_do_not_hold_a_neighbour_up() {
     let rig = Rig::new(256);
-    let serving = owner(&rig, 64, &["--quanta", "off"]);
+    let mut serving = owner(&rig, 64, &QUIET);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
     let mut raw = Raw::start(&rig, None);
     let (link, _) = raw.hello("a", Through::Itself, Some(Manner::honest()));
     let (card, kind, bytes) = (0, FixedKind::Driver, 48 << 20);
-    for _ in 0..50 {
-        raw.say(link, FromTenant::Fix { request: 1, card, kind, bytes }, 1);
-        raw.say(link, FromTenant::Unfix { card, kind, bytes }, 1);
-        raw.say(link, FromTenant::Allocate { request: 2, card, chunks: 1000 }, 20);
-        raw.say(link, FromTenant::AskMemory { request: 3, card }, 20);
-    }
-    is_served(&mut neighbour);
+    let mut ask = |rounds: u32, bytes: u64, chunks: u32, times: u32| {
+        for _ in 0..rounds {
+            raw.say(link, FromTenant::Fix { request: 1, card, kind, bytes }, 1);
+            raw.say(link, FromTenant::Unfix { card, kind, bytes }, 1);
+            raw.say(link, FromTenant::Allocate { request: 2, card, chunks }, times);
+            raw.say(link, FromTenant::AskMemory { request: 3, card }, times);
+        }
+    };
+    ask(1, bytes, 1000, 20);
+    let ask = std::cell::RefCell::new(ask);
+    // A client that behaves asks for what there is, once each time. What it gets is given back at its end.
+    assert_keeps(
+        &mut serving,
+        &mut neighbour,
+        || ask.borrow_mut()(1, 2 << 20, 1, 1),
+        || ask.borrow_mut()(50, bytes, 1000, 20),
+    );
     neighbour.end();
     drop(raw);
     describe(serving);
@@ -126,11 +154,15 @@ fn requests_without_end_do_not_hold_a_neighbour_up() {
 #[test]
 fn a_program_of_any_number_of_threads_that_allocate_at_once_gets_what_there_is() {
     let rig = Rig::new(256);
-    let serving = owner(&rig, 64, &["--quanta", "off"]);
+    let mut serving = owner(&rig, 64, &QUIET);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
     // 64 MiB in chunks of 2 MiB. The others learn that there is no more.
-    assert_eq!(rig.program("a", &["burst", "--threads", "100"]).end().trim(), "32 32");
-    is_served(&mut neighbour);
+    let burst = |threads: &str| rig.program("a", &["burst", "--threads", threads]).end();
+    assert_eq!(burst("100").trim(), "32 32");
+    assert_has_share(&mut serving, &mut neighbour, 1000);
+    // The neighbour asks for 2 MiB all the time, so a program that takes all leaves it none of the card: host memory
+    // is.
+    assert_keeps(&mut serving, &mut neighbour, || drop(burst("2")), || drop(burst("100")));
     neighbour.end();
     describe(serving);
 }

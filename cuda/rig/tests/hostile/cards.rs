@@ -2,13 +2,14 @@
 
 use serde_json::{Value, json};
 
+use super::support::hostile::*;
 use super::support::{Program, Rig, built, describe, owner};
 
 /// A machine with two cards whose second one has an owner.
 fn second() -> (Rig, Program) {
     let mut rig = Rig::new(256);
     rig.cards = 2;
-    let serving = owner(&rig, 64, &["--quanta", "off", "--device", "1"]);
+    let serving = owner(&rig, 64, &["--quanta", "off", "--device", "1", NEVER_IDLE[0], NEVER_IDLE[1]]);
     (rig, serving)
 }
 
@@ -31,7 +32,7 @@ const SECOND: &str = "GPU-66616b65-2063-7564-6120-636172642031";
 
 #[test]
 fn a_tenant_of_the_second_card_finds_exactly_that_one_as_the_first() {
-    let (rig, serving) = second();
+    let (rig, mut serving) = second();
     let plain = cards(&rig, "plain", None);
     assert_eq!(plain["devices"].as_array().map(Vec::len), Some(2), "{plain}");
     assert_eq!(plain["nvml_found"], json!([0, 0, 0, 0]), "{plain}");
@@ -52,6 +53,14 @@ fn a_tenant_of_the_second_card_finds_exactly_that_one_as_the_first() {
     for seen in ["1", "", "-1", "GPU-66616b65-2063-7564-6120-636172642030"] {
         assert_eq!(cards(&rig, "front", Some(seen))["init"], 100, "{seen:?}: it is another's card, or none");
     }
+    let mut neighbour = Neighbour::start(&rig, "b", &[]);
+    assert_keeps(
+        &mut serving,
+        &mut neighbour,
+        || drop(cards(&rig, "front", None)),
+        || drop(cards(&rig, "front", Some("1"))),
+    );
+    neighbour.end();
     describe(serving);
 }
 
@@ -60,12 +69,15 @@ fn what_is_made_on_the_second_card_lies_there_and_is_counted() {
     let (rig, mut serving) = second();
     let mut program = rig.program("a", &["hold", "--mib", "20"]);
     assert_eq!(program.line(), "holds");
-    let view = super::accounts(&mut serving);
-    assert_eq!(super::account(&view, 0, "chunks_on_card"), 10, "{view}");
+    let view = accounts(&mut serving);
+    assert_eq!(account(&view, 0, "chunks_on_card"), 10, "{view}");
     let mut command = rig.command(built("cuda-hoard"), "front");
     command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, "a");
     let mut managed = Program::start(command.arg("managed"));
     assert_eq!(managed.line(), "44", "what the tenant of 64 MiB has left");
+    let mut neighbour = Neighbour::start(&rig, "b", &[]);
+    assert_has_share(&mut serving, &mut neighbour, 1000);
+    neighbour.end();
     let looked = rig.free();
     assert!(looked.starts_with("free=256"), "the first card is as it was: {looked}");
     managed.kill();

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use cuda_protocol::{ChunkId, FromOwner, FromTenant, Link, Place};
 
-use super::support::hostile::{account, hello, until_accounts};
+use super::support::hostile::*;
 use super::support::{Program, Rig, describe, owner};
 
 const PROCESS: &str = env!("CARGO_BIN_EXE_cuda-process");
@@ -106,13 +106,15 @@ fn memory_that_a_program_at_work_has_freed_is_anothers_when_it_needs_it_and_is_n
 #[test]
 fn memory_that_a_program_at_work_has_freed_goes_back_although_nobody_needs_it() {
     let rig = Rig::new(256);
-    let mut serving = owner(&rig, 64, &["--quanta", "off"]);
+    let mut serving = owner(&rig, 64, &[&["--quanta", "off"], &NEVER_IDLE[..]].concat());
     // Turns go to and fro, so the first one's library is told something all the time.
     let mut busy = Program::start(&mut as_tenant(&rig, &["freed", "--mib", "48"]));
-    let other = rig.program("b", &["count", "--kernel-us", "500"]);
+    let mut neighbour = Neighbour::begin(&rig, "b", &[]);
     assert!(busy.line().starts_with("free"));
     until_accounts(&mut serving, "what is free is kept", |view| account(view, 0, "chunks_on_card") == 1);
-    assert_eq!(other.end(), "counted");
+    // Both want the card all the time.
+    assert_has_share(&mut serving, &mut neighbour, 500);
+    neighbour.end();
     assert_eq!(busy.end(), "worked");
     describe(serving);
 }

@@ -81,15 +81,128 @@ impl Neighbour {
     }
 }
 
-/// Fails unless an attacked neighbour kept 96 % of its gains under control, by its own count of the card's time, and all of
-/// its requests, and was answered within 100 ms, or a few times as long as on this host under control.
-pub fn assert_kept(control: &Report, attacked: &Report) {
-    let share = |report: &Report| report.card_us as f64 / (report.ms * 1e3);
-    let text = format!("control: {control:?}\nattacked: {attacked:?}");
-    assert!(share(attacked) >= 0.96 * share(control), "{:.3} of {:.3}: {text}", share(attacked), share(control));
-    assert!(attacked.requests > 0 && attacked.refused == 0, "{text}");
-    assert!(attacked.longest_answer_ms <= f64::max(100.0, 5.0 * control.longest_answer_ms), "{text}");
+/// Part of its share that a neighbour keeps next to an attack.
+const KEPT: f64 = 0.96;
+/// Shortest time of a round, of each kind.
+const ROUND: Duration = Duration::from_millis(250);
+/// Rounds of each kind at least, and at most: on a busy host single ones differ by more than the rule allows.
+const ROUNDS: std::ops::RangeInclusive<u32> = 2..=16;
+
+/// The neighbour's gains in several rounds, with the time that the owner charged it and the owner's clock, in ns.
+#[derive(Debug, Default)]
+struct Gains {
+    report: Report,
+    charged: u64,
+    time: u64,
 }
+
+impl Gains {
+    fn turns(&self) -> f64 {
+        self.charged as f64 / self.time.max(1) as f64
+    }
+
+    fn card(&self) -> f64 {
+        self.report.card_us as f64 / (self.report.ms * 1e3)
+    }
+
+    /// Part of the requests, each with two answers, that were late.
+    fn late(&self) -> f64 {
+        self.report.late as f64 / (2.0 * self.report.requests.max(1) as f64)
+    }
+
+    /// Returns the reason that the neighbour has not kept its share next to an attack, if it has not.
+    fn fault(&self, control: &Self) -> Option<String> {
+        let turns = (self.turns(), control.turns());
+        let card = (self.card(), control.card());
+        if turns.0 < KEPT * turns.1 {
+            return Some(format!("it has the turn for {:.3} of the time instead of {:.3}", turns.0, turns.1));
+        }
+        // An attack takes the host's time as well, of which no owner gives shares: on a busy host the neighbour submits less.
+        if card.0 < card.1 / 2.0 {
+            return Some(format!("it has {:.3} of the card instead of {:.3}", card.0, card.1));
+        }
+        if self.report.requests == 0 || self.report.refused > 0 {
+            return Some("its requests for memory are refused, or not made".to_owned());
+        }
+        // One answer in fifty may be late on a busy host.
+        let late = self.report.late > 0 && self.late() > control.late() + 0.02;
+        late.then(|| "answers take longer than 100 ms".to_owned())
+    }
+}
+
+/// The time that tenant `b` was charged, and the owner's clock.
+fn charged(serving: &mut Program) -> (u64, u64) {
+    let view = accounts(serving);
+    (account(&view, 1, "charged_ns"), view["clock_ns"].as_u64().expect("a number"))
+}
+
+/// Fails unless the neighbour keeps 96 % of the turns that it has next to a tenant that behaves, works in them, gets all
+/// that it requests, and is answered within 100 ms. Each call of `behaves` and `attacks` is one round; they alternate, so
+/// the host's other work meets both. The owner is to be one of [`NEVER_IDLE`].
+pub fn assert_keeps(
+    serving: &mut Program,
+    neighbour: &mut Neighbour,
+    mut behaves: impl FnMut(),
+    mut attacks: impl FnMut(),
+) {
+    neighbour.works();
+    let (mut control, mut attacked) = (Gains::default(), Gains::default());
+    for round in 1..=*ROUNDS.end() {
+        for (gains, acts) in
+            [(&mut control, &mut behaves as &mut dyn FnMut()), (&mut attacked, &mut attacks as &mut dyn FnMut())]
+        {
+            neighbour.report();
+            let (before, begin) = (charged(serving), std::time::Instant::now());
+            acts();
+            std::thread::sleep(ROUND.saturating_sub(begin.elapsed()));
+            let after = charged(serving);
+            gains.report.add(&neighbour.report());
+            gains.charged += after.0 - before.0;
+            gains.time += after.1 - before.1;
+        }
+        match attacked.fault(&control) {
+            None if round >= *ROUNDS.start() => return,
+            None => {}
+            Some(fault) => assert!(round < *ROUNDS.end(), "{fault}: {control:?}, attacked {attacked:?}"),
+        }
+    }
+}
+
+/// Fails unless tenant `b` has 96 % of the turns that it is entitled to, in thousandths of the time: an attack is over,
+/// or goes on in a way that has no rounds. The neighbour works, its requests are granted and answered within 100 ms,
+/// and its connection stays.
+///
+/// The owner's clock and its charges are compared, so a host on which the neighbour does not come to submit changes
+/// nothing.
+pub fn assert_has_share(serving: &mut Program, neighbour: &mut Neighbour, entitled_permille: u64) {
+    neighbour.works();
+    let mut gains = Report::default();
+    let before = charged(serving);
+    neighbour.report();
+    for round in 1..=*ROUNDS.end() {
+        std::thread::sleep(2 * ROUND);
+        gains.add(&neighbour.report());
+        let now = charged(serving);
+        let (charged, time) = (now.0 - before.0, now.1 - before.1);
+        // The slice under way is not charged yet.
+        let has = charged + SLICE_NS >= time / 1000 * entitled_permille / 100 * 96;
+        let answered = gains.late == 0 || (gains.late as f64) < 0.04 * gains.requests as f64;
+        let works = gains.kernels > 0 && gains.card_us > 0 && gains.requests > 0;
+        if round >= *ROUNDS.start() && has && answered && works {
+            break;
+        }
+        assert!(round < *ROUNDS.end(), "{charged} of {time} ns, {entitled_permille} permille: {gains:?}");
+    }
+    assert_eq!(gains.refused, 0, "{gains:?}");
+    assert!(!neighbour.lost_connection(), "{}", neighbour.log());
+}
+
+/// Length of a slice of the owner's, in ns.
+const SLICE_NS: u64 = 15_000_000;
+
+/// Owner's option with which a program that has the turn keeps it in pauses: of a busy host, in which a neighbour
+/// cannot submit.
+pub const NEVER_IDLE: [&str; 2] = ["--idle-us", "1000000000"];
 
 /// The accounts of an owner that continues.
 pub fn accounts(owner: &mut Program) -> Value {
@@ -154,6 +267,12 @@ impl Raw {
             Answer::Sent(count) => count,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Closes a connection.
+    pub fn close(&mut self, link: usize) {
+        let answer = self.ask(&Command::Close { link });
+        assert!(matches!(answer, Answer::Done), "{answer:?}");
     }
 
     /// Makes its process exit; a child of it continues with the connections and the commands.
