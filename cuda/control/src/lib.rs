@@ -141,9 +141,10 @@ pub struct Tenant {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Makes a tenant and listens at its socket.
+    /// Makes a tenant and listens at its socket. Answered by [`Answer::Moving`] while its guaranteed memory is in use.
     Add(Tenant),
-    /// Changes the limits of a tenant of this name, from now on; its memory size and its socket stay.
+    /// Changes what a tenant of this name may have, from now on; its memory's size and its socket stay. Answered by
+    /// [`Answer::Moving`] as [`Request::Add`] is.
     Change(Tenant),
     /// Takes a tenant away by its name. Answered by [`Answer::Leaving`] as long as programs of it are there.
     Remove {
@@ -178,6 +179,9 @@ pub enum Answer {
     Done,
     /// Not done; nothing has changed.
     Failed(String),
+    /// Not done yet, for this reason: memory of other tenants moves out of the way. The same request is to be made
+    /// again.
+    Moving(String),
     /// It will be done when these processes have ended.
     Leaving(Vec<u32>),
     /// The card as it is.

@@ -9,7 +9,6 @@ use cuda_control::{Answer, Card, Quanta, Request, Rules, Settings, Tenant};
 use sched::VgpuParams;
 use std::io::{self, BufRead, Write};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use vram::{Limits, QuantaConfig};
 
 /// Answers requests from `input` until it ends. Programs then continue with their memory, and look for the next owner.
@@ -116,7 +115,10 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
     match request {
         Request::Add(tenant) => {
             let (spec, rights) = spec(server, &tenant)?;
-            let id = promise(server, move |core| core.add_tenant(spec.clone()))?;
+            let id = match promise(server, move |core| core.add_tenant(spec))? {
+                Ok(id) => id,
+                Err(later) => return Ok(later),
+            };
             if let Err(error) = server.listen(Some(id), &tenant.socket, &rights) {
                 let _ = server.call(move |core| core.remove_tenant(id));
                 return Err(error.to_string());
@@ -128,7 +130,8 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
             let name = spec.name.clone();
             let known = server.call(move |core| core.tenant(&name)).ok_or(ENDED)?;
             let id = known.ok_or_else(|| format!("there is no tenant `{}`", spec.name))?;
-            promise(server, move |core| core.change_tenant(id, &spec)).map(|()| Answer::Done)
+            let changed = promise(server, move |core| core.change_tenant(id, &spec))?;
+            Ok(changed.map_or_else(|later| later, |()| Answer::Done))
         }
         Request::Remove { name, kills } => {
             let known = name.clone();
@@ -167,33 +170,24 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
     }
 }
 
-/// Runs `work` that guarantees memory of the card. If memory of tenants beyond their guarantees is in the way, that is
-/// moved, and `work` runs again.
+/// Makes an attempt that promises memory of the card. If others have that memory beyond their guarantees, it begins to
+/// move and the inner error is the answer: nothing waits here, so the card's other requests are answered meanwhile.
 fn promise<T: Send + 'static>(
     server: &Server,
-    attempt: impl Fn(&mut Core) -> Result<T, TenantError> + Send + Clone + 'static,
-) -> Result<T, String> {
-    // TIMEOUT: programs are quiet within 2 s each, and 60 GiB have moved by then; the daemon waits for longer.
-    const PATIENCE: Duration = Duration::from_secs(6);
-    const ENDED: &str = "the owner has ended";
-    let since = Instant::now();
-    loop {
-        let again = attempt.clone();
-        let waits = since.elapsed() < PATIENCE;
-        let done = server.call(move |core| {
-            let done = again(core);
-            match &done {
-                Err(refused) if waits && core.make_room(refused) => None,
-                _ => {
-                    core.promised();
-                    Some(done)
-                }
-            }
-        });
-        match done.ok_or(ENDED)? {
-            Some(done) => return done.map_err(|error| error.to_string()),
-            None => std::thread::sleep(Duration::from_millis(20)),
+    attempt: impl FnOnce(&mut Core) -> Result<T, TenantError> + Send + 'static,
+) -> Result<Result<T, Answer>, String> {
+    let tried = server.call(move |core| {
+        let done = attempt(core);
+        let moves = done.as_ref().is_err_and(|refused| core.make_room(refused));
+        if !moves {
+            core.promised();
         }
+        (done, moves)
+    });
+    match tried.ok_or("the owner has ended")? {
+        (Ok(done), _) => Ok(Ok(done)),
+        (Err(refused), true) => Ok(Err(Answer::Moving(refused.to_string()))),
+        (Err(refused), false) => Err(refused.to_string()),
     }
 }
 
@@ -290,5 +284,53 @@ fn show(core: &Core, since_ns: u64) -> Card {
         tenants: tenants.into_iter().zip(&shares).map(shown).collect(),
         unexplained_bytes,
         strangers: core.strangers().map(|known| (known.pid, known.program.clone(), known.bytes)).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{Event, SessionId};
+    use crate::driver::Model;
+    use cuda_protocol::{FromTenant, Hello, VERSION};
+
+    #[test]
+    fn a_guarantee_that_memory_is_in_the_way_of_is_answered_at_once() {
+        const CHUNK: u64 = 2 << 20;
+        let mut config = CardConfig::new(8 * CHUNK);
+        config.chunk_bytes = CHUNK;
+        let server = Server::start_closed(config, Arc::new(Model::new(64 * CHUNK)), None).expect("it starts");
+        let spec = |name: &str, guarantee| TenantSpec {
+            name: name.into(),
+            uid: None,
+            memory_bytes: 16 * CHUNK,
+            limits: Limits { guarantee, ..Limits::default() },
+            time: VgpuParams::default(),
+            on_stuck: OnStuck::Kill,
+        };
+        let one = spec("one", 0);
+        promise(&server, move |core| core.add_tenant(one)).expect("it may be").expect("at once");
+        server.call(|core| {
+            let hello = Hello {
+                version: VERSION,
+                pid: 1,
+                instance: 1,
+                tenant: "one".into(),
+                program: String::new(),
+                adopts: false,
+            };
+            let session = SessionId(1 << 20);
+            core.handle(1, Event::Connected { session, pid: 1, uid: 0, tenant: None });
+            let ask = FromTenant::Allocate { request: 1, card: 0, chunks: 8 };
+            for message in [FromTenant::Hello(hello), ask] {
+                core.handle(2, Event::Said { session, message, pieces: Vec::new() });
+            }
+            // Nobody is there to be told.
+            drop(core.take_actions());
+        });
+        let (two, more) = (spec("two", 4), spec("three", 9));
+        let answer = promise(&server, move |core| core.add_tenant(two)).expect("it may be later");
+        assert!(matches!(answer, Err(Answer::Moving(_))), "{answer:?}");
+        assert!(promise(&server, move |core| core.add_tenant(more)).is_err(), "the card never has that much");
     }
 }

@@ -3,6 +3,7 @@
 mod support;
 
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use support::daemon::*;
 use support::{Rig, built};
@@ -143,43 +144,29 @@ fn an_owner_that_is_stuck_holds_up_nobody_else() {
     assert_eq!(program.end(), "held 6");
 }
 
-/// The CUDA section of README.md: its blocks of a kind.
-fn readme(kind: &str) -> Vec<&'static str> {
-    let section = include_str!("../../../README.md").split("## CUDA programs on your GPU").nth(1).expect("a section");
-    let section = section.split("\n## ").next().expect("its text");
-    section.split(kind).skip(1).map(|rest| rest.split("```").next().expect("its end")).collect()
-}
-
 #[test]
-fn quick_start_of_the_readme_prints_its_output() {
-    let (scripts, outputs) = (readme("```sh\n"), readme("```text\n"));
-    let (build, script) = scripts[0].split_once('\n').expect("two lines");
-    assert!(build.starts_with("cargo build"), "{build}");
-    let programs = built("mediatorctl").parent().expect("a folder").display().to_string();
-    for (folder_of_libraries, expected) in [("plain", outputs[0]), ("none", outputs[1])] {
-        let rig = Rig::new(9000);
-        let folder = rig.folder.path().join("start");
-        std::fs::create_dir(&folder).expect("a folder");
-        let folder = folder.display().to_string();
-        // The test has built the programs, chooses the folder, and ends the daemon.
-        let script = script
-            .replace("$PWD/target/release", &programs)
-            .replace("$(mktemp -d)", &folder)
-            .replace("&\n", "2> \"$folder/log\" & trap 'kill %1 2> /dev/null; wait' EXIT\n");
-        // Without a driver no daemon would ever answer.
-        let until_it_answers = script.find("export MEDIATORCTL_SOCKET").expect("a line");
-        let script =
-            if folder_of_libraries == "none" { script[..until_it_answers].to_owned() + "wait\n" } else { script };
-        let mut command = rig.command("timeout", folder_of_libraries);
-        // TIMEOUT: only a failing test takes so long.
-        let output = command.args(["60", "bash", "-c", &script]).stdin(Stdio::null()).output().expect("starts");
-        let log = std::fs::read_to_string(rig.folder.path().join("start/log")).expect("a log");
-        let text = String::from_utf8_lossy(&output.stdout).replace(&folder, "FOLDER");
-        if folder_of_libraries == "none" {
-            let last = log.lines().rfind(|line| line.starts_with("mediatord: "));
-            assert_eq!(last, Some(expected.trim_end()), "{log}");
-        } else {
-            assert_eq!(text, expected, "{log}{}", String::from_utf8_lossy(&output.stderr));
-        }
+fn a_guarantee_that_waits_for_memory_holds_up_no_other_request_to_the_card() {
+    let rig = pair();
+    let _daemon = Daemon::start(&rig);
+    let mut holder = run(&rig, "a", &[], &["hold", "--mib", "60"]);
+    assert_eq!(holder.line(), "holds");
+    let pid = holder.child.id().to_string();
+    // It is not quiet, so its memory does not move until it continues.
+    signal("-STOP", &pid);
+    let mut waiting = ctl_command(&rig, &["memory", "set-guarantee", "b", "40"]).spawn().expect("starts");
+    std::thread::sleep(Duration::from_millis(500));
+    for command in [
+        &["sched", "set", "fake", "--policy", "credit"][..],
+        &["tenant", "set", "a", "--weight", "7"],
+        &["tenant", "show", "b"],
+        &["memory", "set", "fake", "--return-ms", "30"],
+    ] {
+        good(&rig, command);
     }
+    assert!(matches!(waiting.try_wait(), Ok(None)), "the guarantee waited for nothing: {waiting:?}");
+    assert_eq!(json(&rig, &["tenant", "show", "b"])["memory"]["guarantee_mib"], serde_json::Value::Null);
+    signal("-CONT", &pid);
+    assert!(waiting.wait().expect("ends").success(), "it is given once the memory has moved");
+    assert_eq!(json(&rig, &["tenant", "show", "b"])["memory"]["guarantee_mib"], 40);
+    assert_eq!(holder.end(), "held");
 }

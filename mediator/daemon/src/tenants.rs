@@ -106,6 +106,12 @@ impl Daemon {
             let card = self.tenant_spec(name)?.card;
             let turn = self.cuda(&card)?.change()?;
             let spec = self.tenant_spec(name)?;
+            if self.state.lock().coming.contains(name) {
+                // It is being added, which waits for memory.
+                drop(turn);
+                locks::sleep(cuda::AGAIN);
+                continue;
+            }
             // It may have been removed meanwhile, and added to another card.
             if spec.card == card {
                 return Ok((spec, turn));
@@ -165,7 +171,7 @@ impl Daemon {
         let socket = spec.socket_path(&self.spec.socket_dir);
         let added = folders::make(&spec.name, &socket, &self.spec.socket_dir)
             .map_err(DaemonError::from)
-            .and_then(|()| turn.ask(&format!("tenant `{}`", spec.name), Request::Add(told)));
+            .and_then(|()| card.promise(turn, &format!("tenant `{}`", spec.name), &Request::Add(told)));
         if added.is_err() {
             folders::remove(&spec.name, &socket, &self.spec.socket_dir);
         }
@@ -176,7 +182,7 @@ impl Daemon {
         }
         state.revision.next();
         drop(state);
-        added?;
+        drop(added?);
         tracing::info!(tenant = spec.name, card = spec.card, "tenant added");
         Ok(())
     }
@@ -243,20 +249,28 @@ impl Daemon {
         patch: &Map<String, Value>,
         expected: Option<&str>,
     ) -> Result<(), DaemonError> {
-        let (now, turn) = self.tenant_turn(name)?;
         let of = format!("tenant `{name}`");
         let wrong = |what| DaemonError::Setting { of: of.clone(), what };
-        let spec = patched(&now, patch).map_err(wrong)?;
-        {
-            let state = self.state.lock();
-            state.expect(expected)?;
-            let refusals = state.refusals(&spec, self);
-            if !refusals.is_empty() {
-                return Err(DaemonError::TenantRefused { tenant: name.to_owned(), refusals });
+        let begin = Instant::now();
+        let (spec, _turn) = loop {
+            let (now, turn) = self.tenant_turn(name)?;
+            let spec = patched(&now, patch).map_err(wrong)?;
+            {
+                let state = self.state.lock();
+                state.expect(expected)?;
+                let refusals = state.refusals(&spec, self);
+                if !refusals.is_empty() {
+                    return Err(DaemonError::TenantRefused { tenant: name.to_owned(), refusals });
+                }
             }
-        }
-        let card = self.cuda(&spec.card)?;
-        turn.ask(&of, Request::Change(cuda::tenant(&spec, card.spec(), &self.spec.socket_dir)?))?;
+            let told = cuda::tenant(&spec, self.cuda(&spec.card)?.spec(), &self.spec.socket_dir)?;
+            if turn.moved(&of, &Request::Change(told), begin)? {
+                break (spec, turn);
+            }
+            // Others may change the card meanwhile, and this tenant as well.
+            drop(turn);
+            locks::sleep(cuda::AGAIN);
+        };
         tracing::info!(tenant = name, memory = ?spec.memory, time = ?spec.time, "the tenant's part of the card is set");
         let mut state = self.state.lock();
         state.tenants.insert(name.to_owned(), spec);

@@ -49,8 +49,9 @@ use vram::{Balancer, ChunkTable, Contents, Place, Quanta, QuantaConfig, VmId as 
 /// has not seen anybody be late.
 const STEP_MOST: u64 = 100_000_000;
 
-/// Time to keep freeing memory after the last request for a guarantee.
-const PROMISE_NS: u64 = 10_000_000_000;
+/// Time for which memory is moved for a guarantee after the last request for it.
+// TIMEOUT: the daemon asks again every 50 ms.
+const PROMISE_NS: u64 = 2_000_000_000;
 
 /// Time after memory has moved in which none is pinned for the stock, in ns: memory that moves in parts leaves gaps of
 /// a few milliseconds, and pinning holds the driver's locks for as long.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cuda_control::{Answer, MemoryShare, Quanta, Request, Rules, Settings, Tenant, TimeShare};
 use locks::{Guard, Mutex, rank};
@@ -38,7 +38,12 @@ const MS: u64 = 1_000_000;
 /// Time within which an owner must answer.
 // TIMEOUT: it answers at once; an owner that does not is stuck in the driver.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Changes of one card that may wait at the same time: more would use up the permits of changes of other cards.
+/// Time that memory of others has to move out of the way of a guarantee.
+// TIMEOUT: programs are quiet within 2 s each, and 60 GiB have moved by then.
+const ROOM: Duration = Duration::from_secs(6);
+/// Time between two requests for a guarantee that memory moves for.
+pub(super) const AGAIN: Duration = Duration::from_millis(50);
+/// Changes of one card that may wait for each other: more would take the places of those of other cards.
 const CHANGES: usize = 16;
 /// Length of a quantum as a multiple of the copies at its start, if the configuration has none (decision 120).
 const QUANTUM_FACTOR: u32 = 80;
@@ -120,6 +125,22 @@ impl CudaCard {
         self.board.trouble().map_err(DaemonError::Owner)?;
         Ok(Change { card: self, _turn: turn, _place: place })
     }
+
+    /// Asks the owner with `turn` for something that promises memory of the card, until it has answered. While memory
+    /// of others moves out of the way, the turn is free for other changes. Returns the turn that the last answer came
+    /// in.
+    ///
+    /// # Errors
+    /// See [`Change::ask`] and [`Self::change`].
+    pub fn promise<'a>(&'a self, mut turn: Change<'a>, of: &str, request: &Request) -> Result<Change<'a>, DaemonError> {
+        let begin = Instant::now();
+        while !turn.moved(of, request, begin)? {
+            drop(turn);
+            locks::sleep(AGAIN);
+            turn = self.change()?;
+        }
+        Ok(turn)
+    }
 }
 
 impl Change<'_> {
@@ -139,6 +160,21 @@ impl Change<'_> {
         match answer.map_err(gone)? {
             Answer::Failed(what) => Err(DaemonError::Setting { of: of.to_owned(), what }),
             answer => Ok(answer),
+        }
+    }
+}
+
+impl Change<'_> {
+    /// Asks the owner for something that promises memory of the card, which was asked for first at `since`. Returns
+    /// false if memory of others moves out of the way, and the same is to be asked again.
+    ///
+    /// # Errors
+    /// See [`Self::ask`], and when memory has moved for too long.
+    pub fn moved(&self, of: &str, request: &Request, since: Instant) -> Result<bool, DaemonError> {
+        match self.ask(of, request.clone())? {
+            Answer::Moving(_) if since.elapsed() < ROOM => Ok(false),
+            Answer::Moving(what) => Err(DaemonError::Setting { of: of.to_owned(), what }),
+            _ => Ok(true),
         }
     }
 }

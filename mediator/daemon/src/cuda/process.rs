@@ -14,6 +14,7 @@ use listening::folders;
 
 use super::ANSWER;
 use super::board::Board;
+use super::{AGAIN, ANSWER, ROOM};
 
 /// Name of the owner's program.
 const PROGRAM: &str = "cuda-owner";
@@ -111,7 +112,16 @@ impl Supervisor {
             if let Err(error) = folders::make(&tenant.name, &tenant.socket, socket_dir) {
                 tracing::error!(card = self.card, tenant = tenant.name, %error, "a tenant has no folder for its socket");
             }
-            if let Answer::Failed(what) = process.exchange(&Request::Add(tenant.clone()), ANSWER, &self.stop)? {
+            let begin = Instant::now();
+            let answer = loop {
+                let answer = process.exchange(&Request::Add(tenant.clone()), ANSWER, &self.stop)?;
+                if !matches!(answer, Answer::Moving(_)) || begin.elapsed() >= ROOM {
+                    break answer;
+                }
+                // Programs of tenants before this one are back already, with memory that it is guaranteed.
+                std::thread::sleep(AGAIN);
+            };
+            if let Answer::Failed(what) | Answer::Moving(what) = answer {
                 tracing::error!(card = self.card, tenant = tenant.name, what, "a tenant cannot be served");
             }
         }

@@ -4,6 +4,15 @@ use crate::mutations::Mutation;
 
 pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
+        name: "cuda-guarantee-moves",
+        what: "memory moves for a guarantee, and the request is answered at once",
+        package: "cuda-owner",
+        file: "cuda/owner/src/control.rs",
+        from: "is_err_and(|refused| core.make_room(refused))",
+        to: "is_err_and(|_| false)",
+        tests: "control::tests",
+    },
+    Mutation {
         name: "cuda-child",
         what: "a child of a program that has initialised the driver has no CUDA",
         package: "cuda-rig",
