@@ -12,6 +12,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+/// Status with which the owner's process ends when its card was reset or has failed: all that programs had there is
+/// lost.
+pub const CARD_LOST: i32 = 75;
+
 /// A card's settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {

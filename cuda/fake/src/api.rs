@@ -58,7 +58,8 @@ fn initialised() -> i32 {
         return NOT_INITIALIZED;
     }
     checkpoint::pass();
-    SUCCESS
+    let is_reset = |at: &usize| card::all().get(*at).is_some_and(card::Card::is_reset);
+    if card::visible().iter().any(is_reset) { ECC_UNCORRECTABLE } else { SUCCESS }
 }
 
 /// Fails without a context that is current to this thread.
@@ -165,6 +166,9 @@ api! {
     }
     initialised cuDevicePrimaryCtxRetain(to: *mut u64, device: c_int) {
         let Ok(card) = named(device) else { return INVALID_DEVICE };
+        if card.is_broken() {
+            return ECC_UNCORRECTABLE;
+        }
         if !card.enter() {
             return OUT_OF_MEMORY;
         }

@@ -4,6 +4,12 @@
 //! made it while that has a handle or a mapping of it, then at one that has imported it. Memory that only a descriptor holds
 //! counts at no process, and takes the card's memory all the same. So does managed memory.
 //!
+//! A reset of a card, as after an uncorrectable memory error (Xid 48) or one by an operator: the file `lost` in its
+//! folder has the number of the last allocation before it. All allocations up to that number are gone, and each process
+//! that had a context fails with `CUDA_ERROR_ECC_UNCORRECTABLE` from then on, in every call; a process that begins
+//! later does not. While the file `broken` is there the card gives no process a context, as one that needs a reset
+//! still.
+//!
 //! UNSAFETY: locks files.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
@@ -44,6 +50,8 @@ pub struct Card {
     /// Bytes of one context.
     context: u64,
     entered: OnceLock<Option<File>>,
+    /// Allocations that were lost before this process had a context.
+    lost_before: OnceLock<u64>,
 }
 
 /// An allocation, as long as this process has a handle or a mapping of it.
@@ -195,7 +203,7 @@ impl Card {
     pub fn open(folder: &Path, mib: u64) -> Self {
         let _ = fs::create_dir_all(folder);
         let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
-        Self { folder, total: mib << 20, number: 0, context: 0, entered: OnceLock::new() }
+        Self { folder, total: mib << 20, number: 0, context: 0, entered: OnceLock::new(), lost_before: OnceLock::new() }
     }
 
     /// Its place among all cards.
@@ -237,6 +245,7 @@ impl Card {
     /// Notes that this process has a context, until it ends. False if there is no memory for one.
     pub fn enter(&self) -> bool {
         let mut may = true;
+        self.lost_before.get_or_init(|| self.lost());
         self.entered.get_or_init(|| {
             match self.context() {
                 Ok(Some(memory)) => std::mem::forget(memory),
@@ -284,27 +293,7 @@ impl Card {
                 }
             }
         }
-        // Each allocation counts once: at the process that made it, if that has it still.
-        let mut holders: BTreeMap<&str, (bool, &str)> = BTreeMap::new();
-        for name in &names {
-            let mut parts = name.strip_prefix("holds.").into_iter().flat_map(|rest| rest.splitn(3, '.'));
-            let (Some(identity), Some(kind), Some(memory)) = (parts.next(), parts.next(), parts.next()) else {
-                continue;
-            };
-            if !pids.contains_key(identity) || !memory.starts_with("device-") {
-                continue;
-            }
-            let found = (kind == "made", identity);
-            let holder = holders.entry(memory).or_insert(found);
-            *holder = (*holder).max(found);
-        }
-        let mut bytes: BTreeMap<u32, u64> = pids.values().map(|pid| (*pid, 0)).collect();
-        for (memory, (_, identity)) in holders {
-            let length = fs::metadata(self.folder.join(memory)).map_or(0, |file| file.len());
-            *bytes.entry(pids[identity]).or_default() += length;
-        }
-        bytes.remove(&0);
-        bytes
+        pids
     }
 
     /// Waits for a lock of this name.
@@ -324,7 +313,7 @@ impl Card {
             }
             // A second description of the file: its lock is refused as long as the first one lives.
             let Ok(file) = OpenOptions::new().read(true).open(entry.path()) else { continue };
-            if lock(&file, libc::LOCK_EX | libc::LOCK_NB) {
+            if self.is_lost(&name) || lock(&file, libc::LOCK_EX | libc::LOCK_NB) {
                 let _ = fs::remove_file(entry.path());
             } else if name.starts_with("device-") {
                 used += file.metadata().map_or(0, |m| m.len());
@@ -369,6 +358,9 @@ impl Card {
         let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
         // A process in a container sees the folder elsewhere than who made the file: the file itself tells.
         let name = path.file_name()?.to_string_lossy().into_owned();
+        if self.is_lost(&name) {
+            return None;
+        }
         let (here, there) = (fs::metadata(self.folder.join(&name)).ok()?, file.metadata().ok()?);
         if (here.dev(), here.ino()) != (there.dev(), there.ino()) {
             return None;
@@ -393,6 +385,19 @@ impl Drop for Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reset_frees_all_memory_and_lets_none_of_it_be_imported() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let card = Card::open(folder.path(), 8);
+        let lost = card.allocate(Tier::Device, 4 << 20).expect("there is room");
+        fs::write(folder.path().join("lost"), "1").expect("written");
+        assert_eq!(card.free(), 8 << 20);
+        assert!(card.import(lost.try_clone().expect("a descriptor")).is_err());
+        let kept = card.allocate(Tier::Device, 4 << 20).expect("there is room");
+        assert_eq!(card.free(), 4 << 20);
+        assert!(card.import(kept.try_clone().expect("a descriptor")).is_ok());
+    }
 
     #[test]
     fn memory_lives_as_long_as_anything_of_it() {

@@ -8,6 +8,7 @@
 //! - Work ([`work`]): a thread for each stream; kernels of all processes take turns on the card's one engine. Captures are
 //!   as easily disturbed as the real ones. Graphs have their allocations' memory reserved when they are uploaded or launched.
 //! - Kernels ([`kernels`]) are known by their names and do what those say.
+//! - Resets ([`card`]): a card loses all memory, and each process with a context its context, for good.
 //! - Checkpoints ([`checkpoint`]): a process is taken off the card by another one.
 //! - Uses of memory besides allocations ([`further`]): contexts, limits, variables of modules.
 //! - NVML ([`nvml`]): which processes have a context, with their bytes, and the card's memory.
@@ -50,6 +51,7 @@ mod result {
     pub const INVALID_DEVICE: i32 = 101;
     pub const INVALID_CONTEXT: i32 = 201;
     pub const INVALID_HANDLE: i32 = 400;
+    pub const ECC_UNCORRECTABLE: i32 = 214;
     pub const ILLEGAL_STATE: i32 = 401;
     pub const NOT_FOUND: i32 = 500;
     pub const NOT_READY: i32 = 600;

@@ -5,6 +5,7 @@ mod support;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use support::Program;
 use support::daemon::*;
 use support::{Rig, built};
 
@@ -169,4 +170,59 @@ fn a_guarantee_that_waits_for_memory_holds_up_no_other_request_to_the_card() {
     assert!(waiting.wait().expect("ends").success(), "it is given once the memory has moved");
     assert_eq!(json(&rig, &["tenant", "show", "b"])["memory"]["guarantee_mib"], 40);
     assert_eq!(holder.end(), "held");
+}
+
+/// Waits for a program that fails; its last line.
+fn fails(mut program: Program) -> String {
+    let mut text = String::new();
+    std::io::Read::read_to_string(program.output(), &mut text).expect("readable");
+    assert!(!program.child.wait().expect("ends").success(), "it goes on after a reset: {text}");
+    text
+}
+
+#[test]
+fn a_card_that_is_reset_loses_its_programs_and_serves_again_while_another_card_notices_nothing() {
+    let mut rig = rig(|rig| {
+        card(rig, "fake", "cuda.device = \"0\"\n")
+            + &card(rig, "other", "cuda.device = \"1\"\n")
+            + &tenant("a", "fake", "")
+            + &tenant("b", "fake", "")
+            + &tenant("c", "other", "")
+    });
+    rig.cards = 2;
+    let daemon = Daemon::start(&rig);
+    let mut unaffected = run(&rig, "c", &[], &["live", "--mib", "16"]);
+    let mut lost = run(&rig, "a", &[], &["live", "--mib", "16"]);
+    let mut idle = run(&rig, "b", &[], &["hold", "--mib", "8"]);
+    unaffected.steps(2);
+    lost.steps(2);
+    let served = |tenant: &str| json(&rig, &["tenant", "show", tenant])["served"] == true;
+    until(&rig, "b", "both programs are seen", |b| programs(b) == 1);
+
+    // The card needs a reset first, and says so until then.
+    rig.set_broken(0, true);
+    rig.reset(0);
+    fails(lost);
+    until(&rig, "a", "the card has no owner", |a| a["served"] == false);
+    assert!(bad(&rig, 1, &["sched", "show", "fake"]).contains("card `fake` has no owner"));
+    assert!(served("c"));
+    unaffected.steps(2);
+    unaffected.grow();
+
+    rig.set_broken(0, false);
+    for name in ["a", "b"] {
+        until(&rig, name, "it is served again, with nothing of before", |tenant| {
+            tenant["served"] == true && mib(tenant, "on_card_bytes") == 0 && mib(tenant, "in_host_bytes") == 0
+        });
+    }
+    // A program that was idle meanwhile learns of it at its next call.
+    idle.close();
+    fails(idle);
+    assert!(rig.free().starts_with("free=512"), "{}", rig.free());
+    let mut again = run(&rig, "a", &[], &["live", "--mib", "32"]);
+    again.steps(3);
+    assert_eq!(again.end(), "held 16");
+    unaffected.steps(2);
+    assert_eq!(unaffected.end(), "held 10");
+    daemon.kill();
 }

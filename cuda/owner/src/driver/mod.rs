@@ -98,6 +98,16 @@ pub enum DriverError {
 }
 
 impl DriverError {
+    /// The card was reset or has failed: the process's context is gone for good, and a new process is needed.
+    ///
+    /// The owner runs no code of its own on the card, so an error of a kernel among these is not its own.
+    #[must_use]
+    pub const fn is_card_lost(&self) -> bool {
+        // CUDA_ERROR_DEVICE_UNAVAILABLE, ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED, ILLEGAL_ADDRESS,
+        // LAUNCH_TIMEOUT, CONTEXT_IS_DESTROYED, HARDWARE_STACK_ERROR to LAUNCH_FAILED.
+        matches!(self, Self::Call { code: 46 | 214 | 220 | 226 | 700 | 702 | 709 | 714..=719, .. })
+    }
+
     /// The memory asked for is not there now.
     #[must_use]
     pub const fn is_out_of_memory(&self) -> bool {
@@ -154,4 +164,17 @@ pub trait Driver: Send + Sync {
 
     /// Resumes a suspended process.
     fn resume(&self, pid: u32) -> Result<(), DriverError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_after_a_reset_are_told_from_those_of_one_call() {
+        let is_lost = |code| DriverError::Call { call: "cuMemGetInfo", code }.is_card_lost();
+        assert!([46, 214, 709, 719].into_iter().all(is_lost));
+        assert!(![1, 2, 201, 400, 801, 900].into_iter().any(is_lost));
+        assert!(!DriverError::Missing("cuMemGetInfo").is_card_lost());
+    }
 }

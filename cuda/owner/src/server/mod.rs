@@ -74,6 +74,8 @@ enum Note {
     Event(Event),
     /// A piece could not be made, for this reason, which will be reported.
     Failed(PieceId, String),
+    /// The card was reset or has failed, as a call of the driver says.
+    CardLost(String),
     Call(Call),
     Listen(Option<TenantId>, OwnedFd),
     Unlisten(TenantId),
@@ -335,6 +337,7 @@ impl Serving {
                     let cause = self.core.tenant_of(piece).map(Cause::Tenant);
                     self.warn(cause, |left_out| tracing::warn!(?cause, why, left_out, "no memory for a program"));
                 }
+                Note::CardLost(error) => end_for_lost_card(&error),
                 Note::Call(call) => {
                     // Advance the clock first, so that the call's changes happen now.
                     self.handle(Event::Tick);
@@ -427,6 +430,17 @@ impl Serving {
         let (now, bounds) = (self.now(), self.limits.unread(self.core.tenant_count()));
         self.outboxes.send(&mut self.sessions, session, (message, descriptors), bounds, now)
     }
+}
+
+/// Ends the process with [`cuda_control::CARD_LOST`]: a context that was lost does not come back in the same process.
+fn end_for_lost_card(error: &str) {
+    tracing::error!(
+        error,
+        "the card was reset or has failed, and all memory of programs on it is lost: the owner ends, and a new one \
+         serves once it can open the card"
+    );
+    // Nothing of the driver can be given up any more, and its own end may wait for the card.
+    std::process::exit(cuda_control::CARD_LOST);
 }
 
 /// Findings of a wait.

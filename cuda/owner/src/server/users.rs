@@ -1,5 +1,6 @@
 //! A thread that asks NVML which processes use the card, and NVML and the driver how much of it.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -53,8 +54,8 @@ impl Users {
         let thread = thread.spawn(move || {
             let mut fails = Fails::default();
             loop {
-                let put = |event| {
-                    notes.put(Note::Event(event));
+                let put = |note| {
+                    notes.put(note);
                     // Only the first one is waited for.
                     let _ = first.send(());
                 };
@@ -116,7 +117,7 @@ fn watch(
     path: &Path,
     uuid: [u8; 16],
     card: &dyn Driver,
-    put: &dyn Fn(Event),
+    put: &dyn Fn(Note),
     ended: &Receiver<()>,
     fails: &mut Fails,
 ) -> Result<(), NvmlError> {
@@ -132,8 +133,8 @@ fn watch(
         let own = !mine.is_empty();
         if own {
             let of_each: Option<Vec<u64>> = mine.iter().chain(&others).map(|user| user.bytes).collect();
-            put(Event::Users { users: others, own: mine.first().and_then(|own| own.bytes) });
-            put(match (of_each, free) {
+            put(Note::Event(Event::Users { users: others, own: mine.first().and_then(|own| own.bytes) }));
+            put(Note::Event(match (of_each, free) {
                 (Some(of_each), Ok(free)) => {
                     let used = card.device().total_bytes.saturating_sub(free);
                     let of_processes = of_each.into_iter().fold(0, u64::saturating_add);
@@ -141,10 +142,10 @@ fn watch(
                 }
                 // Some systems do not report the bytes of a process.
                 _ => Event::Blind,
-            });
+            }));
         }
         if comparable != Some(own) && !own {
-            put(Event::Blind);
+            put(Note::Event(Event::Blind));
             tracing::info!("NVML does not show this process: nobody learns who bypasses the card's owner");
         }
         comparable = Some(own);

@@ -3,7 +3,7 @@
 use super::vault::{New, Vault};
 use super::{Note, Notes};
 use crate::core::{BatchId, Event, PieceId, SessionId};
-use crate::driver::{Memory, Queue};
+use crate::driver::{DriverError, Memory, Queue};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -153,6 +153,7 @@ fn work(vault: &Vault, notes: &Notes, jobs: &Receiver<Job>) {
                 together.retain(|new| vault.begins(new.piece));
                 for (New { piece, memory, .. }, made) in vault.make(together) {
                     if let Err(error) = &made {
+                        note_lost(error, notes);
                         notes.put(Note::Failed(piece, format!("{memory:?}: {error}")));
                     }
                     notes.put(Note::Event(Event::Made { piece, memory: made.is_ok().then_some(memory) }));
@@ -189,11 +190,19 @@ fn work(vault: &Vault, notes: &Notes, jobs: &Receiver<Job>) {
                 let start = Instant::now();
                 let done = vault.copy(queue, &pieces);
                 if let Err(error) = &done {
+                    note_lost(error, notes);
                     tracing::error!(%error, "chunks cannot be copied");
                 }
                 Event::Copied { batch, done: done.is_ok(), ns: start.elapsed().as_nanos() as u64 }
             }
         };
         notes.put(Note::Event(event));
+    }
+}
+
+/// Ends the owner if the card was lost.
+fn note_lost(error: &DriverError, notes: &Notes) {
+    if error.is_card_lost() {
+        notes.put(Note::CardLost(error.to_string()));
     }
 }

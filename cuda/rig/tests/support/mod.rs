@@ -95,6 +95,25 @@ impl Rig {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
+    /// Resets a card: its memory is lost, and the context of each process that has one.
+    pub fn reset(&self, card: u64) {
+        let folder = self.card_folder(card);
+        let last = std::fs::read_to_string(folder.join("number")).expect("it was used");
+        std::fs::write(folder.join("lost.new"), last).expect("written");
+        std::fs::rename(folder.join("lost.new"), folder.join("lost")).expect("renamed");
+    }
+
+    /// The card gives no process a context, or does again.
+    pub fn set_broken(&self, card: u64, broken: bool) {
+        let path = self.card_folder(card).join("broken");
+        if broken { std::fs::write(path, "") } else { std::fs::remove_file(path) }.expect("its own file");
+    }
+
+    fn card_folder(&self, card: u64) -> PathBuf {
+        let first = self.folder.path().join("card");
+        if card == 0 { first } else { first.join(format!("card-{card}")) }
+    }
+
     /// Waits until nothing of the card is in use.
     pub fn until_free(&self) {
         let all = format!("free={}", self.mib);
@@ -151,6 +170,11 @@ impl Program {
 
     pub fn say(&mut self, line: &str) {
         writeln!(self.input.as_mut().expect("open"), "{line}").expect("written");
+    }
+
+    /// Ends its input.
+    pub fn close(&mut self) {
+        self.input = None;
     }
 
     /// Ends its input, reads on until a line that is no progress, and sees it end well.

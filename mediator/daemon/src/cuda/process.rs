@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use cuda_control::{Answer, Card, Request, Settings, Tenant};
 use listening::folders;
 
-use super::ANSWER;
 use super::board::Board;
 use super::{AGAIN, ANSWER, ROOM};
 
@@ -35,7 +34,14 @@ const OPEN: Duration = Duration::from_secs(60);
 // TIMEOUT: a process that is stuck in the driver ends when the driver returns; the daemon does not wait for that.
 const KILLED: Duration = Duration::from_secs(2);
 
-/// A command to the thread of a [`Supervisor`].
+/// Time that a process whose output has ended is given to end.
+// TIMEOUT: one that was killed or has exited is gone within a few milliseconds.
+const ENDS: Duration = Duration::from_millis(100);
+/// Reason for which a card has no owner after a reset.
+const CARD_LOST: &str =
+    "the card was reset or has failed: programs that used it have lost their memory and must be started again";
+
+/// A word to the thread of a [`Supervisor`].
 pub(super) enum Command {
     /// Sends a request to the owner; an error says why no owner runs.
     Ask(Box<Request>, Sender<Result<Answer, String>>),
@@ -251,7 +257,8 @@ impl Supervisor {
 
     /// Gives up the process. Its programs continue with the memory that they have, and look for the next owner.
     fn end(&mut self, why: &str) {
-        let Some(process) = self.process.take() else { return };
+        let Some(mut process) = self.process.take() else { return };
+        let why = if process.has_lost_card() { CARD_LOST } else { why };
         if process.since.elapsed() > LIVED {
             self.failures = 0;
         }
@@ -324,7 +331,21 @@ impl Process {
         }
     }
 
-    /// Kills it; it may take time to end.
+    /// Returns true if it has ended since its card was lost.
+    fn has_lost_card(&mut self) -> bool {
+        let since = Instant::now();
+        // It closes its output a moment before it has ended.
+        while since.elapsed() < ENDS {
+            match self.child.try_wait() {
+                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
+                Ok(Some(status)) => return status.code() == Some(cuda_control::CARD_LOST),
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+
+    /// Kills it; it may take its time to end.
     fn kill(mut self) -> Child {
         let _ = self.child.kill();
         self.child

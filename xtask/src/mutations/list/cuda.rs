@@ -4,6 +4,15 @@ use crate::mutations::Mutation;
 
 pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
+        name: "cuda-card-lost",
+        what: "an owner whose card was reset ends",
+        package: "cuda-owner",
+        file: "cuda/owner/src/driver/mod.rs",
+        from: "code: 46 | 214 | 220",
+        to: "code: 46 | 220",
+        tests: "driver::tests",
+    },
+    Mutation {
         name: "cuda-guarantee-moves",
         what: "memory moves for a guarantee, and the request is answered at once",
         package: "cuda-owner",
