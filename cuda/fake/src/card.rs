@@ -195,6 +195,15 @@ fn holder(file: &File) -> Option<u32> {
     (asked && range.l_type != libc::F_UNLCK as i16).then(|| u32::try_from(range.l_pid).unwrap_or(0))
 }
 
+/// See [`Card::occupy`].
+pub struct Occupied(PathBuf);
+
+impl Drop for Occupied {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
 /// A lock among all processes, until it is dropped.
 pub struct Turn(File);
 
@@ -234,6 +243,42 @@ impl Card {
         self.total
     }
 
+    /// The last allocation that a reset has lost.
+    fn lost(&self) -> u64 {
+        fs::read_to_string(self.folder.join("lost")).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    }
+
+    /// Returns true if an allocation of this name was lost.
+    fn is_lost(&self, name: &str) -> bool {
+        let number = name.rsplit('-').next().and_then(|number| number.parse::<u64>().ok());
+        number.is_some_and(|number| number <= self.lost())
+    }
+
+    /// Returns true if a reset has ended this process's contexts: that cannot be undone.
+    pub fn is_reset(&self) -> bool {
+        self.lost_before.get().is_some_and(|before| self.lost() > *before)
+    }
+
+    /// Returns true if the card needs a reset: it gives no process a context.
+    pub fn is_broken(&self) -> bool {
+        self.folder.join("broken").exists()
+    }
+
+    /// Notes for NVML that a kernel of this process occupies the card, until the note is dropped.
+    pub fn occupy(&self) -> Occupied {
+        let path = self.folder.join(format!("occupies.{}", identity()));
+        let _ = fs::write(&path, "");
+        Occupied(path)
+    }
+
+    /// The processes whose kernels occupy the card now.
+    pub fn occupants(&self) -> Vec<u32> {
+        let of_it = |name: &str| self.folder.join(format!("occupies.{name}")).exists();
+        let _turn = self.turn("entering");
+        let identities = self.identities();
+        identities.into_iter().filter(|(identity, pid)| *pid != 0 && of_it(identity)).map(|(_, pid)| pid).collect()
+    }
+
     /// Memory for one more context of this process.
     pub fn context(&self) -> Result<Option<Allocation>, ()> {
         if self.context == 0 {
@@ -264,12 +309,39 @@ impl Card {
     /// have no number there are not told of.
     pub fn processes(&self) -> BTreeMap<u32, u64> {
         let _turn = self.turn("entering");
-        let names: Vec<String> = fs::read_dir(&self.folder)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|entry| entry.file_name().to_string_lossy().into_owned())
-            .collect();
+        let names = self.names();
+        let pids = self.identities();
+        // Each allocation counts once: at the process that made it, if that has it still.
+        let mut holders: BTreeMap<&str, (bool, &str)> = BTreeMap::new();
+        for name in &names {
+            let mut parts = name.strip_prefix("holds.").into_iter().flat_map(|rest| rest.splitn(3, '.'));
+            let (Some(identity), Some(kind), Some(memory)) = (parts.next(), parts.next(), parts.next()) else {
+                continue;
+            };
+            if !pids.contains_key(identity) || !memory.starts_with("device-") {
+                continue;
+            }
+            let found = (kind == "made", identity);
+            let holder = holders.entry(memory).or_insert(found);
+            *holder = (*holder).max(found);
+        }
+        let mut bytes: BTreeMap<u32, u64> = pids.values().map(|pid| (*pid, 0)).collect();
+        for (memory, (_, identity)) in holders {
+            let length = fs::metadata(self.folder.join(memory)).map_or(0, |file| file.len());
+            *bytes.entry(pids[identity]).or_default() += length;
+        }
+        bytes.remove(&0);
+        bytes
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    }
+
+    /// The identities of the processes that have a context, with their numbers. The caller has the turn `entering`.
+    fn identities(&self) -> HashMap<String, u32> {
+        let names = self.names();
         let mut pids = HashMap::new();
         for name in &names {
             let Some(identity) = name.strip_prefix("process.") else { continue };

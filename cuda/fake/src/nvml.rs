@@ -178,6 +178,47 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: *mut c_void, to: *mut Me
     }
 }
 
+/// `nvmlProcessUtilizationSample_t`.
+#[repr(C)]
+struct Utilization {
+    pid: u32,
+    timestamp: u64,
+    sm: u32,
+    memory: u32,
+    encoder: u32,
+    decoder: u32,
+}
+
+/// Samples of now alone: a process whose kernel occupies the card has all of it.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
+    device: *mut c_void,
+    to: *mut Utilization,
+    count: *mut u32,
+    _since: u64,
+) -> c_int {
+    let occupants = match card(device) {
+        Ok(card) => card.occupants(),
+        Err(error) => return error,
+    };
+    let timestamp =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
+    unsafe {
+        let room = if to.is_null() { 0 } else { *count as usize };
+        // As NVIDIA's does, the first call asks how many there may be.
+        *count = 1 + occupants.len() as u32;
+        if to.is_null() {
+            return INSUFFICIENT_SIZE;
+        }
+        let told = room.min(occupants.len());
+        *count = told as u32;
+        for (at, pid) in occupants.into_iter().take(told).enumerate() {
+            *to.add(at) = Utilization { pid, timestamp, sm: 100, memory: 0, encoder: 0, decoder: 0 };
+        }
+        if told == 0 { NOT_FOUND } else { SUCCESS }
+    }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     device: *mut c_void,

@@ -137,7 +137,9 @@ fn with<T>(work: impl FnOnce(&mut Work) -> T) -> T {
 fn run(op: Op, device: i32) {
     match op {
         Op::Kernel(kernel, arguments) => {
-            let _turn = card::of_device(device).and_then(|card| card.turn("engine"));
+            let card = card::of_device(device);
+            let _turn = card.and_then(|card| card.turn("engine"));
+            let _occupied = card.map(card::Card::occupy);
             (kernel.run)(&arguments);
         }
         // SAFETY: see UNSAFETY.

@@ -1,10 +1,10 @@
 //! The owner as a state machine: messages of processes and results go in, actions come out.
 //!
-//! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. It does no I/O and calls no driver; the
-//! caller carries the actions out and answers those that say so with an event. Parts: connections (`sessions`), chunks
-//! (`memory`), relocation (`relocate`), turns and quanta (`time`), processes that outlived an owner (`adopt`), memory
-//! shared between processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts
-//! compared with NVML and the driver (`accounts`).
+//! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. It does no I/O and calls no driver;
+//! whoever carries the actions out answers those that say so with an event. Parts: connections (`sessions`), chunks
+//! (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn (`occupation`), processes that
+//! outlived an owner (`adopt`), memory shared between processes (`exports`, with its tokens in `shares`), fixed memory
+//! and releases (`fixed`), accounts compared with NVML and the driver (`accounts`).
 //!
 //! An event does at most `WORK_AT_ONCE` units of work that can be put off: places given, chunks released. The rest is
 //! done with the next events, and [`Core::next_wakeup`] asks for one at once. The rest is bounded by the message: see
@@ -18,6 +18,7 @@ mod exports;
 mod fixed;
 mod indices;
 mod memory;
+mod occupation;
 mod pieces;
 mod reclaim;
 mod relocate;
@@ -245,7 +246,8 @@ pub struct Core {
     settling: bool,
     strangers: strangers::Strangers,
     accounts: accounts::Accounts,
-    /// Chunks that must become free for a guarantee, and the time until which that is tried.
+    occupations: occupation::Occupations,
+    /// Chunks that are to be spare for a guarantee, and until when that is tried.
     promise: Option<(u32, u64)>,
     /// Time since which nothing has moved although more memory may come for that.
     still_since: Option<u64>,
@@ -308,6 +310,7 @@ impl Core {
             settling: false,
             strangers: strangers::Strangers::default(),
             accounts: accounts::Accounts::default(),
+            occupations: occupation::Occupations::default(),
             promise: None,
             still_since: None,
             actions: Vec::new(),
@@ -364,6 +367,7 @@ impl Core {
             Event::Ended { pid } => drop(self.given_up.remove(&pid)),
             Event::Users { users, own } => {
                 self.compare(&users, own);
+                self.occupied(&users);
                 self.users(users);
             }
             Event::Blind => self.blind(),
@@ -424,8 +428,9 @@ impl Core {
         let stock = (self.relocations.is_empty() && self.pieces.is_short()).then(|| self.restocks_in());
         let work = self.has_work().then_some(0);
         let reclaims = self.reclaims_in();
-        let soonest = turns.into_iter().chain(memory).chain(late).chain(stock).chain(reclaims).chain(work).min();
-        // The clock advances by no more than that, however late the next event is.
+        let turns = turns.into_iter().chain(self.spares_for());
+        let soonest = turns.chain(memory).chain(late).chain(stock).chain(reclaims).chain(work).min();
+        // The clock moves on by no more than that, however late the next event is.
         soonest.map(|ns| ns.clamp(50_000, STEP_MOST))
     }
 

@@ -17,7 +17,7 @@ impl Core {
     pub(super) fn users(&mut self, users: Vec<User>) {
         let served: BTreeSet<u32> = self.pids().chain(self.expected.iter().copied()).collect();
         let mut before = std::mem::take(&mut self.strangers.0);
-        for User { pid, program, bytes } in users.into_iter().filter(|user| !served.contains(&user.pid)) {
+        for User { pid, program, bytes, occupies } in users.into_iter().filter(|user| !served.contains(&user.pid)) {
             let looks = before.remove(&pid).map_or(0, |(_, looks)| looks) + 1;
             if looks == LOOKS {
                 let kills = self.config.on_stranger == OnStranger::Kill;
@@ -26,7 +26,7 @@ impl Core {
                     self.actions.push(Action::KillStranger { pid });
                 }
             }
-            self.strangers.0.insert(pid, (Stranger { pid, program, bytes }, looks.min(LOOKS)));
+            self.strangers.0.insert(pid, (Stranger { pid, program, bytes, occupies }, looks.min(LOOKS)));
         }
     }
 

@@ -31,7 +31,11 @@ impl Core {
                 match order {
                     Order::Grant(tenant) => self.grant(tenant),
                     Order::Recall(tenant) => self.recall(tenant),
-                    Order::Overdue { tenant, .. } => self.overdue(tenant),
+                    Order::Overdue { tenant, ran_ns } => {
+                        if !self.spares(tenant, ran_ns) {
+                            self.overdue(tenant);
+                        }
+                    }
                     Order::Quarantined(tenant) => tracing::warn!(tenant = tenant.0, "tenant is quarantined"),
                 }
             }
@@ -198,6 +202,7 @@ impl Core {
         if self.turns.is_busy(tenant) {
             let now = self.now();
             self.turns.ended(tenant, now, more, now);
+            self.is_not_spared_any_more(tenant);
         }
     }
 
@@ -208,6 +213,9 @@ impl Core {
             self.bell = true;
         }
         self.turns.tick(self.now());
+        for tenant in self.spared_too_long() {
+            self.overdue(tenant);
+        }
         self.late_answers();
         if self.watches_memory() {
             self.bell = true;

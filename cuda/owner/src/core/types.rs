@@ -141,6 +141,8 @@ pub struct User {
     pub program: String,
     /// Bytes of the card that it has itself, where that is known.
     pub bytes: Option<u64>,
+    /// It had work on the card since the look before.
+    pub occupies: bool,
 }
 
 /// A process that uses the card past the owner.

@@ -26,7 +26,10 @@ const AGAIN: Duration = Duration::from_secs(1);
 // TIMEOUT: a driver that is replaced, or a card that is reset, is back within minutes.
 const AGAIN_MOST: Duration = Duration::from_secs(60);
 
-/// Longest wait for the first poll.
+/// Part of a sample of NVML's in which a process that occupies the card had work there, in hundredths.
+const OCCUPIES_PERCENT: u32 = 10;
+
+/// Longest wait for the first look.
 // TIMEOUT: NVML answers within a fraction of a second; an owner serves all the same while it does not.
 const FIRST: Duration = Duration::from_secs(5);
 
@@ -124,9 +127,15 @@ fn watch(
     let nvml = Nvml::builder().lib_path(path.as_os_str()).init()?;
     let device = nvml.device_by_uuid(said(uuid))?;
     let mut comparable = None;
+    let mut sampled = 0;
     loop {
         let free = card.free_bytes();
-        let users = users(&device)?;
+        if let Err(error) = &free
+            && error.is_card_lost()
+        {
+            put(Note::CardLost(error.to_string()));
+        }
+        let users = users(&device, &mut sampled)?;
         fails.none();
         // The owner has a context: where it is not found, as in a container, other numbers mean nothing either.
         let (mine, others): (Vec<_>, Vec<_>) = users.into_iter().partition(|user| user.pid == std::process::id());
@@ -155,8 +164,16 @@ fn watch(
     }
 }
 
-fn users(device: &Device<'_>) -> Result<Vec<User>, NvmlError> {
+/// Returns the processes that occupied the card since the time of `sampled`. Where NVML does not say, none did.
+fn occupants(device: &Device<'_>, sampled: &mut u64) -> BTreeSet<u32> {
+    let samples = device.process_utilization_stats(*sampled).unwrap_or_default();
+    *sampled = samples.iter().map(|sample| sample.timestamp).fold(*sampled, u64::max);
+    samples.iter().filter(|sample| sample.sm_util >= OCCUPIES_PERCENT).map(|sample| sample.pid).collect()
+}
+
+fn users(device: &Device<'_>, sampled: &mut u64) -> Result<Vec<User>, NvmlError> {
     let all = device.running_compute_processes()?;
+    let occupants = occupants(device, sampled);
     Ok(all
         .into_iter()
         .map(|process| {
@@ -167,7 +184,7 @@ fn users(device: &Device<'_>) -> Result<Vec<User>, NvmlError> {
             };
             // A process chooses its name: in a log it is no line of its own, and no command to a terminal.
             let program = program.trim().replace(char::is_control, "\u{fffd}");
-            User { pid: process.pid, program, bytes }
+            User { pid: process.pid, program, bytes, occupies: occupants.contains(&process.pid) }
         })
         .collect())
 }

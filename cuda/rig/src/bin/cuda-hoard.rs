@@ -30,6 +30,12 @@ enum What {
         #[arg(long)]
         mib: u64,
     },
+    /// Occupies the card past the library for so many milliseconds, and wants a turn meanwhile.
+    Occupy {
+        /// Milliseconds.
+        #[arg(long)]
+        ms: u64,
+    },
     /// Loads a module with variables of so many MiB.
     Module {
         /// MiB.
@@ -88,6 +94,18 @@ fn main() -> Result<()> {
             // The card is this process's already: another library by the same name, or the driver's by its path.
             let real = Cuda::open(&path)?;
             take(mib, &mut || real.alloc(STEP).map(drop))?;
+        }
+        What::Occupy { ms } => {
+            let word = cuda.alloc(4096)?;
+            cuda.set(word, 0, 8)?;
+            let path = std::env::var(cuda_protocol::DRIVER_VARIABLE).context("no driver is named")?;
+            let real = Cuda::open(&path)?;
+            real.launch(real.kernel("spin")?, &[ms * 1000, word], real.stream()?)?;
+            taken = ms;
+            std::thread::spawn(move || {
+                cuda.enter()?;
+                cuda.launch(cuda.kernel("spin")?, &[1000, word], cuda.stream()?)
+            });
         }
         What::Module { mib } => {
             cuda.module(&format!(".version 7.0\n.visible .global .align 8 .b8 big[{}];\n", mib << 20))?;

@@ -358,3 +358,23 @@ fn a_program_that_the_driver_never_suspends_holds_up_no_other_suspension() {
     second.kill();
     describe(serving);
 }
+
+#[test]
+fn work_past_the_gate_costs_its_own_program_and_not_the_neighbour_whose_turn_it_fills() {
+    let rig = Rig::new(256);
+    let limits = ["--quanta", "off", "--max-run-ms", "5000"];
+    let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());
+    let mut neighbour = Neighbour::start(&rig, "b", &[]);
+    let mut command = rig.command(crate::support::built("cuda-hoard"), "front");
+    command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, "a");
+    let mut past = Program::start(command.args(["occupy", "--ms", "60000"]));
+    assert_eq!(past.line(), "60000");
+    let view = until_accounts(&mut serving, "a program is killed", |view| {
+        (0..2).any(|tenant| account(view, tenant, "killed") > 0)
+    });
+    assert_eq!([0, 1].map(|tenant| account(&view, tenant, "killed")), [1, 0], "{view}");
+    assert!(!past.child.wait().expect("ends").success());
+    assert_has_share(&mut serving, &mut neighbour, 1000);
+    neighbour.end();
+    describe(serving);
+}

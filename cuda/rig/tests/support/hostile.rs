@@ -117,7 +117,8 @@ impl Gains {
         if turns.0 < KEPT * turns.1 {
             return Some(format!("it has the turn for {:.3} of the time instead of {:.3}", turns.0, turns.1));
         }
-        // An attack takes the host's time as well, of which no owner gives shares: on a busy host the neighbour submits less.
+        // An attack takes the host's time as well, of which no owner gives shares: on a busy host the neighbour submits
+        // less.
         if card.0 < card.1 / 2.0 {
             return Some(format!("it has {:.3} of the card instead of {:.3}", card.0, card.1));
         }
@@ -136,9 +137,9 @@ fn charged(serving: &mut Program) -> (u64, u64) {
     (account(&view, 1, "charged_ns"), view["clock_ns"].as_u64().expect("a number"))
 }
 
-/// Fails unless the neighbour keeps 96 % of the turns that it has next to a tenant that behaves, works in them, gets all
-/// that it requests, and is answered within 100 ms. Each call of `behaves` and `attacks` is one round; they alternate, so
-/// the host's other work meets both. The owner is to be one of [`NEVER_IDLE`].
+/// Fails unless the neighbour keeps 96 % of the turns that it has next to a tenant that behaves, works in them, gets
+/// all that it requests, and is answered within 100 ms. Each call of `behaves` and `attacks` is one round; they
+/// alternate, so the host's other work meets both. The owner is to be one of [`NEVER_IDLE`].
 pub fn assert_keeps(
     serving: &mut Program,
     neighbour: &mut Neighbour,

@@ -4,6 +4,24 @@ use crate::mutations::Mutation;
 
 pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
+        name: "cuda-occupies",
+        what: "a program that occupies the card without a turn is given up instead of the tenant that it holds up",
+        package: "cuda-owner",
+        file: "cuda/owner/src/core/time.rs",
+        from: "if !self.spares(tenant, ran_ns) {",
+        to: "if true {",
+        tests: "outside::a_program_that_occupies",
+    },
+    Mutation {
+        name: "cuda-spared-once",
+        what: "a tenant is spared for one limit more, and no longer",
+        package: "cuda-owner",
+        file: "cuda/owner/src/core/occupation.rs",
+        from: "*until <= clock",
+        to: "*until <= clock && false",
+        tests: "outside::a_program_that_occupies",
+    },
+    Mutation {
         name: "cuda-card-lost",
         what: "an owner whose card was reset ends",
         package: "cuda-owner",

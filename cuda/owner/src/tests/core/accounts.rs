@@ -27,7 +27,12 @@ fn pid(world: &World, session: SessionId) -> u32 {
 /// Reports these bytes of processes in addition to their contexts, and `lost` bytes in use for no process, as NVML
 /// does.
 fn look(world: &mut World, users: &[(u32, u64)], lost: u64) {
-    let user = |&(pid, bytes): &(u32, u64)| User { pid, program: "p".to_owned(), bytes: Some(CONTEXT + bytes) };
+    let user = |&(pid, bytes): &(u32, u64)| User {
+        pid,
+        program: "p".to_owned(),
+        bytes: Some(CONTEXT + bytes),
+        occupies: false,
+    };
     let chunks = world.core.view().pieces.0 as u64 * CHUNK;
     world.event(Event::Users { users: users.iter().map(user).collect(), own: Some(CONTEXT + chunks) });
     world.event(Event::InUseForNobody(IDLE + lost));

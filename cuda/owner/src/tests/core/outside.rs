@@ -77,7 +77,7 @@ fn a_process_past_the_owner_is_a_stranger_when_it_is_found_twice() {
     let mut world = two(8, 8);
     let one = world.connect("one");
     let own = world.core.pids().next().expect("its process");
-    let user = |pid: u32| User { pid, program: "p".to_owned(), bytes: None };
+    let user = |pid: u32| User { pid, program: "p".to_owned(), bytes: None, occupies: false };
     let pids = |world: &World| world.core.strangers().map(|stranger| stranger.pid).collect::<Vec<_>>();
     world.event(Event::Users { users: vec![user(own), user(7), user(8)], own: None });
     assert_eq!(pids(&world), [0; 0], "it may begin or end just now");
@@ -202,4 +202,41 @@ fn a_turn_that_is_not_given_back_ends_in_time_though_nothing_else_happens() {
     }
     assert!(!world.programs.contains_key(&one), "it holds the card still");
     assert!(world.programs[&two].run.is_some(), "the other one has its turn");
+}
+
+#[test]
+fn a_program_that_occupies_the_card_without_a_turn_pays_for_it_instead_of_the_tenant_that_it_holds_up() {
+    let mut world = World::new(16, 16);
+    for name in ["one", "two", "three"] {
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+    }
+    let (past, held_up, waiting) = (world.connect("one"), world.connect("two"), world.connect("three"));
+    world.say(held_up, FromTenant::Waiting { card: 0 });
+    world.settle();
+    world.programs.get_mut(&held_up).expect("there").mute = true;
+    world.say(waiting, FromTenant::Waiting { card: 0 });
+    let limit = sched::VgpuParams::default().max_run_ns.expect("there is one");
+    let (mut next_look, begin) = (world.now, world.now);
+    let mut gone = [None, None];
+    while world.now - begin < 3 * limit && gone[1].is_none() {
+        world.now += world.core.next_wakeup().expect("the turn's end is awaited");
+        world.event(Event::Tick);
+        if world.now >= next_look {
+            next_look += 1_000 * MS;
+            let user = |session: SessionId| {
+                let (pid, program) = (100 + session.0 as u32, "p".to_owned());
+                User { pid, program, bytes: None, occupies: session == past }
+            };
+            let users = world.programs.keys().map(|session| user(*session)).collect();
+            world.event(Event::Users { users, own: None });
+        }
+        world.settle();
+        for (session, gone) in [past, held_up].into_iter().zip(&mut gone) {
+            if gone.is_none() && !world.programs.contains_key(&session) {
+                *gone = Some(world.now - begin);
+            }
+        }
+    }
+    let [past, held_up] = gone.map(|at| at.expect("it is given up") / limit);
+    assert_eq!((past, held_up), (1, 2), "and the tenant's own work has its limit once more, and no longer");
 }
