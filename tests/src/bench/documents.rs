@@ -12,7 +12,7 @@ use super::model::{COSTS, Cost};
 const RESULTS: &str = "bench/results";
 
 /// Files older than the rule that a file of figures names its commit and host. Add none: measure again instead.
-const WITHOUT_CONDITIONS: [&str; 14] = [
+const WITHOUT_CONDITIONS: [&str; 11] = [
     "cuda-handover-more.json",
     "cuda-handover-wait.json",
     "cuda-handover.json",

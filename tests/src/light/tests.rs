@@ -68,15 +68,6 @@ fn turns_of_two(card_mib: u64, runs: u64, enough: impl Fn(u64) -> bool + Sync) -
 }
 
 #[test]
-fn guests_whose_kernels_reach_by_pointers_what_does_not_fit_take_turns_and_others_do_not() {
-    // A probe is one quantum for each guest; more follow only if it helped.
-    // A failed probe (the guests' work changed meanwhile) is followed by a pause that is longer than this test.
-    let found = (0..3).any(|_| turns_of_two(14, 30, |turns| turns > 3) > 3);
-    assert!(found, "a card that counts nothing does not tell");
-    assert_eq!(turns_of_two(64, 12, |turns| turns > 0), 0, "both fit");
-}
-
-#[test]
 fn a_working_set_of_four_times_the_card_is_right() {
     let options = Options { working_set: Some(16 * MIB), rounds: Some(2), ..Options::default() };
     two(&card(8, 2 * MIB, Chaos::default()), "memory", options);
