@@ -5,9 +5,8 @@ mod support;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use support::Program;
 use support::daemon::*;
-use support::{Rig, built};
+use support::{Program, Rig, built};
 
 #[test]
 fn two_programs_share_a_card_of_a_daemon_and_outlive_it() {
@@ -225,4 +224,45 @@ fn a_card_that_is_reset_loses_its_programs_and_serves_again_while_another_card_n
     unaffected.steps(2);
     assert_eq!(unaffected.end(), "held 10");
     daemon.kill();
+}
+
+/// The CUDA section of README.md: its blocks of a kind.
+fn readme(kind: &str) -> Vec<&'static str> {
+    let section = include_str!("../../../README.md").split("## CUDA programs on your GPU").nth(1).expect("a section");
+    let section = section.split("\n## ").next().expect("its text");
+    section.split(kind).skip(1).map(|rest| rest.split("```").next().expect("its end")).collect()
+}
+
+#[test]
+fn quick_start_of_the_readme_prints_its_output() {
+    let (scripts, outputs) = (readme("```sh\n"), readme("```text\n"));
+    let (build, script) = scripts[0].split_once('\n').expect("two lines");
+    assert!(build.starts_with("cargo build"), "{build}");
+    let programs = built("mediatorctl").parent().expect("a folder").display().to_string();
+    for (folder_of_libraries, expected) in [("plain", outputs[0]), ("none", outputs[1])] {
+        let rig = Rig::new(9000);
+        let folder = rig.folder.path().join("start");
+        std::fs::create_dir(&folder).expect("a folder");
+        let folder = folder.display().to_string();
+        // The test has built the programs, chooses the folder, and ends the daemon.
+        let script = script
+            .replace("$PWD/target/release", &programs)
+            .replace("$(mktemp -d)", &folder)
+            .replace("&\n", "2> \"$folder/log\" & trap 'kill %1 2> /dev/null; wait' EXIT\n");
+        // Without a driver no daemon would ever answer.
+        let until_it_answers = script.find("export MEDIATORCTL_SOCKET").expect("a line");
+        let script =
+            if folder_of_libraries == "none" { script[..until_it_answers].to_owned() + "wait\n" } else { script };
+        let mut command = rig.command("timeout", folder_of_libraries);
+        // TIMEOUT: only a failing test takes so long.
+        let output = command.args(["60", "bash", "-c", &script]).stdin(Stdio::null()).output().expect("starts");
+        let log = std::fs::read_to_string(rig.folder.path().join("start/log")).expect("a log");
+        let text = String::from_utf8_lossy(&output.stdout).replace(&folder, "FOLDER");
+        if folder_of_libraries == "none" {
+            let last = log.lines().rfind(|line| line.starts_with("mediatord: "));
+            assert_eq!(last, Some(expected.trim_end()), "{log}");
+        } else {
+            assert_eq!(text, expected, "{log}{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
 }
