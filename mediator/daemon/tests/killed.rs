@@ -83,6 +83,40 @@ fn served(place: &Place) -> (Manager<'_>, Service, Vmm) {
     (manager, daemon, vmm)
 }
 
+/// One VMM cannot keep the service manager busy, and loses nothing by the bound.
+#[test]
+fn a_vmm_that_maps_and_unmaps_all_the_time_leaves_the_service_manager_alone() {
+    /// Messages at once, and time for another one (`fdstore::pace`).
+    const BURST: u64 = 128;
+    const INTERVAL: Duration = Duration::from_millis(60);
+    const AT: u64 = 0x10_0000;
+    let place = Place::new(&format!("{CARD}{WEB}"));
+    let (manager, daemon, mut vmm) = served(&place);
+    let stored = || manager.wait(|heard| Some(heard.stored));
+    let (begin, before) = (Instant::now(), stored());
+    let bound = || BURST + u64::try_from(begin.elapsed().as_millis() / INTERVAL.as_millis()).unwrap();
+    let turn = |vmm: &mut Vmm, file: &OwnedFd| {
+        vmm.client.dma_map(AT, 0x1000, true, Some((file.as_fd(), 0))).unwrap();
+        vmm.client.dma_unmap(AT, 0x1000).unwrap();
+    };
+    let file = memory_file(0x1000, true).unwrap();
+    (0..1000).for_each(|_| turn(&mut vmm, &file));
+    let one_page = stored() - before;
+    println!("one page, 1,000 times: {one_page} messages in {:?}", begin.elapsed());
+    assert!(one_page <= bound(), "{one_page} of at most {}", bound());
+    // Files that the service manager has never seen: the VMM waits.
+    (0..100).for_each(|_| turn(&mut vmm, &memory_file(0x1000, true).unwrap()));
+    let sent = stored() - before;
+    println!("100 files more: {sent} messages in {:?}", begin.elapsed());
+    assert!(sent <= bound(), "{sent} of at most {}", bound());
+    // All that it has now is there for the next daemon.
+    vmm.client.dma_map(AT, 0x1000, true, Some((file.as_fd(), 0))).unwrap();
+    drop(daemon);
+    let _daemon = manager.start();
+    vmm.configuration();
+    assert_eq!(shown(&place)["transport"]["dma_regions"], 3);
+}
+
 #[test]
 fn vmm_goes_on_with_a_device_after_reset() {
     let place = Place::new(&format!("{CARD}{WEB}"));

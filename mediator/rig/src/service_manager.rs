@@ -29,6 +29,8 @@ pub struct Heard {
     pub said: Vec<String>,
     /// Descriptors that are kept, with their names, in order. Two may have the same name.
     pub kept: Vec<(String, OwnedFd)>,
+    /// Messages about descriptors.
+    pub stored: u64,
 }
 
 impl Heard {
@@ -51,6 +53,7 @@ impl Heard {
         let Some(name) = text.lines().find_map(|line| line.strip_prefix("FDNAME=")) else {
             return self.said.extend(text.lines().map(str::to_owned));
         };
+        self.stored += 1;
         if text.lines().any(|line| line == "FDSTOREREMOVE=1") {
             self.kept.retain(|(kept, _)| kept != name);
         }
