@@ -374,7 +374,13 @@ impl HostCard {
         StateGuard::new(self, self.state.lock())
     }
 
-    /// Returns the existing VMs, also of a failed card: it reads nothing else of the state.
+    /// Returns how often and how long the lock of the card's state was held.
+    #[must_use]
+    pub fn lock_holds(&self) -> locks::Holds {
+        self.state.holds()
+    }
+
+    /// The VMs that are there, of a card that may have failed: no more is read of its state than who they are.
     pub(crate) fn tenants(&self) -> Vec<Arc<dyn GuestEvents>> {
         self.state.lock().vms.values().filter_map(Weak::upgrade).collect()
     }

@@ -283,6 +283,15 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         tests: "remap::",
     },
     Mutation {
+        name: "window-lock",
+        what: "the card's lock is offered to others after each page of a window that is placed",
+        package: "vgpu",
+        file: "mediator/vgpu/src/backend/moves.rs",
+        from: "        for (page, slot) in &moves.outs {\n            state.give_way();\n",
+        to: "        for (page, slot) in &moves.outs {\n",
+        tests: "the_cards_lock_is_free",
+    },
+    Mutation {
         name: "torn-card",
         what: "a card whose state a panic has left half changed is out of service",
         package: "vgpu",

@@ -3,7 +3,7 @@
 use super::{Cpu, HIGH3, copy, driver, hide_window, pages};
 use crate::handover::handover;
 use crate::{A, B, MIB, VM_MIB, rig, usage};
-use nvspec::regs::{pbus, windows::pramin};
+use nvspec::regs::{pbus, pfifo, windows::pramin};
 use rig::driver::{CE0, Driver, PAGE, ce_copy, object, pattern};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -207,6 +207,71 @@ fn a_guest_that_places_its_window_again_and_again_waits_by_itself() {
     });
     assert!(neighbour.vram_holds(to, 4, 1));
     assert_eq!(neighbour.guest.counter("aperture_waits"), 0, "it pays nothing");
+}
+
+/// Memory that a window is placed in, all of it written: 512 pages come or go with each other place.
+fn two_windows(driver: &mut Driver) -> u64 {
+    let at = driver.vram(768).next_multiple_of(MIB);
+    driver.guest.vram_write(at, &pages(4, 512));
+    in_window(driver, at);
+    at
+}
+
+#[test]
+fn the_cards_lock_is_free_between_two_pages_of_a_window_that_is_placed() {
+    let rig = rig();
+    let mut driver = driver(&rig, 0);
+    let at = two_windows(&mut driver);
+    // Pages that move with one register write, and holds of the card's lock, in each of which one page moves at most.
+    let mut place = |at: u64| {
+        let before = (driver.guest.counter("aperture_moves"), rig.host.lock_holds().count());
+        in_window(&mut driver, at);
+        (driver.guest.counter("aperture_moves") - before.0, rig.host.lock_holds().count() - before.1)
+    };
+    for round in [1, 0, 1] {
+        let (pages, holds) = place(at + round * MIB);
+        println!("{pages} pages in {holds} holds of the card's lock");
+        assert!(pages >= 512 && holds > pages, "{pages} pages in {holds} holds of the card's lock");
+    }
+    // The control: a write that moves nothing costs the neighbours next to nothing.
+    let (pages, holds) = place(at + MIB);
+    assert!(pages == 0 && holds < 64, "{holds} holds for a window that stays");
+}
+
+#[test]
+fn a_neighbours_registers_answer_while_a_window_is_placed() {
+    const MOVES: u64 = 48;
+    let rig = rig();
+    let (mut driver, mut neighbour) = (driver(&rig, 0), super::driver(&rig, 1));
+    let at = two_windows(&mut driver);
+    let channel = neighbour.channel(1);
+    let (moving, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (answers, waits) = std::thread::scope(|scope| {
+        // Reads that are answered while a window is placed, and those that had to wait for all of it.
+        let beside = scope.spawn(|| {
+            let mut answers = 0;
+            while !done.load(Ordering::SeqCst) {
+                let began = moving.load(Ordering::SeqCst);
+                neighbour.guest.rd(pfifo::CHANNEL_STATE::at(channel.id.into()));
+                answers += u64::from(began && moving.load(Ordering::SeqCst));
+            }
+            answers
+        });
+        let moves = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for round in 0..MOVES {
+                moving.store(true, Ordering::SeqCst);
+                in_window(&mut driver, at + (round + 1) % 2 * MIB);
+                moving.store(false, Ordering::SeqCst);
+            }
+        }));
+        done.store(true, Ordering::SeqCst);
+        moves.unwrap_or_else(|error| std::panic::resume_unwind(error));
+        (beside.join().expect("it reads"), driver.guest.counter("aperture_waits"))
+    });
+    println!("{answers} reads of a neighbour are answered while {MOVES} writes move 512 pages each");
+    assert_eq!(waits, 0, "the guest is within its budget");
+    // Behind one hold for all pages it was one of each.
+    assert!(answers > 4 * MOVES, "{answers} reads of a neighbour in {MOVES} moves");
 }
 
 #[test]
