@@ -4,9 +4,30 @@
 //! another VM only after it was cleared. A channel without a PGRAPH context always runs.
 
 use crate::card;
+use crate::image::image_vas;
+use crate::instance::context_words;
 use crate::pool::Bound;
 use crate::{Channels, Host, RunState, VmId};
 use nvspec::fifo::ChannelId;
+use nvspec::instance::context;
+
+/// Use that a channel may make of the PGRAPH context that its guest has given it.
+///
+/// A channel whose block has no pointer to a PGRAPH context cannot use PGRAPH: a method for it faults, and ends the
+/// channel.
+// GUESS: real hardware faults as well, for FECS has nothing that it could load. The software card does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Graphics {
+    /// The card's block has the pointer: the channel runs while its VM is admitted.
+    #[default]
+    Attached,
+    /// The block lacks the pointer, since the channel's work is for copy engines only: it runs whichever VM is
+    /// admitted.
+    Unused,
+    /// The block lacks the pointer while another VM is admitted, since a copy engine still works for the channel. The
+    /// channel is stopped, and gets the pointer back when its VM is admitted.
+    Withdrawn,
+}
 
 /// VMs whose channels with a PGRAPH context the card may schedule. The host's own are always included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +52,12 @@ impl Channels {
     /// has ended or is [asked to leave](Self::ask_to_leave).
     pub fn admit(&mut self, host: &mut impl Host, vm: Option<VmId>) {
         self.gate = Gate::Only(vm);
+        let own = vm.and_then(|vm| self.vms.get(&vm)).into_iter().flat_map(|vm| vm.channels.values().copied());
+        for physical in own.collect::<Vec<_>>() {
+            if self.bound(physical).is_some_and(|bound| bound.graphics == Graphics::Withdrawn) {
+                self.set_graphics(host, physical, Graphics::Attached);
+            }
+        }
         let all: Vec<ChannelId> = self.vms.values().flat_map(|vm| vm.channels.values().copied()).collect();
         for physical in all {
             self.bring_to_gate(host, physical);
@@ -60,7 +87,67 @@ impl Channels {
         channels.filter(|physical| self.bound(*physical).is_some_and(uses_graphics)).collect()
     }
 
-    /// Returns true if a channel waits until its VM is admitted.
+    /// Returns true if a channel runs without the PGRAPH context that its guest has given it.
+    #[must_use]
+    pub fn only_copies(&self, physical: ChannelId) -> bool {
+        self.bound(physical).is_some_and(|bound| bound.graphics == Graphics::Unused)
+    }
+
+    /// Makes a channel run without its PGRAPH context from now on, or with it while its VM is admitted. By its records
+    /// nothing of it is in flight; the card is asked all the same. Returns false while the channel is on an engine: the
+    /// caller tries again. Returns true for a channel without such a context, and for one that is not bound.
+    pub fn set_only_copies(&mut self, host: &mut impl Host, physical: ChannelId, only: bool) -> bool {
+        let Some(bound) = self.bound(physical).filter(|bound| bound.contexts.first().is_some_and(Option::is_some))
+        else {
+            return true;
+        };
+        if (bound.graphics == Graphics::Unused) == only {
+            return true;
+        }
+        // The card may know the pointer of a channel that it works for, whatever the block says.
+        card::stop(host, physical);
+        let left = card::kick(host, physical).is_ok();
+        if left {
+            self.set_graphics(host, physical, if only { Graphics::Unused } else { Graphics::Attached });
+        }
+        self.bring_to_gate(host, physical);
+        left
+    }
+
+    /// Takes the PGRAPH context from a channel that a copy engine works for, until its VM is admitted again: another VM
+    /// is about to be. The channel is not asked to leave any longer. PGRAPH holds another context already.
+    pub fn withdraw_graphics(&mut self, host: &mut impl Host, physical: ChannelId) {
+        if self.bound(physical).is_some_and(|bound| bound.graphics == Graphics::Attached && uses_graphics(bound)) {
+            card::stop(host, physical);
+            self.preemptions.forget(physical);
+            self.set_graphics(host, physical, Graphics::Withdrawn);
+        }
+    }
+
+    /// Gives all channels back the PGRAPH contexts that they run without. The card stands still, and the next owner
+    /// does not know that channels can run so.
+    pub fn restore_graphics(&mut self, host: &mut impl Host) {
+        let all: Vec<ChannelId> = self.vms.values().flat_map(|vm| vm.channels.values().copied()).collect();
+        for physical in all {
+            if self.bound(physical).is_some_and(|bound| bound.graphics != Graphics::Attached) {
+                self.set_graphics(host, physical, Graphics::Attached);
+                self.bring_to_gate(host, physical);
+            }
+        }
+    }
+
+    /// Writes the pointer of a channel's PGRAPH context into the card's block, or takes it out.
+    pub(crate) fn set_graphics(&mut self, host: &mut impl Host, physical: ChannelId, graphics: Graphics) {
+        let at = self.layout.instance(physical).offset(context::GR);
+        let Some(bound) = self.bound_mut(physical) else { return };
+        bound.graphics = graphics;
+        let ([pointer, ..], [image, ..]) = (bound.contexts, image_vas(bound.span));
+        let shown = pointer.filter(|_| graphics == Graphics::Attached).map(|_| image);
+        host.vram_write(at, &context_words(shown).to_le_bytes());
+        host.vram_flush();
+    }
+
+    /// Returns whether a channel waits until its VM is admitted.
     #[must_use]
     pub fn is_shut_out(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| self.is_barred(bound))
@@ -86,7 +173,7 @@ impl Channels {
 
 fn uses_graphics(bound: &Bound) -> bool {
     let [graphics, ..] = bound.contexts;
-    graphics.is_some()
+    graphics.is_some() && bound.graphics != Graphics::Unused
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ pub(crate) use saved::COUNT_MAX;
 pub use saved::{SavedChannels, SavedPlace};
 
 use crate::card;
-use crate::gate::Gate;
+use crate::gate::{Gate, Graphics};
 use crate::image::{self, Golden};
 use crate::instance::{CONTEXTS_BYTES, CONTEXTS_FIRST, contexts_in};
 use crate::preempt::Preemptions;
@@ -56,7 +56,9 @@ pub(crate) struct Bound {
     pub(crate) userd: GuestVramAddr,
     /// The guest's pointers of the contexts in the card's block.
     pub(crate) contexts: [Option<GpuVa>; 3],
-    /// New contexts, to be set once nothing is in flight.
+    /// Use that it may make of the first of them.
+    pub(crate) graphics: Graphics,
+    /// Contexts that it is to have once nothing is in flight.
     pub(crate) next_contexts: Option<[Option<GpuVa>; 3]>,
     pub(crate) wish: Wish,
     pub(crate) permit: Permit,
@@ -211,6 +213,7 @@ impl Channels {
             span,
             userd: guest.userd,
             contexts: guest.contexts,
+            graphics: Graphics::Attached,
             next_contexts: None,
             wish: Wish::Stopped,
             permit: Permit::Granted,
@@ -487,6 +490,12 @@ impl Channels {
         if !bound.ring.records.is_empty() {
             return false;
         }
+        if bound.graphics != Graphics::Attached {
+            // It waits for its VM to be admitted with them.
+            card::stop(host, physical);
+            self.set_graphics(host, physical, Graphics::Attached);
+        }
+        let Some(bound) = self.bound(physical) else { return true };
         card::set_contexts(host, &self.layout, (physical, bound.span), &self.golden, (&bound.contexts, &contexts));
         if let Some(bound) = self.bound_mut(physical) {
             (bound.contexts, bound.next_contexts) = (contexts, None);

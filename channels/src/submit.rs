@@ -2,6 +2,7 @@
 
 use crate::card;
 use crate::complete::is_worked_for;
+use crate::gate::Graphics;
 use crate::state::{Permit, Presence, Wish};
 use crate::work::record_at;
 use crate::{Channels, Doorbell, DoorbellError, GuestMemory, HardwareState, Hindrance, Host, Pause, VmId};
@@ -161,10 +162,18 @@ impl Channels {
         u64::from(entry) << 32 | u64::from(at)
     }
 
-    /// Returns for PGRAPH and the two copy engines whether a physical channel has a context.
+    /// Returns which of PGRAPH and the two copy engines a physical channel has a context for, and may use.
     #[must_use]
     pub fn contexts(&self, physical: ChannelId) -> [bool; 3] {
-        self.bound(physical).map_or([false; 3], |bound| bound.contexts.map(|context| context.is_some()))
+        let Some(bound) = self.bound(physical) else { return [false; 3] };
+        let [graphics, ce0, ce1] = bound.contexts.map(|context| context.is_some());
+        [graphics && bound.graphics != Graphics::Unused, ce0, ce1]
+    }
+
+    /// Returns whether a channel's guest has given it a PGRAPH context, whether or not it may use it now.
+    #[must_use]
+    pub fn has_graphics(&self, physical: ChannelId) -> bool {
+        self.bound(physical).is_some_and(|bound| bound.contexts.first().is_some_and(Option::is_some))
     }
 
     /// Returns the card's state of a channel; all false if it is not bound.

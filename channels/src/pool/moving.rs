@@ -9,13 +9,14 @@ pub use saved::SavedMoving;
 
 use super::saved::{SavedBound, SavedSlot, SavedVm, page};
 use super::{Bound, Channels, Slot, Vm};
-use crate::instance::{BLOCK, put_wide};
+use crate::image::image_vas;
+use crate::instance::{BLOCK, context_words, put_wide};
 use crate::state::Permit;
 use crate::work::{Span, WORK_BYTES};
 use crate::{BindError, Host, RunState, Submission, VmId, card};
 use nvspec::addr::VramAddr;
 use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
-use nvspec::instance::{ramfc, vm as instance_vm};
+use nvspec::instance::{context, ramfc, vm as instance_vm};
 use saved_state::Invalid;
 use std::collections::BTreeSet;
 
@@ -75,6 +76,9 @@ impl Channels {
         let (bound, layout) = (self.bound(physical)?, self.layout);
         let mut block = Box::new([0; BLOCK]);
         host.vram_read(layout.instance(physical), &mut *block);
+        // It may run without its PGRAPH context here.
+        let ([pointer, ..], [image, ..]) = (bound.contexts, image_vas(bound.span));
+        put_wide(&mut block, context::GR, context_words(pointer.map(|_| image)));
         let mut userd = Box::new([0; BLOCK]);
         host.vram_read(layout.userd(physical), &mut *userd);
         let work = read_pages(host, layout.work_area(physical), WORK_BYTES);

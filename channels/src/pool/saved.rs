@@ -3,7 +3,7 @@
 mod before;
 
 use super::{Bound, Channels, Slot, Vm};
-use crate::gate::Gate;
+use crate::gate::{Gate, Graphics};
 use crate::image::{GRAPH_IMAGE_MAX, Golden};
 use crate::preempt::Preemptions;
 use crate::refuse::Refused;
@@ -384,6 +384,8 @@ impl Bound {
             span,
             userd,
             contexts,
+            // The card's block has the pointer when this is saved, or gets it when the channel arrives elsewhere.
+            graphics: _,
             next_contexts,
             wish,
             permit,
@@ -451,6 +453,7 @@ impl Bound {
             span: Span(span),
             userd: GuestVramAddr(userd),
             contexts: restored_contexts(contexts)?,
+            graphics: Graphics::Attached,
             next_contexts,
             wish: if enabled { Wish::Enabled } else { Wish::Stopped },
             permit,

@@ -38,3 +38,80 @@ fn only_the_admitted_vms_channels_with_a_graphics_context_are_scheduled() {
     world.channels.admit(&mut world.card, None);
     assert!(scheduled(&world, b) && !scheduled(&world, a), "the host's own always may");
 }
+
+/// A VM's channel with a PGRAPH context, which runs.
+fn graphics(world: &mut World, vm: VmId, channel: u8) -> ChannelId {
+    world.guest.put(World::instance_of(channel) + context::GR, 0x40_0000 | context::VALID);
+    world.run(vm, channel)
+}
+
+fn pointer(world: &World, physical: ChannelId) -> bool {
+    world.card.block_word(physical, context::GR) & context::VALID != 0
+}
+
+#[test]
+fn a_channel_that_only_copies_runs_without_its_pgraph_context_whoever_is_admitted() {
+    let mut world = World::new();
+    let (a, copies) = (graphics(&mut world, A, 0), world.run(A, 2));
+    world.channels.admit(&mut world.card, Some(B));
+    assert!(!scheduled(&world, a) && pointer(&world, a));
+    assert!(world.channels.set_only_copies(&mut world.card, a, true));
+    assert!(scheduled(&world, a) && !pointer(&world, a) && world.channels.only_copies(a));
+    assert_eq!((world.channels.contexts(a)[0], world.channels.has_graphics(a)), (false, true));
+    assert_eq!((world.channels.on_graphics(A), world.channels.is_shut_out(a)), (vec![], false));
+    assert!(world.channels.set_only_copies(&mut world.card, a, false));
+    assert!(!scheduled(&world, a) && pointer(&world, a) && !world.channels.only_copies(a));
+    // It has nothing to lose.
+    assert!(world.channels.set_only_copies(&mut world.card, copies, true));
+    assert!(scheduled(&world, copies) && !world.channels.only_copies(copies));
+}
+
+#[test]
+fn a_channel_that_does_not_leave_the_card_keeps_its_pgraph_context_as_it_is() {
+    let mut world = World::new();
+    let a = graphics(&mut world, A, 0);
+    world.channels.admit(&mut world.card, Some(A));
+    world.card.hung.insert(a.0);
+    assert!(!world.channels.set_only_copies(&mut world.card, a, true));
+    assert!(pointer(&world, a) && scheduled(&world, a));
+    world.card.hung.clear();
+    assert!(world.channels.set_only_copies(&mut world.card, a, true));
+    world.card.hung.insert(a.0);
+    assert!(!world.channels.set_only_copies(&mut world.card, a, false));
+    assert!(!pointer(&world, a), "whoever is admitted, it still works there");
+}
+
+#[test]
+fn a_channel_that_loses_its_pgraph_context_has_it_again_when_its_vm_is_admitted() {
+    let mut world = World::new();
+    let (a, b) = (graphics(&mut world, A, 0), graphics(&mut world, B, 1));
+    world.channels.admit(&mut world.card, None);
+    world.card.hung.insert(a.0);
+    world.channels.ask_to_leave(&mut world.card, a);
+    world.channels.withdraw_graphics(&mut world.card, a);
+    assert_eq!(world.channels.vacating(&mut world.card, A), [], "it is not waited for");
+    world.channels.admit(&mut world.card, Some(B));
+    assert_eq!(
+        [a, b].map(|channel| (scheduled(&world, channel), pointer(&world, channel))),
+        [(false, false), (true, true)]
+    );
+    world.channels.admit(&mut world.card, Some(A));
+    assert_eq!(
+        [a, b].map(|channel| (scheduled(&world, channel), pointer(&world, channel))),
+        [(true, true), (false, true)]
+    );
+}
+
+#[test]
+fn contexts_that_a_guest_changes_and_another_owner_finds_are_all_there() {
+    let mut world = World::new();
+    let a = graphics(&mut world, A, 0);
+    world.channels.admit(&mut world.card, Some(B));
+    assert!(world.channels.set_only_copies(&mut world.card, a, true));
+    world.channels.restore_graphics(&mut world.card);
+    assert!(pointer(&world, a) && !scheduled(&world, a));
+    assert!(world.channels.set_only_copies(&mut world.card, a, true));
+    world.guest.put(World::instance_of(0) + context::CE0, 0x50_0000 | context::VALID);
+    world.enable(A, 0, true);
+    assert!(pointer(&world, a) && !scheduled(&world, a) && world.channels.contexts(a)[1]);
+}

@@ -11,6 +11,11 @@ const TERM_NS: u64 = 4_000_000;
 // TIMEOUT: the mediator's own channel has hung or faulted, which takes seconds.
 const AGAIN_NS: u64 = 100_000_000;
 
+/// Time for which a tenant that left PGRAPH for a copy engine, and comes back in the middle of its work, waits while
+/// others work there, in ns.
+// TIMEOUT: twenty-five terms. PGRAPH is cleared twice each time, for work that may be over at once.
+const RETURN_NS: u64 = 100_000_000;
+
 /// Next step of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -54,10 +59,14 @@ pub struct Tenancy {
     /// It may have residue of other tenants.
     dirty: bool,
     wanted: VecDeque<TenantId>,
+    /// Tenants that want it again for work that they have begun, and since when.
+    returning: VecDeque<(TenantId, u64)>,
     phase: Phase,
     /// Time at which the tenant was admitted.
     since: u64,
-    /// Start of the current change.
+    /// Time at which a tenant was last seen to work there while another waited.
+    worked: u64,
+    /// Start of the change that is under way.
     began: u64,
     counts: Counts,
 }
@@ -65,8 +74,18 @@ pub struct Tenancy {
 impl Default for Tenancy {
     /// Creates it without a tenant, with unknown residue.
     fn default() -> Self {
-        let (wanted, counts) = (VecDeque::new(), Counts::default());
-        Self { tenant: None, dirty: true, wanted, phase: Phase::Settled, since: 0, began: 0, counts }
+        let (wanted, returning, counts) = Default::default();
+        Self {
+            tenant: None,
+            dirty: true,
+            wanted,
+            returning,
+            phase: Phase::Settled,
+            since: 0,
+            worked: 0,
+            began: 0,
+            counts,
+        }
     }
 }
 
@@ -77,17 +96,26 @@ impl Tenancy {
         if !has_it && !self.wanted.contains(&tenant) {
             self.wanted.push_back(tenant);
         }
+        self.returning.retain(|(other, _)| *other != tenant);
+    }
+
+    /// A tenant has work in the middle of which it left PGRAPH, and which may need PGRAPH again: since `now`, in ns.
+    pub fn want_again(&mut self, tenant: TenantId, now: u64) {
+        if !self.is_wanted_by(tenant) {
+            self.returning.push_back((tenant, now));
+        }
     }
 
     /// Returns true if a tenant waits for it.
     #[must_use]
     pub fn is_wanted_by(&self, tenant: TenantId) -> bool {
-        self.wanted.contains(&tenant)
+        self.wanted.contains(&tenant) || self.returning.iter().any(|(other, _)| *other == tenant)
     }
 
     /// Notes that a tenant has left the card; its number may be reused.
     pub fn forget(&mut self, tenant: TenantId) {
         self.wanted.retain(|other| *other != tenant);
+        self.returning.retain(|(other, _)| *other != tenant);
         if self.tenant == Some(tenant) {
             self.tenant = None;
             if self.phase == Phase::Leaving {
@@ -99,7 +127,7 @@ impl Tenancy {
     /// Returns true if a change is in progress or requested: [`Self::next`] must be called again soon.
     #[must_use]
     pub fn is_changing(&self) -> bool {
-        self.phase != Phase::Settled || !self.wanted.is_empty()
+        self.phase != Phase::Settled || !self.wanted.is_empty() || !self.returning.is_empty()
     }
 
     /// Returns the counts of changes.
@@ -134,6 +162,15 @@ impl Tenancy {
     }
 
     fn begin(&mut self, now: u64, works: bool) -> Step {
+        if works {
+            self.worked = now;
+        }
+        // A tenant that is between two submissions has not ended its work.
+        let unused = |since: u64| self.wanted.is_empty() && now.saturating_sub(self.worked.max(since)) >= TERM_NS;
+        let due = |(_, since): &mut (TenantId, u64)| unused(*since) || now.saturating_sub(*since) >= RETURN_NS;
+        if let Some((tenant, _)) = self.returning.pop_front_if(due) {
+            self.want(tenant);
+        }
         let Some(next) = self.wanted.front().copied() else { return Step::Wait };
         if self.tenant == Some(next) {
             self.wanted.pop_front();
@@ -228,6 +265,36 @@ mod tests {
         assert_eq!(step(&mut tenancy, TERM_NS, true, true), Step::Clear);
         assert_eq!(tenancy.cleared(TERM_NS, true), Step::Admit(B));
         assert_eq!(step(&mut tenancy, TERM_NS + 1, false, true), Step::Close(B), "it has nothing to do");
+    }
+
+    #[test]
+    fn who_comes_back_for_work_that_was_begun_waits_while_others_work() {
+        let mut tenancy = with(A, 0);
+        tenancy.want_again(B, 10);
+        assert!(tenancy.is_changing() && tenancy.is_wanted_by(B));
+        assert_eq!(step(&mut tenancy, RETURN_NS, true, true), Step::Wait);
+        assert_eq!(step(&mut tenancy, 10 + RETURN_NS, true, true), Step::Close(A));
+        // Soon if the tenant does nothing.
+        let mut tenancy = with(A, 0);
+        tenancy.want_again(B, 10);
+        assert_eq!(step(&mut tenancy, 9 + TERM_NS, false, true), Step::Wait);
+        assert_eq!(step(&mut tenancy, 10 + TERM_NS, true, true), Step::Wait);
+        assert_eq!(step(&mut tenancy, 9 + 2 * TERM_NS, false, true), Step::Wait);
+        assert_eq!(step(&mut tenancy, 10 + 2 * TERM_NS, false, true), Step::Close(A));
+        // After the others that wait, and only once.
+        let mut tenancy = with(A, 0);
+        let c = TenantId(3);
+        tenancy.want_again(B, 10);
+        tenancy.want_again(B, 11);
+        tenancy.want(c);
+        assert_eq!(step(&mut tenancy, 12, false, true), Step::Close(A));
+        assert_eq!(step(&mut tenancy, 12, false, true), Step::Clear);
+        assert_eq!(tenancy.cleared(13, true), Step::Admit(c));
+        assert_eq!(step(&mut tenancy, 14, true, true), Step::Wait);
+        tenancy.want(B);
+        assert_eq!(step(&mut tenancy, 13 + TERM_NS, true, true), Step::Close(c), "it has a turn of its own");
+        tenancy.forget(B);
+        assert_eq!((tenancy.is_wanted_by(B), step(&mut tenancy, 20, false, true)), (false, Step::Clear));
     }
 
     #[test]

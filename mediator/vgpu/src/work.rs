@@ -4,7 +4,7 @@ mod saved;
 
 pub(crate) use saved::SavedWork;
 
-use super::memory::{Objects, Slot};
+use super::memory::{Bindings, Objects, Slot};
 use channels::Span;
 use nvspec::addr::Place;
 use nvspec::fifo::{ChannelId, VirtualChannelId};
@@ -36,6 +36,8 @@ struct Channel {
     seen: Option<u32>,
     /// Classes that its subchannels have, as far as they were checked.
     objects: Objects,
+    /// Engines that its subchannels are bound to, as far as anybody looked.
+    bindings: Bindings,
 }
 
 /// State of the guest's runlist.
@@ -66,9 +68,10 @@ pub(crate) struct Work {
 impl Work {
     /// Adds a channel that the guest has bound. `userd`: address of its USERD, if that is known.
     pub(crate) fn enlist(&mut self, channel: VirtualChannelId, instance: Place, userd: Option<u64>) {
-        let fresh =
-            || Channel { instance, bound: None, gp_put: [0; 4], polled: None, seen: None, objects: Objects::default() };
-        self.channels.entry(channel).or_insert_with(fresh).instance = instance;
+        let (objects, bindings) = Default::default();
+        let fresh = || Channel { instance, bound: None, gp_put: [0; 4], polled: None, seen: None, objects, bindings };
+        let known = self.channels.entry(channel).or_insert_with(fresh);
+        (known.instance, known.bindings) = (instance, bindings);
         if let Some(userd) = userd {
             self.userd.retain(|_, owner| *owner != channel);
             self.userd.insert(userd / userd::BYTES, channel);
@@ -127,9 +130,9 @@ impl Work {
         self.departing.remove(&physical)
     }
 
-    /// Returns the classes of the channel's subchannels. `None` for a channel that the guest has not bound.
-    pub(crate) fn objects(&mut self, channel: VirtualChannelId) -> Option<&mut Objects> {
-        self.channels.get_mut(&channel).map(|channel| &mut channel.objects)
+    /// Returns what the channel's subchannels have. `None` for a channel that the guest has not bound.
+    pub(crate) fn objects(&mut self, channel: VirtualChannelId) -> Option<(&mut Objects, &mut Bindings)> {
+        self.channels.get_mut(&channel).map(|channel| (&mut channel.objects, &mut channel.bindings))
     }
 
     /// Stores a write of the guest's CPU to a USERD page, from byte `offset` on. Returns GP_PUT, the doorbell, when its

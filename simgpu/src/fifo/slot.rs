@@ -258,6 +258,8 @@ impl Slot {
         };
         let (low, high) = (word(at)?, word(at + 4)?);
         let va = GpuVa(u64::from(high & 0xff) << 32 | u64::from(low & !0xfff));
+        // GUESS: FECS faults on a channel that has no context, as on an image that is not mapped. nouveau clears the
+        // pointer when it closes a channel, and no method comes after that.
         if low & context::VALID == 0 {
             return Err(MmuFault { reason: nvspec::mmu::fault::PTE, va, write: false });
         }

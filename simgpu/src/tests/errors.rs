@@ -100,6 +100,32 @@ fn missing_context_image_is_ctxctls_fault() {
 }
 
 #[test]
+fn a_channel_without_a_context_of_pgraphs_copies_and_its_method_for_pgraph_faults() {
+    let mut driver = Driver::new(&small());
+    let (mut copies, mut good) = (driver.channel(1), driver.channel(2));
+    driver.submit_runlist(&[1, 2]);
+    // As nouveau does when a channel is closed.
+    [0x210, 0x214].into_iter().for_each(|offset| driver.poke(copies.instance + offset, 0));
+    for (channel, seed) in [(&copies, 1), (&good, 3)] {
+        driver.buffer(channel, A, 1, seed);
+    }
+    let [to, other] = [&copies, &good].map(|channel| driver.buffer(channel, B, 1, 9));
+    driver.push(&mut good, &words(&[object(M2MF), m2mf_copy(A, B, PAGE as u32)]));
+    driver.push(&mut copies, &words(&[object(M2MF), object(CE0), ce_copy(A, B, 1)]));
+    driver.run_until_idle();
+    assert!(driver.holds(to, 1, 1) && driver.holds(other, 1, 3));
+    assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 0);
+    driver.buffer(&copies, B, 1, 9);
+    driver.push(&mut copies, &words(&[m2mf_copy(A, B, PAGE as u32)]));
+    driver.run_until_idle();
+    // Reason 2, hub, client 5 (CTXCTL); the engine waits for the driver.
+    assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1);
+    assert_eq!(driver.rd(pfifo::FAULT_TYPE::at(0)), 0x542);
+    assert_eq!(driver.rd(pfifo::FAULT_INST::at(0)), (copies.instance >> 12) as u32);
+    assert_eq!(driver.rd(pfifo::SCHED_ENABLE_ACK::OFFSET), 1);
+}
+
+#[test]
 fn software_method_is_handed_to_the_driver_and_replaced_by_it() {
     let mut driver = Driver::new(&small());
     let mut channel = driver.only_channel(0x21);

@@ -15,6 +15,7 @@ use nvspec::addr::{GpuVa, VramAddr};
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
 use nvspec::mmu::fault;
 use nvspec::regs::{ce0, ce1, fecs, pbdma, pbus, pfifo, pgraph, pmc, ppci, ptimer, sm_trap};
+use sched::Engine;
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -260,6 +261,13 @@ impl HostState {
         Some((vm, channel))
     }
 
+    /// Returns true if a VM's channel has no PGRAPH context, or runs without it.
+    fn lacks_graphics(&self, (vm, channel): (VmId, VirtualChannelId)) -> bool {
+        let channels = self.work.channels();
+        let [graphics, ..] = channels.physical(vm, channel).map_or([true; 3], |physical| channels.contexts(physical));
+        !graphics
+    }
+
     fn service_fifo(&mut self, card: &dyn Card, events: &mut Vec<(VmId, GuestEvent)>) {
         let intr = card.read32(pfifo::INTR::OFFSET);
         if pfifo::INTR::MMU_FAULT.is_set(intr) {
@@ -346,7 +354,13 @@ impl HostState {
         // Before the engine continues: its next fault must find room for the report, or that would be lost.
         card.write32(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
         let owner = self.owner_of(instance);
+        let trespasser = owner.filter(|_| unit == fault::unit::GR).filter(|of| self.lacks_graphics(*of));
         self.recover(card, owner, unit);
+        if let Some((vm, channel)) = trespasser {
+            // PGRAPH was reset for it, perhaps in another VM's time.
+            tracing::warn!(%vm, ?channel, "a channel without a PGRAPH context has used PGRAPH");
+            self.feed([sched::Event::Struck { vgpu: vm, engine: Engine::Compute }]);
+        }
         match owner {
             Some((vm, channel)) => events.push((vm, GuestEvent::MmuFault { channel, unit, va, kind })),
             // Its channel was unbound before the interrupt was served.

@@ -9,6 +9,7 @@
 //! and the VM continues here. Afterwards the other card copies the borrowed memory ([`HostCard::settle`]).
 
 use super::{HostCard, HostState};
+use crate::work::needs::Needs;
 use crate::work::schedule::{Held, Stage};
 use crate::work::withheld::Why;
 use crate::{Feeder, HostError};
@@ -564,6 +565,7 @@ impl HostState {
                 on_engine: None,
                 hushed: false,
                 brief: false,
+                needs: Needs::Graphics,
             };
             schedule.held.insert(ticket, held);
             schedule.note_engines(physical, engines);

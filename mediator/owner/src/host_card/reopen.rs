@@ -345,8 +345,9 @@ impl HostState {
         Ok(())
     }
 
-    /// Makes VMs wait for PGRAPH again if their begun work may need it: it has no tenant now.
-    fn want_graphics_again(&mut self) {
+    /// VMs that have begun work which may be for PGRAPH wait for it again: it is nobody's now, or their channels have
+    /// run without it.
+    pub(super) fn want_graphics_again(&mut self) {
         let begun: Vec<VmId> =
             self.vms.keys().copied().filter(|vm| self.has_on_graphics(*vm, &[Stage::Started])).collect();
         if let Some(Scrubber { tenancy, .. }) = &mut self.scrubber {

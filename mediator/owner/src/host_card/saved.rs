@@ -115,7 +115,10 @@ impl Standstill<'_> {
         self.host.tell_ended();
         // They handle their pending events, which may change the card's state.
         let vms = vms()?;
-        let state = self.host.lock();
+        let mut state = self.host.lock();
+        // The next owner expects all channels to have the contexts that their guests gave them.
+        let (vram, channels) = state.parts();
+        channels.restore_graphics(&mut vram.memory);
         let divider = state.memory.divider();
         let card = SavedCard {
             chunks: state.vram().chunks.save(),

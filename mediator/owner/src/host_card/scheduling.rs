@@ -4,6 +4,7 @@ use super::HostState;
 use super::scrubber::{SCRUBBER, Scrubber};
 use crate::Feeder;
 use crate::alarm::TimerAlarm;
+use crate::work::needs::Needs;
 use crate::work::number_of;
 use crate::work::schedule::{LOOK_NS, Schedule};
 use card_memory::COPIER;
@@ -57,8 +58,24 @@ impl Feeder for HostState {
         self.scrubber.is_some() && graphics
     }
 
+    fn is_ready_for(&self, channel: ChannelId, needs: Needs) -> bool {
+        let channels = self.work.channels();
+        match needs {
+            Needs::Graphics => !channels.only_copies(channel),
+            Needs::Copies(_) => {
+                self.scrubber.is_none() || channels.only_copies(channel) || !channels.has_graphics(channel)
+            }
+            Needs::Host => true,
+        }
+    }
+
+    fn make_ready(&mut self, channel: ChannelId, needs: Needs) -> bool {
+        let only_copies = matches!(needs, Needs::Copies(_));
+        self.work.channels_mut().set_only_copies(self.memory.card_mut(), channel, only_copies)
+    }
+
     fn take_kept(&mut self) -> Option<(VmId, Nanos)> {
-        self.scrubber.as_mut()?.kept.take()
+        self.scrubber.as_mut()?.keeping.take()
     }
 
     fn occupant(&mut self, engine: Engine) -> Option<ChannelId> {
@@ -127,7 +144,8 @@ impl Feeder for HostState {
         if leaves_since.is_some_and(|since| self.now_ns().saturating_sub(since) < LOOK_NS) {
             return Some(LEAVES_NS);
         }
-        let changing = tenancy.is_some_and(Tenancy::is_changing);
+        let changing = tenancy.is_some_and(Tenancy::is_changing)
+            || self.scrubber.as_ref().is_some_and(Scrubber::is_awaited_elsewhere);
         let deferred = changing || self.work.channels().is_deferred() || self.work.departures().any_leaving(None);
         deferred.then_some(LOOK_NS)
     }

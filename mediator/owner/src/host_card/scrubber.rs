@@ -4,10 +4,10 @@
 //! the card until it is admitted ([`channels::Channels::admit`]): the scheduler's turn begins with that, and is charged for it.
 
 use super::HostState;
-use crate::HostError;
 use crate::work::schedule::Stage;
+use crate::{Feeder, HostError};
 use card_memory::{CardVram, NoMemory, OwnRing, OwnSpace, RING_LOG2, bind, own_pages, va};
-use channels::{Channels, Parts, Submission};
+use channels::{Channels, Parts, Presence, Submission};
 use nvspec::addr::{SMALL_PAGE, VramAddr};
 use nvspec::chip::Chip;
 use nvspec::fifo::{ChannelId, GpEntry, VirtualChannelId, engine};
@@ -36,10 +36,35 @@ pub(super) struct Scrubber {
     /// The channel has gone.
     broken: bool,
     pub(super) tenancy: Tenancy,
-    /// Time since when PGRAPH has had nothing to do while its tenant's work elsewhere kept the next one from it.
-    keeps_since: Option<Nanos>,
-    /// The part of that which the scheduler does not know yet.
-    pub(super) kept: Option<(VmId, Nanos)>,
+    pub(super) keeping: Keeping,
+    /// Channels that did not leave the card before PGRAPH changed hands, since a copy engine worked for them.
+    elsewhere: Vec<ChannelId>,
+}
+
+/// Time for which a tenant that is to leave PGRAPH keeps it from others, and does nothing there.
+#[derive(Debug, Default)]
+pub(super) struct Keeping {
+    /// The tenant, and the last look at which it did.
+    since: Option<(VmId, Nanos)>,
+    /// The part of it that the scheduler does not know yet: whose it is, and since when.
+    kept: Option<(VmId, Nanos)>,
+}
+
+impl Keeping {
+    /// PGRAPH's tenant is to leave it. `keeps`: it has not, and PGRAPH does nothing meanwhile. The scheduler is told
+    /// the time from the last look at which that was so.
+    fn look(&mut self, vm: VmId, keeps: bool, now: Nanos) {
+        if let Some((_, since)) = self.since.take().filter(|(of, _)| *of == vm) {
+            let before = self.kept.filter(|(of, _)| *of == vm).map_or(since, |(_, before)| before);
+            self.kept = Some((vm, before));
+        }
+        self.since = keeps.then_some((vm, now));
+    }
+
+    /// Takes the part that the scheduler does not know yet.
+    pub(super) fn take(&mut self) -> Option<(VmId, Nanos)> {
+        self.kept.take()
+    }
 }
 
 impl Scrubber {
@@ -72,8 +97,8 @@ impl Scrubber {
             busy: None,
             broken: false,
             tenancy: Tenancy::default(),
-            keeps_since: None,
-            kept: None,
+            keeping: Keeping::default(),
+            elsewhere: Vec::new(),
         };
         scrubber.enable(vram, channels);
         channels.admit(&mut vram.memory, None);
@@ -107,14 +132,16 @@ impl Scrubber {
         Ok(())
     }
 
-    /// PGRAPH's tenant is to leave it, and has not. `idle`: PGRAPH does nothing meanwhile. The scheduler is told the
-    /// time for which the tenant has kept it, from the last look at which that was so.
-    fn look_at_leaver(&mut self, vm: VmId, idle: bool, now: Nanos) {
-        if let Some(since) = self.keeps_since.take() {
-            let before = self.kept.filter(|(of, _)| *of == vm).map_or(since, |(_, before)| before);
-            self.kept = Some((vm, before));
-        }
-        self.keeps_since = idle.then_some(now);
+    /// PGRAPH changes hands though copy engines work for these channels of its tenant.
+    fn not_awaited(&mut self, channels: Vec<ChannelId>) {
+        self.elsewhere.extend(channels);
+        self.elsewhere.sort_unstable();
+        self.elsewhere.dedup();
+    }
+
+    /// Returns whether a copy engine may still work for a channel that was not waited for.
+    pub(super) fn is_awaited_elsewhere(&self) -> bool {
+        !self.elsewhere.is_empty()
     }
 
     /// Returns whether the kernel is under way.
@@ -136,6 +163,13 @@ impl HostState {
         self.scrubber.as_ref().map(|scrubber| scrubber.tenancy.counts())
     }
 
+    /// Returns whether it matters which engines a channel's work is for: it may use PGRAPH, which is cleared between
+    /// VMs, and another VM is there.
+    #[must_use]
+    pub fn asks_needs(&self, channel: ChannelId) -> bool {
+        self.scrubber.is_some() && self.vms.len() > 1 && self.work.channels().has_graphics(channel)
+    }
+
     /// Work of a VM was given to a channel. If it may be for PGRAPH, it waits until the VM is admitted there.
     pub(super) fn wants_graphics(&mut self, channel: ChannelId) {
         let [graphics, ..] = self.work.channels().contexts(channel);
@@ -151,7 +185,7 @@ impl HostState {
     pub(super) fn forget_graphics(&mut self, vm: VmId) {
         if let Some(scrubber) = &mut self.scrubber {
             scrubber.tenancy.forget(vm);
-            (scrubber.keeps_since, scrubber.kept) = (None, None);
+            scrubber.keeping = Keeping::default();
             if self.work.channels().admitted() == Some(vm) {
                 self.work.channels_mut().admit(self.memory.card_mut(), None);
             }
@@ -162,12 +196,25 @@ impl HostState {
     /// The kernel has ended.
     pub(super) fn graphics_cleared(&mut self, submission: Submission) {
         let now = self.now_ns();
-        if let Some(scrubber) = &mut self.scrubber
-            && scrubber.busy.take_if(|busy| *busy == submission).is_some()
-            && let Step::Admit(vm) = scrubber.tenancy.cleared(now, true)
-        {
-            self.work.channels_mut().admit(self.memory.card_mut(), Some(vm));
+        if let Some(mut scrubber) = self.scrubber.take() {
+            if scrubber.busy.take_if(|busy| *busy == submission).is_some()
+                && let Step::Admit(vm) = scrubber.tenancy.cleared(now, true)
+            {
+                self.admit(&scrubber, vm);
+            }
+            self.scrubber = Some(scrubber);
         }
+    }
+
+    /// Admits a VM to PGRAPH. Channels of others that a copy engine still works for lose their PGRAPH contexts first.
+    fn admit(&mut self, scrubber: &Scrubber, vm: VmId) {
+        let (vram, channels) = self.parts();
+        for channel in &scrubber.elsewhere {
+            if channels.by_physical(*channel).is_some_and(|(of, _)| of != vm) {
+                channels.withdraw_graphics(&mut vram.memory, *channel);
+            }
+        }
+        channels.admit(&mut vram.memory, Some(vm));
     }
 
     /// Lets PGRAPH change hands, as far as that can be done now; not while the card stands still.
@@ -175,13 +222,14 @@ impl HostState {
         let now = self.now_ns();
         while !self.still {
             let Some(mut scrubber) = self.scrubber.take() else { return };
+            self.look_elsewhere(&mut scrubber, now);
             let (works, left) = match scrubber.tenancy.tenant() {
                 Some((vm, true)) => {
-                    let (idle, left) = self.has_left_graphics(vm);
-                    scrubber.look_at_leaver(vm, idle && !left, self.clock.card_time());
+                    let (idle, left) = self.has_left_graphics(&mut scrubber, vm);
+                    scrubber.keeping.look(vm, idle && !left, self.clock.card_time());
                     (true, left)
                 }
-                Some((vm, false)) => (self.has_on_graphics(vm, &[Stage::Started]), false),
+                Some((vm, false)) => (scrubber.tenancy.is_changing() && self.works_on_graphics(vm), false),
                 None => (false, true),
             };
             let step = scrubber.tenancy.next(now, works, left);
@@ -193,7 +241,11 @@ impl HostState {
                         self.work.channels_mut().ask_to_leave(self.memory.card_mut(), channel);
                     }
                     // What waits for a semaphore comes again by the scheduler ([`Feeder::is_shut_out`]).
-                    if self.has_on_graphics(vm, &[Stage::Started]) {
+                    let started = self.started_on_graphics(vm);
+                    let (copies, others): (Vec<_>, Vec<_>) =
+                        started.into_iter().partition(|channel| self.is_copied_for(*channel));
+                    scrubber.not_awaited(copies);
+                    if !others.is_empty() {
                         scrubber.tenancy.want(vm);
                     }
                     true
@@ -206,7 +258,7 @@ impl HostState {
                     false
                 }
                 Step::Admit(vm) => {
-                    self.work.channels_mut().admit(self.memory.card_mut(), Some(vm));
+                    self.admit(&scrubber, vm);
                     true
                 }
             };
@@ -238,15 +290,86 @@ impl HostState {
         self.work.schedule().any_at(stages, &self.work.channels().on_graphics(vm))
     }
 
-    /// Returns whether PGRAPH is idle, and whether in addition no work of a VM comes there any more.
-    fn has_left_graphics(&mut self, vm: VmId) -> (bool, bool) {
+    /// Returns whether a VM has work that was begun on PGRAPH, or that may get there soon. Work that a copy engine is
+    /// at while PGRAPH is idle does not count.
+    fn works_on_graphics(&mut self, vm: VmId) -> bool {
+        let on = self.started_on_graphics(vm);
+        let busy = |state: &mut Self| state.work.channels_mut().occupant(state.memory.card_mut(), engine::GR).is_some();
+        !on.is_empty() && (busy(self) || on.into_iter().any(|channel| !self.is_copied_for(channel)))
+    }
+
+    /// A VM's channels with work that was begun and may be for PGRAPH.
+    fn started_on_graphics(&self, vm: VmId) -> Vec<ChannelId> {
+        let started = self.work.schedule().channels_at(&[Stage::Started]);
+        let on = self.work.channels().on_graphics(vm).into_iter();
+        on.filter(|channel| started.contains_key(channel)).collect()
+    }
+
+    /// Returns whether a copy engine works for a channel.
+    fn is_copied_for(&mut self, channel: ChannelId) -> bool {
+        let mut works =
+            |unit| self.work.channels_mut().occupant(self.memory.card_mut(), unit).is_some_and(|on| on == channel);
+        works(engine::CE0) || works(engine::CE1)
+    }
+
+    /// Returns whether PGRAPH is idle, and whether in addition no work of a VM comes there any more. A channel that a
+    /// copy engine works for does not: it is stopped, so that it gets nowhere else before its VM is admitted again.
+    // GUESS: the card schedules a channel that is stopped on no other engine than the one that works for it.
+    fn has_left_graphics(&mut self, scrubber: &mut Scrubber, vm: VmId) -> (bool, bool) {
         let leaving = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
         let on = self.work.channels().on_graphics(vm);
         let leaves = |channel: &ChannelId| {
             self.work.channels().by_physical(*channel).is_some_and(|(_, of)| leaving.contains(&of))
         };
-        let leaves = on.iter().any(leaves);
-        let idle = self.work.channels_mut().occupant(self.memory.card_mut(), engine::GR).is_none();
-        (idle, idle && !leaves)
+        let leaves: Vec<ChannelId> = on.into_iter().filter(leaves).collect();
+        if self.work.channels_mut().occupant(self.memory.card_mut(), engine::GR).is_some() {
+            return (false, false);
+        }
+        let stays = leaves.iter().any(|channel| !self.is_copied_for(*channel));
+        if !stays {
+            scrubber.not_awaited(leaves);
+        }
+        (true, !stays)
+    }
+
+    /// Has VMs wait for PGRAPH again whose channels were not waited for, once no copy engine works for these any more.
+    fn look_elsewhere(&mut self, scrubber: &mut Scrubber, now: u64) {
+        for channel in std::mem::take(&mut scrubber.elsewhere) {
+            let Some((vm, _)) = self.work.channels().by_physical(channel) else { continue };
+            if self.work.channels().admitted() == Some(vm) {
+                continue;
+            }
+            if self.presence(channel) == Presence::Works {
+                if !self.is_copied_for(channel) {
+                    self.ask_to_leave(channel);
+                }
+                scrubber.elsewhere.push(channel);
+                continue;
+            }
+            if self.work.schedule().any_at(&[Stage::Started], &[channel]) {
+                scrubber.tenancy.want_again(vm, now);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_that_keeps_pgraph_idle_is_charged_from_the_look_at_which_it_does() {
+        let (a, b) = (VmId(1), VmId(2));
+        let mut keeping = Keeping::default();
+        keeping.look(a, true, Nanos(10));
+        assert_eq!(keeping.take(), None, "it is not known for how long");
+        keeping.look(a, true, Nanos(20));
+        keeping.look(a, false, Nanos(30));
+        assert_eq!((keeping.take(), keeping.take()), (Some((a, Nanos(10))), None));
+        // It works there in between, and then another is the tenant.
+        keeping.look(a, true, Nanos(40));
+        keeping.look(b, true, Nanos(50));
+        keeping.look(b, false, Nanos(60));
+        assert_eq!(keeping.take(), Some((b, Nanos(50))));
     }
 }

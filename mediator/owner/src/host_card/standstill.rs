@@ -157,6 +157,8 @@ impl HostState {
             self.keep_still(vm);
             self.look_at_waits(Some(vm));
         }
+        // Channels that ran without a PGRAPH context may have it again.
+        self.want_graphics_again();
         self.change_hands();
     }
 }

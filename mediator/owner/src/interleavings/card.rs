@@ -4,6 +4,7 @@
 use crate::GuestEvent;
 use crate::alarm::Alarm;
 use crate::work::feeder::Feeder;
+use crate::work::needs::Needs;
 use crate::work::schedule::{LOOK_NS, Schedule, Stage};
 use channels::{Presence, Submission};
 use nvspec::fifo::{ChannelId, VirtualChannelId};
@@ -307,7 +308,7 @@ impl State {
         let submission = Submission(self.submissions);
         self.submissions += 1;
         self.card.change(|hardware| hardware.submit(channel, submission, length));
-        self.arrived(vm, channel, submission, u32::MAX);
+        self.arrived(vm, channel, submission, u32::MAX, Needs::Graphics);
     }
 
     /// Makes one pass through the interrupt tree.

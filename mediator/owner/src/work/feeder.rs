@@ -12,6 +12,7 @@
 //!
 //! Nobody is killed for what the books say alone: the engine is asked whom it works for.
 
+use super::needs::Needs;
 use super::schedule::{Held, LOOK_NS, Schedule, Stage};
 use super::withheld::Why;
 use crate::alarm::Alarm;
@@ -19,7 +20,7 @@ use crate::tenants::GuestEvent;
 use channels::{Presence, Submission};
 use nvspec::fifo::{ChannelId, VirtualChannelId, engine};
 use sched::{Channel, Config, Decision, Engine, Event, Nanos, Ticket, VgpuParams};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use vram::VmId;
 
 /// Time before a submission is seen to wait no more for which it is charged at most, in ns: several looks.
@@ -64,6 +65,17 @@ pub trait Feeder {
     /// Returns whether a channel's VM has PGRAPH to itself while the channel has work on the card, whichever engine that is for.
     fn closes_graphics(&self, _channel: ChannelId) -> bool {
         false
+    }
+
+    /// Returns whether a channel has, or has not, the PGRAPH context that work with these needs wants.
+    fn is_ready_for(&self, _channel: ChannelId, _needs: Needs) -> bool {
+        true
+    }
+
+    /// Makes a channel [ready](Self::is_ready_for) that has no work on the card. `false` if it is still to leave an
+    /// engine.
+    fn make_ready(&mut self, _channel: ChannelId, _needs: Needs) -> bool {
+        true
     }
 
     /// Returns for how long a VM has kept PGRAPH from others with work elsewhere, since this was asked last: whose it is, and
@@ -149,48 +161,102 @@ pub trait Feeder {
     }
 
     /// A submission of so many words is in the ring of a VM's physical channel, to be started when its turn comes.
-    fn arrived(&mut self, vm: VmId, channel: ChannelId, submission: Submission, words: u32) {
+    fn arrived(&mut self, vm: VmId, channel: ChannelId, submission: Submission, words: u32, needs: Needs) {
         let ticket = Ticket(submission.0);
-        let runs = self.wants(channel) && !self.schedule().withheld.contains(channel);
+        let needs = self.joined(ticket, channel, needs);
+        let runs = self.wants(channel)
+            && !self.schedule().withheld.contains(channel)
+            && self.may_follow(ticket, channel, needs);
         let stage = if runs { Stage::Queued } else { Stage::Parked };
         let arrived = self.card_time();
         let engines = self.engines_of(channel);
-        let unobserved = runs && self.is_unobserved(vm, channel, engines) && !self.needs_ends(channel);
+        let unobserved = runs && self.is_unobserved(vm, channel, engines, needs) && !self.needs_ends(channel);
         let hushed = unobserved && self.hush(channel, submission);
         let brief = words <= BRIEF_WORDS;
-        let held = Held { vm, channel, stage, arrived, seen: None, hopped: false, on_engine: None, hushed, brief };
+        let held =
+            Held { vm, channel, stage, arrived, seen: None, hopped: false, on_engine: None, hushed, brief, needs };
         let schedule = self.schedule();
         schedule.held.insert(ticket, held);
         schedule.note_engines(channel, engines);
         if runs {
-            let arrival = self.arrival(ticket, vm, channel);
+            let arrival = self.arrival(ticket, vm, channel, needs);
             self.feed([arrival]);
         }
     }
 
+    /// Returns the needs of a submission after the others on its channel: all copies in flight are booked on one
+    /// engine, so that they have their turns in their order.
+    fn joined(&mut self, ticket: Ticket, channel: ChannelId, needs: Needs) -> Needs {
+        let before = self.schedule().before(ticket, channel).next_back().map(|held| held.needs);
+        match (before, needs) {
+            (Some(before @ Needs::Copies(_)), Needs::Copies(_)) => before,
+            (_, needs) => needs,
+        }
+    }
+
+    /// Returns true if a submission's channel has, or lacks, its PGRAPH context as the submission needs it. That
+    /// changes only when all earlier submissions of the channel have ended.
+    fn may_follow(&mut self, ticket: Ticket, channel: ChannelId, needs: Needs) -> bool {
+        let first = self.schedule().before(ticket, channel).next().is_none();
+        let parked = self.schedule().before(ticket, channel).any(|held| held.stage == Stage::Parked);
+        !parked && (self.is_ready_for(channel, needs) || first && self.make_ready(channel, needs))
+    }
+
+    /// Queues submissions that waited for earlier ones of their channels; appends the scheduler's events.
+    fn unpark(&mut self, events: &mut Vec<Event>) {
+        let parked = self.schedule().held.iter().filter(|(_, held)| held.stage == Stage::Parked);
+        let parked: Vec<(Ticket, Held)> = parked.map(|(ticket, held)| (*ticket, *held)).collect();
+        let mut stay = BTreeSet::new();
+        for (ticket, held) in parked {
+            let channel = held.channel;
+            if stay.contains(&channel) {
+                continue;
+            }
+            let runs = self.wants(channel) && !self.schedule().withheld.contains(channel);
+            if runs && self.may_follow(ticket, channel, held.needs) {
+                events.push(self.arrival(ticket, held.vm, channel, held.needs));
+                self.schedule().held.insert(ticket, Held { stage: Stage::Queued, ..held });
+            } else {
+                stay.insert(channel);
+            }
+        }
+    }
+
+    /// Returns whether a channel that may run is still to leave an engine before its next work can have its turn.
+    fn any_unready(&mut self) -> bool {
+        let mut seen = BTreeSet::new();
+        let first = self.schedule().held.values().filter(|held| seen.insert(held.channel));
+        let parked: Vec<ChannelId> =
+            first.filter(|held| held.stage == Stage::Parked).map(|held| held.channel).collect();
+        parked.into_iter().any(|channel| self.wants(channel))
+    }
+
     /// Returns whether nobody waits for the end of what a VM submits now, and it is expected soon: the interrupt for it would only
     /// be one more, for the guest as well. It is found with the guest's own, or by a look.
-    fn is_unobserved(&mut self, vm: VmId, channel: ChannelId, engines: [bool; Engine::COUNT]) -> bool {
+    fn is_unobserved(&mut self, vm: VmId, channel: ChannelId, engines: [bool; Engine::COUNT], needs: Needs) -> bool {
         let now = self.card_time();
-        let engine = self.books_on(channel, engines);
+        let engine = self.books_on(channel, engines, needs);
         let schedule = self.schedule();
         schedule.waiting == 0 && schedule.scheduler.is_brief_and_alone(vm, engine, now, LOOK_NS)
     }
 
     /// Returns the engine whose turn a channel's next work waits for. While it is on the card other VMs may not use PGRAPH, whatever
     /// it works on, if [PGRAPH is closed](Self::closes_graphics) for it: then it waits for PGRAPH's turn, and where the card shows it
-    /// elsewhere it is charged there.
-    fn books_on(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT]) -> Engine {
+    /// elsewhere it is charged there. Work that needs copy engines only waits for the first that it uses.
+    fn books_on(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT], needs: Needs) -> Engine {
         if self.closes_graphics(channel) {
             return Engine::Compute;
         }
-        self.schedule().engine_for(channel, engines)
+        match needs {
+            Needs::Copies(engine) if engines.get(engine.index()) == Some(&true) => engine,
+            Needs::Graphics | Needs::Copies(_) | Needs::Host => self.schedule().engine_for(channel, engines),
+        }
     }
 
     /// The event of a submission that may run.
-    fn arrival(&mut self, ticket: Ticket, vm: VmId, channel: ChannelId) -> Event {
+    fn arrival(&mut self, ticket: Ticket, vm: VmId, channel: ChannelId, needs: Needs) -> Event {
         let engines = self.engines_of(channel);
-        let engine = self.books_on(channel, engines);
+        let engine = self.books_on(channel, engines, needs);
         Event::Arrival { vgpu: vm, channel: Channel(channel.0.into()), engine, ticket }
     }
 
@@ -216,7 +282,9 @@ pub trait Feeder {
             events.push(Event::Completed { ticket, ended });
         }
         self.release_idle(&mut events);
+        self.unpark(&mut events);
         self.hand_over();
+        self.look_at_barred(&mut events);
         if let Some((vgpu, since)) = self.take_kept() {
             events.push(Event::Kept { engine: Engine::Compute, vgpu, since });
         }
@@ -299,14 +367,16 @@ pub trait Feeder {
         let of_it: Vec<(Ticket, Held)> = of_it.map(|(ticket, held)| (*ticket, *held)).collect();
         for (ticket, mut held) in of_it {
             match held.stage {
-                Stage::Parked if wants => {
+                Stage::Parked if wants && self.may_follow(ticket, channel, held.needs) => {
                     held.stage = Stage::Queued;
-                    events.push(self.arrival(ticket, held.vm, channel));
+                    events.push(self.arrival(ticket, held.vm, channel, held.needs));
                 }
                 Stage::Started if off || waits => {
                     held.stage = if off { Stage::Withheld } else { Stage::Waiting };
                     (held.seen, held.on_engine) = (Some((now, progress)), None);
-                    events.push(Event::Waiting { ticket });
+                    if !self.schedule().barred.remove(&ticket) {
+                        events.push(Event::Waiting { ticket });
+                    }
                 }
                 Stage::Waiting if off || waits => {
                     let moved = off || held.seen.is_some_and(|(_, before)| before != progress);
@@ -328,6 +398,30 @@ pub trait Feeder {
                 }
             }
             self.schedule().held.insert(ticket, held);
+        }
+    }
+
+    /// Takes copies off the books of the copy engines while their channel is off the card, and puts them back when its
+    /// VM has PGRAPH again; appends the scheduler's events. Otherwise the VM would be charged for the wait.
+    fn look_at_barred(&mut self, events: &mut Vec<Event>) {
+        let schedule = self.schedule();
+        let Schedule { held, barred, .. } = schedule;
+        barred.retain(|ticket| held.get(ticket).is_some_and(|held| held.stage == Stage::Started));
+        for channel in schedule.channels_at(&[Stage::Started]).into_keys() {
+            let shut_out = self.is_shut_out(channel);
+            let off = shut_out && self.presence(channel) != Presence::Works;
+            let schedule = self.schedule();
+            let of_it =
+                schedule.held.iter().filter(|(_, held)| (held.channel, held.stage) == (channel, Stage::Started));
+            for ticket in of_it.map(|(ticket, _)| *ticket).collect::<Vec<_>>() {
+                let copies = |engine| engine != Engine::Compute;
+                if off && schedule.scheduler.engine_of(ticket).is_some_and(copies) {
+                    schedule.barred.insert(ticket);
+                    events.push(Event::Waiting { ticket });
+                } else if !shut_out && schedule.barred.remove(&ticket) {
+                    events.push(Event::Resumed { ticket });
+                }
+            }
         }
     }
 
@@ -403,7 +497,7 @@ pub trait Feeder {
 
     /// Returns in how many ns something is to be looked at that the scheduler does not know of, if anything is.
     fn next_look_ns(&mut self) -> Option<u64> {
-        let deferred = self.deferred_ns().or_else(|| self.any_left_out().then_some(LOOK_NS));
+        let deferred = self.deferred_ns().or_else(|| (self.any_left_out() || self.any_unready()).then_some(LOOK_NS));
         let now = self.card_time();
         deferred.or_else(|| self.schedule().hushed_look_ns(now))
     }

@@ -1,13 +1,14 @@
 //! The work on a card: its channels, and whose turn it is.
 //!
-//! Parts: [`schedule`] (the scheduler with what is known of submissions), [`feeder`] (what it is told, and what comes of it),
-//! `withheld` (work that is kept off the card), `departures` (channels that have not left yet), `noise` (interrupts that VMs
-//! cause), `recording` (what the scheduler was told and decided), [`usage`] (what of that the operator sees), [`overdue`] (what
-//! submissions wait for that do not end), `saved` (how all that is
-//! written down), [`time`] (the card's clock).
+//! Parts: [`schedule`] (the scheduler with what is known of submissions), [`feeder`] (what it is told, and what comes
+//! of it), `withheld` (work that is kept off the card), `departures` (channels that have not left yet), `noise`
+//! (interrupts that VMs cause), [`needs`] (which engines a submission needs), `recording` (what the scheduler was told
+//! and decided), [`usage`] (what of that the operator sees), [`overdue`] (what submissions wait for that do not end),
+//! `saved` (how all that is written down), [`time`] (the card's clock).
 
 pub(crate) mod departures;
 pub(crate) mod feeder;
+pub mod needs;
 mod noise;
 pub mod overdue;
 mod recording;

@@ -2,6 +2,7 @@
 
 use super::Work;
 use super::departures::Departures;
+use super::needs::Needs;
 use super::noise::{Caused, Noise};
 use super::schedule::{Held, Schedule, Stage};
 use super::withheld::{Hops, Why, Withheld};
@@ -10,7 +11,7 @@ use crate::alarm::TimerAlarm;
 use channels::{Channels, Pause};
 use nvspec::fifo::ChannelId;
 use saved_state::{Invalid, ascend};
-use sched::{Engine, Nanos, Scheduler, Ticket};
+use sched::{Engine, Nanos, Place, Scheduler, Ticket};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vram::VmId;
@@ -101,6 +102,8 @@ impl Work {
             // It is counted again.
             waiting: _,
             withheld: Withheld { channels, resting, next, hops: Hops(hops) },
+            // The scheduler's state says it.
+            barred: _,
             several,
             looked,
             // What the log has told is told again.
@@ -150,6 +153,10 @@ impl SavedWork {
         schedule.scheduler = scheduler;
         schedule.held = held.iter().map(SavedHeld::restored).collect();
         schedule.waiting = held.iter().filter(|held| held.stage == SavedStage::Waiting).count();
+        let barred = schedule.held.iter().filter(|(ticket, held)| {
+            held.stage == Stage::Started && schedule.scheduler.place(**ticket) == Some(Place::Aside)
+        });
+        schedule.barred = barred.map(|(ticket, _)| *ticket).collect();
         let of_channel = |(channel, vm, why): (u8, u32, SavedWhy)| (ChannelId(channel), (VmId(vm), why.into()));
         schedule.withheld = Withheld {
             channels: withheld.into_iter().map(of_channel).collect(),
@@ -205,7 +212,7 @@ impl SavedWork {
 
 impl Held {
     fn save(&self, ticket: Ticket) -> SavedHeld {
-        let Self { vm, channel, stage, arrived, seen, hopped, on_engine, hushed: _, brief: _ } = *self;
+        let Self { vm, channel, stage, arrived, seen, hopped, on_engine, hushed: _, brief: _, needs: _ } = *self;
         SavedHeld {
             ticket: ticket.0,
             vm: vm.0,
@@ -233,6 +240,8 @@ impl SavedHeld {
             // It may be: looks for its end cost little.
             hushed: true,
             brief: false,
+            // Its channel has its PGRAPH context again.
+            needs: Needs::Graphics,
         };
         (Ticket(ticket), held)
     }

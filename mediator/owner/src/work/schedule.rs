@@ -1,13 +1,14 @@
 //! A card's scheduler, and what the mediator knows of the submissions that have not ended. What is done with it is
 //! [`Feeder`](crate::Feeder)'s.
 
+use super::needs::Needs;
 use super::recording::Recording;
 use super::withheld::Withheld;
 use crate::alarm::{Alarm, TimerAlarm};
 use crate::tenants::GuestEvent;
 use nvspec::fifo::ChannelId;
 use sched::{Config, ConfigError, Engine, Event, Nanos, Scheduler, Ticket};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use vram::VmId;
 
 /// Time between two looks at what is in flight, while something waits for its turn. As long as BAND waits for a VM.
@@ -48,6 +49,8 @@ pub(crate) struct Held {
     pub(crate) hushed: bool,
     /// It is a few words, as the fence behind work is.
     pub(crate) brief: bool,
+    /// Engines that it needs, as far as its push buffer said.
+    pub(crate) needs: Needs,
 }
 
 /// A card's scheduler and what it knows the submissions by.
@@ -64,6 +67,9 @@ pub struct Schedule<A = TimerAlarm> {
     pub(crate) waiting: usize,
     /// Channels whose work is kept off the card.
     pub(crate) withheld: Withheld,
+    /// Submissions that the card has, of channels that are off the card until their VM has PGRAPH again: the scheduler
+    /// has them on no engine.
+    pub(crate) barred: BTreeSet<Ticket>,
     /// Channels that can work on several engines, each with the one that it was seen on last.
     pub(crate) several: BTreeMap<ChannelId, Option<Engine>>,
     /// Time at which the engines were asked last whom they work for.
@@ -89,6 +95,7 @@ impl<A: Alarm> Schedule<A> {
             outbox: Vec::new(),
             waiting: 0,
             withheld: Withheld::default(),
+            barred: BTreeSet::new(),
             several: BTreeMap::new(),
             looked: Nanos(0),
             told: BTreeMap::new(),
@@ -230,6 +237,11 @@ impl<A: Alarm> Schedule<A> {
         held.find(|(_, held)| held.channel == channel && stages.contains(&held.stage)).map(|(ticket, _)| *ticket)
     }
 
+    /// The submissions of a channel that came before one, and have not ended.
+    pub(crate) fn before(&self, ticket: Ticket, channel: ChannelId) -> impl DoubleEndedIterator<Item = &Held> {
+        self.held.range(..ticket).map(|(_, held)| held).filter(move |held| held.channel == channel)
+    }
+
     /// The submission of a channel that the card has had before that one, if its end raises an interrupt.
     pub(crate) fn started_before(&self, ticket: Ticket, channel: ChannelId) -> Option<Ticket> {
         let before = self.held.range(..ticket).rev().find(|(_, held)| held.channel == channel);
@@ -243,6 +255,7 @@ impl<A: Alarm> Schedule<A> {
     pub(crate) fn withhold_started(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         for (ticket, held) in self.held.iter_mut().filter(|(_, held)| held.channel == channel) {
             match held.stage {
+                Stage::Started if self.barred.remove(ticket) => {}
                 Stage::Started => events.push(Event::Waiting { ticket: *ticket }),
                 Stage::Waiting => {}
                 Stage::Parked | Stage::Queued | Stage::Withheld | Stage::Again => continue,

@@ -84,13 +84,14 @@ impl VmBackend {
         }
         self.wait_ends(state, channel);
         let objects = self.work.objects(channel)?;
-        let (pulled, fault) = match self.memory.pull(state, space, doorbell, objects) {
+        let (pulled, needs) = self.memory.pull(state, space, doorbell, objects);
+        let (pulled, fault) = match pulled {
             Ok(pulled) => (pulled, None),
             Err(PullError { pulled, fault }) => (pulled, Some(fault)),
         };
         if let Some(submission) = pulled.submission {
             state.worked(self.vm);
-            state.arrived(self.vm, doorbell.channel, submission, pulled.words);
+            state.arrived(self.vm, doorbell.channel, submission, pulled.words, needs);
         }
         self.counts.submissions += u64::from(pulled.submission.is_some());
         self.counts.entries += u64::from(pulled.taken);

@@ -1,10 +1,11 @@
 //! The memory of one VM, as its guest, the card and its page tables see it.
 //!
-//! Parts: `grants` (memory that page tables may name), `view` (the card as one VM reads it), `spaces` (shadow page
-//! tables), `ram` (guest RAM as the card sees it), `remap` (apertures that the VMM maps), `operands` (memory that work
-//! names), `saved` (the saved state).
+//! Parts: `grants` (what page tables may name), `view` (the card as one VM reads it), `spaces` (shadow page tables),
+//! `ram` (guest RAM as the card sees it), `remap` (apertures that the VMM maps), `operands` (which memory work names),
+//! `needs` (which engines it is for), `saved` (what of it is written down).
 
 mod grants;
+mod needs;
 mod operands;
 pub(crate) mod ram;
 mod remap;
@@ -13,7 +14,8 @@ mod spaces;
 mod view;
 
 pub(crate) use grants::Grants;
-pub(crate) use operands::{Names, Objects};
+pub(crate) use needs::Bindings;
+pub(crate) use operands::Objects;
 pub(crate) use remap::{Moves, Overlay, Remap, SavedRemap, Showing, Slot, Want, ranges};
 pub(crate) use saved::{Restored, SavedMemory};
 pub(crate) use view::View;

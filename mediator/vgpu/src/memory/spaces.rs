@@ -1,13 +1,14 @@
 //! The VM's GPU address spaces: connects `shadow-pt`, the guest's memory and the card.
 
 use super::grants::Grants;
+use super::needs::{Bindings, Reader};
 use super::operands::{Names, Objects};
 use super::view::{Pool, Ring, View};
 use super::{Memory, POOL_BYTES, ram};
 use ::channels::{Doorbell, PullError, Pulled};
 use nvspec::addr::{Gpa, GuestVramAddr, Place, VramAddr};
 use nvspec::mmu::Rights;
-use owner::{CardVram, HostError, HostState};
+use owner::{CardVram, HostError, HostState, Needs};
 use shadow_pt::{AddressSpaces, GuestRange, HostPage, Limits, RELINK_PIECES, SavedSpaces, SpaceId};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -115,19 +116,28 @@ impl Memory {
         Ok(())
     }
 
-    /// Submits the entries of a channel's ring up to a doorbell. `objects`: the classes of its subchannels.
+    /// Takes a channel's ring entries up to a doorbell to the card. The last argument is the known state of its
+    /// subchannels. Returns the engines that the work needs as well.
     pub(crate) fn pull(
         &self,
         state: &mut HostState,
         space: SpaceId,
         doorbell: Doorbell,
-        objects: &mut Objects,
-    ) -> Result<Pulled, PullError> {
+        (objects, bindings): (&mut Objects, &mut Bindings),
+    ) -> (Result<Pulled, PullError>, Needs) {
         let now = state.now_ns();
+        let asks = state.asks_needs(doorbell.channel);
+        if !asks {
+            // The bindings of this work are not seen.
+            *bindings = Bindings::default();
+        }
+        let reader = asks.then(|| Reader::new(bindings));
         let (vram, channels) = state.parts();
         let names = vram.watches().then(|| Names::new(objects));
-        let ring = Ring { vm: self.vm, shadows: &self.shadows, space, names };
-        channels.pull(&mut View::with(vram, &self.grants, ring), doorbell, now)
+        let ring = Ring { vm: self.vm, shadows: &self.shadows, space, names, reader };
+        let mut view = View::with(vram, &self.grants, ring);
+        let pulled = channels.pull(&mut view, doorbell, now);
+        (pulled, view.needs())
     }
 
     /// Maps the mediator's own pages into the reserved part of a space: each with its page there, its address, and

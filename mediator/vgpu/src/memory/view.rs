@@ -1,11 +1,12 @@
 //! The card's memory as one VM may see it: readers of its guest's structures, page tables and rings borrow the card
 //! once, with the VM's other state.
 
-use super::Names;
 use super::grants::Grants;
+use super::needs::Reader;
+use super::operands::Names;
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
 use nvspec::fifo::ChannelId;
-use owner::{CardVram, HostError};
+use owner::{CardVram, HostError, Needs};
 use shadow_pt::{AddressSpaces, Frame, Mapping, NoMemory, SpaceId};
 use vram::{CardAddr, GuestAddr, PagePool, VmId};
 
@@ -23,6 +24,8 @@ pub(crate) struct Ring<'a> {
     pub(super) space: SpaceId,
     /// Collects addresses that work names, if they are needed.
     pub(super) names: Option<Names<'a>>,
+    /// Engines that work needs, when somebody wants to know.
+    pub(super) reader: Option<Reader<'a>>,
 }
 
 /// Card memory for shadow tables, from the VM's pool.
@@ -99,6 +102,13 @@ impl<With> channels::Host for View<'_, With> {
     }
 }
 
+impl View<'_, Ring<'_>> {
+    /// Returns the engines that the work needs which was taken over.
+    pub(super) fn needs(self) -> Needs {
+        self.with.reader.map_or(Needs::Graphics, Reader::needs)
+    }
+}
+
 impl channels::GuestRing for View<'_, Ring<'_>> {
     fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), channels::Unmapped> {
         let mut done = 0;
@@ -114,6 +124,13 @@ impl channels::GuestRing for View<'_, Ring<'_>> {
     }
 
     fn taken(&mut self, va: GpuVa, dwords: u32) {
+        if let Some(mut reader) = self.with.reader.take() {
+            reader.range(dwords, |first, bytes| {
+                let at = GpuVa(va.0.checked_add(first.checked_mul(4)? as u64)?);
+                channels::GuestRing::read(self, at, bytes).ok()
+            });
+            self.with.reader = Some(reader);
+        }
         let Some(mut names) = self.with.names.take() else { return };
         let mut bytes = vec![0; names.words(dwords) * 4];
         // The card reports unmapped addresses itself.

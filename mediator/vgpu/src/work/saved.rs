@@ -2,7 +2,7 @@
 //! spaces.
 
 use super::{Bound, Channel, Runlist, Work};
-use crate::memory::Objects;
+use crate::memory::{Bindings, Objects};
 use channels::SavedPlace;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
 use saved_state::{Invalid, ascend};
@@ -51,6 +51,7 @@ impl Work {
                 seen: _,
                 // Learned again.
                 objects: _,
+                bindings: _,
             } = channel;
             let userd = userd.iter().find(|(_, owner)| *owner == number).map(|(page, _)| *page);
             SavedChannel { number: number.0, instance: (*instance).into(), userd, gp_put: *gp_put }
@@ -87,6 +88,7 @@ impl SavedWork {
                 polled: None,
                 seen: None,
                 objects: Objects::default(),
+                bindings: Bindings::default(),
             };
             channels.insert(number, channel);
         }
